@@ -1,0 +1,3 @@
+"""ppldm: text-to-image latent diffusion models, trained from scratch on PaddlePaddle."""
+
+__version__ = "0.1.0"

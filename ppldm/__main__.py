@@ -1,0 +1,5 @@
+"""`python -m ppldm` is `ppldm`."""
+
+from .cli import main
+
+main()

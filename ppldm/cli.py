@@ -1,0 +1,73 @@
+"""`ppldm <command>`: one function a command; its parameters are the flags, their comments the help.
+
+Nothing heavy is imported before a command is chosen, and a command's module imports at its top only what `--help`
+needs. fastcore's `anno_parser` makes the argument parser from the function's signature.
+"""
+
+import sys
+from importlib import import_module
+
+from .config.flags import parse_known_or_suggest
+from .utils.errors import ConfigError, exit_on_error
+
+COMMANDS = {
+    "env": ("ppldm.utils.environment", "env"),
+    "demo-data": ("ppldm.demo.openmoji", "demo_data"),
+    "convert": ("ppldm.laion.convert", "convert"),
+    "generate": ("ppldm.inference.generate", "generate"),
+    "plot-loss": ("ppldm.training.metrics", "plot_loss"),
+}
+
+
+def load_command(name: str):
+    """The function behind `ppldm name`. Raises ConfigError with the nearest names."""
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(COMMANDS)}"
+        raise ConfigError(f"no command {name!r}; {hint} (`ppldm --help` lists them)")
+    module, function = COMMANDS[name]
+    return getattr(import_module(module), function)
+
+
+def usage() -> str:
+    """The text of `ppldm --help`: every command with the first line of its docstring."""
+    lines = ["usage: ppldm <command> [flags]    (`ppldm <command> --help` explains one)", ""]
+    lines += [f"  {name:<12}{load_command(name).__doc__.strip().splitlines()[0]}" for name in COMMANDS]
+    return "\n".join(lines)
+
+
+def run(argv: list[str]) -> None:
+    """Run one command line, without the program's name. Raises PpldmError."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        sys.stdout.write(usage() + "\n")
+        return
+    if argv[0] == "--version":
+        from . import __version__
+
+        sys.stdout.write(f"ppldm {__version__}\n")
+        return
+    from fastcore.script import anno_parser
+
+    function = load_command(argv[0])
+    parser = anno_parser(function, prog=f"ppldm {argv[0]}")
+    flags = [_with_hyphens(word) for word in argv[1:]]
+    arguments = vars(parse_known_or_suggest(parser, flags))
+    for internal in ("pdb", "xtra"):
+        arguments.pop(internal)
+    function(**arguments)
+
+
+def main() -> None:
+    """The console script `ppldm`."""
+    with exit_on_error():
+        run(sys.argv[1:])
+
+
+def _with_hyphens(word: str) -> str:
+    """`--num_workers=2` as `--num-workers=2`: both spellings of a flag are the same flag."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value

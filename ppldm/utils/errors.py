@@ -1,0 +1,87 @@
+"""The errors a user can cause, and the one place that prints them.
+
+Every error of ours is a `PpldmError` whose text is one line: what is wrong, where, and the remedy. It is raised close
+to the cause. `exit_on_error` wraps an entry point: the user sees that line and an exit status other than 0; with
+`PPLDM_DEBUG=1` the traceback too.
+"""
+
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+
+
+class PpldmError(Exception):
+    """Base of all errors that a user's input, files or machine can cause. `str(error)` is one line."""
+
+    exit_status = 1
+
+
+class ConfigError(PpldmError):
+    """A flag, a config file or a combination of them that cannot work."""
+
+    exit_status = 2
+
+
+class EnvironmentProblem(PpldmError):
+    """A library, a program or a version that is missing or broken on this machine."""
+
+
+class DataError(PpldmError):
+    """Training data that cannot be used. The base of the three below."""
+
+
+class FilelistError(DataError):
+    """A filelist, or a list of filelists, that is missing, empty or malformed."""
+
+
+class PartError(DataError):
+    """A part file, or its index, that is missing, damaged or not what its name says."""
+
+
+class RowError(DataError):
+    """One row that cannot be used. `reason` is a short stable word, the key under which such rows are counted."""
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+class ModelError(PpldmError):
+    """Weights or a model config that are missing, damaged or do not fit together."""
+
+
+class CheckpointError(PpldmError):
+    """A checkpoint that is missing, damaged or belongs to another run."""
+
+
+class OutputError(PpldmError):
+    """A place that results should go to and cannot."""
+
+
+class Interrupted(PpldmError):
+    """Work that was stopped by a signal after its state was saved."""
+
+    exit_status = 130
+
+
+def debugging() -> bool:
+    """True where `PPLDM_DEBUG` asks for tracebacks."""
+    return os.environ.get("PPLDM_DEBUG", "0") not in ("", "0")
+
+
+@contextmanager
+def exit_on_error():
+    """Turn a `PpldmError` or Ctrl-C inside the block into one line on stderr and an exit status."""
+    try:
+        yield
+    except PpldmError as error:
+        if debugging():
+            traceback.print_exc()
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        if debugging():
+            traceback.print_exc()
+        sys.stderr.write("stopped by Ctrl-C; the same command again goes on from what is finished\n")
+        sys.exit(130)

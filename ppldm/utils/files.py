@@ -1,0 +1,100 @@
+"""Files that are finished or absent: write to a temporary name in the same folder, fsync, rename."""
+
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import OutputError
+
+
+def make_output_dir(path) -> Path:
+    """Create the folder `path` and prove that files can be written there. Raises OutputError."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to the folder {path}: {error.strerror or error}; choose another one or change its permissions"
+        ) from error
+    return path
+
+
+def fsync_dir(path) -> None:
+    """Make the names inside the folder `path` durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def atomic_write(path, mode="wb", **kwargs):
+    """Open a temporary file that becomes `path` when the block ends without an error, and vanishes otherwise."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, mode, **kwargs) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+        fsync_dir(path.parent)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def atomic_dir(path):
+    """Yield a temporary folder that becomes `path` (replacing an older one) when the block ends without an error.
+
+    Every file inside is fsynced before the rename.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+    try:
+        yield temporary
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                with open(Path(folder, name), "rb") as file:
+                    os.fsync(file.fileno())
+            fsync_dir(folder)
+        os.chmod(temporary, 0o777 & ~_umask())
+        if path.exists():
+            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
+            os.replace(path, old / "replaced")
+            os.replace(temporary, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+        fsync_dir(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_json(path, value) -> None:
+    """Write `value` as indented JSON, atomically."""
+    with atomic_write(path, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_text(path, text: str) -> None:
+    """Write `text` as UTF-8, atomically."""
+    with atomic_write(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,34 @@
+"""One logger for the package, and the progress bar that goes with it."""
+
+import logging
+import sys
+
+from tqdm import tqdm
+
+
+class _TqdmHandler(logging.StreamHandler):
+    """Writes above a running progress bar instead of through it."""
+
+    def emit(self, record):
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def get_logger() -> logging.Logger:
+    """The logger `ppldm`: INFO and above to stderr, nothing passed on to the root logger."""
+    logger = logging.getLogger("ppldm")
+    if not logger.handlers:
+        handler = _TqdmHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    return logger
+
+
+def progress(iterable=None, **kwargs) -> tqdm:
+    """A progress bar on stderr with rate and time left; a line every 30 s where stderr is no terminal."""
+    kwargs.setdefault("file", sys.stderr)
+    kwargs.setdefault("dynamic_ncols", True)
+    if not sys.stderr.isatty():
+        kwargs.setdefault("mininterval", 30)
+    return tqdm(iterable, **kwargs)

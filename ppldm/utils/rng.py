@@ -1,0 +1,32 @@
+"""Random numbers as a function of what they are for: no global state, so none to save.
+
+The generator is numpy's Philox4x64-10, counter based. Its key is (seed, stream); its counter starts at
+(0, 0, row, epoch), low word first, so that each (seed, stream, epoch, row) has 2**128 blocks of its own. A stream is a
+purpose: adding a new one never changes what another draws.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Stream(IntEnum):
+    """What the numbers are for. The values are part of the format of a run: append, never renumber."""
+
+    ORDER = 0
+    CROP = 1
+    FLIP = 2
+    CAPTION_DROP = 3
+    TIMESTEP = 4
+    NOISE = 5
+    POSTERIOR = 6
+    MIX = 7
+    INIT = 8
+    SAMPLE = 9
+
+
+def make_rng(seed: int, stream: Stream, epoch: int = 0, row: int = 0) -> np.random.Generator:
+    """The generator of (seed, stream, epoch, row), each an integer in [0, 2**64)."""
+    key = np.array([seed, int(stream)], dtype=np.uint64)
+    counter = np.array([0, 0, row, epoch], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))

@@ -1,0 +1,26 @@
+"""Which of how many processes this is, as plain numbers: a laptop test can be rank 37 of 64."""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class World:
+    """Rank `rank` of `size` processes. Only `detect` looks at the machine."""
+
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self):
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} is not in [0, {self.size})")
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one process that writes logs and checkpoints."""
+        return self.rank == 0
+
+    @classmethod
+    def detect(cls) -> "World":
+        """From the variables that `paddle.distributed.launch` sets for each process."""
+        return cls(int(os.environ.get("PADDLE_TRAINER_ID", 0)), int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
