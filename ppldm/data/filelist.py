@@ -1,0 +1,177 @@
+"""Filelists name part files, one a line; filelist lists name filelists, `path [weight] [key=value …]` a line.
+
+Blank lines and lines that start with # are skipped. `~` and environment variables are expanded. A relative path is
+taken from the folder of the file that names it, or else, where nothing is there, from the working directory.
+
+Weights count only where every line has one; a list in which some have is an error. Known option: `layout=default`,
+the column order of `ppldm.data.row`.
+
+Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
+name `.filelist` files. Every other file is a filelist.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..utils.errors import FilelistError
+from ..utils.files import write_text
+
+LAYOUTS = ("default",)
+_OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
+
+
+@dataclass(frozen=True)
+class WeightedFilelist:
+    """One line of a filelist list. `weight` is None throughout a list without weights."""
+
+    path: Path
+    weight: float | None = None
+    layout: str = "default"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A filelist with what it names: the existing part files, in the order of its lines."""
+
+    path: Path
+    parts: tuple[Path, ...]
+    weight: float | None = None
+    layout: str = "default"
+
+
+def read_sources(path) -> list[Source]:
+    """What `--file_list` names: a filelist list, or one filelist (see the rule above).
+
+    Raises FilelistError for a file that is missing, empty or malformed, a part that is missing or named twice.
+    """
+    path = Path(path)
+    lists = read_filelist_list(path) if _is_filelist_list(path) else [WeightedFilelist(path)]
+    named_by: dict[str, str] = {}
+    return [Source(item.path, tuple(_checked_parts(item.path, named_by)), item.weight, item.layout) for item in lists]
+
+
+def read_filelist(path) -> list[Path]:
+    """The parts that a filelist names, resolved but not checked for being there. Raises FilelistError."""
+    path = Path(path)
+    return [_resolve(text, path) for _, text in _read_entries(path, "part files, one a line")]
+
+
+def read_filelist_list(path) -> list[WeightedFilelist]:
+    """The filelists that a filelist list names, with weights and options. Raises FilelistError."""
+    path = Path(path)
+    entries = _read_entries(path, "filelists, one a line")
+    items = [_parse_list_line(text, path, number) for number, text in entries]
+    weighted = [item.weight is not None for item in items]
+    if any(weighted) and not all(weighted):
+        number, text = entries[weighted.index(False)]
+        raise FilelistError(
+            f"{path} line {number}: {text!r} has no weight, while other lines have one; weigh every line or none"
+        )
+    if all(weighted) and sum(item.weight for item in items) <= 0:
+        raise FilelistError(f"{path}: all weights are 0; give at least one line a positive weight")
+    for (number, _), item in zip(entries, items, strict=True):
+        if not item.path.is_file():
+            raise FilelistError(
+                f"{path} line {number}: no such filelist {item.path}; correct the path (relative ones are taken from "
+                f"{path.parent.resolve()}, then from {Path.cwd()})"
+            )
+    return items
+
+
+def write_filelist(path, names: Iterable) -> None:
+    """Write one name a line, atomically. Raises FilelistError where there are none."""
+    lines = [f"{name}\n" for name in names]
+    if not lines:
+        raise FilelistError(f"no part files to write to {path}; a filelist needs at least one")
+    write_text(path, "".join(lines))
+
+
+def _is_filelist_list(path: Path) -> bool:
+    if path.suffix == ".list":
+        return True
+    entries = _read_entries(path, "part files, one a line")
+    return all(text.split()[0].endswith(".filelist") for _, text in entries)
+
+
+def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
+    """(line number, text) of every line that says something."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise FilelistError(f"no such filelist {path}; `--file_list` takes a text file that names {due}") from error
+    except IsADirectoryError as error:
+        raise FilelistError(f"{path} is a folder; name a text file in it that names {due}") from error
+    except UnicodeDecodeError as error:
+        raise FilelistError(f"{path} is not UTF-8 text; it should name {due}") from error
+    except OSError as error:
+        raise FilelistError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    numbered = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
+    entries = [(number, line) for number, line in numbered if line and not line.startswith("#")]
+    if not entries:
+        raise FilelistError(f"{path} is empty; it should name {due}")
+    return entries
+
+
+def _resolve(text: str, named_in: Path) -> Path:
+    path = Path(os.path.expandvars(os.path.expanduser(text)))
+    if path.is_absolute():
+        return path
+    beside = named_in.parent / path
+    return path if not beside.exists() and path.exists() else beside
+
+
+def _parse_list_line(text: str, path: Path, number: int) -> WeightedFilelist:
+    """Options, then the weight, are taken from the right; what remains is the path, spaces and all."""
+    options = {}
+    while (word := _last_word(text)) and (option := _OPTION.fullmatch(word)):
+        options[option["key"]] = option["value"]
+        text = text[: -len(word)].rstrip()
+    weight = None
+    if (word := _last_word(text)) and _is_number(word):
+        weight = float(word)
+        text = text[: -len(word)].rstrip()
+        if not (math.isfinite(weight) and weight >= 0):
+            raise FilelistError(f"{path} line {number}: the weight {word} is not a number of 0 or more")
+    return WeightedFilelist(_resolve(text, path), weight, **_check_options(options, f"{path} line {number}"))
+
+
+def _last_word(text: str) -> str | None:
+    """The last of several words; None where there is but one, which is the path."""
+    words = text.split()
+    return words[-1] if len(words) > 1 else None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_options(options: dict[str, str], where: str) -> dict[str, str]:
+    for key, value in options.items():
+        if key != "layout":
+            raise FilelistError(f"{where}: unknown option {key!r}; known: layout")
+        if value not in LAYOUTS:
+            raise FilelistError(f"{where}: unknown layout {value!r}; known: {', '.join(LAYOUTS)}")
+    return options
+
+
+def _checked_parts(filelist: Path, named_by: dict[str, str]):
+    """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
+    for number, text in _read_entries(filelist, "part files, one a line"):
+        part, where = _resolve(text, filelist), f"{filelist} line {number}"
+        if not part.is_file():
+            raise FilelistError(
+                f"{where}: no such part file {part}; correct or delete the line (relative paths are taken from "
+                f"{filelist.parent.resolve()}, then from {Path.cwd()})"
+            )
+        first = named_by.setdefault(os.path.abspath(part), where)
+        if first != where:
+            raise FilelistError(f"{where}: {part} is named a second time, first in {first}; delete one of the lines")
+        yield part

@@ -1,0 +1,119 @@
+"""The index file of a part: where each row is and how large its image.
+
+Little endian: a header (`_HEADER`), then for n rows offset u64[n], length u32[n], width u16[n], height u16[n]. An index
+names the byte size of its part and carries checksums of its own two pieces: one that does not fit is never used.
+"""
+
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..utils.files import atomic_write
+from ..utils.log import get_logger
+
+GZIP_MEMBERS, PLAIN_LINES = 0, 1
+
+_MAGIC, _VERSION = b"PPLDMIDX", 1
+# magic, version, kind, rows, part's bytes, part's CRC-32, CRC-32 of the arrays, four zero bytes, CRC-32 of this header
+_HEADER = struct.Struct("<8sIIQQII4xI")
+_DTYPES = ("<u8", "<u4", "<u2", "<u2")
+_BYTES_PER_ROW = 16
+
+
+@dataclass(frozen=True)
+class Index:
+    """Row i is bytes [offsets[i], offsets[i] + lengths[i]) of the part.
+
+    `kind`: GZIP_MEMBERS or PLAIN_LINES. `widths`, `heights`: pixels as shown (after EXIF rotation), 0 where unknown,
+    65535 where more. Arrays of shape [rows].
+    """
+
+    kind: int
+    part_bytes: int
+    part_crc32: int
+    offsets: np.ndarray
+    lengths: np.ndarray
+    widths: np.ndarray
+    heights: np.ndarray
+
+
+def make_index(kind: int, part_bytes: int, part_crc32: int, rows: list[tuple[int, int, int, int]]) -> Index:
+    """The index of rows given as (offset, length, width, height)."""
+    table = np.array(rows, dtype=np.uint64).reshape(-1, 4)
+    table[:, 2:] = table[:, 2:].clip(max=65535)
+    columns = [table[:, i].astype(dtype) for i, dtype in enumerate(_DTYPES)]
+    return Index(kind, part_bytes, part_crc32, *columns)
+
+
+def write_index(path, index: Index) -> None:
+    """Write the index file, atomically. Raises OSError."""
+    arrays = b"".join(a.tobytes() for a in (index.offsets, index.lengths, index.widths, index.heights))
+    fields = (_MAGIC, _VERSION, index.kind, len(index.offsets), index.part_bytes, index.part_crc32, zlib.crc32(arrays))
+    header = _HEADER.pack(*fields, 0)[:-4]
+    with atomic_write(path) as file:
+        file.write(header + struct.pack("<I", zlib.crc32(header)) + arrays)
+
+
+def read_index(path, part_bytes: int) -> Index | None:
+    """The index file, memory-mapped; None, with a line in the log, where it does not fit a part of that many bytes."""
+    return _log_misfit(_map_index, Path(path), part_bytes)
+
+
+def read_row_count(path, part_bytes: int) -> int | None:
+    """The number of rows, from the header alone; None as `read_index`."""
+    return _log_misfit(_read_count, Path(path), part_bytes)
+
+
+class _Misfit(Exception):
+    """Why an index cannot serve."""
+
+
+def _log_misfit(read, path: Path, part_bytes: int):
+    try:
+        return read(path, part_bytes)
+    except FileNotFoundError:
+        return None
+    except _Misfit as error:
+        get_logger().warning("index %s is not used: %s", path, error)
+        return None
+
+
+def _map_index(path: Path, part_bytes: int) -> Index:
+    if path.stat().st_size < _HEADER.size:
+        raise _Misfit("it is cut short")
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    kind, rows, part_crc32, arrays_crc32 = _check_header(bytes(data[: _HEADER.size]), len(data), part_bytes)
+    if zlib.crc32(data[_HEADER.size :]) != arrays_crc32:
+        raise _Misfit("it is damaged (checksum)")
+    columns, start = [], _HEADER.size
+    for dtype in map(np.dtype, _DTYPES):
+        stop = start + rows * dtype.itemsize
+        columns.append(data[start:stop].view(dtype))
+        start = stop
+    return Index(kind, part_bytes, part_crc32, *columns)
+
+
+def _read_count(path: Path, part_bytes: int) -> int:
+    with open(path, "rb") as file:
+        _, rows, _, _ = _check_header(file.read(_HEADER.size), os.fstat(file.fileno()).st_size, part_bytes)
+    return rows
+
+
+def _check_header(header: bytes, index_bytes: int, part_bytes: int) -> tuple[int, int, int, int]:
+    """(kind, rows, part's CRC-32, arrays' CRC-32) of a header that fits."""
+    if len(header) < _HEADER.size:
+        raise _Misfit("it is cut short")
+    magic, version, kind, rows, stated_bytes, part_crc32, arrays_crc32, header_crc32 = _HEADER.unpack(header)
+    if magic != _MAGIC or zlib.crc32(header[:-4]) != header_crc32:
+        raise _Misfit("it is damaged or no index")
+    if version != _VERSION:
+        raise _Misfit(f"its format is version {version}, not {_VERSION}")
+    if stated_bytes != part_bytes:
+        raise _Misfit(f"it is stale (made for a part of {stated_bytes} bytes, not {part_bytes})")
+    if index_bytes != _HEADER.size + rows * _BYTES_PER_ROW:
+        raise _Misfit("it is cut short or too long")
+    return kind, rows, part_crc32, arrays_crc32

@@ -1,0 +1,344 @@
+"""Part files: rows that any reader of the published format reads in order, and we at random.
+
+`write_part` makes each row a gzip member of its own. RFC 1952 lets members follow one another and every gzip reader
+joins them, so the file is ordinary gzip; but one row costs one read. Beside the part lies its index, `<part>.idx`
+(`ppldm.data.index`). The part is renamed into place first, its index after it.
+
+`Part` opens any part. An index that is missing or does not fit is built again. Of foreign parts, plain text is indexed
+as it is; one that packs many rows into a gzip member cannot be entered in the middle and is repacked, once, into the
+cache folder (`PPLDM_CACHE_DIR`, else `~/.cache/ppldm`), which also takes the indexes of parts whose own folder cannot
+be written. What a part is, its first bytes say, not its name. Rows are repacked as the lines they are, so a bad row
+stays a row; blank lines are none. Two processes that build the same thing at once make the same bytes twice.
+"""
+
+import errno
+import gzip
+import hashlib
+import io
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from ..utils.errors import OutputError, PartError, RowError
+from ..utils.files import atomic_write, make_output_dir
+from ..utils.log import get_logger, progress
+from .index import GZIP_MEMBERS, PLAIN_LINES, Index, make_index, read_index, read_row_count, write_index
+from .row import Row, decode_row, encode_row
+
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_ROW_BYTES = 1 << 28
+
+_MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
+_CHUNK_BYTES = 1 << 17
+_EXIF_ORIENTATION = 0x0112
+# Of a file that is no part at all, no row can be read; this many are tried before saying so.
+_ROWS_TO_TRY = 100
+
+# (offset, length, line): where a row is in its file, and its text with the newline.
+_Line = tuple[int, int, bytes]
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """What a finished part is: its rows, its bytes and their CRC-32."""
+
+    path: Path
+    rows: int
+    bytes: int
+    crc32: int
+
+
+def write_part(path, rows: Iterable[Row]) -> PartInfo:
+    """Write rows as a part, then its index. The same rows give the same bytes.
+
+    The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
+    Raises PartError where there are no rows.
+    """
+    return _write_lines(Path(path), ((encode_row(row), _row_size(row)) for row in rows))
+
+
+def index_path(part) -> Path:
+    """Where the index of a part is, if its folder can be written."""
+    part = Path(part)
+    return part.with_name(part.name + ".idx")
+
+
+def count_rows(path) -> int:
+    """The number of rows of a part; from the header of its index alone where that fits. Raises PartError."""
+    path = Path(path)
+    if found := _find(path, read_row_count):
+        return found[1]
+    with closing(Part(path)) as part:
+        return len(part)
+
+
+class Part:
+    """A part file whose rows can be read in any order.
+
+    `widths`, `heights`: uint16 [rows], pixels, 0 where unknown. Raises PartError for a file that is missing, empty,
+    truncated or no part at all.
+    """
+
+    def __init__(self, path):
+        self.path = Path(path)
+        stored, self._index = _find(self.path, read_index) or _build(self.path)
+        self.widths, self.heights = self._index.widths, self._index.heights
+        self._file = open(stored, "rb", buffering=0)  # noqa: SIM115 (open as long as the part is)
+
+    def __len__(self) -> int:
+        return len(self._index.offsets)
+
+    def read(self, row: int) -> Row:
+        """Row `row` of [0, len). Raises RowError, naming part and row, where it is damaged."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
+        where = f"{self.path} row {row}"
+        data = os.pread(self._file.fileno(), int(self._index.lengths[row]), int(self._index.offsets[row]))
+        if self._index.kind == GZIP_MEMBERS:
+            try:
+                data = zlib.decompress(data, 31)
+            except zlib.error as error:
+                raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
+        return decode_row(data, where)
+
+    def close(self) -> None:
+        """Close the file; rows cannot be read afterwards."""
+        self._file.close()
+
+
+def image_size(image: bytes) -> tuple[int, int]:
+    """(width, height) in pixels as shown, from the header of an encoded image; (0, 0) where it has none."""
+    try:
+        with Image.open(io.BytesIO(image)) as opened:
+            width, height = opened.size
+            turned = opened.getexif().get(_EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
+    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError):
+        return 0, 0
+    return (height, width) if turned else (width, height)
+
+
+def _row_size(row: Row) -> tuple[int, int]:
+    size = row.meta.get("width"), row.meta.get("height")
+    return size if all(isinstance(pixels, int) and pixels > 0 for pixels in size) else image_size(row.image)
+
+
+def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> PartInfo:
+    """Write (line, image size) pairs, each as its own gzip member."""
+    table, offset, crc32 = [], 0, 0
+    with atomic_write(path) as file:
+        for line, size in lines:
+            member = _compress(line)
+            file.write(member)
+            table.append((offset, len(member), *size))
+            offset += len(member)
+            crc32 = zlib.crc32(member, crc32)
+        if not table:
+            raise PartError(f"no rows to write to {path}; a part needs at least one")
+        # An older index of the same name must not outlive the part that it described.
+        index_path(path).unlink(missing_ok=True)
+    write_index(index_path(path), make_index(GZIP_MEMBERS, offset, crc32, table))
+    return PartInfo(path, len(table), offset, crc32)
+
+
+def _compress(line: bytes) -> bytes:
+    """One gzip member. Base64 of compressed images has no repeats to find: Huffman codes alone give the smallest
+    result, in a quarter of the time, and the same one from every version of zlib."""
+    deflate = zlib.compressobj(6, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
+    return b"".join(
+        (
+            _MEMBER_HEADER,
+            deflate.compress(line),
+            deflate.flush(),
+            struct.pack("<II", zlib.crc32(line), len(line) & 0xFFFFFFFF),
+        )
+    )
+
+
+def _find(path: Path, read: Callable):
+    """(file that holds the rows, `read` of its index) where a fitting index exists, else None."""
+    status = _stat(path)
+    copy = _copy_path(path, status)
+    for part, index in ((path, index_path(path)), (path, _cached_index_path(path)), (copy, index_path(copy))):
+        if part.exists() and (result := read(index, part.stat().st_size)) is not None:
+            return part, result
+    return None
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise PartError(f"cannot read part file {path}: {error.strerror}; correct its line in the filelist") from error
+    if not path.is_file():
+        raise PartError(f"{path} is not a part file but a folder or device; correct its line in the filelist")
+    if status.st_size == 0:
+        raise PartError(f"part file {path} is empty (0 bytes); get it again or delete its line in the filelist")
+    return status
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
+
+
+def _cache_key(path: Path) -> str:
+    return hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]
+
+
+def _cached_index_path(path: Path) -> Path:
+    return _cache_dir() / f"{_cache_key(path)}-{path.name}.idx"
+
+
+def _copy_path(path: Path, status: os.stat_result) -> Path:
+    """The repacked copy of a foreign part; another one for each state of the original."""
+    return _cache_dir() / f"{_cache_key(path)}-{status.st_size}-{status.st_mtime_ns}-{path.name}"
+
+
+def _build(path: Path) -> tuple[Path, Index]:
+    """Index a part, or its repacked copy, and store the result."""
+    copy = _copy_path(path, _stat(path))
+    if copy.exists():
+        path = copy
+    try:
+        index = _scan(path)
+    except _PackedRows:
+        _repack(path, copy)
+        return copy, read_index(index_path(copy), copy.stat().st_size)
+    _store_index(path, index)
+    return path, index
+
+
+def _scan(path: Path) -> Index:
+    """Read a whole part once. Raises _PackedRows where its rows cannot be read at random."""
+    get_logger().info("indexing %s, once", path)
+    packed = _is_gzip(path)
+    table, crc32 = [], 0
+    for (offset, length, _), size in _measured(path, _member_lines if packed else _plain_lines):
+        table.append((offset, length, *size))
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc32 = zlib.crc32(chunk, crc32)
+        return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, file.tell(), crc32, table)
+
+
+def _repack(path: Path, copy: Path) -> None:
+    get_logger().info("%s holds many rows in one gzip member; repacking it, once, into %s", path, copy)
+    make_output_dir(copy.parent)
+    try:
+        _write_lines(copy, ((line, size) for (_, _, line), size in _measured(path, _gzip_lines)))
+    except OSError as error:
+        raise OutputError(
+            f"cannot repack {path} into {copy.parent}: {error.strerror}; set PPLDM_CACHE_DIR to a folder with space"
+        ) from error
+
+
+def _store_index(path: Path, index: Index) -> None:
+    try:
+        write_index(index_path(path), index)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise OutputError(f"cannot write {index_path(path)}: {error.strerror}; free some space") from error
+        cached = _cached_index_path(path)
+        get_logger().info("%s cannot be written; the index of %s goes into %s", path.parent, path.name, cached)
+        make_output_dir(cached.parent)
+        write_index(cached, index)
+
+
+class _PackedRows(Exception):
+    """A gzip member is not exactly one line."""
+
+
+def _is_gzip(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == GZIP_MAGIC
+
+
+def _measured(path: Path, lines_of: Callable[..., Iterator[_Line]]) -> Iterator[tuple[_Line, tuple[int, int]]]:
+    """The lines of a part with their image sizes, under a progress bar.
+
+    Raises PartError where none of the first rows can be read: then the file is something else.
+    """
+    rows, readable, first_error = 0, 0, None
+    with (
+        open(path, "rb") as file,
+        progress(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, delay=3) as bar,
+    ):
+        for line in lines_of(file, path):
+            if len(line[2]) > MAX_ROW_BYTES:
+                raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path)}")
+            try:
+                size = _row_size(decode_row(line[2], f"{path} row {rows}"))
+                readable += 1
+            except RowError as error:
+                size = 0, 0
+                first_error = first_error or error
+            rows += 1
+            if rows == _ROWS_TO_TRY and not readable:
+                break
+            yield line, size
+            bar.update(file.tell() - bar.n)
+    if not rows:
+        raise PartError(f"part file {path} holds no rows; get it again or delete its line in the filelist")
+    if not readable:
+        raise PartError(f"{_not_a_part(path)} (none of the first {rows} rows can be read: {first_error})")
+
+
+def _not_a_part(path: Path) -> str:
+    what = "a part that is not gzip" if path.suffix == ".gz" and not _is_gzip(path) else "not a part file"
+    return (
+        f"{path} is {what}, and its text is not rows of caption, metadata, image; get it again or correct the filelist"
+    )
+
+
+def _plain_lines(file, path: Path) -> Iterator[_Line]:
+    offset = 0
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        if line.strip():
+            yield offset, len(line), line
+        offset += len(line)
+
+
+def _gzip_lines(file, path: Path) -> Iterator[_Line]:
+    """Lines of ordinary gzip; there is no offset to enter at."""
+    try:
+        with gzip.open(file) as text:
+            while line := text.readline(MAX_ROW_BYTES + 1):
+                if line.strip():
+                    yield 0, 0, line if line.endswith(b"\n") else line + b"\n"
+    except EOFError as error:
+        raise PartError(f"part file {path} is truncated; get it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise PartError(f"part file {path} is damaged ({error}); get it again") from error
+
+
+def _member_lines(file, path: Path) -> Iterator[_Line]:
+    """Lines that are a gzip member each. Raises _PackedRows at the first member that is something else."""
+    offset, data = 0, b""
+    while data := data or file.read(_CHUNK_BYTES):
+        if data.startswith(b"\0"):  # the padding that RFC 1952 readers skip
+            kept = data.lstrip(b"\0")
+            offset, data = offset + len(data) - len(kept), kept
+            continue
+        inflate, line, length = zlib.decompressobj(31), b"", 0
+        while not inflate.eof:
+            data = data or file.read(_CHUNK_BYTES)
+            if not data:
+                raise PartError(f"part file {path} is truncated, at byte {offset + length}; get it again")
+            try:
+                line += inflate.decompress(data)
+            except zlib.error as error:
+                raise PartError(f"part file {path} is damaged after byte {offset} ({error}); get it again") from error
+            if -1 < line.find(b"\n") < len(line) - 1 or len(line) > MAX_ROW_BYTES:
+                raise _PackedRows
+            length, data = length + len(data), inflate.unused_data
+        length -= len(data)
+        if not line.endswith(b"\n"):
+            raise _PackedRows
+        if line.strip():
+            yield offset, length, line
+        offset += length
