@@ -57,7 +57,7 @@ def convert(
     dry_run: bool = False,  # say what would be done and write nothing
     json: bool = False,  # print the manifest as JSON instead of a summary
 ):
-    """Convert a folder of pictures and captions to part files
+    """Convert a folder of pictures and captions to part files.
 
     Training takes them by `--file_list OUT/NAME.filelist.list`. Images go in as they are, byte for byte; each is
     decoded once as a check. What cannot be used is skipped and counted by reason. Stopped at any point, the same
