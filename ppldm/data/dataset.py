@@ -8,7 +8,7 @@ The keys of a sample, all numpy:
     skipped          list of str            the reasons why rows before it were not
     input_ids        int64 [L]              token ids of the caption, or of "" where it was dropped
     timesteps        int64 []               in [0, num_train_timesteps)
-    noise            float32 latent_shape   standard normal
+    noise            float32 latent_shape   standard normal, plus `noise_offset` times one standard normal a channel
 
 The last three are left out with `pixels_only`. All draws come from `make_rng(seed, stream, epoch, row)` with the row
 asked for, so that a bad row changes no number but its own pixels and caption.
@@ -54,6 +54,7 @@ class TextImageDataset:
         random_crop: bool = True,
         random_flip: bool = False,
         num_train_timesteps: int = 1000,
+        noise_offset: float = 0.0,
         pixels_only: bool = False,
         bad_rows: BadRows = BadRows(),  # noqa: B008 (frozen)
     ):
@@ -64,7 +65,7 @@ class TextImageDataset:
         self.tokenizer, self.resolution, self.latent_shape, self.seed = tokenizer, resolution, latent_shape, seed
         self.caption_drop_probability, self.num_train_timesteps = caption_drop_probability, num_train_timesteps
         self.crop_fraction, self.random_crop, self.random_flip = crop_fraction, random_crop, random_flip
-        self.pixels_only, self.bad_rows = pixels_only, bad_rows
+        self.noise_offset, self.pixels_only, self.bad_rows = noise_offset, pixels_only, bad_rows
         self._paths = [path for source in sources for path in source.parts]
         rows_of_parts = [count_rows(path) for path in progress(self._paths, desc="parts", unit=" parts", delay=3)]
         self._starts = np.cumsum([0, *rows_of_parts])
@@ -107,8 +108,16 @@ class TextImageDataset:
         return sample | {
             "input_ids": self.tokenizer.encode([caption])[0],
             "timesteps": np.int64(self._rng(Stream.TIMESTEP, key).random() * self.num_train_timesteps),
-            "noise": self._rng(Stream.NOISE, key).standard_normal(self.latent_shape, dtype=np.float32),
+            "noise": self._noise(key),
         }
+
+    def _noise(self, key: tuple[int, int]) -> np.ndarray:
+        noise = self._rng(Stream.NOISE, key).standard_normal(self.latent_shape, dtype=np.float32)
+        if self.noise_offset:
+            # https://www.crosslabs.org/blog/diffusion-with-offset-noise
+            offset = self._rng(Stream.NOISE_OFFSET, key).standard_normal((len(noise), 1, 1), dtype=np.float32)
+            noise += np.float32(self.noise_offset) * offset
+        return noise
 
     def _rng(self, stream: Stream, key: tuple[int, int]) -> np.random.Generator:
         return make_rng(self.seed, stream, *key)

@@ -55,6 +55,10 @@ class CheckpointError(PpldmError):
     """A checkpoint that is missing, damaged or belongs to another run."""
 
 
+class TrainingError(PpldmError):
+    """Training that cannot go on: a loss that is not finite, ranks that disagree."""
+
+
 class OutputError(PpldmError):
     """A place that results should go to and cannot."""
 

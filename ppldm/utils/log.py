@@ -5,6 +5,8 @@ import sys
 
 from tqdm import tqdm
 
+from .errors import debugging
+
 
 class _TqdmHandler(logging.StreamHandler):
     """Writes above a running progress bar instead of through it."""
@@ -32,3 +34,16 @@ def progress(iterable=None, **kwargs) -> tqdm:
     if not sys.stderr.isatty():
         kwargs.setdefault("mininterval", 30)
     return tqdm(iterable, **kwargs)
+
+
+def quiet_libraries() -> None:
+    """PaddleNLP's and ppdiffusers' loggers from WARNING on: their lines about each saved file drown ours.
+
+    Imports both; `PPLDM_DEBUG=1` leaves them as they are.
+    """
+    from paddlenlp.utils.log import logger as paddlenlp_logger
+    from ppdiffusers.utils import logging as ppdiffusers_logging
+
+    if not debugging():
+        paddlenlp_logger.set_level("WARNING")
+        ppdiffusers_logging.set_verbosity_error()

@@ -23,6 +23,7 @@ class Stream(IntEnum):
     MIX = 7
     INIT = 8
     SAMPLE = 9
+    NOISE_OFFSET = 10
 
 
 def make_rng(seed: int, stream: Stream, epoch: int = 0, row: int = 0) -> np.random.Generator:

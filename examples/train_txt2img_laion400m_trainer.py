@@ -1,0 +1,15 @@
+"""Train a text-to-image latent diffusion model under PaddleNLP's Trainer.
+
+python -u examples/train_txt2img_laion400m_trainer.py --do_train --output_dir OUT --file_list LIST [flags]
+"""
+
+import sys
+
+from ppldm.utils.entry import entry
+
+with entry():
+    from ppldm.training.arguments import parse_arguments
+    from ppldm.training.text_to_image import prepare_text_to_image
+    from ppldm.training.trainer import run_trainer
+
+    run_trainer(prepare_text_to_image(*parse_arguments(sys.argv[1:], loop=False)))

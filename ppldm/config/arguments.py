@@ -1,0 +1,178 @@
+"""The flags that describe model and data, the same for both training scripts. No paddle here.
+
+A field is a flag: its type, default and help. `check` refuses what cannot work, naming flag, value and remedy.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+from ..utils.errors import ConfigError
+
+CONFIG_DIR = Path(__file__).parents[2] / "examples" / "config"
+
+# Published model names, each a size that is built from configs and initialised here as PyTorch does: those folders hold
+# nothing but such initial weights, so nothing needs to be downloaded for them.
+KNOWN_MODELS = {
+    "CompVis/ldm_laion400M_pretrain": ("ldmbert.json", "unet.json"),
+    "CompVis/ldm_12_laion400M_pretrain": ("ldmbert_12.json", "unet_12.json"),
+}
+DEFAULT_MODEL = "CompVis/ldm_laion400M_pretrain"
+DEFAULT_VAE = "CompVis/stable-diffusion-v1-4/vae"
+DEFAULT_TOKENIZER = "bert-base-uncased"
+
+
+@dataclass
+class ModelArguments:
+    """What is trained: which parts, from where, with which target."""
+
+    model_name_or_path: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "Folder of an exported pipeline to start from, or a published size, built and initialised here: "
+            f"{' (32 layers, the default), '.join(KNOWN_MODELS)} (12 layers). Also spelled "
+            "--pretrained_model_name_or_path."
+        },
+    )
+    vae_name_or_path: Optional[str] = field(
+        default=None,
+        metadata={"help": f"Frozen VAE: a folder with config.json and weights, or a name (default: {DEFAULT_VAE})."},
+    )
+    text_encoder_config_file: Optional[str] = field(
+        default=None, metadata={"help": "JSON config of an LDMBert text encoder, built from scratch."}
+    )
+    unet_config_file: Optional[str] = field(
+        default=None, metadata={"help": "JSON config of a UNet2DConditionModel, built from scratch."}
+    )
+    tokenizer_name: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": f"Folder with vocab.txt, or a name: {DEFAULT_TOKENIZER} (the default), bert-base-chinese, ernie-1.0."
+        },
+    )
+    model_max_length: int = field(
+        default=77, metadata={"help": "Tokens of a caption; longer ones are cut, shorter ones padded."}
+    )
+    prediction_type: str = field(
+        default="epsilon", metadata={"help": "What the UNet predicts.", "choices": ["epsilon", "v_prediction"]}
+    )
+    noise_offset: float = field(
+        default=0.0, metadata={"help": "Strength of a noise that is constant over each latent channel; 0 is none."}
+    )
+    freeze_text_encoder: bool = field(default=False, metadata={"help": "Train the UNet only."})
+    use_ema: bool = field(
+        default=False, metadata={"help": "Keep an exponential moving average of the weights; pictures are drawn with it."}
+    )
+    ema_decay: float = field(default=0.9999, metadata={"help": "Decay of the average; reached gradually."})
+    num_inference_steps: int = field(
+        default=200, metadata={"help": "DDIM steps of the sample pictures drawn while training."}
+    )
+    image_logging_steps: int = field(
+        default=1000, metadata={"help": "Draw sample pictures every this many updates; 0 or less: never."}
+    )
+    enable_xformers_memory_efficient_attention: bool = field(
+        default=False, metadata={"help": "Memory-efficient attention in the UNet (GPU only)."}
+    )
+
+    def check(self) -> None:
+        """Raises ConfigError for values and combinations that cannot work."""
+        parts = (self.text_encoder_config_file, self.unet_config_file, self.vae_name_or_path)
+        if self.starts_from_pipeline and any(parts):
+            raise ConfigError(
+                f"--model_name_or_path {self.model_name_or_path} is a whole pipeline; do not give "
+                "--vae_name_or_path, --text_encoder_config_file or --unet_config_file beside it"
+            )
+        _require_positive("model_max_length", self.model_max_length)
+        _require_positive("num_inference_steps", self.num_inference_steps)
+        if not 0 <= self.ema_decay <= 1:
+            raise ConfigError(f"--ema_decay {self.ema_decay} must be from 0 to 1")
+
+    @property
+    def starts_from_pipeline(self) -> bool:
+        """True where the weights come from an exported pipeline, not from configs."""
+        return self.model_name_or_path is not None and self.model_name_or_path not in KNOWN_MODELS
+
+    def config_files(self) -> tuple[Path, Path]:
+        """(text encoder, UNet): those given, else those of the published size."""
+        text_encoder, unet = KNOWN_MODELS[self.model_name_or_path or DEFAULT_MODEL]
+        return (
+            Path(self.text_encoder_config_file or CONFIG_DIR / text_encoder),
+            Path(self.unet_config_file or CONFIG_DIR / unet),
+        )
+
+
+@dataclass
+class AutoencoderArguments:
+    """What an autoencoder is trained as."""
+
+    vae_config_file: str = field(
+        default=str(CONFIG_DIR / "vae_tiny.json"),
+        metadata={"help": "JSON config of an AutoencoderKL, built from scratch."},
+    )
+    reconstruction_loss: str = field(
+        default="l1", metadata={"help": "Error between picture and reconstruction.", "choices": ["l1", "mse"]}
+    )
+    kl_weight: float = field(
+        default=1e-6,
+        metadata={"help": "Weight of the KL divergence, in nats a picture, against the summed error of its pixels."},
+    )
+    image_logging_steps: int = field(
+        default=1000, metadata={"help": "Draw reconstructions and log PSNR every this many updates; 0: never."}
+    )
+
+    def check(self) -> None:
+        """Raises ConfigError for values that cannot work."""
+        if self.kl_weight < 0:
+            raise ConfigError(f"--kl_weight {self.kl_weight} must not be negative")
+
+
+@dataclass
+class DataArguments:
+    """What is trained on: which rows, at which size, in which order."""
+
+    file_list: str = field(
+        default="./data/filelist/train.filelist.list",
+        metadata={"help": "A list of filelists (one a line, optionally with a weight), or one filelist of parts."},
+    )
+    resolution: int = field(default=256, metadata={"help": "Side of the square training pictures, pixels."})
+    num_records: int = field(
+        default=10000000,
+        metadata={
+            "help": "Accepted for older command lines and not used: the number of rows is read from the index."
+        },
+    )
+    buffer_size: int = field(
+        default=100,
+        metadata={"help": "Accepted for older command lines and not used: the order is a windowed shuffle of row numbers."},
+    )
+    shuffle_every_n_samples: int = field(
+        default=5, metadata={"help": "Accepted for older command lines and not used, as --buffer_size."}
+    )
+    caption_drop: float = field(
+        default=0.1,
+        metadata={"help": "Share of captions replaced by the empty one, for classifier-free guidance."},
+    )
+    crop_fraction: float = field(
+        default=0.9,
+        metadata={"help": "Side of the crop by the resized picture's short side: 0.9 resizes to 284 to crop 256."},
+    )
+    random_crop: bool = field(default=True, metadata={"help": "Crop at random; otherwise the centre."})
+    random_flip: bool = field(default=False, metadata={"help": "Mirror half of the pictures. Mirrors text too."})
+    max_skipped: int = field(
+        default=100, metadata={"help": "Stop after this many unusable rows one after another; 0 stops at the first."}
+    )
+
+    def check(self) -> None:
+        """Raises ConfigError for values that cannot work."""
+        _require_positive("resolution", self.resolution)
+        if not 0 <= self.caption_drop <= 1:
+            raise ConfigError(f"--caption_drop {self.caption_drop} must be from 0 to 1")
+        if not 0 < self.crop_fraction <= 1:
+            raise ConfigError(f"--crop_fraction {self.crop_fraction} must be above 0 and at most 1")
+
+
+def _require_positive(name: str, value) -> None:
+    if value <= 0:
+        raise ConfigError(f"--{name} {value} must be above 0")
+
+

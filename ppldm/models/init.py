@@ -1,0 +1,83 @@
+"""Initial weights as PyTorch draws them, by rule, from a seed: the same on every rank, whatever was built before.
+
+Paddle's own defaults (Xavier-uniform Linear, Kaiming-normal Conv, zero biases) differ from PyTorch's, with which the
+published models were initialised. Each parameter is drawn from `make_rng(seed, Stream.INIT, row=k)`, k being its place
+in `named_parameters`.
+"""
+
+import math
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from ..utils.rng import Stream, make_rng
+
+
+@paddle.no_grad()
+def init_like_pytorch(module: nn.Layer, seed: int, salt: int, embedding_std: float = 1.0) -> nn.Layer:
+    """Draw every parameter of `module` anew, in place, and return it.
+
+    Linear and Conv2D: weight and bias ~ U(-b, b), b = 1 / sqrt(fan_in) (torch.nn.Linear.reset_parameters).
+    Embedding: N(0, embedding_std**2). LayerNorm, GroupNorm and BatchNorm: weight 1, bias 0.
+    `salt` tells modules of one model apart, so that equal layers of two modules do not start equal.
+    """
+    row = 0
+    for layer in module.sublayers(include_self=True):
+        for name, parameter in layer.named_parameters(include_sublayers=False):
+            rng = make_rng(seed, Stream.INIT, epoch=salt, row=row)
+            row += 1
+            parameter.set_value(_draw(layer, name, parameter.shape, rng, embedding_std))
+    return module
+
+
+def _draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator, embedding_std: float) -> np.ndarray:
+    if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2D)):
+        return np.full(shape, 1.0 if name == "weight" else 0.0, dtype=np.float32)
+    if isinstance(layer, nn.Embedding):
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(embedding_std)
+    if isinstance(layer, (nn.Linear, nn.Conv2D)):
+        bound = np.float32(1.0 / math.sqrt(_fan_in(layer)))
+        return (rng.random(shape, dtype=np.float32) * 2 - 1) * bound
+    raise TypeError(f"no initialisation rule for {type(layer).__name__}.{name}")
+
+
+def _fan_in(layer) -> int:
+    """Inputs to one output: rows of a Linear (Paddle stores [in, out]), channels x kernel of a Conv2D."""
+    shape = layer.weight.shape
+    return shape[0] if isinstance(layer, nn.Linear) else int(np.prod(shape[1:]))
+
+
+def init_text_encoder(text_encoder: nn.Layer, seed: int) -> nn.Layer:
+    """LDMBert: the general rule, then both embeddings ~ N(0, init_std**2), init_std being 0.02 by default."""
+    return init_like_pytorch(text_encoder, seed, salt=1, embedding_std=text_encoder.config.init_std)
+
+
+@paddle.no_grad()
+def init_unet(unet: nn.Layer, seed: int) -> nn.Layer:
+    """UNet: the general rule, then the last layer of every residual branch to zero.
+
+    So each branch starts as the identity and the whole network's output as exactly 0: the first loss of epsilon
+    prediction is the mean square of unit noise, 1.0.
+    """
+    init_like_pytorch(unet, seed, salt=2)
+    for layer in unet.sublayers():
+        kind = type(layer).__name__
+        if kind == "ResnetBlock2D":
+            _zero(layer.conv2)
+        elif kind == "Transformer2DModel":
+            _zero(layer.proj_out)
+        elif kind == "Attention" and layer.group_norm is not None:
+            _zero(layer.to_out[0])
+    _zero(unet.conv_out)
+    return unet
+
+
+def init_autoencoder(vae: nn.Layer, seed: int) -> nn.Layer:
+    """AutoencoderKL: the general rule."""
+    return init_like_pytorch(vae, seed, salt=3)
+
+
+def _zero(layer: nn.Layer) -> None:
+    for parameter in layer.parameters():
+        parameter.set_value(np.zeros(parameter.shape, dtype=np.float32))

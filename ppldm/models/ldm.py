@@ -1,0 +1,108 @@
+"""The latent diffusion model: built parts in, loss out. It draws nothing and never reads the command line.
+
+A batch (see `ppldm.data.dataset`) carries everything that is random:
+
+    pixel_values     [B, 3, H, W] uint8, RGB in 0 .. 255
+    input_ids        [B, L] int64
+    timesteps        [B] int64 in 0 .. num_train_timesteps - 1
+    noise            [B, C, h, w] float32, standard normal (plus the data set's noise offset, if any)
+    posterior_noise  [B, C, h, w] float32, standard normal
+
+Shapes: B samples, C latent channels, h = H / f and w = W / f for a VAE that scales down by f, L tokens.
+"""
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from .autoencoder import to_unit_range
+from .diffusion import PREDICTION_TYPES, NoiseSchedule, add_noise, training_target
+
+
+class LatentDiffusionModel(nn.Layer):
+    """Frozen VAE, trained text encoder (or frozen) and trained UNet under one loss.
+
+    The state dict has the prefixes `vae.`, `text_encoder.` and `unet.`. `text_encoder.to_logits` is kept for the
+    published checkpoints' sake; nothing uses it, so it is not trained.
+    """
+
+    input_names = ("pixel_values", "input_ids", "timesteps", "noise", "posterior_noise")
+
+    def __init__(
+        self,
+        vae: nn.Layer,
+        text_encoder: nn.Layer,
+        unet: nn.Layer,
+        noise_schedule: NoiseSchedule,
+        prediction_type: str = "epsilon",
+        freeze_text_encoder: bool = False,
+    ):
+        super().__init__()
+        if prediction_type not in PREDICTION_TYPES:
+            raise ValueError(f"prediction_type {prediction_type!r} is not one of {PREDICTION_TYPES}")
+        self.vae = vae
+        self.text_encoder = text_encoder
+        self.unet = unet
+        self.noise_schedule = noise_schedule
+        self.prediction_type = prediction_type
+        self.freeze_text_encoder = freeze_text_encoder
+        self.scaling_factor = float(vae.config.scaling_factor)
+        self.register_buffer(
+            "alphas_cumprod", paddle.to_tensor(noise_schedule.alphas_cumprod()), persistable=False
+        )
+        _freeze(vae)
+        if freeze_text_encoder:
+            _freeze(text_encoder)
+        elif hasattr(text_encoder, "to_logits"):
+            _freeze(text_encoder.to_logits)
+
+    def train(self):
+        """Training mode for the trained parts; the frozen ones stay in evaluation mode."""
+        super().train()
+        self.vae.eval()
+        if self.freeze_text_encoder:
+            self.text_encoder.eval()
+        return self
+
+    def trained_parameters(self) -> dict:
+        """Name to parameter, in the order of the state dict, of everything the optimizer changes."""
+        return {name: p for name, p in self.named_parameters() if not p.stop_gradient}
+
+    @paddle.no_grad()
+    def encode(self, pixel_values, posterior_noise):
+        """[B, 3, H, W] uint8 to scaled latents [B, C, h, w] float32: a sample of the VAE's posterior.
+
+        Runs in float32 outside autocast: half precision overflows in common VAEs.
+        """
+        with paddle.amp.auto_cast(enable=False):
+            posterior = self.vae.encode(to_unit_range(pixel_values)).latent_dist
+            return (posterior.mean + posterior.std * posterior_noise) * self.scaling_factor
+
+    @paddle.no_grad()
+    def decode(self, latents):
+        """Scaled latents [B, C, h, w] to pixels [B, 3, H, W] float32 in -1 .. 1."""
+        with paddle.amp.auto_cast(enable=False):
+            return self.vae.decode(latents.astype("float32") / self.scaling_factor).sample.clip(-1.0, 1.0)
+
+    def encode_text(self, input_ids):
+        """[B, L] int64 to hidden states [B, L, D]. No attention mask: padding is attended to, as published."""
+        if self.freeze_text_encoder:
+            with paddle.no_grad():
+                return self.text_encoder(input_ids)[0]
+        return self.text_encoder(input_ids)[0]
+
+    def forward(self, pixel_values, input_ids, timesteps, noise, posterior_noise):
+        """Mean squared error between prediction and target, float32 scalar."""
+        latents = self.encode(pixel_values, posterior_noise)
+        alpha_bar = self.alphas_cumprod[timesteps].reshape([-1, 1, 1, 1])
+        noisy = add_noise(latents, noise, alpha_bar)
+        hidden_states = self.encode_text(input_ids)
+        predicted = self.unet(noisy, timesteps, encoder_hidden_states=hidden_states).sample
+        target = training_target(latents, noise, alpha_bar, self.prediction_type)
+        return F.mse_loss(predicted.astype("float32"), target)
+
+
+def _freeze(layer: nn.Layer) -> None:
+    layer.eval()
+    for parameter in layer.parameters():
+        parameter.stop_gradient = True

@@ -1,0 +1,161 @@
+"""The command line of both training scripts: one parser, both published spellings.
+
+PaddleNLP's TrainingArguments supplies the flags of its Trainer; the hand-written loop takes the same ones, under the
+published names of its own script too, and refuses those that it does not implement.
+"""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import List, Optional  # noqa: UP035 (PaddleNLP's parser reads List)
+
+from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+
+from ..config.arguments import DataArguments, ModelArguments
+from ..config.flags import parse_known_or_suggest
+from ..utils.errors import ConfigError
+from .optim import LR_SCHEDULES
+
+# Spelling of the published no-trainer script -> spelling of the Trainer.
+ALIASES = {
+    "pretrained_model_name_or_path": "model_name_or_path",
+    "train_batch_size": "per_device_train_batch_size",
+    "num_workers": "dataloader_num_workers",
+    "max_train_steps": "max_steps",
+    "lr_scheduler": "lr_scheduler_type",
+    "lr_warmup_steps": "warmup_steps",
+    "adam_weight_decay": "weight_decay",
+    "writer_type": "report_to",
+}
+
+# Defaults of the published no-trainer script where they differ from the Trainer's.
+LOOP_DEFAULTS = {
+    "output_dir": "./output-model",
+    "per_device_train_batch_size": 6,
+    "gradient_accumulation_steps": 10,
+    "dataloader_num_workers": 6,
+    "num_train_epochs": 100,
+    "max_steps": 100000000000,
+    "weight_decay": 1e-2,
+    "save_steps": 5000,
+    "logging_steps": 50,
+    "seed": 23,
+}
+
+# The Trainer's flags that the hand-written loop implements; any other one is refused there.
+LOOP_FLAGS = {
+    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "do_train", "device", "seed"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps"),
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "report_to", "disable_tqdm"),
+    *("dataloader_num_workers", "recompute", "bf16", "fp16", "scale_loss", "benchmark", "profiler_options"),
+    *("validation_prompts",),
+}
+
+# What neither script does yet: the shared checkpoint would not hold the whole state.
+REFUSED_FLAGS = ("sharding", "unified_checkpoint", "to_static", "load_best_model_at_end", "do_eval", "do_predict")
+
+
+@dataclass
+class LDMTrainingArguments(TrainingArguments):
+    """PaddleNLP's TrainingArguments with the defaults of the published recipe, and a few flags more."""
+
+    lr_scheduler_type: str = field(
+        default="constant", metadata={"help": "Learning rate schedule, in updates.", "choices": list(LR_SCHEDULES)}
+    )
+    max_grad_norm: float = field(
+        default=-1.0, metadata={"help": "Clip the gradient's global norm to this; 0 or less: no clipping."}
+    )
+    report_to: Optional[List[str]] = field(  # noqa: UP006
+        default_factory=lambda: ["visualdl"],
+        metadata={"help": "Where curves and pictures go besides metrics.jsonl: visualdl, none."},
+    )
+    logging_dir: Optional[str] = field(
+        default=None, metadata={"help": "Folder of VisualDL's files (default: logs in the output folder)."}
+    )
+    validation_prompts: Optional[str] = field(
+        default=None,
+        metadata={"help": "Text file of prompts, one a line, drawn every --image_logging_steps updates "
+                          "(default: captions of the current batch)."},  # fmt: skip
+    )
+    benchmark: bool = field(
+        default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
+    )
+    profiler_options: Optional[str] = field(
+        default=None, metadata={"help": 'Paddle profiler, e.g. "batch_range=[10,20];profile_path=model.profile".'}
+    )
+
+    def __post_init__(self):
+        # The base class knows fewer schedules than ours; the learning rate is set by training.optim in any case.
+        schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
+        # Its reporting callbacks are not used: training.metrics writes for both scripts.
+        reporters, self.report_to = self.report_to, []
+        if self.logging_dir is None:
+            self.logging_dir = str(Path(self.output_dir, "logs"))
+        super().__post_init__()
+        self.lr_scheduler_type = schedule
+        self.reporters = reporters
+
+    def check(self) -> None:
+        """Raises ConfigError for values that cannot work."""
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise ConfigError("nothing to train: give --max_steps or --num_train_epochs above 0")
+        if self.fp16_opt_level != "O1" and (self.fp16 or self.bf16):
+            raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} is not supported yet; use O1")
+        unknown = set(self.reporters) - {"visualdl", "none"}
+        if unknown:
+            raise ConfigError(f"--report_to {unknown.pop()} is not supported yet; use visualdl or none")
+
+
+def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
+    """The parser of the Trainer script, or of a hand-written loop's. `model_group` describes what is trained."""
+    parser = PdArgumentParser((model_group, DataArguments, LDMTrainingArguments))
+    actions = {action.dest: action for action in parser._actions}
+    for alias, name in ALIASES.items():
+        if name not in actions:
+            continue
+        action = actions[name]
+        action.option_strings.append(f"--{alias}")
+        parser._option_string_actions[f"--{alias}"] = action
+    if loop:
+        actions["output_dir"].required = False
+        parser.set_defaults(**LOOP_DEFAULTS)
+    return parser
+
+
+def parse_arguments(argv: list, loop: bool, model_group=ModelArguments) -> tuple:
+    """(`model_group`, DataArguments, LDMTrainingArguments) of a command line, checked. Raises ConfigError."""
+    parser = make_parser(loop, model_group)
+    namespace = parse_known_or_suggest(parser, argv)
+    _refuse_unsupported(parser, namespace, loop)
+    if loop and namespace.logging_dir:
+        # The published loop joins it to the output folder; an absolute path stays as it is.
+        namespace.logging_dir = str(Path(namespace.output_dir, namespace.logging_dir))
+    groups = []
+    for group in parser.dataclass_types:
+        names = [f.name for f in dataclasses.fields(group) if f.init]
+        try:
+            groups.append(group(**{name: getattr(namespace, name) for name in names}))
+        except ValueError as error:
+            raise ConfigError(f"these flags do not go together: {error}") from error
+    for group in groups:
+        group.check()
+    if not loop and not groups[2].do_train:
+        raise ConfigError("nothing to do: add --do_train")
+    return tuple(groups)
+
+
+def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace, loop: bool) -> None:
+    training_flags = {f.name for f in dataclasses.fields(LDMTrainingArguments) if f.init}
+    for name in sorted(training_flags):
+        if getattr(namespace, name) == parser.get_default(name):
+            continue
+        if name in REFUSED_FLAGS:
+            raise ConfigError(f"--{name} is not supported yet; leave it away")
+        if loop and name not in LOOP_FLAGS:
+            raise ConfigError(f"the hand-written loop has no --{name}; leave it away or use the Trainer script")

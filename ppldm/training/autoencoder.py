@@ -1,0 +1,126 @@
+"""An autoencoder's training run from its flags: the same loop, data and checkpoints as the text-to-image run."""
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from ..config.arguments import AutoencoderArguments, DataArguments
+from ..data.dataset import TextImageDataset
+from ..inference.grid import tile
+from ..inference.sample import to_pictures
+from ..models.autoencoder import AutoencoderObjective, latent_statistics, psnr, reconstruct
+from ..models.build import build_autoencoder, latent_shape, save_part
+from ..utils.files import atomic_dir, write_json
+from ..utils.log import get_logger
+from .arguments import LDMTrainingArguments
+from .checkpoint import TrainingState
+from .optim import build_optimizer
+from .run import (
+    TrainingRun,
+    bad_row_policy,
+    count_steps,
+    detect_world,
+    make_mix,
+    open_sources,
+    prepare_output,
+    resolved_config,
+    restore,
+)
+
+VAE_DIR = "vae"
+NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the rows
+NUM_MEASURED = 1024  # encoded for the latents' statistics, at most
+
+
+def prepare_autoencoder(
+    vae_arguments: AutoencoderArguments, data_arguments: DataArguments, arguments: LDMTrainingArguments
+) -> TrainingRun:
+    """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
+    sources = open_sources(data_arguments.file_list)
+    world = detect_world(arguments)
+    checkpoint = prepare_output(arguments, world, resolved_config(vae_arguments, data_arguments, arguments))
+    vae = build_autoencoder(vae_arguments.vae_config_file, arguments.seed)
+    dataset = TextImageDataset(
+        sources,
+        None,
+        data_arguments.resolution,
+        latent_shape(vae, data_arguments.resolution),
+        arguments.seed,
+        crop_fraction=data_arguments.crop_fraction,
+        random_crop=data_arguments.random_crop,
+        random_flip=data_arguments.random_flip,
+        pixels_only=True,
+        bad_rows=bad_row_policy(data_arguments),
+    )
+    model = AutoencoderObjective(vae, vae_arguments.reconstruction_loss, vae_arguments.kl_weight)
+    global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
+    max_steps = count_steps(arguments, len(dataset), global_batch_size)
+    optimizer, scheduler = build_optimizer(list(model.trained_parameters().values()), arguments, max_steps)
+    state = TrainingState(model, optimizer, scheduler)
+    identity = {
+        "seed": arguments.seed,
+        "rows": len(dataset),
+        "global_batch_size": global_batch_size,
+        "resolution": data_arguments.resolution,
+    }
+    start_step = restore(checkpoint, state, identity)
+
+    def draw(_batch: dict) -> tuple[dict, dict]:
+        return reconstruction_pictures(vae, dataset)
+
+    def export(facts: dict) -> Path:
+        return export_autoencoder(vae, dataset, Path(arguments.output_dir, VAE_DIR), facts)
+
+    return TrainingRun(
+        arguments=arguments,
+        world=world,
+        state=state,
+        dataset=dataset,
+        mix=make_mix(dataset, sources, arguments.seed),
+        max_steps=max_steps,
+        global_batch_size=global_batch_size,
+        identity=identity,
+        checkpoint=checkpoint,
+        start_step=start_step,
+        draw_every=vae_arguments.image_logging_steps,
+        draw=draw,
+        export=export,
+    )
+
+
+def reconstruction_pictures(vae, dataset: TextImageDataset) -> tuple[dict, dict]:
+    """({"reconstruction": originals over reconstructions}, {"psnr": dB}) of a fixed set of rows."""
+    vae.eval()
+    pixels, _ = _batch(dataset, _spread(len(dataset), NUM_PICTURES))
+    decoded = reconstruct(vae, pixels)
+    originals = pixels.transpose([0, 2, 3, 1]).numpy()
+    picture = tile(np.concatenate([originals, to_pictures(decoded)]), len(originals))
+    vae.train()
+    return {"reconstruction": picture}, {"psnr": psnr(pixels, decoded)}
+
+
+def export_autoencoder(vae, dataset: TextImageDataset, folder: Path, facts: dict) -> Path:
+    """Measure the latents, put 1 / std into the config as scaling_factor, and write the VAE's folder."""
+    vae.eval()
+    rows = _spread(len(dataset), NUM_MEASURED)
+    statistics = latent_statistics(vae, (_batch(dataset, rows[i : i + 16]) for i in range(0, len(rows), 16)))
+    scaling_factor = 1.0 / statistics["latent_std"]
+    vae.register_to_config(scaling_factor=scaling_factor)
+    get_logger().info("latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", statistics)
+    with atomic_dir(folder) as target:
+        save_part(vae, target)
+        write_json(target / "ppldm.json", {**facts, **statistics, "scaling_factor": scaling_factor})
+    return folder
+
+
+def _spread(num_rows: int, count: int) -> list[int]:
+    """At most `count` row numbers, evenly spread."""
+    return sorted(set(np.linspace(0, num_rows - 1, min(count, num_rows)).astype(int).tolist()))
+
+
+def _batch(dataset: TextImageDataset, rows: list[int]):
+    samples = [dataset[0, row] for row in rows]
+    return tuple(
+        paddle.to_tensor(np.stack([sample[name] for sample in samples])) for name in ("pixel_values", "posterior_noise")
+    )

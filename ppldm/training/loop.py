@@ -1,0 +1,45 @@
+"""The hand-written loop. `step` is the number of finished optimizer updates; exactly `max_steps` of them are done."""
+
+from paddlenlp.trainer import TrainerState
+
+from ..utils.errors import Interrupted
+from ..utils.log import get_logger, progress
+from .checkpoint import load_optimizer
+from .report import Reporter, TimedBatches
+from .run import TrainingRun
+from .signals import stop_on_signals
+from .step import autocast, train_step
+
+
+def run_loop(run: TrainingRun) -> None:
+    """Train `run` to its end, or save and raise Interrupted when a signal asks."""
+    arguments, state = run.arguments, run.state
+    if run.checkpoint:
+        load_optimizer(run.checkpoint, state)
+    if run.start_step >= run.max_steps:
+        get_logger().info("already trained for %d updates", run.start_step)
+        run.finish()
+        return
+    make_autocast = autocast(arguments.bf16, arguments.fp16)
+    trainer_state = TrainerState(global_step=run.start_step, max_steps=run.max_steps)
+    reporter = Reporter(run)
+    bar = progress(
+        total=run.max_steps, initial=run.start_step, desc="training", unit="update", disable=not run.world.is_main
+    )
+    with stop_on_signals() as request, bar:
+        batches = iter(TimedBatches(run.batches(), reporter.interval))
+        for step in range(run.start_step + 1, run.max_steps + 1):
+            state.model.train()
+            micro_batches = [next(batches) for _ in range(arguments.gradient_accumulation_steps)]
+            loss, stopping = train_step(state, micro_batches, run.world, make_autocast, stop=bool(request))
+            trainer_state.global_step = step
+            reporter.after_update(step, loss, micro_batches)
+            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            bar.update()
+            if stopping or step % arguments.save_steps == 0 or step == run.max_steps:
+                run.save(trainer_state)
+            if stopping and step < run.max_steps:
+                reporter.close()
+                raise Interrupted(f"stopped after update {step} of {run.max_steps}; the same command again goes on there")
+    reporter.close()
+    run.finish()

@@ -1,0 +1,83 @@
+"""What both loops do after an update: log, draw sample pictures, measure the wait for data."""
+
+import time
+
+from ..inference.grid import save_png
+from ..utils.log import get_logger
+from .metrics import Interval, MetricsWriter
+from .run import TrainingRun
+
+
+class TimedBatches:
+    """An iterable of batches that adds up the seconds its reader waited for them."""
+
+    def __init__(self, batches, interval: Interval):
+        self.batches, self.interval = batches, interval
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        source = iter(self.batches)
+        while True:
+            started = time.perf_counter()
+            batch = next(source, None)
+            if batch is None:
+                return
+            self.interval.wait_seconds += time.perf_counter() - started
+            yield batch
+
+
+class Reporter:
+    """Logs every `logging_steps` updates and draws every `draw_every`; silent on all but the main process."""
+
+    def __init__(self, run: TrainingRun):
+        self.run = run
+        self.interval = Interval()
+        self.skipped: dict[str, int] = {}
+        self.writer = None
+        if run.world.is_main:
+            arguments = run.arguments
+            self.writer = MetricsWriter(run.output_dir, arguments.reporters, arguments.logging_dir, run.start_step)
+
+    def after_update(self, step: int, loss: float, batches: list[dict]) -> None:
+        """`step` counts finished updates; `batches` are this rank's micro-batches of it."""
+        run, arguments = self.run, self.run.arguments
+        self.interval.add(loss, run.global_batch_size)
+        for batch in batches:
+            for reason in batch.get("skipped", ()):
+                self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        if not self.writer:
+            return
+        numbers = {}
+        if run.draw_every > 0 and (step % run.draw_every == 0 or step == run.max_steps):
+            pictures, numbers = run.draw(batches[-1])
+            self._keep(step, pictures)
+        if numbers or step % arguments.logging_steps == 0 or step == run.max_steps:
+            self.writer.log(step, self._interval_values() | numbers)
+
+    def _interval_values(self) -> dict:
+        run, samples, updates = self.run, self.interval.samples, len(self.interval.losses)
+        values = self.interval.summary(run.world.size)
+        values["lr_abs"] = run.state.optimizer.get_lr()
+        values["skipped_rows"] = sum(self.skipped.values())
+        if run.arguments.benchmark:
+            seconds = samples / values["images_per_second"]
+            values["avg_reader_cost"] = values["data_wait_share"] * seconds / updates
+            values["avg_batch_cost"] = seconds / updates
+            values["ips"] = values["images_per_second"]
+        return values
+
+    def _keep(self, step: int, pictures: dict) -> None:
+        folder = self.run.output_dir / "samples"
+        folder.mkdir(exist_ok=True)
+        for tag, picture in pictures.items():
+            save_png(folder / f"step-{step:06d}-{tag}.png", picture)
+        self.writer.pictures(step, pictures)
+
+    def close(self) -> None:
+        """Finish the writers and say how many rows were skipped."""
+        if self.writer:
+            self.writer.close()
+        for reason, count in sorted(self.skipped.items()):
+            get_logger().warning("skipped %d rows: %s", count, reason)

@@ -1,0 +1,198 @@
+"""A training run, made ready: everything both loops share, from flags to the first batch and to the exported folder."""
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import paddle
+from paddlenlp.trainer import TrainerState
+
+from .. import __version__
+from ..config.arguments import DataArguments
+from ..data.dataset import TextImageDataset
+from ..data.filelist import Source, read_sources
+from ..data.handlers import BadRows
+from ..data.loader import build_loader
+from ..data.order import Mix
+from ..data.sampler import StepSampler
+from ..utils.errors import CheckpointError, ConfigError
+from ..utils.files import make_output_dir, write_json
+from ..utils.log import get_logger
+from ..utils.world import World
+from .arguments import LDMTrainingArguments
+from .checkpoint import TrainingState, list_checkpoints, load_model, newest_checkpoint, read_manifest, save_checkpoint, verify
+from .metrics import METRICS_FILE
+
+RUN_FILE = "run.json"
+
+
+@dataclass
+class TrainingRun:
+    """What a loop needs. `state.model(**{name: batch[name] for name in model.input_names})` is the loss."""
+
+    arguments: LDMTrainingArguments
+    world: World
+    state: TrainingState
+    dataset: TextImageDataset
+    mix: Mix
+    max_steps: int
+    global_batch_size: int
+    identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
+    checkpoint: Path | None
+    start_step: int
+    draw_every: int  # updates; 0: never
+    draw: Callable[[dict], tuple[dict, dict]]  # last batch -> (pictures by tag [H, W, 3] uint8, numbers by name)
+    export: Callable[[dict], Path]  # facts -> folder of the trained model
+
+    @property
+    def output_dir(self) -> Path:
+        """Where checkpoints, metrics and the exported model go."""
+        return Path(self.arguments.output_dir)
+
+    def batches(self):
+        """This rank's micro-batches from `start_step` to the end, in order."""
+        sampler = StepSampler(
+            self.mix,
+            self.global_batch_size,
+            self.arguments.per_device_train_batch_size,
+            self.world,
+            self.start_step,
+            self.max_steps,
+        )
+        return build_loader(self.dataset, sampler, self.arguments.dataloader_num_workers)
+
+    def save(self, trainer_state: TrainerState) -> None:
+        """Write a checkpoint on the main process."""
+        if self.world.is_main:
+            folder = save_checkpoint(
+                self.output_dir,
+                self.state,
+                trainer_state,
+                trainer_state.global_step * self.global_batch_size,
+                self.identity,
+                self.arguments.save_total_limit,
+            )
+            get_logger().info("saved %s", folder)
+
+    def finish(self) -> None:
+        """Export the trained model on the main process and say where everything is."""
+        if not self.world.is_main:
+            return
+        facts = {
+            "ppldm": __version__,
+            "global_step": self.max_steps,
+            "samples_seen": self.max_steps * self.global_batch_size,
+            **self.identity,
+        }
+        folder = self.export(facts)
+        get_logger().info("trained model: %s", folder)
+
+
+def count_steps(arguments: LDMTrainingArguments, num_rows: int, global_batch_size: int) -> int:
+    """Updates in all: `max_steps` where it is above 0, else the epochs' rows, rounded up to whole batches."""
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    return math.ceil(arguments.num_train_epochs * num_rows / global_batch_size)
+
+
+def open_sources(file_list: str) -> list[Source]:
+    """The weighted lists of parts behind `--file_list`, and a line in the log about them. Raises FilelistError."""
+    sources = read_sources(file_list)
+    get_logger().info("data: %d parts in %d lists from %s",
+                      sum(len(source.parts) for source in sources), len(sources), file_list)  # fmt: skip
+    return sources
+
+
+def make_mix(dataset: TextImageDataset, sources: list[Source], seed: int) -> Mix:
+    """The endless sequence of (epoch, row) over all sources."""
+    weights = [source.weight for source in sources]
+    return Mix(dataset.num_rows_of_sources, None if weights[0] is None else weights, seed)
+
+
+def bad_row_policy(arguments: DataArguments) -> BadRows:
+    """What `--max_skipped` asks for."""
+    return BadRows("count", arguments.max_skipped) if arguments.max_skipped > 0 else BadRows("raise", 1)
+
+
+def detect_world(arguments: LDMTrainingArguments) -> World:
+    """The ranks of this run. PaddleNLP's arguments have started the communication already."""
+    world = World.detect()
+    per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
+    get_logger().info(
+        "global_batch_size %d = %d per device x %d accumulation x %d ranks on %s",
+        *(per_step, arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps),
+        *(world.size, paddle.get_device()),
+    )
+    return world
+
+
+def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) -> Path | None:
+    """Create the output folder, write its run.json, and return the checkpoint to resume from, if any.
+
+    A folder with checkpoints is resumed from the newest that verifies; `resume_from_checkpoint` names another;
+    `overwrite_output_dir` starts anew. A folder that holds something else is refused. Raises ConfigError,
+    CheckpointError or OutputError.
+    """
+    folder = Path(arguments.output_dir)
+    if world.is_main:
+        _check_output(arguments, folder)
+        make_output_dir(folder)
+        if arguments.overwrite_output_dir:
+            for old in (*list_checkpoints(folder), folder / METRICS_FILE):
+                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        write_json(folder / RUN_FILE, config)
+    if world.size > 1:
+        paddle.distributed.barrier()
+    if not arguments.resume_from_checkpoint:
+        return newest_checkpoint(folder)
+    chosen = Path(arguments.resume_from_checkpoint)
+    problem = verify(chosen)
+    if problem:
+        raise CheckpointError(f"cannot resume from {chosen}: {problem}; choose another --resume_from_checkpoint")
+    return chosen
+
+
+def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
+    """Raises ConfigError for a folder with files that are no run of ours."""
+    ours = (folder / RUN_FILE).exists() or list_checkpoints(folder)
+    if not ours and not arguments.overwrite_output_dir and folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"--output_dir {folder} holds files that are no run of ppldm; "
+            "choose another folder, or add --overwrite_output_dir to write among them"
+        )
+
+
+def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> int:
+    """Read the weights of a checkpoint into `state` and return its step; 0 where there is none.
+
+    Raises CheckpointError naming the first setting in which the checkpoint's samples differ from this run's.
+    """
+    if checkpoint is None:
+        return 0
+    manifest = read_manifest(checkpoint)
+    for name, value in identity.items():
+        then = manifest["identity"].get(name)
+        if then != value:
+            raise CheckpointError(
+                f"{checkpoint} was trained with {name} {then}, this run has {value}; "
+                "resume with the same setting, or start anew in another --output_dir"
+            )
+    load_model(checkpoint, state)
+    get_logger().info("resuming from %s", checkpoint)
+    return manifest["global_step"]
+
+
+def resolved_config(*groups) -> dict:
+    """All settings by group, JSON-ready, for run.json."""
+    return {
+        "ppldm": __version__,
+        **{type(group).__name__: _plain(dataclasses.asdict(group)) for group in groups},
+    }
+
+
+def _plain(settings: dict) -> dict:
+    return json.loads(json.dumps(settings, default=str))

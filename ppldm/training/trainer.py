@@ -1,0 +1,131 @@
+"""The same run under PaddleNLP's Trainer: a few overrides and one callback around its loop.
+
+Ours stay model, data, optimizer, schedule, checkpoint and metrics; the Trainer's are the loop, autocast, recompute,
+data parallelism and loss scaling.
+"""
+
+from pathlib import Path
+
+import paddle
+from paddlenlp.trainer import Trainer, TrainerCallback
+
+from ..utils.errors import Interrupted
+from ..utils.log import get_logger
+from .checkpoint import load_optimizer
+from .report import Reporter, TimedBatches
+from .run import TrainingRun
+from .signals import stop_on_signals
+from .step import agree, check_finite
+
+
+class LatentDiffusionTrainer(Trainer):
+    """PaddleNLP's Trainer on a TrainingRun."""
+
+    def __init__(self, run: TrainingRun, request):
+        # Logging and sampling are the Reporter's; the Trainer's own interval logs would say the same twice.
+        run.arguments.logging_strategy = "no"
+        run.arguments.max_steps = run.max_steps
+        # Our batches start at the right step: nothing is to be skipped by reading it.
+        run.arguments.ignore_data_skip = True
+        self.run = run
+        self.reporter = Reporter(run)
+        self.micro_batches: list[dict] = []
+        self.micro_losses: list = []
+        super().__init__(
+            model=run.state.model,
+            args=run.arguments,
+            train_dataset=run.dataset,
+            optimizers=(run.state.optimizer, run.state.scheduler),
+            callbacks=[_UpdateCallback(self, request)],
+        )
+
+    def get_train_dataloader(self):
+        """This rank's micro-batches. Its length is the whole run's, so that the Trainer sees a single epoch."""
+        return _WholeRun(TimedBatches(self.run.batches(), self.reporter.interval), self.run)
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        """The model is the loss."""
+        return model(**inputs)
+
+    def training_step(self, model, inputs):
+        """One micro-batch forward and back. Rows and skip counts stay here; the model gets its inputs."""
+        self.micro_batches.append(inputs)
+        loss = super().training_step(model, {name: inputs[name] for name in self.model.input_names})
+        self.micro_losses.append(loss)
+        return loss
+
+    def _check_loss_valid(self, loss):
+        """Left to `_UpdateCallback`, which asks all ranks: a rank that stops alone leaves the others hanging."""
+
+    def _save_checkpoint(self, model, metrics=None):
+        self.run.save(self.state)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint=None):
+        """Weights and averages are in place: `prepare` restored them."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        if checkpoint:
+            state = self.run.state
+            state.scaler = self.scaler if self.do_grad_scaling else None
+            load_optimizer(Path(checkpoint), state)
+
+
+class _UpdateCallback(TrainerCallback):
+    """Our part of an update, at the Trainer's events."""
+
+    def __init__(self, trainer: LatentDiffusionTrainer, request):
+        self.trainer, self.request = trainer, request
+        self.loss, self.stopping = float("nan"), False
+
+    def on_optimizer_begin(self, args, state, control, scaler=None, **kwargs):
+        """All gradients are there, no weight has changed yet."""
+        trainer = self.trainer
+        loss = paddle.add_n(trainer.micro_losses).astype("float32")
+        self.loss, self.stopping = agree(loss, bool(self.request), trainer.run.world)
+        check_finite(self.loss, trainer.micro_batches, trainer.run.world)
+        trainer.run.state.scaler = scaler
+
+    def on_optimizer_end(self, args, state, control, **kwargs):
+        """Weights are new."""
+        if self.trainer.run.state.ema:
+            self.trainer.run.state.ema.update()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """`global_step` counts this update."""
+        trainer = self.trainer
+        trainer.reporter.after_update(state.global_step, self.loss, trainer.micro_batches)
+        trainer.micro_batches, trainer.micro_losses = [], []
+        control.should_save |= self.stopping or state.global_step == trainer.run.max_steps
+        control.should_training_stop |= self.stopping
+
+
+class _WholeRun:
+    """Micro-batches from `start_step` on, under the length of the whole run."""
+
+    def __init__(self, batches, run: TrainingRun):
+        self.batches = batches
+        self.length = run.max_steps * run.arguments.gradient_accumulation_steps
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def run_trainer(run: TrainingRun) -> None:
+    """Train `run` to its end, or save and raise Interrupted when a signal asks."""
+    if run.start_step >= run.max_steps:
+        get_logger().info("already trained for %d updates", run.start_step)
+        run.finish()
+        return
+    with stop_on_signals() as request:
+        trainer = LatentDiffusionTrainer(run, request)
+        trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+        trainer.reporter.close()
+        if trainer.state.global_step < run.max_steps:
+            raise Interrupted(
+                f"stopped after update {trainer.state.global_step} of {run.max_steps}; "
+                "the same command again goes on there"
+            )
+    run.finish()
