@@ -53,6 +53,19 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
         )
 
 
+def load_pipeline(folder: Path, prediction_type: str) -> LatentDiffusionModel:
+    """An exported model, in evaluation mode. Raises ModelError."""
+    model = LatentDiffusionModel(
+        load_vae(pipeline_folder(folder, "vae")),
+        _load(LDMBertModel, pipeline_folder(folder, "text_encoder"), "text encoder"),
+        _load(UNet2DConditionModel, pipeline_folder(folder, "unet"), "UNet"),
+        NoiseSchedule(),
+        prediction_type=prediction_type,
+    )
+    model.eval()
+    return model
+
+
 def build_text_encoder(config_file, vocab_size: int, max_length: int, seed: int) -> LDMBertModel:
     """A new LDMBert with the tokenizer's vocabulary and length, which replace the config's."""
     config = read_json_config(config_file, "--text_encoder_config_file")

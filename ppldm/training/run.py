@@ -21,7 +21,7 @@ from ..data.order import Mix
 from ..data.sampler import StepSampler
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.files import make_output_dir, write_json
-from ..utils.log import get_logger
+from ..utils.log import get_logger, quiet_libraries
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState, list_checkpoints, load_model, newest_checkpoint, read_manifest, save_checkpoint, verify
@@ -101,6 +101,7 @@ def count_steps(arguments: LDMTrainingArguments, num_rows: int, global_batch_siz
 
 def open_sources(file_list: str) -> list[Source]:
     """The weighted lists of parts behind `--file_list`, and a line in the log about them. Raises FilelistError."""
+    quiet_libraries()
     sources = read_sources(file_list)
     get_logger().info("data: %d parts in %d lists from %s",
                       sum(len(source.parts) for source in sources), len(sources), file_list)  # fmt: skip

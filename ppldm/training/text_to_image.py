@@ -10,11 +10,11 @@ from ..config.arguments import DEFAULT_TOKENIZER, DataArguments, ModelArguments
 from ..data.dataset import TextImageDataset
 from ..data.tokenizer import load_tokenizer
 from ..inference.export import export_pipeline
+from ..inference.generate import read_prompts
 from ..inference.grid import tile
 from ..inference.sample import draw, sample_latents, to_pictures
 from ..models.build import build_ldm, latent_shape
 from ..models.ema import ExponentialMovingAverage
-from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
@@ -42,7 +42,7 @@ def prepare_text_to_image(
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
     sources = open_sources(data_arguments.file_list)
-    prompts = read_prompts(arguments.validation_prompts) if arguments.validation_prompts else None
+    prompts = [prompt for prompt, _ in read_prompts(arguments.validation_prompts)] if arguments.validation_prompts else None
     world = detect_world(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(model_arguments, data_arguments, arguments))
     tokenizer = load_tokenizer(tokenizer_source(model_arguments), model_arguments.model_max_length)
@@ -92,7 +92,8 @@ def prepare_text_to_image(
 
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
-        export_pipeline(model, tokenizer, folder, ema, {**facts, "resolution": data_arguments.resolution})
+        facts = {**facts, "model_max_length": model_arguments.model_max_length}
+        export_pipeline(model, tokenizer, folder, ema, facts)
         return folder
 
     return TrainingRun(
@@ -150,18 +151,6 @@ def tokenizer_source(arguments: ModelArguments) -> str:
         return arguments.tokenizer_name
     own = Path(arguments.model_name_or_path or "").expanduser() / "tokenizer"
     return str(own) if arguments.starts_from_pipeline and own.is_dir() else DEFAULT_TOKENIZER
-
-
-def read_prompts(path: str) -> list[str]:
-    """Prompts, one a line; what follows a tab is a remark. Raises ConfigError."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the prompts in {path}: {error}; give a UTF-8 file, one prompt a line") from error
-    prompts = [line.partition("\t")[0].strip() for line in lines if line.strip()]
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompts; write one a line")
-    return prompts
 
 
 def _row(pixels) -> np.ndarray:
