@@ -6,6 +6,7 @@ its optimizer's state, are the same in every process that builds the same model.
 
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 
 import paddle
 from ppdiffusers import AutoencoderKL, UNet2DConditionModel
@@ -17,6 +18,8 @@ from ..utils.log import get_logger
 from .diffusion import NoiseSchedule
 from .init import init_autoencoder, init_text_encoder, init_unet
 from .ldm import LatentDiffusionModel
+
+WEIGHT_FILES = ("*.pdparams", "*.safetensors", "*.bin")
 
 # The folders of an exported pipeline; the second name is that of the older training layout.
 PIPELINE_FOLDERS = {"vae": ("vqvae", "vae"), "text_encoder": ("bert", "ldmbert"), "unet": ("unet", "unet")}
@@ -149,11 +152,13 @@ def _load(model_class, name_or_path, what: str):
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"the {what} folder {path} has no config.json; give the folder that holds it and the weights")
+        if not any(any(path.glob(pattern)) for pattern in WEIGHT_FILES):
+            raise ModelError(f"the {what} folder {path} has no weights ({' or '.join(WEIGHT_FILES)}); copy them there")
     elif path.is_absolute() or str(name_or_path).startswith((".", "~")):
         raise ModelError(f"no {what} folder {path}; check the path")
     try:
         return model_class.from_pretrained(str(path if path.is_dir() else name_or_path))
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, EOFError, UnpicklingError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"cannot load the {what} {name_or_path}: {first_line}; give a local folder with config.json and weights"

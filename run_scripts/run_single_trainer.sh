@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Train under PaddleNLP's Trainer on one device.
+# Settings: environment variables of launch.sh (BATCH_SIZE=2 bash run_scripts/run_single_trainer.sh); flags after the name win.
+set -euo pipefail
+source "$(dirname "$0")/launch.sh"
+exec "$PYTHON" -u "${trainer_command[@]}" "$@"

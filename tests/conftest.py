@@ -1,0 +1,127 @@
+"""What several tests need: a tiny data set, tiny configs, a tiny VAE, made once a session."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+VAE_CONFIG = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "block_out_channels": [8, 8, 8, 8],
+    "layers_per_block": 1,
+    "latent_channels": 4,
+    "norm_num_groups": 4,
+    "sample_size": 32,
+}
+UNET_CONFIG = {
+    "sample_size": 4,
+    "in_channels": 4,
+    "out_channels": 4,
+    "block_out_channels": [16, 16],
+    "layers_per_block": 1,
+    "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
+    "attention_head_dim": 2,
+    "cross_attention_dim": 32,
+    "norm_num_groups": 8,
+}
+TEXT_ENCODER_CONFIG = {
+    "vocab_size": 100,
+    "max_position_embeddings": 12,
+    "encoder_layers": 2,
+    "encoder_ffn_dim": 64,
+    "encoder_attention_heads": 4,
+    "head_dim": 8,
+    "d_model": 32,
+    "dropout": 0.0,
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A folder with 40 rows of 36 x 32 pictures in two parts, and all that a run on them takes."""
+
+    folder: Path
+
+    @property
+    def file_list(self) -> str:
+        return str(self.folder / "tiny.filelist.list")
+
+    @property
+    def tokenizer(self) -> str:
+        return str(self.folder / "tokenizer")
+
+    @property
+    def vae(self) -> str:
+        return str(self.folder / "vae")
+
+    def config(self, name: str) -> str:
+        return str(self.folder / f"{name}.json")
+
+    def flags(self, output_dir, **changes) -> list[str]:
+        """A command line of either training script; `changes` replace or add flags, None removes one."""
+        settings = {
+            "output_dir": output_dir,
+            "file_list": self.file_list,
+            "vae_name_or_path": self.vae,
+            "text_encoder_config_file": self.config("ldmbert"),
+            "unet_config_file": self.config("unet"),
+            "tokenizer_name": self.tokenizer,
+            "model_max_length": 12,
+            "resolution": 32,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 1,
+            "max_steps": 4,
+            "learning_rate": 1e-3,
+            "weight_decay": 0.01,
+            "logging_steps": 1,
+            "save_steps": 100,
+            "dataloader_num_workers": 0,
+            "image_logging_steps": 0,
+            "num_inference_steps": 2,
+            "seed": 5,
+            "report_to": "none",
+            **changes,
+        }
+        return [word for name, value in settings.items() if value is not None for word in (f"--{name}", str(value))]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Tiny:
+    from ppldm.data.filelist import write_filelist
+    from ppldm.data.part import write_part
+    from ppldm.data.row import Row
+    from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
+    from ppldm.models.build import build_autoencoder, save_part
+
+    folder = tmp_path_factory.mktemp("tiny")
+    rng = np.random.default_rng(0)
+    rows = [Row(f"picture {number}", _png(rng), {}) for number in range(40)]
+    write_part(folder / "part-00000.gz", rows[:25])
+    write_part(folder / "part-00001.gz", rows[25:])
+    write_filelist(folder / "tiny.filelist", ["part-00000.gz", "part-00001.gz"])
+    write_filelist(folder / "tiny.filelist.list", ["tiny.filelist"])
+    CaptionTokenizer(build_vocab([row.caption for row in rows]), 12).save(folder / "tokenizer")
+    for name, config in (("vae", VAE_CONFIG), ("unet", UNET_CONFIG), ("ldmbert", TEXT_ENCODER_CONFIG)):
+        (folder / f"{name}.json").write_text(json.dumps(config))
+    save_part(build_autoencoder(folder / "vae.json", seed=1), folder / "vae")
+    return Tiny(folder)
+
+
+def _png(rng) -> bytes:
+    """Four by four blocks of random colours."""
+    picture = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize((36, 32), Image.Resampling.NEAREST)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

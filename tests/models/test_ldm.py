@@ -1,0 +1,103 @@
+"""The model: its first loss, what it trains, and that it draws nothing."""
+
+import numpy as np
+import paddle
+import pytest
+
+from ppldm.config.arguments import ModelArguments
+from ppldm.models.build import build_ldm
+
+
+def make_model(tiny, **changes):
+    arguments = ModelArguments(
+        vae_name_or_path=tiny.vae,
+        text_encoder_config_file=tiny.config("ldmbert"),
+        unet_config_file=tiny.config("unet"),
+        model_max_length=12,
+        **changes,
+    )
+    return build_ldm(arguments, vocab_size=100, seed=3)
+
+
+def make_batch(size: int, seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    return {
+        "pixel_values": paddle.to_tensor(rng.integers(0, 256, (size, 3, 32, 32), dtype=np.uint8)),
+        "input_ids": paddle.to_tensor(rng.integers(0, 100, (size, 12))),
+        "timesteps": paddle.to_tensor(rng.integers(0, 1000, size)),
+        "noise": paddle.to_tensor(rng.standard_normal((size, 4, 4, 4), dtype=np.float32)),
+        "posterior_noise": paddle.to_tensor(rng.standard_normal((size, 4, 4, 4), dtype=np.float32)),
+    }
+
+
+def test_first_loss_is_the_mean_square_of_the_target(tiny):
+    batch = make_batch(256)
+    loss = float(make_model(tiny)(**batch))
+    assert loss == pytest.approx(float((batch["noise"] ** 2).mean()), rel=1e-6)
+    assert loss == pytest.approx(1.0, abs=0.05)
+
+
+def test_latents_are_a_scaled_posterior_sample(tiny):
+    model, batch = make_model(tiny), make_batch(3)
+    scale = model.vae.config.scaling_factor
+    assert scale not in (0, 1)
+    pixels = batch["pixel_values"].astype("float32") / 127.5 - 1
+    posterior = model.vae.encode(pixels).latent_dist
+    expected = (posterior.mean + posterior.std * batch["posterior_noise"]) * scale
+    latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
+    np.testing.assert_allclose(latents, expected, rtol=1e-5, atol=1e-6)
+    decoded = model.decode(latents)
+    raw = model.vae.decode(latents / scale).sample
+    np.testing.assert_allclose(decoded, raw.clip(-1, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_gradients_reach_what_is_trained_and_nothing_else(tiny, freeze):
+    model = make_model(tiny, freeze_text_encoder=freeze)
+    # The zeroed last layers let no gradient through at the first step; any weights do for this test.
+    for parameter in model.unet.parameters():
+        parameter.set_value(parameter + 0.01)
+    model(**make_batch(2)).backward()
+    trained = model.trained_parameters()
+    assert {name.partition(".")[0] for name in trained} == ({"unet"} if freeze else {"text_encoder", "unet"})
+    assert not any("to_logits" in name for name in trained)
+    for name, parameter in model.named_parameters():
+        if name in trained:
+            assert parameter.grad is not None, name
+        else:
+            assert parameter.grad is None, name
+
+
+def test_state_dict_keeps_the_published_prefixes(tiny):
+    state = make_model(tiny).state_dict()
+    assert {name.partition(".")[0] for name in state} == {"vae", "text_encoder", "unet"}
+    assert "text_encoder.to_logits.weight" in state
+
+
+def test_frozen_parts_stay_in_evaluation_mode(tiny):
+    model = make_model(tiny, freeze_text_encoder=True)
+    model.train()
+    assert model.unet.training and not model.vae.training and not model.text_encoder.training
+
+
+def test_forward_draws_nothing(tiny):
+    model, batch = make_model(tiny), make_batch(4)
+    model.train()
+    paddle.seed(1)
+    first = float(model(**batch))
+    paddle.seed(2)
+    assert float(model(**batch)) == first
+    np.random.seed(7)
+    before = paddle.get_rng_state()[0].current_seed(), np.random.get_state()[1].tolist()
+    model(**batch)
+    assert (paddle.get_rng_state()[0].current_seed(), np.random.get_state()[1].tolist()) == before
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_latents_do_not_change_under_autocast(tiny, dtype):
+    model, batch = make_model(tiny), make_batch(2)
+    expected = model.encode(batch["pixel_values"], batch["posterior_noise"]).numpy()
+    with paddle.amp.auto_cast(level="O1", dtype=dtype):
+        latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
+    assert latents.dtype == paddle.float32
+    assert (latents.numpy() == expected).all()

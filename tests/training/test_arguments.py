@@ -1,0 +1,145 @@
+"""Both command lines: the published ones verbatim, and helpful words for wrong ones."""
+
+import shlex
+
+import pytest
+
+from ppldm.config.arguments import AutoencoderArguments
+from ppldm.training.arguments import ALIASES, parse_arguments
+from ppldm.utils.errors import ConfigError
+
+# Reference: the published tutorial, sections 1.3.2 and 1.4.1 (the multi-card commands have the same flags).
+PUBLISHED_TRAINER = """
+    --do_train
+    --output_dir ./laion400m_pretrain_output_trainer
+    --per_device_train_batch_size 6
+    --gradient_accumulation_steps 10
+    --learning_rate 4.6875e-5
+    --weight_decay 0.02
+    --max_steps 1000000000
+    --lr_scheduler_type "constant"
+    --warmup_steps 0
+    --logging_steps 50
+    --save_steps 5000
+    --save_total_limit 50
+    --seed 23
+    --dataloader_num_workers 6
+    --model_name_or_path CompVis/ldm_laion400M_pretrain
+    --file_list ./data/filelist/train.filelist.list
+    --num_inference_steps 200
+    --model_max_length 77
+    --tokenizer_name bert-base-uncased
+"""
+PUBLISHED_LOOP = """
+    --output_dir ./laion400m_pretrain_output_no_trainer
+    --train_batch_size 6
+    --gradient_accumulation_steps 10
+    --learning_rate 4.6875e-5
+    --adam_weight_decay 0.02
+    --max_train_steps 1000000000
+    --lr_scheduler "constant"
+    --lr_warmup_steps 0
+    --logging_steps 50
+    --save_steps 5000
+    --seed 23
+    --num_workers 6
+    --pretrained_model_name_or_path CompVis/ldm_laion400M_pretrain
+    --file_list ./data/filelist/train.filelist.list
+    --num_inference_steps 200
+    --model_max_length 77
+    --tokenizer_name bert-base-uncased
+"""
+
+
+@pytest.mark.parametrize("command, loop", [(PUBLISHED_TRAINER, False), (PUBLISHED_LOOP, True)])
+def test_published_command_lines(command, loop):
+    model, data, training = parse_arguments(shlex.split(command), loop)
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (6, 10)
+    assert training.learning_rate == 4.6875e-5 and training.weight_decay == 0.02
+    assert training.max_steps == 10**9 and training.lr_scheduler_type == "constant" and training.warmup_steps == 0
+    assert (training.logging_steps, training.save_steps, training.seed) == (50, 5000, 23)
+    assert training.dataloader_num_workers == 6 and training.max_grad_norm <= 0
+    assert model.model_name_or_path == "CompVis/ldm_laion400M_pretrain" and not model.starts_from_pipeline
+    assert (model.num_inference_steps, model.model_max_length, model.tokenizer_name) == (200, 77, "bert-base-uncased")
+    assert data.file_list == "./data/filelist/train.filelist.list" and data.resolution == 256
+
+
+def test_defaults_of_the_two_scripts():
+    _, data, loop = parse_arguments([], loop=True)
+    assert (loop.output_dir, loop.per_device_train_batch_size, loop.gradient_accumulation_steps) == ("./output-model", 6, 10)
+    assert (loop.num_train_epochs, loop.max_steps, loop.dataloader_num_workers) == (100, 10**11, 6)
+    assert (loop.learning_rate, loop.weight_decay, loop.save_steps, loop.logging_steps, loop.seed) == (5e-5, 1e-2, 5000, 50, 23)
+    assert (loop.adam_beta1, loop.adam_beta2, loop.adam_epsilon) == (0.9, 0.999, 1e-8)
+    assert (data.num_records, data.buffer_size, data.shuffle_every_n_samples) == (10_000_000, 100, 5)
+    _, _, trainer = parse_arguments(["--do_train", "--output_dir", "x"], loop=False)
+    assert (trainer.lr_scheduler_type, trainer.max_grad_norm, trainer.weight_decay) == ("constant", -1.0, 0.0)
+
+
+@pytest.mark.parametrize("alias, name", ALIASES.items())
+@pytest.mark.parametrize("loop", [True, False])
+def test_both_spellings_are_one_flag(alias, name, loop):
+    value = {"pretrained_model_name_or_path": "some/folder", "lr_scheduler": "cosine", "writer_type": "none"}.get(alias, "7")
+    base = ["--do_train", "--output_dir", "x"]
+    parsed = [parse_arguments([*base, f"--{flag}", value], loop) for flag in (alias, name)]
+    first, second = ({**vars(groups[0]), **vars(groups[2])} for groups in parsed)
+    assert first == second
+    default = parse_arguments(base, loop)
+    assert {**vars(default[0]), **vars(default[2])} != first
+
+
+@pytest.mark.parametrize("schedule", ["cosine_with_restarts", "polynomial", "constant_with_warmup"])
+def test_schedules_of_the_published_loop(schedule):
+    assert parse_arguments(["--lr_scheduler", schedule], loop=True)[2].lr_scheduler_type == schedule
+
+
+def test_new_model_flags():
+    flags = "--vae_name_or_path v --text_encoder_config_file t --unet_config_file u --use_ema --prediction_type "
+    flags += "v_prediction --noise_offset 0.1 --image_logging_steps 5 --benchmark --recompute --bf16 --freeze_text_encoder"
+    for loop in (True, False):
+        model, _, training = parse_arguments([*flags.split(), "--do_train", "--output_dir", "x"], loop)
+        assert (model.vae_name_or_path, model.prediction_type, model.noise_offset) == ("v", "v_prediction", 0.1)
+        assert model.use_ema and model.freeze_text_encoder and training.benchmark and training.recompute and training.bf16
+
+
+def test_the_loops_logging_dir_is_inside_its_output_dir():
+    assert parse_arguments(["--logging_dir", "l", "--output_dir", "o"], loop=True)[2].logging_dir == "o/l"
+    assert parse_arguments(["--output_dir", "o"], loop=True)[2].logging_dir == "o/logs"
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--recompte", "unknown flag --recompte; did you mean --recompute?"),
+        ("--max_train_step 5", "did you mean --max_train_steps?"),
+        ("--max_steps x", "invalid int value"),
+        ("--seed", "expected one argument"),
+        ("stray", "unexpected argument 'stray'"),
+        ("--lr_scheduler stairs", "invalid choice"),
+        ("--prediction_type sample", "invalid choice"),
+        ("--resolution 0", "--resolution 0 must be above 0"),
+        ("--caption_drop 2", "--caption_drop 2.0 must be from 0 to 1"),
+        ("--per_device_train_batch_size 0", "must be above 0"),
+        ("--max_steps 0 --num_train_epochs 0", "nothing to train"),
+        ("--fp16 --bf16", "do not go together"),
+        ("--to_static", "--to_static is not supported yet"),
+        ("--metric_for_best_model loss", "the hand-written loop has no --metric_for_best_model"),
+        ("--model_name_or_path some/folder --unet_config_file u", "is a whole pipeline"),
+        ("--report_to wandb", "not supported yet"),
+    ],
+)
+def test_wrong_flags_are_named(flags, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_arguments(flags.split(), loop=True)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_trainer_wants_do_train():
+    with pytest.raises(ConfigError, match="--do_train"):
+        parse_arguments(["--output_dir", "x"], loop=False)
+
+
+def test_autoencoder_flags():
+    vae, data, training = parse_arguments(["--kl_weight", "0.1"], loop=True, model_group=AutoencoderArguments)
+    assert vae.kl_weight == 0.1 and vae.reconstruction_loss == "l1"
+    with pytest.raises(ConfigError, match="unknown flag --use_ema"):
+        parse_arguments(["--use_ema"], loop=True, model_group=AutoencoderArguments)

@@ -1,0 +1,199 @@
+"""The laws of training: two loops on one curve, any split of a batch, resumed to the bit."""
+
+import os
+import shutil
+
+import numpy as np
+import paddle
+import pytest
+
+from ppldm.training.arguments import parse_arguments
+from ppldm.training.loop import run_loop
+from ppldm.training.metrics import read_metrics
+from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.trainer import run_trainer
+from ppldm.utils.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
+
+
+def train(kind, flags):
+    """Run one of the loops; returns the run."""
+    loop = kind == "loop"
+    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], loop))
+    (run_loop if loop else run_trainer)(run)
+    return run
+
+
+def losses(folder):
+    return [record["loss"] for record in read_metrics(folder / "metrics.jsonl")]
+
+
+def weights(folder, step, name="model_state.pdparams"):
+    return paddle.load(str(folder / f"checkpoint-{step}" / name), return_numpy=True)
+
+
+def assert_equal_to_the_bit(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert (np.asarray(first[name]) == np.asarray(second[name])).all(), name
+
+
+@pytest.fixture(scope="module")
+def straight(tiny, tmp_path_factory):
+    """Runs of 6 updates without a stop, with checkpoints after 3: by the loop and by the Trainer."""
+    folders = {}
+    for kind in ("loop", "trainer"):
+        folders[kind] = tmp_path_factory.mktemp(kind) / "run"
+        train(kind, tiny.flags(folders[kind], max_steps=6, save_steps=3, use_ema=True))
+    return folders
+
+
+def test_loop_and_trainer_follow_one_curve(straight):
+    np.testing.assert_allclose(losses(straight["loop"]), losses(straight["trainer"]), rtol=1e-5)
+    assert len(losses(straight["loop"])) == 6
+    first, second = (weights(straight[kind], 6) for kind in ("loop", "trainer"))
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+@pytest.mark.parametrize("batch, accumulation", [(1, 4), (2, 2)])
+def test_accumulation_is_a_bigger_batch(tiny, straight, tmp_path, kind, batch, accumulation):
+    train(kind, tiny.flags(tmp_path / "run", per_device_train_batch_size=batch, max_steps=3,
+                           gradient_accumulation_steps=accumulation))  # fmt: skip
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(straight["loop"])[:3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+@pytest.mark.parametrize("started_by", ["loop", "trainer"])
+def test_resuming_gives_the_same_bits(tiny, straight, tmp_path, kind, started_by):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("checkpoint-3", "run.json", "metrics.jsonl"):
+        source = straight[started_by] / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    run = train(kind, tiny.flags(folder, max_steps=6, save_steps=3, use_ema=True))
+    assert run.start_step == 3
+    assert losses(folder) == losses(straight[kind])
+    for name in ("model_state.pdparams", "ema_state.pdparams", "optimizer.pdopt"):
+        assert_equal_to_the_bit(_flat(weights(folder, 6, name)), _flat(weights(straight[kind], 6, name)))
+
+
+def _flat(state):
+    return {k: v for k, v in state.items() if not isinstance(v, dict)}
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, kind, monkeypatch):
+    import signal
+
+    from ppldm.training.report import Reporter
+
+    flags = tiny.flags(tmp_path / "run", max_steps=6, save_steps=100, use_ema=True)
+    after_update = Reporter.after_update
+
+    def stop_at_two(self, step, loss, batches):
+        after_update(self, step, loss, batches)
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Reporter, "after_update", stop_at_two)
+    with pytest.raises(Interrupted, match="the same command again"):
+        train(kind, flags)
+    monkeypatch.undo()
+    train(kind, flags)
+    assert losses(tmp_path / "run") == losses(straight[kind])
+    assert_equal_to_the_bit(weights(tmp_path / "run", 6), weights(straight[kind], 6))
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_finished_run_is_not_trained_again(tiny, straight, kind):
+    before = losses(straight[kind])
+    run = train(kind, tiny.flags(straight[kind], max_steps=6, save_steps=3, use_ema=True))
+    assert run.start_step == 6 and losses(straight[kind]) == before
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_drawing_pictures_and_workers_change_nothing(tiny, straight, tmp_path, kind):
+    train(kind, tiny.flags(tmp_path / "run", max_steps=6, use_ema=True, image_logging_steps=2,
+                           dataloader_num_workers=2))  # fmt: skip
+    assert losses(tmp_path / "run") == losses(straight[kind])
+    names = sorted(path.name for path in (tmp_path / "run" / "samples").iterdir())
+    tags = ("ddim-samples-1.0", "ddim-samples-7.5", "reconstruction")
+    assert names == [f"step-{step:06d}-{tag}.png" for step in (2, 4, 6) for tag in tags]
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_recompute_is_the_same_training(tiny, straight, tmp_path, kind):
+    train(kind, tiny.flags(tmp_path / "run", max_steps=3, recompute=True))
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(straight["loop"])[:3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_bfloat16_trains_near_float32(tiny, straight, tmp_path, kind):
+    train(kind, tiny.flags(tmp_path / "run", max_steps=3, bf16=True))
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(straight["loop"])[:3], rtol=0.05)
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_loss_that_is_not_finite_stops_before_the_update(tiny, tmp_path, kind):
+    run = prepare_text_to_image(*parse_arguments([*tiny.flags(tmp_path / "run"), "--do_train"], kind == "loop"))
+    run.state.model.scaling_factor = float("nan")
+    before = {name: p.numpy().copy() for name, p in run.state.model.named_parameters()}
+    with pytest.raises(TrainingError, match="rows of rank 0"):
+        (run_loop if kind == "loop" else run_trainer)(run)
+    assert_equal_to_the_bit(before, {name: p.numpy() for name, p in run.state.model.named_parameters()})
+
+
+def test_resume_from_a_named_checkpoint_wins(tiny, straight, tmp_path):
+    flags = tiny.flags(tmp_path / "run", max_steps=6, use_ema=True,
+                       resume_from_checkpoint=straight["loop"] / "checkpoint-3")  # fmt: skip
+    assert train("loop", flags).start_step == 3
+    assert_equal_to_the_bit(weights(tmp_path / "run", 6), weights(straight["loop"], 6))
+    with pytest.raises(CheckpointError, match="cannot resume from"):
+        train("loop", tiny.flags(tmp_path / "other", resume_from_checkpoint=tmp_path))
+
+
+def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds files that are no run of ppldm"):
+        train("loop", tiny.flags(tmp_path))
+    train("loop", tiny.flags(tmp_path, max_steps=1, overwrite_output_dir=True))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_overwriting_starts_anew(tiny, tmp_path):
+    train("loop", tiny.flags(tmp_path / "run", max_steps=2))
+    run = train("loop", tiny.flags(tmp_path / "run", max_steps=1, overwrite_output_dir=True))
+    assert run.start_step == 0 and len(losses(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize(
+    "changes, word", [({"seed": 6}, "seed"), ({"per_device_train_batch_size": 2}, "global_batch_size")]
+)
+def test_a_checkpoint_of_other_samples_is_refused(tiny, straight, changes, word):
+    with pytest.raises(CheckpointError, match=f"was trained with {word}"):
+        train("loop", tiny.flags(straight["loop"], max_steps=6, save_steps=3, use_ema=True, **changes))
+
+
+def test_more_batch_than_rows_is_refused(tiny, tmp_path):
+    with pytest.raises(DataError, match="40 rows"):
+        train("loop", tiny.flags(tmp_path / "run", per_device_train_batch_size=41))
+
+
+def test_epochs_count_rows(tiny, tmp_path):
+    run = train("loop", tiny.flags(tmp_path / "run", max_steps=0, num_train_epochs=1, per_device_train_batch_size=12))
+    assert run.max_steps == 4
+    assert len(losses(tmp_path / "run")) == 4
+
+
+def test_exported_weights_are_the_average(tiny, straight):
+    from ppldm.models.build import load_pipeline
+
+    model = load_pipeline(straight["loop"] / "pipeline", "epsilon")
+    average = weights(straight["loop"], 6, "ema_state.pdparams")
+    raw = weights(straight["loop"], 6)
+    exported = model.state_dict()
+    for name in average:
+        if name != "num_updates":
+            assert (exported[name].numpy() == average[name]).all(), name
+    assert any((exported[name].numpy() != raw[name]).any() for name in raw)
