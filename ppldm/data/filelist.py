@@ -90,6 +90,30 @@ def write_filelist(path, names: Iterable) -> None:
     write_text(path, "".join(lines))
 
 
+def list_parts(folder) -> list[str]:
+    """The absolute paths of the files `part-*` in a folder, sorted, indexes left out. Raises FilelistError."""
+    if not Path(folder).is_dir():
+        raise FilelistError(f"no such folder {folder}; name the one that holds the part files")
+    paths = (os.path.abspath(path) for path in Path(folder).glob("part-*") if path.is_file())
+    parts = sorted(path for path in paths if not path.endswith(".idx"))
+    if not parts:
+        raise FilelistError(f"no part files (part-*) in {folder}; name the folder that holds them")
+    return parts
+
+
+def number_parts(pattern: str, num_parts: int) -> list[str]:
+    """`pattern`, with a field such as `{:05}`, for the numbers from 0 to num_parts - 1. Raises FilelistError."""
+    try:
+        names = [pattern.format(number) for number in range(num_parts)]
+    except (IndexError, KeyError, ValueError) as error:
+        raise FilelistError(
+            f"cannot number the parts by {pattern!r} ({error}); write it as in part-{{:05}}.gz"
+        ) from error
+    if len(set(names)) < num_parts:
+        raise FilelistError(f"{pattern!r} gives all parts the same name; give it a number field, as in part-{{:05}}.gz")
+    return names
+
+
 def _is_filelist_list(path: Path) -> bool:
     if path.suffix == ".list":
         return True

@@ -14,20 +14,19 @@ stays a row; blank lines are none. Two processes that build the same thing at on
 import errno
 import gzip
 import hashlib
-import io
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
 from ..utils.errors import OutputError, PartError, RowError
 from ..utils.files import atomic_write, make_output_dir
 from ..utils.log import get_logger, progress
+from .image import image_size
 from .index import GZIP_MEMBERS, PLAIN_LINES, Index, make_index, read_index, read_row_count, write_index
 from .row import Row, decode_row, encode_row
 
@@ -36,7 +35,6 @@ MAX_ROW_BYTES = 1 << 28
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
 _CHUNK_BYTES = 1 << 17
-_EXIF_ORIENTATION = 0x0112
 # Of a file that is no part at all, no row can be read; this many are tried before saying so.
 _ROWS_TO_TRY = 100
 
@@ -82,14 +80,15 @@ class Part:
     """A part file whose rows can be read in any order.
 
     `widths`, `heights`: uint16 [rows], pixels, 0 where unknown. Raises PartError for a file that is missing, empty,
-    truncated or no part at all.
+    truncated or no part at all. The file is closed by `close()` or with the last reference.
     """
 
     def __init__(self, path):
         self.path = Path(path)
         stored, self._index = _find(self.path, read_index) or _build(self.path)
         self.widths, self.heights = self._index.widths, self._index.heights
-        self._file = open(stored, "rb", buffering=0)  # noqa: SIM115 (open as long as the part is)
+        self._file = os.open(stored, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self._file)
 
     def __len__(self) -> int:
         return len(self._index.offsets)
@@ -99,28 +98,13 @@ class Part:
         if not 0 <= row < len(self):
             raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
         where = f"{self.path} row {row}"
-        data = os.pread(self._file.fileno(), int(self._index.lengths[row]), int(self._index.offsets[row]))
+        data = os.pread(self._file, int(self._index.lengths[row]), int(self._index.offsets[row]))
         if self._index.kind == GZIP_MEMBERS:
             try:
                 data = zlib.decompress(data, 31)
             except zlib.error as error:
                 raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
         return decode_row(data, where)
-
-    def close(self) -> None:
-        """Close the file; rows cannot be read afterwards."""
-        self._file.close()
-
-
-def image_size(image: bytes) -> tuple[int, int]:
-    """(width, height) in pixels as shown, from the header of an encoded image; (0, 0) where it has none."""
-    try:
-        with Image.open(io.BytesIO(image)) as opened:
-            width, height = opened.size
-            turned = opened.getexif().get(_EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
-    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError):
-        return 0, 0
-    return (height, width) if turned else (width, height)
 
 
 def _row_size(row: Row) -> tuple[int, int]:

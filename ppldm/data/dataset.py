@@ -1,0 +1,134 @@
+"""Samples as a function of (epoch, row): what to train on, with every random number that the step will need.
+
+The keys of a sample, all numpy:
+
+    pixel_values     uint8 [3, R, R]        the crop
+    posterior_noise  float32 latent_shape   standard normal, for the autoencoder's posterior
+    row_ids          int64 []               the row used; it differs from the row asked for where that one was bad
+    skipped          list of str            the reasons why rows before it were not
+    input_ids        int64 [L]              token ids of the caption, or of "" where it was dropped
+    timesteps        int64 []               in [0, num_train_timesteps)
+    noise            float32 latent_shape   standard normal
+
+The last three are left out with `pixels_only`. All draws come from `make_rng(seed, stream, epoch, row)` with the row
+asked for, so that a bad row changes no number but its own pixels and caption.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from ..utils.errors import ConfigError, RowError
+from ..utils.log import progress
+from ..utils.rng import Stream, make_rng
+from .filelist import Source
+from .handlers import BadRows
+from .image import decode_image
+from .part import Part, count_rows
+from .row import Row
+from .tokenizer import CaptionTokenizer
+from .transforms import crop_pixels
+
+_MAX_OPEN_PARTS = 64
+
+
+class TextImageDataset:
+    """All rows of all sources, numbered through: source by source, part by part.
+
+    tokenizer: may be None with `pixels_only`. latent_shape: (channels, height, width). crop_fraction: in (0, 1], the
+    crop's share of the resized short side. random_crop: False crops the centre.
+    `num_rows_of_sources`: the rows of each source, for `Mix`. Raises PartError, ConfigError.
+    """
+
+    def __init__(
+        self,
+        sources: list[Source],
+        tokenizer: CaptionTokenizer | None,
+        resolution: int,
+        latent_shape: tuple[int, int, int],
+        seed: int,
+        caption_drop_probability: float = 0.1,
+        crop_fraction: float = 0.9,
+        random_crop: bool = True,
+        random_flip: bool = False,
+        num_train_timesteps: int = 1000,
+        pixels_only: bool = False,
+        bad_rows: BadRows = BadRows(),  # noqa: B008 (frozen)
+    ):
+        if not 0 < crop_fraction <= 1:
+            raise ConfigError(f"crop_fraction is {crop_fraction}; it must be over 0 and at most 1")
+        if not 0 <= caption_drop_probability <= 1:
+            raise ConfigError(f"caption_drop_probability is {caption_drop_probability}; it must be in [0, 1]")
+        self.tokenizer, self.resolution, self.latent_shape, self.seed = tokenizer, resolution, latent_shape, seed
+        self.caption_drop_probability, self.num_train_timesteps = caption_drop_probability, num_train_timesteps
+        self.crop_fraction, self.random_crop, self.random_flip = crop_fraction, random_crop, random_flip
+        self.pixels_only, self.bad_rows = pixels_only, bad_rows
+        self._paths = [path for source in sources for path in source.parts]
+        rows_of_parts = [count_rows(path) for path in progress(self._paths, desc="parts", unit=" parts", delay=3)]
+        self._starts = np.cumsum([0, *rows_of_parts])
+        ends = np.cumsum([0, *(len(source.parts) for source in sources)])
+        self.num_rows_of_sources = np.diff(self._starts[ends]).tolist()
+        self._open_part = _part_opener(self._paths)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getstate__(self):
+        return {key: value for key, value in self.__dict__.items() if key != "_open_part"}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._open_part = _part_opener(self._paths)
+
+    def read_row(self, row: int) -> Row:
+        """Row number `row` of [0, len). Raises RowError."""
+        part, number = self._locate(row)
+        return part.read(number)
+
+    def __getitem__(self, key: tuple[int, int]) -> dict:
+        """The sample of (epoch, row); see the module. Raises DataError."""
+        epoch, row = key
+        crop = tuple(self._rng(Stream.CROP, key).random(2)) if self.random_crop else None
+        (caption, pixels), used_row, skipped = self.bad_rows.load(lambda n: self._load(n, crop), row, len(self))
+        if self.random_flip and self._rng(Stream.FLIP, key).random() < 0.5:
+            pixels = np.ascontiguousarray(pixels[:, :, ::-1])
+        sample = {
+            "pixel_values": pixels,
+            "posterior_noise": self._rng(Stream.POSTERIOR, key).standard_normal(self.latent_shape, dtype=np.float32),
+            "row_ids": np.int64(used_row),
+            "skipped": skipped,
+        }
+        if self.pixels_only:
+            return sample
+        if self._rng(Stream.CAPTION_DROP, key).random() < self.caption_drop_probability:
+            caption = ""
+        return sample | {
+            "input_ids": self.tokenizer.encode([caption])[0],
+            "timesteps": np.int64(self._rng(Stream.TIMESTEP, key).random() * self.num_train_timesteps),
+            "noise": self._rng(Stream.NOISE, key).standard_normal(self.latent_shape, dtype=np.float32),
+        }
+
+    def _rng(self, stream: Stream, key: tuple[int, int]) -> np.random.Generator:
+        return make_rng(self.seed, stream, *key)
+
+    def _locate(self, row: int) -> tuple[Part, int]:
+        """The part of a row, and the row's number in it."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"there are rows 0 to {len(self) - 1}, no row {row}")
+        part = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._open_part(part), row - int(self._starts[part])
+
+    def _load(self, row: int, crop: tuple[float, float] | None) -> tuple[str, np.ndarray]:
+        part, number = self._locate(row)
+        loaded = part.read(number)
+        try:
+            return loaded.caption, crop_pixels(decode_image(loaded.image), self.resolution, self.crop_fraction, crop)
+        except RowError as error:
+            raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
+
+
+def _part_opener(paths: list[Path]) -> Callable[[int], Part]:
+    """Opens a part by its number and keeps the latest ones open. A part that falls out closes with its last user."""
+    return lru_cache(maxsize=_MAX_OPEN_PARTS)(lambda number: Part(paths[number]))

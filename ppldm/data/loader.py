@@ -1,0 +1,82 @@
+"""Batches through Paddle's DataLoader, the same ones with any number of worker processes.
+
+A batch is a dict of paddle tensors, the keys of `ppldm.data.dataset` with a leading dimension [micro batch], and
+`skipped`, the list of reasons of all bad rows met on the way.
+
+Paddle turns an exception in a worker, or in its reader thread, into a fatal error of its own without the message. So
+errors travel as data, in place of the batch, and are raised where the batch is taken.
+"""
+
+import shutil
+from collections.abc import Iterator
+
+import numpy as np
+from paddle.io import DataLoader, Dataset
+
+from ..utils.errors import DataError, PpldmError
+from ..utils.log import get_logger
+from .dataset import TextImageDataset
+from .sampler import StepSampler
+
+_PREFETCH_FACTOR = 2
+
+
+class BatchLoader(DataLoader):
+    """A DataLoader that raises DataError where a sample could not be made."""
+
+    def __iter__(self) -> Iterator[dict]:
+        for batch in super().__iter__():
+            if "error" in batch:
+                raise DataError(batch["error"])
+            yield batch
+
+
+def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> BatchLoader:
+    """The batches of a sampler, in its order; `len()` is the sampler's. num_workers 0 loads in this process."""
+    return BatchLoader(
+        _ErrorsAsSamples(dataset),
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=collate,
+        prefetch_factor=_PREFETCH_FACTOR,
+        use_shared_memory=num_workers > 0 and _shared_memory_fits(dataset, sampler, num_workers),
+    )
+
+
+def collate(samples: list) -> dict:
+    """Stack samples; `skipped` lists are joined. If one of them is an error, the batch is that error's text."""
+    for sample in samples:
+        if isinstance(sample, PpldmError):
+            # DataLoader's queue takes no batch without arrays.
+            return {"error": str(sample), "row_ids": np.empty(1, dtype=np.int64)}
+    batch = {key: np.stack([sample[key] for sample in samples]) for key in samples[0] if key != "skipped"}
+    return batch | {"skipped": [reason for sample in samples for reason in sample["skipped"]]}
+
+
+class _ErrorsAsSamples(Dataset):
+    def __init__(self, dataset: TextImageDataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: tuple[int, int]):
+        try:
+            return self.dataset[key]
+        except PpldmError as error:
+            return error
+
+
+def _shared_memory_fits(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> bool:
+    """Whether /dev/shm has room for all batches in flight; a full one kills workers with SIGBUS."""
+    sample_bytes = 3 * dataset.resolution**2 + 8 * int(np.prod(dataset.latent_shape)) + (1 << 12)
+    due = 2 * _PREFETCH_FACTOR * num_workers * sampler.micro_batch_size * sample_bytes
+    free = shutil.disk_usage("/dev/shm").free
+    if free < due:
+        get_logger().warning(
+            "/dev/shm has %d MB free of the %d MB that %d workers need; batches go through pipes, which is slower",
+            free >> 20,
+            due >> 20,
+            num_workers,
+        )
+    return free >= due

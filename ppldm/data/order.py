@@ -1,0 +1,142 @@
+"""Which row comes when: a pure function of (seed, position).
+
+`Order` is a windowed shuffle. The rows are cut into runs of consecutive rows, so that disks read forward; the runs are
+permuted; and the rows are permuted inside windows of permuted runs. A look-up costs one window, not the data set.
+`Mix` turns one or several lists of rows into one endless sequence.
+
+A permutation is the stable argsort of raw words of Philox, which is defined by its paper, not by a version of numpy.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from ..utils.errors import ConfigError, DataError
+from ..utils.rng import Stream, make_rng
+
+_CYCLE_LENGTH = 10_000
+
+
+class Order:
+    """A permutation of [0, num_rows) for each epoch."""
+
+    def __init__(self, num_rows: int, seed: int, run_length: int = 256, window_runs: int = 64):
+        if num_rows < 1:
+            raise DataError("there are no rows to put in order; check the filelist")
+        self.num_rows, self.seed, self.run_length, self.window_runs = num_rows, seed, run_length, window_runs
+
+    def rows(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """The row numbers at positions [start, stop) of an epoch, 0 <= start <= stop <= num_rows. int64."""
+        if not 0 <= start <= stop <= self.num_rows:
+            raise IndexError(f"positions {start} to {stop} are not in an epoch of {self.num_rows} rows")
+        pieces, window = [], start // (self.run_length * self.window_runs)
+        while start < stop:
+            first, rows = self._window(epoch, window)
+            pieces.append(rows[max(0, start - first) : stop - first])
+            start = max(start, first + len(rows))
+            window += 1
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+    def _window(self, epoch: int, window: int) -> tuple[int, np.ndarray]:
+        return _window(self.num_rows, self.seed, self.run_length, self.window_runs, epoch, window)
+
+
+class Mix:
+    """The endless global sequence of (epoch, row); `row` counts through all lists, one after the other.
+
+    Without weights it is epoch after epoch of one `Order` over the rows of all lists: each row once an epoch, and the
+    last batch of an epoch is filled from the next. With weights, each cycle of 10,000 positions holds every list in
+    proportion, in an order permuted by the seed, and each list runs through epochs of its own.
+
+    list_sizes: rows of each list. weights: one number of 0 or more for each, or None.
+    """
+
+    def __init__(self, list_sizes: list[int], weights: list[float] | None, seed: int):
+        self.num_rows = sum(list_sizes)
+        self.seed = seed
+        self._starts = np.cumsum([0, *list_sizes])
+        if weights is None:
+            self._orders, self._shares = [Order(self.num_rows, seed)], None
+        else:
+            # Lists of equal size must not be permuted alike, so each has a seed of its own.
+            seeds = [int(make_rng(seed, Stream.MIX, row=i).bit_generator.random_raw()) for i in range(len(list_sizes))]
+            self._orders = [Order(size, own_seed) for size, own_seed in zip(list_sizes, seeds, strict=True)]
+            self._shares = _proportional_shares(weights)
+
+    def samples(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """(epochs int64 [n], rows int64 [n]) at positions [start, stop) of the sequence, n = stop - start."""
+        if self._shares is None:
+            return _flow(self._orders[0], start, stop)
+        epochs, rows = np.empty(stop - start, dtype=np.int64), np.empty(stop - start, dtype=np.int64)
+        for cycle in range(start // _CYCLE_LENGTH, -(-stop // _CYCLE_LENGTH)):
+            first = cycle * _CYCLE_LENGTH
+            begin, end = max(start, first), min(stop, first + _CYCLE_LENGTH)
+            lists = _cycle(self._shares, self.seed, cycle)
+            for i in np.unique(lists[begin - first : end - first]):
+                before = cycle * self._shares[i] + int(np.count_nonzero(lists[: begin - first] == i))
+                places = begin - start + np.flatnonzero(lists[begin - first : end - first] == i)
+                epochs[places], own_rows = _flow(self._orders[i], before, before + len(places))
+                rows[places] = own_rows + self._starts[i]
+        return epochs, rows
+
+
+def _flow(order: Order, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """(epochs, rows) at positions [start, stop) of epoch after epoch of one order."""
+    epochs = np.arange(start, stop, dtype=np.int64) // order.num_rows
+    pieces = [
+        order.rows(epoch, max(start - epoch * order.num_rows, 0), min(stop - epoch * order.num_rows, order.num_rows))
+        for epoch in range(start // order.num_rows, -(-stop // order.num_rows))
+    ]
+    return epochs, np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+
+def _permutation(size: int, seed: int, stream: Stream, epoch: int, row: int) -> np.ndarray:
+    words = make_rng(seed, stream, epoch, row).bit_generator.random_raw(size)
+    return np.argsort(words, kind="stable")
+
+
+# Row 0 of the stream is for the runs, row 1 + w for window w.
+@lru_cache(maxsize=16)
+def _run_permutation(num_runs: int, seed: int, epoch: int) -> tuple[np.ndarray, int]:
+    """The order of the runs, and the place in it of the last run, the only one that may be short."""
+    runs = _permutation(num_runs, seed, Stream.ORDER, epoch, 0)
+    return runs, int(np.flatnonzero(runs == num_runs - 1)[0])
+
+
+@lru_cache(maxsize=64)
+def _window(
+    num_rows: int, seed: int, run_length: int, window_runs: int, epoch: int, window: int
+) -> tuple[int, np.ndarray]:
+    """(position of the window's first row in its epoch, the window's row numbers in order)."""
+    num_runs = -(-num_rows // run_length)
+    runs, place_of_last = _run_permutation(num_runs, seed, epoch)
+    first_run = window * window_runs
+    missing = num_runs * run_length - num_rows if place_of_last < first_run else 0
+    rows = (runs[first_run : first_run + window_runs, None] * run_length + np.arange(run_length)).ravel()
+    rows = rows[rows < num_rows]
+    rows = rows[_permutation(len(rows), seed, Stream.ORDER, epoch, 1 + window)]
+    rows.flags.writeable = False
+    return first_run * run_length - missing, rows
+
+
+def _proportional_shares(weights: list[float]) -> tuple[int, ...]:
+    """How many positions of a cycle each list has: nearest to its weight, by largest remainder."""
+    exact = np.asarray(weights, dtype=np.float64) / sum(weights) * _CYCLE_LENGTH
+    shares = np.floor(exact).astype(np.int64)
+    largest = np.argsort(shares - exact, kind="stable")[: _CYCLE_LENGTH - shares.sum()]
+    shares[largest] += 1
+    for weight, share in zip(weights, shares, strict=True):
+        if weight > 0 and share == 0:
+            raise ConfigError(
+                f"the weight {weight:g} is under 1/{_CYCLE_LENGTH} of the sum of weights, so that its list would never "
+                "be read; raise it or drop the list"
+            )
+    return tuple(shares.tolist())
+
+
+# Cycle c is row 2**32 + c of the stream; the rows below belong to the seeds of the lists.
+@lru_cache(maxsize=16)
+def _cycle(shares: tuple[int, ...], seed: int, cycle: int) -> np.ndarray:
+    """The list number at each position of a cycle."""
+    lists = np.repeat(np.arange(len(shares)), shares)
+    return lists[_permutation(_CYCLE_LENGTH, seed, Stream.MIX, 0, (1 << 32) + cycle)]

@@ -1,0 +1,54 @@
+"""Which samples a rank trains on: a pure function of (mix, batch sizes, world, step). Resuming is a start step."""
+
+from collections.abc import Iterator
+
+from ..utils.errors import ConfigError, DataError
+from ..utils.world import World
+from .order import Mix
+
+
+class StepSampler:
+    """The micro-batches of one rank, in order, for steps start_step to max_steps - 1.
+
+    Global batch s is the positions [s * B, (s + 1) * B) of the mix, B = global_batch_size. Rank r takes its contiguous
+    slice of B / world.size, cut into micro-batches of micro_batch_size. A micro-batch is a list of (epoch, row).
+
+    Raises ConfigError where B is no multiple of world.size * micro_batch_size, DataError where there are fewer rows
+    than one global batch.
+    """
+
+    def __init__(
+        self,
+        mix: Mix,
+        global_batch_size: int,
+        micro_batch_size: int,
+        world: World,
+        start_step: int,
+        max_steps: int,
+    ):
+        if min(global_batch_size, micro_batch_size) < 1 or global_batch_size % (world.size * micro_batch_size):
+            raise ConfigError(
+                f"a global batch of {global_batch_size} rows cannot be cut into micro-batches of {micro_batch_size} on "
+                f"{world.size} rank(s); make it a multiple of {world.size * micro_batch_size}"
+            )
+        if mix.num_rows < global_batch_size:
+            raise DataError(
+                f"the filelists hold {mix.num_rows} rows, fewer than one global batch of {global_batch_size} on "
+                f"{world.size} rank(s); add rows or make the batch smaller"
+            )
+        self.mix, self.world = mix, world
+        self.global_batch_size, self.micro_batch_size = global_batch_size, micro_batch_size
+        self.start_step, self.max_steps = start_step, max_steps
+
+    def __len__(self) -> int:
+        micro_batches = self.global_batch_size // (self.world.size * self.micro_batch_size)
+        return max(0, self.max_steps - self.start_step) * micro_batches
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        rank_batch_size = self.global_batch_size // self.world.size
+        for step in range(self.start_step, self.max_steps):
+            first = step * self.global_batch_size + self.world.rank * rank_batch_size
+            epochs, rows = self.mix.samples(first, first + rank_batch_size)
+            samples = list(zip(epochs.tolist(), rows.tolist(), strict=True))
+            for start in range(0, rank_batch_size, self.micro_batch_size):
+                yield samples[start : start + self.micro_batch_size]

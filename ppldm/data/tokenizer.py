@@ -1,0 +1,145 @@
+"""Captions to token ids: BERT's WordPiece in Rust, with the ids that PaddleNLP's BertTokenizer gives
+for every character that both know (their Unicode tables differ in age).
+
+A tokenizer is a `vocab.txt`, one token a line, the line number its id, and whether text is lower-cased.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, Sequence, Split
+from tokenizers.processors import BertProcessing
+
+from ..utils.errors import ConfigError
+from ..utils.files import make_output_dir, write_json, write_text
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_PAD, _UNK, _CLS, _SEP, _MASK = SPECIAL_TOKENS
+
+# Names that PaddleNLP knows, and the class of its tokenizer.
+KNOWN_NAMES = {
+    "bert-base-uncased": "BertTokenizer",
+    "bert-base-chinese": "BertTokenizer",
+    "ernie-1.0": "ErnieTokenizer",
+}
+
+# Beside punctuation, PaddleNLP makes every Unicode symbol (currency, arrows, emoji …) and these letters words.
+_LONE_CHARACTERS = Regex(r"[\p{P}\p{S}\u00ad²ºµØŋƱ〇]")
+
+
+class CaptionTokenizer:
+    """A vocabulary with the length that captions are padded or cut to. `vocab_size`, `max_length`: int."""
+
+    def __init__(self, vocab: list[str], max_length: int, lower_case: bool = True):
+        ids = {token: number for number, token in enumerate(vocab)}
+        missing = [token for token in SPECIAL_TOKENS if token not in ids]
+        if missing:
+            raise ConfigError(f"the vocabulary lacks {', '.join(missing)}; it must hold {' '.join(SPECIAL_TOKENS)}")
+        if max_length < 3:
+            raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
+        self.vocab, self.max_length, self.lower_case = vocab, max_length, lower_case
+        self._tokenizer = _build(ids, max_length, lower_case)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids, from 0."""
+        return len(self.vocab)
+
+    def encode(self, captions: list[str]) -> np.ndarray:
+        """Token ids, int64 [len(captions), max_length]: [CLS] caption [SEP], cut before [SEP], padded with [PAD]."""
+        # One by one: a batch would start the Rust library's threads, which a forked worker does not have.
+        ids = [self._tokenizer.encode(caption).ids for caption in captions]
+        return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
+
+    def save(self, folder) -> None:
+        """Write what `load_tokenizer`, and BertTokenizer.from_pretrained of PaddleNLP, reads."""
+        folder = make_output_dir(folder)
+        names = dict(
+            zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
+        )
+        write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.vocab))
+        write_json(folder / "special_tokens_map.json", names)
+        config = {"do_lower_case": self.lower_case, "model_max_length": self.max_length, **names}
+        write_json(folder / "tokenizer_config.json", {**config, "tokenizer_class": "BertTokenizer"})
+
+
+def load_tokenizer(name_or_path, max_length: int) -> CaptionTokenizer:
+    """The tokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES. Raises ConfigError."""
+    path = Path(name_or_path)
+    if path.is_dir():
+        return CaptionTokenizer(_read_vocab(path / "vocab.txt"), max_length, _read_lower_case(path))
+    if path.is_file():
+        return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
+    if str(name_or_path) in KNOWN_NAMES:
+        return CaptionTokenizer(*_fetch(str(name_or_path), max_length))
+    raise ConfigError(
+        f"no tokenizer {name_or_path}: neither a folder with vocab.txt, nor a vocab.txt, nor one of "
+        f"{', '.join(KNOWN_NAMES)}"
+    )
+
+
+def build_vocab(captions: Iterable[str]) -> list[str]:
+    """A vocabulary for a data set of its own: special tokens, the captions' characters, alone and as ## pieces, then
+    their words. Each group is sorted, so that the same captions in any order give the same ids."""
+    normalizer, splitter = _normalizer(lower_case=True), _splitter()
+    words = {word for caption in captions for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(caption))}
+    characters = sorted(set("".join(words)))
+    pieces = [*SPECIAL_TOKENS, *characters, *(f"##{character}" for character in characters), *sorted(words)]
+    return list(dict.fromkeys(pieces))
+
+
+def _build(ids: dict[str, int], max_length: int, lower_case: bool) -> Tokenizer:
+    tokenizer = Tokenizer(WordPiece(ids, unk_token=_UNK, max_input_chars_per_word=100))
+    tokenizer.normalizer = _normalizer(lower_case)
+    tokenizer.pre_tokenizer = _splitter()
+    tokenizer.post_processor = BertProcessing((_SEP, ids[_SEP]), (_CLS, ids[_CLS]))
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.enable_truncation(max_length)
+    tokenizer.enable_padding(length=max_length, pad_id=ids[_PAD], pad_token=_PAD)
+    return tokenizer
+
+
+def _normalizer(lower_case: bool) -> BertNormalizer:
+    return BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case)
+
+
+def _splitter() -> Sequence:
+    return Sequence([BertPreTokenizer(), Split(_LONE_CHARACTERS, "isolated")])
+
+
+def _read_vocab(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read the vocabulary {path}: {error.strerror}; name a folder that has one") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the vocabulary {path} is not UTF-8 text; name the tokenizer's vocab.txt") from error
+
+
+def _read_lower_case(folder: Path) -> bool:
+    """As PaddleNLP: true where the folder does not say."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return True
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8")).get("do_lower_case", True))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); correct or delete it") from error
+
+
+def _fetch(name: str, max_length: int) -> tuple[list[str], int, bool]:
+    import paddlenlp.transformers
+
+    try:
+        tokenizer = getattr(paddlenlp.transformers, KNOWN_NAMES[name]).from_pretrained(name)
+    except OSError as error:
+        raise ConfigError(
+            f"the tokenizer {name} could not be downloaded; give a local folder with its vocab.txt instead of the name"
+        ) from error
+    tokens = tokenizer.convert_ids_to_tokens(list(range(tokenizer.vocab_size)))
+    return tokens, max_length, tokenizer.do_lower_case
