@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from ppldm.data.filelist import read_filelist, read_filelist_list
 from ppldm.data.part import Part
@@ -91,9 +90,12 @@ def test_the_files_that_training_takes(quickstart):
         assert "-".join(f"{ord(c):04X}" for c in row.meta["emoji"] if c != "\ufe0f") == row.meta["key"]
 
 
-def test_prompts_say_what_was_seen(quickstart):
-    captions = {row.caption for row in read_rows(quickstart)}
-    prompts = [line.split("\t") for line in (quickstart / "prompts.txt").read_text().splitlines()]
+@pytest.mark.parametrize("limit", [0, 4])
+def test_prompts_say_what_was_seen(tmp_path, limit):
+    demo_data(str(tmp_path / "out"), size=8, subset="quickstart", limit=limit)
+    captions = {row.caption for row in read_rows(tmp_path / "out")}
+    prompts = [line.split("\t") for line in (tmp_path / "out/prompts.txt").read_text().splitlines()]
+    assert len(prompts) == len(QUICKSTART.prompts) + len(QUICKSTART.held_out)
     assert {kind for _, kind in prompts} == {"seen", "unseen"}
     assert all((text in captions) == (kind == "seen") for text, kind in prompts)
 
