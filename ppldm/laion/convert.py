@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -177,7 +178,7 @@ def _run_tasks(tasks: list[_PartTask], num_workers: int) -> Iterator[tuple[_Part
         return
     # Spawned, not forked: the progress bar runs a thread, and a forked copy of its lock may never open.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_ignore_interrupt) as executor:
+    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker) as executor:
         try:
             futures = {executor.submit(_make_part, task): task for task in tasks}
             for future in as_completed(futures):
@@ -190,9 +191,16 @@ def _run_tasks(tasks: list[_PartTask], num_workers: int) -> Iterator[tuple[_Part
             executor.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C reaches the whole process group; workers finish their part and the parent stops handing out new ones."""
+def _start_worker() -> None:
+    """Ctrl-C reaches the whole process group: workers finish their part, the parent hands out no more. Where the parent
+    was killed, they end as well."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _make_part(task: _PartTask) -> dict:

@@ -106,9 +106,10 @@ def test_the_licence_lies_beside_the_data(quickstart):
         assert due in text
 
 
+@pytest.mark.parametrize("limit", [0, 4])
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_vocabulary_knows_every_caption_and_prompt(tmp_path, language):
-    demo_data(str(tmp_path / "out"), size=8, language=language, subset="quickstart")
+def test_the_vocabulary_knows_every_caption_and_prompt(tmp_path, language, limit):
+    demo_data(str(tmp_path / "out"), size=8, limit=limit, language=language, subset="quickstart")
     tokenizer = load_tokenizer(tmp_path / "out/tokenizer", 32)
     prompts = [line.split("\t")[0] for line in (tmp_path / "out/prompts.txt").read_text().splitlines()]
     captions = [row.caption for row in read_rows(tmp_path / "out")]
