@@ -13,7 +13,7 @@ ALLOWED = {
     "config": {"utils"},
     "models": {"config", "utils"},
     "data": {"config", "utils"},
-    "laion": {"data.row", "data.part", "data.filelist", "config", "utils"},
+    "laion": {"data.row", "data.image", "data.part", "data.filelist", "config", "utils"},
     "demo": {"laion", "data", "config", "utils"},
     "inference": {"models", "config", "utils"},
     "training": {"inference", "models", "data", "config", "utils"},

@@ -71,7 +71,7 @@ def demo_data(
 def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str) -> dict:
     """Make the data in `out`, anew if it is unfinished, and return what goes into `demo.json`.
 
-    Raises EnvironmentProblem without the packages, OutputError for a folder with other things in it.
+    Raises EnvironmentProblem without the packages, OutputError for a folder that cannot be written.
     """
     from ..data.tokenizer import CaptionTokenizer, build_vocab
 
@@ -222,7 +222,10 @@ def _check_arguments(size: int, limit: int) -> None:
 def _read_state(out: Path) -> dict:
     """What `demo.json` says; {} for a folder that is new or empty. Raises OutputError where the folder is not ours."""
     if (out / "demo.json").is_file():
-        return loads((out / "demo.json").read_text(encoding="utf-8"))
+        try:
+            return loads((out / "demo.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise OutputError(f"{out / 'demo.json'} is damaged ({error}); delete the folder {out}") from error
     if out.is_dir() and any(out.iterdir()):
         raise OutputError(f"{out} is not empty and has no demo data in it; choose a new folder for --out")
     return {}

@@ -168,6 +168,9 @@ def test_a_folder_with_other_things_is_refused(tmp_path):
     (tmp_path / "images").mkdir()
     with pytest.raises(OutputError, match="not empty"):
         demo_data(str(tmp_path))
+    (tmp_path / "demo.json").write_text("{")
+    with pytest.raises(OutputError, match="damaged"):
+        demo_data(str(tmp_path))
 
 
 @pytest.mark.parametrize("arguments", [{"size": 4}, {"size": 100_000}, {"limit": -1}])
