@@ -39,7 +39,7 @@ class TextImageDataset:
 
     tokenizer: may be None with `pixels_only`. latent_shape: (channels, height, width). crop_fraction: in (0, 1], the
     crop's share of the resized short side. random_crop: False crops the centre.
-    `num_rows_of_sources`: the rows of each source, for `Mix`. Raises PartError, ConfigError.
+    `list_sizes`, `weights`: the rows and weights of the sources, as `Mix` takes them. Raises PartError, ConfigError.
     """
 
     def __init__(
@@ -70,7 +70,9 @@ class TextImageDataset:
         rows_of_parts = [count_rows(path) for path in progress(self._paths, desc="parts", unit=" parts", delay=3)]
         self._starts = np.cumsum([0, *rows_of_parts])
         ends = np.cumsum([0, *(len(source.parts) for source in sources)])
-        self.num_rows_of_sources = np.diff(self._starts[ends]).tolist()
+        self.list_sizes = np.diff(self._starts[ends]).tolist()
+        weights = [source.weight for source in sources]
+        self.weights = None if None in weights else weights
         self._open_part = _part_opener(self._paths)
 
     def __len__(self) -> int:

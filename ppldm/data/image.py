@@ -5,7 +5,7 @@ import struct
 import zlib
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..utils.errors import RowError
 
@@ -48,6 +48,8 @@ def decode_image(image: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
             return _to_rgb(ImageOps.exif_transpose(opened))
+    except UnidentifiedImageError as error:  # whose own words name an address in memory, another one each time
+        raise RowError("image", f"the image is of no known format ({', '.join(FORMATS)})") from error
     except _DAMAGED as error:
         raise RowError("image", f"the image cannot be decoded ({error})") from error
 

@@ -58,7 +58,8 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
     The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
     Raises PartError where there are no rows.
     """
-    return _write_lines(Path(path), ((encode_row(row), _row_size(row)) for row in rows))
+    index = _write_lines(Path(path), ((encode_row(row), _row_size(row)) for row in rows))
+    return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
 
 
 def index_path(part) -> Path:
@@ -112,7 +113,7 @@ def _row_size(row: Row) -> tuple[int, int]:
     return size if all(isinstance(pixels, int) and pixels > 0 for pixels in size) else image_size(row.image)
 
 
-def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> PartInfo:
+def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
     """Write (line, image size) pairs, each as its own gzip member."""
     table, offset, crc32 = [], 0, 0
     with atomic_write(path) as file:
@@ -126,8 +127,9 @@ def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> 
             raise PartError(f"no rows to write to {path}; a part needs at least one")
         # An older index of the same name must not outlive the part that it described.
         index_path(path).unlink(missing_ok=True)
-    write_index(index_path(path), make_index(GZIP_MEMBERS, offset, crc32, table))
-    return PartInfo(path, len(table), offset, crc32)
+    index = make_index(GZIP_MEMBERS, offset, crc32, table)
+    write_index(index_path(path), index)
+    return index
 
 
 def _compress(line: bytes) -> bytes:
@@ -191,8 +193,8 @@ def _build(path: Path) -> tuple[Path, Index]:
     try:
         index = _scan(path)
     except _PackedRows:
-        _repack(path, copy)
-        return copy, read_index(index_path(copy), copy.stat().st_size)
+        # The index file may at this moment be missing again, where another process is putting its own there.
+        return copy, _repack(path, copy)
     _store_index(path, index)
     return path, index
 
@@ -210,11 +212,11 @@ def _scan(path: Path) -> Index:
         return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, file.tell(), crc32, table)
 
 
-def _repack(path: Path, copy: Path) -> None:
+def _repack(path: Path, copy: Path) -> Index:
     get_logger().info("%s holds many rows in one gzip member; repacking it, once, into %s", path, copy)
     make_output_dir(copy.parent)
     try:
-        _write_lines(copy, ((line, size) for (_, _, line), size in _measured(path, _gzip_lines)))
+        return _write_lines(copy, ((line, size) for (_, _, line), size in _measured(path, _gzip_lines)))
     except OSError as error:
         raise OutputError(
             f"cannot repack {path} into {copy.parent}: {error.strerror}; set PPLDM_CACHE_DIR to a folder with space"

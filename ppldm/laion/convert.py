@@ -1,9 +1,10 @@
 """`ppldm convert`: source rows become part files, a filelist and a manifest.
 
-Laws. Rows in = rows out + rows skipped, by reason. Encoded images pass through untouched; each is decoded once, as the
-check. Row i in the order of keys belongs to part i // rows_per_part whether or not it can be used, and each part is a
-function of its rows alone, so the output is the same to the byte for any number of processes and after any
-interruption. A part is finished when its record in `.convert/` is there and fits both the input and the part.
+Laws. Rows in = rows out + rows skipped, by reason. Encoded images pass through untouched; each is decoded once, as
+training will, as the check. Row i in the order of keys belongs to part i // rows_per_part whether or not it can be
+used, and each part is a function of its rows alone, so the output is the same to the byte for any number of processes
+and after any interruption. A part is finished when its record in `.convert/` is there and fits both the input and the
+part.
 
     OUT/parts/part-00000.gz, part-00000.gz.idx, ...
     OUT/NAME.filelist, OUT/NAME.filelist.list     relative names inside, so that OUT can be moved
@@ -12,13 +13,11 @@ interruption. A part is finished when its record in `.convert/` is there and fit
 """
 
 import hashlib
-import io
 import multiprocessing
 import os
 import signal
-import struct
 import sys
-import zlib
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -30,10 +29,10 @@ from pathlib import Path
 from typing import Annotated
 
 from fastcore.basics import num_cpus
-from PIL import Image, UnidentifiedImageError
 
 from ..data.filelist import write_filelist
-from ..data.part import image_size, index_path, write_part
+from ..data.image import decode_image
+from ..data.part import index_path, write_part
 from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.files import make_output_dir, write_json
@@ -41,8 +40,6 @@ from ..utils.log import get_logger, progress
 from .source import SourceRow, read_folder
 
 MAX_BAD_FRACTION = 0.5
-# What Pillow's decoders raise on damaged input.
-_DECODING_ERRORS = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 _EXAMPLES_PER_REASON = 3
 # Part of every record: a change of what is written for the same input must change it.
 _RECORD_VERSION = 1
@@ -117,17 +114,6 @@ def describe(manifest: dict) -> str:
     return "\n".join(lines)
 
 
-def check_image(image: bytes) -> None:
-    """Raise RowError "image" for bytes that are no JPEG, PNG or WebP image, or do not decode from end to end."""
-    try:
-        with Image.open(io.BytesIO(image), formats=("JPEG", "PNG", "WEBP")) as opened:
-            opened.load()
-    except UnidentifiedImageError as error:
-        raise RowError("image", "neither JPEG nor PNG nor WebP data") from error
-    except _DECODING_ERRORS as error:
-        raise RowError("image", f"the image does not decode from end to end ({error})") from error
-
-
 @dataclass(frozen=True)
 class _PartTask:
     """One part to be: its path and the source rows that belong to it."""
@@ -192,7 +178,7 @@ def _run_tasks(tasks: list[_PartTask], num_workers: int) -> Iterator[tuple[_Part
         return
     # Spawned, not forked: the progress bar runs a thread, and a forked copy of its lock may never open.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_ignore_interrupt) as executor:
+    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker) as executor:
         try:
             futures = {executor.submit(_make_part, task): task for task in tasks}
             for future in as_completed(futures):
@@ -205,9 +191,16 @@ def _run_tasks(tasks: list[_PartTask], num_workers: int) -> Iterator[tuple[_Part
             executor.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C reaches the whole process group; workers finish their part and the parent stops handing out new ones."""
+def _start_worker() -> None:
+    """Ctrl-C reaches the whole process group: workers finish their part, the parent hands out no more. Where the parent
+    was killed, they end as well."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _make_part(task: _PartTask) -> dict:
@@ -266,19 +259,18 @@ def _usable_rows(rows: Iterable[SourceRow], skipped: Counter, examples: dict) ->
     for source_row in rows:
         try:
             row = source_row.load()
-            check_image(row.image)
+            width, height = decode_image(row.image).size
         except RowError as error:
             skipped[error.reason] += 1
             examples.setdefault(error.reason, [])
             if len(examples[error.reason]) < _EXAMPLES_PER_REASON:
                 examples[error.reason].append(f"{source_row.key!r}: {error}")
             continue
-        yield Row(row.caption, row.image, _fill_meta(row, source_row.key))
+        yield Row(row.caption, row.image, _fill_meta(row, source_row.key, width, height))
 
 
-def _fill_meta(row: Row, key: str) -> dict:
+def _fill_meta(row: Row, key: str, width: int, height: int) -> dict:
     """What the source says, and over it what is known of these very bytes. Sizes in pixels, after EXIF rotation."""
-    width, height = image_size(row.image)
     size = {"original_width": width, "original_height": height}
     known = {"key": key, "sha256": hashlib.sha256(row.image).hexdigest(), "width": width, "height": height}
     return size | row.meta | known

@@ -121,7 +121,7 @@ def spoil(folder: Path) -> dict[str, int]:
     (folder / "0003.txt").write_text(" \n")
     (folder / "0004.txt").unlink()
     (folder / "0005.json").write_text("{")
-    (folder / "0006.webp").write_bytes(make_image(image_format="GIF", mode="L"))
+    (folder / "0006.webp").write_bytes(make_image(image_format="PCX", mode="L"))
     (folder / "0007.jpeg").write_bytes(b"")
     (folder / "0008.png").write_bytes(make_image())
     (folder / "9999.txt").write_text("no image")

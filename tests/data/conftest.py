@@ -1,0 +1,69 @@
+"""Small pictures, rows, parts and data sets, made on the spot."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ppldm.data.dataset import TextImageDataset
+from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.part import write_part
+from ppldm.data.row import Row
+from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(tmp_path, monkeypatch):
+    """Keep what tests cache out of the home folder."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("PPLDM_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_image():
+    def make(number=0, size=(20, 18), format="PNG", mode="RGB") -> bytes:
+        pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).convert(mode).save(buffer, format)
+        return buffer.getvalue()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_rows(make_image):
+    def make(start, stop) -> list[Row]:
+        return [Row(f"picture {i} 图", make_image(i, (20 + i % 3, 18)), {"key": str(i)}) for i in range(start, stop)]
+
+    return make
+
+
+@pytest.fixture
+def make_sources(tmp_path, make_rows):
+    """Sources whose row number n is caption "picture n 图"; sizes: rows of each part, of each filelist."""
+
+    def make(*lists, weights=None):
+        row, lines = 0, []
+        for i, sizes in enumerate(lists):
+            names = [f"list{i}-part-{j:05}.gz" for j in range(len(sizes))]
+            for name, size in zip(names, sizes, strict=True):
+                write_part(tmp_path / name, make_rows(row, row + size))
+                row += size
+            write_filelist(tmp_path / f"list{i}.filelist", names)
+            lines.append(f"list{i}.filelist" + (f" {weights[i]}" if weights else ""))
+        write_filelist(tmp_path / "train.filelist.list", lines)
+        return read_sources(tmp_path / "train.filelist.list")
+
+    return make
+
+
+@pytest.fixture
+def make_dataset(make_sources):
+    def make(sources=None, **settings) -> TextImageDataset:
+        tokenizer = CaptionTokenizer(build_vocab(["picture 0123456789 图"]), 8)
+        arguments = {"resolution": 16, "latent_shape": (4, 2, 2), "seed": 7, **settings}
+        return TextImageDataset(sources or make_sources([5, 9], [10]), tokenizer, **arguments)
+
+    return make

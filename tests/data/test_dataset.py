@@ -1,0 +1,138 @@
+import gzip
+import pickle
+
+import numpy as np
+import pytest
+
+from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.handlers import BadRows
+from ppldm.data.part import write_part
+from ppldm.data.row import Row, encode_row
+from ppldm.utils.errors import ConfigError, DataError, RowError
+
+
+def same(a, b, leave_out=()):
+    assert a.keys() == b.keys()
+    return all(np.array_equal(a[key], b[key]) for key in a if key not in leave_out)
+
+
+def test_rows_are_numbered_through_all_parts_and_lists(make_dataset):
+    dataset = make_dataset()
+    assert len(dataset) == 24 and dataset.list_sizes == [14, 10] and dataset.weights is None
+    assert [dataset.read_row(row).caption for row in range(24)] == [f"picture {row} 图" for row in range(24)]
+    for outside in (-1, 24):
+        with pytest.raises(IndexError):
+            dataset.read_row(outside)
+
+
+def test_weights_are_those_of_the_list(make_dataset, make_sources):
+    assert make_dataset(make_sources([2], [3], weights=[1, 0.5])).weights == [1.0, 0.5]
+
+
+def test_a_sample_has_the_documented_keys_shapes_and_dtypes(make_dataset):
+    sample = make_dataset()[(1, 5)]
+    skipped = sample.pop("skipped")
+    assert skipped == [] and {key: (value.shape, value.dtype.name) for key, value in sample.items()} == {
+        "pixel_values": ((3, 16, 16), "uint8"),
+        "input_ids": ((8,), "int64"),
+        "timesteps": ((), "int64"),
+        "noise": ((4, 2, 2), "float32"),
+        "posterior_noise": ((4, 2, 2), "float32"),
+        "row_ids": ((), "int64"),
+    }
+    assert sample["row_ids"] == 5
+
+
+def test_a_sample_depends_on_seed_epoch_and_row_alone(make_dataset, make_sources):
+    sources = make_sources([5, 9], [10])
+    dataset = make_dataset(sources)
+    samples = {row: dataset[(2, row)] for row in range(24)}
+    np.random.seed(1)
+    again = pickle.loads(pickle.dumps(make_dataset(sources)))
+    for row in reversed(range(24)):
+        assert same(again[(2, row)], samples[row])
+    assert not same(dataset[(3, 4)], samples[4]) and not same(make_dataset(sources, seed=8)[(2, 4)], samples[4])
+    noises = np.array([samples[row][key] for row in samples for key in ("noise", "posterior_noise")])
+    assert len(np.unique(noises)) == noises.size
+
+
+def test_pixels_only_are_the_same_pixels_without_captions(make_dataset, make_sources):
+    sources = make_sources([5])
+    full, pixels = make_dataset(sources)[(0, 3)], make_dataset(sources, pixels_only=True)[(0, 3)]
+    assert set(pixels) == {"pixel_values", "posterior_noise", "row_ids", "skipped"}
+    assert same(pixels, {key: full[key] for key in pixels})
+
+
+def test_captions_are_dropped_with_their_probability(make_dataset, make_sources):
+    sources = make_sources([5])
+    draws = 2000
+    for probability in (0.0, 0.1, 1.0):
+        dataset = make_dataset(sources, caption_drop_probability=probability)
+        empty = dataset.tokenizer.encode([""])[0]
+        dropped = sum(np.array_equal(dataset[(epoch, 2)]["input_ids"], empty) for epoch in range(draws))
+        # Five standard deviations of the binomial distribution.
+        assert abs(dropped - draws * probability) <= 5 * (draws * probability * (1 - probability)) ** 0.5
+
+
+def test_timesteps_cover_their_range_evenly(make_dataset):
+    dataset = make_dataset(num_train_timesteps=4)
+    counts = np.bincount([int(dataset[(epoch, 2)]["timesteps"]) for epoch in range(1000)])
+    assert len(counts) == 4 and counts.min() > 180
+
+
+def test_crop_and_flip_can_be_turned_off_and_on(make_dataset, make_sources):
+    sources = make_sources([5])
+    fixed = make_dataset(sources, random_crop=False)
+    pixels = [fixed[(epoch, 2)]["pixel_values"] for epoch in range(20)]
+    assert all(np.array_equal(p, pixels[0]) for p in pixels)
+    assert len({make_dataset(sources)[(epoch, 2)]["pixel_values"].tobytes() for epoch in range(20)}) > 5
+    flipping = make_dataset(sources, random_crop=False, random_flip=True)
+    seen = {flipping[(epoch, 2)]["pixel_values"].tobytes() for epoch in range(20)}
+    assert seen == {pixels[0].tobytes(), pixels[0][:, :, ::-1].tobytes()}
+
+
+@pytest.fixture
+def bad_sources(tmp_path, make_rows, make_image):
+    """Rows 1 (no base64), 3 (no image), 4 (too small) and 9 (no columns) of ten are bad."""
+    lines = [encode_row(row) for row in make_rows(0, 10)]
+    lines[1] = b"caption\t\t!!!!\n"
+    lines[3] = encode_row(Row("caption", b"no image"))
+    lines[4] = encode_row(Row("caption", make_image(size=(15, 40))))
+    lines[9] = b"caption\n"
+    (tmp_path / "bad.gz").write_bytes(gzip.compress(b"".join(lines)))
+    write_filelist(tmp_path / "bad.filelist", ["bad.gz"])
+    return read_sources(tmp_path / "bad.filelist")
+
+
+def test_a_bad_row_is_replaced_by_the_next_and_counted(make_dataset, bad_sources):
+    dataset = make_dataset(bad_sources, caption_drop_probability=0, random_crop=False)
+    used = [0, 2, 2, 5, 5, 5, 6, 7, 8, 0]
+    skipped = {1: ["base64"], 3: ["image", "too_small"], 4: ["too_small"], 9: ["columns"]}
+    for row in range(10):
+        sample, stand_in = dataset[(0, row)], dataset[(0, used[row])]
+        assert sample["row_ids"] == used[row] and sample["skipped"] == skipped.get(row, [])
+        for key in ("pixel_values", "input_ids"):
+            assert np.array_equal(sample[key], stand_in[key])
+        assert (row == used[row]) == np.array_equal(sample["noise"], stand_in["noise"])
+
+
+def test_a_bad_row_can_stop_the_run_with_its_place(make_dataset, bad_sources):
+    dataset = make_dataset(bad_sources, bad_rows=BadRows("raise"))
+    with pytest.raises(DataError, match=r"too_small.*bad.gz row 4: .*15 x 40"):
+        dataset[(0, 4)]
+    with pytest.raises(RowError, match="bad.gz row 9"):
+        dataset.read_row(9)
+
+
+def test_nothing_but_bad_rows_is_an_error_with_examples(make_dataset, tmp_path, make_image):
+    write_part(tmp_path / "part-0.gz", [Row("small", make_image(size=(4, 4)))] * 200)
+    write_filelist(tmp_path / "small.filelist", ["part-0.gz"])
+    with pytest.raises(DataError, match=r"100 bad rows in a row.*part-0.gz row 7: .*row 8: .*row 9: ") as caught:
+        make_dataset(read_sources(tmp_path / "small.filelist"))[(0, 7)]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", [{"crop_fraction": 0}, {"crop_fraction": 1.1}, {"caption_drop_probability": -0.1}])
+def test_settings_out_of_range_are_refused(make_dataset, setting):
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        make_dataset(**setting)

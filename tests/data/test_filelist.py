@@ -1,0 +1,185 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppldm.data.filelist import (
+    WeightedFilelist,
+    list_parts,
+    number_parts,
+    read_filelist,
+    read_filelist_list,
+    read_sources,
+    write_filelist,
+)
+from ppldm.utils.errors import FilelistError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Folder with part files a, b, c and filelists x (a, b) and y (c)."""
+    for name in "abc":
+        (tmp_path / name).write_text("row")
+    (tmp_path / "x.filelist").write_text("# two parts\n\na\r\n  b  \n")
+    (tmp_path / "y.filelist").write_text("\ufeffc")
+    return tmp_path
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_lines_that_say_nothing_are_skipped(parts):
+    assert read_filelist(parts / "x.filelist") == [parts / "a", parts / "b"]
+    assert read_filelist(parts / "y.filelist") == [parts / "c"]
+
+
+def test_a_filelist_comes_back(tmp_path):
+    write_filelist(tmp_path / "f", ["/x/part 1.gz", "/x/part=2.gz"])
+    assert read_filelist(tmp_path / "f") == [Path("/x/part 1.gz"), Path("/x/part=2.gz")]
+    with pytest.raises(FilelistError):
+        write_filelist(tmp_path / "g", [])
+
+
+def test_a_relative_path_is_beside_the_file_or_else_in_the_working_directory(parts, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in "ad":
+        (elsewhere / name).write_text("")
+    monkeypatch.chdir(elsewhere)
+    filelist = write(parts / "f", "a\nd\nnowhere\n")
+    assert read_filelist(filelist) == [parts / "a", Path("d"), parts / "nowhere"]
+
+
+def test_home_and_environment_are_expanded(parts, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("DATA", str(parts))
+    assert read_filelist(write(parts / "f", "~/p\n$DATA/a\n${DATA}/b\n")) == [
+        Path("/home/someone/p"),
+        parts / "a",
+        parts / "b",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line, weight, name",
+    [
+        ("x.filelist", None, "x.filelist"),
+        ("x.filelist 0.5", 0.5, "x.filelist"),
+        ("x.filelist\t2", 2.0, "x.filelist"),
+        ("x.filelist 1e-3 layout=default", 0.001, "x.filelist"),
+        ("x.filelist layout=default", None, "x.filelist"),
+        ("my own.filelist 3", 3.0, "my own.filelist"),
+        ("my own.filelist", None, "my own.filelist"),
+        ("k=v.filelist 0.5", 0.5, "k=v.filelist"),
+    ],
+)
+def test_weight_and_options_are_read_from_the_right(parts, line, weight, name):
+    (parts / name).touch()
+    assert read_filelist_list(write(parts / "l", line)) == [WeightedFilelist(parts / name, weight, "default")]
+
+
+@pytest.mark.parametrize(
+    "name, text, lists",
+    [
+        ("t.filelist.list", "x.filelist\ny.filelist\n", [("x.filelist", "ab", None), ("y.filelist", "c", None)]),
+        ("t", "x.filelist 1\ny.filelist 3\n", [("x.filelist", "ab", 1.0), ("y.filelist", "c", 3.0)]),
+        ("t.list", "z 1\n", [("z", "a", 1.0)]),
+        ("t", "a\nc\n", [("t", "ac", None)]),
+        ("t", "z\n", [("t", "z", None)]),
+    ],
+)
+def test_sources_are_a_list_of_filelists_or_one_filelist(parts, name, text, lists):
+    write(parts / "z", "a\n")
+    sources = read_sources(write(parts / name, text))
+    assert [(source.path, source.parts, source.weight) for source in sources] == [
+        (parts / path, tuple(parts / part for part in names), weight) for path, names, weight in lists
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("t", None, "no such filelist"),
+        ("t", "", "empty"),
+        ("t", "# nothing\n\n", "empty"),
+        ("t", b"\xff\xfe", "UTF-8"),
+        ("t", "a\nmissing\n", "line 2: no such part file"),
+        ("t", "a\nb\n./a\n", "line 3: .* a second time, first in .* line 1"),
+        ("t.list", "x.filelist\nmissing.filelist", "line 2: no such filelist"),
+        ("t.list", "x.filelist 1\n\ny.filelist\n", "line 3: .* no weight"),
+        ("t.list", "x.filelist 0\ny.filelist 0\n", "all weights are 0"),
+        ("t.list", "x.filelist -1\n", "line 1: the weight -1"),
+        ("t.list", "x.filelist nan\n", "line 1: the weight nan"),
+        ("t.list", "x.filelist inf\n", "line 1: the weight inf"),
+        ("t.list", "x.filelist format=tar\n", "line 1: unknown option 'format'; known: layout"),
+        ("t.list", "x.filelist layout=odd\n", "line 1: unknown layout 'odd'; known: default"),
+        (
+            "t.list",
+            "x.filelist\nagain.filelist\n",
+            "again.filelist line 1: .* a second time, first in .*x.filelist line",
+        ),
+    ],
+)
+def test_a_bad_filelist_is_one_line_with_file_and_line(parts, name, text, message):
+    write(parts / "again.filelist", "b\n")
+    if text is not None:
+        (parts / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(FilelistError, match=message) as caught:
+        read_sources(parts / name)
+    assert str(parts) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_filelist(tmp_path):
+    with pytest.raises(FilelistError, match="folder"):
+        read_sources(tmp_path)
+
+
+def test_parts_of_a_folder_are_listed_without_their_indexes(tmp_path):
+    for name in ("part-1.gz", "part-0.gz", "part-0.gz.idx", "notes.txt"):
+        (tmp_path / name).touch()
+    assert list_parts(tmp_path) == [str(tmp_path / "part-0.gz"), str(tmp_path / "part-1.gz")]
+    for folder in (tmp_path / "none", ROOT / "data"):
+        with pytest.raises(FilelistError):
+            list_parts(folder)
+
+
+@pytest.mark.parametrize("pattern", ["part", "part-{", "part-{name}", "part-{} {}"])
+def test_a_pattern_that_cannot_number_is_refused(pattern):
+    with pytest.raises(FilelistError, match="part-"):
+        number_parts(pattern, 2)
+
+
+def test_the_shipped_lists_are_the_published_ones(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (item,) = read_filelist_list("data/filelist/train.filelist.list")
+    assert item.weight is None and os.path.samefile(item.path, "data/filelist/laion400m_en.filelist")
+    assert read_filelist(item.path) == [Path(f"/data/laion400m/part-0000{i}.gz") for i in range(10)]
+
+
+def run_script(cwd, script, *flags):
+    return subprocess.run([sys.executable, str(script), *flags], cwd=cwd, capture_output=True, text=True)
+
+
+def test_the_script_writes_60000_lines_by_default(tmp_path):
+    assert run_script(tmp_path, ROOT / "data/filelist/write_filelist.py").returncode == 0
+    lines = (tmp_path / "laion400m_en.filelist").read_text().splitlines()
+    assert len(lines) == 60_000
+    assert (lines[0], lines[-1]) == ("/data/laion400m/part-00000.gz", "/data/laion400m/part-59999.gz")
+
+
+def test_the_script_runs_in_its_own_folder_and_takes_flags(tmp_path):
+    folder, output = ROOT / "data/filelist", tmp_path / "out"
+    run = run_script(folder, "write_filelist.py", "--num-parts=2", "--pattern=p{}", f"--output={output}")
+    assert run.returncode == 0 and output.read_text() == "p0\np1\n"
+    assert "--num-parts" in run_script(folder, "write_filelist.py", "--help").stdout
+    (tmp_path / "part-7").touch()
+    assert run_script(folder, "write_filelist.py", "--dir", str(tmp_path), "--output", str(output)).returncode == 0
+    assert output.read_text() == f"{tmp_path / 'part-7'}\n"
+    run = run_script(folder, "write_filelist.py", "--dir", str(tmp_path / "no"), "--output", str(output))
+    assert run.returncode == 1 and run.stderr.startswith("error: no such folder") and run.stderr.count("\n") == 1

@@ -1,0 +1,86 @@
+import gzip
+import itertools
+
+import numpy as np
+import paddle
+import pytest
+
+from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.handlers import BadRows
+from ppldm.data.loader import build_loader
+from ppldm.data.order import Mix
+from ppldm.data.row import encode_row
+from ppldm.data.sampler import StepSampler
+from ppldm.utils.errors import DataError
+from ppldm.utils.world import World
+
+
+def batches(dataset, workers, world=World(), start_step=0, max_steps=9, micro=2):  # noqa: B008 (frozen)
+    sampler = StepSampler(Mix(dataset.list_sizes, dataset.weights, 7), 4, micro, world, start_step, max_steps)
+    loader = build_loader(dataset, sampler, workers)
+    assert len(loader) == len(sampler)
+    return [{key: getattr(value, "numpy", lambda v=value: v)() for key, value in batch.items()} for batch in loader]
+
+
+def same(some, others):
+    return len(some) == len(others) and all(
+        a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in a)
+        for a, b in zip(some, others, strict=True)
+    )
+
+
+def test_a_batch_is_a_dict_of_tensors(make_dataset):
+    dataset = make_dataset()
+    for workers in (0, 1):
+        sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1)
+        batch = next(iter(build_loader(dataset, sampler, workers)))
+        assert batch.pop("skipped") == []
+        assert all(isinstance(value, paddle.Tensor) and value.shape[0] == 2 for value in batch.values())
+        assert batch["pixel_values"].dtype == paddle.uint8 and batch["row_ids"].dtype == paddle.int64
+        assert batch["noise"].dtype == paddle.float32 and batch["input_ids"].shape == [2, 8]
+
+
+def test_workers_ranks_and_restarts_change_no_batch(make_dataset):
+    dataset = make_dataset()
+    whole = batches(dataset, 0)
+    assert len(whole) == 18
+    assert same(batches(dataset, 2), whole)
+    ranks = [batches(dataset, workers, World(rank, 2)) for rank, workers in ((0, 0), (1, 2))]
+    assert same([batch for pair in zip(*ranks, strict=True) for batch in pair], whole)
+    for start_step, workers in itertools.product([3, 8], [0, 2]):
+        assert same(batches(dataset, workers, start_step=start_step), whole[2 * start_step :])
+    joined = [{k: np.concatenate([a[k], b[k]]) for k in a} for a, b in zip(whole[::2], whole[1::2], strict=True)]
+    for some, other in zip(batches(dataset, 0, micro=4), joined, strict=True):
+        assert all(np.array_equal(some[key], other[key]) for key in some)
+    ids = np.concatenate([batch["row_ids"] for batch in whole])
+    assert sorted(ids[:24]) == list(range(24)) and len(set(ids[24:])) == 12
+
+
+def test_global_random_state_is_neither_read_nor_changed(make_dataset):
+    dataset, results = make_dataset(), []
+    for seed in (1, 2):
+        np.random.seed(seed)
+        paddle.seed(seed)
+        results.append(batches(dataset, 0) + batches(dataset, 2))
+    assert same(*results)
+
+
+@pytest.fixture
+def half_bad(tmp_path, make_rows, make_dataset):
+    lines = [encode_row(row) for row in make_rows(0, 12)]
+    lines[1::2] = [b"caption\n"] * 6
+    (tmp_path / "bad.gz").write_bytes(gzip.compress(b"".join(lines)))
+    write_filelist(tmp_path / "bad.filelist", ["bad.gz"])
+    return lambda **settings: make_dataset(read_sources(tmp_path / "bad.filelist"), **settings)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_bad_row_is_counted_whatever_the_workers(half_bad, workers):
+    counted = [reason for batch in batches(half_bad(), workers, max_steps=3) for reason in batch["skipped"]]
+    assert counted == ["columns"] * 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_arrives_as_itself(half_bad, workers):
+    with pytest.raises(DataError, match=r"^bad row \(columns\): .*bad.gz row \d+: [^\n]*$"):
+        batches(half_bad(bad_rows=BadRows("raise")), workers)

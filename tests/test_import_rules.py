@@ -1,0 +1,113 @@
+"""Who may import whom (docs/architecture.md), read from the source: nothing is imported here."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "ppldm"
+
+# Of each area: what of ppldm it may import besides itself. An area is a folder, or a module named in full.
+ALLOWED = {
+    "utils": set(),
+    "config": {"utils"},
+    "models": {"config", "utils"},
+    "data": {"config", "utils"},
+    "laion": {"data.row", "data.image", "data.part", "data.filelist", "config", "utils"},
+    "demo": {"laion", "data", "config", "utils"},
+    "inference": {"models", "config", "utils"},
+    "training": {"inference", "models", "data", "config", "utils"},
+}
+
+# Spark executors and the command line have no time, or no room, for these.
+HEAVY = {"paddle", "paddlenlp", "ppdiffusers"}
+LIGHT_AREAS = {"config", "laion", "utils"}
+LIGHT_MODULES = {
+    "__init__",
+    "__main__",
+    "cli",
+    "data.__init__",
+    "data.row",
+    "data.index",
+    "data.image",
+    "data.part",
+    "data.filelist",
+    "data.order",
+    "data.sampler",
+    "data.transforms",
+    "data.handlers",
+    "data.tokenizer",
+    "data.dataset",
+}
+
+MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(source: str, name: str, module_level: bool = False) -> set[str]:
+    """The full names of all modules that the source of ppldm module `name` imports, relative ones resolved."""
+    found = set()
+    nodes = list(_at_import_time(ast.parse(source))) if module_level else list(ast.walk(ast.parse(source)))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = ["ppldm", *name.split(".")][: -node.level] if node.level else []
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            found.update(f"{base}.{alias.name}" for alias in node.names)
+    return found
+
+
+def _at_import_time(node):
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from _at_import_time(child)
+
+
+def breaches(source: str, name: str) -> list[str]:
+    """The imports of ppldm in a module that its area does not allow."""
+    area = name.split(".")[0]
+    if area not in ALLOWED:
+        return []
+    inside = [full.removeprefix("ppldm.") for full in imports(source, name) if full.startswith("ppldm.")]
+    allowed = ALLOWED[area] | {area}
+    return [full for full in inside if not any(full == one or full.startswith(f"{one}.") for one in allowed)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_areas_import_only_what_they_may(name):
+    assert name.split(".")[0] in ALLOWED or "." not in name, f"ppldm/{name} is in an area without a rule"
+    assert not breaches(MODULES[name].read_text(encoding="utf-8"), name)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in MODULES if name in LIGHT_MODULES or name.split(".")[0] in LIGHT_AREAS]
+)
+def test_light_modules_load_nothing_heavy(name):
+    found = imports(MODULES[name].read_text(encoding="utf-8"), name, module_level=True)
+    assert not {full for full in found if full.split(".")[0] in HEAVY}
+
+
+def test_the_light_modules_exist():
+    assert set(MODULES) >= LIGHT_MODULES
+
+
+@pytest.mark.parametrize(
+    "source, name, found",
+    [
+        ("from ..training import loop", "models.build", ["training.loop"]),
+        ("from ppldm.data.dataset import X", "laion.convert", ["data.dataset.X"]),
+        ("import ppldm.models.ldm", "data.row", ["models.ldm"]),
+        ("def f():\n    from ..models import ldm", "data.row", ["models.ldm"]),
+        ("from ..data.part import Part", "laion.convert", []),
+        ("from . import row", "data.part", []),
+        ("from ..data.party import x", "laion.convert", ["data.party.x"]),
+    ],
+)
+def test_a_breach_is_found(source, name, found):
+    assert breaches(source, name) == found
+
+
+def test_a_heavy_import_is_found_at_module_level_only():
+    assert imports("try:\n    import paddle.io\nexcept E: pass", "x", module_level=True) == {"paddle.io"}
+    assert imports("def f():\n    import paddle", "x", module_level=True) == set()
