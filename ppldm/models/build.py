@@ -30,7 +30,7 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
 
     Raises ConfigError or ModelError, naming the file.
     """
-    with paddle.utils.unique_name.guard("ldm_"):
+    with paddle.utils.unique_name.guard():
         if arguments.starts_from_pipeline:
             folder = Path(arguments.model_name_or_path).expanduser()
             vae = load_vae(pipeline_folder(folder, "vae"))
@@ -89,7 +89,7 @@ def build_unet(config_file, seed: int) -> UNet2DConditionModel:
 def build_autoencoder(config_file, seed: int) -> AutoencoderKL:
     """A new AutoencoderKL from its JSON config."""
     config = read_json_config(config_file, "--vae_config_file")
-    with paddle.utils.unique_name.guard("vae_"):
+    with paddle.utils.unique_name.guard():
         return init_autoencoder(_from_config(AutoencoderKL, config, config_file), seed)
 
 

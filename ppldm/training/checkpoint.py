@@ -11,6 +11,9 @@
 
 The names are those of PaddleNLP's Trainer, so that its tools read them. There is no random state: every draw is a
 function of (seed, epoch, row), and the position in the data is the step.
+
+Paddle keys an optimizer's state by generated names. Models are built, and loops run, under a `unique_name` guard of
+their own, so that these names are the same in every process and whatever ran before in it.
 """
 
 import json

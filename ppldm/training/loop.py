@@ -1,5 +1,6 @@
 """The hand-written loop. `step` is the number of finished optimizer updates; exactly `max_steps` of them are done."""
 
+import paddle
 from paddlenlp.trainer import TrainerState
 
 from ..utils.errors import Interrupted
@@ -26,7 +27,7 @@ def run_loop(run: TrainingRun) -> None:
     bar = progress(
         total=run.max_steps, initial=run.start_step, desc="training", unit="update", disable=not run.world.is_main
     )
-    with stop_on_signals() as request, bar:
+    with stop_on_signals() as request, paddle.utils.unique_name.guard(), bar:
         batches = iter(TimedBatches(run.batches(), reporter.interval))
         for step in range(run.start_step + 1, run.max_steps + 1):
             state.model.train()

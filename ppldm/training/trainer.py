@@ -119,7 +119,7 @@ def run_trainer(run: TrainingRun) -> None:
         get_logger().info("already trained for %d updates", run.start_step)
         run.finish()
         return
-    with stop_on_signals() as request:
+    with stop_on_signals() as request, paddle.utils.unique_name.guard():
         trainer = LatentDiffusionTrainer(run, request)
         trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         trainer.reporter.close()

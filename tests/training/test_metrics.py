@@ -46,7 +46,7 @@ def test_visualdl_has_curves_and_pictures(tmp_path):
         writer.log(step, {"loss": step / 2})
     writer.pictures(2, {"reconstruction": np.zeros((4, 8, 3), dtype=np.uint8)})
     writer.close()
-    reader = LogReader(logdir=str(next((tmp_path / "logs").iterdir())))
+    reader = LogReader(file_path=str(next((tmp_path / "logs").iterdir())))
     assert [(record.id, record.value) for record in reader.get_data("scalar", "train/loss")] == [(1, 0.5), (2, 1.0)]
     assert "reconstruction" in reader.get_tags()["image"]
 
