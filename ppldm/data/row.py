@@ -63,7 +63,7 @@ def _load_meta(text: str) -> dict:
         return {}
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
 
 

@@ -62,6 +62,18 @@ def test_a_failed_write_leaves_nothing(tmp_path, make_rows):
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
+def test_a_part_never_lies_beside_the_index_of_its_predecessor(tmp_path, make_rows, monkeypatch):
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    write_part(tmp_path / "p.gz", make_rows(0, 2))
+    monkeypatch.setattr(part_module, "write_index", crash)
+    with pytest.raises(KeyboardInterrupt):
+        write_part(tmp_path / "p.gz", make_rows(2, 4))
+    monkeypatch.undo()
+    assert not index_path(tmp_path / "p.gz").exists() and read_all(tmp_path / "p.gz") == make_rows(2, 4)
+
+
 def test_sizes_are_those_of_meta_or_of_the_turned_image(tmp_path, make_image):
     turned = io.BytesIO()
     exif = Image.Exif()
@@ -70,15 +82,22 @@ def test_sizes_are_those_of_meta_or_of_the_turned_image(tmp_path, make_image):
     rows = [
         Row("stated", make_image(), {"width": 70_000, "height": 5}),
         Row("half stated", make_image(size=(3, 4)), {"width": 7}),
+        Row("absurd", make_image(size=(6, 7)), {"width": 10**30, "height": True}),
         Row("turned", turned.getvalue()),
         Row("no image", b"xx"),
     ]
     write_part(tmp_path / "p.gz", rows)
     part = Part(tmp_path / "p.gz")
-    assert part.widths.tolist() == [65535, 3, 10, 0] and part.heights.tolist() == [5, 4, 30, 0]
+    assert part.widths.tolist() == [65535, 3, 6, 10, 0] and part.heights.tolist() == [5, 4, 7, 30, 0]
+
+
+def half_rows(data):
+    """Two members for each row, neither of which is a line."""
+    return b"".join(gzip.compress(line[:50]) + gzip.compress(line[50:]) for line in data.splitlines(keepends=True))
 
 
 FOREIGN = {
+    "half rows": half_rows,
     "one member": gzip.compress,
     "bgzip": bgzip,
     "plain": lambda data: data,
