@@ -7,6 +7,7 @@ import paddle
 
 from ..config.arguments import AutoencoderArguments, DataArguments
 from ..data.dataset import TextImageDataset
+from ..data.order import Mix
 from ..inference.grid import tile
 from ..inference.sample import to_pictures
 from ..models.autoencoder import AutoencoderObjective, latent_statistics, psnr, reconstruct
@@ -21,7 +22,6 @@ from .run import (
     bad_row_policy,
     count_steps,
     detect_world,
-    make_mix,
     open_sources,
     prepare_output,
     resolved_config,
@@ -77,7 +77,7 @@ def prepare_autoencoder(
         world=world,
         state=state,
         dataset=dataset,
-        mix=make_mix(dataset, sources, arguments.seed),
+        mix=Mix(dataset.list_sizes, dataset.weights, arguments.seed),
         max_steps=max_steps,
         global_batch_size=global_batch_size,
         identity=identity,

@@ -108,12 +108,6 @@ def open_sources(file_list: str) -> list[Source]:
     return sources
 
 
-def make_mix(dataset: TextImageDataset, sources: list[Source], seed: int) -> Mix:
-    """The endless sequence of (epoch, row) over all sources."""
-    weights = [source.weight for source in sources]
-    return Mix(dataset.num_rows_of_sources, None if weights[0] is None else weights, seed)
-
-
 def bad_row_policy(arguments: DataArguments) -> BadRows:
     """What `--max_skipped` asks for."""
     return BadRows("count", arguments.max_skipped) if arguments.max_skipped > 0 else BadRows("raise", 1)

@@ -8,6 +8,7 @@ import paddle
 
 from ..config.arguments import DEFAULT_TOKENIZER, DataArguments, ModelArguments
 from ..data.dataset import TextImageDataset
+from ..data.order import Mix
 from ..data.tokenizer import load_tokenizer
 from ..inference.export import export_pipeline
 from ..inference.generate import read_prompts
@@ -24,7 +25,6 @@ from .run import (
     bad_row_policy,
     count_steps,
     detect_world,
-    make_mix,
     open_sources,
     prepare_output,
     resolved_config,
@@ -64,7 +64,7 @@ def prepare_text_to_image(
         noise_offset=model_arguments.noise_offset,
         bad_rows=bad_row_policy(data_arguments),
     )
-    mix = make_mix(dataset, sources, arguments.seed)
+    mix = Mix(dataset.list_sizes, dataset.weights, arguments.seed)
     global_batch_size = (
         arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     )
