@@ -121,7 +121,9 @@ def tiny(tmp_path_factory) -> Tiny:
 
 def _png(rng) -> bytes:
     """Four by four blocks of random colours."""
-    picture = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize((36, 32), Image.Resampling.NEAREST)
+    picture = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize(
+        (36, 32), Image.Resampling.NEAREST
+    )
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()

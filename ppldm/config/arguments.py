@@ -47,7 +47,8 @@ class ModelArguments:
     tokenizer_name: Optional[str] = field(
         default=None,
         metadata={
-            "help": f"Folder with vocab.txt, or a name: {DEFAULT_TOKENIZER} (the default), bert-base-chinese, ernie-1.0."
+            "help": "Folder with vocab.txt, or a name: bert-base-chinese, ernie-1.0, "
+            f"{DEFAULT_TOKENIZER} (the default)."
         },
     )
     model_max_length: int = field(
@@ -61,7 +62,8 @@ class ModelArguments:
     )
     freeze_text_encoder: bool = field(default=False, metadata={"help": "Train the UNet only."})
     use_ema: bool = field(
-        default=False, metadata={"help": "Keep an exponential moving average of the weights; pictures are drawn with it."}
+        default=False,
+        metadata={"help": "Keep an exponential moving average of the weights; pictures are drawn with it."},
     )
     ema_decay: float = field(default=0.9999, metadata={"help": "Decay of the average; reached gradually."})
     num_inference_steps: int = field(
@@ -137,13 +139,13 @@ class DataArguments:
     resolution: int = field(default=256, metadata={"help": "Side of the square training pictures, pixels."})
     num_records: int = field(
         default=10000000,
-        metadata={
-            "help": "Accepted for older command lines and not used: the number of rows is read from the index."
-        },
+        metadata={"help": "Accepted for older command lines and not used: the number of rows is read from the index."},
     )
     buffer_size: int = field(
         default=100,
-        metadata={"help": "Accepted for older command lines and not used: the order is a windowed shuffle of row numbers."},
+        metadata={
+            "help": "Accepted for older command lines and not used: the order is a windowed shuffle of row numbers."
+        },
     )
     shuffle_every_n_samples: int = field(
         default=5, metadata={"help": "Accepted for older command lines and not used, as --buffer_size."}
@@ -174,5 +176,3 @@ class DataArguments:
 def _require_positive(name: str, value) -> None:
     if value <= 0:
         raise ConfigError(f"--{name} {value} must be above 0")
-
-

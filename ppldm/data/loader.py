@@ -8,6 +8,7 @@ errors travel as data, in place of the batch, and are raised where the batch is 
 """
 
 import shutil
+import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,8 +40,16 @@ def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: i
         num_workers=num_workers,
         collate_fn=collate,
         prefetch_factor=_PREFETCH_FACTOR,
+        worker_init_fn=_leave_signals_to_the_main_process,
         use_shared_memory=num_workers > 0 and _shared_memory_fits(dataset, sampler, num_workers),
     )
+
+
+def _leave_signals_to_the_main_process(_worker: int) -> None:
+    """Ctrl-C reaches every process of the terminal; the main one decides, and ends its workers by SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def collate(samples: list) -> dict:

@@ -1,11 +1,11 @@
 """A trained model as a pipeline folder that ppdiffusers' LDMTextToImagePipeline loads.
 
-    model_index.json
-    vqvae/  unet/          config.json, model_state.pdparams (a KL autoencoder; the name is the pipeline's)
-    bert/                  config.json, model_state.pdparams
-    scheduler/             scheduler_config.json (DDIM, with the prediction type)
-    tokenizer/             vocab.txt and its configs
-    ppldm.json             what trained it: steps, samples seen, EMA or not
+model_index.json
+vqvae/  unet/          config.json, model_state.pdparams (a KL autoencoder; the name is the pipeline's)
+bert/                  config.json, model_state.pdparams
+scheduler/             scheduler_config.json (DDIM, with the prediction type)
+tokenizer/             vocab.txt and its configs
+ppldm.json             what trained it: steps, samples seen, EMA or not
 """
 
 from contextlib import nullcontext

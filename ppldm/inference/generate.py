@@ -1,6 +1,7 @@
 """`ppldm generate`: pictures from prompts, and a grid of them with captions."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +28,17 @@ def generate(
     _require_positive(num_samples=num_samples, num_inference_steps=num_inference_steps, batch_size=batch_size)
     with entry():
         draw_prompts(
-            Path(model), wanted, Path(out), num_samples, guidance_scale, num_inference_steps, resolution, seed, batch_size,
-            columns,
-        )  # fmt: skip
+            Path(model),
+            wanted,
+            Path(out),
+            num_samples=num_samples,
+            guidance_scale=guidance_scale,
+            num_inference_steps=num_inference_steps,
+            resolution=resolution,
+            seed=seed,
+            batch_size=batch_size,
+            columns=columns,
+        )
 
 
 def read_wanted(prompts_file: str | None, prompts: list[str]) -> list[tuple[str, str]]:
@@ -47,7 +56,9 @@ def read_prompts(path) -> list[tuple[str, str]]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"cannot read the prompts in {path}: {error.strerror}; give a file, one prompt a line") from error
+        raise ConfigError(
+            f"cannot read the prompts in {path}: {error.strerror}; give a file, one prompt a line"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text; write one prompt a line") from error
     pairs = [line.partition("\t") for line in lines if line.strip()]
@@ -60,6 +71,7 @@ def draw_prompts(
     folder: Path,
     wanted: list[tuple[str, str]],
     out: Path,
+    *,
     num_samples: int,
     guidance_scale: float,
     num_inference_steps: int,
@@ -96,7 +108,7 @@ def draw_prompts(
                 seed,
                 guidance_scale,
                 num_inference_steps,
-                on_step=lambda count=len(batch): bar.update(count),
+                on_step=partial(bar.update, len(batch)),
             )
             for (number, index), picture in zip(batch, drawn, strict=True):
                 pictures[number, index] = picture
@@ -119,7 +131,9 @@ def read_facts(folder: Path) -> dict:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder} is no exported model (no readable ppldm.json); give training's OUT/pipeline") from error
+        raise ModelError(
+            f"{folder} is no exported model (no readable ppldm.json); give training's OUT/pipeline"
+        ) from error
 
 
 def _require_positive(**values) -> None:

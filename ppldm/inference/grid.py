@@ -18,7 +18,9 @@ def caption_font(size: int = 14):
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")), size)
 
 
-def prompt_grid(captions: list[str], pictures: list[list[np.ndarray]], side: int = 128, columns: int = 2) -> Image.Image:
+def prompt_grid(
+    captions: list[str], pictures: list[list[np.ndarray]], side: int = 128, columns: int = 2
+) -> Image.Image:
     """Blocks of a caption over its pictures ([H, W, 3] uint8, drawn `side` pixels wide), `columns` blocks a row."""
     samples = max(len(row) for row in pictures)
     width, height = samples * (side + GAP) + 3 * GAP, side + CAPTION_HEIGHT + GAP
@@ -32,7 +34,9 @@ def prompt_grid(captions: list[str], pictures: list[list[np.ndarray]], side: int
             tile = Image.fromarray(picture).resize((side, side), Image.Resampling.LANCZOS)
             left = x + index * (side + GAP)
             canvas.paste(tile, (left, y + CAPTION_HEIGHT))
-            draw.rectangle((left - 1, y + CAPTION_HEIGHT - 1, left + side, y + CAPTION_HEIGHT + side), outline="#cccccc")
+            draw.rectangle(
+                (left - 1, y + CAPTION_HEIGHT - 1, left + side, y + CAPTION_HEIGHT + side), outline="#cccccc"
+            )
     return canvas
 
 

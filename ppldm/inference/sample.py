@@ -85,7 +85,9 @@ def draw(
     on_step=None,
 ) -> np.ndarray:
     """Pictures [B, H, W, 3] uint8: one for each pair of `prompts` and `indices`. The model must be in eval mode."""
-    noise = np.stack([initial_noise(seed, prompt, index, shape) for prompt, index in zip(prompts, indices, strict=True)])
+    noise = np.stack(
+        [initial_noise(seed, prompt, index, shape) for prompt, index in zip(prompts, indices, strict=True)]
+    )
     latents = sample_latents(
         model,
         paddle.to_tensor(tokenizer.encode(prompts)),

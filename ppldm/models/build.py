@@ -114,7 +114,9 @@ def latent_shape(vae: AutoencoderKL, resolution: int) -> tuple[int, int, int]:
 def pipeline_folder(folder: Path, part: str) -> Path:
     """The folder of `part` in an exported pipeline or in the older training layout. Raises ModelError."""
     if not folder.is_dir():
-        raise ModelError(f"no folder {folder}; give that of an exported pipeline, or a published size as `--help` lists")
+        raise ModelError(
+            f"no folder {folder}; give that of an exported pipeline, or a published size as `--help` lists"
+        )
     for name in PIPELINE_FOLDERS[part]:
         if (folder / name).is_dir():
             return folder / name
@@ -151,7 +153,9 @@ def _load(model_class, name_or_path, what: str):
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(f"the {what} folder {path} has no config.json; give the folder that holds it and the weights")
+            raise ModelError(
+                f"the {what} folder {path} has no config.json; give the folder that holds it and the weights"
+            )
         if not any(any(path.glob(pattern)) for pattern in WEIGHT_FILES):
             raise ModelError(f"the {what} folder {path} has no weights ({' or '.join(WEIGHT_FILES)}); copy them there")
     elif path.is_absolute() or str(name_or_path).startswith((".", "~")):
@@ -181,7 +185,7 @@ def _check_fit(vae, text_encoder, unet, vocab_size: int, max_length: int) -> Non
     if text_encoder.config.vocab_size < vocab_size or text_encoder.config.max_position_embeddings < max_length:
         raise ModelError(
             f"the text encoder knows {text_encoder.config.vocab_size} words and "
-            f"{text_encoder.config.max_position_embeddings} positions, the tokenizer gives {vocab_size} and {max_length}; "
+            f"{text_encoder.config.max_position_embeddings} positions, the tokenizer {vocab_size} and {max_length}; "
             "use the model's own tokenizer and --model_max_length"
         )
 

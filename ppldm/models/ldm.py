@@ -47,9 +47,7 @@ class LatentDiffusionModel(nn.Layer):
         self.prediction_type = prediction_type
         self.freeze_text_encoder = freeze_text_encoder
         self.scaling_factor = float(vae.config.scaling_factor)
-        self.register_buffer(
-            "alphas_cumprod", paddle.to_tensor(noise_schedule.alphas_cumprod()), persistable=False
-        )
+        self.register_buffer("alphas_cumprod", paddle.to_tensor(noise_schedule.alphas_cumprod()), persistable=False)
         _freeze(vae)
         if freeze_text_encoder:
             _freeze(text_encoder)

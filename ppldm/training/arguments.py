@@ -77,8 +77,10 @@ class LDMTrainingArguments(TrainingArguments):
     )
     validation_prompts: Optional[str] = field(
         default=None,
-        metadata={"help": "Text file of prompts, one a line, drawn every --image_logging_steps updates "
-                          "(default: captions of the current batch)."},  # fmt: skip
+        metadata={
+            "help": "Text file of prompts, one a line, drawn every --image_logging_steps updates "
+            "(default: captions of the current batch)."
+        },  # fmt: skip
     )
     benchmark: bool = field(
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
@@ -105,6 +107,8 @@ class LDMTrainingArguments(TrainingArguments):
                 raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ConfigError("nothing to train: give --max_steps or --num_train_epochs above 0")
+        if self.seed < 0:
+            raise ConfigError(f"--seed {self.seed} must not be negative")
         if self.fp16_opt_level != "O1" and (self.fp16 or self.bf16):
             raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} is not supported yet; use O1")
         unknown = set(self.reporters) - {"visualdl", "none"}

@@ -98,7 +98,9 @@ def load_model(folder: Path, state: TrainingState) -> None:
     average = folder / "ema_state.pdparams"
     if state.ema:
         if not average.is_file():
-            raise CheckpointError(f"{folder} holds no averaged weights; resume without --use_ema, as the run was started")
+            raise CheckpointError(
+                f"{folder} holds no averaged weights; resume without --use_ema, as the run was started"
+            )
         state.ema.load_state_dict(paddle.load(str(average)))
 
 
@@ -115,7 +117,9 @@ def read_manifest(folder) -> dict:
     try:
         return json.loads(Path(folder, MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} has no readable {MANIFEST} ({error}); it is not a finished checkpoint") from error
+        raise CheckpointError(
+            f"{folder} has no readable {MANIFEST} ({error}); it is not a finished checkpoint"
+        ) from error
 
 
 def verify(folder) -> str | None:

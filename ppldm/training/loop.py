@@ -1,5 +1,7 @@
 """The hand-written loop. `step` is the number of finished optimizer updates; exactly `max_steps` of them are done."""
 
+from contextlib import closing
+
 import paddle
 from paddlenlp.trainer import TrainerState
 
@@ -27,8 +29,9 @@ def run_loop(run: TrainingRun) -> None:
     bar = progress(
         total=run.max_steps, initial=run.start_step, desc="training", unit="update", disable=not run.world.is_main
     )
-    with stop_on_signals() as request, paddle.utils.unique_name.guard(), bar:
-        batches = iter(TimedBatches(run.batches(), reporter.interval))
+    batches = iter(TimedBatches(run.batches(), reporter.interval))
+    # Closing the batches ends their workers; left to the exit of the process, Paddle reports them as killed.
+    with stop_on_signals() as request, paddle.utils.unique_name.guard(), bar, closing(batches):
         for step in range(run.start_step + 1, run.max_steps + 1):
             state.model.train()
             micro_batches = [next(batches) for _ in range(arguments.gradient_accumulation_steps)]
@@ -41,6 +44,8 @@ def run_loop(run: TrainingRun) -> None:
                 run.save(trainer_state)
             if stopping and step < run.max_steps:
                 reporter.close()
-                raise Interrupted(f"stopped after update {step} of {run.max_steps}; the same command again goes on there")
+                raise Interrupted(
+                    f"stopped after update {step} of {run.max_steps}; the same command again goes on there"
+                )
     reporter.close()
     run.finish()

@@ -24,7 +24,15 @@ from ..utils.files import make_output_dir, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
-from .checkpoint import TrainingState, list_checkpoints, load_model, newest_checkpoint, read_manifest, save_checkpoint, verify
+from .checkpoint import (
+    TrainingState,
+    list_checkpoints,
+    load_model,
+    newest_checkpoint,
+    read_manifest,
+    save_checkpoint,
+    verify,
+)
 from .metrics import METRICS_FILE
 
 RUN_FILE = "run.json"

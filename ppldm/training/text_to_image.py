@@ -42,7 +42,9 @@ def prepare_text_to_image(
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
     sources = open_sources(data_arguments.file_list)
-    prompts = [prompt for prompt, _ in read_prompts(arguments.validation_prompts)] if arguments.validation_prompts else None
+    prompts = (
+        [prompt for prompt, _ in read_prompts(arguments.validation_prompts)] if arguments.validation_prompts else None
+    )
     world = detect_world(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(model_arguments, data_arguments, arguments))
     tokenizer = load_tokenizer(tokenizer_source(model_arguments), model_arguments.model_max_length)
@@ -65,9 +67,7 @@ def prepare_text_to_image(
         bad_rows=bad_row_policy(data_arguments),
     )
     mix = Mix(dataset.list_sizes, dataset.weights, arguments.seed)
-    global_batch_size = (
-        arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
-    )
+    global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
     trained = model.trained_parameters()
     ema = ExponentialMovingAverage(trained, model_arguments.ema_decay) if model_arguments.use_ema else None
@@ -88,7 +88,9 @@ def prepare_text_to_image(
                       sum(np.prod(p.shape) for p in trained.values()) / 1e6)  # fmt: skip
 
     def draw_samples(batch: dict) -> tuple[dict, dict]:
-        return draw_sample_pictures(state, tokenizer, prompts, batch, model_arguments.num_inference_steps, arguments.seed)
+        return draw_sample_pictures(
+            state, tokenizer, prompts, batch, model_arguments.num_inference_steps, arguments.seed
+        )
 
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)

@@ -19,7 +19,7 @@ def make_output_dir(path) -> Path:
             pass
     except OSError as error:
         raise OutputError(
-            f"cannot write to the folder {path}: {error.strerror or error}; choose another one or change its permissions"
+            f"cannot write to the folder {path}: {error.strerror or error}; choose another or change its permissions"
         ) from error
     return path
 

@@ -33,7 +33,9 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
     assert names == [*(f"{n:03d}-{i:02d}.png" for n in range(3) for i in range(2)), "grid.png", "pictures.jsonl"]
     assert Image.open(out / "000-00.png").size == (32, 32)
     records = [json.loads(line) for line in (out / "pictures.jsonl").read_text().splitlines()]
-    assert [(r["prompt"], r["index"]) for r in records] == [(p, i) for p in ("a b", "picture 1", "picture 2") for i in (0, 1)]
+    assert [(r["prompt"], r["index"]) for r in records] == [
+        (p, i) for p in ("a b", "picture 1", "picture 2") for i in (0, 1)
+    ]
     assert all(r["guidance_scale"] == 7.5 and r["num_inference_steps"] == 2 for r in records)
 
 

@@ -84,7 +84,12 @@ def test_plain_ppdiffusers_pipeline_draws_the_same(model, tokenizer, tmp_path):
     pipeline = LDMTextToImagePipeline.from_pretrained(str(tmp_path / "pipeline"))
     noise = initial_noise(9, "picture 1", 0, SHAPE)
     theirs = pipeline(
-        ["picture 1"], height=32, width=32, num_inference_steps=3, guidance_scale=4.0, latents=paddle.to_tensor(noise[None])
+        ["picture 1"],
+        height=32,
+        width=32,
+        num_inference_steps=3,
+        guidance_scale=4.0,
+        latents=paddle.to_tensor(noise[None]),
     ).images[0]
     loaded = load_pipeline(tmp_path / "pipeline", model.prediction_type)
     ours = draw(loaded, tokenizer, ["picture 1"], [0], SHAPE, 9, 4.0, 3)[0]

@@ -1,6 +1,7 @@
 """Published sizes, and what is said of configs and folders that cannot work."""
 
 import json
+import shutil
 
 import numpy as np
 import paddle
@@ -68,7 +69,7 @@ def test_bad_configs_name_file_and_setting(tmp_path, tiny):
     broken.write_text("{")
     with pytest.raises(ConfigError, match="broken.json is not JSON"):
         build_unet(broken, 0)
-    config = json.loads(open(tiny.config("unet")).read())
+    config = read_json_config(tiny.config("unet"), "")
     unknown = tmp_path / "unknown.json"
     unknown.write_text(json.dumps(config | {"chanels": 3}))
     with pytest.raises(ConfigError, match="no setting 'chanels'"):
@@ -86,7 +87,7 @@ def test_bad_folders_name_the_folder(tmp_path, tiny):
     with pytest.raises(ModelError, match="empty has no config.json"):
         load_vae(tmp_path / "empty")
     (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "config.json").write_text(open(f"{tiny.vae}/config.json").read())
+    shutil.copy(f"{tiny.vae}/config.json", tmp_path / "half")
     with pytest.raises(ModelError, match="half has no weights"):
         load_vae(tmp_path / "half")
     with pytest.raises(ModelError, match="not an exported pipeline"):
@@ -95,7 +96,7 @@ def test_bad_folders_name_the_folder(tmp_path, tiny):
 
 def test_parts_that_do_not_fit_are_refused(tmp_path, tiny):
     narrow = tmp_path / "narrow.json"
-    narrow.write_text(json.dumps(json.loads(open(tiny.config("unet")).read()) | {"cross_attention_dim": 16}))
+    narrow.write_text(json.dumps(read_json_config(tiny.config("unet"), "") | {"cross_attention_dim": 16}))
     arguments = ModelArguments(
         vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("ldmbert"), unet_config_file=str(narrow)
     )

@@ -66,9 +66,19 @@ def test_published_command_lines(command, loop):
 
 def test_defaults_of_the_two_scripts():
     _, data, loop = parse_arguments([], loop=True)
-    assert (loop.output_dir, loop.per_device_train_batch_size, loop.gradient_accumulation_steps) == ("./output-model", 6, 10)
+    assert (loop.output_dir, loop.per_device_train_batch_size, loop.gradient_accumulation_steps) == (
+        "./output-model",
+        6,
+        10,
+    )
     assert (loop.num_train_epochs, loop.max_steps, loop.dataloader_num_workers) == (100, 10**11, 6)
-    assert (loop.learning_rate, loop.weight_decay, loop.save_steps, loop.logging_steps, loop.seed) == (5e-5, 1e-2, 5000, 50, 23)
+    assert (loop.learning_rate, loop.weight_decay, loop.save_steps, loop.logging_steps, loop.seed) == (
+        5e-5,
+        1e-2,
+        5000,
+        50,
+        23,
+    )
     assert (loop.adam_beta1, loop.adam_beta2, loop.adam_epsilon) == (0.9, 0.999, 1e-8)
     assert (data.num_records, data.buffer_size, data.shuffle_every_n_samples) == (10_000_000, 100, 5)
     _, _, trainer = parse_arguments(["--do_train", "--output_dir", "x"], loop=False)
@@ -78,7 +88,9 @@ def test_defaults_of_the_two_scripts():
 @pytest.mark.parametrize("alias, name", ALIASES.items())
 @pytest.mark.parametrize("loop", [True, False])
 def test_both_spellings_are_one_flag(alias, name, loop):
-    value = {"pretrained_model_name_or_path": "some/folder", "lr_scheduler": "cosine", "writer_type": "none"}.get(alias, "7")
+    value = {"pretrained_model_name_or_path": "some/folder", "lr_scheduler": "cosine", "writer_type": "none"}.get(
+        alias, "7"
+    )
     base = ["--do_train", "--output_dir", "x"]
     parsed = [parse_arguments([*base, f"--{flag}", value], loop) for flag in (alias, name)]
     first, second = ({**vars(groups[0]), **vars(groups[2])} for groups in parsed)
@@ -94,11 +106,15 @@ def test_schedules_of_the_published_loop(schedule):
 
 def test_new_model_flags():
     flags = "--vae_name_or_path v --text_encoder_config_file t --unet_config_file u --use_ema --prediction_type "
-    flags += "v_prediction --noise_offset 0.1 --image_logging_steps 5 --benchmark --recompute --bf16 --freeze_text_encoder"
+    flags += (
+        "v_prediction --noise_offset 0.1 --image_logging_steps 5 --benchmark --recompute --bf16 --freeze_text_encoder"
+    )
     for loop in (True, False):
         model, _, training = parse_arguments([*flags.split(), "--do_train", "--output_dir", "x"], loop)
         assert (model.vae_name_or_path, model.prediction_type, model.noise_offset) == ("v", "v_prediction", 0.1)
-        assert model.use_ema and model.freeze_text_encoder and training.benchmark and training.recompute and training.bf16
+        assert (
+            model.use_ema and model.freeze_text_encoder and training.benchmark and training.recompute and training.bf16
+        )
 
 
 def test_the_loops_logging_dir_is_inside_its_output_dir():
