@@ -26,10 +26,15 @@ class BatchLoader(DataLoader):
     """A DataLoader that raises DataError where a sample could not be made."""
 
     def __iter__(self) -> Iterator[dict]:
-        for batch in super().__iter__():
-            if "error" in batch:
-                raise DataError(batch["error"])
-            yield batch
+        batches = super().__iter__()
+        try:
+            for batch in batches:
+                if "error" in batch:
+                    raise DataError(batch["error"])
+                yield batch
+        finally:
+            # Paddle keeps its last iterator, workers and all, until the process exits.
+            batches._try_shutdown_all()
 
 
 def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> BatchLoader:

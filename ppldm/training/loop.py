@@ -30,7 +30,6 @@ def run_loop(run: TrainingRun) -> None:
         total=run.max_steps, initial=run.start_step, desc="training", unit="update", disable=not run.world.is_main
     )
     batches = iter(TimedBatches(run.batches(), reporter.interval))
-    # Closing the batches ends their workers; left to the exit of the process, Paddle reports them as killed.
     with stop_on_signals() as request, paddle.utils.unique_name.guard(), bar, closing(batches):
         for step in range(run.start_step + 1, run.max_steps + 1):
             state.model.train()
