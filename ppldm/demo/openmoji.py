@@ -26,6 +26,7 @@ from typing import Annotated
 
 from PIL import Image
 
+from ..data.filelist import write_filelist
 from ..laion.convert import convert_rows
 from ..laion.source import read_folder
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
@@ -54,7 +55,9 @@ def demo_data(
 
     OUT/demo.filelist.list is what training takes, OUT/tokenizer its vocabulary. OUT/images has the same pictures and
     captions to look at, OUT/LICENSE.txt the licence that they are under (CC BY-SA 4.0). The quickstart subset adds
-    OUT/prompts.txt: prompts to draw, each marked seen or unseen. A finished folder is left as it is.
+    OUT/prompts.txt: prompts to draw, each marked seen or unseen; the unseen ones' pictures are kept apart in
+    OUT/unseen. An autoencoder, which knows no captions, may have them: OUT/autoencoder.filelist.list names both.
+    A finished folder is left as it is.
     """
     arguments = {"size": size, "limit": limit, "language": language, "subset": subset}
     _check_arguments(size, limit)
@@ -95,13 +98,11 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
         catalog.num_without_drawing,
         catalog.num_without_name,
     )
-    shutil.rmtree(out / "images", ignore_errors=True)
-    (out / "images").mkdir()
-    for drawing in progress(drawings, desc="draw", unit="picture"):
-        _write_drawing(out / "images", drawing, size)
-    convert_rows(read_folder(out / "images"), out / "images", out, name="demo", num_workers=1)
+    _draw_and_convert(drawings, out, "demo", size)
     captions = [drawing.caption for drawing in drawings]
     if chosen:
+        _draw_and_convert(catalog.held_out(chosen), make_output_dir(out / "unseen"), "unseen", size)
+        write_filelist(out / "autoencoder.filelist.list", ["demo.filelist", "unseen/unseen.filelist"])
         prompts = catalog.prompts(chosen)
         kinds = ("seen" if prompt in captions else "unseen" for prompt in prompts)
         write_text(
@@ -112,6 +113,15 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
     write_text(out / "LICENSE.txt", _license_text())
     write_json(out / "demo.json", state | {"finished": True})
     return state
+
+
+def _draw_and_convert(drawings: list["Drawing"], out: Path, name: str, size: int) -> None:
+    """Write `out`/images anew and convert it to `out`/parts and `out`/`name`.filelist."""
+    shutil.rmtree(out / "images", ignore_errors=True)
+    (out / "images").mkdir()
+    for drawing in progress(drawings, desc=f"draw {name}", unit="picture"):
+        _write_drawing(out / "images", drawing, size)
+    convert_rows(read_folder(out / "images"), out / "images", out, name=name, num_workers=1)
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,10 @@ class Catalog:
     def choose(self, subset: Subset | None) -> list[Drawing]:
         """The drawings of a subset, all for None. Raises EnvironmentProblem where one is not there."""
         return self._find(subset.drawn) if subset else list(self.drawings.values())
+
+    def held_out(self, subset: Subset) -> list[Drawing]:
+        """The drawings that a subset keeps from the text-to-image model."""
+        return self._find(subset.held_out)
 
     def prompts(self, subset: Subset) -> list[str]:
         """The captions that a subset's picture grid is drawn from, those of held-out emoji last."""

@@ -20,8 +20,8 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def read_rows(folder: Path) -> list:
-    lists = read_filelist_list(folder / "demo.filelist.list")
+def read_rows(folder: Path, name: str = "demo") -> list:
+    lists = read_filelist_list(folder / f"{name}.filelist.list")
     parts = [Part(path) for item in lists for path in read_filelist(item.path)]
     return [part.read(row) for part in parts for row in range(len(part))]
 
@@ -98,6 +98,12 @@ def test_prompts_say_what_was_seen(tmp_path, limit):
     assert len(prompts) == len(QUICKSTART.prompts) + len(QUICKSTART.held_out)
     assert {kind for _, kind in prompts} == {"seen", "unseen"}
     assert all((text in captions) == (kind == "seen") for text, kind in prompts)
+
+
+def test_held_out_pictures_are_for_the_autoencoder_only(quickstart):
+    drawn, both = ([row.meta["emoji"] for row in read_rows(quickstart, name)] for name in ("demo", "autoencoder"))
+    assert set(both) - set(drawn) == set(QUICKSTART.held_out)
+    assert sorted(both) == sorted(drawn + list(QUICKSTART.held_out))
 
 
 def test_the_licence_lies_beside_the_data(quickstart):
