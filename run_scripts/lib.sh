@@ -111,8 +111,8 @@ make_venv() {
         run_stoppable "$python" -m venv --clear "$VENV" || die "cannot make $VENV; see above"
     fi
     rm -f "$VENV/ppldm.stamp"
-    num_packages=$(grep -c '^[a-z]' "$LOCK")
-    say "installing about $num_packages packages, 0.6 GB to fetch and 2.3 GB on disk: 2 to 10 minutes" \
+    num_packages=$(grep -oE '^[a-z0-9._-]+' "$LOCK" | sort -u | wc -l)
+    say "installing about $num_packages packages, 0.6 GB to fetch, 2 GB on disk: 2 to 10 minutes" \
         "(log: $VENV/install.log)"
     run_stoppable install_packages "$num_packages" ||
         die "the installation failed (log: $VENV/install.log). Without a way to PyPI, name a mirror with" \

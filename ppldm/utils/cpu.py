@@ -4,7 +4,10 @@ Paddle takes one thread where OMP_NUM_THREADS is unset, and its MKL takes a slow
 user has set stays. `PPLDM_NO_CPU_TUNING=1` turns the tuning off.
 """
 
+import contextlib
+import io
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 
@@ -12,13 +15,14 @@ from .log import get_logger
 from .machine import count_usable_cores, read_cpu_vendor
 from .world import World
 
-# Warnings that every user of paddle sees and none can act on.
-_HARMLESS = ("No ccache found", "Setuptools is replacing distutils")
+# What every user of paddle sees and none can act on: warnings, and lines that `import paddle` prints on stderr.
+_HARMLESS_WARNINGS = ("No ccache found", "Setuptools is replacing distutils")
+_HARMLESS_LINES = ("WARNING: OMP_NUM_THREADS set to", "PLEASE USE OMP_NUM_THREADS WISELY")
 
 
 def prepare_cpu() -> None:
     """Set this process's thread variables and filters; call it before paddle is imported. Logs one line."""
-    for message in _HARMLESS:
+    for message in _HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message, category=UserWarning)
     os.environ.setdefault("GLOG_minloglevel", "1")  # without the INFO lines of paddle's C++ side
     if os.environ.get("PPLDM_NO_CPU_TUNING", "0") not in ("", "0"):
@@ -29,7 +33,17 @@ def prepare_cpu() -> None:
     os.environ.update(chosen)
     if World.detect().is_main:
         settings = " ".join(f"{name}={value}" for name, value in chosen.items()) or "nothing to set"
-        get_logger().info("%d cores for %d local processes: %s", num_cores, num_local_ranks, settings)
+        get_logger().info("%d cores, local processes: %d; %s", num_cores, num_local_ranks, settings)
+
+
+def import_paddle_quietly() -> None:
+    """`import paddle` without its complaint that OMP_NUM_THREADS is set; all else that it prints is passed on."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            import paddle  # noqa: F401
+    finally:
+        sys.stderr.writelines(line for line in said.getvalue().splitlines(True) if not line.startswith(_HARMLESS_LINES))
 
 
 def choose_variables(environ: Mapping[str, str], num_cores: int, num_local_ranks: int, vendor: str) -> dict[str, str]:

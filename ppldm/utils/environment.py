@@ -6,6 +6,7 @@ reported by its name and its remedy instead of by a traceback from deep inside a
 
 import json as json_format
 import platform
+import shlex
 import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -16,7 +17,9 @@ from packaging.specifiers import SpecifierSet
 from . import machine
 from .errors import EnvironmentProblem
 
-PIP = "python -m pip"
+# This very environment: a bare `python` may be another one.
+PYTHON = shlex.quote(sys.executable)
+PIP = f"{PYTHON} -m pip"
 
 # The version to install where a package is missing or known to be broken. setup.py's bounds admit each of these.
 PINS = {
@@ -99,7 +102,7 @@ def check(versions: dict[str, str]) -> list[Problem]:
     """
     problems = []
     if "pip" not in versions:
-        problems.append(Problem("pip", None, "paddlenlp imports it", "python -m ensurepip"))
+        problems.append(Problem("pip", None, "paddlenlp imports it", f"{PYTHON} -m ensurepip"))
     cpu, gpu = versions.get("paddlepaddle"), versions.get("paddlepaddle-gpu")
     if cpu and gpu:
         fix = f"{PIP} uninstall -y paddlepaddle && {PIP} install --force-reinstall --no-deps paddlepaddle-gpu=={gpu}"

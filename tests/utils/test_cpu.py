@@ -54,3 +54,16 @@ def test_prepare_can_be_turned_off_and_is_quiet_on_other_ranks():
     assert threads == "None" and "OMP_NUM_THREADS" not in stderr
     threads, stderr = run_prepare(PADDLE_TRAINER_ID="1", PADDLE_TRAINERS_NUM="2", PADDLE_LOCAL_SIZE="1000")
     assert threads == "1" and "OMP_NUM_THREADS" not in stderr
+
+
+def test_import_of_paddle_passes_on_all_but_the_harmless_lines(tmp_path):
+    lines = ["WARNING: OMP_NUM_THREADS set to 2, not 1.", "PLEASE USE OMP_NUM_THREADS WISELY.", "something new"]
+    (tmp_path / "paddle.py").write_text(
+        f"import sys\nsys.stderr.write({chr(10).join(lines)!r})\nraise ImportError('why')\n"
+    )
+    program = "from ppldm.utils.cpu import import_paddle_quietly\nimport_paddle_quietly()\n"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    environ = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True)
+    assert "OMP_NUM_THREADS" not in done.stderr
+    assert "something new" in done.stderr and "ImportError: why" in done.stderr

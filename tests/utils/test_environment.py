@@ -42,7 +42,7 @@ def test_each_missing_package_is_named_once_with_its_fix(name):
     problems = check({other: version for other, version in GOOD.items() if other != name})
     assert [problem.package for problem in problems] == [name]
     assert "is missing" in str(problems[0])
-    assert problems[0].fix.startswith("python -m")
+    assert problems[0].fix.startswith(f"{environment.PYTHON} -m ")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_python_versions(version, fine):
 def test_require_raises_one_line_with_the_first_problem(monkeypatch):
     monkeypatch.setattr(environment, "installed_versions", lambda: {**GOOD, "numpy": "2.1.0", "datasets": "5.2.0"})
     monkeypatch.setattr(environment, "check_libgomp", lambda: None)
-    with pytest.raises(EnvironmentProblem, match=r"^numpy 2\.1\.0: .*fix: python -m pip install 'numpy==1\.26\.4'"):
+    with pytest.raises(EnvironmentProblem, match=r"^numpy 2\.1\.0: .*fix: .* -m pip install 'numpy==1\.26\.4'"):
         environment.require_working_environment()
     monkeypatch.setattr(environment, "installed_versions", lambda: GOOD)
     environment.require_working_environment()
