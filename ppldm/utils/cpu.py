@@ -1,0 +1,58 @@
+"""What must be set before paddle is imported: threads, the fast path of its MKL, and silence where nothing is wrong.
+
+Paddle takes one thread where OMP_NUM_THREADS is unset, and its MKL takes a slow path on AMD processors. Whatever the
+user has set stays. `PPLDM_NO_CPU_TUNING=1` turns the tuning off.
+"""
+
+import contextlib
+import io
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+
+from .log import get_logger
+from .machine import count_usable_cores, read_cpu_vendor
+from .world import World
+
+# What every user of paddle sees and none can act on: warnings, and lines that `import paddle` prints on stderr.
+_HARMLESS_WARNINGS = ("No ccache found", "Setuptools is replacing distutils")
+_HARMLESS_LINES = ("WARNING: OMP_NUM_THREADS set to", "PLEASE USE OMP_NUM_THREADS WISELY")
+
+
+def prepare_cpu() -> None:
+    """Set this process's thread variables and filters; call it before paddle is imported. Logs one line."""
+    for message in _HARMLESS_WARNINGS:
+        warnings.filterwarnings("ignore", message=message, category=UserWarning)
+    os.environ.setdefault("GLOG_minloglevel", "1")  # without the INFO lines of paddle's C++ side
+    if os.environ.get("PPLDM_NO_CPU_TUNING", "0") not in ("", "0"):
+        return
+    num_cores = count_usable_cores()
+    num_local_ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", 1))
+    chosen = choose_variables(os.environ, num_cores, num_local_ranks, read_cpu_vendor())
+    os.environ.update(chosen)
+    if World.detect().is_main:
+        settings = " ".join(f"{name}={value}" for name, value in chosen.items()) or "nothing to set"
+        get_logger().info("%d cores, local processes: %d; %s", num_cores, num_local_ranks, settings)
+
+
+def import_paddle_quietly() -> None:
+    """`import paddle` without its complaint that OMP_NUM_THREADS is set; all else that it prints is passed on."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            import paddle  # noqa: F401
+    finally:
+        sys.stderr.writelines(line for line in said.getvalue().splitlines(True) if not line.startswith(_HARMLESS_LINES))
+
+
+def choose_variables(environ: Mapping[str, str], num_cores: int, num_local_ranks: int, vendor: str) -> dict[str, str]:
+    """The variables to add to `environ`: never one that is already there.
+
+    Each of `num_local_ranks` processes gets an equal share of `num_cores` as OMP_NUM_THREADS, at least 1;
+    `vendor` AuthenticAMD (/proc/cpuinfo) gets MKL_DEBUG_CPU_TYPE=5, the AVX2 path of old MKL.
+    """
+    wanted = {"OMP_NUM_THREADS": str(max(1, num_cores // max(1, num_local_ranks)))}
+    if vendor == "AuthenticAMD":
+        wanted["MKL_DEBUG_CPU_TYPE"] = "5"
+    return {name: value for name, value in wanted.items() if name not in environ}

@@ -1,0 +1,162 @@
+# shellcheck shell=bash
+# What the scripts of this folder share: find a Python, make the virtual environment, stop cleanly. Sourced, not run.
+#
+#   PYTHON      the interpreter to use (3.10 to 3.12); without it the first fitting one on PATH
+#   PPLDM_VENV  where the virtual environment goes; .venv in the repository without it
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=${PPLDM_VENV:-$ROOT/.venv}
+LOCK=$ROOT/requirements/lock.txt
+NEED_GIB=4 # free disk space for the environment and the files that pip unpacks on the way
+
+# Another environment's packages must not get into ours.
+unset PYTHONPATH PYTHONHOME
+export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { printf '==> %s\n' "$*" >&2; }
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# Run a command in a process group of its own, so that Ctrl-C (or SIGTERM, SIGHUP) stops it and all its children first,
+# then this script, whether the signal came from the terminal or was sent to the script alone.
+run_stoppable() {
+    local status=0
+    set -m
+    "$@" &
+    local child=$!
+    set +m
+    # shellcheck disable=SC2064 # the child of now, not of the time of the signal
+    trap "stop_child $child" INT TERM HUP
+    wait "$child" || status=$?
+    trap - INT TERM HUP
+    return "$status"
+}
+
+# The stage may take a while to save its state; a second Ctrl-C does not wait for it.
+stop_child() {
+    # shellcheck disable=SC2064 # as above
+    trap "kill -KILL -- -$1" INT TERM HUP
+    kill -INT -- "-$1" 2>/dev/null || true
+    while kill -0 "$1" 2>/dev/null; do wait "$1" 2>/dev/null || true; done
+    kill -TERM -- "-$1" 2>/dev/null || true # children that outlived it
+    printf '\nstopped; the same command again goes on from what is finished\n' >&2
+    exit 130
+}
+
+# Succeed if $1 is a Python that paddle has a build for, and that can make virtual environments.
+is_supported_python() {
+    "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null
+}
+
+# Print the path of the Python to use, or explain what is missing.
+find_python() {
+    local candidate found=
+    if [[ -n ${PYTHON:-} ]]; then
+        is_supported_python "$PYTHON" ||
+            die "PYTHON=$PYTHON is not a Python 3.10, 3.11 or 3.12; name one, or unset PYTHON to search PATH"
+        found=$PYTHON
+    else
+        for candidate in python3 python3.12 python3.11 python3.10 python; do
+            if is_supported_python "$candidate"; then
+                found=$candidate
+                break
+            fi
+        done
+    fi
+    [[ -n $found ]] || die "no Python 3.10, 3.11 or 3.12 on PATH; install one (Debian, Ubuntu:" \
+        "sudo apt install python3 python3-venv) or name one: PYTHON=/path/to/python3.11 bash $0"
+    if ! "$found" -c 'import ensurepip, venv' 2>/dev/null; then
+        local version
+        version=$("$found" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        die "$found cannot make virtual environments; on Debian and Ubuntu: sudo apt install python$version-venv"
+    fi
+    "$found" -c 'import sys; print(sys.executable)'
+}
+
+# What the environment was made from: when this changes, it is installed again.
+environment_stamp() {
+    {
+        echo "$ROOT" "$VENV"
+        "$VENV/bin/python" --version
+        cat "$LOCK" "$ROOT/setup.py"
+    } | sha256sum
+}
+
+# A slim machine has no libgomp.so.1, which paddle needs (Debian: libgomp1). scikit-learn carries one: what the scripts
+# start finds it by LD_LIBRARY_PATH, so that no root is needed.
+provide_libgomp() {
+    "$VENV/bin/python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null && return
+    local carried=("$VENV"/lib/python3.*/site-packages/scikit_learn.libs/libgomp*.so*)
+    [[ -f ${carried[0]} ]] || die "paddle needs libgomp.so.1, which this machine lacks: sudo apt install libgomp1"
+    mkdir -p "$VENV/lib/native"
+    ln -sf "${carried[0]}" "$VENV/lib/native/libgomp.so.1"
+    export LD_LIBRARY_PATH=$VENV/lib/native${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+}
+
+# Make the virtual environment, or finish an interrupted one. Where nothing is missing, it takes no time.
+make_venv() {
+    if [[ -x $VENV/bin/python && -f $VENV/ppldm.stamp && $(<"$VENV/ppldm.stamp") == "$(environment_stamp)" ]]; then
+        provide_libgomp
+        return
+    fi
+    local python num_packages started=$SECONDS
+    if ! { [[ -f $VENV/pyvenv.cfg ]] && is_supported_python "$VENV/bin/python" && "$VENV/bin/python" -m pip --version; } \
+        >/dev/null 2>&1; then
+        python=$(find_python)
+        say "making $VENV with $("$python" --version)"
+        check_disk_space
+        run_stoppable "$python" -m venv --clear "$VENV" || die "cannot make $VENV; see above"
+    fi
+    rm -f "$VENV/ppldm.stamp"
+    num_packages=$(grep -oE '^[a-z0-9._-]+' "$LOCK" | sort -u | wc -l)
+    say "installing about $num_packages packages, 0.6 GB to fetch, 2 GB on disk: 2 to 10 minutes" \
+        "(log: $VENV/install.log)"
+    run_stoppable install_packages "$num_packages" ||
+        die "the installation failed (log: $VENV/install.log). Without a way to PyPI, name a mirror with" \
+            "PIP_INDEX_URL; then run the same command again: it goes on from here"
+    environment_stamp >"$VENV/ppldm.stamp.tmp"
+    mv "$VENV/ppldm.stamp.tmp" "$VENV/ppldm.stamp"
+    provide_libgomp
+    say "the environment is ready after $((SECONDS - started)) s"
+}
+
+check_disk_space() {
+    local parent free_kib
+    parent=$(dirname "$VENV")
+    mkdir -p "$parent"
+    free_kib=$(df -Pk "$parent" | awk 'NR == 2 { print $4 }')
+    ((free_kib >= NEED_GIB * 1024 * 1024)) ||
+        die "$parent has $((free_kib / 1024 / 1024)) GiB free, the environment needs $NEED_GIB; free some," \
+            "or name another place: PPLDM_VENV=/path/to/venv bash $0"
+}
+
+# Exactly the versions of the lock, without a look at what packages say they require. The few packages without a wheel
+# are built with the lock's own setuptools, not with the newest.
+install_packages() {
+    local pip=("$VENV/bin/python" -m pip install --no-input --no-warn-script-location)
+    {
+        "${pip[@]}" --constraint "$LOCK" pip setuptools setuptools-scm &&
+            "${pip[@]}" --no-deps --no-build-isolation --requirement "$LOCK" &&
+            "${pip[@]}" --no-deps --no-build-isolation --editable "$ROOT"
+    } 2>&1 | tee "$VENV/install.log" | show_pip_progress "$1"
+}
+
+# Turn pip's many lines into one that counts (on a terminal), or into one line in 25.
+show_pip_progress() {
+    local terminal=0
+    [[ -t 2 ]] && terminal=1
+    awk -v total="$1" -v terminal="$terminal" '
+        function show(text) { printf(terminal ? "\r\033[K    %s" : "    %s\n", text) > "/dev/stderr"; fflush() }
+        /^(Collecting|Requirement already satisfied)/ {
+            number += 1
+            if (terminal || number % 25 == 0) show(number " of about " total " packages fetched")
+        }
+        /^Building wheels/ { show("building the packages that have no wheel") }
+        /^Installing collected packages/ { show("unpacking") }
+        /^ERROR|^error/ { show($0 "\n") }
+        END { if (terminal) printf("\r\033[K") > "/dev/stderr" }
+    '
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Make requirements/lock.txt again, after a change of setup.py's requirements:  bash run_scripts/lock.sh [--upgrade]
+#
+# The lock holds one exact version of every package of core, cpu, demo and test, for Linux and Python 3.10 to 3.12
+# (`;` markers where the versions differ). What is already locked stays unless it no longer fits or --upgrade asks.
+set -euo pipefail
+# shellcheck source=run_scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+tools=$(mktemp -d)
+trap 'rm -rf "$tools"' EXIT
+"$(find_python)" -m venv "$tools"
+"$tools/bin/pip" install --quiet uv
+cd "$ROOT"
+header='# Exact versions of core, cpu, demo and test. Made by run_scripts/lock.sh; do not edit.'
+"$tools/bin/uv" pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate "$@" \
+    --extra cpu --extra demo --extra test --override requirements/overrides.txt \
+    --output-file requirements/lock.txt setup.py requirements/lock.in >/dev/null
+printf '%s\n' "$header" | cat - requirements/lock.txt >"$tools/lock.txt"
+cp "$tools/lock.txt" requirements/lock.txt
+say "$(grep -c '^[a-z]' requirements/lock.txt) lines in requirements/lock.txt"

