@@ -112,7 +112,11 @@ class AutoencoderArguments:
         metadata={"help": "JSON config of an AutoencoderKL, built from scratch."},
     )
     reconstruction_loss: str = field(
-        default="l1", metadata={"help": "Error between picture and reconstruction.", "choices": ["l1", "mse"]}
+        default="l1",
+        metadata={
+            "help": "Error between picture and reconstruction: absolute, squared, or their sum.",
+            "choices": ["l1", "mse", "l1_mse"],
+        },
     )
     kl_weight: float = field(
         default=1e-6,

@@ -7,14 +7,15 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-RECONSTRUCTION_LOSSES = ("l1", "mse")
+RECONSTRUCTION_LOSSES = ("l1", "mse", "l1_mse")
 
 
 class AutoencoderObjective(nn.Layer):
     """Reconstruction error plus weighted KL divergence of the posterior from the standard normal.
 
-    Both in the units of the published LDM autoencoders divided by the number of pixel values: the mean absolute (or
-    squared) error of pixels in -1 .. 1, plus `kl_weight` times the KL in nats a picture over (3 H W).
+    Both in the units of the published LDM autoencoders divided by the number of pixel values: the mean absolute error
+    of pixels in -1 .. 1 (`l1`), the mean squared one (`mse`) or their sum (`l1_mse`), plus `kl_weight` times the KL in
+    nats a picture over (3 H W).
     A batch holds pixel_values [B, 3, H, W] uint8 and posterior_noise [B, C, h, w] float32; nothing is drawn here.
     """
 
@@ -37,7 +38,11 @@ class AutoencoderObjective(nn.Layer):
         pixels = to_unit_range(pixel_values)
         posterior = self.vae.encode(pixels).latent_dist
         decoded = self.vae.decode(posterior.mean + posterior.std * posterior_noise).sample.astype("float32")
-        error = F.l1_loss(decoded, pixels) if self.reconstruction_loss == "l1" else F.mse_loss(decoded, pixels)
+        error = 0.0
+        if "l1" in self.reconstruction_loss:
+            error = error + F.l1_loss(decoded, pixels)
+        if "mse" in self.reconstruction_loss:
+            error = error + F.mse_loss(decoded, pixels)
         kl = 0.5 * (posterior.mean**2 + posterior.var - 1.0 - posterior.logvar).astype("float32").sum()
         return error + self.kl_weight * kl / pixels.size
 

@@ -15,15 +15,15 @@ def batch():
     return pixels, paddle.to_tensor(rng.standard_normal((3, 4, 4, 4), dtype=np.float32))
 
 
-@pytest.mark.parametrize("kind, power", [("l1", 1), ("mse", 2)])
+@pytest.mark.parametrize("kind, powers", [("l1", [1]), ("mse", [2]), ("l1_mse", [1, 2])])
 @pytest.mark.parametrize("kl_weight", [0.0, 0.05])
-def test_objective(tiny, batch, kind, power, kl_weight):
+def test_objective(tiny, batch, kind, powers, kl_weight):
     vae = load_vae(tiny.vae)
     pixels, noise = batch
     loss = float(AutoencoderObjective(vae, kind, kl_weight)(pixels, noise))
     posterior = vae.encode(to_unit_range(pixels)).latent_dist
     decoded = vae.decode(posterior.mean + posterior.std * noise).sample.numpy()
-    error = np.mean(np.abs(decoded - to_unit_range(pixels).numpy()) ** power)
+    error = sum(np.mean(np.abs(decoded - to_unit_range(pixels).numpy()) ** power) for power in powers)
     mean, var = posterior.mean.numpy().astype(np.float64), posterior.var.numpy().astype(np.float64)
     kl = 0.5 * np.sum(mean**2 + var - 1 - np.log(var))
     assert loss == pytest.approx(error + kl_weight * kl / pixels.size, rel=1e-4)

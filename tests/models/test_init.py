@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from ppldm.models.build import build_text_encoder, build_unet
+from ppldm.models.build import build_autoencoder, build_text_encoder, build_unet
 from ppldm.models.init import init_like_pytorch
 
 
@@ -36,6 +36,14 @@ def test_norms_are_identities_and_embeddings_normal():
 def test_a_layer_without_a_rule_is_refused():
     with pytest.raises(TypeError, match="Conv1D"):
         init_like_pytorch(nn.Conv1D(2, 2, 1), seed=0, salt=0)
+
+
+def test_autoencoder_weights_keep_the_variance(tiny):
+    vae = build_autoencoder(tiny.config("vae"), seed=3)
+    convolutions = [layer for layer in vae.sublayers() if isinstance(layer, nn.Conv2D)]
+    scaled = [c.weight.numpy().ravel() * math.sqrt(np.prod(c.weight.shape[1:]) / 2) for c in convolutions]
+    assert abs(np.concatenate(scaled).std() - 1) < 0.03
+    assert all((c.bias.numpy() == 0).all() for c in convolutions)
 
 
 def test_text_encoder_embeddings(tiny):
