@@ -73,7 +73,7 @@ autoencoder_command=(
     --kl_weight 0.02
     --per_device_train_batch_size $((4 / processes))
     --gradient_accumulation_steps 1
-    --max_steps 1500
+    --max_steps 2000
     --learning_rate 2e-3
     --lr_scheduler_type cosine
     --warmup_steps 100

@@ -67,7 +67,8 @@ class TextImageDataset:
         self.crop_fraction, self.random_crop, self.random_flip = crop_fraction, random_crop, random_flip
         self.noise_offset, self.pixels_only, self.bad_rows = noise_offset, pixels_only, bad_rows
         self._paths = [path for source in sources for path in source.parts]
-        rows_of_parts = [count_rows(path) for path in progress(self._paths, desc="parts", unit=" parts", delay=3)]
+        with progress(self._paths, desc="parts", unit="part", delay=3) as paths:
+            rows_of_parts = [count_rows(path) for path in paths]
         self._starts = np.cumsum([0, *rows_of_parts])
         ends = np.cumsum([0, *(len(source.parts) for source in sources)])
         self.list_sizes = np.diff(self._starts[ends]).tolist()

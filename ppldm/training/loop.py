@@ -5,8 +5,7 @@ from contextlib import closing
 import paddle
 from paddlenlp.trainer import TrainerState
 
-from ..utils.errors import Interrupted
-from ..utils.log import get_logger, progress
+from ..utils.log import get_logger
 from .checkpoint import load_optimizer
 from .report import Reporter, TimedBatches
 from .run import TrainingRun
@@ -25,26 +24,20 @@ def run_loop(run: TrainingRun) -> None:
         return
     make_autocast = autocast(arguments.bf16, arguments.fp16)
     trainer_state = TrainerState(global_step=run.start_step, max_steps=run.max_steps)
-    reporter = Reporter(run)
-    bar = progress(
-        total=run.max_steps, initial=run.start_step, desc="training", unit="update", disable=not run.world.is_main
-    )
-    batches = iter(TimedBatches(run.batches(), reporter.interval))
-    with stop_on_signals() as request, paddle.utils.unique_name.guard(), bar, closing(batches):
+    with (
+        Reporter(run) as reporter,
+        closing(iter(TimedBatches(run.batches(), reporter.interval))) as batches,
+        stop_on_signals() as request,
+        paddle.utils.unique_name.guard(),
+    ):
         for step in range(run.start_step + 1, run.max_steps + 1):
             state.model.train()
             micro_batches = [next(batches) for _ in range(arguments.gradient_accumulation_steps)]
             loss, stopping = train_step(state, micro_batches, run.world, make_autocast, stop=bool(request))
             trainer_state.global_step = step
             reporter.after_update(step, loss, micro_batches)
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            bar.update()
             if stopping or step % arguments.save_steps == 0 or step == run.max_steps:
                 run.save(trainer_state)
             if stopping and step < run.max_steps:
-                reporter.close()
-                raise Interrupted(
-                    f"stopped after update {step} of {run.max_steps}; the same command again goes on there"
-                )
-    reporter.close()
+                raise run.interruption(step)
     run.finish()

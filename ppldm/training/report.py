@@ -3,7 +3,7 @@
 import time
 
 from ..inference.grid import save_png
-from ..utils.log import get_logger
+from ..utils.log import get_logger, progress
 from .metrics import Interval, MetricsWriter
 from .run import TrainingRun
 
@@ -29,15 +29,25 @@ class TimedBatches:
 
 
 class Reporter:
-    """Logs every `logging_steps` updates and draws every `draw_every`; silent on all but the main process."""
+    """Logs every `logging_steps` updates, draws every `draw_every`, and shows the progress of the run.
+
+    Silent on all but the main process. A context manager: the end closes what it wrote to.
+    """
 
     def __init__(self, run: TrainingRun):
         self.run = run
         self.interval = Interval()
         self.skipped: dict[str, int] = {}
         self.writer = None
+        arguments = run.arguments
+        self.bar = progress(
+            total=run.max_steps,
+            initial=run.start_step,
+            desc="training",
+            unit="update",
+            disable=arguments.disable_tqdm or not run.world.is_main,
+        )
         if run.world.is_main:
-            arguments = run.arguments
             self.writer = MetricsWriter(run.output_dir, arguments.reporters, arguments.logging_dir, run.start_step)
 
     def after_update(self, step: int, loss: float, batches: list[dict]) -> None:
@@ -47,6 +57,8 @@ class Reporter:
         for batch in batches:
             for reason in batch.get("skipped", ()):
                 self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+        self.bar.update()
         if not self.writer:
             return
         numbers = {}
@@ -75,8 +87,12 @@ class Reporter:
             save_png(folder / f"step-{step:06d}-{tag}.png", picture)
         self.writer.pictures(step, pictures)
 
-    def close(self) -> None:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error) -> None:
         """Finish the writers and say how many rows were skipped."""
+        self.bar.close()
         if self.writer:
             self.writer.close()
         for reason, count in sorted(self.skipped.items()):

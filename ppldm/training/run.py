@@ -19,7 +19,7 @@ from ..data.handlers import BadRows
 from ..data.loader import build_loader
 from ..data.order import Mix
 from ..data.sampler import StepSampler
-from ..utils.errors import CheckpointError, ConfigError
+from ..utils.errors import CheckpointError, ConfigError, Interrupted
 from ..utils.files import make_output_dir, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.world import World
@@ -85,6 +85,10 @@ class TrainingRun:
                 self.arguments.save_total_limit,
             )
             get_logger().info("saved %s", folder)
+
+    def interruption(self, step: int) -> Interrupted:
+        """The error of a run that a signal stopped after update `step`."""
+        return Interrupted(f"stopped after update {step} of {self.max_steps}; the same command again goes on there")
 
     def finish(self) -> None:
         """Export the trained model on the main process and say where everything is."""

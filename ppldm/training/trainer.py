@@ -7,9 +7,8 @@ data parallelism and loss scaling.
 from pathlib import Path
 
 import paddle
-from paddlenlp.trainer import Trainer, TrainerCallback
+from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback
 
-from ..utils.errors import Interrupted
 from ..utils.log import get_logger
 from .checkpoint import load_optimizer
 from .report import Reporter, TimedBatches
@@ -21,14 +20,15 @@ from .step import agree, check_finite
 class LatentDiffusionTrainer(Trainer):
     """PaddleNLP's Trainer on a TrainingRun."""
 
-    def __init__(self, run: TrainingRun, request):
-        # Logging and sampling are the Reporter's; the Trainer's own interval logs would say the same twice.
+    def __init__(self, run: TrainingRun, reporter: Reporter, request):
+        # Logging, sampling and progress are the Reporter's; the Trainer's own would say the same twice.
         run.arguments.logging_strategy = "no"
+        run.arguments.disable_tqdm = True
         run.arguments.max_steps = run.max_steps
         # Our batches start at the right step: nothing is to be skipped by reading it.
         run.arguments.ignore_data_skip = True
         self.run = run
-        self.reporter = Reporter(run)
+        self.reporter = reporter
         self.micro_batches: list[dict] = []
         self.micro_losses: list = []
         super().__init__(
@@ -38,6 +38,7 @@ class LatentDiffusionTrainer(Trainer):
             optimizers=(run.state.optimizer, run.state.scheduler),
             callbacks=[_UpdateCallback(self, request)],
         )
+        self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self):
         """This rank's micro-batches. Its length is the whole run's, so that the Trainer sees a single epoch."""
@@ -119,13 +120,9 @@ def run_trainer(run: TrainingRun) -> None:
         get_logger().info("already trained for %d updates", run.start_step)
         run.finish()
         return
-    with stop_on_signals() as request, paddle.utils.unique_name.guard():
-        trainer = LatentDiffusionTrainer(run, request)
+    with Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
+        trainer = LatentDiffusionTrainer(run, reporter, request)
         trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
-        trainer.reporter.close()
         if trainer.state.global_step < run.max_steps:
-            raise Interrupted(
-                f"stopped after update {trainer.state.global_step} of {run.max_steps}; "
-                "the same command again goes on there"
-            )
+            raise run.interruption(trainer.state.global_step)
     run.finish()

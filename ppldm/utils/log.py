@@ -8,18 +8,32 @@ from tqdm import tqdm
 from .errors import debugging
 
 
-class _TqdmHandler(logging.StreamHandler):
+class _Handler(logging.StreamHandler):
     """Writes above a running progress bar instead of through it."""
 
     def emit(self, record):
-        tqdm.write(self.format(record), file=sys.stderr)
+        if sys.stderr.isatty():
+            tqdm.write(self.format(record), file=sys.stderr)
+        else:
+            sys.stderr.write(self.format(record) + "\n")
+
+
+class _Lines:
+    """A file for tqdm that makes a line of each state of the bar, for logs and pipes."""
+
+    def write(self, text: str) -> None:
+        if stripped := text.strip("\r\n "):
+            sys.stderr.write(stripped + "\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def get_logger() -> logging.Logger:
     """The logger `ppldm`: INFO and above to stderr, nothing passed on to the root logger."""
     logger = logging.getLogger("ppldm")
     if not logger.handlers:
-        handler = _TqdmHandler()
+        handler = _Handler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
@@ -28,12 +42,13 @@ def get_logger() -> logging.Logger:
 
 
 def progress(iterable=None, **kwargs) -> tqdm:
-    """A progress bar on stderr with rate and time left; a line every 30 s where stderr is no terminal."""
-    kwargs.setdefault("file", sys.stderr)
-    kwargs.setdefault("dynamic_ncols", True)
-    if not sys.stderr.isatty():
-        kwargs.setdefault("mininterval", 30)
-    return tqdm(iterable, **kwargs)
+    """A progress bar on stderr with rate and time left; a line every 30 s where stderr is no terminal.
+
+    Use it in a `with`, so that an error comes on a line of its own.
+    """
+    if sys.stderr.isatty():
+        return tqdm(iterable, file=sys.stderr, dynamic_ncols=True, **kwargs)
+    return tqdm(iterable, file=_Lines(), ncols=100, **{"mininterval": 30, "delay": 10, **kwargs})
 
 
 def quiet_libraries() -> None:

@@ -57,7 +57,8 @@ def test_two_processes_are_one_with_twice_the_batch(tiny, one_process, tmp_path,
     result = run(
         "bash", f"run_scripts/{script}",
         "--vae_name_or_path", tiny.vae, "--text_encoder_config_file", tiny.config("ldmbert"),
-        "--unet_config_file", tiny.config("unet"), "--resolution", 32, "--image_logging_steps", 0, "--report_to", "none",
+        "--unet_config_file", tiny.config("unet"), "--resolution", 32,
+        "--image_logging_steps", 0, "--report_to", "none",
         **settings,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
