@@ -66,9 +66,9 @@ find_python() {
             fi
         done
     fi
-    [[ -n $found ]] || die "no Python 3.10, 3.11 or 3.12 on PATH; install one (Debian, Ubuntu:" \
-        "sudo apt install python3 python3-venv) or name one: PYTHON=/path/to/python3.11 bash $0"
-    if ! "$found" -c 'import ensurepip, venv' 2>/dev/null; then
+    [[ -n $found ]] || die "no Python 3.10, 3.11 or 3.12 on PATH; install one (Debian 12, Ubuntu 22.04" \
+        "and 24.04: sudo apt install python3 python3-venv) or name one: PYTHON=/path/to/python3.11 bash $0"
+    if ! "$found" -c 'import ensurepip, venv; ensurepip.version()' 2>/dev/null; then
         local version
         version=$("$found" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
         die "$found cannot make virtual environments; on Debian and Ubuntu: sudo apt install python$version-venv"

@@ -173,7 +173,8 @@ remove_markers_from() {
 }
 
 if [[ $dry_run == yes ]]; then
-    printf '# the environment\n%q -m venv %q\n' "$(find_python)" "$VENV"
+    base_python=$(find_python)
+    printf '# the environment\n%q -m venv %q\n' "$base_python" "$VENV"
     printf '%q -m pip install --no-deps --no-build-isolation -r %q -e %q\n' "$python" "$LOCK" "$ROOT"
 else
     make_venv
