@@ -135,12 +135,13 @@ curve_command=(
 )
 
 # stage NUMBER NAME TITLE COMMAND...: run a stage, or skip it where it is finished with this very command.
-# A stage that runs makes those after it run again.
-total_stages=5
+# A stage that runs makes those after it run again; one whose command has changed starts anew, and so do those after it.
+names=([1]=data [2]=autoencoder [3]=diffusion [4]=pictures [5]=curve)
+total_stages=${#names[@]}
 report=()
 stage() {
-    local number=$1 name=$2 title=$3 marker=$out/.done/$1-$2 started=$SECONDS seconds checksum
-    shift 3
+    local number=$1 title=$2 marker=$out/.done/$1-${names[$1]} started=$SECONDS seconds checksum
+    shift 2
     if [[ $dry_run == yes ]]; then
         printf '# %s\n' "$title"
         printf '%q ' "$@"
@@ -156,9 +157,14 @@ stage() {
             return
         fi
     fi
+    if [[ -f $marker.begun && $(<"$marker.begun") != "$checksum" ]]; then
+        remove_results_from "$number"
+    fi
     remove_markers_from "$number"
+    echo "$checksum" >"$marker.begun"
     say "[$number/$total_stages] $title"
-    run_stoppable "$@" || die "stage $number ($name) failed, see above; the same command again goes on from here"
+    run_stoppable "$@" ||
+        die "stage $number (${names[$number]}) failed, see above; the same command again goes on from here"
     seconds=$((SECONDS - started))
     echo "$seconds $checksum" >"$marker.tmp"
     mv "$marker.tmp" "$marker"
@@ -168,7 +174,14 @@ stage() {
 remove_markers_from() {
     local number
     for ((number = $1; number <= total_stages; number++)); do
-        rm -f "$out/.done/$number"-*
+        rm -f "$out/.done/$number-${names[$number]}"
+    done
+}
+
+remove_results_from() {
+    local number
+    for ((number = $1; number <= total_stages; number++)); do
+        rm -rf "${out:?}/${names[$number]}" "$out/.done/$number-${names[$number]}.begun"
     done
 }
 
@@ -181,11 +194,11 @@ else
     mkdir -p "$out/.done" 2>/dev/null || die "cannot write to $out; choose another folder with --out"
 fi
 cd "$ROOT"
-stage 1 data "drawing captioned pictures (seconds)" "${data_command[@]}"
-stage 2 autoencoder "training the autoencoder (about 4 minutes)" "${autoencoder_command[@]}"
-stage 3 diffusion "training the text-to-image model, $steps updates (about 6 minutes)" "${diffusion_command[@]}"
-stage 4 pictures "drawing pictures for the prompts (under a minute)" "${generate_command[@]}"
-stage 5 curve "drawing the loss curve (seconds)" "${curve_command[@]}"
+stage 1 "drawing captioned pictures (seconds)" "${data_command[@]}"
+stage 2 "training the autoencoder (about 4 minutes)" "${autoencoder_command[@]}"
+stage 3 "training the text-to-image model, $steps updates (about 6 minutes)" "${diffusion_command[@]}"
+stage 4 "drawing pictures for the prompts (under a minute)" "${generate_command[@]}"
+stage 5 "drawing the loss curve (seconds)" "${curve_command[@]}"
 if [[ $dry_run == no ]]; then
     printf '%s\n' "${report[@]}" >&2
     say "the pictures: $out/pictures/grid.png (every prompt), $out/pictures/loss.png (the loss curve)"

@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from .cpu import prepare_cpu
+from .cpu import import_paddle_quietly, prepare_cpu
 from .environment import require_working_environment
 from .errors import exit_on_error
 
@@ -13,4 +13,5 @@ def entry():
     with exit_on_error():
         require_working_environment()
         prepare_cpu()
+        import_paddle_quietly()
         yield

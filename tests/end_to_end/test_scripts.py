@@ -107,7 +107,8 @@ def test_ctrl_c_saves_and_the_same_command_finishes(tiny, tmp_path, script, extr
 def test_autoencoder_script(tiny, tmp_path):
     flags = ["--output_dir", tmp_path / "run", "--file_list", tiny.file_list, "--vae_config_file", tiny.config("vae"),
              "--resolution", 32, "--train_batch_size", 4, "--gradient_accumulation_steps", 1, "--max_steps", 40,
-             "--learning_rate", 3e-3, "--num_workers", 0, "--logging_steps", 10, "--image_logging_steps", 20]  # fmt: skip
+             "--learning_rate", 3e-3, "--num_workers", 0, "--logging_steps", 10,
+             "--image_logging_steps", 20]  # fmt: skip
     result = run(sys.executable, AUTOENCODER, *flags)
     assert result.returncode == 0, result.stderr
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
