@@ -38,6 +38,9 @@ class ModelArguments:
         default=None,
         metadata={"help": f"Frozen VAE: a folder with config.json and weights, or a name (default: {DEFAULT_VAE})."},
     )
+    pretrained_text_encoder_name: Optional[str] = field(
+        default=None, metadata={"help": "A frozen CLIP text encoder in place of LDMBert. Not supported yet."}
+    )
     text_encoder_config_file: Optional[str] = field(
         default=None, metadata={"help": "JSON config of an LDMBert text encoder, built from scratch."}
     )
@@ -84,6 +87,8 @@ class ModelArguments:
                 f"--model_name_or_path {self.model_name_or_path} is a whole pipeline; do not give "
                 "--vae_name_or_path, --text_encoder_config_file or --unet_config_file beside it"
             )
+        if self.pretrained_text_encoder_name:
+            raise ConfigError("--pretrained_text_encoder_name is not supported yet; leave it away to train an LDMBert")
         _require_positive("model_max_length", self.model_max_length)
         _require_positive("num_inference_steps", self.num_inference_steps)
         if not 0 <= self.ema_decay <= 1:

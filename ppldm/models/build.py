@@ -31,6 +31,7 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
     Raises ConfigError or ModelError, naming the file.
     """
     with paddle.utils.unique_name.guard():
+        get_logger().info("building the model")
         if arguments.starts_from_pipeline:
             folder = Path(arguments.model_name_or_path).expanduser()
             vae = load_vae(pipeline_folder(folder, "vae"))

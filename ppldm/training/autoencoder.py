@@ -13,7 +13,7 @@ from ..inference.sample import to_pictures
 from ..models.autoencoder import AutoencoderObjective, latent_statistics, psnr, reconstruct
 from ..models.build import build_autoencoder, latent_shape, save_part
 from ..utils.files import atomic_dir, write_json
-from ..utils.log import get_logger
+from ..utils.log import get_logger, progress
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
 from .optim import build_optimizer
@@ -104,7 +104,8 @@ def export_autoencoder(vae, dataset: TextImageDataset, folder: Path, facts: dict
     """Measure the latents, put 1 / std into the config as scaling_factor, and write the VAE's folder."""
     vae.eval()
     rows = _spread(len(dataset), NUM_MEASURED)
-    statistics = latent_statistics(vae, (_batch(dataset, rows[i : i + 16]) for i in range(0, len(rows), 16)))
+    with progress(range(0, len(rows), 16), desc="measuring latents", unit="batch") as starts:
+        statistics = latent_statistics(vae, (_batch(dataset, rows[i : i + 16]) for i in starts))
     scaling_factor = 1.0 / statistics["latent_std"]
     vae.register_to_config(scaling_factor=scaling_factor)
     get_logger().info("latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", statistics)

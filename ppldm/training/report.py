@@ -2,6 +2,8 @@
 
 import time
 
+from paddlenlp.utils.profiler import add_profiler_step
+
 from ..inference.grid import save_png
 from ..utils.log import get_logger, progress
 from .metrics import Interval, MetricsWriter
@@ -57,6 +59,8 @@ class Reporter:
         for batch in batches:
             for reason in batch.get("skipped", ()):
                 self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        if arguments.profiler_options:
+            add_profiler_step(arguments.profiler_options)
         self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
         self.bar.update()
         if not self.writer:

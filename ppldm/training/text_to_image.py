@@ -16,7 +16,7 @@ from ..inference.grid import tile
 from ..inference.sample import draw, sample_latents, to_pictures
 from ..models.build import build_ldm, latent_shape
 from ..models.ema import ExponentialMovingAverage
-from ..utils.log import get_logger
+from ..utils.log import get_logger, progress
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
 from .optim import build_optimizer
@@ -124,14 +124,15 @@ def draw_sample_pictures(state: TrainingState, tokenizer, prompts, batch: dict, 
     """
     model = state.model
     model.eval()
-    with state.ema.applied() if state.ema else nullcontext():
+    bar = progress(total=len(GUIDANCE_SCALES) * num_inference_steps, desc="drawing samples", unit="step", delay=5)
+    with state.ema.applied() if state.ema else nullcontext(), bar:
         latents = model.encode(batch["pixel_values"][:NUM_PICTURES], batch["posterior_noise"][:NUM_PICTURES])
         pictures = {"reconstruction": _row(model.decode(latents))}
         for scale in GUIDANCE_SCALES:
             tag = f"ddim-samples-{scale}"
             if prompts:
                 drawn = draw(model, tokenizer, prompts, [0] * len(prompts), tuple(latents.shape[1:]), seed, scale,
-                             num_inference_steps)  # fmt: skip
+                             num_inference_steps, bar.update)  # fmt: skip
                 pictures[tag] = tile(drawn, min(len(drawn), NUM_PICTURES))
             else:
                 sampled = sample_latents(
@@ -141,6 +142,7 @@ def draw_sample_pictures(state: TrainingState, tokenizer, prompts, batch: dict, 
                     batch["noise"][:NUM_PICTURES],
                     scale,
                     num_inference_steps,
+                    bar.update,
                 )
                 pictures[tag] = _row(model.decode(sampled))
     model.train()

@@ -56,6 +56,15 @@ def test_a_sample_depends_on_seed_epoch_and_row_alone(make_dataset, make_sources
     assert len(np.unique(noises)) == noises.size
 
 
+def test_noise_offset_is_one_more_normal_a_channel(make_dataset):
+    plain, offset, double = (make_dataset(noise_offset=strength) for strength in (0.0, 0.5, 1.0))
+    shifts = np.array([offset[(1, row)]["noise"] - plain[(1, row)]["noise"] for row in range(24)])
+    assert np.abs(shifts - shifts.mean(axis=(2, 3), keepdims=True)).max() < 1e-6
+    values = shifts[:, :, 0, 0]
+    assert abs(values.std() / 0.5 - 1) < 0.25 and len(np.unique(values.round(6))) == values.size
+    np.testing.assert_allclose(double[(1, 3)]["noise"] - plain[(1, 3)]["noise"], 2 * shifts[3], atol=1e-6)
+
+
 def test_pixels_only_are_the_same_pixels_without_captions(make_dataset, make_sources):
     sources = make_sources([5])
     full, pixels = make_dataset(sources)[(0, 3)], make_dataset(sources, pixels_only=True)[(0, 3)]
