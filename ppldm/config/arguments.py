@@ -167,6 +167,14 @@ class DataArguments:
         default=0.9,
         metadata={"help": "Side of the crop by the resized picture's short side: 0.9 resizes to 284 to crop 256."},
     )
+    interpolation: str = field(
+        default="lanczos",
+        metadata={
+            "help": "How pictures are resized: as Pillow does, or area, the mean of the pixels covered, which is "
+            "faster.",
+            "choices": ["lanczos", "bicubic", "bilinear", "area"],
+        },
+    )
     random_crop: bool = field(default=True, metadata={"help": "Crop at random; otherwise the centre."})
     random_flip: bool = field(default=False, metadata={"help": "Mirror half of the pictures. Mirrors text too."})
     max_skipped: int = field(

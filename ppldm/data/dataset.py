@@ -15,7 +15,7 @@ asked for, so that a bad row changes no number but its own pixels and caption.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,9 @@ from ..utils.log import progress
 from ..utils.rng import Stream, make_rng
 from .filelist import Source
 from .handlers import BadRows
-from .image import decode_image
+from .image import decode_pixels
 from .part import Part, count_rows
+from .resize import INTERPOLATIONS
 from .row import Row
 from .tokenizer import CaptionTokenizer
 from .transforms import crop_pixels
@@ -38,7 +39,8 @@ class TextImageDataset:
     """All rows of all sources, numbered through: source by source, part by part.
 
     tokenizer: may be None with `pixels_only`. latent_shape: (channels, height, width). crop_fraction: in (0, 1], the
-    crop's share of the resized short side. random_crop: False crops the centre.
+    crop's share of the resized short side. random_crop: False crops the centre. interpolation: one of
+    INTERPOLATIONS.
     `list_sizes`, `weights`: the rows and weights of the sources, as `Mix` takes them. Raises PartError, ConfigError.
     """
 
@@ -57,15 +59,19 @@ class TextImageDataset:
         noise_offset: float = 0.0,
         pixels_only: bool = False,
         bad_rows: BadRows = BadRows(),  # noqa: B008 (frozen)
+        interpolation: str = "lanczos",
     ):
         if not 0 < crop_fraction <= 1:
             raise ConfigError(f"crop_fraction is {crop_fraction}; it must be over 0 and at most 1")
         if not 0 <= caption_drop_probability <= 1:
             raise ConfigError(f"caption_drop_probability is {caption_drop_probability}; it must be in [0, 1]")
+        if interpolation not in INTERPOLATIONS:
+            raise ConfigError(f"interpolation is {interpolation}; it must be one of {', '.join(INTERPOLATIONS)}")
         self.tokenizer, self.resolution, self.latent_shape, self.seed = tokenizer, resolution, latent_shape, seed
         self.caption_drop_probability, self.num_train_timesteps = caption_drop_probability, num_train_timesteps
         self.crop_fraction, self.random_crop, self.random_flip = crop_fraction, random_crop, random_flip
         self.noise_offset, self.pixels_only, self.bad_rows = noise_offset, pixels_only, bad_rows
+        self.interpolation = interpolation
         self._paths = [path for source in sources for path in source.parts]
         with progress(self._paths, desc="parts", unit="part", delay=3) as paths:
             rows_of_parts = [count_rows(path) for path in paths]
@@ -93,34 +99,56 @@ class TextImageDataset:
 
     def __getitem__(self, key: tuple[int, int]) -> dict:
         """The sample of (epoch, row); see the module. Raises DataError."""
-        epoch, row = key
-        crop = tuple(self._rng(Stream.CROP, key).random(2)) if self.random_crop else None
-        (caption, pixels), used_row, skipped = self.bad_rows.load(lambda n: self._load(n, crop), row, len(self))
-        if self.random_flip and self._rng(Stream.FLIP, key).random() < 0.5:
-            pixels = np.ascontiguousarray(pixels[:, :, ::-1])
-        sample = {
+        batch = self.make_batch([key])
+        return {name: values if name == "skipped" else values[0] for name, values in batch.items()}
+
+    def make_batch(self, keys: list[tuple[int, int]]) -> dict:
+        """The samples of several (epoch, row), stacked; `skipped` lists are joined. Raises DataError."""
+        pixels = np.empty((len(keys), 3, self.resolution, self.resolution), dtype=np.uint8)
+        captions, used_rows, skipped = [], [], []
+        for key, place in zip(keys, pixels, strict=True):
+            load = partial(self._load, self._draw_crop(key), place)
+            caption, used_row, reasons = self.bad_rows.load(load, key[1], len(self))
+            if self.random_flip and self._rng(Stream.FLIP, key).random() < 0.5:
+                place[:] = place[:, :, ::-1].copy()
+            captions.append(caption)
+            used_rows.append(used_row)
+            skipped += reasons
+        batch = {
             "pixel_values": pixels,
-            "posterior_noise": self._rng(Stream.POSTERIOR, key).standard_normal(self.latent_shape, dtype=np.float32),
-            "row_ids": np.int64(used_row),
+            "posterior_noise": self._draw_normals(Stream.POSTERIOR, keys),
+            "row_ids": np.array(used_rows, dtype=np.int64),
             "skipped": skipped,
         }
         if self.pixels_only:
-            return sample
-        if self._rng(Stream.CAPTION_DROP, key).random() < self.caption_drop_probability:
-            caption = ""
-        return sample | {
-            "input_ids": self.tokenizer.encode([caption])[0],
-            "timesteps": np.int64(self._rng(Stream.TIMESTEP, key).random() * self.num_train_timesteps),
-            "noise": self._noise(key),
+            return batch
+        kept = [self._rng(Stream.CAPTION_DROP, key).random() >= self.caption_drop_probability for key in keys]
+        timesteps = [self._rng(Stream.TIMESTEP, key).random() * self.num_train_timesteps for key in keys]
+        captions = [caption if keep else "" for caption, keep in zip(captions, kept, strict=True)]
+        return batch | {
+            "input_ids": self.tokenizer.encode(captions),
+            "timesteps": np.array(timesteps).astype(np.int64),
+            "noise": self._draw_noise(keys),
         }
 
-    def _noise(self, key: tuple[int, int]) -> np.ndarray:
-        noise = self._rng(Stream.NOISE, key).standard_normal(self.latent_shape, dtype=np.float32)
+    def _draw_crop(self, key: tuple[int, int]) -> tuple[float, float] | None:
+        return tuple(self._rng(Stream.CROP, key).random(2)) if self.random_crop else None
+
+    def _draw_noise(self, keys: list[tuple[int, int]]) -> np.ndarray:
+        noise = self._draw_normals(Stream.NOISE, keys)
         if self.noise_offset:
             # https://www.crosslabs.org/blog/diffusion-with-offset-noise
-            offset = self._rng(Stream.NOISE_OFFSET, key).standard_normal((len(noise), 1, 1), dtype=np.float32)
-            noise += np.float32(self.noise_offset) * offset
+            shape = (self.latent_shape[0], 1, 1)
+            offsets = [self._rng(Stream.NOISE_OFFSET, key).standard_normal(shape, dtype=np.float32) for key in keys]
+            noise += np.float32(self.noise_offset) * np.stack(offsets)
         return noise
+
+    def _draw_normals(self, stream: Stream, keys: list[tuple[int, int]]) -> np.ndarray:
+        """Standard normal numbers, float32 [len(keys), *latent_shape]."""
+        normals = np.empty((len(keys), *self.latent_shape), dtype=np.float32)
+        for key, place in zip(keys, normals, strict=True):
+            self._rng(stream, key).standard_normal(dtype=np.float32, out=place)
+        return normals
 
     def _rng(self, stream: Stream, key: tuple[int, int]) -> np.random.Generator:
         return make_rng(self.seed, stream, *key)
@@ -132,13 +160,15 @@ class TextImageDataset:
         part = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self._open_part(part), row - int(self._starts[part])
 
-    def _load(self, row: int, crop: tuple[float, float] | None) -> tuple[str, np.ndarray]:
+    def _load(self, crop: tuple[float, float] | None, place: np.ndarray, row: int) -> str:
+        """The caption of a row, whose pixels go to `place`. Raises RowError."""
         part, number = self._locate(row)
         loaded = part.read(number)
         try:
-            return loaded.caption, crop_pixels(decode_image(loaded.image), self.resolution, self.crop_fraction, crop)
+            crop_pixels(decode_pixels(loaded.image), self.crop_fraction, crop, self.interpolation, place)
         except RowError as error:
             raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
+        return loaded.caption
 
 
 def _part_opener(paths: list[Path]) -> Callable[[int], Part]:

@@ -5,6 +5,7 @@ import struct
 import zlib
 
 import numpy as np
+import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..utils.errors import RowError
@@ -26,6 +27,8 @@ _DAMAGED = (
     Image.DecompressionBombError,
 )
 _EXIF_ORIENTATION = 0x0112
+# What in a JPEG file may say that it is to be turned: EXIF data, or Adobe's XMP.
+_TURNERS = (b"Exif\0\0", b"tiff:Orientation")
 
 
 def image_size(image: bytes) -> tuple[int, int]:
@@ -52,6 +55,30 @@ def decode_image(image: bytes) -> Image.Image:
         raise RowError("image", f"the image is of no known format ({', '.join(FORMATS)})") from error
     except _DAMAGED as error:
         raise RowError("image", f"the image cannot be decoded ({error})") from error
+
+
+def decode_pixels(image: bytes) -> np.ndarray:
+    """The pixels of `decode_image`, uint8 [height, width, 3], faster.
+
+    Pillow and simplejpeg decode with the same library to the same bits. simplejpeg takes plain JPEG files, which nearly
+    all are; the others and the damaged ones are Pillow's. Raises RowError "image".
+    """
+    if (pixels := _decode_plain_jpeg(image)) is not None:
+        return pixels
+    return np.asarray(decode_image(image))
+
+
+def _decode_plain_jpeg(image: bytes) -> np.ndarray | None:
+    """None for all that is not a sound JPEG file in colour or grey, of usual size, to be shown as it lies."""
+    if not image.startswith(b"\xff\xd8\xff") or any(turner in image for turner in _TURNERS):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(image)
+        if colours not in ("YCbCr", "Gray", "RGB") or height * width > Image.MAX_IMAGE_PIXELS:
+            return None
+        return simplejpeg.decode_jpeg(image)
+    except ValueError:
+        return None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -10,6 +10,7 @@ errors travel as data, in place of the batch, and are raised where the batch is 
 import shutil
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from paddle.io import DataLoader, Dataset
@@ -40,13 +41,13 @@ class BatchLoader(DataLoader):
 def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> BatchLoader:
     """The batches of a sampler, in its order; `len()` is the sampler's. num_workers 0 loads in this process."""
     return BatchLoader(
-        _ErrorsAsSamples(dataset),
+        _Keys(len(dataset)),
         batch_sampler=sampler,
         num_workers=num_workers,
-        collate_fn=collate,
+        collate_fn=partial(_make_batch, dataset),
         prefetch_factor=_PREFETCH_FACTOR,
         worker_init_fn=_leave_signals_to_the_main_process,
-        use_shared_memory=num_workers > 0 and _shared_memory_fits(dataset, sampler, num_workers),
+        use_shared_memory=False,
     )
 
 
@@ -57,28 +58,26 @@ def _leave_signals_to_the_main_process(_worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def collate(samples: list) -> dict:
-    """Stack samples; `skipped` lists are joined. If one of them is an error, the batch is that error's text."""
-    for sample in samples:
-        if isinstance(sample, PpldmError):
-            # DataLoader's queue takes no batch without arrays.
-            return {"error": str(sample), "row_ids": np.empty(1, dtype=np.int64)}
-    batch = {key: np.stack([sample[key] for sample in samples]) for key in samples[0] if key != "skipped"}
-    return batch | {"skipped": [reason for sample in samples for reason in sample["skipped"]]}
+def _make_batch(dataset: TextImageDataset, keys: list[tuple[int, int]]) -> dict:
+    """The batch, or the text of the error that there was instead."""
+    try:
+        return dataset.make_batch(keys)
+    except PpldmError as error:
+        # DataLoader's queue takes no batch without arrays.
+        return {"error": str(error), "row_ids": np.empty(1, dtype=np.int64)}
 
 
-class _ErrorsAsSamples(Dataset):
-    def __init__(self, dataset: TextImageDataset):
-        self.dataset = dataset
+class _Keys(Dataset):
+    """(epoch, row) as the sample of itself: samples are made a batch at a time, where DataLoader collates them."""
+
+    def __init__(self, num_rows: int):
+        self.num_rows = num_rows
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self.num_rows
 
-    def __getitem__(self, key: tuple[int, int]):
-        try:
-            return self.dataset[key]
-        except PpldmError as error:
-            return error
+    def __getitem__(self, key: tuple[int, int]) -> tuple[int, int]:
+        return key
 
 
 def _shared_memory_fits(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> bool:

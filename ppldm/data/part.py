@@ -23,6 +23,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from isal import isal_zlib
+
 from ..utils.errors import OutputError, PartError, RowError
 from ..utils.files import atomic_write, make_output_dir
 from ..utils.log import get_logger, progress
@@ -102,8 +104,8 @@ class Part:
         data = os.pread(self._file, int(self._index.lengths[row]), int(self._index.offsets[row]))
         if self._index.kind == GZIP_MEMBERS:
             try:
-                data = zlib.decompress(data, 31)
-            except zlib.error as error:
+                data = isal_zlib.decompress(data, 31)
+            except isal_zlib.error as error:
                 raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
         return decode_row(data, where)
 

@@ -11,6 +11,8 @@ import json
 import re
 from dataclasses import dataclass, field
 
+import pybase64
+
 from ..utils.errors import RowError
 
 _LINE_BREAKERS = re.compile(r"[\t\r\n]+")
@@ -36,7 +38,7 @@ def encode_row(row: Row) -> bytes:
     except (TypeError, ValueError) as error:
         raise RowError("meta", f"metadata without a JSON form ({error}); leave the field out") from error
     # A lone surrogate, as broken JSON sources have, becomes "?".
-    return f"{caption}\t{meta}\t".encode("utf-8", "replace") + base64.b64encode(row.image) + b"\n"
+    return f"{caption}\t{meta}\t".encode("utf-8", "replace") + pybase64.b64encode(row.image) + b"\n"
 
 
 def decode_row(line: bytes, where: str) -> Row:
@@ -78,9 +80,17 @@ def _decode_text(data: bytes, where: str) -> str:
 
 def _decode_image_column(data: bytes, where: str) -> bytes:
     try:
-        image = base64.b64decode(data, validate=True)
+        image = _decode_base64(data)
     except binascii.Error as error:
         raise RowError("base64", f"{where}: the third column is not base64 ({error})") from error
     if not image:
         raise RowError("base64", f"{where}: the third column, the image, is empty")
     return image
+
+
+def _decode_base64(data: bytes) -> bytes:
+    """As the standard library, which forgives one "=" too many, where pybase64 does not."""
+    try:
+        return pybase64.b64decode(data, validate=True)
+    except binascii.Error:
+        return base64.b64decode(data, validate=True)

@@ -31,7 +31,7 @@ from typing import Annotated
 from fastcore.basics import num_cpus
 
 from ..data.filelist import write_filelist
-from ..data.image import decode_image
+from ..data.image import decode_pixels
 from ..data.part import index_path, write_part
 from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
@@ -259,7 +259,7 @@ def _usable_rows(rows: Iterable[SourceRow], skipped: Counter, examples: dict) ->
     for source_row in rows:
         try:
             row = source_row.load()
-            width, height = decode_image(row.image).size
+            height, width, _ = decode_pixels(row.image).shape
         except RowError as error:
             skipped[error.reason] += 1
             examples.setdefault(error.reason, [])

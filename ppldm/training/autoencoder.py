@@ -52,6 +52,7 @@ def prepare_autoencoder(
         random_flip=data_arguments.random_flip,
         pixels_only=True,
         bad_rows=bad_row_policy(data_arguments),
+        interpolation=data_arguments.interpolation,
     )
     model = AutoencoderObjective(vae, vae_arguments.reconstruction_loss, vae_arguments.kl_weight)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size

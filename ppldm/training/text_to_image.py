@@ -65,6 +65,7 @@ def prepare_text_to_image(
         num_train_timesteps=model.noise_schedule.num_train_timesteps,
         noise_offset=model_arguments.noise_offset,
         bad_rows=bad_row_policy(data_arguments),
+        interpolation=data_arguments.interpolation,
     )
     mix = Mix(dataset.list_sizes, dataset.weights, arguments.seed)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
