@@ -127,12 +127,12 @@ def draw_prompts(
 
 def read_facts(folder: Path) -> dict:
     """What training wrote beside an exported model. Raises ModelError."""
-    path = folder / "ppldm.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        facts = json.loads((folder / "ppldm.json").read_text(encoding="utf-8"))
+        return {name: facts[name] for name in ("prediction_type", "resolution", "model_max_length")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(
-            f"{folder} is no exported model (no readable ppldm.json); give training's OUT/pipeline"
+            f"{folder} is no exported model: its ppldm.json is missing or of something else; give training's OUT/pipeline"
         ) from error
 
 
