@@ -132,7 +132,7 @@ def read_facts(folder: Path) -> dict:
         return {name: facts[name] for name in ("prediction_type", "resolution", "model_max_length")}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(
-            f"{folder} is no exported model: its ppldm.json is missing or of something else; give training's OUT/pipeline"
+            f"{folder} is no exported model: no ppldm.json of one is there; give training's OUT/pipeline"
         ) from error
 
 

@@ -120,6 +120,24 @@ def open_sources(file_list: str) -> list[Source]:
     return sources
 
 
+def run_identity(
+    arguments: LDMTrainingArguments,
+    data_arguments: DataArguments,
+    num_rows: int,
+    global_batch_size: int,
+    max_steps: int,
+) -> dict:
+    """What decides which samples a step sees, and at which learning rate: a checkpoint of another run differs in it."""
+    constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
+    return {
+        "seed": arguments.seed,
+        "rows": num_rows,
+        "global_batch_size": global_batch_size,
+        "max_steps": None if constant else max_steps,
+        "resolution": data_arguments.resolution,
+    }
+
+
 def bad_row_policy(arguments: DataArguments) -> BadRows:
     """What `--max_skipped` asks for."""
     return BadRows("count", arguments.max_skipped) if arguments.max_skipped > 0 else BadRows("raise", 1)
