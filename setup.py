@@ -31,6 +31,10 @@ CORE = [
     "setuptools>=70.1,<80",  # paddle imports it at run time; venvs of uv and of Python 3.12 have none
     "pip",  # paddlenlp imports it at run time
     # The data path.
+    "isal>=1.7,<2",  # gunzip
+    "pybase64>=1.4,<2",
+    "simplejpeg>=1.8,<2",
+    "numba>=0.61,<1",  # compiles ppldm/data/resize.py
     # The command line.
     "fastcore>=2.2,<3",
     "packaging",

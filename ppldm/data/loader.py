@@ -5,9 +5,12 @@ A batch is a dict of paddle tensors, the keys of `ppldm.data.dataset` with a lea
 
 Paddle turns an exception in a worker, or in its reader thread, into a fatal error of its own without the message. So
 errors travel as data, in place of the batch, and are raised where the batch is taken.
+
+Batches come through pipes, not through shared memory: for that a worker would allocate in Paddle's C++, whose locks a
+fork may have copied while another thread held them, and then it waits for ever; and a small /dev/shm kills it. Pixels
+are bytes until the model has them, so that pipes are wide enough.
 """
 
-import shutil
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -16,8 +19,8 @@ import numpy as np
 from paddle.io import DataLoader, Dataset
 
 from ..utils.errors import DataError, PpldmError
-from ..utils.log import get_logger
 from .dataset import TextImageDataset
+from .resize import compile_kernels
 from .sampler import StepSampler
 
 _PREFETCH_FACTOR = 2
@@ -40,6 +43,7 @@ class BatchLoader(DataLoader):
 
 def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> BatchLoader:
     """The batches of a sampler, in its order; `len()` is the sampler's. num_workers 0 loads in this process."""
+    compile_kernels()  # once, and not in each worker
     return BatchLoader(
         _Keys(len(dataset)),
         batch_sampler=sampler,
@@ -78,18 +82,3 @@ class _Keys(Dataset):
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[int, int]:
         return key
-
-
-def _shared_memory_fits(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> bool:
-    """Whether /dev/shm has room for all batches in flight; a full one kills workers with SIGBUS."""
-    sample_bytes = 3 * dataset.resolution**2 + 8 * int(np.prod(dataset.latent_shape)) + (1 << 12)
-    due = 2 * _PREFETCH_FACTOR * num_workers * sampler.micro_batch_size * sample_bytes
-    free = shutil.disk_usage("/dev/shm").free
-    if free < due:
-        get_logger().warning(
-            "/dev/shm has %d MB free of the %d MB that %d workers need; batches go through pipes, which is slower",
-            free >> 20,
-            due >> 20,
-            num_workers,
-        )
-    return free >= due

@@ -6,8 +6,7 @@ Pillow does. So the result equals a crop of Pillow's resized whole image in ever
 "area" is the mean of what an output pixel covers, as OpenCV's INTER_AREA; where it enlarges, it is "bilinear".
 
 The compiled loops run along contiguous pixels, for the processor's vector units; hence a transposition before each
-pass. numba compiles them at their first use, in some seconds, and keeps the result in its cache. One thread; safe to
-fork.
+pass. numba compiles them at their first use, in about a second. One thread; safe to fork.
 """
 
 from functools import lru_cache
@@ -57,6 +56,11 @@ def resize_crop(
     _sum_rows(turned.reshape(bottom - y, 3, size), *rows, crop)
 
 
+def compile_kernels() -> None:
+    """Compile what `resize_crop` needs, so that processes forked afterwards need not."""
+    resize_crop(np.zeros((2, 2, 3), np.uint8), (1, 1), 0, 0, "area", np.empty((3, 1, 1), np.uint8))
+
+
 def _weigh_crop(size: int, scaled: int, interpolation: str, start: int, length: int):
     """(input pixels that the output pixels [start, start + length) need, first of them for each, weights)."""
     firsts, weights = _weigh_axis(size, scaled, interpolation)
@@ -87,7 +91,7 @@ def _weigh_axis(size: int, scaled: int, interpolation: str) -> tuple[np.ndarray,
     return firsts, np.trunc(weights * (1 << int(_FRACTION_BITS)) + np.copysign(0.5, weights)).astype(np.int32)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _transpose(matrix, top, bottom, left, right):
     """A contiguous copy of the transpose of matrix[top:bottom, left:right], uint8."""
     height, width = bottom - top, right - left
@@ -103,7 +107,7 @@ def _transpose(matrix, top, bottom, left, right):
     return result
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _sum_rows(pixels, firsts, weights, result):
     """uint8 [inputs, 3, n] to [3, outputs, n]: output i is the sum of pixels[firsts[i] + k] * weights[i, k] over k."""
     outputs, taps = weights.shape

@@ -20,7 +20,7 @@ from ..data.loader import build_loader
 from ..data.order import Mix
 from ..data.sampler import StepSampler
 from ..utils.errors import CheckpointError, ConfigError, Interrupted
-from ..utils.files import make_output_dir, write_json
+from ..utils.files import lock_folder, make_output_dir, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
@@ -52,6 +52,7 @@ class TrainingRun:
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
     checkpoint: Path | None
     start_step: int
+    unlogged_losses: list[float]  # of the updates since the last log line
     draw_every: int  # updates; 0: never
     draw: Callable[[dict], tuple[dict, dict]]  # last batch -> (pictures by tag [H, W, 3] uint8, numbers by name)
     export: Callable[[dict], Path]  # facts -> folder of the trained model
@@ -82,6 +83,7 @@ class TrainingRun:
                 trainer_state,
                 trainer_state.global_step * self.global_batch_size,
                 self.identity,
+                self.unlogged_losses,
                 self.arguments.save_total_limit,
             )
             get_logger().info("saved %s", folder)
@@ -120,6 +122,24 @@ def open_sources(file_list: str) -> list[Source]:
     return sources
 
 
+def run_identity(
+    arguments: LDMTrainingArguments,
+    data_arguments: DataArguments,
+    num_rows: int,
+    global_batch_size: int,
+    max_steps: int,
+) -> dict:
+    """What decides which samples a step sees, and at which learning rate: a checkpoint of another run differs in it."""
+    constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
+    return {
+        "seed": arguments.seed,
+        "rows": num_rows,
+        "global_batch_size": global_batch_size,
+        "max_steps": None if constant else max_steps,
+        "resolution": data_arguments.resolution,
+    }
+
+
 def bad_row_policy(arguments: DataArguments) -> BadRows:
     """What `--max_skipped` asks for."""
     return BadRows("count", arguments.max_skipped) if arguments.max_skipped > 0 else BadRows("raise", 1)
@@ -137,8 +157,11 @@ def detect_world(arguments: LDMTrainingArguments) -> World:
     return world
 
 
+_held_folders = []  # open lock files: a run holds its folder as long as the process lives
+
+
 def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) -> Path | None:
-    """Create the output folder, write its run.json, and return the checkpoint to resume from, if any.
+    """Create the output folder, hold it, write its run.json, and return the checkpoint to resume from, if any.
 
     A folder with checkpoints is resumed from the newest that verifies; `resume_from_checkpoint` names another;
     `overwrite_output_dir` starts anew. A folder that holds something else is refused. Raises ConfigError,
@@ -148,6 +171,7 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
     if world.is_main:
         _check_output(arguments, folder)
         make_output_dir(folder)
+        _held_folders.append(lock_folder(folder))
         if arguments.overwrite_output_dir:
             for old in (*list_checkpoints(folder), folder / METRICS_FILE):
                 shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
@@ -173,13 +197,13 @@ def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
         )
 
 
-def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> int:
-    """Read the weights of a checkpoint into `state` and return its step; 0 where there is none.
+def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tuple[int, list[float]]:
+    """Read the weights of a checkpoint into `state`. (its step, its unlogged losses); (0, []) where there is none.
 
     Raises CheckpointError naming the first setting in which the checkpoint's samples differ from this run's.
     """
     if checkpoint is None:
-        return 0
+        return 0, []
     manifest = read_manifest(checkpoint)
     for name, value in identity.items():
         then = manifest["identity"].get(name)
@@ -190,7 +214,7 @@ def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> in
             )
     load_model(checkpoint, state)
     get_logger().info("resuming from %s", checkpoint)
-    return manifest["global_step"]
+    return manifest["global_step"], manifest["unlogged_losses"]
 
 
 def resolved_config(*groups) -> dict:

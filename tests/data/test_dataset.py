@@ -6,8 +6,11 @@ import pytest
 
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.handlers import BadRows
+from ppldm.data.image import decode_pixels
 from ppldm.data.part import write_part
+from ppldm.data.resize import INTERPOLATIONS
 from ppldm.data.row import Row, encode_row
+from ppldm.data.transforms import crop_pixels
 from ppldm.utils.errors import ConfigError, DataError, RowError
 
 
@@ -54,6 +57,27 @@ def test_a_sample_depends_on_seed_epoch_and_row_alone(make_dataset, make_sources
     assert not same(dataset[(3, 4)], samples[4]) and not same(make_dataset(sources, seed=8)[(2, 4)], samples[4])
     noises = np.array([samples[row][key] for row in samples for key in ("noise", "posterior_noise")])
     assert len(np.unique(noises)) == noises.size
+
+
+def test_a_batch_is_its_samples_stacked(make_dataset, make_sources):
+    sources = make_sources([5, 9])
+    keys = [(0, 3), (2, 13), (2, 0), (0, 3)]
+    changes = {"random_flip": True, "noise_offset": 0.5, "caption_drop_probability": 0.5}
+    for settings in ({}, changes, {"pixels_only": True}):
+        dataset = make_dataset(sources, **settings)
+        batch, samples = dataset.make_batch(keys), [dataset[key] for key in keys]
+        assert all(sample["skipped"] == [] == batch["skipped"] for sample in samples)
+        stacked = {name: np.stack([sample[name] for sample in samples]) for name in batch if name != "skipped"}
+        assert same(stacked | {"skipped": []}, batch)
+        assert all(stacked[name].dtype == batch[name].dtype for name in stacked)
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_pixels_are_resized_as_asked(make_dataset, make_sources, interpolation):
+    dataset = make_dataset(make_sources([5]), random_crop=False, interpolation=interpolation)
+    expected = np.empty((3, 16, 16), np.uint8)
+    crop_pixels(decode_pixels(dataset.read_row(3).image), 0.9, None, interpolation, expected)
+    assert (dataset[(0, 3)]["pixel_values"] == expected).all()
 
 
 def test_noise_offset_is_one_more_normal_a_channel(make_dataset):
@@ -141,7 +165,10 @@ def test_nothing_but_bad_rows_is_an_error_with_examples(make_dataset, tmp_path, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", [{"crop_fraction": 0}, {"crop_fraction": 1.1}, {"caption_drop_probability": -0.1}])
+@pytest.mark.parametrize(
+    "setting",
+    [{"crop_fraction": 0}, {"crop_fraction": 1.1}, {"caption_drop_probability": -0.1}, {"interpolation": "nearest"}],
+)
 def test_settings_out_of_range_are_refused(make_dataset, setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         make_dataset(**setting)

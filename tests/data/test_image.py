@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.image import decode_image, image_size
+from ppldm.data.image import decode_image, decode_pixels, image_size
 from ppldm.utils.errors import RowError
 
 
@@ -79,3 +79,55 @@ def test_any_bytes_are_an_image_or_a_row_error(make_image, format, data):
         assert decode_image(bytes(image)).mode == "RGB"
     except RowError as error:
         assert error.reason == "image"
+
+
+def pixels_or_reason(decode, image):
+    try:
+        return np.asarray(decode(image))
+    except RowError as error:
+        return error.reason
+
+
+def photograph(size, mode="RGB"):
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1] // 4 + 1, size[0] // 4 + 1, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).convert(mode)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (64, 48), (129, 67)])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("options", [{"subsampling": n} for n in range(3)] + [{"progressive": True}, {"quality": 20}])
+def test_jpeg_pixels_are_pillows(size, mode, options):
+    data = encode(photograph(size, mode), "JPEG", **options)
+    pixels = decode_pixels(data)
+    assert pixels.dtype == np.uint8 and pixels.shape == (size[1], size[0], 3)
+    assert (pixels == np.asarray(decode_image(data))).all()
+
+
+def test_jpeg_pixels_are_turned_as_exif_or_xmp_says():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><d tiff:Orientation="6"/></x:xmpmeta>'
+    for options in ({"exif": exif}, {"xmp": xmp}):
+        data = encode(photograph((32, 16)), "JPEG", **options)
+        assert (
+            decode_pixels(data).shape == (32, 16, 3) and (decode_pixels(data) == np.asarray(decode_image(data))).all()
+        )
+
+
+def test_a_huge_jpeg_is_a_bad_row(monkeypatch):
+    data = encode(photograph((64, 64)), "JPEG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    assert pixels_or_reason(decode_pixels, data) == pixels_or_reason(decode_image, data) == "image"
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.sampled_from(["RGB", "L", "CMYK"]), st.booleans(), st.data())
+def test_what_pillow_makes_of_damaged_jpeg_is_made_of_it(mode, progressive, data):
+    image = bytearray(encode(photograph((40, 24), mode), "JPEG", progressive=progressive))
+    for _ in range(data.draw(st.integers(0, 3))):
+        image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
+    image = bytes(image[: data.draw(st.integers(0, len(image)))]) if data.draw(st.booleans()) else bytes(image)
+    expected, pixels = pixels_or_reason(decode_image, image), pixels_or_reason(decode_pixels, image)
+    # Pillow refuses some headers that the library under both can read.
+    assert isinstance(expected, str) or (np.shape(pixels) == expected.shape and (pixels == expected).all())
+    assert isinstance(pixels, np.ndarray) or pixels == "image"

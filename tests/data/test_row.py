@@ -1,3 +1,5 @@
+import base64
+import binascii
 import json
 
 import pytest
@@ -85,3 +87,20 @@ def test_any_line_is_a_row_or_a_row_error(line):
     except RowError:
         return
     assert row.image and line.count(b"\t") >= 2
+
+
+def image_or_reason(decode):
+    try:
+        return decode()
+    except RowError as error:
+        return error.reason
+    except binascii.Error:
+        return "base64"
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.sampled_from([b"QUJD", b"QQ==", b"QUI=", b"=", b"A", b"-", b" ", b"\0", b"\xff"]), min_size=1))
+def test_base64_is_read_as_the_standard_library_reads_it(pieces):
+    column = b"".join(pieces).strip()
+    expected = image_or_reason(lambda: base64.b64decode(column, validate=True)) or "base64"
+    assert image_or_reason(lambda: decode_row(b"\t\t" + column, "").image) == expected
