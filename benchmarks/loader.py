@@ -113,8 +113,10 @@ def run_measurement(folder: Path, name: str, resolution: int, workers: int, batc
 
 
 def measure(folder: Path, name: str, resolution: int, workers: int, batches: int) -> dict:
-    """Samples a second of one loader; milliseconds of CPU a sample in this process, which is all there is without workers,
-    and little hurt by other load; peak memory in MB of this process and of its largest worker."""
+    """Samples a second of one loader, and the peak memory in MB of this process and of its largest worker.
+
+    `cpu_ms` is the CPU time of this process for a sample: all there is without workers, and little hurt by other load.
+    """
     cores = sorted(os.sched_getaffinity(0))[-max(1, workers) :]
     os.sched_setaffinity(0, cores)
     try:
@@ -245,8 +247,8 @@ def show(results: dict) -> None:
         f"{results['rows']} photographs made here, {results['mean_jpeg_bytes'] / 1000:.1f} kB on average; load of the "
         f"machine {results['load_before']:.1f} before, {results['load_after']:.1f} after",
         "",
-        f"{'loader':<15}{'pixels':>7}{'workers':>9}{'cores':>7}{'samples/s':>11}{'of usual':>10}{'CPU ms':>8}{'peak MB':>9}"
-        f"{'worker MB':>11}",
+        f"{'loader':<15}{'pixels':>7}{'workers':>9}{'cores':>7}{'samples/s':>11}{'of usual':>10}{'CPU ms':>8}"
+        f"{'peak MB':>9}{'worker MB':>11}",
     ]
     for found in results["loaders"]:
         lines.append(
