@@ -146,6 +146,8 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
         raise FilelistError(f"{path} is not UTF-8 text; it should name {due}") from error
     except OSError as error:
         raise FilelistError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    if "\0" in text:
+        raise FilelistError(f"{path} is not text; it should name {due}")
     numbered = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
     entries = [(number, line) for number, line in numbered if line and not line.startswith("#")]
     if not entries:
@@ -153,25 +155,18 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
     return entries
 
 
-def _resolve(text: str, named_in: Path) -> Path:
-    path = Path(os.path.expandvars(os.path.expanduser(text)))
-    if path.is_absolute():
-        return path
-    beside = named_in.parent / path
-    return path if not beside.exists() and path.exists() else beside
-
-
 def _expand(text: str, named_in: Path, number: int) -> list[Path]:
     """The path that a line names, or those that its pattern stands for. Raises FilelistError where there are none."""
-    path = _resolve(text, named_in)
-    if not glob.has_magic(str(path)) or path.exists():
-        return [path]
-    patterns = [path] if path.is_absolute() else [path, path.relative_to(named_in.parent)]
-    for pattern in patterns:
-        found = sorted(name for name in glob.glob(str(pattern), recursive=True) if not name.endswith(".idx"))
+    path = Path(os.path.expandvars(os.path.expanduser(text)))
+    beside = named_in.parent / path
+    if beside.exists() or not glob.has_magic(str(path)):
+        return [path if not beside.exists() and path.exists() else beside]
+    # An absolute path stays what it is.
+    for pattern in (os.path.join(glob.escape(str(named_in.parent)), path), str(path)):
+        found = sorted(name for name in glob.glob(pattern, recursive=True) if not name.endswith(".idx"))
         if found:
             return [Path(name) for name in found]
-    raise FilelistError(f"{named_in} line {number}: nothing is named {path}; correct or delete the line")
+    raise FilelistError(f"{named_in} line {number}: nothing is named {beside}; correct or delete the line")
 
 
 def _parse_list_line(text: str, path: Path, number: int, layout: str) -> list[WeightedFilelist]:
