@@ -4,14 +4,16 @@ The keys of a sample, all numpy:
 
     pixel_values     uint8 [3, R, R]        the crop
     posterior_noise  float32 latent_shape   standard normal, for the autoencoder's posterior
-    row_ids          int64 []               the row used; it differs from the row asked for where that one was bad
+    row_ids          int64 []               the number of the row used, among all rows, selected or not; it differs from
+                                            that of the row asked for where that one was bad
     skipped          list of str            the reasons why rows before it were not
     input_ids        int64 [L]              token ids of the caption, or of "" where it was dropped
     timesteps        int64 []               in [0, num_train_timesteps)
     noise            float32 latent_shape   standard normal, plus `noise_offset` times one standard normal a channel
 
 The last three are left out with `pixels_only`. All draws come from `make_rng(seed, stream, epoch, row)` with the row
-asked for, so that a bad row changes no number but its own pixels and caption.
+asked for, so that a bad row changes no number but its own pixels and caption. `row` is its number among all rows, so
+that a row is cropped, noised and so on alike whatever else is selected.
 """
 
 from collections.abc import Callable
@@ -21,14 +23,14 @@ from pathlib import Path
 import numpy as np
 
 from ..utils.errors import ConfigError, RowError
-from ..utils.log import progress
 from ..utils.rng import Stream, make_rng
 from .filelist import Source
 from .handlers import BadRows
 from .image import decode_pixels
-from .part import Part, count_rows
+from .part import Part
 from .resize import INTERPOLATIONS
 from .row import Row
+from .selection import Selection, select_rows
 from .tokenizer import CaptionTokenizer
 from .transforms import crop_pixels
 
@@ -36,7 +38,9 @@ _MAX_OPEN_PARTS = 64
 
 
 class TextImageDataset:
-    """All rows of all sources, numbered through: source by source, part by part.
+    """The selected rows of all sources, in order: source by source, part by part. `len()` is how many.
+
+    selection: which; None for all.
 
     tokenizer: may be None with `pixels_only`. latent_shape: (channels, height, width). crop_fraction: in (0, 1], the
     crop's share of the resized short side. random_crop: False crops the centre. interpolation: one of
@@ -59,6 +63,7 @@ class TextImageDataset:
         noise_offset: float = 0.0,
         pixels_only: bool = False,
         bad_rows: BadRows = BadRows(),  # noqa: B008 (frozen)
+        selection: Selection | None = None,
         interpolation: str = "lanczos",
     ):
         if not 0 < crop_fraction <= 1:
@@ -72,47 +77,45 @@ class TextImageDataset:
         self.crop_fraction, self.random_crop, self.random_flip = crop_fraction, random_crop, random_flip
         self.noise_offset, self.pixels_only, self.bad_rows = noise_offset, pixels_only, bad_rows
         self.interpolation = interpolation
-        self._paths = [path for source in sources for path in source.parts]
-        with progress(self._paths, desc="parts", unit="part", delay=3) as paths:
-            rows_of_parts = [count_rows(path) for path in paths]
-        self._starts = np.cumsum([0, *rows_of_parts])
-        ends = np.cumsum([0, *(len(source.parts) for source in sources)])
-        self.list_sizes = np.diff(self._starts[ends]).tolist()
+        self._parts = [(path, source) for source in sources for path in source.parts]
+        self.selection = select_rows(sources) if selection is None else selection
+        self.list_sizes = self.selection.list_sizes
         weights = [source.weight for source in sources]
         self.weights = None if None in weights else weights
-        self._open_part = _part_opener(self._paths)
+        self._open_part = _part_opener(self._parts)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self.selection)
 
     def __getstate__(self):
         return {key: value for key, value in self.__dict__.items() if key != "_open_part"}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self._open_part = _part_opener(self._paths)
+        self._open_part = _part_opener(self._parts)
 
     def read_row(self, row: int) -> Row:
-        """Row number `row` of [0, len). Raises RowError."""
+        """Row number `row` of all rows, selected or not. Raises RowError."""
         part, number = self._locate(row)
         return part.read(number)
 
     def __getitem__(self, key: tuple[int, int]) -> dict:
-        """The sample of (epoch, row); see the module. Raises DataError."""
+        """The sample of (epoch, place among the selected rows); see the module. Raises DataError."""
         batch = self.make_batch([key])
         return {name: values if name == "skipped" else values[0] for name, values in batch.items()}
 
-    def make_batch(self, keys: list[tuple[int, int]]) -> dict:
-        """The samples of several (epoch, row), stacked; `skipped` lists are joined. Raises DataError."""
+    def make_batch(self, places: list[tuple[int, int]]) -> dict:
+        """The samples of several (epoch, place), stacked; `skipped` lists are joined. Raises DataError."""
+        keys = [(epoch, self.selection[place]) for epoch, place in places]
         pixels = np.empty((len(keys), 3, self.resolution, self.resolution), dtype=np.uint8)
         captions, used_rows, skipped = [], [], []
-        for key, place in zip(keys, pixels, strict=True):
-            load = partial(self._load, self._draw_crop(key), place)
-            caption, used_row, reasons = self.bad_rows.load(load, key[1], len(self))
+        for (_, place), key, crop in zip(places, keys, pixels, strict=True):
+            load = partial(self._load, self._draw_corner(key), crop)
+            choices, used_place, reasons = self.bad_rows.load(load, place, len(self))
             if self.random_flip and self._rng(Stream.FLIP, key).random() < 0.5:
-                place[:] = place[:, :, ::-1].copy()
-            captions.append(caption)
-            used_rows.append(used_row)
+                crop[:] = crop[:, :, ::-1].copy()
+            captions.append(self._draw_caption(key, choices))
+            used_rows.append(self.selection[used_place])
             skipped += reasons
         batch = {
             "pixel_values": pixels,
@@ -122,17 +125,20 @@ class TextImageDataset:
         }
         if self.pixels_only:
             return batch
-        kept = [self._rng(Stream.CAPTION_DROP, key).random() >= self.caption_drop_probability for key in keys]
-        timesteps = [self._rng(Stream.TIMESTEP, key).random() * self.num_train_timesteps for key in keys]
-        captions = [caption if keep else "" for caption, keep in zip(captions, kept, strict=True)]
+        timesteps = [int(self._rng(Stream.TIMESTEP, key).random() * self.num_train_timesteps) for key in keys]
         return batch | {
             "input_ids": self.tokenizer.encode(captions),
-            "timesteps": np.array(timesteps).astype(np.int64),
+            "timesteps": np.array(timesteps, dtype=np.int64),
             "noise": self._draw_noise(keys),
         }
 
-    def _draw_crop(self, key: tuple[int, int]) -> tuple[float, float] | None:
+    def _draw_corner(self, key: tuple[int, int]) -> tuple[float, float] | None:
         return tuple(self._rng(Stream.CROP, key).random(2)) if self.random_crop else None
+
+    def _draw_caption(self, key: tuple[int, int], choices: tuple[str, ...]) -> str:
+        if self.pixels_only or self._rng(Stream.CAPTION_DROP, key).random() < self.caption_drop_probability:
+            return ""
+        return choices[int(self._rng(Stream.CAPTION_CHOICE, key).random() * len(choices)) if len(choices) > 1 else 0]
 
     def _draw_noise(self, keys: list[tuple[int, int]]) -> np.ndarray:
         noise = self._draw_normals(Stream.NOISE, keys)
@@ -155,22 +161,27 @@ class TextImageDataset:
 
     def _locate(self, row: int) -> tuple[Part, int]:
         """The part of a row, and the row's number in it."""
-        if not 0 <= row < len(self):
-            raise IndexError(f"there are rows 0 to {len(self) - 1}, no row {row}")
-        part = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self._open_part(part), row - int(self._starts[part])
+        if not 0 <= row < self.selection.num_rows:
+            raise IndexError(f"there are rows 0 to {self.selection.num_rows - 1}, no row {row}")
+        part = int(np.searchsorted(self.selection.starts, row, side="right")) - 1
+        return self._open_part(part), row - int(self.selection.starts[part])
 
-    def _load(self, crop: tuple[float, float] | None, place: np.ndarray, row: int) -> str:
-        """The caption of a row, whose pixels go to `place`. Raises RowError."""
-        part, number = self._locate(row)
+    def _load(self, corner: tuple[float, float] | None, crop: np.ndarray, place: int) -> tuple[str, ...]:
+        """The captions of a selected row, whose pixels go to `crop`. Raises RowError."""
+        part, number = self._locate(self.selection[place])
         loaded = part.read(number)
         try:
-            crop_pixels(decode_pixels(loaded.image), self.crop_fraction, crop, self.interpolation, place)
+            crop_pixels(decode_pixels(loaded.image), self.crop_fraction, corner, self.interpolation, crop)
         except RowError as error:
             raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
-        return loaded.caption
+        return (loaded.caption, *loaded.other_captions)
 
 
-def _part_opener(paths: list[Path]) -> Callable[[int], Part]:
+def _part_opener(parts: list[tuple[Path, Source]]) -> Callable[[int], Part]:
     """Opens a part by its number and keeps the latest ones open. A part that falls out closes with its last user."""
-    return lru_cache(maxsize=_MAX_OPEN_PARTS)(lambda number: Part(paths[number]))
+
+    def open_part(number: int) -> Part:
+        path, source = parts[number]
+        return Part(path, source.layout)
+
+    return lru_cache(maxsize=_MAX_OPEN_PARTS)(open_part)

@@ -1,15 +1,19 @@
 """Filelists name part files, one a line; filelist lists name filelists, `path [weight] [key=value …]` a line.
 
-Blank lines and lines that start with # are skipped. `~` and environment variables are expanded. A relative path is
-taken from the folder of the file that names it, or else, where nothing is there, from the working directory.
+Blank lines and lines that start with # are skipped. `~` and environment variables are expanded, then `*`, `?`, `[...]`
+and `**` to the names that are there, sorted, without indexes; a path that is there as it is written is taken so. A
+relative path is taken from the folder of the file that names it, or else, where nothing is there, from the working
+directory.
 
-Weights count only where every line has one; a list in which some have is an error. Known option: `layout=default`,
-the column order of `ppldm.data.row`.
+Weights count only where every line has one; a list in which some have is an error. Of a pattern, each filelist has the
+weight and the options of the line. Known option: `layout=NAME`, the column order (`ppldm.data.layouts`); lists without
+it have the one that the caller says.
 
 Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
 name `.filelist` files. Every other file is a filelist.
 """
 
+import glob
 import math
 import os
 import re
@@ -19,8 +23,9 @@ from pathlib import Path
 
 from ..utils.errors import FilelistError
 from ..utils.files import write_text
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 
-LAYOUTS = ("default",)
+_PARTS = "part files, one a line"
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
 
@@ -30,7 +35,7 @@ class WeightedFilelist:
 
     path: Path
     weight: float | None = None
-    layout: str = "default"
+    layout: str = DEFAULT_LAYOUT
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,20 @@ class Source:
     path: Path
     parts: tuple[Path, ...]
     weight: float | None = None
-    layout: str = "default"
+    layout: str = DEFAULT_LAYOUT
 
 
-def read_sources(path) -> list[Source]:
+def read_sources(path, layout: str = DEFAULT_LAYOUT) -> list[Source]:
     """What `--file_list` names: a filelist list, or one filelist (see the rule above).
 
-    Raises FilelistError for a file that is missing, empty or malformed, a part that is missing or named twice.
+    `layout`: of lists that say none.
+
+    Raises FilelistError for a file that is missing, empty or malformed, a part that is missing or named twice;
+    ConfigError for an unknown `layout`.
     """
     path = Path(path)
-    lists = read_filelist_list(path) if _is_filelist_list(path) else [WeightedFilelist(path)]
+    get_layout(layout)
+    lists = read_filelist_list(path, layout) if _is_filelist_list(path) else [WeightedFilelist(path, layout=layout)]
     named_by: dict[str, str] = {}
     return [Source(item.path, tuple(_checked_parts(item.path, named_by)), item.weight, item.layout) for item in lists]
 
@@ -57,14 +66,18 @@ def read_sources(path) -> list[Source]:
 def read_filelist(path) -> list[Path]:
     """The parts that a filelist names, resolved but not checked for being there. Raises FilelistError."""
     path = Path(path)
-    return [_resolve(text, path) for _, text in _read_entries(path, "part files, one a line")]
+    return [part for number, text in _read_entries(path, _PARTS) for part in _expand(text, path, number)]
 
 
-def read_filelist_list(path) -> list[WeightedFilelist]:
+def read_filelist_list(path, layout: str = DEFAULT_LAYOUT) -> list[WeightedFilelist]:
     """The filelists that a filelist list names, with weights and options. Raises FilelistError."""
     path = Path(path)
-    entries = _read_entries(path, "filelists, one a line")
-    items = [_parse_list_line(text, path, number) for number, text in entries]
+    lines = [
+        (number, text, item)
+        for number, text in _read_entries(path, "filelists, one a line")
+        for item in _parse_list_line(text, path, number, layout)
+    ]
+    entries, items = [line[:2] for line in lines], [item for _, _, item in lines]
     weighted = [item.weight is not None for item in items]
     if any(weighted) and not all(weighted):
         number, text = entries[weighted.index(False)]
@@ -117,7 +130,7 @@ def number_parts(pattern: str, num_parts: int) -> list[str]:
 def _is_filelist_list(path: Path) -> bool:
     if path.suffix == ".list":
         return True
-    entries = _read_entries(path, "part files, one a line")
+    entries = _read_entries(path, _PARTS)
     return all(text.split()[0].endswith(".filelist") for _, text in entries)
 
 
@@ -133,6 +146,8 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
         raise FilelistError(f"{path} is not UTF-8 text; it should name {due}") from error
     except OSError as error:
         raise FilelistError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    if "\0" in text:
+        raise FilelistError(f"{path} is not text; it should name {due}")
     numbered = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
     entries = [(number, line) for number, line in numbered if line and not line.startswith("#")]
     if not entries:
@@ -140,15 +155,21 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
     return entries
 
 
-def _resolve(text: str, named_in: Path) -> Path:
+def _expand(text: str, named_in: Path, number: int) -> list[Path]:
+    """The path that a line names, or those that its pattern stands for. Raises FilelistError where there are none."""
     path = Path(os.path.expandvars(os.path.expanduser(text)))
-    if path.is_absolute():
-        return path
     beside = named_in.parent / path
-    return path if not beside.exists() and path.exists() else beside
+    if beside.exists() or not glob.has_magic(str(path)):
+        return [path if not beside.exists() and path.exists() else beside]
+    # An absolute path stays what it is.
+    for pattern in (os.path.join(glob.escape(str(named_in.parent)), path), str(path)):
+        found = sorted(name for name in glob.glob(pattern, recursive=True) if not name.endswith(".idx"))
+        if found:
+            return [Path(name) for name in found]
+    raise FilelistError(f"{named_in} line {number}: nothing is named {beside}; correct or delete the line")
 
 
-def _parse_list_line(text: str, path: Path, number: int) -> WeightedFilelist:
+def _parse_list_line(text: str, path: Path, number: int, layout: str) -> list[WeightedFilelist]:
     """Options, then the weight, are taken from the right; what remains is the path, spaces and all."""
     options = {}
     while (word := _last_word(text)) and (option := _OPTION.fullmatch(word)):
@@ -160,7 +181,8 @@ def _parse_list_line(text: str, path: Path, number: int) -> WeightedFilelist:
         text = text[: -len(word)].rstrip()
         if not (math.isfinite(weight) and weight >= 0):
             raise FilelistError(f"{path} line {number}: the weight {word} is not a number of 0 or more")
-    return WeightedFilelist(_resolve(text, path), weight, **_check_options(options, f"{path} line {number}"))
+    settings = {"layout": layout} | _check_options(options, f"{path} line {number}")
+    return [WeightedFilelist(item, weight, **settings) for item in _expand(text, path, number)]
 
 
 def _last_word(text: str) -> str | None:
@@ -188,8 +210,11 @@ def _check_options(options: dict[str, str], where: str) -> dict[str, str]:
 
 def _checked_parts(filelist: Path, named_by: dict[str, str]):
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
-    for number, text in _read_entries(filelist, "part files, one a line"):
-        part, where = _resolve(text, filelist), f"{filelist} line {number}"
+    named = [
+        (number, part) for number, text in _read_entries(filelist, _PARTS) for part in _expand(text, filelist, number)
+    ]
+    for number, part in named:
+        where = f"{filelist} line {number}"
         if not part.is_file():
             raise FilelistError(
                 f"{where}: no such part file {part}; correct or delete the line (relative paths are taken from "

@@ -4,7 +4,9 @@
 joins them, so the file is ordinary gzip; but one row costs one read. Beside the part lies its index, `<part>.idx`
 (`ppldm.data.index`). The part is renamed into place first, its index after it.
 
-`Part` opens any part. An index that is missing or does not fit is built again. Of foreign parts, plain text is indexed
+`Part` opens any part. An index that is missing or does not fit is built again; one that is older than its part is
+believed only where the part's checksum says so. Image sizes depend on which column is the image, so each layout but
+the default has an index of its own, `<part>.<layout>.idx`. Of foreign parts, plain text is indexed
 as it is; one that packs many rows into a gzip member cannot be entered in the middle and is repacked, once, into the
 cache folder (`PPLDM_CACHE_DIR`, else `~/.cache/ppldm`), which also takes the indexes of parts whose own folder cannot
 be written. What a part is, its first bytes say, not its name. Rows are repacked as the lines they are, so a bad row
@@ -15,12 +17,14 @@ import errno
 import gzip
 import hashlib
 import os
+import random
 import struct
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from isal import isal_zlib
@@ -28,15 +32,19 @@ from isal import isal_zlib
 from ..utils.errors import OutputError, PartError, RowError
 from ..utils.files import atomic_write, make_output_dir
 from ..utils.log import get_logger, progress
+from ..utils.workers import map_unordered
 from .image import image_size
 from .index import GZIP_MEMBERS, PLAIN_LINES, Index, make_index, read_index, read_row_count, write_index
-from .row import Row, decode_row, encode_row
+from .layouts import DEFAULT_LAYOUT, Layout, get_layout
+from .row import Row, decode_row, decode_text_columns, encode_row
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_ROW_BYTES = 1 << 28
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
 _CHUNK_BYTES = 1 << 17
+# Captions and metadata are nearly always within this many bytes, compressed or not, of a row's beginning.
+_HEAD_BYTES = 1 << 12
 # Of a file that is no part at all, no row can be read; this many are tried before saying so.
 _ROWS_TO_TRY = 100
 
@@ -64,32 +72,56 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
     return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
 
 
-def index_path(part) -> Path:
+def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
     """Where the index of a part is, if its folder can be written."""
     part = Path(part)
-    return part.with_name(part.name + ".idx")
+    return part.with_name(part.name + _index_suffix(layout))
 
 
-def count_rows(path) -> int:
+def count_rows(path, layout: str = DEFAULT_LAYOUT) -> int:
     """The number of rows of a part; from the header of its index alone where that fits. Raises PartError."""
     path = Path(path)
-    if found := _find(path, read_row_count):
+    if found := _find(path, layout, read_row_count):
         return found[1]
-    with closing(Part(path)) as part:
+    with closing(Part(path, layout)) as part:
         return len(part)
+
+
+def build_indexes(paths: Iterable, num_workers: int = 1, layout: str = DEFAULT_LAYOUT) -> list[int]:
+    """The number of rows of each part, after indexing those that have no index yet, in several processes.
+
+    Raises PartError, OutputError.
+    """
+    paths = [Path(path) for path in paths]
+    with progress(paths, desc="parts", unit="part", delay=3) as bar:
+        found = [_find(path, layout, read_row_count) for path in bar]
+    counts = {path: result[1] for path, result in zip(paths, found, strict=True) if result}
+    missing = [path for path in dict.fromkeys(paths) if path not in counts]
+    if len(missing) > 1:
+        get_logger().info("indexing %d of %d parts, once", len(missing), len(paths))
+    # Ranks that index the same parts at the same time meet at different ones.
+    random.SystemRandom().shuffle(missing)
+    total = sum(path.stat().st_size for path in missing)
+    with progress(total=total, desc="index", unit="B", unit_scale=True, delay=3, disable=len(missing) < 2) as bar:
+        for path, rows in map_unordered(partial(count_rows, layout=layout), missing, num_workers):
+            counts[path] = rows
+            bar.update(path.stat().st_size)
+    return [counts[path] for path in paths]
 
 
 class Part:
     """A part file whose rows can be read in any order.
 
-    `widths`, `heights`: uint16 [rows], pixels, 0 where unknown. Raises PartError for a file that is missing, empty,
-    truncated or no part at all. The file is closed by `close()` or with the last reference.
+    `widths`, `heights`: uint16 [rows], pixels, 0 where unknown. `identity`: (bytes, CRC-32) of the file with the rows.
+    Raises PartError for a file that is missing, empty, truncated or no part at all, ConfigError for an unknown layout.
+    The file is closed by `close()` or with the last reference.
     """
 
-    def __init__(self, path):
-        self.path = Path(path)
-        stored, self._index = _find(self.path, read_index) or _build(self.path)
+    def __init__(self, path, layout: str = DEFAULT_LAYOUT):
+        self.path, self._layout = Path(path), get_layout(layout)
+        stored, self._index = _find(self.path, layout, read_index) or _build(self.path, layout)
         self.widths, self.heights = self._index.widths, self._index.heights
+        self.identity = self._index.part_bytes, self._index.part_crc32
         self._file = os.open(stored, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._file)
 
@@ -98,16 +130,31 @@ class Part:
 
     def read(self, row: int) -> Row:
         """Row `row` of [0, len). Raises RowError, naming part and row, where it is damaged."""
+        return decode_row(self._read_line(row, None), self._where(row), self._layout)
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`, without its image. Raises RowError where they are damaged."""
+        fields = decode_text_columns(self._read_line(row, _HEAD_BYTES), self._where(row), self._layout)
+        if fields is None:
+            whole = self.read(row)
+            return whole.caption, whole.meta
+        return fields
+
+    def _where(self, row: int) -> str:
+        return f"{self.path} row {row}"
+
+    def _read_line(self, row: int, limit: int | None) -> bytes:
+        """The line of a row; or the part of it that its first `limit` stored bytes hold, and no more than that many."""
         if not 0 <= row < len(self):
             raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
-        where = f"{self.path} row {row}"
-        data = os.pread(self._file, int(self._index.lengths[row]), int(self._index.offsets[row]))
-        if self._index.kind == GZIP_MEMBERS:
-            try:
-                data = isal_zlib.decompress(data, 31)
-            except isal_zlib.error as error:
-                raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
-        return decode_row(data, where)
+        length = int(self._index.lengths[row])
+        data = os.pread(self._file, length if limit is None else min(length, limit), int(self._index.offsets[row]))
+        if self._index.kind != GZIP_MEMBERS:
+            return data
+        try:
+            return isal_zlib.decompress(data, 31) if limit is None else zlib.decompressobj(31).decompress(data, limit)
+        except (isal_zlib.error, zlib.error) as error:
+            raise RowError("gzip", f"{self._where(row)}: damaged gzip data ({error}); get the part again") from error
 
 
 def _row_size(row: Row) -> tuple[int, int]:
@@ -115,7 +162,7 @@ def _row_size(row: Row) -> tuple[int, int]:
     return size if all(type(pixels) is int and 0 < pixels < 1 << 32 for pixels in size) else image_size(row.image)
 
 
-def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
+def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], layout: str = DEFAULT_LAYOUT) -> Index:
     """Write (line, image size) pairs, each as its own gzip member."""
     table, offset, crc32 = [], 0, 0
     with atomic_write(path) as file:
@@ -128,9 +175,9 @@ def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> 
         if not table:
             raise PartError(f"no rows to write to {path}; a part needs at least one")
         # An older index of the same name must not outlive the part that it described.
-        index_path(path).unlink(missing_ok=True)
+        index_path(path, layout).unlink(missing_ok=True)
     index = make_index(GZIP_MEMBERS, offset, crc32, table)
-    write_index(index_path(path), index)
+    write_index(index_path(path, layout), index)
     return index
 
 
@@ -148,14 +195,36 @@ def _compress(line: bytes) -> bytes:
     )
 
 
-def _find(path: Path, read: Callable):
+def _find(path: Path, layout: str, read: Callable):
     """(file that holds the rows, `read` of its index) where a fitting index exists, else None."""
-    status = _stat(path)
-    copy = _copy_path(path, status)
-    for part, index in ((path, index_path(path)), (path, _cached_index_path(path)), (copy, index_path(copy))):
-        if part.exists() and (result := read(index, part.stat().st_size)) is not None:
+    for part, index, part_bytes, older in _candidates(path, layout):
+        if not older and (result := read(index, part_bytes)) is not None:
             return part, result
     return None
+
+
+def _find_older(path: Path, layout: str) -> tuple[Path, Index] | None:
+    """As `_find`, of indexes older than their part that its checksum confirms. They are stored anew, so that this is
+    done once. Copied files have times in any order; a part that was replaced has another checksum."""
+    for part, index, part_bytes, older in _candidates(path, layout):
+        if older and (result := read_index(index, part_bytes)) is not None:
+            if result.part_crc32 == _checksum(part)[1]:
+                _store_index(part, layout, result)
+                return part, result
+            get_logger().warning("index %s is not used: its part has changed since", index)
+    return None
+
+
+def _candidates(path: Path, layout: str) -> Iterator[tuple[Path, Path, int, bool]]:
+    """(file with the rows, its index, bytes of the former, whether the index is older) of all that there are."""
+    copy = _copy_path(path, _stat(path))
+    cached = _cached_index_path(path, layout)
+    for part, index in ((path, index_path(path, layout)), (path, cached), (copy, index_path(copy, layout))):
+        try:
+            state, index_state = os.stat(part), os.stat(index)
+        except FileNotFoundError:
+            continue
+        yield part, index, state.st_size, index_state.st_mtime_ns < state.st_mtime_ns
 
 
 def _stat(path: Path) -> os.stat_result:
@@ -170,7 +239,8 @@ def _stat(path: Path) -> os.stat_result:
     return status
 
 
-def _cache_dir() -> Path:
+def cache_dir() -> Path:
+    """Where everything that can be made again is kept. It need not exist."""
     return Path(os.environ.get("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
 
 
@@ -178,63 +248,80 @@ def _cache_key(path: Path) -> str:
     return hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]
 
 
-def _cached_index_path(path: Path) -> Path:
-    return _cache_dir() / f"{_cache_key(path)}-{path.name}.idx"
+def _cached_index_path(path: Path, layout: str) -> Path:
+    return cache_dir() / f"{_cache_key(path)}-{path.name}{_index_suffix(layout)}"
+
+
+def _index_suffix(layout: str) -> str:
+    return ".idx" if layout == DEFAULT_LAYOUT else f".{layout}.idx"
 
 
 def _copy_path(path: Path, status: os.stat_result) -> Path:
     """The repacked copy of a foreign part; another one for each state of the original."""
-    return _cache_dir() / f"{_cache_key(path)}-{status.st_size}-{status.st_mtime_ns}-{path.name}"
+    return cache_dir() / f"{_cache_key(path)}-{status.st_size}-{status.st_mtime_ns}-{path.name}"
 
 
-def _build(path: Path) -> tuple[Path, Index]:
+def _build(path: Path, layout: str) -> tuple[Path, Index]:
     """Index a part, or its repacked copy, and store the result."""
+    if found := _find_older(path, layout):
+        return found
     copy = _copy_path(path, _stat(path))
     if copy.exists():
         path = copy
     try:
-        index = _scan(path)
+        index = _scan(path, get_layout(layout))
     except _PackedRows:
         # The index file may at this moment be missing again, where another process is putting its own there.
-        return copy, _repack(path, copy)
-    _store_index(path, index)
+        return copy, _repack(path, copy, layout)
+    _store_index(path, layout, index)
     return path, index
 
 
-def _scan(path: Path) -> Index:
+def _scan(path: Path, layout: Layout) -> Index:
     """Read a whole part once. Raises _PackedRows where its rows cannot be read at random."""
     get_logger().info("indexing %s, once", path)
     packed = _is_gzip(path)
-    table, crc32 = [], 0
-    for (offset, length, _), size in _measured(path, _member_lines if packed else _plain_lines):
+    table = []
+    for (offset, length, _), size in _measured(path, _member_lines if packed else _plain_lines, layout):
         table.append((offset, length, *size))
+    return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, *_checksum(path), table)
+
+
+def _checksum(path: Path) -> tuple[int, int]:
+    """(bytes, CRC-32) of a file."""
+    crc32 = 0
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             crc32 = zlib.crc32(chunk, crc32)
-        return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, file.tell(), crc32, table)
+        return file.tell(), crc32
 
 
-def _repack(path: Path, copy: Path) -> Index:
+def _repack(path: Path, copy: Path, layout: str) -> Index:
     get_logger().info("%s holds many rows in one gzip member; repacking it, once, into %s", path, copy)
     make_output_dir(copy.parent)
     try:
-        return _write_lines(copy, ((line, size) for (_, _, line), size in _measured(path, _gzip_lines)))
+        lines = ((line, size) for (_, _, line), size in _measured(path, _gzip_lines, get_layout(layout)))
+        return _write_lines(copy, lines, layout)
     except OSError as error:
         raise OutputError(
             f"cannot repack {path} into {copy.parent}: {error.strerror}; set PPLDM_CACHE_DIR to a folder with space"
         ) from error
 
 
-def _store_index(path: Path, index: Index) -> None:
+def _store_index(path: Path, layout: str, index: Index) -> None:
+    target = index_path(path, layout)
     try:
-        write_index(index_path(path), index)
+        write_index(target, index)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise OutputError(f"cannot write {index_path(path)}: {error.strerror}; free some space") from error
-        cached = _cached_index_path(path)
-        get_logger().info("%s cannot be written; the index of %s goes into %s", path.parent, path.name, cached)
-        make_output_dir(cached.parent)
-        write_index(cached, index)
+            raise OutputError(f"cannot write {target}: {error.strerror}; free some space") from error
+        target = _cached_index_path(path, layout)
+        get_logger().info("%s cannot be written; the index of %s goes into %s", path.parent, path.name, target)
+        make_output_dir(target.parent)
+        write_index(target, index)
+    changed = path.stat().st_mtime_ns
+    if target.stat().st_mtime_ns < changed:  # by another machine's clock
+        os.utime(target, ns=(changed, changed))
 
 
 class _PackedRows(Exception):
@@ -246,7 +333,9 @@ def _is_gzip(path: Path) -> bool:
         return file.read(2) == GZIP_MAGIC
 
 
-def _measured(path: Path, lines_of: Callable[..., Iterator[_Line]]) -> Iterator[tuple[_Line, tuple[int, int]]]:
+def _measured(
+    path: Path, lines_of: Callable[..., Iterator[_Line]], layout: Layout
+) -> Iterator[tuple[_Line, tuple[int, int]]]:
     """The lines of a part with their image sizes, under a progress bar.
 
     Raises PartError where none of the first rows can be read: then the file is something else.
@@ -260,7 +349,7 @@ def _measured(path: Path, lines_of: Callable[..., Iterator[_Line]]) -> Iterator[
             if len(line[2]) > MAX_ROW_BYTES:
                 raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path)}")
             try:
-                size = _row_size(decode_row(line[2], f"{path} row {rows}"))
+                size = _row_size(decode_row(line[2], f"{path} row {rows}", layout))
                 readable += 1
             except RowError as error:
                 size = 0, 0

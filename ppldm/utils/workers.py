@@ -1,0 +1,55 @@
+"""Work spread over processes that end with their parent, whether it ends well or not."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from .errors import DataError
+from .log import be_quiet
+
+T, R = TypeVar("T"), TypeVar("R")
+
+
+def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
+    """(task, function(task)) as they are done; in this process where num_workers or the tasks are at most one.
+
+    `function` is one of a module, or a `functools.partial` of one. The first error ends the work. Processes give
+    warnings alone and no progress bars.
+    """
+    num_workers = min(num_workers, len(tasks))
+    if num_workers <= 1:
+        yield from ((task, function(task)) for task in tasks)
+        return
+    # Spawned, not forked: the progress bar runs a thread, and a forked copy of its lock may never open.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker) as executor:
+        try:
+            futures = {executor.submit(function, task): task for task in tasks}
+            for future in as_completed(futures):
+                # Popped, so that a result is kept no longer than its user keeps it.
+                task = futures.pop(future)
+                yield task, future.result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a worker process died, most likely for want of memory; run again with fewer workers"
+            ) from error
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Ctrl-C reaches the whole process group: workers finish their task, the parent hands out no more. Where the parent
+    was killed, they end as well."""
+    be_quiet()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
