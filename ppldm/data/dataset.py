@@ -23,10 +23,10 @@ import numpy as np
 from ..utils.errors import ConfigError, RowError
 from ..utils.log import progress
 from ..utils.rng import Stream, make_rng
+from .container import Rows, count_rows, open_part
 from .filelist import Source
 from .handlers import BadRows
 from .image import decode_image
-from .part import Part, count_rows
 from .row import Row
 from .tokenizer import CaptionTokenizer
 from .transforms import crop_pixels
@@ -66,15 +66,15 @@ class TextImageDataset:
         self.caption_drop_probability, self.num_train_timesteps = caption_drop_probability, num_train_timesteps
         self.crop_fraction, self.random_crop, self.random_flip = crop_fraction, random_crop, random_flip
         self.noise_offset, self.pixels_only, self.bad_rows = noise_offset, pixels_only, bad_rows
-        self._paths = [path for source in sources for path in source.parts]
-        with progress(self._paths, desc="parts", unit="part", delay=3) as paths:
-            rows_of_parts = [count_rows(path) for path in paths]
+        self._parts = [(path, source) for source in sources for path in source.parts]
+        with progress(self._parts, desc="parts", unit="part", delay=3) as parts:
+            rows_of_parts = [count_rows(path, source) for path, source in parts]
         self._starts = np.cumsum([0, *rows_of_parts])
         ends = np.cumsum([0, *(len(source.parts) for source in sources)])
         self.list_sizes = np.diff(self._starts[ends]).tolist()
         weights = [source.weight for source in sources]
         self.weights = None if None in weights else weights
-        self._open_part = _part_opener(self._paths)
+        self._open_part = _part_opener(self._parts)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -84,7 +84,7 @@ class TextImageDataset:
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self._open_part = _part_opener(self._paths)
+        self._open_part = _part_opener(self._parts)
 
     def read_row(self, row: int) -> Row:
         """Row number `row` of [0, len). Raises RowError."""
@@ -125,7 +125,7 @@ class TextImageDataset:
     def _rng(self, stream: Stream, key: tuple[int, int]) -> np.random.Generator:
         return make_rng(self.seed, stream, *key)
 
-    def _locate(self, row: int) -> tuple[Part, int]:
+    def _locate(self, row: int) -> tuple[Rows, int]:
         """The part of a row, and the row's number in it."""
         if not 0 <= row < len(self):
             raise IndexError(f"there are rows 0 to {len(self) - 1}, no row {row}")
@@ -141,6 +141,6 @@ class TextImageDataset:
             raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
 
 
-def _part_opener(paths: list[Path]) -> Callable[[int], Part]:
+def _part_opener(parts: list[tuple[Path, Source]]) -> Callable[[int], Rows]:
     """Opens a part by its number and keeps the latest ones open. A part that falls out closes with its last user."""
-    return lru_cache(maxsize=_MAX_OPEN_PARTS)(lambda number: Part(paths[number]))
+    return lru_cache(maxsize=_MAX_OPEN_PARTS)(lambda number: open_part(*parts[number]))

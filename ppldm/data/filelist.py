@@ -3,8 +3,9 @@
 Blank lines and lines that start with # are skipped. `~` and environment variables are expanded. A relative path is
 taken from the folder of the file that names it, or else, where nothing is there, from the working directory.
 
-Weights count only where every line has one; a list in which some have is an error. Known option: `layout=default`,
-the column order of `ppldm.data.row`.
+Weights count only where every line has one; a list in which some have is an error. Known options: `layout=default`,
+the column order of `ppldm.data.row`; `format=`, one of FORMATS; `idx_to_prompt=` (or `class_mapping=`), for WebDataset
+shards of classes, a JSON file {class number: caption}.
 
 Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
 name `.filelist` files. Every other file is a filelist.
@@ -21,6 +22,8 @@ from ..utils.errors import FilelistError
 from ..utils.files import write_text
 
 LAYOUTS = ("default",)
+FORMATS = ("part", "webdataset", "parquet", "folder", "csv")
+_CHOICES = {"layout": LAYOUTS, "format": FORMATS}
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
 
@@ -31,6 +34,8 @@ class WeightedFilelist:
     path: Path
     weight: float | None = None
     layout: str = "default"
+    format: str = "part"
+    idx_to_prompt: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Source:
     parts: tuple[Path, ...]
     weight: float | None = None
     layout: str = "default"
+    format: str = "part"
+    idx_to_prompt: Path | None = None
 
 
 def read_sources(path) -> list[Source]:
@@ -51,7 +58,17 @@ def read_sources(path) -> list[Source]:
     path = Path(path)
     lists = read_filelist_list(path) if _is_filelist_list(path) else [WeightedFilelist(path)]
     named_by: dict[str, str] = {}
-    return [Source(item.path, tuple(_checked_parts(item.path, named_by)), item.weight, item.layout) for item in lists]
+    return [
+        Source(
+            item.path,
+            tuple(_checked_parts(item.path, named_by)),
+            item.weight,
+            item.layout,
+            item.format,
+            item.idx_to_prompt,
+        )
+        for item in lists
+    ]
 
 
 def read_filelist(path) -> list[Path]:
@@ -160,7 +177,7 @@ def _parse_list_line(text: str, path: Path, number: int) -> WeightedFilelist:
         text = text[: -len(word)].rstrip()
         if not (math.isfinite(weight) and weight >= 0):
             raise FilelistError(f"{path} line {number}: the weight {word} is not a number of 0 or more")
-    return WeightedFilelist(_resolve(text, path), weight, **_check_options(options, f"{path} line {number}"))
+    return WeightedFilelist(_resolve(text, path), weight, **_check_options(options, path, number))
 
 
 def _last_word(text: str) -> str | None:
@@ -177,20 +194,27 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _check_options(options: dict[str, str], where: str) -> dict[str, str]:
+def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
+    where, checked = f"{path} line {number}", {}
     for key, value in options.items():
-        if key != "layout":
-            raise FilelistError(f"{where}: unknown option {key!r}; known: layout")
-        if value not in LAYOUTS:
-            raise FilelistError(f"{where}: unknown layout {value!r}; known: {', '.join(LAYOUTS)}")
-    return options
+        if key in ("idx_to_prompt", "class_mapping"):
+            checked["idx_to_prompt"] = _resolve(value, path)
+            if options.get("format") != "webdataset":
+                raise FilelistError(f"{where}: {key} has a meaning with format=webdataset alone")
+            continue
+        if key not in _CHOICES:
+            raise FilelistError(f"{where}: unknown option {key!r}; known: {', '.join((*_CHOICES, 'idx_to_prompt'))}")
+        if value not in _CHOICES[key]:
+            raise FilelistError(f"{where}: unknown {key} {value!r}; known: {', '.join(_CHOICES[key])}")
+        checked[key] = value
+    return checked
 
 
 def _checked_parts(filelist: Path, named_by: dict[str, str]):
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
     for number, text in _read_entries(filelist, "part files, one a line"):
         part, where = _resolve(text, filelist), f"{filelist} line {number}"
-        if not part.is_file():
+        if not part.exists():
             raise FilelistError(
                 f"{where}: no such part file {part}; correct or delete the line (relative paths are taken from "
                 f"{filelist.parent.resolve()}, then from {Path.cwd()})"

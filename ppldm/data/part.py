@@ -11,9 +11,7 @@ be written. What a part is, its first bytes say, not its name. Rows are repacked
 stays a row; blank lines are none. Two processes that build the same thing at once make the same bytes twice.
 """
 
-import errno
 import gzip
-import hashlib
 import os
 import struct
 import weakref
@@ -24,17 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..utils.errors import OutputError, PartError, RowError
-from ..utils.files import atomic_write, make_output_dir
+from ..utils.files import atomic_write
 from ..utils.log import get_logger, progress
 from .image import image_size
 from .index import GZIP_MEMBERS, PLAIN_LINES, Index, make_index, read_index, read_row_count, write_index
 from .row import Row, decode_row, encode_row
+from .stored import copy_path, find_stored, index_path, make_copy_dir, measure_file, stat_part, store_index
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_ROW_BYTES = 1 << 28
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
 _CHUNK_BYTES = 1 << 17
+_KINDS = (GZIP_MEMBERS, PLAIN_LINES)
 # Of a file that is no part at all, no row can be read; this many are tried before saying so.
 _ROWS_TO_TRY = 100
 
@@ -58,20 +58,14 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
     The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
     Raises PartError where there are no rows.
     """
-    index = _write_lines(Path(path), ((encode_row(row), _row_size(row)) for row in rows))
+    index = write_lines(Path(path), ((encode_row(row), _row_size(row)) for row in rows))
     return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
-
-
-def index_path(part) -> Path:
-    """Where the index of a part is, if its folder can be written."""
-    part = Path(part)
-    return part.with_name(part.name + ".idx")
 
 
 def count_rows(path) -> int:
     """The number of rows of a part; from the header of its index alone where that fits. Raises PartError."""
     path = Path(path)
-    if found := _find(path, read_row_count):
+    if found := find_stored(path, read_row_count, _KINDS):
         return found[1]
     with closing(Part(path)) as part:
         return len(part)
@@ -86,7 +80,7 @@ class Part:
 
     def __init__(self, path):
         self.path = Path(path)
-        stored, self._index = _find(self.path, read_index) or _build(self.path)
+        stored, self._index = find_stored(self.path, read_index, _KINDS) or _build(self.path)
         self.widths, self.heights = self._index.widths, self._index.heights
         self._file = os.open(stored, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._file)
@@ -100,12 +94,15 @@ class Part:
             raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
         where = f"{self.path} row {row}"
         data = os.pread(self._file, int(self._index.lengths[row]), int(self._index.offsets[row]))
-        if self._index.kind == GZIP_MEMBERS:
-            try:
-                data = zlib.decompress(data, 31)
-            except zlib.error as error:
-                raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
-        return decode_row(data, where)
+        return decode_member(data, where) if self._index.kind == GZIP_MEMBERS else decode_row(data, where)
+
+
+def decode_member(member: bytes, where: str) -> Row:
+    """The row of one gzip member. Raises RowError "gzip" and as `decode_row`."""
+    try:
+        return decode_row(zlib.decompress(member, 31), where)
+    except zlib.error as error:
+        raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
 
 
 def _row_size(row: Row) -> tuple[int, int]:
@@ -113,8 +110,8 @@ def _row_size(row: Row) -> tuple[int, int]:
     return size if all(type(pixels) is int and 0 < pixels < 1 << 32 for pixels in size) else image_size(row.image)
 
 
-def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
-    """Write (line, image size) pairs, each as its own gzip member."""
+def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], kind: int = GZIP_MEMBERS) -> Index:
+    """Write (line, image size) pairs, each as its own gzip member, then the index. Raises PartError without lines."""
     table, offset, crc32 = [], 0, 0
     with atomic_write(path) as file:
         for line, size in lines:
@@ -127,7 +124,7 @@ def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> 
             raise PartError(f"no rows to write to {path}; a part needs at least one")
         # An older index of the same name must not outlive the part that it described.
         index_path(path).unlink(missing_ok=True)
-    index = make_index(GZIP_MEMBERS, offset, crc32, table)
+    index = make_index(kind, offset, crc32, table)
     write_index(index_path(path), index)
     return index
 
@@ -146,48 +143,11 @@ def _compress(line: bytes) -> bytes:
     )
 
 
-def _find(path: Path, read: Callable):
-    """(file that holds the rows, `read` of its index) where a fitting index exists, else None."""
-    status = _stat(path)
-    copy = _copy_path(path, status)
-    for part, index in ((path, index_path(path)), (path, _cached_index_path(path)), (copy, index_path(copy))):
-        if part.exists() and (result := read(index, part.stat().st_size)) is not None:
-            return part, result
-    return None
-
-
-def _stat(path: Path) -> os.stat_result:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise PartError(f"cannot read part file {path}: {error.strerror}; correct its line in the filelist") from error
-    if not path.is_file():
-        raise PartError(f"{path} is not a part file but a folder or device; correct its line in the filelist")
-    if status.st_size == 0:
-        raise PartError(f"part file {path} is empty (0 bytes); get it again or delete its line in the filelist")
-    return status
-
-
-def _cache_dir() -> Path:
-    return Path(os.environ.get("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
-
-
-def _cache_key(path: Path) -> str:
-    return hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]
-
-
-def _cached_index_path(path: Path) -> Path:
-    return _cache_dir() / f"{_cache_key(path)}-{path.name}.idx"
-
-
-def _copy_path(path: Path, status: os.stat_result) -> Path:
-    """The repacked copy of a foreign part; another one for each state of the original."""
-    return _cache_dir() / f"{_cache_key(path)}-{status.st_size}-{status.st_mtime_ns}-{path.name}"
-
-
 def _build(path: Path) -> tuple[Path, Index]:
     """Index a part, or its repacked copy, and store the result."""
-    copy = _copy_path(path, _stat(path))
+    copy = copy_path(path, stat_part(path))
+    if not path.is_file():
+        raise PartError(f"{path} is not a part file but a folder or device; correct its line in the filelist")
     if copy.exists():
         path = copy
     try:
@@ -195,7 +155,7 @@ def _build(path: Path) -> tuple[Path, Index]:
     except _PackedRows:
         # The index file may at this moment be missing again, where another process is putting its own there.
         return copy, _repack(path, copy)
-    _store_index(path, index)
+    store_index(path, index)
     return path, index
 
 
@@ -203,36 +163,21 @@ def _scan(path: Path) -> Index:
     """Read a whole part once. Raises _PackedRows where its rows cannot be read at random."""
     get_logger().info("indexing %s, once", path)
     packed = _is_gzip(path)
-    table, crc32 = [], 0
-    for (offset, length, _), size in _measured(path, _member_lines if packed else _plain_lines):
-        table.append((offset, length, *size))
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc32 = zlib.crc32(chunk, crc32)
-        return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, file.tell(), crc32, table)
+    table = [
+        (offset, length, *size)
+        for (offset, length, _), size in _measured(path, _member_lines if packed else _plain_lines)
+    ]
+    return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, *measure_file(path), table)
 
 
 def _repack(path: Path, copy: Path) -> Index:
-    get_logger().info("%s holds many rows in one gzip member; repacking it, once, into %s", path, copy)
-    make_output_dir(copy.parent)
+    make_copy_dir(path, copy)
     try:
-        return _write_lines(copy, ((line, size) for (_, _, line), size in _measured(path, _gzip_lines)))
+        return write_lines(copy, ((line, size) for (_, _, line), size in _measured(path, _gzip_lines)))
     except OSError as error:
         raise OutputError(
             f"cannot repack {path} into {copy.parent}: {error.strerror}; set PPLDM_CACHE_DIR to a folder with space"
         ) from error
-
-
-def _store_index(path: Path, index: Index) -> None:
-    try:
-        write_index(index_path(path), index)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise OutputError(f"cannot write {index_path(path)}: {error.strerror}; free some space") from error
-        cached = _cached_index_path(path)
-        get_logger().info("%s cannot be written; the index of %s goes into %s", path.parent, path.name, cached)
-        make_output_dir(cached.parent)
-        write_index(cached, index)
 
 
 class _PackedRows(Exception):
