@@ -24,7 +24,7 @@ def load_command(name: str):
     if name not in COMMANDS:
         import difflib
 
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        near = [known for known in COMMANDS if known.startswith(name)] or difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(COMMANDS)}"
         raise ConfigError(f"no command {name!r}; {hint} (`ppldm --help` lists them)")
     module, function = COMMANDS[name]

@@ -39,9 +39,10 @@ run_stoppable() {
 stop_child() {
     # shellcheck disable=SC2064 # as above
     trap "kill -KILL -- -$1" INT TERM HUP
-    kill -INT -- "-$1" 2>/dev/null || true
+    # Not SIGINT: a process that a script started in the background ignores that one.
+    kill -TERM -- "-$1" 2>/dev/null || true
     while kill -0 "$1" 2>/dev/null; do wait "$1" 2>/dev/null || true; done
-    kill -TERM -- "-$1" 2>/dev/null || true # children that outlived it
+    kill -KILL -- "-$1" 2>/dev/null || true # children that outlived it
     printf '\nstopped; the same command again goes on from what is finished\n' >&2
     exit 130
 }

@@ -146,7 +146,7 @@ def fake_run(tmp_path):
 if [[ $1 == --version || $1 == -c ]]; then exit 0; fi
 echo "$@" >>{tmp_path}/calls
 if [[ -e {tmp_path}/fail ]]; then exit 3; fi
-if [[ -e {tmp_path}/slow ]]; then trap 'sleep 0.3; echo stopped >>{tmp_path}/calls; exit 130' INT; sleep 60 & wait; fi
+if [[ -e {tmp_path}/slow ]]; then trap 'sleep 0.3; echo stopped >>{tmp_path}/calls; exit 130' TERM; sleep 60 & wait; fi
 """
     )
     python.chmod(0o755)

@@ -26,12 +26,13 @@ DEFAULT_TOKENIZER = "bert-base-uncased"
 class ModelArguments:
     """What is trained: which parts, from where, with which target."""
 
+    _argument_group_name = "model"
+
     model_name_or_path: Optional[str] = field(
         default=None,
         metadata={
             "help": "Folder of an exported pipeline to start from, or a published size, built and initialised here: "
-            f"{' (32 layers, the default), '.join(KNOWN_MODELS)} (12 layers). Also spelled "
-            "--pretrained_model_name_or_path."
+            f"{' (32 layers, the default), '.join(KNOWN_MODELS)} (12 layers)."
         },
     )
     vae_name_or_path: Optional[str] = field(
@@ -112,6 +113,8 @@ class ModelArguments:
 class AutoencoderArguments:
     """What an autoencoder is trained as."""
 
+    _argument_group_name = "autoencoder"
+
     vae_config_file: str = field(
         default=str(CONFIG_DIR / "vae_tiny.json"),
         metadata={"help": "JSON config of an AutoencoderKL, built from scratch."},
@@ -140,6 +143,8 @@ class AutoencoderArguments:
 @dataclass
 class DataArguments:
     """What is trained on: which rows, at which size, in which order."""
+
+    _argument_group_name = "data"
 
     file_list: str = field(
         default="./data/filelist/train.filelist.list",

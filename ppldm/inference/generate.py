@@ -11,7 +11,7 @@ from ..utils.errors import ConfigError, ModelError
 def generate(
     model: Annotated[str, {"opt": True, "required": True}],  # folder of an exported pipeline (training's OUT/pipeline)
     prompts: str = None,  # text file, one prompt a line; after a tab, a remark that is shown behind the prompt
-    prompt: Annotated[list[str], {"nargs": "+", "type": str}] = (),  # prompts on the command line
+    prompt: Annotated[list[str], {"nargs": "+", "type": str, "metavar": "TEXT"}] = (),  # prompts on the command line
     out: str = "pictures",  # folder to write: NNN-II.png, grid.png, pictures.jsonl
     num_samples: int = 4,  # pictures for each prompt
     guidance_scale: float = 7.5,  # how strongly to follow the prompt; 1 is no guidance
@@ -25,7 +25,9 @@ def generate(
     from ..utils.entry import entry
 
     wanted = read_wanted(prompts, list(prompt))
-    _require_positive(num_samples=num_samples, num_inference_steps=num_inference_steps, batch_size=batch_size)
+    _require_positive(
+        num_samples=num_samples, num_inference_steps=num_inference_steps, batch_size=batch_size, columns=columns
+    )
     with entry():
         draw_prompts(
             Path(model),
@@ -127,12 +129,12 @@ def draw_prompts(
 
 def read_facts(folder: Path) -> dict:
     """What training wrote beside an exported model. Raises ModelError."""
-    path = folder / "ppldm.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        facts = json.loads((folder / "ppldm.json").read_text(encoding="utf-8"))
+        return {name: facts[name] for name in ("prediction_type", "resolution", "model_max_length")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(
-            f"{folder} is no exported model (no readable ppldm.json); give training's OUT/pipeline"
+            f"{folder} is no exported model: no ppldm.json of one is there; give training's OUT/pipeline"
         ) from error
 
 

@@ -62,6 +62,16 @@ REFUSED_FLAGS = ("sharding", "unified_checkpoint", "to_static", "load_best_model
 class LDMTrainingArguments(TrainingArguments):
     """PaddleNLP's TrainingArguments with the defaults of the published recipe, and a few flags more."""
 
+    _argument_group_name = "training"
+
+    overwrite_output_dir: bool = field(
+        default=False,
+        metadata={"help": "Start anew: checkpoints and metrics in the output folder are removed, other files stay."},
+    )
+    resume_from_checkpoint: Optional[str] = field(
+        default=None,
+        metadata={"help": "Checkpoint folder to go on from (default: the newest sound one in the output folder)."},
+    )
     lr_scheduler_type: str = field(
         default="constant", metadata={"help": "Learning rate schedule, in updates.", "choices": list(LR_SCHEDULES)}
     )
@@ -118,7 +128,13 @@ class LDMTrainingArguments(TrainingArguments):
 
 def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
     """The parser of the Trainer script, or of a hand-written loop's. `model_group` describes what is trained."""
-    parser = PdArgumentParser((model_group, DataArguments, LDMTrainingArguments))
+    parser = PdArgumentParser(
+        (model_group, DataArguments, LDMTrainingArguments),
+        usage="%(prog)s --output_dir OUT --file_list LIST [flags]",
+        description="Stopped at any moment, the same command goes on from the last checkpoint in OUT. "
+        "A flag of type BOOL alone means true. Steps are optimizer updates.",
+        formatter_class=_HelpFormatter,
+    )
     actions = {action.dest: action for action in parser._actions}
     for alias, name in ALIASES.items():
         if name not in actions:
@@ -129,6 +145,14 @@ def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
     if loop:
         actions["output_dir"].required = False
         parser.set_defaults(**LOOP_DEFAULTS)
+    hidden = {name for name in _training_flags() if name in REFUSED_FLAGS or (loop and name not in LOOP_FLAGS)}
+    for action in parser._actions:
+        if action.dest in hidden:
+            action.help = argparse.SUPPRESS
+        elif action.nargs == "?":
+            action.metavar = "BOOL"
+        elif action.option_strings[0].startswith("--no_"):
+            action.help = f"The same as --{action.dest} false."
     return parser
 
 
@@ -155,11 +179,25 @@ def parse_arguments(argv: list, loop: bool, model_group=ModelArguments) -> tuple
 
 
 def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace, loop: bool) -> None:
-    training_flags = {f.name for f in dataclasses.fields(LDMTrainingArguments) if f.init}
-    for name in sorted(training_flags):
+    for name in sorted(_training_flags()):
         if getattr(namespace, name) == parser.get_default(name):
             continue
         if name in REFUSED_FLAGS:
             raise ConfigError(f"--{name} is not supported yet; leave it away")
         if loop and name not in LOOP_FLAGS:
             raise ConfigError(f"the hand-written loop has no --{name}; leave it away or use the Trainer script")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Shows the default of a flag that has one; most of PaddleNLP's have none."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30, width=100)
+
+    def _get_help_string(self, action):
+        shown = action.default not in (None, "", argparse.SUPPRESS) and not action.required
+        return f"{action.help} (default: %(default)s)" if shown and action.nargs != 0 else action.help
+
+
+def _training_flags() -> set[str]:
+    return {f.name for f in dataclasses.fields(LDMTrainingArguments) if f.init}

@@ -12,6 +12,7 @@ from ..inference.grid import tile
 from ..inference.sample import to_pictures
 from ..models.autoencoder import AutoencoderObjective, latent_statistics, psnr, reconstruct
 from ..models.build import build_autoencoder, latent_shape, save_part
+from ..utils.errors import ConfigError
 from ..utils.files import atomic_dir, write_json
 from ..utils.log import get_logger, progress
 from .arguments import LDMTrainingArguments
@@ -26,6 +27,7 @@ from .run import (
     prepare_output,
     resolved_config,
     restore,
+    run_identity,
 )
 
 VAE_DIR = "vae"
@@ -37,6 +39,9 @@ def prepare_autoencoder(
     vae_arguments: AutoencoderArguments, data_arguments: DataArguments, arguments: LDMTrainingArguments
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
+    for name in ("fp16", "recompute"):
+        if getattr(arguments, name):
+            raise ConfigError(f"--{name} is not supported for autoencoders; leave it away")
     sources = open_sources(data_arguments.file_list)
     world = detect_world(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(vae_arguments, data_arguments, arguments))
@@ -58,12 +63,7 @@ def prepare_autoencoder(
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
     optimizer, scheduler = build_optimizer(list(model.trained_parameters().values()), arguments, max_steps)
     state = TrainingState(model, optimizer, scheduler)
-    identity = {
-        "seed": arguments.seed,
-        "rows": len(dataset),
-        "global_batch_size": global_batch_size,
-        "resolution": data_arguments.resolution,
-    }
+    identity = run_identity(arguments, data_arguments, len(dataset), global_batch_size, max_steps)
     start_step = restore(checkpoint, state, identity)
 
     def draw(_batch: dict) -> tuple[dict, dict]:

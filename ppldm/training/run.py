@@ -20,7 +20,7 @@ from ..data.loader import build_loader
 from ..data.order import Mix
 from ..data.sampler import StepSampler
 from ..utils.errors import CheckpointError, ConfigError, Interrupted
-from ..utils.files import make_output_dir, write_json
+from ..utils.files import lock_folder, make_output_dir, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
@@ -120,6 +120,24 @@ def open_sources(file_list: str) -> list[Source]:
     return sources
 
 
+def run_identity(
+    arguments: LDMTrainingArguments,
+    data_arguments: DataArguments,
+    num_rows: int,
+    global_batch_size: int,
+    max_steps: int,
+) -> dict:
+    """What decides which samples a step sees, and at which learning rate: a checkpoint of another run differs in it."""
+    constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
+    return {
+        "seed": arguments.seed,
+        "rows": num_rows,
+        "global_batch_size": global_batch_size,
+        "max_steps": None if constant else max_steps,
+        "resolution": data_arguments.resolution,
+    }
+
+
 def bad_row_policy(arguments: DataArguments) -> BadRows:
     """What `--max_skipped` asks for."""
     return BadRows("count", arguments.max_skipped) if arguments.max_skipped > 0 else BadRows("raise", 1)
@@ -137,8 +155,11 @@ def detect_world(arguments: LDMTrainingArguments) -> World:
     return world
 
 
+_held_folders = []  # open lock files: a run holds its folder as long as the process lives
+
+
 def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) -> Path | None:
-    """Create the output folder, write its run.json, and return the checkpoint to resume from, if any.
+    """Create the output folder, hold it, write its run.json, and return the checkpoint to resume from, if any.
 
     A folder with checkpoints is resumed from the newest that verifies; `resume_from_checkpoint` names another;
     `overwrite_output_dir` starts anew. A folder that holds something else is refused. Raises ConfigError,
@@ -148,6 +169,7 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
     if world.is_main:
         _check_output(arguments, folder)
         make_output_dir(folder)
+        _held_folders.append(lock_folder(folder))
         if arguments.overwrite_output_dir:
             for old in (*list_checkpoints(folder), folder / METRICS_FILE):
                 shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)

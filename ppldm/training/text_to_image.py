@@ -29,6 +29,7 @@ from .run import (
     prepare_output,
     resolved_config,
     restore,
+    run_identity,
 )
 
 # The published guidance scales of the pictures drawn while training: without and with guidance.
@@ -74,14 +75,8 @@ def prepare_text_to_image(
     optimizer, scheduler = build_optimizer(list(trained.values()), arguments, max_steps)
     scaler = paddle.amp.GradScaler(init_loss_scaling=arguments.scale_loss) if arguments.fp16 else None
     state = TrainingState(model, optimizer, scheduler, ema, scaler)
-    identity = {
-        "seed": arguments.seed,
-        "rows": len(dataset),
-        "global_batch_size": global_batch_size,
-        "max_steps": max_steps if arguments.lr_scheduler_type not in ("constant", "constant_with_warmup") else None,
-        "resolution": data_arguments.resolution,
-        "prediction_type": model_arguments.prediction_type,
-    }
+    identity = run_identity(arguments, data_arguments, len(dataset), global_batch_size, max_steps)
+    identity["prediction_type"] = model_arguments.prediction_type
     start_step = restore(checkpoint, state, identity)
     get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters",
                       len(dataset), max_steps, global_batch_size,

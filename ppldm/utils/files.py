@@ -1,13 +1,16 @@
 """Files that are finished or absent: write to a temporary name in the same folder, fsync, rename."""
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import OutputError
+from .log import get_logger
 
 
 def make_output_dir(path) -> Path:
@@ -79,6 +82,36 @@ def atomic_dir(path):
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def lock_folder(path, wait_seconds: float = 60.0):
+    """Hold the folder `path` for this process, as long as the returned file stays open and the process lives.
+
+    A POSIX lock: the process may take it again, and its children do not have it.
+
+    Where another process holds it, wait for its end, for instance of one that still saves after a signal. Raises
+    OutputError after `wait_seconds`. On a file system without locks nothing is held.
+    """
+    file = open(Path(path, ".lock"), "w")  # noqa: SIM115 (held open on purpose)
+    deadline = time.monotonic() + wait_seconds
+    told = False
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except (BlockingIOError, PermissionError) as error:
+            if time.monotonic() > deadline:
+                file.close()
+                raise OutputError(
+                    f"another process is writing to {path}; stop it first, or choose another folder"
+                ) from error
+            if not told:
+                get_logger().info("waiting for another process that is writing to %s", path)
+                told = True
+            time.sleep(0.1)
+        except OSError as error:
+            get_logger().warning("%s has no file locks (%s); let only one run write there", path, error.strerror)
+            return file
 
 
 def write_json(path, value) -> None:

@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from ppldm.cli import run
-from ppldm.inference.generate import read_prompts
+from ppldm.inference.generate import read_facts, read_prompts
 from ppldm.inference.grid import prompt_grid, tile
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.text_to_image import prepare_text_to_image
-from ppldm.utils.errors import ConfigError
+from ppldm.utils.errors import ConfigError, ModelError
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,12 @@ def test_bad_input_is_one_line(flags, message, capfd, monkeypatch):
     assert stopped.value.code not in (0, None)
     error = capfd.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ") and message in error
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "ppldm.json").write_text('{"scaling_factor": 1.0}')
+    with pytest.raises(ModelError, match="is no exported model"):
+        read_facts(tmp_path)
 
 
 def test_prompts_file(tmp_path):

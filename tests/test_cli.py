@@ -1,0 +1,52 @@
+"""`ppldm <command>`: help that teaches, one line for mistakes, nothing heavy before a command runs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ppldm.cli import COMMANDS, load_command, run, usage
+from ppldm.utils.errors import ConfigError
+
+
+def test_every_command_is_there_with_its_help(capsys):
+    text = usage()
+    for name in COMMANDS:
+        assert f"  {name} " in text and load_command(name).__doc__.strip().splitlines()[0] in text
+        with pytest.raises(SystemExit) as stopped:
+            run([name, "--help"])
+        assert stopped.value.code == 0
+        help_text = capsys.readouterr().out
+        assert f"usage: ppldm {name}" in help_text
+        # A parameter without a comment would have a flag without help.
+        flags = [line for line in help_text.splitlines() if line.startswith("  --")]
+        assert all(len(line.split("  ")) > 2 or line.rstrip() == line for line in flags)
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["gen"], "did you mean generate?"),
+        (["convrt"], "did you mean convert?"),
+        (["xyz"], "known: "),
+        (["env", "--jsn"], "unknown flag --jsn; did you mean --json?"),
+        (["demo-data"], "required: --out"),
+        (["demo-data", "--out", "x", "--size", "big"], "invalid int value: 'big'"),
+    ],
+)
+def test_mistakes_are_one_line(argv, message):
+    with pytest.raises(ConfigError) as caught:
+        run(argv)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_nothing_heavy_is_imported_for_help():
+    code = "import sys; from ppldm.cli import run; run(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert not {"paddle", "paddlenlp", "ppdiffusers", "matplotlib", "pyarrow"} & set(loaded)
+
+
+def test_hyphens_and_underscores_are_the_same(capsys):
+    with pytest.raises(ConfigError, match="--num-samples 0"):
+        run(["generate", "--model", "m", "--prompt", "x", "--num_samples=0"])

@@ -1,0 +1,67 @@
+"""The READMEs say the same in both languages, and nothing in them names what is not there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ppldm.cli import COMMANDS
+from ppldm.training.arguments import make_parser
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README_cn.md"))
+
+
+def commands(text: str) -> list[str]:
+    """The lines of all fenced blocks, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    return [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
+
+
+def flag_rows(text: str) -> list[list[str]]:
+    """The cells of each row of the flags' table."""
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `--")]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_both_languages_have_the_same_sections_and_commands():
+    headings = [re.findall(r"^(#+) ", text, re.MULTILINE) for text in (ENGLISH, CHINESE)]
+    assert headings[0] == headings[1]
+    assert commands(ENGLISH) == commands(CHINESE)
+    assert [row[0].replace("、", ", ") for row in flag_rows(CHINESE)] == [row[0] for row in flag_rows(ENGLISH)]
+    assert [row[1] for row in flag_rows(CHINESE)] == [row[1] for row in flag_rows(ENGLISH)]
+
+
+def test_flags_of_the_table_are_flags_of_both_scripts_and_aliases_are_aliases():
+    rows = flag_rows(ENGLISH)
+    assert len(rows) > 25
+    for loop in (True, False):
+        actions = make_parser(loop)._option_string_actions
+        for flags, alias, *_ in rows:
+            names = re.findall(r"`(--\w+)`", flags)
+            assert names and all(name in actions for name in names), flags
+            if alias:
+                assert actions[alias.strip("`")] is actions[names[0]], alias
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_defaults_of_the_table_are_the_defaults(loop):
+    parser = make_parser(loop)
+    for flags, _, default, _ in flag_rows(ENGLISH):
+        names = re.findall(r"--(\w+)", flags)
+        own = re.split(r"; loop ", default)[-1] if loop else default.split(";")[0]
+        values = [value.strip().strip("`") for value in own.split(", ")]
+        for name, value in zip(names, values, strict=False):
+            if re.fullmatch(r"-?[\d.e-]+", value):
+                assert float(parser.get_default(name)) == float(value), (name, value)
+
+
+def test_files_and_commands_that_are_named_exist():
+    for text in (ENGLISH, CHINESE):
+        for target in re.findall(r"\]\(([\w./]+)\)", text):
+            assert (ROOT / target).exists(), target
+        for path in re.findall(r"(?:examples|run_scripts|data/filelist|docs|requirements)/[\w./]+\.\w+", text):
+            if "laion400m_en" not in path:
+                assert (ROOT / path).exists(), path
+        for name in re.findall(r"^ppldm ([\w-]+)", "\n".join(commands(text)), re.MULTILINE):
+            assert name in COMMANDS, name

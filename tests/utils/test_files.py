@@ -1,0 +1,63 @@
+"""A file is finished or absent, and a folder belongs to one process."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ppldm.utils.errors import OutputError
+from ppldm.utils.files import atomic_dir, atomic_write, lock_folder, make_output_dir, write_text
+
+
+def test_an_error_leaves_the_old_file_and_no_other(tmp_path):
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(RuntimeError), atomic_write(tmp_path / "a", "w") as file:
+        file.write("new")
+        raise RuntimeError
+    assert (tmp_path / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    for content in ("first", "second"):
+        with atomic_dir(tmp_path / "d") as folder:
+            (folder / "sub").mkdir()
+            (folder / "sub" / "file").write_text(content)
+        assert (tmp_path / "d/sub/file").read_text() == content
+    with pytest.raises(RuntimeError), atomic_dir(tmp_path / "d") as folder:
+        (folder / "half").write_text("x")
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+    assert (tmp_path / "d/sub/file").read_text() == "second"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=f"cannot write to the folder {tmp_path}/file/sub"):
+        make_output_dir(tmp_path / "file" / "sub")
+
+
+HOLD = (
+    "import sys, time; from ppldm.utils.files import lock_folder; f = lock_folder(sys.argv[1]); print(1, flush=True); "
+)
+
+
+def test_a_folder_is_held_until_its_process_ends(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD + "time.sleep(60)", tmp_path], stdout=subprocess.PIPE)
+    holder.stdout.readline()
+    with pytest.raises(OutputError, match="another process is writing to"):
+        lock_folder(tmp_path, wait_seconds=0.2)
+    holder.kill()
+    with lock_folder(tmp_path, wait_seconds=20):
+        pass
+    holder.wait()
+
+
+def test_waiting_for_a_process_that_ends(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD + "time.sleep(0.5)", tmp_path], stdout=subprocess.PIPE)
+    holder.stdout.readline()
+    started = time.monotonic()
+    lock_folder(tmp_path, wait_seconds=20).close()
+    assert time.monotonic() - started < 15
+    holder.wait()
