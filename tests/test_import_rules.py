@@ -15,13 +15,14 @@ ALLOWED = {
     "data": {"config", "utils"},
     "laion": {"data.row", "data.sample", "data.image", "data.part", "data.filelist", "config", "utils"},
     "demo": {"laion", "data", "config", "utils"},
+    "inspect": {"data", "config", "utils"},
     "inference": {"models", "data.tokenizer", "config", "utils"},
     "training": {"inference", "models", "data", "config", "utils"},
 }
 
 # Spark executors and the command line have no time, or no room, for these.
 HEAVY = {"paddle", "paddlenlp", "ppdiffusers"}
-LIGHT_AREAS = {"config", "laion", "utils"}
+LIGHT_AREAS = {"config", "inspect", "laion", "utils"}
 LIGHT_MODULES = {
     "__init__",
     "__main__",

@@ -50,10 +50,11 @@ class Source:
     idx_to_prompt: Path | None = None
 
 
-def read_sources(path) -> list[Source]:
+def read_sources(path, must_exist: bool = True) -> list[Source]:
     """What `--file_list` names: a filelist list, or one filelist (see the rule above).
 
-    Raises FilelistError for a file that is missing, empty or malformed, a part that is missing or named twice.
+    Raises FilelistError for a file that is missing, empty or malformed, a part that is named twice, or missing and
+    `must_exist`.
     """
     path = Path(path)
     lists = read_filelist_list(path) if _is_filelist_list(path) else [WeightedFilelist(path)]
@@ -61,7 +62,7 @@ def read_sources(path) -> list[Source]:
     return [
         Source(
             item.path,
-            tuple(_checked_parts(item.path, named_by)),
+            tuple(_checked_parts(item.path, named_by, must_exist)),
             item.weight,
             item.layout,
             item.format,
@@ -210,11 +211,11 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
     return checked
 
 
-def _checked_parts(filelist: Path, named_by: dict[str, str]):
+def _checked_parts(filelist: Path, named_by: dict[str, str], must_exist: bool):
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
     for number, text in _read_entries(filelist, "part files, one a line"):
         part, where = _resolve(text, filelist), f"{filelist} line {number}"
-        if not part.exists():
+        if must_exist and not part.exists():
             raise FilelistError(
                 f"{where}: no such part file {part}; correct or delete the line (relative paths are taken from "
                 f"{filelist.parent.resolve()}, then from {Path.cwd()})"

@@ -5,9 +5,12 @@ A batch is a dict of paddle tensors, the keys of `ppldm.data.dataset` with a lea
 
 Paddle turns an exception in a worker, or in its reader thread, into a fatal error of its own without the message. So
 errors travel as data, in place of the batch, and are raised where the batch is taken.
+
+Batches come through pipes, not through shared memory: for that a worker would allocate in Paddle's C++, whose locks a
+fork may have copied while another thread held them, and then it waits for ever; and a small /dev/shm kills it. Pixels
+are bytes until the model has them, so that pipes are wide enough.
 """
 
-import shutil
 import signal
 from collections.abc import Iterator
 
@@ -15,7 +18,6 @@ import numpy as np
 from paddle.io import DataLoader, Dataset
 
 from ..utils.errors import DataError, PpldmError
-from ..utils.log import get_logger
 from .dataset import TextImageDataset
 from .sampler import StepSampler
 
@@ -46,7 +48,7 @@ def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: i
         collate_fn=collate,
         prefetch_factor=_PREFETCH_FACTOR,
         worker_init_fn=_leave_signals_to_the_main_process,
-        use_shared_memory=num_workers > 0 and _shared_memory_fits(dataset, sampler, num_workers),
+        use_shared_memory=False,
     )
 
 
@@ -79,18 +81,3 @@ class _ErrorsAsSamples(Dataset):
             return self.dataset[key]
         except PpldmError as error:
             return error
-
-
-def _shared_memory_fits(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> bool:
-    """Whether /dev/shm has room for all batches in flight; a full one kills workers with SIGBUS."""
-    sample_bytes = 3 * dataset.resolution**2 + 8 * int(np.prod(dataset.latent_shape)) + (1 << 12)
-    due = 2 * _PREFETCH_FACTOR * num_workers * sampler.micro_batch_size * sample_bytes
-    free = shutil.disk_usage("/dev/shm").free
-    if free < due:
-        get_logger().warning(
-            "/dev/shm has %d MB free of the %d MB that %d workers need; batches go through pipes, which is slower",
-            free >> 20,
-            due >> 20,
-            num_workers,
-        )
-    return free >= due

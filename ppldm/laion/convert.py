@@ -13,22 +13,15 @@ part.
 """
 
 import hashlib
-import multiprocessing
 import os
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import chain
 from json import JSONDecodeError, dumps, loads
 from pathlib import Path
 from typing import Annotated
-
-from fastcore.basics import num_cpus
 
 from ..data.filelist import write_filelist
 from ..data.image import decode_image
@@ -37,6 +30,7 @@ from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.files import make_output_dir, write_json
 from ..utils.log import get_logger, progress
+from ..utils.processes import check_workers, run_tasks
 from .source import SourceRow, read_folder
 
 MAX_BAD_FRACTION = 0.5
@@ -81,11 +75,10 @@ def convert_rows(rows: Iterable, source, out, name="custom", rows_per_part=1000,
     """
     if not name or Path(name).name != name:
         raise ConfigError(f"--name {name!r} cannot name a file; use a plain word such as 'custom'")
-    if num_workers < 0:
-        raise ConfigError(f"--num-workers is {num_workers}; it must be 0 (one per core) or more")
+    num_workers = check_workers(num_workers)
     tasks = _make_tasks(rows, Path(out), rows_per_part)
     _claim_folder(Path(out), source, name, rows_per_part)
-    records = _make_parts(tasks, num_workers or num_cpus())
+    records = _make_parts(tasks, num_workers)
     _sweep(Path(out), name, {task.path.name for task in tasks})
     manifest = _merge_records(records, name, rows_per_part)
     _refuse_bad_source(manifest, source)
@@ -163,44 +156,13 @@ def _make_parts(tasks: list[_PartTask], num_workers: int) -> list[dict]:
     bar = progress(total=sum(len(task.rows) for task in tasks), desc="convert", unit="row")
     records = {}
     with bar:
-        for task, record in _run_tasks(tasks, min(num_workers, len(tasks))):
+        for task, record in run_tasks(_make_part, tasks, num_workers):
             records[task.path.name] = record
             bar.update(len(task.rows))
     kept = sum(record.pop("kept") for record in records.values())
     if kept:
         get_logger().info("%d of %d parts were finished already", kept, len(tasks))
     return [records[task.path.name] for task in tasks]
-
-
-def _run_tasks(tasks: list[_PartTask], num_workers: int) -> Iterator[tuple[_PartTask, dict]]:
-    if num_workers <= 1:
-        yield from ((task, _make_part(task)) for task in tasks)
-        return
-    # Spawned, not forked: the progress bar runs a thread, and a forked copy of its lock may never open.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker) as executor:
-        try:
-            futures = {executor.submit(_make_part, task): task for task in tasks}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a worker process died, most likely for want of memory; run again with a smaller --num-workers"
-            ) from error
-        finally:
-            executor.shutdown(cancel_futures=True)
-
-
-def _start_worker() -> None:
-    """Ctrl-C reaches the whole process group: workers finish their part, the parent hands out no more. Where the parent
-    was killed, they end as well."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 
 def _make_part(task: _PartTask) -> dict:
