@@ -202,7 +202,15 @@ def test_a_failed_stage_stops_the_rest_and_is_run_again(fake_run):
 def test_a_signal_stops_the_stage_first_and_then_the_script(fake_run, to_group):
     folder, command, variables = fake_run
     (folder / "slow").touch()
-    process = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        env=variables,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A test run that was itself started in the background hands down an ignored SIGINT, which bash cannot trap.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 20
     while not (folder / "calls").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -64,7 +64,7 @@ def prepare_autoencoder(
     optimizer, scheduler = build_optimizer(list(model.trained_parameters().values()), arguments, max_steps)
     state = TrainingState(model, optimizer, scheduler)
     identity = run_identity(arguments, data_arguments, len(dataset), global_batch_size, max_steps)
-    start_step = restore(checkpoint, state, identity)
+    start_step, unlogged_losses = restore(checkpoint, state, identity)
 
     def draw(_batch: dict) -> tuple[dict, dict]:
         return reconstruction_pictures(vae, dataset)
@@ -83,6 +83,7 @@ def prepare_autoencoder(
         identity=identity,
         checkpoint=checkpoint,
         start_step=start_step,
+        unlogged_losses=unlogged_losses,
         draw_every=vae_arguments.image_logging_steps,
         draw=draw,
         export=export,

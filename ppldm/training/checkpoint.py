@@ -52,11 +52,13 @@ def save_checkpoint(
     trainer_state: TrainerState,
     samples_seen: int,
     identity: dict,
+    unlogged_losses: list[float],
     save_total_limit: int | None,
 ) -> Path:
     """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit`.
 
-    `identity` is what decides which samples a step sees; resuming compares it.
+    `identity` is what decides which samples a step sees; resuming compares it. `unlogged_losses` are those since the
+    last log line.
     """
     step = trainer_state.global_step
     folder = Path(output_dir, f"checkpoint-{step}")
@@ -72,7 +74,13 @@ def save_checkpoint(
         files = {path.name: _identity(path) for path in sorted(target.iterdir())}
         write_json(
             target / MANIFEST,
-            {"global_step": step, "samples_seen": samples_seen, "identity": identity, "files": files},
+            {
+                "global_step": step,
+                "samples_seen": samples_seen,
+                "identity": identity,
+                "unlogged_losses": unlogged_losses,
+                "files": files,
+            },
         )
     problem = verify(folder)
     if problem:

@@ -53,13 +53,17 @@ class MetricsWriter:
 
 
 class Interval:
-    """What happened since the last log line: losses, samples, seconds, seconds spent waiting for data."""
+    """What happened since the last log line: losses, samples, seconds, seconds spent waiting for data.
 
-    def __init__(self):
+    `losses` is the list that a checkpoint keeps, so that a resumed run logs the same mean as one that was not stopped.
+    """
+
+    def __init__(self, losses: list[float]):
+        self.losses = losses
         self._start()
 
     def _start(self):
-        self.losses, self.samples, self.wait_seconds, self.started = [], 0, 0.0, time.perf_counter()
+        self.samples, self.wait_seconds, self.started = 0, 0.0, time.perf_counter()
 
     def add(self, loss: float, samples: int) -> None:
         """One update: its loss (mean over ranks and micro-batches) and its samples over all ranks."""
@@ -76,6 +80,7 @@ class Interval:
             "images_per_second_per_device": rate / world_size,
             "data_wait_share": self.wait_seconds / seconds,
         }
+        self.losses.clear()
         self._start()
         return values
 

@@ -38,7 +38,7 @@ class Reporter:
 
     def __init__(self, run: TrainingRun):
         self.run = run
-        self.interval = Interval()
+        self.interval = Interval(run.unlogged_losses)
         self.skipped: dict[str, int] = {}
         self.writer = None
         arguments = run.arguments
@@ -73,7 +73,8 @@ class Reporter:
             self.writer.log(step, self._interval_values() | numbers)
 
     def _interval_values(self) -> dict:
-        run, samples, updates = self.run, self.interval.samples, len(self.interval.losses)
+        run, samples = self.run, self.interval.samples
+        updates = samples / self.run.global_batch_size
         values = self.interval.summary(run.world.size)
         values["lr_abs"] = run.state.optimizer.get_lr()
         values["skipped_rows"] = sum(self.skipped.values())

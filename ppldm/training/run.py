@@ -52,6 +52,7 @@ class TrainingRun:
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
     checkpoint: Path | None
     start_step: int
+    unlogged_losses: list[float]  # of the updates since the last log line
     draw_every: int  # updates; 0: never
     draw: Callable[[dict], tuple[dict, dict]]  # last batch -> (pictures by tag [H, W, 3] uint8, numbers by name)
     export: Callable[[dict], Path]  # facts -> folder of the trained model
@@ -82,6 +83,7 @@ class TrainingRun:
                 trainer_state,
                 trainer_state.global_step * self.global_batch_size,
                 self.identity,
+                self.unlogged_losses,
                 self.arguments.save_total_limit,
             )
             get_logger().info("saved %s", folder)
@@ -195,13 +197,13 @@ def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
         )
 
 
-def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> int:
-    """Read the weights of a checkpoint into `state` and return its step; 0 where there is none.
+def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tuple[int, list[float]]:
+    """Read the weights of a checkpoint into `state`. (its step, its unlogged losses); (0, []) where there is none.
 
     Raises CheckpointError naming the first setting in which the checkpoint's samples differ from this run's.
     """
     if checkpoint is None:
-        return 0
+        return 0, []
     manifest = read_manifest(checkpoint)
     for name, value in identity.items():
         then = manifest["identity"].get(name)
@@ -212,7 +214,7 @@ def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> in
             )
     load_model(checkpoint, state)
     get_logger().info("resuming from %s", checkpoint)
-    return manifest["global_step"]
+    return manifest["global_step"], manifest["unlogged_losses"]
 
 
 def resolved_config(*groups) -> dict:

@@ -77,7 +77,7 @@ def prepare_text_to_image(
     state = TrainingState(model, optimizer, scheduler, ema, scaler)
     identity = run_identity(arguments, data_arguments, len(dataset), global_batch_size, max_steps)
     identity["prediction_type"] = model_arguments.prediction_type
-    start_step = restore(checkpoint, state, identity)
+    start_step, unlogged_losses = restore(checkpoint, state, identity)
     get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters",
                       len(dataset), max_steps, global_batch_size,
                       sum(np.prod(p.shape) for p in trained.values()) / 1e6)  # fmt: skip
@@ -104,6 +104,7 @@ def prepare_text_to_image(
         identity=identity,
         checkpoint=checkpoint,
         start_step=start_step,
+        unlogged_losses=unlogged_losses,
         draw_every=model_arguments.image_logging_steps,
         draw=draw_samples,
         export=export,

@@ -216,8 +216,8 @@ def shared_memory_row(size: int | None) -> Row:
     value = "none" if size is None else f"{size / 2**30:.2f} GiB"
     if size is not None and size >= 2**29:
         return Row("/dev/shm", value)
-    reason = "data workers pass batches through it"
-    return Row("/dev/shm", value, "note", reason, "docker run --shm-size=2g ..., or --dataloader_num_workers 0")
+    reason = "several GPUs of one machine talk through it (NCCL)"
+    return Row("/dev/shm", value, "note", reason, "docker run --shm-size=2g ...")
 
 
 def gpu_row(gpus: list[str], has_gpu_build: bool) -> Row:

@@ -72,7 +72,7 @@ def _read(path) -> str:
 
 
 def shared_memory_bytes() -> int | None:
-    """Size of /dev/shm, through which data workers pass batches. None where there is none."""
+    """Size of /dev/shm, through which the GPUs of one machine may talk (NCCL). None where there is none."""
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:

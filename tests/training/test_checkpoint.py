@@ -27,7 +27,9 @@ def make_state(width=3):
 
 
 def save(folder, step, limit=None, state=None):
-    return save_checkpoint(folder, state or make_state(), TrainerState(global_step=step), 8 * step, {"seed": 1}, limit)
+    return save_checkpoint(
+        folder, state or make_state(), TrainerState(global_step=step), 8 * step, {"seed": 1}, [0.5, 0.25], limit
+    )
 
 
 def test_published_names_inside(tmp_path):
@@ -36,6 +38,7 @@ def test_published_names_inside(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "manifest.json"])
     manifest = read_manifest(folder)
     assert (manifest["global_step"], manifest["samples_seen"], manifest["identity"]) == (7, 56, {"seed": 1})
+    assert manifest["unlogged_losses"] == [0.5, 0.25]
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 7
     assert verify(folder) is None
 

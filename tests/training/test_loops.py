@@ -106,6 +106,17 @@ def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, k
 
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_means_over_an_interval_survive_a_stop_inside_it(tiny, tmp_path, kind):
+    flags = tiny.flags(tmp_path / "run", max_steps=5, save_steps=2, logging_steps=5)
+    train(kind, flags)
+    straight = losses(tmp_path / "run")
+    for step in (4, 5):
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
+    assert train(kind, flags).start_step == 2
+    assert losses(tmp_path / "run") == straight and len(straight) == 1
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
 def test_a_finished_run_is_not_trained_again(tiny, straight, kind):
     before = losses(straight[kind])
     run = train(kind, tiny.flags(straight[kind], max_steps=6, save_steps=3, use_ema=True))

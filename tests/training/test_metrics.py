@@ -52,7 +52,7 @@ def test_visualdl_has_curves_and_pictures(tmp_path):
 
 
 def test_interval_means():
-    interval = Interval()
+    interval = Interval([])
     interval.add(1.0, 8)
     interval.add(3.0, 8)
     interval.wait_seconds = 1e9
