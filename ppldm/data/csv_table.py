@@ -13,6 +13,7 @@ from .index import CSV_RECORDS, Index
 from .indexed import IndexedRows, indexing, read_file, read_image_size, store_rows
 from .row import Row
 from .sample import decode_text
+from .stored import Way
 
 IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath")
 CAPTION_COLUMNS = ("text", "caption", "title")
@@ -22,7 +23,7 @@ class CsvTable(IndexedRows):
     """The records of a CSV file: the first column of IMAGE_COLUMNS that is there names the picture, the first of
     CAPTION_COLUMNS is the caption."""
 
-    kinds = (CSV_RECORDS,)
+    way = Way((CSV_RECORDS,))
 
     def __init__(self, path):
         path = Path(path)
@@ -56,7 +57,7 @@ class CsvTable(IndexedRows):
                 f"none of the first {len(table)} pictures that {self.path} names can be read; they are looked for from "
                 f"the folder {self.path.parent.resolve()}"
             )
-        return self.path, store_rows(self.path, CSV_RECORDS, table)
+        return self.path, store_rows(self.path, self.way, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
         try:

@@ -4,14 +4,16 @@ The keys of a sample, all numpy:
 
     pixel_values     uint8 [3, R, R]        the crop
     posterior_noise  float32 latent_shape   standard normal, for the autoencoder's posterior
-    row_ids          int64 []               the row used; it differs from the row asked for where that one was bad
+    row_ids          int64 []               the number of the row used, among all rows, selected or not; it differs from
+                                            that of the row asked for where that one was bad
     skipped          list of str            the reasons why rows before it were not
     input_ids        int64 [L]              token ids of the caption, or of "" where it was dropped
     timesteps        int64 []               in [0, num_train_timesteps)
     noise            float32 latent_shape   standard normal, plus `noise_offset` times one standard normal a channel
 
 The last three are left out with `pixels_only`. All draws come from `make_rng(seed, stream, epoch, row)` with the row
-asked for, so that a bad row changes no number but its own pixels and caption.
+asked for, so that a bad row changes no number but its own pixels and caption. `row` is its number among all rows, so
+that a row is cropped, noised and so on alike whatever else is selected.
 """
 
 from collections.abc import Callable
@@ -21,13 +23,13 @@ from pathlib import Path
 import numpy as np
 
 from ..utils.errors import ConfigError, RowError
-from ..utils.log import progress
 from ..utils.rng import Stream, make_rng
-from .container import Rows, count_rows, open_part
+from .container import Rows, open_part
 from .filelist import Source
 from .handlers import BadRows
 from .image import decode_image
 from .row import Row
+from .selection import Selection, select_rows
 from .tokenizer import CaptionTokenizer
 from .transforms import crop_pixels
 
@@ -35,7 +37,9 @@ _MAX_OPEN_PARTS = 64
 
 
 class TextImageDataset:
-    """All rows of all sources, numbered through: source by source, part by part.
+    """The selected rows of all sources, in order: source by source, part by part. `len()` is how many.
+
+    selection: which; None for all.
 
     tokenizer: may be None with `pixels_only`. latent_shape: (channels, height, width). crop_fraction: in (0, 1], the
     crop's share of the resized short side. random_crop: False crops the centre.
@@ -57,6 +61,7 @@ class TextImageDataset:
         noise_offset: float = 0.0,
         pixels_only: bool = False,
         bad_rows: BadRows = BadRows(),  # noqa: B008 (frozen)
+        selection: Selection | None = None,
     ):
         if not 0 < crop_fraction <= 1:
             raise ConfigError(f"crop_fraction is {crop_fraction}; it must be over 0 and at most 1")
@@ -67,17 +72,14 @@ class TextImageDataset:
         self.crop_fraction, self.random_crop, self.random_flip = crop_fraction, random_crop, random_flip
         self.noise_offset, self.pixels_only, self.bad_rows = noise_offset, pixels_only, bad_rows
         self._parts = [(path, source) for source in sources for path in source.parts]
-        with progress(self._parts, desc="parts", unit="part", delay=3) as parts:
-            rows_of_parts = [count_rows(path, source) for path, source in parts]
-        self._starts = np.cumsum([0, *rows_of_parts])
-        ends = np.cumsum([0, *(len(source.parts) for source in sources)])
-        self.list_sizes = np.diff(self._starts[ends]).tolist()
+        self.selection = select_rows(sources) if selection is None else selection
+        self.list_sizes = self.selection.list_sizes
         weights = [source.weight for source in sources]
         self.weights = None if None in weights else weights
         self._open_part = _part_opener(self._parts)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self.selection)
 
     def __getstate__(self):
         return {key: value for key, value in self.__dict__.items() if key != "_open_part"}
@@ -87,25 +89,31 @@ class TextImageDataset:
         self._open_part = _part_opener(self._parts)
 
     def read_row(self, row: int) -> Row:
-        """Row number `row` of [0, len). Raises RowError."""
+        """Row number `row` of all rows, selected or not. Raises RowError."""
         part, number = self._locate(row)
         return part.read(number)
 
     def __getitem__(self, key: tuple[int, int]) -> dict:
-        """The sample of (epoch, row); see the module. Raises DataError."""
-        epoch, row = key
+        """The sample of (epoch, place among the selected rows); see the module. Raises DataError."""
+        epoch, place = key
+        key = epoch, self.selection[place]
         crop = tuple(self._rng(Stream.CROP, key).random(2)) if self.random_crop else None
-        (caption, pixels), used_row, skipped = self.bad_rows.load(lambda n: self._load(n, crop), row, len(self))
+        (captions, pixels), used_place, skipped = self.bad_rows.load(
+            lambda n: self._load(self.selection[n], crop), place, len(self)
+        )
         if self.random_flip and self._rng(Stream.FLIP, key).random() < 0.5:
             pixels = np.ascontiguousarray(pixels[:, :, ::-1])
         sample = {
             "pixel_values": pixels,
             "posterior_noise": self._rng(Stream.POSTERIOR, key).standard_normal(self.latent_shape, dtype=np.float32),
-            "row_ids": np.int64(used_row),
+            "row_ids": np.int64(self.selection[used_place]),
             "skipped": skipped,
         }
         if self.pixels_only:
             return sample
+        caption = captions[0]
+        if len(captions) > 1:
+            caption = captions[int(self._rng(Stream.CAPTION_CHOICE, key).random() * len(captions))]
         if self._rng(Stream.CAPTION_DROP, key).random() < self.caption_drop_probability:
             caption = ""
         return sample | {
@@ -127,16 +135,17 @@ class TextImageDataset:
 
     def _locate(self, row: int) -> tuple[Rows, int]:
         """The part of a row, and the row's number in it."""
-        if not 0 <= row < len(self):
-            raise IndexError(f"there are rows 0 to {len(self) - 1}, no row {row}")
-        part = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self._open_part(part), row - int(self._starts[part])
+        if not 0 <= row < self.selection.num_rows:
+            raise IndexError(f"there are rows 0 to {self.selection.num_rows - 1}, no row {row}")
+        part = int(np.searchsorted(self.selection.starts, row, side="right")) - 1
+        return self._open_part(part), row - int(self.selection.starts[part])
 
-    def _load(self, row: int, crop: tuple[float, float] | None) -> tuple[str, np.ndarray]:
+    def _load(self, row: int, crop: tuple[float, float] | None) -> tuple[tuple[str, ...], np.ndarray]:
         part, number = self._locate(row)
         loaded = part.read(number)
         try:
-            return loaded.caption, crop_pixels(decode_image(loaded.image), self.resolution, self.crop_fraction, crop)
+            pixels = crop_pixels(decode_image(loaded.image), self.resolution, self.crop_fraction, crop)
+            return (loaded.caption, *loaded.other_captions), pixels
         except RowError as error:
             raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
 

@@ -1,29 +1,34 @@
 """Filelists name part files, one a line; filelist lists name filelists, `path [weight] [key=value …]` a line.
 
-Blank lines and lines that start with # are skipped. `~` and environment variables are expanded. A relative path is
-taken from the folder of the file that names it, or else, where nothing is there, from the working directory.
+Blank lines and lines that start with # are skipped. `~` and environment variables are expanded, then `*`, `?`, `[...]`
+and `**` to the names that are there, sorted, without indexes; a path that is there as it is written is taken so. A
+relative path is taken from the folder of the file that names it, or else, where nothing is there, from the working
+directory.
 
-Weights count only where every line has one; a list in which some have is an error. Known options: `layout=default`,
-the column order of `ppldm.data.row`; `format=`, one of FORMATS; `idx_to_prompt=` (or `class_mapping=`), for WebDataset
-shards of classes, a JSON file {class number: caption}.
+Weights count only where every line has one; a list in which some have is an error. Of a pattern, each filelist has the
+weight and the options of the line. Known options: `layout=NAME`, the column order of part files (`ppldm.data.layouts`);
+lists without it have the one that the caller says. `format=`, one of FORMATS. `idx_to_prompt=` (or `class_mapping=`),
+for WebDataset shards of classes: a JSON file {class number: caption}.
 
 Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
 name `.filelist` files. Every other file is a filelist.
 """
 
+import glob
 import math
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..utils.errors import FilelistError
 from ..utils.files import write_text
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 
-LAYOUTS = ("default",)
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv")
 _CHOICES = {"layout": LAYOUTS, "format": FORMATS}
+_PARTS = "part files, one a line"
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
 
@@ -33,7 +38,7 @@ class WeightedFilelist:
 
     path: Path
     weight: float | None = None
-    layout: str = "default"
+    layout: str = DEFAULT_LAYOUT
     format: str = "part"
     idx_to_prompt: Path | None = None
 
@@ -45,44 +50,45 @@ class Source:
     path: Path
     parts: tuple[Path, ...]
     weight: float | None = None
-    layout: str = "default"
+    layout: str = DEFAULT_LAYOUT
     format: str = "part"
     idx_to_prompt: Path | None = None
 
+    def without_parts(self) -> "Source":
+        """How to read any of the parts, small enough to go with each."""
+        return replace(self, parts=())
 
-def read_sources(path, must_exist: bool = True) -> list[Source]:
+
+def read_sources(path, layout: str = DEFAULT_LAYOUT, must_exist: bool = True) -> list[Source]:
     """What `--file_list` names: a filelist list, or one filelist (see the rule above).
 
+    `layout`: of lists that say none.
+
     Raises FilelistError for a file that is missing, empty or malformed, a part that is named twice, or missing and
-    `must_exist`.
+    `must_exist`; ConfigError for an unknown `layout`.
     """
     path = Path(path)
-    lists = read_filelist_list(path) if _is_filelist_list(path) else [WeightedFilelist(path)]
+    get_layout(layout)
+    lists = read_filelist_list(path, layout) if _is_filelist_list(path) else [WeightedFilelist(path, layout=layout)]
     named_by: dict[str, str] = {}
-    return [
-        Source(
-            item.path,
-            tuple(_checked_parts(item.path, named_by, must_exist)),
-            item.weight,
-            item.layout,
-            item.format,
-            item.idx_to_prompt,
-        )
-        for item in lists
-    ]
+    return [Source(parts=tuple(_checked_parts(item.path, named_by, must_exist)), **vars(item)) for item in lists]
 
 
 def read_filelist(path) -> list[Path]:
     """The parts that a filelist names, resolved but not checked for being there. Raises FilelistError."""
     path = Path(path)
-    return [_resolve(text, path) for _, text in _read_entries(path, "part files, one a line")]
+    return [part for number, text in _read_entries(path, _PARTS) for part in _expand(text, path, number)]
 
 
-def read_filelist_list(path) -> list[WeightedFilelist]:
+def read_filelist_list(path, layout: str = DEFAULT_LAYOUT) -> list[WeightedFilelist]:
     """The filelists that a filelist list names, with weights and options. Raises FilelistError."""
     path = Path(path)
-    entries = _read_entries(path, "filelists, one a line")
-    items = [_parse_list_line(text, path, number) for number, text in entries]
+    lines = [
+        (number, text, item)
+        for number, text in _read_entries(path, "filelists, one a line")
+        for item in _parse_list_line(text, path, number, layout)
+    ]
+    entries, items = [line[:2] for line in lines], [item for _, _, item in lines]
     weighted = [item.weight is not None for item in items]
     if any(weighted) and not all(weighted):
         number, text = entries[weighted.index(False)]
@@ -135,7 +141,7 @@ def number_parts(pattern: str, num_parts: int) -> list[str]:
 def _is_filelist_list(path: Path) -> bool:
     if path.suffix == ".list":
         return True
-    entries = _read_entries(path, "part files, one a line")
+    entries = _read_entries(path, _PARTS)
     return all(text.split()[0].endswith(".filelist") for _, text in entries)
 
 
@@ -166,7 +172,20 @@ def _resolve(text: str, named_in: Path) -> Path:
     return path if not beside.exists() and path.exists() else beside
 
 
-def _parse_list_line(text: str, path: Path, number: int) -> WeightedFilelist:
+def _expand(text: str, named_in: Path, number: int) -> list[Path]:
+    """The path that a line names, or those that its pattern stands for. Raises FilelistError where there are none."""
+    path = _resolve(text, named_in)
+    if not glob.has_magic(str(path)) or path.exists():
+        return [path]
+    patterns = [path] if path.is_absolute() else [path, path.relative_to(named_in.parent)]
+    for pattern in patterns:
+        found = sorted(name for name in glob.glob(str(pattern), recursive=True) if not name.endswith(".idx"))
+        if found:
+            return [Path(name) for name in found]
+    raise FilelistError(f"{named_in} line {number}: nothing is named {path}; correct or delete the line")
+
+
+def _parse_list_line(text: str, path: Path, number: int, layout: str) -> list[WeightedFilelist]:
     """Options, then the weight, are taken from the right; what remains is the path, spaces and all."""
     options = {}
     while (word := _last_word(text)) and (option := _OPTION.fullmatch(word)):
@@ -178,7 +197,8 @@ def _parse_list_line(text: str, path: Path, number: int) -> WeightedFilelist:
         text = text[: -len(word)].rstrip()
         if not (math.isfinite(weight) and weight >= 0):
             raise FilelistError(f"{path} line {number}: the weight {word} is not a number of 0 or more")
-    return WeightedFilelist(_resolve(text, path), weight, **_check_options(options, path, number))
+    settings = {"layout": layout} | _check_options(options, path, number)
+    return [WeightedFilelist(item, weight, **settings) for item in _expand(text, path, number)]
 
 
 def _last_word(text: str) -> str | None:
@@ -200,21 +220,26 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
     for key, value in options.items():
         if key in ("idx_to_prompt", "class_mapping"):
             checked["idx_to_prompt"] = _resolve(value, path)
-            if options.get("format") != "webdataset":
-                raise FilelistError(f"{where}: {key} has a meaning with format=webdataset alone")
-            continue
-        if key not in _CHOICES:
+        elif key not in _CHOICES:
             raise FilelistError(f"{where}: unknown option {key!r}; known: {', '.join((*_CHOICES, 'idx_to_prompt'))}")
-        if value not in _CHOICES[key]:
+        elif value not in _CHOICES[key]:
             raise FilelistError(f"{where}: unknown {key} {value!r}; known: {', '.join(_CHOICES[key])}")
-        checked[key] = value
+        else:
+            checked[key] = value
+    format = checked.get("format", "part")
+    for key, needed in (("layout", "part"), ("idx_to_prompt", "webdataset")):
+        if key in checked and format != needed:
+            raise FilelistError(f"{where}: {key} has a meaning with format={needed} alone, not with format={format}")
     return checked
 
 
 def _checked_parts(filelist: Path, named_by: dict[str, str], must_exist: bool):
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
-    for number, text in _read_entries(filelist, "part files, one a line"):
-        part, where = _resolve(text, filelist), f"{filelist} line {number}"
+    named = [
+        (number, part) for number, text in _read_entries(filelist, _PARTS) for part in _expand(text, filelist, number)
+    ]
+    for number, part in named:
+        where = f"{filelist} line {number}"
         if must_exist and not part.exists():
             raise FilelistError(
                 f"{where}: no such part file {part}; correct or delete the line (relative paths are taken from "

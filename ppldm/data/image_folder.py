@@ -16,17 +16,16 @@ from .index import FILE_NAMES, Index
 from .indexed import IndexedRows, indexing, read_file, read_image_size, store_rows
 from .row import Row
 from .sample import IMAGE_SUFFIXES, SUFFIXES, assemble_row
-from .stored import copy_path, stat_part
+from .stored import Way, stat_part
 
 
 class ImageFolder(IndexedRows):
     """The rows of a folder in the order of their base names. Subfolders are not searched."""
 
-    kinds = (FILE_NAMES,)
-    copy_suffix = ".names"
+    way = Way((FILE_NAMES,), copy_suffix=".names")
 
     def _build(self) -> tuple[Path, Index]:
-        listing = copy_path(self.path, stat_part(self.path), self.copy_suffix)
+        listing = self.way.copy_path(self.path, stat_part(self.path))
         lines, table, offset = [], [], 0
         samples = list(list_samples(self.path))
         with indexing(self.path, len(samples), "row") as bar:
@@ -42,7 +41,7 @@ class ImageFolder(IndexedRows):
             write_text(listing, "".join(lines))
         except OSError as error:
             raise OutputError(f"cannot write {listing}: {error.strerror}; free some space") from error
-        return listing, store_rows(listing, FILE_NAMES, table)
+        return listing, store_rows(listing, self.way, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
         names = json.loads(data)

@@ -11,7 +11,7 @@ from ..utils.log import get_logger, progress
 from .image import image_size
 from .index import Index, make_index, read_index, read_row_count
 from .row import Row
-from .stored import find_stored, measure_file, store_index
+from .stored import Way, find_older, find_stored, measure_file, store_index
 
 MAX_ROW_BYTES = 1 << 28
 
@@ -19,25 +19,25 @@ MAX_ROW_BYTES = 1 << 28
 class IndexedRows(ABC):
     """Rows that can be read in any order, of a file or folder in some format; `ppldm.data.container.Rows`.
 
-    A format says how to find its rows (`_build`) and what the bytes of one mean (`_decode`). `kinds`: those of its
-    index. `copy_suffix`: of what lies in the cache folder in place of the file. Raises PartError for what is missing,
-    empty, truncated or of another format.
+    A format says how to find its rows (`_build`), what the bytes of one mean (`_decode`), and in which `way` its index
+    is kept. Raises PartError for what is missing, empty, truncated or of another format.
     """
 
-    kinds: tuple[int, ...]
-    copy_suffix = ""
+    way: Way
 
     def __init__(self, path):
         self.path = Path(path)
-        stored, self._index = find_stored(self.path, read_index, self.kinds, self.copy_suffix) or self._build()
+        found = find_stored(self.path, self.way, read_index) or find_older(self.path, self.way)
+        stored, self._index = found or self._build()
         self.widths, self.heights = self._index.widths, self._index.heights
+        self.identity = self._index.part_bytes, self._index.part_crc32
         self._file = os.open(stored, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._file)
 
     @classmethod
     def count(cls, path) -> int | None:
         """The number of rows from the header of the index alone; None where there is no index."""
-        found = find_stored(Path(path), read_row_count, cls.kinds, cls.copy_suffix)
+        found = find_stored(Path(path), cls.way, read_row_count)
         return found[1] if found else None
 
     def __len__(self) -> int:
@@ -49,6 +49,11 @@ class IndexedRows(ABC):
             raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
         data = os.pread(self._file, int(self._index.lengths[row]), int(self._index.offsets[row]))
         return self._decode(data, f"{self.path} row {row}")
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`. Raises RowError."""
+        read = self.read(row)
+        return read.caption, read.meta
 
     @abstractmethod
     def _build(self) -> tuple[Path, Index]:
@@ -70,12 +75,12 @@ def indexing(path: Path, total: int, unit: str):
         raise PartError(f"cannot read {path}: {error.strerror or error}; get it again") from error
 
 
-def store_rows(path: Path, kind: int, table: list[tuple[int, int, int, int]]) -> Index:
+def store_rows(path: Path, way: Way, table: list[tuple[int, int, int, int]]) -> Index:
     """The index of rows (offset, length, width, height) of the file `path`, stored. Raises PartError without rows."""
     if not table:
         raise PartError(f"{path} holds no rows; get it again or delete its line in the filelist")
-    index = make_index(kind, *measure_file(path), table)
-    store_index(path, index)
+    index = make_index(way.kinds[0], *measure_file(path), table)
+    store_index(path, way, index)
     return index
 
 

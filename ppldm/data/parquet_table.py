@@ -13,9 +13,9 @@ from ..utils.errors import OutputError, PartError
 from .image import image_size
 from .index import PARQUET_ROWS, Index
 from .indexed import IndexedRows, indexing
-from .part import decode_member, write_lines
-from .row import Row, encode_row
-from .stored import copy_path, make_copy_dir, stat_part
+from .part import inflate_member, write_lines
+from .row import Row, decode_row, encode_row
+from .stored import Way, make_copy_dir, stat_part
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_bytes")
 CAPTION_COLUMNS = ("text", "caption", "txt", "TEXT")
@@ -30,14 +30,13 @@ class ParquetTable(IndexedRows):
     """The rows of a parquet file: the first column of IMAGE_COLUMNS that is there holds the image, as bytes or as a
     struct with `bytes`, the first of CAPTION_COLUMNS the caption; the others are metadata."""
 
-    kinds = (PARQUET_ROWS,)
-    copy_suffix = ".rows"
+    way = Way((PARQUET_ROWS,), copy_suffix=".rows")
 
     def _build(self) -> tuple[Path, Index]:
-        copy = copy_path(self.path, stat_part(self.path), self.copy_suffix)
+        copy = self.way.copy_path(self.path, stat_part(self.path))
         make_copy_dir(self.path, copy)
         try:
-            return copy, write_lines(copy, _lines(self.path), PARQUET_ROWS)
+            return copy, write_lines(copy, _lines(self.path), self.way)
         except OSError as error:
             raise OutputError(
                 f"cannot repack {self.path} into {copy.parent}: {error.strerror or error}; set PPLDM_CACHE_DIR to a "
@@ -45,7 +44,7 @@ class ParquetTable(IndexedRows):
             ) from error
 
     def _decode(self, data: bytes, where: str) -> Row:
-        return decode_member(data, where)
+        return decode_row(inflate_member(data, where), where)
 
 
 def _lines(path: Path) -> Iterator[_Line]:

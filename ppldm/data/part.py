@@ -4,7 +4,9 @@
 joins them, so the file is ordinary gzip; but one row costs one read. Beside the part lies its index, `<part>.idx`
 (`ppldm.data.index`). The part is renamed into place first, its index after it.
 
-`Part` opens any part. An index that is missing or does not fit is built again. Of foreign parts, plain text is indexed
+`Part` opens any part. An index that is missing or does not fit is built again; one that is older than its part is
+believed only where the part's checksum says so. Image sizes depend on which column is the image, so each layout but
+the default has an index of its own, `<part>.<layout>.idx`. Of foreign parts, plain text is indexed
 as it is; one that packs many rows into a gzip member cannot be entered in the middle and is repacked, once, into the
 cache folder (`PPLDM_CACHE_DIR`, else `~/.cache/ppldm`), which also takes the indexes of parts whose own folder cannot
 be written. What a part is, its first bytes say, not its name. Rows are repacked as the lines they are, so a bad row
@@ -17,7 +19,6 @@ import struct
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +27,17 @@ from ..utils.files import atomic_write
 from ..utils.log import get_logger, progress
 from .image import image_size
 from .index import GZIP_MEMBERS, PLAIN_LINES, Index, make_index, read_index, read_row_count, write_index
-from .row import Row, decode_row, encode_row
-from .stored import copy_path, find_stored, index_path, make_copy_dir, measure_file, stat_part, store_index
+from .layouts import DEFAULT_LAYOUT, Layout, get_layout
+from .row import Row, decode_row, decode_text_columns, encode_row
+from .stored import Way, find_older, find_stored, make_copy_dir, measure_file, stat_part, store_index
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_ROW_BYTES = 1 << 28
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
 _CHUNK_BYTES = 1 << 17
-_KINDS = (GZIP_MEMBERS, PLAIN_LINES)
+# Captions and metadata are nearly always within this many bytes, compressed or not, of a row's beginning.
+_HEAD_BYTES = 1 << 12
 # Of a file that is no part at all, no row can be read; this many are tried before saying so.
 _ROWS_TO_TRY = 100
 
@@ -62,47 +65,73 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
     return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
 
 
-def count_rows(path) -> int:
-    """The number of rows of a part; from the header of its index alone where that fits. Raises PartError."""
-    path = Path(path)
-    if found := find_stored(path, read_row_count, _KINDS):
-        return found[1]
-    with closing(Part(path)) as part:
-        return len(part)
+def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
+    """Where the index of a part is, if its folder can be written."""
+    return _way(layout).index_path(Path(part))
 
 
 class Part:
     """A part file whose rows can be read in any order.
 
-    `widths`, `heights`: uint16 [rows], pixels, 0 where unknown. Raises PartError for a file that is missing, empty,
-    truncated or no part at all. The file is closed by `close()` or with the last reference.
+    `widths`, `heights`: uint16 [rows], pixels, 0 where unknown. `identity`: (bytes, CRC-32) of the file with the rows.
+    Raises PartError for a file that is missing, empty, truncated or no part at all, ConfigError for an unknown layout.
+    The file is closed by `close()` or with the last reference.
     """
 
-    def __init__(self, path):
-        self.path = Path(path)
-        stored, self._index = find_stored(self.path, read_index, _KINDS) or _build(self.path)
+    def __init__(self, path, layout: str = DEFAULT_LAYOUT):
+        self.path, self._layout = Path(path), get_layout(layout)
+        stored, self._index = find_stored(self.path, _way(layout), read_index) or _build(self.path, layout)
         self.widths, self.heights = self._index.widths, self._index.heights
+        self.identity = self._index.part_bytes, self._index.part_crc32
         self._file = os.open(stored, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._file)
+
+    @staticmethod
+    def count(path, layout: str = DEFAULT_LAYOUT) -> int | None:
+        """The number of rows from the header of the index alone; None where there is no index. Raises PartError."""
+        found = find_stored(Path(path), _way(layout), read_row_count)
+        return found[1] if found else None
 
     def __len__(self) -> int:
         return len(self._index.offsets)
 
     def read(self, row: int) -> Row:
         """Row `row` of [0, len). Raises RowError, naming part and row, where it is damaged."""
+        return decode_row(self._read_line(row, None), self._where(row), self._layout)
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`, without its image. Raises RowError where they are damaged."""
+        fields = decode_text_columns(self._read_line(row, _HEAD_BYTES), self._where(row), self._layout)
+        if fields is None:
+            whole = self.read(row)
+            return whole.caption, whole.meta
+        return fields
+
+    def _where(self, row: int) -> str:
+        return f"{self.path} row {row}"
+
+    def _read_line(self, row: int, limit: int | None) -> bytes:
+        """The line of a row; or the part of it that its first `limit` stored bytes hold, and no more than that many."""
         if not 0 <= row < len(self):
             raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
-        where = f"{self.path} row {row}"
-        data = os.pread(self._file, int(self._index.lengths[row]), int(self._index.offsets[row]))
-        return decode_member(data, where) if self._index.kind == GZIP_MEMBERS else decode_row(data, where)
+        length = int(self._index.lengths[row])
+        data = os.pread(self._file, length if limit is None else min(length, limit), int(self._index.offsets[row]))
+        if self._index.kind != GZIP_MEMBERS:
+            return data
+        return inflate_member(data, self._where(row), limit)
 
 
-def decode_member(member: bytes, where: str) -> Row:
-    """The row of one gzip member. Raises RowError "gzip" and as `decode_row`."""
+def inflate_member(member: bytes, where: str, limit: int | None = None) -> bytes:
+    """The line of a gzip member, or its first `limit` bytes. Raises RowError "gzip"."""
     try:
-        return decode_row(zlib.decompress(member, 31), where)
+        return zlib.decompress(member, 31) if limit is None else zlib.decompressobj(31).decompress(member, limit)
     except zlib.error as error:
         raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
+
+
+def _way(layout: str) -> Way:
+    suffix = ".idx" if layout == DEFAULT_LAYOUT else f".{layout}.idx"
+    return Way((GZIP_MEMBERS, PLAIN_LINES), suffix)
 
 
 def _row_size(row: Row) -> tuple[int, int]:
@@ -110,8 +139,12 @@ def _row_size(row: Row) -> tuple[int, int]:
     return size if all(type(pixels) is int and 0 < pixels < 1 << 32 for pixels in size) else image_size(row.image)
 
 
-def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], kind: int = GZIP_MEMBERS) -> Index:
-    """Write (line, image size) pairs, each as its own gzip member, then the index. Raises PartError without lines."""
+def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], way: Way | None = None) -> Index:
+    """Write (line, image size) pairs, each as its own gzip member, then the index; `way`: by default that of a part.
+
+    Raises PartError without lines.
+    """
+    way = way or _way(DEFAULT_LAYOUT)
     table, offset, crc32 = [], 0, 0
     with atomic_write(path) as file:
         for line, size in lines:
@@ -123,9 +156,9 @@ def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], kind
         if not table:
             raise PartError(f"no rows to write to {path}; a part needs at least one")
         # An older index of the same name must not outlive the part that it described.
-        index_path(path).unlink(missing_ok=True)
-    index = make_index(kind, offset, crc32, table)
-    write_index(index_path(path), index)
+        way.index_path(path).unlink(missing_ok=True)
+    index = make_index(way.kinds[0], offset, crc32, table)
+    write_index(way.index_path(path), index)
     return index
 
 
@@ -143,37 +176,40 @@ def _compress(line: bytes) -> bytes:
     )
 
 
-def _build(path: Path) -> tuple[Path, Index]:
+def _build(path: Path, layout: str) -> tuple[Path, Index]:
     """Index a part, or its repacked copy, and store the result."""
-    copy = copy_path(path, stat_part(path))
+    way = _way(layout)
+    if found := find_older(path, way):
+        return found
+    copy = way.copy_path(path, stat_part(path))
     if not path.is_file():
         raise PartError(f"{path} is not a part file but a folder or device; correct its line in the filelist")
     if copy.exists():
         path = copy
     try:
-        index = _scan(path)
+        index = _scan(path, get_layout(layout))
     except _PackedRows:
         # The index file may at this moment be missing again, where another process is putting its own there.
-        return copy, _repack(path, copy)
-    store_index(path, index)
+        return copy, _repack(path, copy, layout)
+    store_index(path, way, index)
     return path, index
 
 
-def _scan(path: Path) -> Index:
+def _scan(path: Path, layout: Layout) -> Index:
     """Read a whole part once. Raises _PackedRows where its rows cannot be read at random."""
     get_logger().info("indexing %s, once", path)
     packed = _is_gzip(path)
-    table = [
-        (offset, length, *size)
-        for (offset, length, _), size in _measured(path, _member_lines if packed else _plain_lines)
-    ]
+    table = []
+    for (offset, length, _), size in _measured(path, _member_lines if packed else _plain_lines, layout):
+        table.append((offset, length, *size))
     return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, *measure_file(path), table)
 
 
-def _repack(path: Path, copy: Path) -> Index:
+def _repack(path: Path, copy: Path, layout: str) -> Index:
     make_copy_dir(path, copy)
     try:
-        return write_lines(copy, ((line, size) for (_, _, line), size in _measured(path, _gzip_lines)))
+        lines = ((line, size) for (_, _, line), size in _measured(path, _gzip_lines, get_layout(layout)))
+        return write_lines(copy, lines, _way(layout))
     except OSError as error:
         raise OutputError(
             f"cannot repack {path} into {copy.parent}: {error.strerror}; set PPLDM_CACHE_DIR to a folder with space"
@@ -189,7 +225,9 @@ def _is_gzip(path: Path) -> bool:
         return file.read(2) == GZIP_MAGIC
 
 
-def _measured(path: Path, lines_of: Callable[..., Iterator[_Line]]) -> Iterator[tuple[_Line, tuple[int, int]]]:
+def _measured(
+    path: Path, lines_of: Callable[..., Iterator[_Line]], layout: Layout
+) -> Iterator[tuple[_Line, tuple[int, int]]]:
     """The lines of a part with their image sizes, under a progress bar.
 
     Raises PartError where none of the first rows can be read: then the file is something else.
@@ -203,7 +241,7 @@ def _measured(path: Path, lines_of: Callable[..., Iterator[_Line]]) -> Iterator[
             if len(line[2]) > MAX_ROW_BYTES:
                 raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path)}")
             try:
-                size = _row_size(decode_row(line[2], f"{path} row {rows}"))
+                size = _row_size(decode_row(line[2], f"{path} row {rows}", layout))
                 readable += 1
             except RowError as error:
                 size = 0, 0

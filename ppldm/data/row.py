@@ -2,7 +2,8 @@
 
 A row is one line of text: caption TAB metadata TAB base64 of an encoded image, and whatever further columns a foreign
 writer added. The second column is ignored by every reader of the published format; ours is a compact JSON object, or
-empty. Text is UTF-8, else GB18030, in which no byte of a character can be a tab or a newline.
+empty. Other published column orders are read by a `Layout`; rows are written in this one alone. Text is UTF-8, else
+GB18030, in which no byte of a character can be a tab or a newline.
 """
 
 import base64
@@ -12,17 +13,22 @@ import re
 from dataclasses import dataclass, field
 
 from ..utils.errors import RowError
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
 
 _LINE_BREAKERS = re.compile(r"[\t\r\n]+")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One caption and one encoded image (JPEG, PNG, WebP bytes), with what else is known of it."""
+    """One caption and one encoded image (JPEG, PNG, WebP bytes), with what else is known of it.
+
+    `other_captions`: further ones of the same image, where the layout has several; they are not written.
+    """
 
     caption: str
     image: bytes
     meta: dict = field(default_factory=dict)
+    other_captions: tuple[str, ...] = ()
 
 
 def encode_row(row: Row) -> bytes:
@@ -39,18 +45,45 @@ def encode_row(row: Row) -> bytes:
     return f"{caption}\t{meta}\t".encode("utf-8", "replace") + base64.b64encode(row.image) + b"\n"
 
 
-def decode_row(line: bytes, where: str) -> Row:
+def decode_row(line: bytes, where: str, layout: Layout = LAYOUTS[DEFAULT_LAYOUT]) -> Row:
     """The row of one line, with or without its newline. `where` (file and row number) goes into the error.
 
-    Raises RowError "columns", "encoding" or "base64".
+    Raises RowError "columns", "encoding", "caption" or "base64".
     """
-    columns = line.rstrip(b"\r\n").split(b"\t", 3)
-    if len(columns) < 3:
+    columns = line.rstrip(b"\r\n").split(b"\t", layout.num_columns)
+    if len(columns) < layout.num_columns:
         raise RowError(
-            "columns", f"{where}: {len(columns)} tab-separated column(s) where caption, metadata and image are due"
+            "columns", f"{where}: {len(columns)} tab-separated column(s) where the layout has {layout.num_columns}"
         )
-    caption, meta = _decode_text(columns[0] + b"\t" + columns[1], where).split("\t")
-    return Row(caption, _decode_image_column(columns[2].strip(), where), _load_meta(meta))
+    (caption, *others), meta = _decode_texts(columns, where, layout)
+    image = _decode_image_column(columns[layout.image].strip(), f"{where}: column {layout.image + 1}, the image,")
+    return Row(caption, image, meta, tuple(others))
+
+
+def decode_text_columns(head: bytes, where: str, layout: Layout) -> tuple[str, dict] | None:
+    """(caption, metadata) of the beginning of a line; None where it ends before they do. Raises RowError."""
+    columns = head.split(b"\t", layout.last_text_column + 1)
+    if len(columns) < layout.last_text_column + 2:
+        return None
+    captions, meta = _decode_texts(columns, where, layout)
+    return captions[0], meta
+
+
+def _decode_texts(columns: list[bytes], where: str, layout: Layout) -> tuple[list[str], dict]:
+    """(one caption or more, metadata)."""
+    places = [layout.caption, *([] if layout.meta is None else [layout.meta])]
+    texts = _decode_text(b"\t".join(columns[place] for place in places), where).split("\t")
+    meta = {} if layout.meta is None else _load_meta(texts[-1])
+    caption = texts[0]
+    if layout.caption_keys:
+        caption = next((meta[key] for key in layout.caption_keys if isinstance(meta.get(key), str) and meta[key]), "")
+        if not meta:
+            raise RowError("caption", f"{where}: no JSON object with the caption ({', '.join(layout.caption_keys)})")
+    if layout.removed:
+        caption = caption.replace(layout.removed, "")
+    if layout.separator:
+        return [text for text in caption.split(layout.separator) if text] or [""], meta
+    return [caption], meta
 
 
 def _dump(meta: dict) -> str:
@@ -80,7 +113,7 @@ def _decode_image_column(data: bytes, where: str) -> bytes:
     try:
         image = base64.b64decode(data, validate=True)
     except binascii.Error as error:
-        raise RowError("base64", f"{where}: the third column is not base64 ({error})") from error
+        raise RowError("base64", f"{where} is not base64 ({error})") from error
     if not image:
-        raise RowError("base64", f"{where}: the third column, the image, is empty")
+        raise RowError("base64", f"{where} is empty")
     return image

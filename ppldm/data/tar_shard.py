@@ -12,6 +12,7 @@ import io
 import json
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from .index import TAR_SAMPLES, Index
 from .indexed import MAX_ROW_BYTES, IndexedRows, indexing, store_rows
 from .row import Row
 from .sample import IMAGE_SUFFIXES, SUFFIXES, assemble_row
+from .stored import Way
 
 _BLOCK = 512
 _BASE_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
@@ -34,11 +36,13 @@ _DAMAGED = (tarfile.TarError, ValueError, OverflowError, IndexError, KeyError, E
 class TarShard(IndexedRows):
     """A tar of samples. idx_to_prompt: a JSON file {class number: caption} for shards with `.cls`, or None."""
 
-    kinds = (TAR_SAMPLES,)
+    way = Way((TAR_SAMPLES,))
 
     def __init__(self, path, idx_to_prompt=None):
         self._prompts = read_prompts(str(idx_to_prompt)) if idx_to_prompt else None
         super().__init__(path)
+        if self._prompts is not None:  # which change the captions
+            self.identity += (zlib.crc32(json.dumps(self._prompts, sort_keys=True).encode()),)
 
     def _build(self) -> tuple[Path, Index]:
         _refuse_what_is_no_tar(self.path)
@@ -58,7 +62,7 @@ class TarShard(IndexedRows):
                 f"{self.path} is a tar, but none of its first samples has an image ({', '.join(IMAGE_SUFFIXES)}); "
                 "correct the filelist"
             )
-        return self.path, store_rows(self.path, TAR_SAMPLES, table)
+        return self.path, store_rows(self.path, self.way, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
         files, keys = {}, set()

@@ -5,7 +5,7 @@ from json import dumps
 from typing import Annotated
 
 from ..utils.errors import DataError
-from ..utils.processes import check_workers
+from ..utils.workers import check_workers
 from .parts import describe_bad_parts, index_parts, list_parts
 
 

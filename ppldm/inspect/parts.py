@@ -4,7 +4,7 @@ A part that cannot be opened is a finding, not the end of the command: it is lis
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from ..data.filelist import Source, read_sources
 from ..utils.errors import DataError, OutputError
 from ..utils.files import make_output_dir
 from ..utils.log import progress
-from ..utils.processes import run_tasks
+from ..utils.workers import map_unordered
 
 Result = TypeVar("Result")
 
@@ -57,15 +57,15 @@ class Span:
 
 def list_parts(filelists: list[str], must_exist: bool = True) -> list[PartName]:
     """The parts of filelists and filelist lists, in order. Raises FilelistError."""
-    sources = [source for filelist in filelists for source in read_sources(filelist, must_exist)]
-    return [PartName(path, replace(source, parts=())) for source in sources for path in source.parts]
+    sources = [source for filelist in filelists for source in read_sources(filelist, must_exist=must_exist)]
+    return [PartName(path, source.without_parts()) for source in sources for path in source.parts]
 
 
 def index_parts(parts: list[PartName], num_workers: int) -> Indexed:
     """Count the rows of parts, building the indexes that are missing."""
     counts, errors = {}, {}
     with progress(total=len(parts), desc="index", unit="part", delay=1) as bar:
-        for part, (rows, error) in run_tasks(_count, parts, num_workers):
+        for part, (rows, error) in map_unordered(_count, parts, num_workers):
             if error:
                 errors[part] = error
             else:
@@ -87,7 +87,7 @@ def over_rows(
         for start in range(0, rows, _ROWS_PER_TASK)
     ]
     with progress(total=indexed.num_rows, desc=name, unit="row") as bar:
-        for span, result in run_tasks(function, spans, num_workers):
+        for span, result in map_unordered(function, spans, num_workers):
             yield span, result
             bar.update(span.stop - span.start)
 

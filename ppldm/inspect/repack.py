@@ -24,12 +24,12 @@ from typing import Annotated
 
 from ..data.container import Rows
 from ..data.filelist import write_filelist
-from ..data.part import count_rows, write_part
+from ..data.part import Part, write_part
 from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
 from ..utils.files import make_output_dir, write_json
 from ..utils.log import get_logger, progress
-from ..utils.processes import check_workers, run_tasks
+from ..utils.workers import check_workers, map_unordered
 from .parts import EXAMPLES_PER_REASON, PartName, list_parts, open_rows
 
 
@@ -77,7 +77,7 @@ def repack_parts(parts: list[PartName], out: Path, num_workers: int) -> dict:
     _claim(out, tasks)
     records = {}
     with progress(total=len(tasks), desc="repack", unit="part") as bar:
-        for task, record in run_tasks(_repack_part, tasks, num_workers):
+        for task, record in map_unordered(_repack_part, tasks, num_workers):
             records[task] = record
             bar.update()
     skipped = Counter()
@@ -139,7 +139,7 @@ def _finished_record(task: _Task, stamp: list) -> dict | None:
     if record.get("stamp") != stamp:
         return None
     try:
-        return record if count_rows(task.path) == record["rows_out"] else None
+        return record if Part.count(task.path) == record["rows_out"] else None
     except PartError:
         return None
 

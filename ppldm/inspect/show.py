@@ -9,7 +9,7 @@ import numpy as np
 
 from ..data.image import decode_image
 from ..utils.errors import ConfigError, DataError, RowError
-from ..utils.processes import check_workers
+from ..utils.workers import check_workers
 from .parts import Indexed, check_output, index_parts, list_parts, locate, open_rows
 
 _CAPTION_LINES = 3

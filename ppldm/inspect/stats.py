@@ -14,7 +14,7 @@ import numpy as np
 
 from ..utils.errors import RowError
 from ..utils.files import atomic_write
-from ..utils.processes import check_workers
+from ..utils.workers import check_workers
 from .parts import Span, check_output, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
 
 _QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)

@@ -10,7 +10,7 @@ from typing import Annotated
 from ..data.filelist import write_filelist
 from ..data.image import decode_image
 from ..utils.errors import DataError, RowError
-from ..utils.processes import check_workers
+from ..utils.workers import check_workers
 from .parts import (
     EXAMPLES_PER_REASON,
     Span,

@@ -30,7 +30,7 @@ from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.files import make_output_dir, write_json
 from ..utils.log import get_logger, progress
-from ..utils.processes import check_workers, run_tasks
+from ..utils.workers import check_workers, map_unordered
 from .source import SourceRow, read_folder
 
 MAX_BAD_FRACTION = 0.5
@@ -156,7 +156,7 @@ def _make_parts(tasks: list[_PartTask], num_workers: int) -> list[dict]:
     bar = progress(total=sum(len(task.rows) for task in tasks), desc="convert", unit="row")
     records = {}
     with bar:
-        for task, record in run_tasks(_make_part, tasks, num_workers):
+        for task, record in map_unordered(_make_part, tasks, num_workers):
             records[task.path.name] = record
             bar.update(len(task.rows))
     kept = sum(record.pop("kept") for record in records.values())

@@ -41,11 +41,22 @@ def get_logger() -> logging.Logger:
     return logger
 
 
+_quiet = False
+
+
+def be_quiet() -> None:
+    """Warnings alone and no progress bars from here on: in a worker process, whose parent shows both."""
+    global _quiet
+    _quiet = True
+    get_logger().setLevel(logging.WARNING)
+
+
 def progress(iterable=None, **kwargs) -> tqdm:
     """A progress bar on stderr with rate and time left; a line every 30 s where stderr is no terminal.
 
     Use it in a `with`, so that an error comes on a line of its own.
     """
+    kwargs = {"disable": _quiet, **kwargs}
     if sys.stderr.isatty():
         return tqdm(iterable, file=sys.stderr, dynamic_ncols=True, **kwargs)
     return tqdm(iterable, file=_Lines(), ncols=100, **{"mininterval": 30, "delay": 10, **kwargs})

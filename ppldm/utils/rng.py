@@ -24,6 +24,7 @@ class Stream(IntEnum):
     INIT = 8
     SAMPLE = 9
     NOISE_OFFSET = 10
+    CAPTION_CHOICE = 11
 
 
 def make_rng(seed: int, stream: Stream, epoch: int = 0, row: int = 0) -> np.random.Generator:

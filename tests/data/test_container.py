@@ -13,7 +13,9 @@ from ppldm.data.filelist import FORMATS, Source, read_sources, write_filelist
 from ppldm.data.order import Mix
 from ppldm.data.row import Row
 from ppldm.data.sampler import StepSampler
-from ppldm.utils.errors import ConfigError, PartError, RowError
+from ppldm.data.selection import select_rows
+from ppldm.data.where import parse_where
+from ppldm.utils.errors import ConfigError, FilelistError, PartError, RowError
 from ppldm.utils.world import World
 
 
@@ -188,6 +190,7 @@ def test_a_tar_that_changed_behind_a_fitting_index_gives_no_wrong_pair(tmp_path,
     open_all(tmp_path / "p", "webdataset")
     data = (tmp_path / "p").read_bytes()
     (tmp_path / "p").write_bytes(bytes(512) + data[:-512])
+    os.utime(tmp_path / "p", (0, 0))
     part = open_part(tmp_path / "p", source("webdataset"))
     for i in range(len(part)):
         with pytest.raises(RowError):
@@ -254,3 +257,22 @@ def test_rows_of_a_parquet_file_without_image_or_text_stay_rows(tmp_path, rows, 
     assert len(found) == 40 and found[3] == found[5] == "columns" and found[4] == rows[4].caption
     part = open_part(tmp_path / "p", source("parquet"))
     assert part.read(0).meta == {"key": "0000", "score": 0.5} and part.read(1).meta == {"key": "0001"}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_conditions_select_the_same_rows_of_every_format(tmp_path, rows, format):
+    WRITERS[format](tmp_path / "p", rows)
+    selected = select_rows(
+        [Source(Path("x.filelist"), (tmp_path / "p",), format=format)],
+        parse_where("width>20 and caption!='nothing' and key>='0005'"),
+        min_side=10,
+    )
+    assert list(selected) == [i for i in range(5, 40) if i % 3]
+
+
+def test_an_option_of_another_format_is_refused(tmp_path):
+    (tmp_path / "f.filelist").write_text("p\n")
+    for options in ("format=csv layout=laion_aes", "idx_to_prompt=x.json", "format=csv class_mapping=x.json"):
+        (tmp_path / "f.list").write_text(f"f.filelist {options}\n")
+        with pytest.raises(FilelistError, match="line 1: .* has a meaning with format="):
+            read_sources(tmp_path / "f.list")

@@ -1,19 +1,33 @@
+import base64
 import gzip
 import io
 import multiprocessing
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from ppldm.data import container
 from ppldm.data import part as part_module
+from ppldm.data import stored as stored_module
+from ppldm.data.filelist import Source
 from ppldm.data.index import GZIP_MEMBERS, PLAIN_LINES, read_index
-from ppldm.data.part import Part, count_rows, index_path, write_part
+from ppldm.data.part import Part, index_path, write_part
 from ppldm.data.row import Row, decode_row, encode_row
-from ppldm.utils.errors import PartError, RowError
+from ppldm.utils.errors import ConfigError, PartError, RowError
+
+
+def count_rows(path, layout="default"):
+    return container.count_rows(path, Source(Path("x.filelist"), (), layout=layout))
+
+
+def build_indexes(paths, num_workers=1):
+    return container.build_indexes(paths, Source(Path("x.filelist"), ()), num_workers)
 
 
 def read_all(path):
@@ -256,7 +270,9 @@ def test_a_row_damaged_behind_a_fitting_index_is_a_bad_row(tmp_path, make_rows):
     write_part(path, make_rows(0, 3))
     data = bytearray(path.read_bytes())
     data[40] ^= 255
+    before = path.stat().st_mtime_ns
     path.write_bytes(data)
+    os.utime(path, ns=(before, before))
     part = Part(path)
     with pytest.raises(RowError, match="row 0") as caught:
         part.read(0)
@@ -281,3 +297,107 @@ def test_a_closed_part_gives_its_file_back(tmp_path, make_rows):
     for _ in range(5):
         Part(tmp_path / "p.gz")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def set_times(path, offset_ns):
+    """Make the index older (negative) or younger than its part by that much."""
+    time = path.stat().st_mtime_ns + offset_ns
+    os.utime(index_path(path), ns=(time, time))
+
+
+def test_an_index_older_than_its_part_is_used_where_the_checksum_confirms_it(tmp_path, make_rows, monkeypatch):
+    path = tmp_path / "p.gz"
+    write_part(path, make_rows(0, 3))
+    before = index_path(path).read_bytes()
+    set_times(path, -(10**9))
+    monkeypatch.setattr(part_module, "_scan", None)
+    assert count_rows(path) == 3 and index_path(path).read_bytes() == before
+    assert index_path(path).stat().st_mtime_ns >= path.stat().st_mtime_ns
+
+
+def test_a_part_from_the_future_is_checked_once(tmp_path, make_rows, monkeypatch):
+    path = tmp_path / "p.gz"
+    write_part(path, make_rows(0, 3))
+    os.utime(path, (4e9, 4e9))
+    assert read_all(path) == make_rows(0, 3)
+    monkeypatch.setattr(stored_module, "measure_file", None)
+    assert read_all(path) == make_rows(0, 3)
+
+
+def test_a_replaced_part_of_the_same_size_is_noticed(tmp_path, make_image):
+    path, images = tmp_path / "p", [make_image(1, (9, 9)), make_image(1, (9, 9))]
+    rows = [[Row(caption, image) for image in images] for caption in ("aa", "bb")]
+    path.write_bytes(lines_of(rows[0]))
+    assert read_all(path) == rows[0]
+    path.write_bytes(lines_of([Row("b", images[0]), Row("bbb", images[1])]))
+    os.utime(index_path(path), (1, 1))
+    assert [row.caption for row in read_all(path)] == ["b", "bbb"]
+
+
+def test_each_layout_has_an_index_of_its_own(tmp_path, make_rows, make_image):
+    rows = [f"{base64.b64encode(make_image(i, (30 + i, 9))).decode()}\tcaption {i}\n".encode() for i in range(3)]
+    for name, pack in {"plain": b"".join, "packed": lambda lines: gzip.compress(b"".join(lines))}.items():
+        (tmp_path / name).write_bytes(pack(rows))
+        layout = "alt-text2image_gen_filted_data_shuffle_watermark"
+        part = Part(tmp_path / name, layout)
+        assert part.widths.tolist() == [30, 31, 32] and part.read(2) == Row("caption 2", make_image(2, (32, 9)))
+        assert count_rows(tmp_path / name, layout) == 3
+        with pytest.raises(PartError, match="none of the first 3 rows"):
+            Part(tmp_path / name)
+
+
+def test_an_unknown_layout_is_refused(tmp_path, make_rows):
+    write_part(tmp_path / "p.gz", make_rows(0, 1))
+    with pytest.raises(ConfigError, match="unknown layout 'odd'; known: default, laion400m, "):
+        Part(tmp_path / "p.gz", "odd")
+
+
+def test_fields_are_read_without_the_image(tmp_path, make_rows):
+    rows = [*make_rows(0, 2), Row("long " * 2000, b"x" * 9000, {"key": "é" * 3000})]
+    noise = np.random.default_rng(0).bytes(9000)
+    rows.append(Row("incompressible " + base64.b64encode(noise).decode(), noise, {"key": 1}))
+    write_part(tmp_path / "own.gz", rows)
+    (tmp_path / "plain").write_bytes(lines_of(rows))
+    for name in ("own.gz", "plain"):
+        part = Part(tmp_path / name)
+        assert [part.read_fields(i) for i in range(4)] == [(row.caption, row.meta) for row in rows]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_many_parts_are_indexed_at_once(tmp_path, make_rows, num_workers):
+    rows, sizes = make_rows(0, 60), [1, 7, 20, 3, 9]
+    paths = [tmp_path / f"p{i}" for i in range(5)]
+    for path, size, pack in zip(paths, sizes, [bytes, gzip.compress, bytes, bgzip, bytes], strict=True):
+        path.write_bytes(pack(lines_of(rows[:size])))
+    assert build_indexes([*paths, paths[0]], num_workers) == [*sizes, 1]
+    stored = [path.stat().st_mtime_ns for path in tmp_path.rglob("*.idx")]
+    assert len(stored) == 5 and build_indexes(paths, num_workers) == sizes
+    assert [path.stat().st_mtime_ns for path in tmp_path.rglob("*.idx")] == stored
+    assert [read_all(path) for path in paths] == [rows[:size] for size in sizes]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_part_that_cannot_be_indexed_is_named(tmp_path, make_rows, num_workers):
+    for name, data in {"a": lines_of(make_rows(0, 2)), "b": b"nothing\n", "c": lines_of(make_rows(0, 2))}.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(PartError, match=f"{tmp_path}/b is not a part file"):
+        build_indexes([tmp_path / name for name in "abc"], num_workers)
+    assert build_indexes([]) == []
+
+
+@pytest.mark.parametrize("program", ["gzip", "pigz", "bgzip"])
+def test_the_output_of_compressing_programs(tmp_path, make_rows, program):
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
+    rows = make_rows(0, 400)
+    (tmp_path / "part").write_bytes(lines_of(rows))
+    subprocess.run([program, str(tmp_path / "part")], check=True)
+    assert not (tmp_path / "part").exists() and read_all(tmp_path / "part.gz") == rows
+
+
+def test_gb18030_and_further_columns_in_a_foreign_part(tmp_path, make_image):
+    image = base64.b64encode(make_image())
+    lines = [b"caption\t\t" + image + b"\tmore\t\n", "一张照片\tNONE\t".encode("gb18030") + image + b"\r\n"]
+    for name, pack in {"plain": bytes, "packed": gzip.compress, "bgzip": bgzip}.items():
+        (tmp_path / name).write_bytes(pack(b"".join(lines)))
+        assert read_all(tmp_path / name) == [Row("caption", make_image()), Row("一张照片", make_image())]

@@ -1,4 +1,4 @@
-"""One function over many tasks in several processes, with no process left behind."""
+"""Work spread over processes that end with their parent, whether it ends well or not."""
 
 import multiprocessing
 import os
@@ -10,10 +10,10 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from .errors import ConfigError, DataError
+from .log import be_quiet
 from .machine import count_usable_cores
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
+T, R = TypeVar("T"), TypeVar("R")
 
 
 def check_workers(num_workers: int) -> int:
@@ -23,12 +23,11 @@ def check_workers(num_workers: int) -> int:
     return num_workers or count_usable_cores()
 
 
-def run_tasks(
-    function: Callable[[Task], Result], tasks: Sequence[Task], num_workers: int
-) -> Iterator[tuple[Task, Result]]:
-    """(task, result) of each task as it is finished; in this process with one worker. Errors arrive as themselves.
+def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
+    """(task, function(task)) as they are done; in this process where num_workers or the tasks are at most one.
 
-    Raises DataError where a process dies.
+    `function` is one of a module, or a `functools.partial` of one. The first error ends the work. Processes give
+    warnings alone and no progress bars.
     """
     num_workers = min(num_workers, len(tasks))
     if num_workers <= 1:
@@ -40,11 +39,12 @@ def run_tasks(
         try:
             futures = {executor.submit(function, task): task for task in tasks}
             for future in as_completed(futures):
-                # Taken out, so that results do not pile up.
-                yield futures.pop(future), future.result()
+                # Popped, so that a result is kept no longer than its user keeps it.
+                task = futures.pop(future)
+                yield task, future.result()
         except BrokenProcessPool as error:
             raise DataError(
-                "a worker process died, most likely for want of memory; run again with a smaller --num-workers"
+                "a worker process died, most likely for want of memory; run again with fewer workers"
             ) from error
         finally:
             executor.shutdown(cancel_futures=True)
@@ -53,6 +53,7 @@ def run_tasks(
 def _start_worker() -> None:
     """Ctrl-C reaches the whole process group: workers finish their task, the parent hands out no more. Where the parent
     was killed, they end as well."""
+    be_quiet()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

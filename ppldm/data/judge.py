@@ -1,0 +1,185 @@
+"""Which rows an expression holds for: columns of values in, a code for each row out.
+
+Truth has three values. A comparison whose field a row does not have (or null, or NaN), or has as something that has no
+order with the other side, is neither true nor false but unknown; `and`, `or` and `not` follow Kleene's logic, as in
+SQL. Text that reads as a number is one wherever it meets a number. Equality of different things is plainly false.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .expression import ORDER_SIGNS, All, Compare, Expression, Field, Literal, Member, Not
+
+FALSE = "where: false"
+
+_OPERATORS: dict[str, Callable] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
+
+# What a value can be compared with.
+_MISSING, _NUMERIC, _TEXT, _TRUTH, _OTHER = range(5)
+_COMPARABLE = (_NUMERIC, _TEXT, _TRUTH)
+_KIND_NAMES = {_NUMERIC: "number", _TEXT: "text"}
+
+
+def judge(expression: Expression, columns: dict[str, Sequence], num_rows: int) -> tuple[np.ndarray, list[str]]:
+    """(codes, uint16 [num_rows]; reasons): code 0 is a row for which the expression is true, any other says why it is
+    not: `reasons[code - 1]`.
+
+    columns: by field the value of each row, None where it has none; a field without a column is in no row. Integer
+    arrays are sizes in pixels, 0 where unknown, and are compared as a whole; other sequences go value by value.
+    """
+    judgement = _Judgement(columns, num_rows)
+    truth = judgement.of(expression)
+    codes = np.where(truth.true, 0, np.where(truth.unknown > 0, truth.unknown, 1)).astype(np.uint16)
+    return codes, [FALSE, *judgement.reasons]
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """`true`: bool [rows]. `unknown`: uint16 [rows], 0 where known, else the code of the reason. Never both."""
+
+    true: np.ndarray
+    unknown: np.ndarray
+
+    def negated(self) -> "_Truth":
+        return _Truth(~self.true & (self.unknown == 0), self.unknown)
+
+
+class _Judgement:
+    """One evaluation over the rows of some columns."""
+
+    def __init__(self, columns: dict[str, Sequence], num_rows: int):
+        self._num_rows = num_rows
+        self._columns = {name: _classify(values) for name, values in columns.items()}
+        self.reasons: list[str] = []
+
+    def of(self, expression: Expression) -> _Truth:
+        if isinstance(expression, Compare):
+            return self._compare(expression)
+        if isinstance(expression, Member):
+            return self._member(expression)
+        if isinstance(expression, Not):
+            return self.of(expression.term).negated()
+        if isinstance(expression, All):
+            return self._all([self.of(term) for term in expression.terms])
+        return self._all([self.of(term).negated() for term in expression.terms]).negated()
+
+    def _all(self, truths: list[_Truth]) -> _Truth:
+        true = np.logical_and.reduce([truth.true for truth in truths])
+        false = np.logical_or.reduce([truth.negated().true for truth in truths])
+        unknown = np.zeros(self._num_rows, dtype=np.uint16)
+        for truth in truths:
+            unknown = np.where(unknown == 0, truth.unknown, unknown)
+        return _Truth(true, np.where(false, 0, unknown).astype(np.uint16))
+
+    def _compare(self, expression: Compare) -> _Truth:
+        left, right = expression.left, expression.right
+        (left_values, left_kinds), (right_values, right_kinds) = self._operand(left, right), self._operand(right, left)
+        left_values, left_kinds = _as_numbers(left_values, left_kinds, right_kinds)
+        right_values, right_kinds = _as_numbers(right_values, right_kinds, left_kinds)
+        unknown = self._missing((left, left_kinds), (right, right_kinds))
+        comparable = (unknown == 0) & (left_kinds == right_kinds) & (left_kinds != _OTHER)
+        if expression.sign in ORDER_SIGNS:
+            comparable &= left_kinds != _TRUTH
+            odd = (unknown == 0) & ~comparable
+            if odd.any():
+                unknown[odd] = self._code(_no_order(left, right))
+        true = (unknown == 0) & (expression.sign == "!=")
+        true[comparable] = _OPERATORS[expression.sign](left_values[comparable], right_values[comparable]).astype(bool)
+        return _Truth(true, unknown)
+
+    def _member(self, expression: Member) -> _Truth:
+        values, kinds = self._operand(expression.item, None)
+        unknown = self._missing((expression.item, kinds))
+        listed = {kind: {v.value for v in expression.values if _kind(v.value) == kind} for kind in _COMPARABLE}
+        numbers = listed[_NUMERIC]
+        listed[_NUMERIC] = numbers | {read_number(text) for text in listed[_TEXT]}
+        true = np.zeros(self._num_rows, dtype=bool)
+        for i in np.flatnonzero((unknown == 0) & (kinds != _OTHER)):
+            true[i] = values[i] in listed[kinds[i]] or (kinds[i] == _TEXT and read_number(values[i]) in numbers)
+        return _Truth(true, unknown)
+
+    def _operand(self, operand: Field | Literal, beside: Field | Literal | None) -> tuple[np.ndarray, np.ndarray]:
+        """(values, their kinds), each of shape [rows]. Beside a column of float64, so is a number."""
+        if isinstance(operand, Field):
+            if operand.name in self._columns:
+                return self._columns[operand.name]
+            return np.full(self._num_rows, None), np.full(self._num_rows, _MISSING, dtype=np.uint8)
+        kind = _kind(operand.value)
+        column = self._columns.get(beside.name) if isinstance(beside, Field) else None
+        dtype = np.float64 if kind == _NUMERIC and column and column[0].dtype == np.float64 else object
+        return np.full(self._num_rows, operand.value, dtype), np.full(self._num_rows, kind, dtype=np.uint8)
+
+    def _missing(self, *operands: tuple[Field | Literal, np.ndarray]) -> np.ndarray:
+        unknown = np.zeros(self._num_rows, dtype=np.uint16)
+        for operand, kinds in operands:
+            missing = (kinds == _MISSING) & (unknown == 0)
+            if missing.any():
+                unknown[missing] = self._code(f"where: no field {operand}")
+        return unknown
+
+    def _code(self, reason: str) -> int:
+        """Codes are counted on from that of FALSE."""
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        return self.reasons.index(reason) + 2
+
+
+def _no_order(left: Field | Literal, right: Field | Literal) -> str:
+    if isinstance(left, Field) and isinstance(right, Field):
+        return f"where: {left} and {right} have no order"
+    field, literal = (left, right) if isinstance(left, Field) else (right, left)
+    return f"where: {field} is no {_KIND_NAMES[_kind(literal.value)]}"
+
+
+def _classify(values: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    """(values, their kinds), each of shape [rows]."""
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float64), np.where(values > 0, _NUMERIC, _MISSING).astype(np.uint8)
+    return np.fromiter(values, dtype=object, count=len(values)), np.fromiter(
+        map(_kind, values), dtype=np.uint8, count=len(values)
+    )
+
+
+def _kind(value) -> int:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return _MISSING
+    if isinstance(value, bool):
+        return _TRUTH
+    if isinstance(value, int | float):
+        return _NUMERIC
+    return _TEXT if isinstance(value, str) else _OTHER
+
+
+def _as_numbers(values: np.ndarray, kinds: np.ndarray, other_kinds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Text that meets a number, and reads as one, as that number."""
+    meeting = np.flatnonzero((kinds == _TEXT) & (other_kinds == _NUMERIC))
+    if not len(meeting):
+        return values, kinds
+    values, kinds = values.copy(), kinds.copy()
+    for i in meeting:
+        number = read_number(values[i])
+        if number is not None:
+            values[i], kinds[i] = number, _NUMERIC
+    return values, kinds
+
+
+def read_number(text: str) -> int | float | None:
+    """The number that a text spells, as expressions do, with spaces around it; None where it spells none."""
+    text = text.strip()
+    if not _NUMBER.fullmatch(text):
+        return None
+    return int(text) if _INTEGER.fullmatch(text) else float(text)
