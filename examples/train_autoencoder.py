@@ -7,10 +7,11 @@ import sys
 
 from ppldm.utils.entry import entry
 
-with entry():
-    from ppldm.config.arguments import AutoencoderArguments
-    from ppldm.training.arguments import parse_arguments
-    from ppldm.training.autoencoder import prepare_autoencoder
-    from ppldm.training.loop import run_loop
+if __name__ == "__main__":  # worker processes import this file
+    with entry():
+        from ppldm.config.arguments import AutoencoderArguments
+        from ppldm.training.arguments import parse_arguments
+        from ppldm.training.autoencoder import prepare_autoencoder
+        from ppldm.training.loop import run_loop
 
-    run_loop(prepare_autoencoder(*parse_arguments(sys.argv[1:], loop=True, model_group=AutoencoderArguments)))
+        run_loop(prepare_autoencoder(*parse_arguments(sys.argv[1:], loop=True, model_group=AutoencoderArguments)))

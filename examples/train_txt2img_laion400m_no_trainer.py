@@ -7,9 +7,10 @@ import sys
 
 from ppldm.utils.entry import entry
 
-with entry():
-    from ppldm.training.arguments import parse_arguments
-    from ppldm.training.loop import run_loop
-    from ppldm.training.text_to_image import prepare_text_to_image
+if __name__ == "__main__":  # worker processes import this file
+    with entry():
+        from ppldm.training.arguments import parse_arguments
+        from ppldm.training.loop import run_loop
+        from ppldm.training.text_to_image import prepare_text_to_image
 
-    run_loop(prepare_text_to_image(*parse_arguments(sys.argv[1:], loop=True)))
+        run_loop(prepare_text_to_image(*parse_arguments(sys.argv[1:], loop=True)))

@@ -7,9 +7,10 @@ import sys
 
 from ppldm.utils.entry import entry
 
-with entry():
-    from ppldm.training.arguments import parse_arguments
-    from ppldm.training.text_to_image import prepare_text_to_image
-    from ppldm.training.trainer import run_trainer
+if __name__ == "__main__":  # worker processes import this file
+    with entry():
+        from ppldm.training.arguments import parse_arguments
+        from ppldm.training.text_to_image import prepare_text_to_image
+        from ppldm.training.trainer import run_trainer
 
-    run_trainer(prepare_text_to_image(*parse_arguments(sys.argv[1:], loop=False)))
+        run_trainer(prepare_text_to_image(*parse_arguments(sys.argv[1:], loop=False)))

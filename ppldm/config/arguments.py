@@ -150,6 +150,17 @@ class DataArguments:
         default="./data/filelist/train.filelist.list",
         metadata={"help": "A list of filelists (one a line, optionally with a weight), or one filelist of parts."},
     )
+    layout: str = field(
+        default="default",
+        metadata={"help": "Column order of the parts of lists that do not name one themselves (docs/data_format.md)."},
+    )
+    where: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": 'Train on the rows for which this holds, as in "width>=512 and aesthetic>=5"; @FILE reads it from '
+            "a file (docs/data_format.md)."
+        },
+    )
     resolution: int = field(default=256, metadata={"help": "Side of the square training pictures, pixels."})
     num_records: int = field(
         default=10000000,

@@ -71,7 +71,7 @@ def read_sources(path, layout: str = DEFAULT_LAYOUT, must_exist: bool = True) ->
     get_layout(layout)
     lists = read_filelist_list(path, layout) if _is_filelist_list(path) else [WeightedFilelist(path, layout=layout)]
     named_by: dict[str, str] = {}
-    return [Source(parts=tuple(_checked_parts(item.path, named_by, must_exist)), **vars(item)) for item in lists]
+    return [Source(parts=tuple(_checked_parts(item, named_by, must_exist)), **vars(item)) for item in lists]
 
 
 def read_filelist(path) -> list[Path]:
@@ -157,6 +157,8 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
         raise FilelistError(f"{path} is not UTF-8 text; it should name {due}") from error
     except OSError as error:
         raise FilelistError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    if "\0" in text:
+        raise FilelistError(f"{path} is not text; it should name {due}")
     numbered = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
     entries = [(number, line) for number, line in numbered if line and not line.startswith("#")]
     if not entries:
@@ -164,25 +166,18 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
     return entries
 
 
-def _resolve(text: str, named_in: Path) -> Path:
-    path = Path(os.path.expandvars(os.path.expanduser(text)))
-    if path.is_absolute():
-        return path
-    beside = named_in.parent / path
-    return path if not beside.exists() and path.exists() else beside
-
-
 def _expand(text: str, named_in: Path, number: int) -> list[Path]:
     """The path that a line names, or those that its pattern stands for. Raises FilelistError where there are none."""
-    path = _resolve(text, named_in)
-    if not glob.has_magic(str(path)) or path.exists():
-        return [path]
-    patterns = [path] if path.is_absolute() else [path, path.relative_to(named_in.parent)]
-    for pattern in patterns:
-        found = sorted(name for name in glob.glob(str(pattern), recursive=True) if not name.endswith(".idx"))
+    path = Path(os.path.expandvars(os.path.expanduser(text)))
+    beside = named_in.parent / path
+    if beside.exists() or not glob.has_magic(str(path)):
+        return [path if not beside.exists() and path.exists() else beside]
+    # An absolute path stays what it is.
+    for pattern in (os.path.join(glob.escape(str(named_in.parent)), path), str(path)):
+        found = sorted(name for name in glob.glob(pattern, recursive=True) if not name.endswith(".idx"))
         if found:
             return [Path(name) for name in found]
-    raise FilelistError(f"{named_in} line {number}: nothing is named {path}; correct or delete the line")
+    raise FilelistError(f"{named_in} line {number}: nothing is named {beside}; correct or delete the line")
 
 
 def _parse_list_line(text: str, path: Path, number: int, layout: str) -> list[WeightedFilelist]:
@@ -219,7 +214,7 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
     where, checked = f"{path} line {number}", {}
     for key, value in options.items():
         if key in ("idx_to_prompt", "class_mapping"):
-            checked["idx_to_prompt"] = _resolve(value, path)
+            (checked["idx_to_prompt"],) = _expand(glob.escape(value), path, number)
         elif key not in _CHOICES:
             raise FilelistError(f"{where}: unknown option {key!r}; known: {', '.join((*_CHOICES, 'idx_to_prompt'))}")
         elif value not in _CHOICES[key]:
@@ -233,16 +228,18 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
     return checked
 
 
-def _checked_parts(filelist: Path, named_by: dict[str, str], must_exist: bool):
+def _checked_parts(item: WeightedFilelist, named_by: dict[str, str], must_exist: bool):
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
+    filelist = item.path
+    what, is_there = ("folder", Path.is_dir) if item.format == "folder" else ("file", Path.is_file)
     named = [
         (number, part) for number, text in _read_entries(filelist, _PARTS) for part in _expand(text, filelist, number)
     ]
     for number, part in named:
         where = f"{filelist} line {number}"
-        if must_exist and not part.exists():
+        if must_exist and not is_there(part):
             raise FilelistError(
-                f"{where}: no such part file {part}; correct or delete the line (relative paths are taken from "
+                f"{where}: no such part {what} {part}; correct or delete the line (relative paths are taken from "
                 f"{filelist.parent.resolve()}, then from {Path.cwd()})"
             )
         first = named_by.setdefault(os.path.abspath(part), where)

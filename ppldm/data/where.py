@@ -10,6 +10,7 @@ All comparisons, or all rules, must hold. Fields are `width` and `height` (of th
 row's metadata.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -25,19 +26,20 @@ _STRUCTURED = re.compile(r"""\s*(?:[\[{]|-\s|(?:[\w. -]+|"[^"]*"|'[^']*'):\s)"""
 def parse_where(text: str) -> Expression:
     """The expression of a `--where`. Raises ConfigError that says what is wrong, and where."""
     if text.startswith("@"):
-        text, structured = _read(Path(text[1:]).expanduser())
+        text, structured = _read(text[1:])
     else:
         structured = _STRUCTURED.match(text) is not None
     return _parse_yaml(text) if structured else parse_expression(text)
 
 
-def _read(path: Path) -> tuple[str, bool]:
+def _read(name: str) -> tuple[str, bool]:
     """(text of a file, whether it is YAML or JSON)."""
     try:
+        path = Path(os.path.expanduser(name))
         return path.read_text(encoding="utf-8-sig"), path.suffix.lower() in (".yaml", ".yml", ".json")
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--where: cannot read {path} ({problem}); `@` stands before the name of a file") from error
+        raise ConfigError(f"--where: cannot read {name!r} ({problem}); `@` stands before the name of a file") from error
 
 
 def _parse_yaml(text: str) -> Expression:

@@ -28,6 +28,7 @@ from .run import (
     resolved_config,
     restore,
     run_identity,
+    select_training_rows,
 )
 
 VAE_DIR = "vae"
@@ -42,9 +43,10 @@ def prepare_autoencoder(
     for name in ("fp16", "recompute"):
         if getattr(arguments, name):
             raise ConfigError(f"--{name} is not supported for autoencoders; leave it away")
-    sources = open_sources(data_arguments.file_list)
+    sources = open_sources(data_arguments)
     world = detect_world(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(vae_arguments, data_arguments, arguments))
+    selection = select_training_rows(sources, data_arguments, arguments, world)
     vae = build_autoencoder(vae_arguments.vae_config_file, arguments.seed)
     dataset = TextImageDataset(
         sources,
@@ -57,6 +59,7 @@ def prepare_autoencoder(
         random_flip=data_arguments.random_flip,
         pixels_only=True,
         bad_rows=bad_row_policy(data_arguments),
+        selection=selection,
     )
     model = AutoencoderObjective(vae, vae_arguments.reconstruction_loss, vae_arguments.kl_weight)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size

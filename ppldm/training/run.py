@@ -14,14 +14,18 @@ from paddlenlp.trainer import TrainerState
 from .. import __version__
 from ..config.arguments import DataArguments
 from ..data.dataset import TextImageDataset
+from ..data.expression import Expression
 from ..data.filelist import Source, read_sources
 from ..data.handlers import BadRows
 from ..data.loader import build_loader
 from ..data.order import Mix
 from ..data.sampler import StepSampler
+from ..data.selection import Selection, select_rows
+from ..data.where import parse_where
 from ..utils.errors import CheckpointError, ConfigError, Interrupted
 from ..utils.files import lock_folder, make_output_dir, write_json
 from ..utils.log import get_logger, quiet_libraries
+from ..utils.machine import count_usable_cores
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
 from .checkpoint import (
@@ -113,13 +117,33 @@ def count_steps(arguments: LDMTrainingArguments, num_rows: int, global_batch_siz
     return math.ceil(arguments.num_train_epochs * num_rows / global_batch_size)
 
 
-def open_sources(file_list: str) -> list[Source]:
-    """The weighted lists of parts behind `--file_list`, and a line in the log about them. Raises FilelistError."""
+def open_sources(arguments: DataArguments) -> list[Source]:
+    """The weighted lists of parts behind `--file_list`, and a line in the log about them.
+
+    Raises FilelistError, and ConfigError for a `--layout` or `--where` that cannot be.
+    """
     quiet_libraries()
-    sources = read_sources(file_list)
+    _where(arguments)
+    sources = read_sources(arguments.file_list, arguments.layout)
     get_logger().info("data: %d parts in %d lists from %s",
-                      sum(len(source.parts) for source in sources), len(sources), file_list)  # fmt: skip
+                      sum(len(source.parts) for source in sources), len(sources), arguments.file_list)  # fmt: skip
     return sources
+
+
+def select_training_rows(
+    sources: list[Source], data_arguments: DataArguments, arguments: LDMTrainingArguments, world: World
+) -> Selection:
+    """The rows that `--where` holds for and that are no smaller than `--resolution`, and a table of the others in the
+    log. Parts without an index are indexed first, over all cores. Raises DataError, OutputError."""
+    num_workers = max(arguments.dataloader_num_workers, count_usable_cores() // world.size, 1)
+    selection = select_rows(sources, _where(data_arguments), data_arguments.resolution, num_workers)
+    if selection.skipped:
+        selection.log()
+    return selection
+
+
+def _where(arguments: DataArguments) -> Expression | None:
+    return None if arguments.where is None else parse_where(arguments.where)
 
 
 def run_identity(
@@ -130,9 +154,11 @@ def run_identity(
     max_steps: int,
 ) -> dict:
     """What decides which samples a step sees, and at which learning rate: a checkpoint of another run differs in it."""
+    where = _where(data_arguments)
     constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
     return {
         "seed": arguments.seed,
+        "where": None if where is None else str(where),
         "rows": num_rows,
         "global_batch_size": global_batch_size,
         "max_steps": None if constant else max_steps,

@@ -30,6 +30,7 @@ from .run import (
     resolved_config,
     restore,
     run_identity,
+    select_training_rows,
 )
 
 # The published guidance scales of the pictures drawn while training: without and with guidance.
@@ -42,12 +43,13 @@ def prepare_text_to_image(
     model_arguments: ModelArguments, data_arguments: DataArguments, arguments: LDMTrainingArguments
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
-    sources = open_sources(data_arguments.file_list)
+    sources = open_sources(data_arguments)
     prompts = (
         [prompt for prompt, _ in read_prompts(arguments.validation_prompts)] if arguments.validation_prompts else None
     )
     world = detect_world(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(model_arguments, data_arguments, arguments))
+    selection = select_training_rows(sources, data_arguments, arguments, world)
     tokenizer = load_tokenizer(tokenizer_source(model_arguments), model_arguments.model_max_length)
     model = build_ldm(model_arguments, tokenizer.vocab_size, arguments.seed)
     if arguments.recompute:
@@ -66,6 +68,7 @@ def prepare_text_to_image(
         num_train_timesteps=model.noise_schedule.num_train_timesteps,
         noise_offset=model_arguments.noise_offset,
         bad_rows=bad_row_policy(data_arguments),
+        selection=selection,
     )
     mix = Mix(dataset.list_sizes, dataset.weights, arguments.seed)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size

@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ppldm.data.filelist import (
     WeightedFilelist,
@@ -14,7 +16,8 @@ from ppldm.data.filelist import (
     read_sources,
     write_filelist,
 )
-from ppldm.utils.errors import FilelistError
+from ppldm.data.layouts import LAYOUTS
+from ppldm.utils.errors import ConfigError, FilelistError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,6 +105,58 @@ def test_sources_are_a_list_of_filelists_or_one_filelist(parts, name, text, list
     ]
 
 
+def test_patterns_are_expanded_in_order_without_indexes(parts, monkeypatch):
+    for name in ("part-10.gz", "part-9.gz", "part-9.gz.idx", "deep/er/part-1.gz", "part-[x].gz"):
+        (parts / name).parent.mkdir(parents=True, exist_ok=True)
+        (parts / name).touch()
+    monkeypatch.setenv("DATA", str(parts))
+    found = {
+        "part-*": ["part-10.gz", "part-9.gz", "part-[x].gz"],
+        "$DATA/part-?.gz": ["part-9.gz"],
+        "**/part-1*": ["deep/er/part-1.gz", "part-10.gz"],
+        "part-[x].gz": ["part-[x].gz"],
+        "part-[0-9].gz": ["part-9.gz"],
+    }
+    for line, names in found.items():
+        assert read_filelist(write(parts / "f", line)) == [parts / name for name in names]
+        assert read_sources(parts / "f")[0].parts == tuple(parts / name for name in names)
+    folder = parts / "[lists]"
+    folder.mkdir()
+    monkeypatch.chdir(parts)
+    assert read_filelist(write(folder / "f", "deep/**/part-*")) == [Path("deep/er/part-1.gz")]
+    assert read_filelist(write(folder / "f", "part-1.gz")) == [folder / "part-1.gz"]
+    (folder / "part-3").touch()
+    assert read_filelist(write(folder / "f", "part-?")) == [folder / "part-3"]
+
+
+def test_a_pattern_in_a_list_gives_each_filelist_the_weight(parts):
+    items = read_filelist_list(write(parts / "l", "[xy].filelist 2 layout=vc"))
+    assert items == [WeightedFilelist(parts / f"{name}.filelist", 2.0, "vc") for name in "xy"]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_can_be_named_by_line_or_for_all(parts, name):
+    lists = write(parts / "l.list", f"x.filelist layout={name}\ny.filelist\n")
+    assert [source.layout for source in read_sources(lists)] == [name, "default"]
+    assert [source.layout for source in read_sources(lists, "yfcc_en_zh")] == [name, "yfcc_en_zh"]
+    assert [source.layout for source in read_sources(parts / "x.filelist", name)] == [name]
+
+
+def test_an_unknown_layout_for_all_is_refused(parts):
+    with pytest.raises(ConfigError, match="unknown layout 'vcc'; did you mean vc. known: default, "):
+        read_sources(parts / "x.filelist", "vcc")
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text("ab*?[]~$ =.\n#\\\x00é0-1{}"), st.sampled_from(["f", "f.list"]))
+def test_any_text_is_a_filelist_or_a_filelist_error(parts, text, name):
+    try:
+        for source in read_sources(write(parts / name, text)):
+            assert all(part.is_file() for part in source.parts) and source.parts
+    except FilelistError as error:
+        assert "\n" not in str(error)
+
+
 @pytest.mark.parametrize(
     "name, text, message",
     [
@@ -110,6 +165,9 @@ def test_sources_are_a_list_of_filelists_or_one_filelist(parts, name, text, list
         ("t", "# nothing\n\n", "empty"),
         ("t", b"\xff\xfe", "UTF-8"),
         ("t", "a\nmissing\n", "line 2: no such part file"),
+        ("t", "a\nmissing-*\n", "line 2: nothing is named .*missing-"),
+        ("t", "*\n[a]\n", "line 2: .*/a is named a second time, first in .* line 1"),
+        ("t.list", "missing-*.filelist\n", "line 1: nothing is named .*missing-"),
         ("t", "a\nb\n./a\n", "line 3: .* a second time, first in .* line 1"),
         ("t.list", "x.filelist\nmissing.filelist", "line 2: no such filelist"),
         ("t.list", "x.filelist 1\n\ny.filelist\n", "line 3: .* no weight"),

@@ -1,0 +1,180 @@
+import gzip
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppldm.data import selection as selection_module
+from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.order import Mix
+from ppldm.data.part import Part, write_part
+from ppldm.data.row import Row, encode_row
+from ppldm.data.selection import TOO_SMALL, Selection, select_rows
+from ppldm.data.where import parse_where
+from ppldm.utils.errors import DataError
+
+
+@pytest.fixture
+def sources(tmp_path, make_image):
+    """Three parts in two lists, 60 rows of i + 10 by 30 pixels; row i has aesthetic i / 10, or none if i % 7 is 0."""
+    image = make_image()
+    rows = [
+        Row(f"picture {i}", image, {"width": i + 10, "height": 30, **({"aesthetic": i / 10} if i % 7 else {})})
+        for i in range(60)
+    ]
+    write_part(tmp_path / "a.gz", rows[:25])
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"".join(map(encode_row, rows[25:40]))))
+    (tmp_path / "c").write_bytes(b"".join(map(encode_row, rows[40:])))
+    write_filelist(tmp_path / "x.filelist", ["a.gz", "b.gz"])
+    write_filelist(tmp_path / "y.filelist", ["c"])
+    write_filelist(tmp_path / "l.list", ["x.filelist", "y.filelist"])
+    return read_sources(tmp_path / "l.list")
+
+
+def rows_of(selection):
+    return [selection[i] for i in range(len(selection))]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=20), min_size=1), st.data())
+def test_a_selection_is_the_chosen_numbers_in_order(parts, data):
+    masks = [None if all(part) and data.draw(st.booleans()) else np.packbits(part) for part in parts]
+    cut = data.draw(st.integers(0, len(parts)))
+    selection = Selection([len(part) for part in parts], masks, [cut, len(parts) - cut], {})
+    chosen = list(itertools.chain(*parts))
+    assert rows_of(pickle.loads(pickle.dumps(selection))) == [i for i, used in enumerate(chosen) if used]
+    assert selection.list_sizes == [sum(map(sum, parts[:cut])), sum(map(sum, parts[cut:]))]
+    assert selection.num_rows == len(chosen) and len(selection) == sum(chosen)
+    for outside in (-1, len(selection)):
+        with pytest.raises(IndexError):
+            selection[outside]
+
+
+def test_without_a_condition_every_row_is_used(sources):
+    selection = select_rows(sources)
+    assert rows_of(selection) == list(range(60)) and selection.list_sizes == [40, 20] and not selection.skipped
+
+
+def refuse(*_):
+    raise AssertionError("a row was read")
+
+
+def test_sizes_alone_need_no_row(sources, monkeypatch):
+    select_rows(sources)
+    monkeypatch.setattr(Part, "read", refuse)
+    monkeypatch.setattr(Part, "read_fields", refuse)
+    selection = select_rows(sources, parse_where("width < 50 and height == 30"), 24)
+    assert rows_of(selection) == list(range(14, 40)) and selection.list_sizes == [26, 0]
+    assert selection.skipped == {TOO_SMALL: 14, "where: false": 20}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_fields_are_read_and_every_row_is_accounted_for(sources, num_workers):
+    selection = select_rows(sources, parse_where("width >= 20 and aesthetic > 3"), 16, num_workers)
+    assert rows_of(selection) == [i for i in range(31, 60) if i % 7]
+    assert selection.skipped == {
+        TOO_SMALL: 6,
+        "where: false": sum(1 for i in range(6, 31) if i < 10 or i % 7),
+        "where: no field aesthetic": sum(1 for i in range(10, 60) if i % 7 == 0),
+    }
+    assert len(selection) + selection.skipped.total() == selection.num_rows == 60
+
+
+def test_captions_can_be_asked_for(sources):
+    assert rows_of(select_rows(sources, parse_where("caption in ('picture 3', 'picture 44', 'no')"))) == [3, 44]
+
+
+def test_only_rows_that_sizes_leave_open_are_read(sources, monkeypatch):
+    read, read_fields = [], Part.read_fields
+    monkeypatch.setattr(Part, "read_fields", lambda part, row: read.append(row) or read_fields(part, row))
+    select_rows(sources[1:], parse_where("width < 60 and aesthetic > 3 or width > 65"))
+    assert read == list(range(10))
+
+
+def test_an_answer_is_kept_until_part_or_condition_change(sources, monkeypatch, tmp_path, make_image):
+    where = parse_where("aesthetic > 3")
+    first = rows_of(select_rows(sources, where))
+    monkeypatch.setattr(Part, "read_fields", refuse)
+    assert rows_of(select_rows(sources, where, 16)) == first
+    assert rows_of(select_rows(sources, parse_where("((aesthetic>3))"))) == first
+    for other in (parse_where("aesthetic > 4"), parse_where("aesthetic > 3 and caption != ''")):
+        with pytest.raises(AssertionError, match="a row was read"):
+            select_rows(sources, other)
+    monkeypatch.undo()
+
+
+def test_damage_to_a_kept_answer_never_goes_unnoticed(sources, cache_dir, monkeypatch):
+    where = parse_where("aesthetic > 3")
+    first = select_rows(sources[:1], where)
+    for path in (cache_dir / "where").iterdir():
+        sound = path.read_bytes()
+        flipped = [sound[:i] + bytes([sound[i] ^ 1]) + sound[i + 1 :] for i in range(0, len(sound), 3)]
+        for damaged in (*flipped, b"", sound[:9], sound[:-1]):
+            path.write_bytes(damaged)
+            again = select_rows(sources[:1], where)
+            assert rows_of(again) == rows_of(first) and again.skipped == first.skipped
+        assert path.read_bytes() == sound
+
+
+def test_a_row_that_cannot_be_read_is_counted_by_its_reason(tmp_path, make_rows):
+    lines = [encode_row(row) for row in make_rows(0, 5)]
+    lines[1], lines[3] = b"no columns\n", b"\xff\xff\t\teA==\n"
+    (tmp_path / "p").write_bytes(b"".join(lines))
+    write_filelist(tmp_path / "f", ["p"])
+    selection = select_rows(read_sources(tmp_path / "f"), parse_where("key in (0, 2)"))
+    assert rows_of(selection) == [0, 2] and selection.skipped == {"columns": 1, "encoding": 1, "where: false": 1}
+    selection = select_rows(read_sources(tmp_path / "f"), None, 19)
+    assert rows_of(selection) == [1, 3] and selection.skipped == {TOO_SMALL: 3}
+
+
+def test_images_of_unknown_size_are_kept_and_counted_by_a_condition(tmp_path, make_rows):
+    write_part(tmp_path / "p.gz", [Row("odd", b"no image"), *make_rows(0, 2)])
+    write_filelist(tmp_path / "f", ["p.gz"])
+    sources = read_sources(tmp_path / "f")
+    assert rows_of(select_rows(sources, None, 19)) == [0]
+    selection = select_rows(sources, parse_where("width > 1"))
+    assert rows_of(selection) == [1, 2] and selection.skipped == {"where: no field width": 1}
+
+
+def test_nothing_left_is_an_error_with_the_reasons(sources, tmp_path):
+    with pytest.raises(DataError, match=r"no row of .*x.filelist .*60 where: no field aesthetik"):
+        select_rows(sources, parse_where("aesthetik > 3"))
+    assert len(select_rows(sources, parse_where("width < 20"))) == 10
+    write_filelist(tmp_path / "weighted.list", ["x.filelist 1", "y.filelist 1"])
+    with pytest.raises(DataError, match="no row of .*y.filelist"):
+        select_rows(read_sources(tmp_path / "weighted.list"), parse_where("width < 20"))
+    write_filelist(tmp_path / "weighted.list", ["x.filelist 1", "y.filelist 0"])
+    assert len(select_rows(read_sources(tmp_path / "weighted.list"), parse_where("width < 20"))) == 10
+
+
+def test_the_table_of_rows_in_the_log(sources, capsys):
+    select_rows(sources, parse_where("width < 50 and height == 30"), 24).log()
+    lines = [line.split("INFO")[1].split() for line in capsys.readouterr().err.splitlines() if "INFO   " in line]
+    assert lines == [["rows", "60"], ["where:", "false", "20"], ["too", "small", "14"], ["rows", "used", "26"]]
+
+
+def test_samples_and_epochs_run_over_the_selected_rows(make_dataset, make_sources):
+    sources = make_sources([5, 9], [10])
+    selection = select_rows(sources, parse_where("key not in (0, 7, 8) and width != 21"))
+    everything, dataset = make_dataset(sources), make_dataset(sources, selection=selection)
+    chosen = [i for i in range(24) if i not in (0, 7, 8) and i % 3 != 1]
+    assert len(dataset) == len(chosen) and sum(dataset.list_sizes) == len(chosen)
+    epochs, places = Mix(dataset.list_sizes, None, 3).samples(0, 2 * len(chosen))
+    samples = [dataset[key] for key in zip(epochs.tolist(), places.tolist(), strict=True)]
+    for epoch in (0, 1):
+        used = [int(sample["row_ids"]) for sample in samples[epoch * len(chosen) : (epoch + 1) * len(chosen)]]
+        assert sorted(used) == chosen
+    for (epoch, _), sample in zip(zip(epochs, places, strict=True), samples, strict=True):
+        same = everything[int(epoch), int(sample["row_ids"])]
+        assert all(np.array_equal(same[key], sample[key]) for key in same)
+
+
+def test_the_cache_is_of_this_version(sources, monkeypatch):
+    select_rows(sources, parse_where("aesthetic > 3"))
+    monkeypatch.setattr(selection_module, "_VERSION", 2)
+    monkeypatch.setattr(Part, "read_fields", refuse)
+    with pytest.raises(AssertionError, match="a row was read"):
+        select_rows(sources, parse_where("aesthetic > 3"))
