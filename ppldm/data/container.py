@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from ..utils.log import get_logger, progress
-from ..utils.workers import map_unordered
+from ..utils.workers import map_in_threads, map_unordered
 from .csv_table import CsvTable
 from .filelist import Source
 from .image_folder import ImageFolder
@@ -79,8 +79,7 @@ def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list
     `source` says how to read them. Raises as `open_part`.
     """
     paths, source = [Path(path) for path in paths], source.without_parts()
-    with progress(paths, desc="parts", unit="part", delay=3) as bar:
-        found = [_count(path, source) for path in bar]
+    found = map_in_threads(partial(_count, source=source), paths, "counting rows")
     counts = {path: count for path, count in zip(paths, found, strict=True) if count is not None}
     missing = [path for path in dict.fromkeys(paths) if path not in counts]
     if len(missing) > 1:

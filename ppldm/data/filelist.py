@@ -24,6 +24,7 @@ from pathlib import Path
 
 from ..utils.errors import FilelistError
 from ..utils.files import write_text
+from ..utils.workers import map_in_threads
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv")
@@ -231,13 +232,16 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
 def _checked_parts(item: WeightedFilelist, named_by: dict[str, str], must_exist: bool):
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
     filelist = item.path
-    what, is_there = ("folder", Path.is_dir) if item.format == "folder" else ("file", Path.is_file)
+    what, look = ("folder", Path.is_dir) if item.format == "folder" else ("file", Path.is_file)
     named = [
         (number, part) for number, text in _read_entries(filelist, _PARTS) for part in _expand(text, filelist, number)
     ]
-    for number, part in named:
+    there = (
+        map_in_threads(look, [part for _, part in named], "looking for parts") if must_exist else [True] * len(named)
+    )
+    for (number, part), is_there in zip(named, there, strict=True):
         where = f"{filelist} line {number}"
-        if must_exist and not is_there(part):
+        if not is_there:
             raise FilelistError(
                 f"{where}: no such part {what} {part}; correct or delete the line (relative paths are taken from "
                 f"{filelist.parent.resolve()}, then from {Path.cwd()})"
