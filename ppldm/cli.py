@@ -14,6 +14,12 @@ COMMANDS = {
     "env": ("ppldm.utils.environment", "env"),
     "demo-data": ("ppldm.demo.openmoji", "demo_data"),
     "convert": ("ppldm.laion.convert", "convert"),
+    "index": ("ppldm.inspect.index", "index"),
+    "verify": ("ppldm.inspect.verify", "verify"),
+    "stats": ("ppldm.inspect.stats", "stats"),
+    "show": ("ppldm.inspect.show", "show"),
+    "head": ("ppldm.inspect.show", "head"),
+    "repack": ("ppldm.inspect.repack", "repack"),
     "generate": ("ppldm.inference.generate", "generate"),
     "plot-loss": ("ppldm.training.metrics", "plot_loss"),
 }
@@ -66,7 +72,9 @@ def main() -> None:
 
 
 def _with_hyphens(word: str) -> str:
-    """`--num_workers=2` as `--num-workers=2`: both spellings of a flag are the same flag."""
+    """`--num_workers=2` as `--num-workers=2`, `-n` as `--n`: both spellings of a flag are the same flag."""
+    if len(word) == 2 and word[0] == "-" and word[1].isalpha() and word != "-h":
+        return f"-{word}"
     if not word.startswith("--"):
         return word
     flag, equals, value = word.partition("=")

@@ -13,27 +13,36 @@ ALLOWED = {
     "config": {"utils"},
     "models": {"config", "utils"},
     "data": {"config", "utils"},
-    "laion": {"data.row", "data.image", "data.part", "data.filelist", "config", "utils"},
+    "laion": {"data.row", "data.sample", "data.image", "data.part", "data.filelist", "config", "utils"},
     "demo": {"laion", "data", "config", "utils"},
+    "inspect": {"data", "config", "utils"},
     "inference": {"models", "data.tokenizer", "config", "utils"},
     "training": {"inference", "models", "data", "config", "utils"},
 }
 
 # Spark executors and the command line have no time, or no room, for these.
 HEAVY = {"paddle", "paddlenlp", "ppdiffusers"}
-LIGHT_AREAS = {"config", "laion", "utils"}
+LIGHT_AREAS = {"config", "inspect", "laion", "utils"}
 LIGHT_MODULES = {
     "__init__",
     "__main__",
     "cli",
     "data.__init__",
     "data.row",
+    "data.sample",
+    "data.index",
+    "data.stored",
+    "data.indexed",
+    "data.container",
     "data.layouts",
+    "data.selection",
     "data.expression",
     "data.judge",
     "data.where",
-    "data.selection",
-    "data.index",
+    "data.tar_shard",
+    "data.parquet_table",
+    "data.image_folder",
+    "data.csv_table",
     "data.image",
     "data.part",
     "data.filelist",

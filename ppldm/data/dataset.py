@@ -24,10 +24,10 @@ import numpy as np
 
 from ..utils.errors import ConfigError, RowError
 from ..utils.rng import Stream, make_rng
+from .container import Rows, open_part
 from .filelist import Source
 from .handlers import BadRows
 from .image import decode_pixels
-from .part import Part
 from .resize import INTERPOLATIONS
 from .row import Row
 from .selection import Selection, select_rows
@@ -159,7 +159,7 @@ class TextImageDataset:
     def _rng(self, stream: Stream, key: tuple[int, int]) -> np.random.Generator:
         return make_rng(self.seed, stream, *key)
 
-    def _locate(self, row: int) -> tuple[Part, int]:
+    def _locate(self, row: int) -> tuple[Rows, int]:
         """The part of a row, and the row's number in it."""
         if not 0 <= row < self.selection.num_rows:
             raise IndexError(f"there are rows 0 to {self.selection.num_rows - 1}, no row {row}")
@@ -177,11 +177,6 @@ class TextImageDataset:
         return (loaded.caption, *loaded.other_captions)
 
 
-def _part_opener(parts: list[tuple[Path, Source]]) -> Callable[[int], Part]:
+def _part_opener(parts: list[tuple[Path, Source]]) -> Callable[[int], Rows]:
     """Opens a part by its number and keeps the latest ones open. A part that falls out closes with its last user."""
-
-    def open_part(number: int) -> Part:
-        path, source = parts[number]
-        return Part(path, source.layout)
-
-    return lru_cache(maxsize=_MAX_OPEN_PARTS)(open_part)
+    return lru_cache(maxsize=_MAX_OPEN_PARTS)(lambda number: open_part(*parts[number]))

@@ -6,8 +6,9 @@ relative path is taken from the folder of the file that names it, or else, where
 directory.
 
 Weights count only where every line has one; a list in which some have is an error. Of a pattern, each filelist has the
-weight and the options of the line. Known option: `layout=NAME`, the column order (`ppldm.data.layouts`); lists without
-it have the one that the caller says.
+weight and the options of the line. Known options: `layout=NAME`, the column order of part files (`ppldm.data.layouts`);
+lists without it have the one that the caller says. `format=`, one of FORMATS. `idx_to_prompt=` (or `class_mapping=`),
+for WebDataset shards of classes: a JSON file {class number: caption}.
 
 Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
 name `.filelist` files. Every other file is a filelist.
@@ -18,13 +19,16 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..utils.errors import FilelistError
 from ..utils.files import write_text
+from ..utils.workers import map_in_threads
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 
+FORMATS = ("part", "webdataset", "parquet", "folder", "csv")
+_CHOICES = {"layout": LAYOUTS, "format": FORMATS}
 _PARTS = "part files, one a line"
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
@@ -36,6 +40,8 @@ class WeightedFilelist:
     path: Path
     weight: float | None = None
     layout: str = DEFAULT_LAYOUT
+    format: str = "part"
+    idx_to_prompt: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -46,21 +52,27 @@ class Source:
     parts: tuple[Path, ...]
     weight: float | None = None
     layout: str = DEFAULT_LAYOUT
+    format: str = "part"
+    idx_to_prompt: Path | None = None
+
+    def without_parts(self) -> "Source":
+        """How to read any of the parts, small enough to go with each."""
+        return replace(self, parts=())
 
 
-def read_sources(path, layout: str = DEFAULT_LAYOUT) -> list[Source]:
+def read_sources(path, layout: str = DEFAULT_LAYOUT, must_exist: bool = True) -> list[Source]:
     """What `--file_list` names: a filelist list, or one filelist (see the rule above).
 
     `layout`: of lists that say none.
 
-    Raises FilelistError for a file that is missing, empty or malformed, a part that is missing or named twice;
-    ConfigError for an unknown `layout`.
+    Raises FilelistError for a file that is missing, empty or malformed, a part that is named twice, or missing and
+    `must_exist`; ConfigError for an unknown `layout`.
     """
     path = Path(path)
     get_layout(layout)
     lists = read_filelist_list(path, layout) if _is_filelist_list(path) else [WeightedFilelist(path, layout=layout)]
     named_by: dict[str, str] = {}
-    return [Source(item.path, tuple(_checked_parts(item.path, named_by)), item.weight, item.layout) for item in lists]
+    return [Source(parts=tuple(_checked_parts(item, named_by, must_exist)), **vars(item)) for item in lists]
 
 
 def read_filelist(path) -> list[Path]:
@@ -181,7 +193,7 @@ def _parse_list_line(text: str, path: Path, number: int, layout: str) -> list[We
         text = text[: -len(word)].rstrip()
         if not (math.isfinite(weight) and weight >= 0):
             raise FilelistError(f"{path} line {number}: the weight {word} is not a number of 0 or more")
-    settings = {"layout": layout} | _check_options(options, f"{path} line {number}")
+    settings = {"layout": layout} | _check_options(options, path, number)
     return [WeightedFilelist(item, weight, **settings) for item in _expand(text, path, number)]
 
 
@@ -199,25 +211,39 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _check_options(options: dict[str, str], where: str) -> dict[str, str]:
+def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
+    where, checked = f"{path} line {number}", {}
     for key, value in options.items():
-        if key != "layout":
-            raise FilelistError(f"{where}: unknown option {key!r}; known: layout")
-        if value not in LAYOUTS:
-            raise FilelistError(f"{where}: unknown layout {value!r}; known: {', '.join(LAYOUTS)}")
-    return options
+        if key in ("idx_to_prompt", "class_mapping"):
+            (checked["idx_to_prompt"],) = _expand(glob.escape(value), path, number)
+        elif key not in _CHOICES:
+            raise FilelistError(f"{where}: unknown option {key!r}; known: {', '.join((*_CHOICES, 'idx_to_prompt'))}")
+        elif value not in _CHOICES[key]:
+            raise FilelistError(f"{where}: unknown {key} {value!r}; known: {', '.join(_CHOICES[key])}")
+        else:
+            checked[key] = value
+    format = checked.get("format", "part")
+    for key, needed in (("layout", "part"), ("idx_to_prompt", "webdataset")):
+        if key in checked and format != needed:
+            raise FilelistError(f"{where}: {key} has a meaning with format={needed} alone, not with format={format}")
+    return checked
 
 
-def _checked_parts(filelist: Path, named_by: dict[str, str]):
+def _checked_parts(item: WeightedFilelist, named_by: dict[str, str], must_exist: bool):
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
+    filelist = item.path
+    what, look = ("folder", Path.is_dir) if item.format == "folder" else ("file", Path.is_file)
     named = [
         (number, part) for number, text in _read_entries(filelist, _PARTS) for part in _expand(text, filelist, number)
     ]
-    for number, part in named:
+    there = (
+        map_in_threads(look, [part for _, part in named], "looking for parts") if must_exist else [True] * len(named)
+    )
+    for (number, part), is_there in zip(named, there, strict=True):
         where = f"{filelist} line {number}"
-        if not part.is_file():
+        if not is_there:
             raise FilelistError(
-                f"{where}: no such part file {part}; correct or delete the line (relative paths are taken from "
+                f"{where}: no such part {what} {part}; correct or delete the line (relative paths are taken from "
                 f"{filelist.parent.resolve()}, then from {Path.cwd()})"
             )
         first = named_by.setdefault(os.path.abspath(part), where)

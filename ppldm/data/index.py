@@ -8,14 +8,13 @@ import os
 import struct
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from ..utils.files import atomic_write
 from ..utils.log import get_logger
 
-GZIP_MEMBERS, PLAIN_LINES = 0, 1
+GZIP_MEMBERS, PLAIN_LINES, TAR_SAMPLES, CSV_RECORDS, FILE_NAMES, PARQUET_ROWS = range(6)
 
 _MAGIC, _VERSION = b"PPLDMIDX", 1
 # magic, version, kind, rows, part's bytes, part's CRC-32, CRC-32 of the arrays, four zero bytes, CRC-32 of this header
@@ -28,8 +27,8 @@ _BYTES_PER_ROW = 16
 class Index:
     """Row i is bytes [offsets[i], offsets[i] + lengths[i]) of the part.
 
-    `kind`: GZIP_MEMBERS or PLAIN_LINES. `widths`, `heights`: pixels as shown (after EXIF rotation), 0 where unknown,
-    65535 where more. Arrays of shape [rows].
+    `kind`: what those bytes are (docs/data_format.md). `widths`, `heights`: pixels as shown (after EXIF rotation),
+    0 where unknown, 65535 where more. Arrays of shape [rows].
     """
 
     kind: int
@@ -58,23 +57,24 @@ def write_index(path, index: Index) -> None:
         file.write(header + struct.pack("<I", zlib.crc32(header)) + arrays)
 
 
-def read_index(path, part_bytes: int) -> Index | None:
-    """The index file, memory-mapped; None, with a line in the log, where it does not fit a part of that many bytes."""
-    return _log_misfit(_map_index, Path(path), part_bytes)
+def read_index(path, part_bytes: int, kinds: tuple[int, ...]) -> Index | None:
+    """The index file, memory-mapped; None, with a line in the log, where it is of no such kind or does not fit a part
+    of that many bytes."""
+    return _log_misfit(_map_index, path, part_bytes, kinds)
 
 
-def read_row_count(path, part_bytes: int) -> int | None:
+def read_row_count(path, part_bytes: int, kinds: tuple[int, ...]) -> int | None:
     """The number of rows, from the header alone; None as `read_index`."""
-    return _log_misfit(_read_count, Path(path), part_bytes)
+    return _log_misfit(_read_count, path, part_bytes, kinds)
 
 
 class _Misfit(Exception):
     """Why an index cannot serve."""
 
 
-def _log_misfit(read, path: Path, part_bytes: int):
+def _log_misfit(read, path, part_bytes: int, kinds: tuple[int, ...]):
     try:
-        return read(path, part_bytes)
+        return read(path, part_bytes, kinds)
     except FileNotFoundError:
         return None
     except _Misfit as error:
@@ -82,11 +82,11 @@ def _log_misfit(read, path: Path, part_bytes: int):
         return None
 
 
-def _map_index(path: Path, part_bytes: int) -> Index:
-    if path.stat().st_size < _HEADER.size:
+def _map_index(path, part_bytes: int, kinds: tuple[int, ...]) -> Index:
+    if os.stat(path).st_size < _HEADER.size:
         raise _Misfit("it is cut short")
     data = np.memmap(path, dtype=np.uint8, mode="r")
-    kind, rows, part_crc32, arrays_crc32 = _check_header(bytes(data[: _HEADER.size]), len(data), part_bytes)
+    kind, rows, part_crc32, arrays_crc32 = _check_header(bytes(data[: _HEADER.size]), len(data), part_bytes, kinds)
     if zlib.crc32(data[_HEADER.size :]) != arrays_crc32:
         raise _Misfit("it is damaged (checksum)")
     columns, start = [], _HEADER.size
@@ -97,13 +97,16 @@ def _map_index(path: Path, part_bytes: int) -> Index:
     return Index(kind, part_bytes, part_crc32, *columns)
 
 
-def _read_count(path: Path, part_bytes: int) -> int:
+def _read_count(path, part_bytes: int, kinds: tuple[int, ...]) -> int:
     with open(path, "rb") as file:
-        _, rows, _, _ = _check_header(file.read(_HEADER.size), os.fstat(file.fileno()).st_size, part_bytes)
+        index_bytes = os.fstat(file.fileno()).st_size
+        _, rows, _, _ = _check_header(file.read(_HEADER.size), index_bytes, part_bytes, kinds)
     return rows
 
 
-def _check_header(header: bytes, index_bytes: int, part_bytes: int) -> tuple[int, int, int, int]:
+def _check_header(
+    header: bytes, index_bytes: int, part_bytes: int, kinds: tuple[int, ...]
+) -> tuple[int, int, int, int]:
     """(kind, rows, part's CRC-32, arrays' CRC-32) of a header that fits."""
     if len(header) < _HEADER.size:
         raise _Misfit("it is cut short")
@@ -112,6 +115,8 @@ def _check_header(header: bytes, index_bytes: int, part_bytes: int) -> tuple[int
         raise _Misfit("it is damaged or no index")
     if version != _VERSION:
         raise _Misfit(f"its format is version {version}, not {_VERSION}")
+    if kind not in kinds:
+        raise _Misfit("it was made for another format")
     if stated_bytes != part_bytes:
         raise _Misfit(f"it is stale (made for a part of {stated_bytes} bytes, not {part_bytes})")
     if index_bytes != _HEADER.size + rows * _BYTES_PER_ROW:

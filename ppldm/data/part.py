@@ -13,30 +13,25 @@ be written. What a part is, its first bytes say, not its name. Rows are repacked
 stays a row; blank lines are none. Two processes that build the same thing at once make the same bytes twice.
 """
 
-import errno
 import gzip
-import hashlib
 import os
-import random
 import struct
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from isal import isal_zlib
 
 from ..utils.errors import OutputError, PartError, RowError
-from ..utils.files import atomic_write, make_output_dir
+from ..utils.files import atomic_write
 from ..utils.log import get_logger, progress
-from ..utils.workers import map_unordered
 from .image import image_size
 from .index import GZIP_MEMBERS, PLAIN_LINES, Index, make_index, read_index, read_row_count, write_index
 from .layouts import DEFAULT_LAYOUT, Layout, get_layout
 from .row import Row, decode_row, decode_text_columns, encode_row
+from .stored import Way, find_older, find_stored, make_copy_dir, measure_file, stat_part, store_index
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_ROW_BYTES = 1 << 28
@@ -68,45 +63,13 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
     The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
     Raises PartError where there are no rows.
     """
-    index = _write_lines(Path(path), ((encode_row(row), _row_size(row)) for row in rows))
+    index = write_lines(Path(path), ((encode_row(row), _row_size(row)) for row in rows))
     return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
 
 
 def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
     """Where the index of a part is, if its folder can be written."""
-    part = Path(part)
-    return part.with_name(part.name + _index_suffix(layout))
-
-
-def count_rows(path, layout: str = DEFAULT_LAYOUT) -> int:
-    """The number of rows of a part; from the header of its index alone where that fits. Raises PartError."""
-    path = Path(path)
-    if found := _find(path, layout, read_row_count):
-        return found[1]
-    with closing(Part(path, layout)) as part:
-        return len(part)
-
-
-def build_indexes(paths: Iterable, num_workers: int = 1, layout: str = DEFAULT_LAYOUT) -> list[int]:
-    """The number of rows of each part, after indexing those that have no index yet, in several processes.
-
-    Raises PartError, OutputError.
-    """
-    paths = [Path(path) for path in paths]
-    with progress(paths, desc="parts", unit="part", delay=3) as bar:
-        found = [_find(path, layout, read_row_count) for path in bar]
-    counts = {path: result[1] for path, result in zip(paths, found, strict=True) if result}
-    missing = [path for path in dict.fromkeys(paths) if path not in counts]
-    if len(missing) > 1:
-        get_logger().info("indexing %d of %d parts, once", len(missing), len(paths))
-    # Ranks that index the same parts at the same time meet at different ones.
-    random.SystemRandom().shuffle(missing)
-    total = sum(path.stat().st_size for path in missing)
-    with progress(total=total, desc="index", unit="B", unit_scale=True, delay=3, disable=len(missing) < 2) as bar:
-        for path, rows in map_unordered(partial(count_rows, layout=layout), missing, num_workers):
-            counts[path] = rows
-            bar.update(path.stat().st_size)
-    return [counts[path] for path in paths]
+    return _way(layout).index_path(Path(part))
 
 
 class Part:
@@ -119,11 +82,17 @@ class Part:
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         self.path, self._layout = Path(path), get_layout(layout)
-        stored, self._index = _find(self.path, layout, read_index) or _build(self.path, layout)
+        stored, self._index = find_stored(self.path, _way(layout), read_index) or _build(self.path, layout)
         self.widths, self.heights = self._index.widths, self._index.heights
         self.identity = self._index.part_bytes, self._index.part_crc32
         self._file = os.open(stored, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._file)
+
+    @staticmethod
+    def count(path, layout: str = DEFAULT_LAYOUT) -> int | None:
+        """The number of rows from the header of the index alone; None where there is no index. Raises PartError."""
+        found = find_stored(Path(path), _way(layout), read_row_count)
+        return found[1] if found else None
 
     def __len__(self) -> int:
         return len(self._index.offsets)
@@ -151,10 +120,20 @@ class Part:
         data = os.pread(self._file, length if limit is None else min(length, limit), int(self._index.offsets[row]))
         if self._index.kind != GZIP_MEMBERS:
             return data
-        try:
-            return isal_zlib.decompress(data, 31) if limit is None else zlib.decompressobj(31).decompress(data, limit)
-        except (isal_zlib.error, zlib.error) as error:
-            raise RowError("gzip", f"{self._where(row)}: damaged gzip data ({error}); get the part again") from error
+        return inflate_member(data, self._where(row), limit)
+
+
+def inflate_member(member: bytes, where: str, limit: int | None = None) -> bytes:
+    """The line of a gzip member, or its first `limit` bytes. Raises RowError "gzip"."""
+    try:
+        return isal_zlib.decompress(member, 31) if limit is None else zlib.decompressobj(31).decompress(member, limit)
+    except (isal_zlib.error, zlib.error) as error:
+        raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
+
+
+def _way(layout: str) -> Way:
+    suffix = ".idx" if layout == DEFAULT_LAYOUT else f".{layout}.idx"
+    return Way((GZIP_MEMBERS, PLAIN_LINES), suffix)
 
 
 def _row_size(row: Row) -> tuple[int, int]:
@@ -162,8 +141,12 @@ def _row_size(row: Row) -> tuple[int, int]:
     return size if all(type(pixels) is int and 0 < pixels < 1 << 32 for pixels in size) else image_size(row.image)
 
 
-def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], layout: str = DEFAULT_LAYOUT) -> Index:
-    """Write (line, image size) pairs, each as its own gzip member."""
+def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], way: Way | None = None) -> Index:
+    """Write (line, image size) pairs, each as its own gzip member, then the index; `way`: by default that of a part.
+
+    Raises PartError without lines.
+    """
+    way = way or _way(DEFAULT_LAYOUT)
     table, offset, crc32 = [], 0, 0
     with atomic_write(path) as file:
         for line, size in lines:
@@ -175,9 +158,9 @@ def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], lay
         if not table:
             raise PartError(f"no rows to write to {path}; a part needs at least one")
         # An older index of the same name must not outlive the part that it described.
-        index_path(path, layout).unlink(missing_ok=True)
-    index = make_index(GZIP_MEMBERS, offset, crc32, table)
-    write_index(index_path(path, layout), index)
+        way.index_path(path).unlink(missing_ok=True)
+    index = make_index(way.kinds[0], offset, crc32, table)
+    write_index(way.index_path(path), index)
     return index
 
 
@@ -195,77 +178,14 @@ def _compress(line: bytes) -> bytes:
     )
 
 
-def _find(path: Path, layout: str, read: Callable):
-    """(file that holds the rows, `read` of its index) where a fitting index exists, else None."""
-    for part, index, part_bytes, older in _candidates(path, layout):
-        if not older and (result := read(index, part_bytes)) is not None:
-            return part, result
-    return None
-
-
-def _find_older(path: Path, layout: str) -> tuple[Path, Index] | None:
-    """As `_find`, of indexes older than their part that its checksum confirms. They are stored anew, so that this is
-    done once. Copied files have times in any order; a part that was replaced has another checksum."""
-    for part, index, part_bytes, older in _candidates(path, layout):
-        if older and (result := read_index(index, part_bytes)) is not None:
-            if result.part_crc32 == _checksum(part)[1]:
-                _store_index(part, layout, result)
-                return part, result
-            get_logger().warning("index %s is not used: its part has changed since", index)
-    return None
-
-
-def _candidates(path: Path, layout: str) -> Iterator[tuple[Path, Path, int, bool]]:
-    """(file with the rows, its index, bytes of the former, whether the index is older) of all that there are."""
-    copy = _copy_path(path, _stat(path))
-    cached = _cached_index_path(path, layout)
-    for part, index in ((path, index_path(path, layout)), (path, cached), (copy, index_path(copy, layout))):
-        try:
-            state, index_state = os.stat(part), os.stat(index)
-        except FileNotFoundError:
-            continue
-        yield part, index, state.st_size, index_state.st_mtime_ns < state.st_mtime_ns
-
-
-def _stat(path: Path) -> os.stat_result:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise PartError(f"cannot read part file {path}: {error.strerror}; correct its line in the filelist") from error
-    if not path.is_file():
-        raise PartError(f"{path} is not a part file but a folder or device; correct its line in the filelist")
-    if status.st_size == 0:
-        raise PartError(f"part file {path} is empty (0 bytes); get it again or delete its line in the filelist")
-    return status
-
-
-def cache_dir() -> Path:
-    """Where everything that can be made again is kept. It need not exist."""
-    return Path(os.environ.get("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
-
-
-def _cache_key(path: Path) -> str:
-    return hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]
-
-
-def _cached_index_path(path: Path, layout: str) -> Path:
-    return cache_dir() / f"{_cache_key(path)}-{path.name}{_index_suffix(layout)}"
-
-
-def _index_suffix(layout: str) -> str:
-    return ".idx" if layout == DEFAULT_LAYOUT else f".{layout}.idx"
-
-
-def _copy_path(path: Path, status: os.stat_result) -> Path:
-    """The repacked copy of a foreign part; another one for each state of the original."""
-    return cache_dir() / f"{_cache_key(path)}-{status.st_size}-{status.st_mtime_ns}-{path.name}"
-
-
 def _build(path: Path, layout: str) -> tuple[Path, Index]:
     """Index a part, or its repacked copy, and store the result."""
-    if found := _find_older(path, layout):
+    way = _way(layout)
+    if found := find_older(path, way):
         return found
-    copy = _copy_path(path, _stat(path))
+    copy = way.copy_path(path, stat_part(path))
+    if not path.is_file():
+        raise PartError(f"{path} is not a part file but a folder or device; correct its line in the filelist")
     if copy.exists():
         path = copy
     try:
@@ -273,7 +193,7 @@ def _build(path: Path, layout: str) -> tuple[Path, Index]:
     except _PackedRows:
         # The index file may at this moment be missing again, where another process is putting its own there.
         return copy, _repack(path, copy, layout)
-    _store_index(path, layout, index)
+    store_index(path, way, index)
     return path, index
 
 
@@ -284,44 +204,18 @@ def _scan(path: Path, layout: Layout) -> Index:
     table = []
     for (offset, length, _), size in _measured(path, _member_lines if packed else _plain_lines, layout):
         table.append((offset, length, *size))
-    return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, *_checksum(path), table)
-
-
-def _checksum(path: Path) -> tuple[int, int]:
-    """(bytes, CRC-32) of a file."""
-    crc32 = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc32 = zlib.crc32(chunk, crc32)
-        return file.tell(), crc32
+    return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, *measure_file(path), table)
 
 
 def _repack(path: Path, copy: Path, layout: str) -> Index:
-    get_logger().info("%s holds many rows in one gzip member; repacking it, once, into %s", path, copy)
-    make_output_dir(copy.parent)
+    make_copy_dir(path, copy)
     try:
         lines = ((line, size) for (_, _, line), size in _measured(path, _gzip_lines, get_layout(layout)))
-        return _write_lines(copy, lines, layout)
+        return write_lines(copy, lines, _way(layout))
     except OSError as error:
         raise OutputError(
             f"cannot repack {path} into {copy.parent}: {error.strerror}; set PPLDM_CACHE_DIR to a folder with space"
         ) from error
-
-
-def _store_index(path: Path, layout: str, index: Index) -> None:
-    target = index_path(path, layout)
-    try:
-        write_index(target, index)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise OutputError(f"cannot write {target}: {error.strerror}; free some space") from error
-        target = _cached_index_path(path, layout)
-        get_logger().info("%s cannot be written; the index of %s goes into %s", path.parent, path.name, target)
-        make_output_dir(target.parent)
-        write_index(target, index)
-    changed = path.stat().st_mtime_ns
-    if target.stat().st_mtime_ns < changed:  # by another machine's clock
-        os.utime(target, ns=(changed, changed))
 
 
 class _PackedRows(Exception):

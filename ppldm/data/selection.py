@@ -26,10 +26,11 @@ from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import atomic_write, make_output_dir
 from ..utils.log import get_logger, progress
 from ..utils.workers import map_unordered
+from .container import Rows, build_indexes, open_part
 from .expression import Expression, field_names
 from .filelist import Source
 from .judge import judge
-from .part import Part, build_indexes, cache_dir
+from .stored import cache_dir
 
 TOO_SMALL = "too small"
 
@@ -95,15 +96,15 @@ def select_rows(
     Parts without an index are indexed first. Raises PartError, OutputError, and DataError where a list that is to be
     drawn from has no rows left.
     """
-    rows_of_parts = [rows for source in sources for rows in build_indexes(source.parts, num_workers, source.layout)]
-    parts = [(path, source.layout) for source in sources for path in source.parts]
+    rows_of_parts = [rows for source in sources for rows in build_indexes(source.parts, source, num_workers)]
+    parts = [(path, source.without_parts()) for source in sources for path in source.parts]
     masks: list[np.ndarray | None] = [None] * len(parts)
     skipped = Counter()
     if where is not None or min_side > 0:
         # Of rows that are to be read, each process takes a part at a time; sizes are faster here than there.
         num_workers = num_workers if where is not None and field_names(where) - _INDEX_FIELDS else 1
         judge_part = partial(_judge_part, where=where, min_side=min_side)
-        tasks = [(number, path, layout) for number, (path, layout) in enumerate(parts)]
+        tasks = [(number, path, source) for number, (path, source) in enumerate(parts)]
         # Ranks that read the same parts at the same time meet at different ones.
         random.SystemRandom().shuffle(tasks)
         with progress(total=sum(rows_of_parts), desc="selecting rows", unit="row", unit_scale=True, delay=3) as bar:
@@ -125,16 +126,18 @@ def _refuse_empty(selection: Selection, sources: list[Source]) -> None:
             )
 
 
-def _judge_part(task: tuple[int, Path, str], where: Expression | None, min_side: int) -> tuple[np.ndarray | None, dict]:
-    """(packed mask or None for all, skipped rows by reason) of a part (number, path, layout)."""
-    _, path, layout = task
-    with closing(Part(path, layout)) as part:
+def _judge_part(
+    task: tuple[int, Path, Source], where: Expression | None, min_side: int
+) -> tuple[np.ndarray | None, dict]:
+    """(packed mask or None for all, skipped rows by reason) of a part (number, path, how to read it)."""
+    _, path, source = task
+    with closing(open_part(path, source)) as part:
         widths, heights = np.asarray(part.widths), np.asarray(part.heights)
         small = (np.minimum(widths, heights) < min_side) & (np.minimum(widths, heights) > 0)
         reasons = Counter({TOO_SMALL: int(small.sum())})
         used = ~small
         if where is not None:
-            verdict = _judge_rows(part, layout, where)
+            verdict = _judge_rows(part, source, where)
             counts = np.bincount(verdict.codes[used], minlength=len(verdict.reasons) + 1)
             reasons.update(dict(zip(verdict.reasons, counts[1:].tolist(), strict=True)))
             used &= verdict.codes == 0
@@ -149,13 +152,13 @@ class _Verdict:
     reasons: list[str]
 
 
-def _judge_rows(part: Part, layout: str, where: Expression) -> _Verdict:
+def _judge_rows(part: Rows, source: Source, where: Expression) -> _Verdict:
     sizes = {"width": part.widths, "height": part.heights}
     verdict = _Verdict(*judge(where, sizes, len(part)))
     names = field_names(where) - _INDEX_FIELDS
     if not names:
         return verdict
-    cached = _cache_path(part, layout, where)
+    cached = _cache_path(part, source, where)
     found = _read_verdict(cached, len(part))
     if found is None:
         found = _judge_read_rows(part, where, names, sizes, verdict)
@@ -163,7 +166,7 @@ def _judge_rows(part: Part, layout: str, where: Expression) -> _Verdict:
     return found
 
 
-def _judge_read_rows(part: Part, where: Expression, names: set[str], sizes: dict, verdict: _Verdict) -> _Verdict:
+def _judge_read_rows(part: Rows, where: Expression, names: set[str], sizes: dict, verdict: _Verdict) -> _Verdict:
     """Read the rows that the sizes leave undecided, and judge those again."""
     rows = np.flatnonzero(verdict.codes > 1)
     errors: dict[int, str] = {}
@@ -186,8 +189,8 @@ def _judge_read_rows(part: Part, where: Expression, names: set[str], sizes: dict
     return _Verdict(codes, reasons)
 
 
-def _cache_path(part: Part, layout: str, where: Expression) -> Path:
-    key = json.dumps([_VERSION, part.path.name, *part.identity, len(part), layout, str(where)])
+def _cache_path(part: Rows, source: Source, where: Expression) -> Path:
+    key = json.dumps([_VERSION, part.path.name, *part.identity, len(part), source.format, source.layout, str(where)])
     return cache_dir() / "where" / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 

@@ -87,7 +87,8 @@ def draw_prompts(
     from ..models.build import latent_shape, load_pipeline
     from ..utils.files import make_output_dir, write_text
     from ..utils.log import get_logger, progress, quiet_libraries
-    from .grid import prompt_grid, save_png
+    from ..utils.pictures import save_png
+    from .grid import prompt_grid
     from .sample import draw
 
     facts = read_facts(folder)

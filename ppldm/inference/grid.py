@@ -1,21 +1,12 @@
 """Pictures beside pictures, with their captions: one PNG that a person can judge at a glance."""
 
-from pathlib import Path
-
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
-from ..utils.files import atomic_write
+from ..utils.pictures import caption_font, fit_text
 
 CAPTION_HEIGHT = 34
 GAP = 6
-
-
-def caption_font(size: int = 14):
-    """DejaVu Sans, which matplotlib ships; Pillow's own font where a caption needs no more."""
-    import matplotlib
-
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")), size)
 
 
 def prompt_grid(
@@ -26,10 +17,10 @@ def prompt_grid(
     width, height = samples * (side + GAP) + 3 * GAP, side + CAPTION_HEIGHT + GAP
     rows = -(-len(captions) // columns)
     canvas = Image.new("RGB", (columns * width + GAP, rows * height + GAP), "white")
-    draw, font = ImageDraw.Draw(canvas), caption_font()
+    draw, font = ImageDraw.Draw(canvas), caption_font(text="".join(captions))
     for block, (caption, row) in enumerate(zip(captions, pictures, strict=True)):
         x, y = (block % columns) * width + 2 * GAP, (block // columns) * height + GAP
-        draw.text((x, y + 8), _fitted(caption, font, width - 4 * GAP), fill="black", font=font)
+        draw.text((x, y + 8), fit_text(caption, font, width - 4 * GAP), fill="black", font=font)
         for index, picture in enumerate(row):
             tile = Image.fromarray(picture).resize((side, side), Image.Resampling.LANCZOS)
             left = x + index * (side + GAP)
@@ -47,17 +38,3 @@ def tile(pictures: np.ndarray, columns: int) -> np.ndarray:
     padded = np.full((rows * columns, height, width, 3), 255, dtype=np.uint8)
     padded[:count] = pictures
     return padded.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)
-
-
-def save_png(path, image) -> None:
-    """Write a PIL image or an [H, W, 3] uint8 array as PNG, atomically."""
-    if isinstance(image, np.ndarray):
-        image = Image.fromarray(image)
-    with atomic_write(path) as file:
-        image.save(file, format="PNG")
-
-
-def _fitted(text: str, font, width: int) -> str:
-    while text and font.getlength(text) > width:
-        text = text[:-2] + "…" if text.endswith("…") else text[:-1] + "…"
-    return text

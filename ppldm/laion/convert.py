@@ -23,8 +23,6 @@ from json import JSONDecodeError, dumps, loads
 from pathlib import Path
 from typing import Annotated
 
-from fastcore.basics import num_cpus
-
 from ..data.filelist import write_filelist
 from ..data.image import decode_pixels
 from ..data.part import index_path, write_part
@@ -32,7 +30,7 @@ from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.files import make_output_dir, write_json
 from ..utils.log import get_logger, progress
-from ..utils.workers import map_unordered
+from ..utils.workers import check_workers, map_unordered
 from .source import SourceRow, read_folder
 
 MAX_BAD_FRACTION = 0.5
@@ -77,11 +75,10 @@ def convert_rows(rows: Iterable, source, out, name="custom", rows_per_part=1000,
     """
     if not name or Path(name).name != name:
         raise ConfigError(f"--name {name!r} cannot name a file; use a plain word such as 'custom'")
-    if num_workers < 0:
-        raise ConfigError(f"--num-workers is {num_workers}; it must be 0 (one per core) or more")
+    num_workers = check_workers(num_workers)
     tasks = _make_tasks(rows, Path(out), rows_per_part)
     _claim_folder(Path(out), source, name, rows_per_part)
-    records = _make_parts(tasks, num_workers or num_cpus())
+    records = _make_parts(tasks, num_workers)
     _sweep(Path(out), name, {task.path.name for task in tasks})
     manifest = _merge_records(records, name, rows_per_part)
     _refuse_bad_source(manifest, source)

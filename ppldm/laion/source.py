@@ -7,8 +7,6 @@ loads it. Every row that a source knows of comes out of its generator, the incom
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..data.row import Row
+from ..data.sample import decode_caption, decode_meta
 from ..utils.errors import ConfigError, DataError, RowError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -45,10 +44,12 @@ class SourceRow:
             raise RowError("two_images", f"{' and '.join(path.name for path in self.images)} share one base name")
         if self.caption is None:
             raise RowError("no_caption", f"{self.images[0].name} has no .txt of its base name beside it")
-        caption = " ".join(_read_text(self.caption).split())
-        if not caption:
-            raise RowError("empty_caption", f"{self.caption.name} has no text in it")
-        return Row(caption, _read_bytes(self.images[0]), _read_meta(self.meta) if self.meta else {})
+        caption = decode_caption(_read_bytes(self.caption), self.caption.name)
+        return Row(
+            caption,
+            _read_bytes(self.images[0]),
+            decode_meta(_read_bytes(self.meta), self.meta.name) if self.meta else {},
+        )
 
 
 def read_folder(folder) -> Iterator[SourceRow]:
@@ -98,30 +99,3 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise RowError("unreadable", f"{path.name}: {error.strerror}") from error
-
-
-def _read_text(path: Path) -> str:
-    """UTF-8, else GB18030, as in part files."""
-    data = _read_bytes(path)
-    for encoding in ("utf-8-sig", "gb18030"):
-        try:
-            return data.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-    raise RowError("encoding", f"{path.name} is neither UTF-8 nor GB18030 text")
-
-
-def _read_meta(path: Path) -> dict:
-    """NaN and infinities, which JSON does not have and many writers emit, become null: unknown."""
-    try:
-        meta = json.loads(_read_text(path), parse_constant=lambda _: None, parse_float=_finite_or_none)
-    except ValueError as error:
-        raise RowError("metadata", f"{path.name} is not JSON ({error})") from error
-    if not isinstance(meta, dict):
-        raise RowError("metadata", f"{path.name} holds a JSON {type(meta).__name__}, not an object")
-    return meta
-
-
-def _finite_or_none(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None

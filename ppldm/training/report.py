@@ -4,8 +4,8 @@ import time
 
 from paddlenlp.utils.profiler import add_profiler_step
 
-from ..inference.grid import save_png
 from ..utils.log import get_logger, progress
+from ..utils.pictures import save_png
 from .metrics import Interval, MetricsWriter
 from .run import TrainingRun
 

@@ -5,14 +5,25 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from .errors import DataError
-from .log import be_quiet
+from .errors import ConfigError, DataError
+from .log import be_quiet, progress
+from .machine import count_usable_cores
 
 T, R = TypeVar("T"), TypeVar("R")
+
+_NUM_THREADS = 32
+_CHUNK = 64
+
+
+def check_workers(num_workers: int) -> int:
+    """The number of processes that a flag asks for, 0 meaning one per core. Raises ConfigError."""
+    if num_workers < 0:
+        raise ConfigError(f"--num-workers is {num_workers}; it must be 0 (one per core) or more")
+    return num_workers or count_usable_cores()
 
 
 def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
@@ -40,6 +51,25 @@ def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: i
             ) from error
         finally:
             executor.shutdown(cancel_futures=True)
+
+
+def map_in_threads(function: Callable[[T], R], items: Sequence[T], name: str) -> list[R]:
+    """function(item) of each item, in order, for functions that wait for disks: a network's answers overlap.
+
+    `name` is that of the progress bar that comes where this takes long.
+    """
+    chunks = [items[start : start + _CHUNK] for start in range(0, len(items), _CHUNK)]
+    if len(chunks) <= 1:
+        return [function(item) for item in items]
+    results = []
+    with (
+        ThreadPoolExecutor(_NUM_THREADS) as executor,
+        progress(total=len(items), desc=name, unit="part", delay=3) as bar,
+    ):
+        for done in executor.map(lambda chunk: [function(item) for item in chunk], chunks):
+            results += done
+            bar.update(len(done))
+    return results
 
 
 def _start_worker() -> None:

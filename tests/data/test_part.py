@@ -12,11 +12,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ppldm.data import container
 from ppldm.data import part as part_module
+from ppldm.data import stored as stored_module
+from ppldm.data.filelist import Source
 from ppldm.data.index import GZIP_MEMBERS, PLAIN_LINES, read_index
-from ppldm.data.part import Part, build_indexes, count_rows, index_path, write_part
+from ppldm.data.part import Part, index_path, write_part
 from ppldm.data.row import Row, decode_row, encode_row
 from ppldm.utils.errors import ConfigError, PartError, RowError
+
+
+def count_rows(path, layout="default"):
+    return container.count_rows(path, Source(Path("x.filelist"), (), layout=layout))
+
+
+def build_indexes(paths, num_workers=1):
+    return container.build_indexes(paths, Source(Path("x.filelist"), ()), num_workers)
 
 
 def read_all(path):
@@ -161,7 +172,7 @@ def test_no_damage_to_an_index_goes_unnoticed(tmp_path, make_rows):
     damaged = [bytes([*sound[:i], sound[i] ^ 1, *sound[i + 1 :]]) for i in range(len(sound))]
     for data in [*damaged, sound[:-1], sound + b"x", sound[:10], b""]:
         index_path(path).write_bytes(data)
-        assert read_index(index_path(path), size) is None
+        assert read_index(index_path(path), size, (GZIP_MEMBERS,)) is None
     assert read_all(path) == make_rows(0, 3)
     assert index_path(path).read_bytes() == sound
 
@@ -178,7 +189,7 @@ def test_kinds(tmp_path, make_rows):
     write_part(tmp_path / "own.gz", make_rows(0, 2))
     for name, kind in {"plain": PLAIN_LINES, "own.gz": GZIP_MEMBERS}.items():
         Part(tmp_path / name)
-        assert read_index(index_path(tmp_path / name), (tmp_path / name).stat().st_size).kind == kind
+        assert read_index(index_path(tmp_path / name), (tmp_path / name).stat().st_size, (kind,)).kind == kind
 
 
 def _read_as_nobody(path, cache, queue):
@@ -309,7 +320,7 @@ def test_a_part_from_the_future_is_checked_once(tmp_path, make_rows, monkeypatch
     write_part(path, make_rows(0, 3))
     os.utime(path, (4e9, 4e9))
     assert read_all(path) == make_rows(0, 3)
-    monkeypatch.setattr(part_module, "_checksum", None)
+    monkeypatch.setattr(stored_module, "measure_file", None)
     assert read_all(path) == make_rows(0, 3)
 
 

@@ -1,0 +1,100 @@
+"""What all formats but the part's own share: rows that an index finds in one file, read one at a time."""
+
+import os
+import weakref
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..utils.errors import PartError, RowError
+from ..utils.log import get_logger, progress
+from .image import image_size
+from .index import Index, make_index, read_index, read_row_count
+from .row import Row
+from .stored import Way, find_older, find_stored, measure_file, store_index
+
+MAX_ROW_BYTES = 1 << 28
+
+
+class IndexedRows(ABC):
+    """Rows that can be read in any order, of a file or folder in some format; `ppldm.data.container.Rows`.
+
+    A format says how to find its rows (`_build`), what the bytes of one mean (`_decode`), and in which `way` its index
+    is kept. Raises PartError for what is missing, empty, truncated or of another format.
+    """
+
+    way: Way
+
+    def __init__(self, path):
+        self.path = Path(path)
+        found = find_stored(self.path, self.way, read_index) or find_older(self.path, self.way)
+        stored, self._index = found or self._build()
+        self.widths, self.heights = self._index.widths, self._index.heights
+        self.identity = self._index.part_bytes, self._index.part_crc32
+        self._file = os.open(stored, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self._file)
+
+    @classmethod
+    def count(cls, path) -> int | None:
+        """The number of rows from the header of the index alone; None where there is no index."""
+        found = find_stored(Path(path), cls.way, read_row_count)
+        return found[1] if found else None
+
+    def __len__(self) -> int:
+        return len(self._index.offsets)
+
+    def read(self, row: int) -> Row:
+        """Row `row` of [0, len). Raises RowError, naming file and row."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
+        data = os.pread(self._file, int(self._index.lengths[row]), int(self._index.offsets[row]))
+        return self._decode(data, f"{self.path} row {row}")
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`. Raises RowError."""
+        read = self.read(row)
+        return read.caption, read.meta
+
+    @abstractmethod
+    def _build(self) -> tuple[Path, Index]:
+        """(the file with the rows, its index), the latter stored for the next time."""
+
+    @abstractmethod
+    def _decode(self, data: bytes, where: str) -> Row:
+        """The row of its bytes. Raises RowError."""
+
+
+@contextmanager
+def indexing(path: Path, total: int, unit: str):
+    """A line in the log, a progress bar, and an error of ours where the file cannot be read."""
+    get_logger().info("indexing %s, once", path)
+    try:
+        with progress(total=total, desc=path.name, unit=unit, unit_scale=unit == "B", delay=3) as bar:
+            yield bar
+    except OSError as error:
+        raise PartError(f"cannot read {path}: {error.strerror or error}; get it again") from error
+
+
+def store_rows(path: Path, way: Way, table: list[tuple[int, int, int, int]]) -> Index:
+    """The index of rows (offset, length, width, height) of the file `path`, stored. Raises PartError without rows."""
+    if not table:
+        raise PartError(f"{path} holds no rows; get it again or delete its line in the filelist")
+    index = make_index(way.kinds[0], *measure_file(path), table)
+    store_index(path, way, index)
+    return index
+
+
+def read_image_size(path: Path) -> tuple[int, int]:
+    """(width, height) as shown of an image file; (0, 0) where it cannot be read."""
+    try:
+        return image_size(path.read_bytes())
+    except OSError:
+        return 0, 0
+
+
+def read_file(path: Path, where: str) -> bytes:
+    """The content of a file that a row names. Raises RowError "unreadable"."""
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise RowError("unreadable", f"{where}: cannot read {path}: {getattr(error, 'strerror', error)}") from error

@@ -1,0 +1,142 @@
+"""Where the index of a file of rows lies, where a copy that can be read at random, and which of them fit.
+
+An index lies beside its file, `<file>.idx`, or in the cache folder (`PPLDM_CACHE_DIR`, else `~/.cache/ppldm`) where
+that folder cannot be written. A file whose rows cannot be read at random has a copy in the cache folder, another one
+for each size and time of change of the original, with an index beside it.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..utils.errors import OutputError, PartError
+from ..utils.files import make_output_dir
+from ..utils.log import get_logger
+from .index import Index, read_index, write_index
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to read a file. `kinds`: of indexes that serve it. The suffixes keep apart what differs between ways."""
+
+    kinds: tuple[int, ...]
+    index_suffix: str = ".idx"
+    copy_suffix: str = ""
+
+    def index_path(self, path: Path) -> Path:
+        """The index beside a file."""
+        return path.with_name(path.name + self.index_suffix)
+
+    def cached_index_path(self, path: Path) -> Path:
+        """The index of a file whose folder cannot be written."""
+        return cache_dir() / f"{_cache_key(path)}-{path.name}{self.index_suffix}"
+
+    def copy_path(self, path: Path, status: os.stat_result) -> Path:
+        """The copy of a file whose own rows cannot be read at random; another one for each state of the original."""
+        return cache_dir() / f"{_cache_key(path)}-{status.st_size}-{status.st_mtime_ns}-{path.name}{self.copy_suffix}"
+
+
+def cache_dir() -> Path:
+    """Where everything that can be made again is kept. It need not exist."""
+    return Path(os.environ.get("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
+
+
+def find_stored(path: Path, way: Way, read: Callable):
+    """(file that holds the rows, `read` of its index) where a fitting index exists, else None.
+
+    `read`: `read_index` or `read_row_count`. Raises PartError for a file that is missing or empty.
+    """
+    for file, index, file_bytes, older in _candidates(path, way):
+        if not older and (result := read(index, file_bytes, way.kinds)) is not None:
+            return file, result
+    return None
+
+
+def find_older(path: Path, way: Way) -> tuple[Path, Index] | None:
+    """As `find_stored`, of indexes older than their file that its checksum confirms. They are stored anew, so that this
+    is done once. Copied files have times in any order; a file that was replaced has another checksum."""
+    for file, index, file_bytes, older in _candidates(path, way):
+        if older and (result := read_index(index, file_bytes, way.kinds)) is not None:
+            if result.part_crc32 == measure_file(file)[1]:
+                store_index(file, way, result)
+                return file, result
+            get_logger().warning("index %s is not used: its part has changed since", index)
+    return None
+
+
+def stat_part(path: Path) -> os.stat_result:
+    """The state of a file of rows, or of a folder. Raises PartError."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise PartError(f"cannot read part file {path}: {error.strerror}; correct its line in the filelist") from error
+    if stat.S_ISREG(status.st_mode) and status.st_size == 0:
+        raise PartError(f"part file {path} is empty (0 bytes); get it again or delete its line in the filelist")
+    return status
+
+
+def measure_file(path: Path) -> tuple[int, int]:
+    """The bytes of a file and their CRC-32, as an index states them."""
+    crc32 = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc32 = zlib.crc32(chunk, crc32)
+        return file.tell(), crc32
+
+
+def make_copy_dir(path: Path, copy: Path) -> None:
+    """Make the cache folder and say what will be put there. Raises OutputError."""
+    get_logger().info("the rows of %s cannot be read at random; repacking it, once, into %s", path, copy)
+    make_output_dir(copy.parent)
+
+
+def store_index(path: Path, way: Way, index: Index) -> None:
+    """Write the index of `path` beside it or into the cache folder. Raises OutputError."""
+    target = way.index_path(path)
+    try:
+        write_index(target, index)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise OutputError(f"cannot write {target}: {error.strerror}; free some space") from error
+        target = way.cached_index_path(path)
+        get_logger().info("%s cannot be written; the index of %s goes into %s", path.parent, path.name, target)
+        make_output_dir(target.parent)
+        write_index(target, index)
+    changed = path.stat().st_mtime_ns
+    if target.stat().st_mtime_ns < changed:  # by another machine's clock
+        os.utime(target, ns=(changed, changed))
+
+
+def _candidates(path: Path, way: Way) -> Iterator[tuple[Path, Path, int, bool]]:
+    """(file with the rows, its index, bytes of the former, whether the index is older) of all that there are.
+
+    Of 60,000 parts each costs what is done up to its first candidate, so that the others' names are made after it.
+    """
+    status = stat_part(path)
+    if stat.S_ISREG(status.st_mode):  # the rows of a folder lie in its copy, a list of names
+        for index in (way.index_path, way.cached_index_path):
+            yield from _candidate(path, status, index(path))
+    copy = way.copy_path(path, status)
+    try:
+        yield from _candidate(copy, os.stat(copy), way.index_path(copy))
+    except FileNotFoundError:
+        return
+
+
+def _candidate(file: Path, status: os.stat_result, index: Path) -> Iterator[tuple[Path, Path, int, bool]]:
+    try:
+        index_status = os.stat(index)
+    except FileNotFoundError:
+        return
+    yield file, index, status.st_size, index_status.st_mtime_ns < status.st_mtime_ns
+
+
+def _cache_key(path: Path) -> str:
+    return hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]

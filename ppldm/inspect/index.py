@@ -1,0 +1,26 @@
+"""`ppldm index`: build the indexes of all parts, ahead of training."""
+
+import sys
+from json import dumps
+from typing import Annotated
+
+from ..utils.errors import DataError
+from ..utils.workers import check_workers
+from .parts import describe_bad_parts, index_parts, list_parts
+
+
+def index(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    num_workers: int = 0,  # processes; 0 means one per core
+    json: bool = False,  # print {parts, rows, bad_parts: {path: error}} as JSON
+):
+    """Index the parts that filelists name, so that training starts at once."""
+    parts = list_parts(filelists, must_exist=False)
+    indexed = index_parts(parts, check_workers(num_workers))
+    report = {"parts": len(parts), "rows": indexed.num_rows, "bad_parts": indexed.bad_parts()}
+    text = f"{report['rows']} rows in {len(parts)} part(s)"
+    lines = [text, *describe_bad_parts(report["bad_parts"])]
+    sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else "\n".join(lines)) + "\n")
+    sys.stdout.flush()
+    if indexed.bad:
+        raise DataError(f"{len(indexed.bad)} of {len(parts)} parts cannot be opened; see above")

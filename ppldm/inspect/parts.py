@@ -1,0 +1,126 @@
+"""What the commands of this folder share: the parts that filelists name, their rows, and tasks over both.
+
+A part that cannot be opened is a finding, not the end of the command: it is listed with its error.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ..data.container import Rows, count_rows, open_part
+from ..data.filelist import Source, read_sources
+from ..utils.errors import DataError, OutputError
+from ..utils.files import make_output_dir
+from ..utils.log import progress
+from ..utils.workers import map_unordered
+
+Result = TypeVar("Result")
+
+_ROWS_PER_TASK = 1000
+EXAMPLES_PER_REASON = 3
+
+
+@dataclass(frozen=True)
+class PartName:
+    """A line of a filelist. `source` says how to read it and names no other parts, so that this pickles small."""
+
+    path: Path
+    source: Source
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """Parts in the order of the filelists: rows of those that can be opened, errors of the others."""
+
+    rows: dict[PartName, int]
+    bad: dict[PartName, str]
+
+    @property
+    def num_rows(self) -> int:
+        """The rows of all parts that can be opened."""
+        return sum(self.rows.values())
+
+    def bad_parts(self) -> dict[str, str]:
+        """Errors by path, for JSON."""
+        return {str(part.path): error for part, error in self.bad.items()}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows [start, stop) of a part."""
+
+    part: PartName
+    start: int
+    stop: int
+
+
+def list_parts(filelists: list[str], must_exist: bool = True) -> list[PartName]:
+    """The parts of filelists and filelist lists, in order. Raises FilelistError."""
+    sources = [source for filelist in filelists for source in read_sources(filelist, must_exist=must_exist)]
+    return [PartName(path, source.without_parts()) for source in sources for path in source.parts]
+
+
+def index_parts(parts: list[PartName], num_workers: int) -> Indexed:
+    """Count the rows of parts, building the indexes that are missing."""
+    counts, errors = {}, {}
+    with progress(total=len(parts), desc="index", unit="part", delay=1) as bar:
+        for part, (rows, error) in map_unordered(_count, parts, num_workers):
+            if error:
+                errors[part] = error
+            else:
+                counts[part] = rows
+            bar.update()
+    return Indexed(
+        {part: counts[part] for part in parts if part in counts},
+        {part: errors[part] for part in parts if part in errors},
+    )
+
+
+def over_rows(
+    function: Callable[[Span], Result], indexed: Indexed, num_workers: int, name: str
+) -> Iterator[tuple[Span, Result]]:
+    """`function` over all rows of the parts that can be opened, cut into spans, under a progress bar named `name`."""
+    spans = [
+        Span(part, start, min(start + _ROWS_PER_TASK, rows))
+        for part, rows in indexed.rows.items()
+        for start in range(0, rows, _ROWS_PER_TASK)
+    ]
+    with progress(total=indexed.num_rows, desc=name, unit="row") as bar:
+        for span, result in map_unordered(function, spans, num_workers):
+            yield span, result
+            bar.update(span.stop - span.start)
+
+
+def check_output(path: str) -> None:
+    """Raises OutputError, before the work, where a result cannot be written to the file `path`."""
+    make_output_dir(Path(path).parent)
+    if Path(path).is_dir():
+        raise OutputError(f"--out {path} is a folder; name a file")
+
+
+def describe_bad_parts(bad_parts: dict[str, str]) -> list[str]:
+    """Lines for people."""
+    lines = [f"  cannot be opened: {error}" for error in list(bad_parts.values())[:10]]
+    return lines + ([f"  and {len(bad_parts) - 10} more"] if len(bad_parts) > 10 else [])
+
+
+def locate(indexed: Indexed, row: int) -> tuple[PartName, int]:
+    """The part of a row counted through all parts, and the row's number in it."""
+    for part, rows in indexed.rows.items():
+        if row < rows:
+            return part, row
+        row -= rows
+    raise IndexError(f"no row {row}")
+
+
+def open_rows(part: PartName) -> Rows:
+    """The rows of a part. Raises DataError."""
+    return open_part(part.path, part.source)
+
+
+def _count(part: PartName) -> tuple[int, str | None]:
+    try:
+        return count_rows(part.path, part.source), None
+    except DataError as error:
+        return 0, str(error)

@@ -1,0 +1,185 @@
+"""`ppldm repack`: rows of any format as part files in which each row is a gzip member of its own.
+
+    OUT/parts/part-00000.gz, part-00000.gz.idx, ...    one for each part of the filelists, in their order
+    OUT/0-NAME.filelist, ...                           one for each filelist NAME
+    OUT/repacked.filelist.list                         these, with their weights; train with it
+    OUT/manifest.json                                  written last: rows in = rows out + skipped, by reason
+    OUT/.repack/                                       records by which the same command goes on
+
+Captions and image bytes stay what they are; `width` and `height` of the metadata become the image's own. A part is
+finished when its record is there and fits the state of its source.
+"""
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import chain, groupby
+from json import JSONDecodeError, dumps, loads
+from pathlib import Path
+from typing import Annotated
+
+from ..data.container import Rows
+from ..data.filelist import write_filelist
+from ..data.part import Part, write_part
+from ..data.row import Row
+from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
+from ..utils.files import make_output_dir, write_json
+from ..utils.log import get_logger, progress
+from ..utils.workers import check_workers, map_unordered
+from .parts import EXAMPLES_PER_REASON, PartName, list_parts, open_rows
+
+
+def repack(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    out: Annotated[str, {"opt": True, "required": True}],  # folder for parts and filelists; made if missing
+    num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
+    json: bool = False,  # print the manifest as JSON
+):
+    """Rewrite rows of any format as part files that are read at random at full speed.
+
+    Train with --file_list OUT/repacked.filelist.list. Rows that cannot be read are left out
+    and counted by reason; images are not decoded. Stopped at any
+    point, the same command goes on.
+    """
+    parts = list_parts(filelists)
+    manifest = repack_parts(parts, Path(out), check_workers(num_workers))
+    text = f"{manifest['rows_out']} of {manifest['rows_in']} rows in {len(manifest['parts'])} part(s)"
+    lines = [text, *(f"  skipped, {reason}: {count}" for reason, count in manifest["skipped"].items())]
+    lines.append(f"train with --file_list {Path(out, 'repacked.filelist.list')}")
+    sys.stdout.write((dumps(manifest, indent=2, ensure_ascii=False) if json else "\n".join(lines)) + "\n")
+
+
+@dataclass(frozen=True)
+class _Task:
+    part: PartName
+    path: Path
+
+    @property
+    def record_path(self) -> Path:
+        return self.path.parent.parent / ".repack" / f"{self.path.name}.json"
+
+    def stamp(self) -> list:
+        """Tells this state of the source from any other."""
+        state = self.part.path.stat()
+        return [os.path.abspath(self.part.path), self.part.source.format, state.st_size, state.st_mtime_ns]
+
+
+def repack_parts(parts: list[PartName], out: Path, num_workers: int) -> dict:
+    """Repack parts into the folder `out` and return the manifest.
+
+    Raises OutputError, DataError for a part that cannot be opened, or of which no row can be used.
+    """
+    tasks = [_Task(part, out / "parts" / f"part-{number:05}.gz") for number, part in enumerate(parts)]
+    _claim(out, tasks)
+    records = {}
+    with progress(total=len(tasks), desc="repack", unit="part") as bar:
+        for task, record in map_unordered(_repack_part, tasks, num_workers):
+            records[task] = record
+            bar.update()
+    skipped = Counter()
+    for record in records.values():
+        skipped.update(record["skipped"])
+    manifest = {
+        "rows_in": sum(record["rows_in"] for record in records.values()),
+        "rows_out": sum(record["rows_out"] for record in records.values()),
+        "skipped": dict(sorted(skipped.items())),
+        "parts": [
+            {"path": f"parts/{task.path.name}", "source": str(task.part.path), "rows": records[task]["rows_out"]}
+            for task in tasks
+        ],
+    }
+    _write_filelists(tasks, out)
+    write_json(out / "manifest.json", manifest)
+    return manifest
+
+
+def _claim(out: Path, tasks: list[_Task]) -> None:
+    known = {task.path.name for task in tasks}
+    strangers = [path for path in (out / "parts").glob("*.gz") if path.name not in known]
+    if strangers or ((out / "parts").exists() and not (out / ".repack").exists()):
+        raise OutputError(f"{out / 'parts'} holds files of another origin; choose another --out, or delete that folder")
+    if any(Path(os.path.abspath(task.part.path)).is_relative_to(os.path.abspath(out / "parts")) for task in tasks):
+        raise ConfigError(f"--out {out} holds the parts that are to be read; choose another")
+    make_output_dir(out / ".repack")
+    make_output_dir(out / "parts")
+
+
+def _repack_part(task: _Task) -> dict:
+    stamp = task.stamp()
+    record = _finished_record(task, stamp)
+    if record:
+        return record
+    task.record_path.unlink(missing_ok=True)
+    skipped, examples = Counter(), []
+    with _cache_inside(task.record_path.parent), closing(open_rows(task.part)) as part:
+        rows = _usable_rows(part, skipped, examples)
+        first = next(rows, None)
+        if first is None:
+            raise DataError(f"none of the {len(part)} rows of {part.path} can be used: {'; '.join(examples)}")
+        try:
+            info = write_part(task.path, chain([first], rows))
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {task.path}: {error.strerror or error}; make room, then run the same command again"
+            ) from error
+        record = {"stamp": stamp, "rows_in": len(part), "rows_out": info.rows, "skipped": dict(sorted(skipped.items()))}
+    write_json(task.record_path, record)
+    return record
+
+
+def _finished_record(task: _Task, stamp: list) -> dict | None:
+    try:
+        record = loads(task.record_path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, JSONDecodeError, UnicodeDecodeError):
+        return None
+    if record.get("stamp") != stamp:
+        return None
+    try:
+        return record if Part.count(task.path) == record["rows_out"] else None
+    except PartError:
+        return None
+
+
+def _usable_rows(part: Rows, skipped: Counter, examples: list[str]) -> Iterator[Row]:
+    for number in range(len(part)):
+        try:
+            row = part.read(number)
+        except RowError as error:
+            skipped[error.reason] += 1
+            if len(examples) < EXAMPLES_PER_REASON:
+                examples.append(str(error))
+            continue
+        width, height = int(part.widths[number]), int(part.heights[number])
+        known = {"width": width, "height": height} if 0 < width < 65535 and 0 < height < 65535 else {}
+        yield Row(row.caption, row.image, row.meta | known)
+
+
+@contextmanager
+def _cache_inside(folder: Path):
+    """What opening a part puts into the cache (a copy of a parquet file, say) is wanted once."""
+    before = os.environ.get("PPLDM_CACHE_DIR")
+    with tempfile.TemporaryDirectory(dir=folder) as cache:
+        os.environ["PPLDM_CACHE_DIR"] = cache
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PPLDM_CACHE_DIR"]
+            else:
+                os.environ["PPLDM_CACHE_DIR"] = before
+
+
+def _write_filelists(tasks: list[_Task], out: Path) -> None:
+    lines = []
+    weighted = all(task.part.source.weight is not None for task in tasks)
+    if not weighted and any(task.part.source.weight is not None for task in tasks):
+        get_logger().warning("some filelists come with weights and others without; the new list has none")
+    for number, (source, own) in enumerate(groupby(tasks, key=lambda task: task.part.source)):
+        name = f"{number}-{source.path.name.removesuffix('.filelist')}.filelist"
+        write_filelist(out / name, [f"parts/{task.path.name}" for task in own])
+        lines.append(f"{name} {source.weight:g}" if weighted else name)
+    write_filelist(out / "repacked.filelist.list", lines)

@@ -1,0 +1,129 @@
+"""`ppldm show` and `ppldm head`: rows as a person sees them, on a contact sheet or as text."""
+
+import sys
+from contextlib import closing
+from json import dumps
+from typing import Annotated
+
+import numpy as np
+
+from ..data.image import decode_image
+from ..utils.errors import ConfigError, DataError, RowError
+from ..utils.workers import check_workers
+from .parts import Indexed, check_output, index_parts, list_parts, locate, open_rows
+
+_CAPTION_LINES = 3
+_LINE_HEIGHT = 16
+_GAP = 8
+
+
+def show(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    out: Annotated[str, {"opt": True, "required": True}],  # the PNG to write
+    n: int = 24,  # rows to show
+    seed: int = 0,  # chooses the rows
+    side: int = 192,  # pixels of a picture's longer side
+    num_workers: int = 0,  # processes that index parts without an index; 0 means one per core
+):
+    """Draw a contact sheet of rows chosen at random, with their captions, sizes and places.
+
+    A bad row is shown by its reason.
+    """
+    from ..utils.pictures import save_png
+
+    if n < 1 or side < 32:
+        raise ConfigError(f"-n is {n} and --side {side}; they must be at least 1 and 32")
+    check_output(out)
+    indexed = _index(filelists, num_workers)
+    rows = choose_rows(indexed.num_rows, n, seed)
+    save_png(out, draw_sheet([read_tile(indexed, row) for row in rows], side))
+    sys.stdout.write(f"{len(rows)} of {indexed.num_rows} rows are drawn in {out}\n")
+
+
+def head(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    n: int = 5,  # rows to print
+    num_workers: int = 0,  # processes that index parts without an index; 0 means one per core
+    json: bool = False,  # print each row as a JSON object in a line of its own
+):
+    """Print the first rows: caption, image size, bytes, metadata."""
+    if n < 1:
+        raise ConfigError(f"-n is {n}; it must be at least 1")
+    indexed = _index(filelists, num_workers)
+    for row in range(min(n, indexed.num_rows)):
+        record = read_record(indexed, row)
+        sys.stdout.write((dumps(record, ensure_ascii=False) if json else _describe(record)) + "\n")
+
+
+def choose_rows(num_rows: int, n: int, seed: int) -> list[int]:
+    """n different rows in ascending order, or all where there are fewer."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    return sorted(rng.choice(num_rows, min(n, num_rows), replace=False, shuffle=False).tolist())
+
+
+def read_record(indexed: Indexed, row: int) -> dict:
+    """What is known of a row; of a bad one, its reason and error in place of caption, bytes and metadata."""
+    name, number = locate(indexed, row)
+    with closing(open_rows(name)) as part:
+        size = {"width": int(part.widths[number]), "height": int(part.heights[number])}
+        record = {"part": str(name.path), "row": number, **size}
+        try:
+            read = part.read(number)
+        except RowError as error:
+            return record | {"reason": error.reason, "error": str(error)}
+    return record | {"caption": read.caption, "bytes": len(read.image), "meta": read.meta}
+
+
+def read_tile(indexed: Indexed, row: int):
+    """(PIL image or None, caption or the reason why there is no image, a line that says which row this is)."""
+    name, number = locate(indexed, row)
+    place = f"{name.path.name} row {number}"
+    with closing(open_rows(name)) as part:
+        try:
+            read = part.read(number)
+            image = decode_image(read.image)
+        except RowError as error:
+            return None, f"{error.reason}: {error}", place
+    return image, read.caption, f"{image.width} x {image.height}, {place}"
+
+
+def draw_sheet(tiles: list, side: int):
+    """The tiles, as `read_tile` gives them, in a sheet about as wide as it is high."""
+    from PIL import Image, ImageDraw
+
+    from ..utils.pictures import caption_font, fit_text, wrap_text
+
+    height = side + (_CAPTION_LINES + 1) * _LINE_HEIGHT + _GAP
+    columns = max(1, min(len(tiles), round((len(tiles) * height / (side + _GAP)) ** 0.5 * 1.2)))
+    lines = -(-len(tiles) // columns)
+    sheet = Image.new("RGB", (columns * (side + _GAP) + _GAP, lines * (height + _GAP) + _GAP), "white")
+    draw, small = ImageDraw.Draw(sheet), caption_font(10)
+    font = caption_font(12, "".join(caption for _, caption, _ in tiles))
+    for number, (image, caption, place) in enumerate(tiles):
+        x, y = _GAP + number % columns * (side + _GAP), _GAP + number // columns * (height + _GAP)
+        if image is None:
+            draw.rectangle((x, y, x + side - 1, y + side - 1), fill="#eeeeee", outline="#bb3333")
+            draw.text((x + 6, y + 6), "no image", fill="#bb3333", font=font)
+        else:
+            image.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=3)
+            sheet.paste(image, (x + (side - image.width) // 2, y + (side - image.height) // 2))
+        draw.text((x, y + side + 2), fit_text(place, small, side), fill="#777777", font=small)
+        for line, text in enumerate(wrap_text(caption, font, side, _CAPTION_LINES), start=1):
+            color = "black" if image else "#bb3333"
+            draw.text((x, y + side + line * _LINE_HEIGHT), text, fill=color, font=font)
+    return sheet
+
+
+def _index(filelists: list[str], num_workers: int) -> Indexed:
+    indexed = index_parts(list_parts(filelists), check_workers(num_workers))
+    if indexed.bad:
+        raise DataError(next(iter(indexed.bad.values())))
+    return indexed
+
+
+def _describe(record: dict) -> str:
+    where = f"{record['part']} row {record['row']}: {record['width']} x {record['height']}"
+    if "reason" in record:
+        return f"{where}, bad ({record['reason']}): {record['error']}"
+    text = f"{where}, {record['bytes'] / 1000:.1f} KB\n  {record['caption']}"
+    return text + (f"\n  {dumps(record['meta'], ensure_ascii=False)}" if record["meta"] else "")

@@ -1,0 +1,131 @@
+"""`ppldm stats`: what is in the parts: rows, sizes, caption lengths, and the reasons why rows are bad.
+
+Images are not decoded: their sizes come from the index, their bytes and captions from the rows.
+"""
+
+import math
+import sys
+from collections import Counter
+from contextlib import closing
+from json import dumps
+from typing import Annotated
+
+import numpy as np
+
+from ..utils.errors import RowError
+from ..utils.files import atomic_write
+from ..utils.workers import check_workers
+from .parts import Span, check_output, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
+
+_QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
+_MEASURES = {
+    "width": "width, pixels",
+    "height": "height, pixels",
+    "short_side": "short side, pixels",
+    "aspect_ratio": "width / height",
+    "image_kb": "image file, KB",
+    "caption_words": "caption, words",
+    "caption_chars": "caption, characters",
+}
+
+
+def stats(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    out: str = "",  # write histograms to this PNG
+    num_workers: int = 0,  # processes; 0 means one per core
+    json: bool = False,  # print the numbers as JSON
+):
+    """Say what filelists hold: rows, image sizes, caption lengths, reasons of bad rows."""
+    if out:
+        check_output(out)
+    parts = list_parts(filelists, must_exist=False)
+    num_workers = check_workers(num_workers)
+    indexed = index_parts(parts, num_workers)
+    counts, skipped = {measure: Counter() for measure in _MEASURES}, Counter()
+    for _, (own_counts, own_skipped) in over_rows(measure_span, indexed, num_workers, "stats"):
+        skipped.update(own_skipped)
+        for measure, values in own_counts.items():
+            counts[measure].update(values)
+    report = {
+        "parts": len(parts),
+        "rows": indexed.num_rows,
+        "skipped": dict(skipped.most_common()),
+        "bad_parts": indexed.bad_parts(),
+        "quantiles": list(_QUANTILES),
+        **{measure: quantiles(values) for measure, values in counts.items()},
+    }
+    if out:
+        draw_histograms(out, counts, f"{report['rows']} rows in {len(parts)} part(s)")
+    sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
+
+
+def measure_span(span: Span) -> tuple[dict[str, Counter], Counter]:
+    """(how often each value of each measure comes, bad rows by reason) over the rows of a span."""
+    counts, skipped = {measure: Counter() for measure in _MEASURES}, Counter()
+    with closing(open_rows(span.part)) as part:
+        for number in range(span.start, span.stop):
+            try:
+                row = part.read(number)
+            except RowError as error:
+                skipped[error.reason] += 1
+                continue
+            width, height = int(part.widths[number]), int(part.heights[number])
+            if not width or not height:
+                skipped["image"] += 1
+                continue
+            values = (
+                *(width, height, min(width, height), round(width / height, 2)),
+                *(math.ceil(len(row.image) / 1000), len(row.caption.split()), len(row.caption)),
+            )
+            for measure, value in zip(_MEASURES, values, strict=True):
+                counts[measure][value] += 1
+    return counts, skipped
+
+
+def quantiles(values: Counter) -> list[float]:
+    """The values at _QUANTILES of all that were counted; empty where nothing was."""
+    if not values:
+        return []
+    ordered = sorted(values)
+    ends = np.cumsum([values[value] for value in ordered])
+    ranks = [round(share * (int(ends[-1]) - 1)) for share in _QUANTILES]
+    return [ordered[int(np.searchsorted(ends, rank, side="right"))] for rank in ranks]
+
+
+def describe(report: dict) -> str:
+    """A report as a table."""
+    lines = [f"{report['rows']} rows in {report['parts']} part(s)"]
+    heads = [{0: "min", 0.5: "median", 1: "max"}.get(share, f"{share:.0%}") for share in report["quantiles"]]
+    lines.append(f"{'':<22}" + "".join(f"{head:>9}" for head in heads))
+    for measure, title in _MEASURES.items():
+        lines.append(f"{title:<22}" + "".join(f"{value:>9g}" for value in report[measure]))
+    lines += [f"  bad rows, {reason}: {count}" for reason, count in report["skipped"].items()]
+    return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
+
+
+def draw_histograms(path, counts: dict[str, Counter], title: str) -> None:
+    """One histogram for each measure, into a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 6.5), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(2, 4).ravel()
+    for axis, (measure, values) in zip(axes, counts.items(), strict=False):
+        axis.set_title(_MEASURES[measure])
+        axis.set_ylabel("rows")
+        axis.yaxis.get_major_locator().set_params(integer=True)
+        if values:
+            axis.hist(list(values), bins=_bins(values), weights=list(values.values()), color="#4477aa")
+    for axis in axes[len(counts) :]:
+        axis.set_axis_off()
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=100)
+
+
+def _bins(values: Counter) -> np.ndarray | int:
+    """About 40 bins; of whole numbers each bin takes as many, or the picture would show teeth that are not there."""
+    low, high = min(values), max(values)
+    if not all(isinstance(value, int) for value in values):
+        return 40
+    step = max(1, math.ceil((high - low + 1) / 40))
+    return np.arange(low, high + step + 1, step) - 0.5

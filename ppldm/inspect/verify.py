@@ -1,0 +1,86 @@
+"""`ppldm verify`: read and decode every row, as training will, and account for each."""
+
+import os
+import sys
+from collections import Counter
+from contextlib import closing
+from json import dumps
+from typing import Annotated
+
+from ..data.filelist import write_filelist
+from ..data.image import decode_image
+from ..utils.errors import DataError, RowError
+from ..utils.workers import check_workers
+from .parts import (
+    EXAMPLES_PER_REASON,
+    Span,
+    check_output,
+    describe_bad_parts,
+    index_parts,
+    list_parts,
+    open_rows,
+    over_rows,
+)
+
+
+def verify(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    out: str = "",  # write a filelist of the parts without any bad row
+    num_workers: int = 0,  # processes; 0 means one per core
+    json: bool = False,  # print {parts, rows, ok, skipped: {reason: count}, examples, bad_parts: {path: error}} as JSON
+):
+    """Check that every row can be read and its image decoded.
+
+    The exit status is 1 if any row or part is bad. A format other than part files is said where the filelist of --out
+    is named, in a list of filelists, as for the original.
+    """
+    if out:
+        check_output(out)
+    parts = list_parts(filelists, must_exist=False)
+    num_workers = check_workers(num_workers)
+    indexed = index_parts(parts, num_workers)
+    skipped, examples, unsound = Counter(), {}, set(indexed.bad)
+    for span, errors in over_rows(check_span, indexed, num_workers, "verify"):
+        for reason, message in errors:
+            skipped[reason] += 1
+            examples.setdefault(reason, []).append(message)
+            unsound.add(span.part)
+        examples = {reason: sorted(texts)[:EXAMPLES_PER_REASON] for reason, texts in examples.items()}
+    report = {
+        "parts": len(parts),
+        "rows": indexed.num_rows,
+        "ok": indexed.num_rows - skipped.total(),
+        "skipped": dict(sorted(skipped.items())),
+        "examples": dict(sorted(examples.items())),
+        "bad_parts": indexed.bad_parts(),
+    }
+    sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
+    sys.stdout.flush()
+    if out:
+        write_filelist(out, [os.path.abspath(part.path) for part in parts if part not in unsound])
+    if unsound:
+        raise DataError(
+            f"{len(unsound)} of {len(parts)} parts have bad rows or cannot be opened; --out FILE lists the rest"
+        )
+
+
+def check_span(span: Span) -> list[tuple[str, str]]:
+    """(reason, message) of each row of a span that cannot be used."""
+    errors = []
+    with closing(open_rows(span.part)) as part:
+        for row in range(span.start, span.stop):
+            try:
+                decode_image(part.read(row).image)
+            except RowError as error:
+                where = f"{span.part.path} row {row}"
+                text = str(error)
+                errors.append((error.reason, text if text.startswith(where) else f"{where}: {text}"))
+    return errors
+
+
+def describe(report: dict) -> str:
+    """A report in one line, and one line more for each reason and each part that cannot be opened."""
+    lines = [f"{report['ok']} of {report['rows']} rows are good, in {report['parts']} part(s)"]
+    for reason, count in sorted(report["skipped"].items(), key=lambda item: -item[1]):
+        lines.append(f"  {reason}: {count}, for example {report['examples'][reason][0]}")
+    return "\n".join(lines + describe_bad_parts(report["bad_parts"]))

@@ -1,0 +1,60 @@
+"""Pictures with words under them, and where they are written."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageFont
+
+from .files import atomic_write
+from .log import get_logger
+
+_CJK_FAMILIES = ("Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Droid Sans Fallback", "SimHei", "Microsoft YaHei")
+
+
+def caption_font(size: int = 14, text: str = ""):
+    """DejaVu Sans, which matplotlib ships; for a text with Chinese, Japanese or Korean one that has these characters,
+    where the machine has it."""
+    import matplotlib
+
+    own = str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"))
+    return ImageFont.truetype((any(c >= "\u2e80" for c in text) and _cjk_font()) or own, size)
+
+
+@lru_cache(maxsize=1)
+def _cjk_font() -> str | None:
+    from matplotlib.font_manager import fontManager
+
+    for family in _CJK_FAMILIES:
+        for font in fontManager.ttflist:
+            if font.name.startswith(family):
+                return font.fname
+    get_logger().warning("no font with Chinese characters is installed, so boxes stand for them; see fonts-noto-cjk")
+    return None
+
+
+def fit_text(text: str, font, width: int) -> str:
+    """The text, cut and ended by an ellipsis where it is over `width` pixels wide."""
+    while text and font.getlength(text) > width:
+        text = text[:-2] + "…" if text.endswith("…") else text[:-1] + "…"
+    return text
+
+
+def wrap_text(text: str, font, width: int, max_lines: int) -> list[str]:
+    """The words of a text in lines at most `width` pixels wide; the last line takes the rest, cut by an ellipsis."""
+    lines, words = [], text.split()
+    while words and len(lines) < max_lines - 1:
+        taken = 1
+        while taken < len(words) and font.getlength(" ".join(words[: taken + 1])) <= width:
+            taken += 1
+        lines.append(fit_text(" ".join(words[:taken]), font, width))
+        words = words[taken:]
+    return lines + ([fit_text(" ".join(words), font, width)] if words else [])
+
+
+def save_png(path, image) -> None:
+    """Write a PIL image or an [H, W, 3] uint8 array as PNG, atomically."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    with atomic_write(path) as file:
+        image.save(file, format="PNG")

@@ -1,0 +1,140 @@
+import io
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from ppldm.data.filelist import read_sources
+from ppldm.data.part import Part
+from ppldm.inspect.show import choose_rows
+from ppldm.inspect.stats import quantiles
+from ppldm.utils.errors import ConfigError, DataError, OutputError
+
+
+def report_of(run, capsys, *words):
+    """The JSON of a command that finds something bad, and its error."""
+    with pytest.raises(DataError) as caught:
+        run(*words, "--json")
+    return json.loads(capsys.readouterr().out), str(caught.value)
+
+
+def test_index_builds_what_is_missing_and_names_what_cannot_be_opened(data, run, capsys):
+    assert json.loads(run("index", "all.list", "--json")) == {"parts": 3, "rows": 30, "bad_parts": {}}
+    assert (data / "c.tar.idx").exists()
+    (data / "b.gz").write_text("no part")
+    (data / "a.gz").unlink()
+    report, error = report_of(run, capsys, "index", "all.list", "--num-workers", "2")
+    assert report["rows"] == 8 and set(report["bad_parts"]) == {"a.gz", "b.gz"}
+    assert error.startswith("2 of 3 parts")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_verify_accounts_for_every_row(data, run, capsys, workers):
+    report, error = report_of(run, capsys, "verify", "all.list", "--num-workers", workers, "--out", "good.filelist")
+    assert (report["rows"], report["ok"], report["skipped"]) == (30, 27, {"empty_caption": 1, "image": 2})
+    assert report["examples"]["image"][0].startswith("b.gz row 3") and "\n" not in error
+    assert (data / "good.filelist").read_text() == f"{data / 'a.gz'}\n"
+    good = json.loads(run("verify", "good.filelist", "--json"))
+    assert (good["rows"], good["ok"], good["skipped"]) == (10, 10, {})
+
+
+def test_verify_finds_missing_and_broken_parts(data, run, capsys):
+    (data / "a.gz").unlink()
+    (data / "b.gz").write_bytes((data / "b.gz").read_bytes()[:-20])
+    report, _ = report_of(run, capsys, "verify", "parts.filelist", "--out", "good.filelist")
+    assert report["rows"] == 0 and set(report["bad_parts"]) == {"a.gz", "b.gz"}
+    assert not (data / "good.filelist").exists()
+
+
+def test_stats_count_what_is_there(data, run):
+    report = json.loads(run("stats", "all.list", "--out", "s.png", "--json"))
+    assert report["rows"] == 30 and report["skipped"] == {"image": 2, "empty_caption": 1}
+    assert report["width"][0] == 20 and report["width"][-1] == 49 and set(report["height"]) == {30}
+    assert set(report["caption_words"]) == {2}
+    assert Image.open(data / "s.png").size == (1300, 650)
+    assert "picture" not in run("stats", "all.list") and "30 rows in 3 part(s)" in run("stats", "all.list")
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=200))
+def test_quantiles_are_those_of_the_sorted_values(values):
+    found = quantiles(Counter(values))
+    ordered = sorted(values)
+    assert found[0] == ordered[0] and found[-1] == ordered[-1]
+    assert found[3] == ordered[round(0.5 * (len(values) - 1))]
+
+
+def test_head_prints_the_first_rows(data, run):
+    lines = [json.loads(line) for line in run("head", "all.list", "-n", 14, "--json").splitlines()]
+    assert [line["caption"] for line in lines] == [f"picture {i}" for i in range(14)]
+    assert lines[0]["width"] == 20 and lines[0]["meta"] == {"key": "000"} and lines[13]["part"] == "b.gz"
+    text = run("head", "all.list", "-n", 99)
+    assert "bad (empty_caption)" in text and text.count(" row ") == 31
+    with pytest.raises(ConfigError):
+        run("head", "all.list", "-n", 0)
+
+
+def test_the_sheet_shows_the_chosen_rows(data, run):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert "9 of 30 rows" in run("show", "all.list", "--out", f"{name}.png", "-n", 9, "--seed", seed, "--side", 64)
+    sheets = [np.asarray(Image.open(data / f"{name}.png")) for name in "abc"]
+    assert np.array_equal(sheets[0], sheets[1]) and not np.array_equal(sheets[0], sheets[2])
+    # The picture of the first row chosen stands in the first tile: its own corner colours, scaled to 64 pixels high.
+    row = choose_rows(30, 9, 1)[0]
+    picture = Image.open(io.BytesIO(Part("a.gz").read(row).image)).convert("RGB")
+    width = picture.width
+    x = 8 + (64 - width) // 2
+    assert np.array_equal(sheets[0][8 + 17 : 8 + 47, x : x + width], np.asarray(picture))
+
+
+def test_a_result_that_cannot_be_written_is_said_before_the_work(data, run):
+    for words in (["show", "all.list"], ["stats", "all.list"], ["verify", "all.list"]):
+        with pytest.raises(OutputError):
+            run(*words, "--out", data)
+        with pytest.raises(OutputError):
+            run(*words, "--out", "/proc/none/x")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_repacked_rows_are_the_rows(data, run, workers):
+    manifest = json.loads(run("repack", "all.list", "--out", "new", "--num-workers", workers, "--json"))
+    assert (manifest["rows_in"], manifest["rows_out"], manifest["skipped"]) == (30, 29, {"empty_caption": 1})
+    sources = read_sources("new/repacked.filelist.list")
+    assert [(source.weight, len(source.parts), source.format) for source in sources] == [(1, 2, "part"), (3, 1, "part")]
+    parts = [Part(path) for source in sources for path in source.parts]
+    found = [part.read(i) for part in parts for i in range(len(part))]
+    assert [row.caption for row in found] == [f"picture {i}" for i in range(30) if i != 26]
+    assert found[0].image == Part("a.gz").read(0).image and found[0].meta == {"key": "000", "width": 20, "height": 30}
+    assert not (data / "cache").exists() and not list((data / "new").rglob("*.tmp"))
+
+
+def test_repack_goes_on_where_it_stopped(data, run):
+    run("repack", "all.list", "--out", "new", "--num-workers", 1)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (data / "new/parts").iterdir()}
+    (data / "new/parts/part-00001.gz").write_bytes(b"x")
+    (data / "new/.repack/part-00002.gz.json").unlink()
+    run("repack", "all.list", "--out", "new", "--num-workers", 1)
+    after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (data / "new/parts").iterdir()}
+    assert {path: content for path, (_, content) in before.items()} == {path: c for path, (_, c) in after.items()}
+    assert [path.name for path in sorted(after) if before[path][0] == after[path][0] and path.suffix == ".gz"] == [
+        "part-00000.gz"
+    ]
+
+
+def test_repack_leaves_others_files_alone(data, run):
+    (data / "new/parts").mkdir(parents=True)
+    (data / "new/parts/part-00000.gz").write_text("mine")
+    with pytest.raises(OutputError):
+        run("repack", "all.list", "--out", "new")
+    assert (data / "new/parts/part-00000.gz").read_text() == "mine"
+
+
+def test_a_source_that_changed_is_repacked_anew(data, run):
+    (data / "x").write_bytes(b"a\tb\tQUJD\n" + b"a\n" * 3)
+    (data / "x.filelist").write_text("x\n")
+    run("repack", "x.filelist", "--out", "one")
+    (data / "x").write_bytes(b"a\tb\tQUJE\n" + b"a\n" * 4)
+    assert json.loads(run("repack", "x.filelist", "--out", "one", "--json"))["skipped"] == {"columns": 4}
