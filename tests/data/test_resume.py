@@ -1,5 +1,6 @@
 """Runs killed at random points see the rows that a run which was never killed sees."""
 
+import contextlib
 import json
 import os
 import random
@@ -103,8 +104,9 @@ def test_killed_and_resumed_runs_see_the_same_rows(tmp_path, make_dataset, make_
         wanted = chance.randint(1, 4) if number < len(runs) - 1 else STEPS
         while len(finished_steps(tmp_path, first, ranks)) < wanted and any(map(is_running, pids)):
             time.sleep(0.002)
-        for pid in filter(is_running, pids):
-            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         while any(map(is_running, pids)):
             time.sleep(0.002)
         seen += finished_steps(tmp_path, first, ranks)
