@@ -97,8 +97,11 @@ class _Judgement:
             odd = (unknown == 0) & ~comparable
             if odd.any():
                 unknown[odd] = self._code(_no_order(left, right))
+        operate = _OPERATORS[expression.sign]
+        if comparable.all():
+            return _Truth(operate(left_values, right_values).astype(bool), unknown)
         true = (unknown == 0) & (expression.sign == "!=")
-        true[comparable] = _OPERATORS[expression.sign](left_values[comparable], right_values[comparable]).astype(bool)
+        true[comparable] = operate(left_values[comparable], right_values[comparable]).astype(bool)
         return _Truth(true, unknown)
 
     def _member(self, expression: Member) -> _Truth:

@@ -1,5 +1,7 @@
+import base64
 import gzip
 import pickle
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -122,6 +124,20 @@ def test_crop_and_flip_can_be_turned_off_and_on(make_dataset, make_sources):
     flipping = make_dataset(sources, random_crop=False, random_flip=True)
     seen = {flipping[(epoch, 2)]["pixel_values"].tobytes() for epoch in range(20)}
     assert seen == {pixels[0].tobytes(), pixels[0][:, :, ::-1].tobytes()}
+
+
+def test_one_of_several_captions_is_drawn_by_seed_epoch_and_row(make_dataset, tmp_path, make_image):
+    columns = ["x", "pic|ture|0", "x", "x", "x", base64.b64encode(make_image()).decode()]
+    (tmp_path / "p").write_text(("\t".join(columns) + "\n") * 3)
+    write_filelist(tmp_path / "p.filelist", ["p"])
+    write_filelist(tmp_path / "l.list", ["p.filelist layout=image_search_key_201810"])
+    dataset = make_dataset(read_sources(tmp_path / "l.list"), caption_drop_probability=0)
+    drawn = [[tuple(dataset[epoch, row]["input_ids"]) for epoch in range(300)] for row in range(3)]
+    assert drawn[0] != drawn[1] and drawn[0] == [tuple(dataset[epoch, 0]["input_ids"]) for epoch in range(300)]
+    counts = Counter(ids for row in drawn for ids in row)
+    assert set(counts) == {tuple(dataset.tokenizer.encode([text])[0]) for text in ("pic", "ture", "0")}
+    # Five standard deviations of the binomial distribution.
+    assert all(abs(count - 300) < 5 * (900 * 2 / 9) ** 0.5 for count in counts.values())
 
 
 @pytest.fixture

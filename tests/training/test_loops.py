@@ -8,6 +8,7 @@ import paddle
 import pytest
 
 from ppldm.training.arguments import parse_arguments
+from ppldm.training.checkpoint import read_manifest
 from ppldm.training.loop import run_loop
 from ppldm.training.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image
@@ -184,6 +185,23 @@ def test_overwriting_starts_anew(tiny, tmp_path):
 def test_a_checkpoint_of_other_samples_is_refused(tiny, straight, changes, word):
     with pytest.raises(CheckpointError, match=f"was trained with {word}"):
         train("loop", tiny.flags(straight["loop"], max_steps=6, save_steps=3, use_ema=True, **changes))
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_condition_is_part_of_the_run(tiny, tmp_path, kind):
+    where = "caption not in ('picture 1', 'picture 30') and width>=36"
+    train(kind, tiny.flags(tmp_path, where=where, max_steps=2, save_steps=2))
+    identity = read_manifest(tmp_path / "checkpoint-2")["identity"]
+    assert identity["rows"] == 38
+    assert identity["where"] == 'not caption in ("picture 1", "picture 30") and width >= 36'
+    with pytest.raises(CheckpointError, match="was trained with where not caption in .* this run has None"):
+        train(kind, tiny.flags(tmp_path))
+    with pytest.raises(ConfigError, match="--where: .* at character 9: width >= -->"):
+        train(kind, tiny.flags(tmp_path / "new", where="width >="))
+    with pytest.raises(ConfigError, match="unknown layout 'odd'"):
+        train(kind, tiny.flags(tmp_path / "new", layout="odd"))
+    with pytest.raises(DataError, match="no row of .*40 too small"):
+        train(kind, tiny.flags(tmp_path / "new", resolution=64))
 
 
 def test_more_batch_than_rows_is_refused(tiny, tmp_path):
