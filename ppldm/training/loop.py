@@ -36,8 +36,8 @@ def run_loop(run: TrainingRun) -> None:
             loss, stopping = train_step(state, micro_batches, run.world, make_autocast, stop=bool(request))
             trainer_state.global_step = step
             reporter.after_update(step, loss, micro_batches)
-            if stopping or step % arguments.save_steps == 0 or step == run.max_steps:
-                run.save(trainer_state)
+            if stopping or run.saves_after(step):
+                run.save(trainer_state, stopping)
             if stopping and step < run.max_steps:
-                raise run.interruption(step)
+                raise run.interruption(step, request.number)
     run.finish()
