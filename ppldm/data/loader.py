@@ -11,6 +11,9 @@ fork may have copied while another thread held them, and then it waits for ever;
 are bytes until the model has them, so that pipes are wide enough.
 """
 
+import atexit
+import ctypes
+import multiprocessing
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +27,7 @@ from .resize import compile_kernels
 from .sampler import StepSampler
 
 _PREFETCH_FACTOR = 2
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when the one that started it has died
 
 
 class BatchLoader(DataLoader):
@@ -56,10 +60,18 @@ def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: i
 
 
 def _leave_signals_to_the_main_process(_worker: int) -> None:
-    """Ctrl-C reaches every process of the terminal; the main one decides, and ends its workers by SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM every one of the job. The main process
+    decides; a worker ends when it is told to, or killed, or with the main process."""
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@atexit.register
+def _kill_workers() -> None:
+    """Before multiprocessing asks those left to end by SIGTERM, and waits."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def _make_batch(dataset: TextImageDataset, keys: list[tuple[int, int]]) -> dict:

@@ -41,6 +41,8 @@ from .checkpoint import (
     versions,
 )
 from .metrics import METRICS_FILE
+from .ranks import check_ranks
+from .watchdog import PromptBatches
 
 RUN_FILE = "run.json"
 
@@ -86,7 +88,17 @@ class TrainingRun:
             self.start_step,
             self.max_steps,
         )
-        return build_loader(self.dataset, sampler, self.arguments.dataloader_num_workers)
+        loader = build_loader(self.dataset, sampler, self.arguments.dataloader_num_workers)
+        return PromptBatches(loader, self.arguments.data_timeout, self.world.rank)
+
+    def check_ranks(self, step: int) -> None:
+        """Compare the ranks' parameters after the first update of this start, and after every `check_ranks_every`.
+
+        Raises TrainingError on every rank where they differ.
+        """
+        every = self.arguments.check_ranks_every
+        if every > 0 and (step == self.start_step + 1 or step % every == 0):
+            check_ranks(dict(self.state.model.named_parameters()), step, self.world)
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is due after update `step`: by `save_steps`, by `backup_every`, or as it is the last."""

@@ -95,6 +95,7 @@ class _UpdateCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """`global_step` counts this update."""
         trainer = self.trainer
+        trainer.run.check_ranks(state.global_step)
         trainer.reporter.after_update(state.global_step, self.loss, trainer.micro_batches)
         trainer.micro_batches, trainer.micro_losses = [], []
         control.should_save = self.stopping or trainer.run.saves_after(state.global_step)
