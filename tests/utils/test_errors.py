@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ppldm.utils.errors import ConfigError, Interrupted, Preempted, exit_on_error
+from ppldm.utils.errors import ConfigError, Interrupted, PpldmError, Preempted, RowError, exit_on_error
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,8 @@ def test_one_line_and_a_status(capsys, error, status, line):
 def test_other_errors_of_the_system_keep_their_traceback():
     with pytest.raises(PermissionError), exit_on_error():
         raise PermissionError(errno.EACCES, "no")
+
+
+def test_an_error_is_one_line_whatever_it_quotes():
+    assert str(PpldmError("a\nb\r\n\x1b[31m c\x00\x85d 图")) == "a b [31m c d 图"
+    assert str(RowError("reason", "a\n\nb")) == "a b"
