@@ -18,14 +18,16 @@ from ppldm.training.metrics import read_metrics
 
 KILLS = 30
 
-# Imports paddle once, then forks a process for each run that a line of stdin asks for.
+# Imports paddle and compiles once, then forks a process for each run that a line of stdin asks for.
 STARTER = """
 import json, os, signal, sys
+from ppldm.data.resize import compile_kernels
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
 
+compile_kernels()
 for line in sys.stdin:
     kind, flags = json.loads(line)
     pid = os.fork()
