@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..data.container import Rows, summarize, open_part
+from ..data.container import Rows, open_part, summarize
 from ..data.filelist import Source, read_sources
 from ..utils.errors import DataError, OutputError
 from ..utils.files import make_output_dir
