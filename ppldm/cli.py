@@ -58,6 +58,10 @@ def run(argv: list[str]) -> None:
 
     function = load_command(argv[0])
     parser = anno_parser(function, prog=f"ppldm {argv[0]}")
+    for action in parser._actions:
+        if action.dest == "num_workers":
+            action.option_strings.append("--workers")
+            parser._option_string_actions["--workers"] = action
     flags = [_with_hyphens(word) for word in argv[1:]]
     arguments = vars(parse_known_or_suggest(parser, flags))
     for internal in ("pdb", "xtra"):
