@@ -49,9 +49,9 @@ LOOP_FLAGS = {
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps"),
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "report_to", "disable_tqdm"),
+    *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "backup_every", "report_to", "disable_tqdm"),
     *("dataloader_num_workers", "recompute", "bf16", "fp16", "scale_loss", "benchmark", "profiler_options"),
-    *("validation_prompts",),
+    *("validation_prompts", "check_ranks_every", "data_timeout"),
 }
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
@@ -70,7 +70,24 @@ class LDMTrainingArguments(TrainingArguments):
     )
     resume_from_checkpoint: Optional[str] = field(
         default=None,
-        metadata={"help": "Checkpoint folder to go on from (default: the newest sound one in the output folder)."},
+        metadata={
+            "help": "Checkpoint folder to go on from (default, and latest: the newest sound one in the output folder)."
+        },
+    )
+    backup_every: int = field(
+        default=0,
+        metadata={"help": "Save after every so many updates too, and never remove those checkpoints; 0: none."},
+    )
+    check_ranks_every: int = field(
+        default=500,
+        metadata={
+            "help": "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; "
+            "0: none."
+        },  # fmt: skip
+    )
+    data_timeout: float = field(
+        default=600.0,
+        metadata={"help": "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."},
     )
     lr_scheduler_type: str = field(
         default="constant", metadata={"help": "Learning rate schedule, in updates.", "choices": list(LR_SCHEDULES)}
@@ -117,6 +134,9 @@ class LDMTrainingArguments(TrainingArguments):
                 raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ConfigError("nothing to train: give --max_steps or --num_train_epochs above 0")
+        for name in ("backup_every", "check_ranks_every", "data_timeout"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be 0 (none) or more")
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must not be negative")
         if self.fp16_opt_level != "O1" and (self.fp16 or self.bf16):

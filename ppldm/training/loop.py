@@ -34,10 +34,11 @@ def run_loop(run: TrainingRun) -> None:
             state.model.train()
             micro_batches = [next(batches) for _ in range(arguments.gradient_accumulation_steps)]
             loss, stopping = train_step(state, micro_batches, run.world, make_autocast, stop=bool(request))
+            run.check_ranks(step)
             trainer_state.global_step = step
             reporter.after_update(step, loss, micro_batches)
-            if stopping or step % arguments.save_steps == 0 or step == run.max_steps:
-                run.save(trainer_state)
+            if stopping or run.saves_after(step):
+                run.save(trainer_state, stopping)
             if stopping and step < run.max_steps:
-                raise run.interruption(step)
+                raise run.interruption(step, request.number)
     run.finish()

@@ -29,6 +29,7 @@ class LatentDiffusionTrainer(Trainer):
         run.arguments.ignore_data_skip = True
         self.run = run
         self.reporter = reporter
+        self.request = request
         self.micro_batches: list[dict] = []
         self.micro_losses: list = []
         super().__init__(
@@ -59,7 +60,7 @@ class LatentDiffusionTrainer(Trainer):
         """Left to `_UpdateCallback`, which asks all ranks: a rank that stops alone leaves the others hanging."""
 
     def _save_checkpoint(self, model, metrics=None):
-        self.run.save(self.state)
+        self.run.save(self.state, bool(self.request))
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         """Weights and averages are in place: `prepare` restored them."""
@@ -94,9 +95,10 @@ class _UpdateCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """`global_step` counts this update."""
         trainer = self.trainer
+        trainer.run.check_ranks(state.global_step)
         trainer.reporter.after_update(state.global_step, self.loss, trainer.micro_batches)
         trainer.micro_batches, trainer.micro_losses = [], []
-        control.should_save |= self.stopping or state.global_step == trainer.run.max_steps
+        control.should_save = self.stopping or trainer.run.saves_after(state.global_step)
         control.should_training_stop |= self.stopping
 
 
@@ -124,5 +126,5 @@ def run_trainer(run: TrainingRun) -> None:
         trainer = LatentDiffusionTrainer(run, reporter, request)
         trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         if trainer.state.global_step < run.max_steps:
-            raise run.interruption(trainer.state.global_step)
+            raise run.interruption(trainer.state.global_step, request.number)
     run.finish()
