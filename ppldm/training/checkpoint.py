@@ -52,13 +52,13 @@ def save_checkpoint(
     trainer_state: TrainerState,
     samples_seen: int,
     identity: dict,
-    unlogged_losses: list[float],
+    unlogged: dict,
     save_total_limit: int | None,
 ) -> Path:
     """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit`.
 
-    `identity` is what decides which samples a step sees; resuming compares it. `unlogged_losses` are those since the
-    last log line.
+    `identity` is what decides which samples a step sees; resuming compares it. `unlogged` is what happened
+    since the last log line, ready for JSON.
     """
     step = trainer_state.global_step
     folder = Path(output_dir, f"checkpoint-{step}")
@@ -78,7 +78,7 @@ def save_checkpoint(
                 "global_step": step,
                 "samples_seen": samples_seen,
                 "identity": identity,
-                "unlogged_losses": unlogged_losses,
+                "unlogged": unlogged,
                 "files": files,
             },
         )

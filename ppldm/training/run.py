@@ -37,6 +37,7 @@ from .checkpoint import (
     save_checkpoint,
     verify,
 )
+from .interval import Interval
 from .metrics import METRICS_FILE
 
 RUN_FILE = "run.json"
@@ -56,10 +57,12 @@ class TrainingRun:
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
     checkpoint: Path | None
     start_step: int
-    unlogged_losses: list[float]  # of the updates since the last log line
+    interval: Interval  # what happened since the last log line
     draw_every: int  # updates; 0: never
-    draw: Callable[[dict], tuple[dict, dict]]  # last batch -> (pictures by tag [H, W, 3] uint8, numbers by name)
+    # Last batch -> (pictures by tag [H, W, 3] uint8 on the main process, numbers by name on all). A collective call.
+    draw: Callable[[dict], tuple[dict, dict]]
     export: Callable[[dict], Path]  # facts -> folder of the trained model
+    validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
 
     @property
     def output_dir(self) -> Path:
@@ -79,7 +82,8 @@ class TrainingRun:
         return build_loader(self.dataset, sampler, self.arguments.dataloader_num_workers)
 
     def save(self, trainer_state: TrainerState) -> None:
-        """Write a checkpoint on the main process."""
+        """Write a checkpoint on the main process. All ranks call it together."""
+        unlogged = self.interval.state()
         if self.world.is_main:
             folder = save_checkpoint(
                 self.output_dir,
@@ -87,7 +91,7 @@ class TrainingRun:
                 trainer_state,
                 trainer_state.global_step * self.global_batch_size,
                 self.identity,
-                self.unlogged_losses,
+                unlogged,
                 self.arguments.save_total_limit,
             )
             get_logger().info("saved %s", folder)
@@ -223,13 +227,13 @@ def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
         )
 
 
-def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tuple[int, list[float]]:
-    """Read the weights of a checkpoint into `state`. (its step, its unlogged losses); (0, []) where there is none.
+def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tuple[int, dict]:
+    """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
 
     Raises CheckpointError naming the first setting in which the checkpoint's samples differ from this run's.
     """
     if checkpoint is None:
-        return 0, []
+        return 0, {}
     manifest = read_manifest(checkpoint)
     for name, value in identity.items():
         then = manifest["identity"].get(name)
@@ -240,7 +244,7 @@ def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tu
             )
     load_model(checkpoint, state)
     get_logger().info("resuming from %s", checkpoint)
-    return manifest["global_step"], manifest["unlogged_losses"]
+    return manifest["global_step"], manifest["unlogged"]
 
 
 def resolved_config(*groups) -> dict:
