@@ -47,6 +47,7 @@ class LatentDiffusionModel(nn.Layer):
         self.prediction_type = prediction_type
         self.freeze_text_encoder = freeze_text_encoder
         self.scaling_factor = float(vae.config.scaling_factor)
+        self.observer = None  # while training, told of timesteps [B] and the squared error [B] float32 of each sample
         self.register_buffer("alphas_cumprod", paddle.to_tensor(noise_schedule.alphas_cumprod()), persistable=False)
         _freeze(vae)
         if freeze_text_encoder:
@@ -97,7 +98,14 @@ class LatentDiffusionModel(nn.Layer):
         hidden_states = self.encode_text(input_ids)
         predicted = self.unet(noisy, timesteps, encoder_hidden_states=hidden_states).sample
         target = training_target(latents, noise, alpha_bar, self.prediction_type)
+        self._tell_observer(timesteps, predicted, target)
         return F.mse_loss(predicted.astype("float32"), target)
+
+    @paddle.no_grad()
+    def _tell_observer(self, timesteps, predicted, target) -> None:
+        if self.observer is not None and self.training:
+            errors = (predicted.detach().astype("float32") - target).square().mean([1, 2, 3])
+            self.observer(timesteps, errors)
 
 
 def _freeze(layer: nn.Layer) -> None:

@@ -16,6 +16,7 @@ from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import parse_known_or_suggest
 from ..utils.errors import ConfigError
 from .optim import LR_SCHEDULES
+from .sinks import check_reporters
 
 # Spelling of the published no-trainer script -> spelling of the Trainer.
 ALIASES = {
@@ -51,7 +52,8 @@ LOOP_FLAGS = {
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
     *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "backup_every", "report_to", "disable_tqdm"),
     *("dataloader_num_workers", "recompute", "bf16", "fp16", "scale_loss", "benchmark", "profiler_options"),
-    *("validation_prompts", "check_ranks_every", "data_timeout"),
+    *("validation_prompts", "validation_guidance_scales", "validation_steps"),
+    *("check_ranks_every", "data_timeout"),
 }
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
@@ -97,17 +99,25 @@ class LDMTrainingArguments(TrainingArguments):
     )
     report_to: Optional[List[str]] = field(  # noqa: UP006
         default_factory=lambda: ["visualdl"],
-        metadata={"help": "Where curves and pictures go besides metrics.jsonl: visualdl, none."},
+        metadata={"help": "Where curves and pictures go besides metrics.jsonl: visualdl, tensorboard, wandb, or none."},
     )
     logging_dir: Optional[str] = field(
-        default=None, metadata={"help": "Folder of VisualDL's files (default: logs in the output folder)."}
+        default=None,
+        metadata={"help": "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder)."},
     )
-    validation_prompts: Optional[str] = field(
+    validation_prompts: Optional[List[str]] = field(  # noqa: UP006
         default=None,
         metadata={
-            "help": "Text file of prompts, one a line, drawn every --image_logging_steps updates "
+            "help": "Prompts, or text files of them, one a line, drawn every --image_logging_steps updates "
             "(default: captions of the current batch)."
         },  # fmt: skip
+    )
+    validation_guidance_scales: List[float] = field(  # noqa: UP006
+        default_factory=lambda: [1.0, 7.5], metadata={"help": "Guidance scales of these pictures; 1 is none."}
+    )
+    validation_steps: int = field(
+        default=1000,
+        metadata={"help": "Updates between two losses of --validation_file_list; 0 or less: never."},
     )
     benchmark: bool = field(
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
@@ -141,9 +151,7 @@ class LDMTrainingArguments(TrainingArguments):
             raise ConfigError(f"--seed {self.seed} must not be negative")
         if self.fp16_opt_level != "O1" and (self.fp16 or self.bf16):
             raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} is not supported yet; use O1")
-        unknown = set(self.reporters) - {"visualdl", "none"}
-        if unknown:
-            raise ConfigError(f"--report_to {unknown.pop()} is not supported yet; use visualdl or none")
+        check_reporters(self.reporters)
 
 
 def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:

@@ -40,6 +40,7 @@ from .checkpoint import (
     set_aside_after,
     versions,
 )
+from .interval import Interval
 from .metrics import METRICS_FILE
 from .ranks import check_ranks
 from .watchdog import PromptBatches
@@ -61,10 +62,12 @@ class TrainingRun:
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
     checkpoint: Path | None
     start_step: int
-    unlogged_losses: list[float]  # of the updates since the last log line
+    interval: Interval  # what happened since the last log line
     draw_every: int  # updates; 0: never
-    draw: Callable[[dict], tuple[dict, dict]]  # last batch -> (pictures by tag [H, W, 3] uint8, numbers by name)
+    # Last batch -> (pictures by tag [H, W, 3] uint8 on the main process, numbers by name on all). A collective call.
+    draw: Callable[[dict], tuple[dict, dict]]
     export: Callable[[dict], Path]  # facts -> folder of the trained model
+    validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
 
     @property
     def output_dir(self) -> Path:
@@ -106,18 +109,19 @@ class TrainingRun:
         return step == self.max_steps or any(period > 0 and step % period == 0 for period in periods)
 
     def save(self, trainer_state: TrainerState, stopping: bool = False) -> None:
-        """Write a checkpoint on the main process.
+        """Write a checkpoint on the main process. All ranks call it together.
 
         Where the disk is full, training goes on with a warning and its older checkpoints; but the checkpoint with which
         a run ends must be written, else DiskFullError is raised.
         """
+        unlogged = self.interval.state()
         if not self.world.is_main:
             return
         step = trainer_state.global_step
         facts = {
             "samples_seen": step * self.global_batch_size,
             "identity": self.identity,
-            "unlogged_losses": self.unlogged_losses,
+            "unlogged": unlogged,
             "resumed_from": self.resumed_from,
             "config": json.loads((self.output_dir / RUN_FILE).read_text(encoding="utf-8")),
         }
@@ -269,13 +273,13 @@ def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
         )
 
 
-def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tuple[int, list[float]]:
-    """Read the weights of a checkpoint into `state`. (its step, its unlogged losses); (0, []) where there is none.
+def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tuple[int, dict]:
+    """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
 
     Raises CheckpointError naming the first setting in which the checkpoint's samples differ from this run's.
     """
     if checkpoint is None:
-        return 0, []
+        return 0, {}
     manifest = read_manifest(checkpoint)
     for name, value in identity.items():
         then = manifest["identity"].get(name)
@@ -290,7 +294,7 @@ def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tu
         then = manifest.get("versions", {}).get(name, version)
         if then != version:
             get_logger().info("it was written with %s %s, this is %s: bits may differ", name, then, version)
-    return manifest["global_step"], manifest["unlogged_losses"]
+    return manifest["global_step"], manifest["unlogged"]
 
 
 def resolved_config(*groups) -> dict:

@@ -142,7 +142,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--to_static", "--to_static is not supported yet"),
         ("--metric_for_best_model loss", "the hand-written loop has no --metric_for_best_model"),
         ("--model_name_or_path some/folder --unet_config_file u", "is a whole pipeline"),
-        ("--report_to wandb", "not supported yet"),
+        ("--report_to tensorbord", "--report_to tensorbord is not known; use visualdl, tensorboard, wandb or none"),
     ],
 )
 def test_wrong_flags_are_named(flags, message):
