@@ -13,6 +13,7 @@ from .utils.errors import ConfigError, exit_on_error
 COMMANDS = {
     "env": ("ppldm.utils.environment", "env"),
     "demo-data": ("ppldm.demo.openmoji", "demo_data"),
+    "filter": ("ppldm.laion.filter", "filter"),
     "download": ("ppldm.laion.download", "download"),
     "convert": ("ppldm.laion.convert", "convert"),
     "index": ("ppldm.inspect.index", "index"),

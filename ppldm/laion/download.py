@@ -35,8 +35,8 @@ def download(
     min_image_size: int = 0,  # pictures with a shorter short side, in pixels, are left out
     max_image_area: float = inf,  # pictures of more pixels are left out, before they are decoded
     max_aspect_ratio: float = inf,  # pictures whose long side is more than this times the short one are left out
-    url_col: str = "",  # column of the URL; by default URL or url
-    caption_col: str = "",  # column of the caption; by default TEXT, text or caption
+    url_col: str = "",  # column of the URL; by default URL, or a known other name of it
+    caption_col: str = "",  # column of the caption; by default TEXT, or a known other name of it
     save_additional_columns: str = "",  # columns kept, a comma between; by default LAION's: similarity, hash, ...
     user_agent_token: str = "",  # your name for sites that allow or forbid by name (X-Robots-Tag: NAME: noai)
     disallowed_header_directives: str = "noai,noimageai,noindex,noimageindex,noml",  # X-Robots-Tag that forbid; or none

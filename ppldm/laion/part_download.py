@@ -21,7 +21,7 @@ from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, write_json
 from .failures import classify
 from .shard import RETRY_COLUMNS, ShardTask, make_record, record_path, remove_shard, shard_name, stats_path, work_folder
-from .shard_rows import Columns, MetadataPart, count_shards, read_shards, regroup, write_rows
+from .shard_rows import MetadataPart, RowColumns, count_shards, read_shards, regroup, write_rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PartDownload:
 
     part: MetadataPart
     folder: Path
-    columns: Columns
+    columns: RowColumns
     samples_per_shard: int
 
     @property

@@ -17,10 +17,9 @@ import pyarrow.parquet as pq
 
 from ..utils.errors import ConfigError, DataError
 from ..utils.log import get_logger
+from .columns import Columns
+from .metadata import natural_key
 
-# Names of one thing in different data sets; the first that is there is taken.
-URL_COLUMNS = ("URL", "url")
-CAPTION_COLUMNS = ("TEXT", "text", "caption", "CAPTION")
 # Kept beside url and caption where the metadata has them.
 KEPT_COLUMNS = (
     "similarity", "hash", "punsafe", "pwatermark", "aesthetic", "AESTHETIC_SCORE", "LANGUAGE", "license", "LICENSE",
@@ -44,7 +43,7 @@ class MetadataPart:
 
 
 @dataclass(frozen=True)
-class Columns:
+class RowColumns:
     """The names in the metadata of what is read: URL, caption, and what is kept beside them."""
 
     url: str
@@ -61,7 +60,7 @@ def find_parts(metadata, part_id: int) -> list[MetadataPart]:
     metadata = Path(metadata)
     if not metadata.exists():
         raise ConfigError(f"{metadata} does not exist; name a parquet file, or a folder of part_1.parquet, ...")
-    paths = sorted(metadata.glob("[!._]*.parquet")) if metadata.is_dir() else [metadata]
+    paths = sorted(metadata.glob("[!._]*.parquet"), key=natural_key) if metadata.is_dir() else [metadata]
     if not paths:
         raise ConfigError(
             f"no parquet files in {metadata}; it should hold part_1.parquet, ... as `ppldm filter` writes"
@@ -86,12 +85,12 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         raise DataError(f"{path} is not a parquet file that can be read ({error}); fetch or make it again") from error
 
 
-def find_columns(path: Path, url: str = "", caption: str = "", kept: Sequence[str] = ()) -> Columns:
-    """The columns of a parquet file: those named, else those known by their names. Raises ConfigError."""
+def find_columns(path: Path, url: str = "", caption: str = "", kept: Sequence[str] = ()) -> RowColumns:
+    """The columns of a parquet file: those named, else those known by their names (`columns`). Raises ConfigError."""
     schema = open_parquet(path).schema_arrow
-    found = Columns(
-        _find_column(schema, path, (url,) if url else URL_COLUMNS, "--url-col"),
-        _find_column(schema, path, (caption,) if caption else CAPTION_COLUMNS, "--caption-col"),
+    found = RowColumns(
+        _find_column(schema.names, path, url, "URL", "--url-col"),
+        _find_column(schema.names, path, caption, "TEXT", "--caption-col"),
         tuple(kept) or tuple(name for name in KEPT_COLUMNS if name in schema.names),
     )
     for name in found.kept:
@@ -108,7 +107,7 @@ def count_shards(num_rows: int, samples_per_shard: int) -> int:
     return -(-num_rows // samples_per_shard)
 
 
-def read_shards(part: MetadataPart, columns: Columns, size: int, wanted: Collection[int]) -> Iterator[tuple]:
+def read_shards(part: MetadataPart, columns: RowColumns, size: int, wanted: Collection[int]) -> Iterator[tuple]:
     """(number, table) of each wanted shard, `size` rows each but the last. Columns: those kept, caption, url."""
     names = [*columns.kept, columns.caption, columns.url]
     batches = open_parquet(part.path).iter_batches(_BATCH_ROWS, columns=names)
@@ -150,15 +149,16 @@ def sample_urls(part: MetadataPart, url_column: str, num_urls: int) -> list[str]
     return [urls[row] for row in sorted(rng.permutation(len(urls))[:num_urls])]
 
 
-def _find_column(schema: pa.Schema, path: Path, names: Sequence[str], flag: str) -> str:
-    for name in names:
-        if name in schema.names:
-            if name != names[0]:
-                get_logger().info("%s: %s is not there, %s is taken", path.name, names[0], name)
-            return name
-    raise ConfigError(
-        f"{path} has no column {' or '.join(names)}; it has {', '.join(schema.names)}: name the one to take with {flag}"
-    )
+def _find_column(names: Sequence[str], path: Path, named: str, published: str, flag: str) -> str:
+    """The column that a flag names, else the one that is known to be `published`'s."""
+    found = (named if named in names else None) if named else Columns(dict.fromkeys(names, "")).find(published)
+    if found is None:
+        raise ConfigError(
+            f"{path} has no column {named or published}; it has {', '.join(names)}: name the one to take with {flag}"
+        )
+    if found != (named or published):
+        get_logger().info("%s: %s is taken for %s", path.name, found, published)
+    return found
 
 
 def _is_plain(kind: pa.DataType) -> bool:
