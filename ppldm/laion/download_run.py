@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError, PpldmError
@@ -18,8 +19,9 @@ from ..utils.workers import map_with_deadline
 from .failures import count_classes, describe_failures, describe_rows
 from .network import count_resolver_trouble, enough_trouble, find_network_fault
 from .part_download import PartDownload
-from .shard import ShardSettings, ShardTask, download_shard, fetch_samples
+from .shard import ShardSettings, ShardTask, download_shard, fetch_samples, stats_path
 from .shard_rows import sample_urls
+from .spark import spark_session
 
 DISTRIBUTORS = ("multiprocessing", "pyspark")
 _KILL_GRACE_SECONDS = 120
@@ -29,6 +31,9 @@ _MIN_PREFLIGHT_URLS, _MAX_SAMPLED_PARTS = 20, 16
 _MIN_FREE_BYTES = 2**30
 _SPARE = 1.1
 _POLL_SECONDS = 0.5
+# Rows wait in files for their shard, a few MB each.
+_SHARDS_PER_JOB = 1000
+_DRIVER_MEMORY_GB = 1.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,35 @@ class Runner:
         seconds = settings.shard_seconds + settings.bounds.url_seconds + _KILL_GRACE_SECONDS
         with _progress(name, num_rows, lambda: counter.value):
             yield from map_with_deadline(work, tasks, self.num_processes, seconds)
+
+    def _run_on_spark(
+        self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
+    ) -> Iterator[tuple]:
+        num_before = 0
+        with spark_session(self.master or f"local[{self.num_processes}]", _DRIVER_MEMORY_GB) as spark:
+            if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+                raise ConfigError(
+                    "Spark may take executors away in the middle of a download (spark.dynamicAllocation.enabled): it "
+                    "would stop early or never end; set that to false"
+                )
+            while batch := list(islice(tasks, _SHARDS_PER_JOB)):
+
+                def count_done(batch=batch, num_before=num_before) -> int:
+                    done = (task for task in batch if stats_path(task.part_folder, task.number).exists())
+                    return num_before + sum(task.num_rows for task in done)
+
+                with _progress(name, num_rows, count_done):
+                    job = spark.sparkContext.parallelize(batch, len(batch)).map(partial(_attempt, settings=settings))
+                    yield from job.collect()
+                num_before += sum(task.num_rows for task in batch)
+
+
+def _attempt(task: ShardTask, settings: ShardSettings) -> tuple:
+    """On a Spark executor: the task with its record, or with the error that should reach the driver."""
+    try:
+        return task, download_shard(task, settings)
+    except PpldmError as error:
+        return task, error
 
 
 def _add_one(counter) -> None:

@@ -117,6 +117,16 @@ def test_every_row_has_its_picture_or_its_reason(server, tmp_path, output_format
     assert not list((folder / ".download/work").iterdir())
 
 
+def test_spark_does_the_same(server, tmp_path):
+    urls = [server.url(f"good/{number}.jpg") for number in range(70)] + [server.url("missing.jpg")]
+    metadata = write_metadata(tmp_path / "part_1.parquet", urls)
+    done = run(metadata, tmp_path / "out", distributor="pyspark")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["success"] == 70 and report["failed"] == {"4xx": 1} and report["shards"] == 2
+    assert len(read_images(tmp_path / "out/part_1", "files")) == 70
+
+
 def test_the_same_command_again_fetches_nothing(server, tmp_path, capsys):
     metadata = write_metadata(tmp_path / "part_1.parquet", [server.url(f"good/{number}.jpg") for number in range(60)])
     first = download(metadata, tmp_path / "out", **SETTINGS)
