@@ -14,6 +14,8 @@ COMMANDS = {
     "env": ("ppldm.utils.environment", "env"),
     "demo-data": ("ppldm.demo.openmoji", "demo_data"),
     "filter": ("ppldm.laion.filter", "filter"),
+    "download": ("ppldm.laion.download", "download"),
+    "annotate": ("ppldm.laion.annotate", "annotate"),
     "convert": ("ppldm.laion.convert", "convert"),
     "index": ("ppldm.inspect.index", "index"),
     "verify": ("ppldm.inspect.verify", "verify"),
