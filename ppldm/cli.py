@@ -24,6 +24,7 @@ COMMANDS = {
     "head": ("ppldm.inspect.show", "head"),
     "repack": ("ppldm.inspect.repack", "repack"),
     "generate": ("ppldm.inference.generate", "generate"),
+    "export": ("ppldm.inference.export", "export"),
     "plot-loss": ("ppldm.training.metrics", "plot_loss"),
 }
 

@@ -94,7 +94,7 @@ def draw_prompts(
     facts = read_facts(folder)
     make_output_dir(out)
     quiet_libraries()
-    model = load_pipeline(folder, facts["prediction_type"])
+    model = load_pipeline(folder)
     tokenizer = load_tokenizer(folder / "tokenizer", facts["model_max_length"])
     shape = latent_shape(model.vae, resolution or facts["resolution"])
     jobs = [(number, index) for number in range(len(wanted)) for index in range(num_samples)]
