@@ -18,6 +18,7 @@ from ..utils.log import get_logger, progress
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
 from .optim import build_optimizer
+from .precision import warn_of_cpu
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -40,11 +41,14 @@ def prepare_autoencoder(
     vae_arguments: AutoencoderArguments, data_arguments: DataArguments, arguments: LDMTrainingArguments
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
-    for name in ("fp16", "recompute"):
+    for name in ("fp16", "recompute", "unet_learning_rate", "text_encoder_learning_rate"):
         if getattr(arguments, name):
             raise ConfigError(f"--{name} is not supported for autoencoders; leave it away")
+    if arguments.bf16 and arguments.fp16_opt_level != "O1":
+        raise ConfigError(f"--fp16_opt_level {arguments.fp16_opt_level} is not supported for autoencoders; use O1")
     sources = open_sources(data_arguments)
     world = detect_world(arguments)
+    warn_of_cpu(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(vae_arguments, data_arguments, arguments))
     selection = select_training_rows(sources, data_arguments, arguments, world)
     vae = build_autoencoder(vae_arguments.vae_config_file, arguments.seed)
@@ -65,10 +69,11 @@ def prepare_autoencoder(
     model = AutoencoderObjective(vae, vae_arguments.reconstruction_loss, vae_arguments.kl_weight)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
-    optimizer, scheduler = build_optimizer(list(model.trained_parameters().values()), arguments, max_steps)
+    optimizer, scheduler = build_optimizer(model.trained_parameters(), arguments, max_steps, global_batch_size)
     state = TrainingState(model, optimizer, scheduler)
-    identity = run_identity(arguments, data_arguments, len(dataset), global_batch_size, max_steps)
-    start_step, unlogged_losses = restore(checkpoint, state, identity)
+    identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
+    identity |= {name: getattr(vae_arguments, name) for name in ("reconstruction_loss", "kl_weight")}
+    start_step, unlogged_losses = restore(checkpoint, state, identity, arguments.accept_changes)
 
     def draw(_batch: dict) -> tuple[dict, dict]:
         return reconstruction_pictures(vae, dataset)

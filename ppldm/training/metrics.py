@@ -65,9 +65,13 @@ class Interval:
     def _start(self):
         self.samples, self.wait_seconds, self.started = 0, 0.0, time.perf_counter()
 
-    def add(self, loss: float, samples: int) -> None:
-        """One update: its loss (mean over ranks and micro-batches) and its samples over all ranks."""
-        self.losses.append(loss)
+    def add(self, loss: float, samples: int, applied: bool = True) -> None:
+        """One update: its loss (mean over ranks and micro-batches) and its samples over all ranks.
+
+        The loss of an update that was skipped (not `applied`) enters no mean.
+        """
+        if applied:
+            self.losses.append(loss)
         self.samples += samples
 
     def summary(self, world_size: int) -> dict:
@@ -75,7 +79,7 @@ class Interval:
         seconds = time.perf_counter() - self.started
         rate = self.samples / seconds
         values = {
-            "loss": float(np.mean(self.losses)),
+            "loss": float(np.mean(self.losses)) if self.losses else float("nan"),
             "images_per_second": rate,
             "images_per_second_per_device": rate / world_size,
             "data_wait_share": self.wait_seconds / seconds,

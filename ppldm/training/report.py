@@ -8,6 +8,7 @@ from ..utils.log import get_logger, progress
 from ..utils.pictures import save_png
 from .metrics import Interval, MetricsWriter
 from .run import TrainingRun
+from .step import Update
 
 
 class TimedBatches:
@@ -40,6 +41,7 @@ class Reporter:
         self.run = run
         self.interval = Interval(run.unlogged_losses)
         self.skipped: dict[str, int] = {}
+        self.skipped_updates = 0
         self.writer = None
         arguments = run.arguments
         self.bar = progress(
@@ -52,16 +54,17 @@ class Reporter:
         if run.world.is_main:
             self.writer = MetricsWriter(run.output_dir, arguments.reporters, arguments.logging_dir, run.start_step)
 
-    def after_update(self, step: int, loss: float, batches: list[dict]) -> None:
+    def after_update(self, step: int, update: Update, batches: list[dict]) -> None:
         """`step` counts finished updates; `batches` are this rank's micro-batches of it."""
         run, arguments = self.run, self.run.arguments
-        self.interval.add(loss, run.global_batch_size)
+        self.interval.add(update.loss, run.global_batch_size, update.applied)
+        self.skipped_updates += not update.applied
         for batch in batches:
             for reason in batch.get("skipped", ()):
                 self.skipped[reason] = self.skipped.get(reason, 0) + 1
         if arguments.profiler_options:
             add_profiler_step(arguments.profiler_options)
-        self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+        self.bar.set_postfix(loss=f"{update.loss:.4f}", refresh=False)
         self.bar.update()
         if not self.writer:
             return
@@ -78,6 +81,7 @@ class Reporter:
         values = self.interval.summary(run.world.size)
         values["lr_abs"] = run.state.optimizer.get_lr()
         values["skipped_rows"] = sum(self.skipped.values())
+        values["skipped_updates"] = self.skipped_updates
         if run.arguments.benchmark:
             seconds = samples / values["images_per_second"]
             values["avg_reader_cost"] = values["data_wait_share"] * seconds / updates
