@@ -5,6 +5,7 @@ its optimizer's state, are the same in every process that builds the same model.
 """
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -51,9 +52,11 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
             vae,
             text_encoder,
             unet,
-            NoiseSchedule(),
+            NoiseSchedule(rescale_betas_zero_snr=arguments.rescale_betas_zero_snr),
             prediction_type=arguments.prediction_type,
             freeze_text_encoder=arguments.freeze_text_encoder,
+            snr_gamma=arguments.snr_gamma,
+            perturbed_input=arguments.input_perturbation > 0,
         )
 
 
@@ -63,11 +66,18 @@ def load_pipeline(folder: Path, prediction_type: str) -> LatentDiffusionModel:
         load_vae(pipeline_folder(folder, "vae")),
         _load(LDMBertModel, pipeline_folder(folder, "text_encoder"), "text encoder"),
         _load(UNet2DConditionModel, pipeline_folder(folder, "unet"), "UNet"),
-        NoiseSchedule(),
+        read_noise_schedule(folder),
         prediction_type=prediction_type,
     )
     model.eval()
     return model
+
+
+def read_noise_schedule(folder: Path) -> NoiseSchedule:
+    """The schedule that an exported pipeline was trained with; the published one where the folder names none."""
+    path = folder / "scheduler" / "scheduler_config.json"
+    config = read_json_config(path, "--model_name_or_path") if path.is_file() else {}
+    return NoiseSchedule(**{field.name: config[field.name] for field in fields(NoiseSchedule) if field.name in config})
 
 
 def build_text_encoder(config_file, vocab_size: int, max_length: int, seed: int) -> LDMBertModel:

@@ -25,6 +25,7 @@ class Stream(IntEnum):
     SAMPLE = 9
     NOISE_OFFSET = 10
     CAPTION_CHOICE = 11
+    INPUT_PERTURBATION = 12
 
 
 def make_rng(seed: int, stream: Stream, epoch: int = 0, row: int = 0) -> np.random.Generator:

@@ -38,7 +38,7 @@ def test_published_names_inside(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "manifest.json"])
     manifest = read_manifest(folder)
     assert (manifest["global_step"], manifest["samples_seen"], manifest["identity"]) == (7, 56, {"seed": 1})
-    assert manifest["unlogged_losses"] == [0.5, 0.25]
+    assert manifest["unlogged"] == [0.5, 0.25]
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 7
     assert verify(folder) is None
 
