@@ -53,10 +53,11 @@ LOOP_FLAGS = {
     *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
     *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
     *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "report_to", "disable_tqdm"),
+    *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "backup_every", "report_to", "disable_tqdm"),
     *("dataloader_num_workers", "recompute", "benchmark", "profiler_options"),
     *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
     *("validation_prompts", "validation_guidance_scales", "validation_steps"),
+    *("check_ranks_every", "data_timeout"),
 }
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
@@ -75,7 +76,24 @@ class LDMTrainingArguments(TrainingArguments):
     )
     resume_from_checkpoint: Optional[str] = field(
         default=None,
-        metadata={"help": "Checkpoint folder to go on from (default: the newest sound one in the output folder)."},
+        metadata={
+            "help": "Checkpoint folder to go on from (default, and latest: the newest sound one in the output folder)."
+        },
+    )
+    backup_every: int = field(
+        default=0,
+        metadata={"help": "Save after every so many updates too, and never remove those checkpoints; 0: none."},
+    )
+    check_ranks_every: int = field(
+        default=500,
+        metadata={
+            "help": "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; "
+            "0: none."
+        },  # fmt: skip
+    )
+    data_timeout: float = field(
+        default=600.0,
+        metadata={"help": "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."},
     )
     accept_changes: List[str] = field(  # noqa: UP006
         default_factory=list,
@@ -173,6 +191,9 @@ class LDMTrainingArguments(TrainingArguments):
             raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or leave both away")
         if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:
             raise ConfigError("nothing to train: give --max_steps, --max_samples or --num_train_epochs above 0")
+        for name in ("backup_every", "check_ranks_every", "data_timeout"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be 0 (none) or more")
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must not be negative")
         if self.fp16_opt_level not in ("O1", "O2"):
