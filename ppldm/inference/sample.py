@@ -12,12 +12,16 @@ from ..utils.rng import Stream, make_rng
 
 
 def sampling_scheduler(noise_schedule: NoiseSchedule, prediction_type: str) -> DDIMScheduler:
-    """The DDIM scheduler of the published LDM: no clipping of x_0, last step to abar_0, one step of offset."""
+    """The DDIM scheduler of the published LDM: no clipping of x_0, last step to abar_0, one step of offset.
+
+    A schedule that ends in noise alone is sampled from its very last timestep: arXiv:2305.08891, section 3.3.
+    """
     return DDIMScheduler(
         **noise_schedule.scheduler_config(),
         clip_sample=False,
         set_alpha_to_one=False,
         steps_offset=1,
+        timestep_spacing="trailing" if noise_schedule.rescale_betas_zero_snr else "leading",
         prediction_type=prediction_type,
     )
 
@@ -56,7 +60,7 @@ def sample_latents(
     latents = noise
     for timestep in scheduler.timesteps:
         latents_input = paddle.concat([latents] * 2) if guided else latents
-        predicted = model.unet(latents_input, timestep, encoder_hidden_states=context).sample
+        predicted = model.unet(latents_input, timestep, encoder_hidden_states=context).sample.astype("float32")
         if guided:
             without, with_prompt = predicted.chunk(2)
             predicted = without + guidance_scale * (with_prompt - without)

@@ -66,9 +66,11 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
             vae,
             text_encoder,
             unet,
-            noise_schedule(schedule),
+            noise_schedule({**schedule, "rescale_betas_zero_snr": arguments.rescale_betas_zero_snr}),
             prediction_type=arguments.prediction_type,
             freeze_text_encoder=arguments.freeze_text_encoder,
+            snr_gamma=arguments.snr_gamma,
+            perturbed_input=arguments.input_perturbation > 0,
         )
 
 

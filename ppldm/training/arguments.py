@@ -28,6 +28,7 @@ ALIASES = {
     "lr_warmup_steps": "warmup_steps",
     "adam_weight_decay": "weight_decay",
     "writer_type": "report_to",
+    "num_examples_to_see": "max_samples",
 }
 
 # Defaults of the published no-trainer script where they differ from the Trainer's.
@@ -48,10 +49,13 @@ LOOP_DEFAULTS = {
 LOOP_FLAGS = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "do_train", "device", "seed"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps"),
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *("max_samples", "max_skipped_updates", "accept_changes"),
+    *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
+    *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
+    *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
     *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "backup_every", "report_to", "disable_tqdm"),
-    *("dataloader_num_workers", "recompute", "bf16", "fp16", "scale_loss", "benchmark", "profiler_options"),
+    *("dataloader_num_workers", "recompute", "benchmark", "profiler_options"),
+    *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
     *("validation_prompts", "validation_guidance_scales", "validation_steps"),
     *("check_ranks_every", "data_timeout"),
 }
@@ -91,6 +95,13 @@ class LDMTrainingArguments(TrainingArguments):
         default=600.0,
         metadata={"help": "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."},
     )
+    accept_changes: List[str] = field(  # noqa: UP006
+        default_factory=list,
+        metadata={
+            "help": "Settings in which this run may differ from the checkpoint it resumes, as learning_rate; "
+            "any other difference is refused."
+        },
+    )
     lr_scheduler_type: str = field(
         default="constant", metadata={"help": "Learning rate schedule, in updates.", "choices": list(LR_SCHEDULES)}
     )
@@ -104,6 +115,36 @@ class LDMTrainingArguments(TrainingArguments):
     logging_dir: Optional[str] = field(
         default=None,
         metadata={"help": "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder)."},
+    )
+    max_samples: Optional[int] = field(
+        default=None,
+        metadata={"help": "Budget in samples in place of --max_steps, rounded up to whole updates."},
+    )
+    max_skipped_updates: int = field(
+        default=3,
+        metadata={
+            "help": "Stop after this many updates one after another whose loss or gradient is not finite; fewer are "
+            "skipped. 1 stops at the first."
+        },
+    )
+    scale_lr: bool = field(
+        default=False,
+        metadata={
+            "help": "Multiply the learning rates by the samples of an update over --lr_batch_size (linear scaling)."
+        },
+    )
+    lr_batch_size: int = field(
+        default=1, metadata={"help": "With --scale_lr: the batch size that the learning rates are meant for."}
+    )
+    unet_learning_rate: Optional[float] = field(
+        default=None, metadata={"help": "Learning rate of the UNet (default: --learning_rate)."}
+    )
+    text_encoder_learning_rate: Optional[float] = field(
+        default=None, metadata={"help": "Learning rate of the text encoder (default: --learning_rate)."}
+    )
+    decay_norms_and_biases: bool = field(
+        default=True,
+        metadata={"help": "Weight decay on every parameter, as published; false leaves out norms and biases."},
     )
     validation_prompts: Optional[List[str]] = field(  # noqa: UP006
         default=None,
@@ -142,15 +183,21 @@ class LDMTrainingArguments(TrainingArguments):
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise ConfigError("nothing to train: give --max_steps or --num_train_epochs above 0")
+        for name in ("max_samples", "max_skipped_updates", "lr_batch_size", "learning_rate", "unet_learning_rate",
+                     "text_encoder_learning_rate"):  # fmt: skip
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
+        if self.lr_batch_size != 1 and not self.scale_lr:
+            raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or leave both away")
+        if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:
+            raise ConfigError("nothing to train: give --max_steps, --max_samples or --num_train_epochs above 0")
         for name in ("backup_every", "check_ranks_every", "data_timeout"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name} {getattr(self, name)} must be 0 (none) or more")
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must not be negative")
-        if self.fp16_opt_level != "O1" and (self.fp16 or self.bf16):
-            raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} is not supported yet; use O1")
+        if self.fp16_opt_level not in ("O1", "O2"):
+            raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
         check_reporters(self.reporters)
 
 

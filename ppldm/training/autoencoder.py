@@ -21,6 +21,7 @@ from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
 from .interval import Interval, gather_objects
 from .optim import build_optimizer
+from .precision import autocast, warn_of_cpu
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -33,7 +34,6 @@ from .run import (
     run_identity,
     select_training_rows,
 )
-from .step import autocast
 from .validation import (
     deal_back,
     make_batch,
@@ -54,12 +54,15 @@ def prepare_autoencoder(
     vae_arguments: AutoencoderArguments, data_arguments: DataArguments, arguments: LDMTrainingArguments
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
-    for name in ("fp16", "recompute"):
+    for name in ("fp16", "recompute", "unet_learning_rate", "text_encoder_learning_rate"):
         if getattr(arguments, name):
             raise ConfigError(f"--{name} is not supported for autoencoders; leave it away")
+    if arguments.bf16 and arguments.fp16_opt_level != "O1":
+        raise ConfigError(f"--fp16_opt_level {arguments.fp16_opt_level} is not supported for autoencoders; use O1")
     sources = open_sources(data_arguments)
     held_out_sources = open_held_out_sources(data_arguments, sources)
     world = detect_world(arguments)
+    warn_of_cpu(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(vae_arguments, data_arguments, arguments))
     selection = select_training_rows(sources, data_arguments, arguments, world)
     vae = build_autoencoder(vae_arguments.vae_config_file, arguments.seed)
@@ -83,16 +86,16 @@ def prepare_autoencoder(
     model = AutoencoderObjective(vae, vae_arguments.reconstruction_loss, vae_arguments.kl_weight)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
-    optimizer, scheduler = build_optimizer(list(model.trained_parameters().values()), arguments, max_steps)
+    optimizer, scheduler = build_optimizer(model.trained_parameters(), arguments, max_steps, global_batch_size)
     state = TrainingState(model, optimizer, scheduler)
-    identity = run_identity(arguments, data_arguments, len(dataset), global_batch_size, max_steps)
-    start_step, unlogged = restore(checkpoint, state, identity)
+    identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
+    identity |= {name: getattr(vae_arguments, name) for name in ("reconstruction_loss", "kl_weight")}
+    start_step, unlogged = restore(checkpoint, state, identity, arguments.accept_changes)
 
     def draw(_batch: dict) -> tuple[dict, dict]:
         return reconstruction_pictures(state, vae, dataset, world)
 
     held_out = select_held_out(held_out_sources, make_dataset, data_arguments, arguments, world)
-    make_autocast = autocast(arguments.bf16, arguments.fp16)
 
     def export(facts: dict) -> Path:
         return export_autoencoder(vae, dataset, Path(arguments.output_dir, VAE_DIR), facts)
@@ -112,7 +115,7 @@ def prepare_autoencoder(
         draw_every=vae_arguments.image_logging_steps,
         draw=draw,
         export=export,
-        validate=held_out and partial(validation_loss, state, held_out, world, make_autocast),
+        validate=held_out and partial(validation_loss, state, held_out, world, autocast(arguments)),
     )
 
 

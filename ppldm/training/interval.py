@@ -27,7 +27,7 @@ class Interval:
         """`num_train_timesteps`: 0 where a loss has no timestep. `state`: what `state` gave before a stop."""
         self.world, self.num_train_timesteps = world, num_train_timesteps
         self.skipped, self.skipped_updates = Counter(), 0
-        self._observed, self._skipped_here = [], Counter()
+        self._observed, self._settled, self._skipped_here = [], 0, Counter()
         self._start()
         if state:
             self.losses, self.grad_norms = list(state["losses"]), list(state["grad_norms"])
@@ -61,6 +61,9 @@ class Interval:
         self.updates += 1
         self.samples += samples
         self.skipped_updates += not applied
+        if not applied:
+            del self._observed[self._settled :]
+        self._settled = len(self._observed)
         if applied:
             self.losses.append(loss)
         if applied and grad_norm is not None:
@@ -84,7 +87,7 @@ class Interval:
         for quarters, skipped in gather_objects((mine, dict(self._skipped_here)), self.world):
             self.quarters += quarters
             self.skipped.update(skipped)
-        self._observed.clear()
+        self._observed, self._settled = [], 0
         self._skipped_here.clear()
 
     def state(self) -> dict:

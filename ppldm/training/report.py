@@ -12,6 +12,7 @@ from .interval import Interval
 from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
 from .run import RUN_FILE, TrainingRun
 from .sinks import SAMPLES_DIR, open_sinks
+from .step import Update
 
 
 class TimedBatches:
@@ -61,15 +62,15 @@ class Reporter:
         )
         self.interval.restart_clock()
 
-    def after_update(self, step: int, loss: float, batches: list[dict], grad_norm: float | None = None) -> None:
+    def after_update(self, step: int, update: Update, batches: list[dict]) -> None:
         """`step` counts finished updates; `batches` are this rank's micro-batches of it. All ranks call it together."""
         run, arguments = self.run, self.run.arguments
-        self.interval.add(loss, run.global_batch_size, grad_norm)
+        self.interval.add(update.loss, run.global_batch_size, update.grad_norm, update.applied)
         for batch in batches:
             self.interval.skip(batch.get("skipped", ()))
         if arguments.profiler_options:
             add_profiler_step(arguments.profiler_options)
-        self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+        self.bar.set_postfix(loss=f"{update.loss:.4f}", refresh=False)
         self.bar.update()
         numbers = self._look(step, batches[-1])
         if step % arguments.logging_steps == 0 or step == run.max_steps:

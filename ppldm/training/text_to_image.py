@@ -16,13 +16,14 @@ from ..inference.generate import read_prompts
 from ..inference.grid import tile
 from ..inference.sample import draw, sample_latents, to_pictures
 from ..models.build import build_ldm, latent_shape
-from ..models.ema import ExponentialMovingAverage
+from ..models.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
 from ..utils.log import get_logger, progress
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
 from .interval import Interval, gather_objects
 from .optim import build_optimizer
+from .precision import autocast, decorate, make_scaler, warn_of_cpu
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -35,7 +36,6 @@ from .run import (
     run_identity,
     select_training_rows,
 )
-from .step import autocast
 from .validation import (
     deal_back,
     open_held_out_sources,
@@ -46,6 +46,11 @@ from .validation import (
 )
 
 NUM_PICTURES = 8  # of the batch, as published, or at a time
+# Settings that the loss depends on.
+_MODEL_SETTINGS = (
+    *("prediction_type", "noise_offset", "input_perturbation", "snr_gamma", "rescale_betas_zero_snr"),
+    *("freeze_text_encoder", "model_max_length"),
+)
 PIPELINE_DIR = "pipeline"
 
 
@@ -57,6 +62,7 @@ def prepare_text_to_image(
     held_out_sources = open_held_out_sources(data_arguments, sources)
     prompts = read_validation_prompts(arguments.validation_prompts or [])
     world = detect_world(arguments)
+    warn_of_cpu(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(model_arguments, data_arguments, arguments))
     selection = select_training_rows(sources, data_arguments, arguments, world)
     tokenizer = load_tokenizer(tokenizer_source(model_arguments), model_arguments.model_max_length)
@@ -73,6 +79,7 @@ def prepare_text_to_image(
         crop_fraction=data_arguments.crop_fraction,
         num_train_timesteps=model.noise_schedule.num_train_timesteps,
         noise_offset=model_arguments.noise_offset,
+        input_perturbation=model_arguments.input_perturbation,
         bad_rows=bad_row_policy(data_arguments),
         interpolation=data_arguments.interpolation,
     )
@@ -87,13 +94,15 @@ def prepare_text_to_image(
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
     trained = model.trained_parameters()
-    ema = ExponentialMovingAverage(trained, model_arguments.ema_decay) if model_arguments.use_ema else None
-    optimizer, scheduler = build_optimizer(list(trained.values()), arguments, max_steps)
-    scaler = paddle.amp.GradScaler(init_loss_scaling=arguments.scale_loss) if arguments.fp16 else None
-    state = TrainingState(model, optimizer, scheduler, ema, scaler)
-    identity = run_identity(arguments, data_arguments, len(dataset), global_batch_size, max_steps)
-    identity["prediction_type"] = model_arguments.prediction_type
-    start_step, unlogged = restore(checkpoint, state, identity)
+    decay = ema_decay(model_arguments)
+    ema = ExponentialMovingAverage(trained, decay) if decay else None
+    optimizer, scheduler = build_optimizer(trained, arguments, max_steps, global_batch_size)
+    decorate(model, optimizer, arguments)
+    state = TrainingState(model, optimizer, scheduler, ema, make_scaler(arguments))
+    identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
+    identity |= {name: getattr(model_arguments, name) for name in _MODEL_SETTINGS}
+    identity |= {"caption_drop": data_arguments.caption_drop, "ema": str(decay)}
+    start_step, unlogged = restore(checkpoint, state, identity, arguments.accept_changes)
     get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters",
                       len(dataset), max_steps, global_batch_size,
                       sum(np.prod(p.shape) for p in trained.values()) / 1e6)  # fmt: skip
@@ -104,10 +113,10 @@ def prepare_text_to_image(
             scales=arguments.validation_guidance_scales,
             num_inference_steps=model_arguments.num_inference_steps,
         )
-        return make(state, tokenizer, prompts, batch, seed=arguments.seed, world=world), {}
+        with autocast(arguments)():
+            return make(state, tokenizer, prompts, batch, seed=arguments.seed, world=world), {}
 
     held_out = select_held_out(held_out_sources, make_dataset, data_arguments, arguments, world)
-    make_autocast = autocast(arguments.bf16, arguments.fp16)
 
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
@@ -130,7 +139,7 @@ def prepare_text_to_image(
         draw_every=model_arguments.image_logging_steps,
         draw=draw_samples,
         export=export,
-        validate=held_out and partial(validation_loss, state, held_out, world, make_autocast),
+        validate=held_out and partial(validation_loss, state, held_out, world, autocast(arguments)),
     )
 
 
@@ -194,6 +203,16 @@ def read_validation_prompts(values: list[str]) -> list[str]:
         else:
             prompts.append(value)
     return prompts
+
+
+def ema_decay(arguments: ModelArguments) -> GradualDecay | IntervalDecay | None:
+    """The form of the average that the flags ask for; None for no average."""
+    if arguments.averages_at_intervals:
+        given = {
+            "start_iters": arguments.ema_start_iters, "iters": arguments.ema_iters, "beta": arguments.ema_beta
+        }  # fmt: skip
+        return IntervalDecay(**{name: value for name, value in given.items() if value is not None})
+    return GradualDecay(arguments.ema_decay) if arguments.use_ema else None
 
 
 def tokenizer_source(arguments: ModelArguments) -> str:

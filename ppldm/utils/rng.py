@@ -25,6 +25,7 @@ class Stream(IntEnum):
     SAMPLE = 9
     NOISE_OFFSET = 10
     CAPTION_CHOICE = 11
+    INPUT_PERTURBATION = 12
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):
