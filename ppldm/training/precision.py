@@ -28,21 +28,15 @@ def autocast(arguments: LDMTrainingArguments):
 
 
 def decorate(model, optimizer, arguments: LDMTrainingArguments) -> None:
-    """Cast the trained weights for O2, in place, once both are built; nothing for O1 and float32."""
+    """Cast UNet and text encoder for O2, in place, once all is built; nothing for O1 and float32."""
     if is_mixed(arguments) and arguments.fp16_opt_level == "O2":
         paddle.amp.decorate(
-            models=model,
+            models=[model.unet, model.text_encoder],
             optimizers=optimizer,
             level="O2",
             dtype=half_type(arguments),
             master_grad=True,
-            excluded_layers=frozen_layers(model),
         )
-
-
-def frozen_layers(model) -> list:
-    """What stays in float32 whatever the flags say."""
-    return [model.vae] if hasattr(model, "vae") else []
 
 
 def make_scaler(arguments: LDMTrainingArguments) -> paddle.amp.GradScaler | None:
