@@ -12,6 +12,7 @@ import paddle
 
 from ..utils.log import get_logger
 from .arguments import LDMTrainingArguments
+from .checkpoint import TrainingState
 
 
 def autocast(arguments: LDMTrainingArguments):
@@ -37,6 +38,18 @@ def decorate(model, optimizer, arguments: LDMTrainingArguments) -> None:
             dtype=half_type(arguments),
             master_grad=True,
         )
+
+
+def restore_float32(state: TrainingState) -> None:
+    """Undo the casts of O2 when training is over: each weight becomes its float32 master again."""
+    masters = state.optimizer._master_weights
+    if not masters:
+        return
+    for part in (state.model.unet, state.model.text_encoder):
+        part.to(dtype="float32")
+        for parameter in part.parameters():
+            if parameter.name in masters:
+                parameter.set_value(masters[parameter.name])
 
 
 def make_scaler(arguments: LDMTrainingArguments) -> paddle.amp.GradScaler | None:

@@ -20,7 +20,7 @@ from ..utils.log import get_logger, progress
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
 from .optim import build_optimizer
-from .precision import decorate, make_scaler, warn_of_cpu
+from .precision import decorate, make_scaler, restore_float32, warn_of_cpu
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -104,6 +104,7 @@ def prepare_text_to_image(
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
         facts = {**facts, "model_max_length": model_arguments.model_max_length}
+        restore_float32(state)
         export_pipeline(model, tokenizer, folder, ema, facts)
         return folder
 

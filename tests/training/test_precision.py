@@ -75,6 +75,23 @@ def test_o2_casts_what_is_trained_and_keeps_vae_and_tables(tiny, pretend_gpu, dt
     assert optimizer._multi_precision
 
 
+def test_the_export_has_the_float32_masters(tiny, pretend_gpu):
+    model = make_model(tiny)
+    trained = model.trained_parameters()
+    optimizer = paddle.optimizer.AdamW(parameters=list(trained.values()))
+    precision.decorate(model, optimizer, arguments("bfloat16", "O2"))
+    weight = trained["unet.conv_in.weight"]
+    for parameter in trained.values():
+        optimizer._create_master_weight(parameter)
+    master = optimizer._master_weights[weight.name]
+    master.set_value(master + 1e-5)
+    assert optimizer.state_dict()["master_weights"][weight.name] is master
+    precision.restore_float32(TrainingState(model, optimizer, None))
+    assert {p.dtype for p in model.parameters()} == {paddle.float32}
+    weight = model.trained_parameters()["unet.conv_in.weight"]
+    assert (weight.numpy() == master.numpy()).all() and (weight.astype("bfloat16").astype("float32") != weight).any()
+
+
 class Linear(paddle.nn.Layer):
     input_names = ("x",)
 
