@@ -17,6 +17,7 @@ COMMANDS = {
     "download": ("ppldm.laion.download", "download"),
     "annotate": ("ppldm.laion.annotate", "annotate"),
     "convert": ("ppldm.laion.convert", "convert"),
+    "pipeline": ("ppldm.laion.pipeline", "pipeline"),
     "index": ("ppldm.inspect.index", "index"),
     "verify": ("ppldm.inspect.verify", "verify"),
     "stats": ("ppldm.inspect.stats", "stats"),

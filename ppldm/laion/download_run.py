@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError, PpldmError
-from ..utils.files import lock_folder, make_output_dir, write_json
+from ..utils.files import make_output_dir, write_json
 from ..utils.log import get_logger, progress
 from ..utils.workers import map_with_deadline
 from .failures import count_classes, describe_failures, describe_rows
@@ -62,30 +62,28 @@ class Run:
         num_rows = sum(map(self.count_rows, todo))
         num_bytes = _check_network(todo, num_rows, self.settings, num_sampled) if num_sampled else 0
         make_output_dir(out)
-        with lock_folder(out):
-            if not ignore_disk_space:
-                _check_disk_space(out, num_bytes)
-            for item in todo:
-                self._download_part(item, runner)
+        if not ignore_disk_space:
+            _check_disk_space(out, num_bytes)
+        for item in todo:
+            self._download_part(item, runner)
 
     def _download_part(self, item: PartDownload, runner: Runner) -> None:
         settings, name = self.settings, item.folder.name
-        item.claim(
-            {
-                "output_format": settings.output_format,
-                "number_sample_per_shard": settings.samples_per_shard,
-                "image_size": settings.fitter.image_size,
-                "resize_mode": settings.fitter.resize_mode,
-                "encode_quality": settings.fitter.encode_quality,
-                "columns": list(settings.columns),
-            }
-        )
-        failed = runner.run(_while_room(self.tasks(item), item.folder), settings, self.count_rows(item), name)
-        if failed:
-            get_logger().warning("%s: %d shard(s) are tried once more", item.folder, len(failed))
-            runner.run(iter(failed), settings, sum(task.num_rows for task in failed), name)
-        report = item.report()
-        write_json(item.folder / ".download" / "report.json", report)
+        plan = {
+            "output_format": settings.output_format,
+            "number_sample_per_shard": settings.samples_per_shard,
+            "image_size": settings.fitter.image_size,
+            "resize_mode": settings.fitter.resize_mode,
+            "encode_quality": settings.fitter.encode_quality,
+            "columns": list(settings.columns),
+        }
+        with item.claimed(plan):
+            failed = runner.run(_while_room(self.tasks(item), item.folder), settings, self.count_rows(item), name)
+            if failed:
+                get_logger().warning("%s: %d shard(s) are tried once more", item.folder, len(failed))
+                runner.run(iter(failed), settings, sum(task.num_rows for task in failed), name)
+            report = item.report()
+            write_json(item.folder / ".download" / "report.json", report)
         get_logger().info("%s: %s", item.folder, describe_rows(report))
 
 

@@ -8,8 +8,10 @@ finished or absent; the same command does the absent ones. Retried rows go to ne
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from json import loads
 from pathlib import Path
@@ -18,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..utils.errors import ConfigError
-from ..utils.files import make_output_dir, write_json
+from ..utils.files import lock_folder, make_output_dir, write_json
 from .failures import classify
 from .shard import RETRY_COLUMNS, ShardTask, make_record, record_path, remove_shard, shard_name, stats_path, work_folder
 from .shard_rows import MetadataPart, RowColumns, count_shards, read_shards, regroup, write_rows
@@ -51,31 +53,42 @@ class PartDownload:
         size, total = self.samples_per_shard, self.part.num_rows
         return sum(min(size, total - number * size) for number in self.missing_shards())
 
-    def claim(self, plan: dict) -> None:
-        """Make the folder, or see that it is one of this very download; sweep what a killed run left.
+    @contextmanager
+    def claimed(self, plan: dict) -> Iterator[None]:
+        """Hold the folder, made or of this very download, without what a killed run left; others hold other parts.
 
         `plan` are the settings that shards depend on. Raises ConfigError, OutputError.
         """
         plan_path = self.folder / ".download" / "plan.json"
         plan = {"metadata": self.part.path.name, "rows": self.part.num_rows, **plan}
+        self._check_plan(plan_path, plan)
+        make_output_dir(self.folder / ".download")
+        lock = lock_folder(self.folder / ".download")
+        try:
+            write_json(plan_path, plan)
+            shutil.rmtree(work_folder(self.folder), ignore_errors=True)
+            make_output_dir(work_folder(self.folder))
+            finished = set(self.finished_shards())
+            for path in self.folder.glob("[0-9]*"):
+                if (found := re.match(r"(\d+)", path.name)) and int(found.group(1)) not in finished:
+                    remove_shard(self.folder, int(found.group(1)))
+            yield
+        finally:
+            lock.close()
+
+    def _check_plan(self, plan_path: Path, plan: dict) -> None:
+        remedy = "choose another --out, or delete that folder"
         if plan_path.is_file():
             earlier = loads(plan_path.read_text(encoding="utf-8"))
-            changed = [f"{name} was {earlier.get(name)!r} and is {plan[name]!r}" for name in plan]
-            changed = [text for name, text in zip(plan, changed, strict=True) if earlier.get(name) != plan[name]]
+            changed = [
+                f"{name} was {earlier.get(name)!r} and is {value!r}"
+                for name, value in plan.items()
+                if earlier.get(name) != value
+            ]
             if changed:
-                raise ConfigError(
-                    f"{self.folder} holds another download ({'; '.join(changed)}); choose another --out, or delete it"
-                )
+                raise ConfigError(f"{self.folder} holds another download ({'; '.join(changed)}); {remedy}")
         elif self.folder.is_dir() and any(self.folder.iterdir()):
-            raise ConfigError(f"{self.folder} holds files of unknown origin; choose another --out, or delete it")
-        make_output_dir(work_folder(self.folder))
-        write_json(plan_path, plan)
-        for leftover in work_folder(self.folder).glob("*.arrow"):
-            leftover.unlink()
-        finished = set(self.finished_shards())
-        for path in self.folder.glob("[0-9]*"):
-            if (found := re.match(r"(\d+)", path.name)) and int(found.group(1)) not in finished:
-                remove_shard(self.folder, int(found.group(1)))
+            raise ConfigError(f"{self.folder} holds files of unknown origin; {remedy}")
 
     def tasks(self, numbers: Collection[int]) -> Iterator[ShardTask]:
         """The shards of these numbers, their rows written when they are asked for."""

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -227,14 +229,21 @@ def _move_into_place(work: Path, task: ShardTask, record: dict) -> None:
 
 
 def _import_downloader():
-    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
-    os.environ.setdefault("WANDB_MODE", "disabled")
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # which asks the network at its import
+    # img2dataset imports wandb for reports that are not asked for here; large to install, and slow to import.
+    has_wandb = "wandb" in sys.modules
+    sys.modules.setdefault("wandb", ModuleType("wandb"))
     try:
         from img2dataset import downloader
     except ImportError as error:
         from ..utils.environment import PIP
 
-        raise ConfigError(f"img2dataset cannot be imported ({error}); {PIP} install 'ppldm[data]'") from error
+        raise EnvironmentProblem(
+            f"img2dataset cannot be imported ({error}); {PIP} install 'img2dataset>=1.47,<2'"
+        ) from error
+    finally:
+        if not has_wandb:
+            del sys.modules["wandb"]
     return downloader
 
 

@@ -143,10 +143,15 @@ def write_rows(table: pa.Table, path: Path) -> None:
 def sample_urls(part: MetadataPart, url_column: str, num_urls: int) -> list[str]:
     """At most `num_urls` URLs of a part, from up to 16 row groups, drawn at random but always the same."""
     file, rng = open_parquet(part.path), np.random.default_rng(part.num_rows)
-    groups = rng.permutation(file.num_row_groups)[:16]
-    urls = [url for group in groups for url in file.read_row_group(int(group), [url_column])[url_column].to_pylist()]
-    urls = [url for url in urls if url]
-    return [urls[row] for row in sorted(rng.permutation(len(urls))[:num_urls])]
+    groups = sorted(int(group) for group in rng.permutation(file.num_row_groups)[:16])
+    num_rows = sum(file.metadata.row_group(group).num_rows for group in groups)
+    wanted = np.sort(rng.choice(num_rows, min(num_urls, num_rows), replace=False))
+    urls, start = [], 0
+    for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=[url_column]) if groups else ():
+        here = wanted[(wanted >= start) & (wanted < start + batch.num_rows)] - start
+        urls += batch[url_column].take(pa.array(here)).to_pylist()
+        start += batch.num_rows
+    return [url for url in urls if url]
 
 
 def _find_column(names: Sequence[str], path: Path, named: str, published: str, flag: str) -> str:

@@ -108,6 +108,6 @@ def test_columns_that_cannot_be(tmp_path, flags, message):
 def test_the_sample_is_of_rows_that_have_a_url_and_always_the_same(tmp_path):
     path = write(tmp_path / "a.parquet", URL=[None if row % 2 else f"http://a/{row}" for row in range(10)])
     part = MetadataPart(1, path, 10)
-    urls = sample_urls(part, "URL", 3)
-    assert len(set(urls)) == 3 and urls == sample_urls(part, "URL", 3)
-    assert len(sample_urls(part, "URL", 99)) == 5
+    urls = sample_urls(part, "URL", 6)
+    assert urls and len(set(urls)) == len(urls) and urls == sample_urls(part, "URL", 6)
+    assert sample_urls(part, "URL", 99) == [f"http://a/{row}" for row in range(0, 10, 2)]
