@@ -67,7 +67,8 @@ def run(argv: list[str]) -> None:
         if action.dest == "num_workers":
             action.option_strings.append("--workers")
             parser._option_string_actions["--workers"] = action
-    flags = [_with_hyphens(word) for word in argv[1:]]
+    aliases = getattr(function, "aliases", {})
+    flags = [_renamed(_with_hyphens(word), aliases) for word in argv[1:]]
     arguments = vars(parse_known_or_suggest(parser, flags))
     for internal in ("pdb", "xtra"):
         arguments.pop(internal)
@@ -78,6 +79,12 @@ def main() -> None:
     """The console script `ppldm`."""
     with exit_on_error():
         run(sys.argv[1:])
+
+
+def _renamed(word: str, aliases: dict[str, str]) -> str:
+    """An older name of a flag as today's; the command's function lists them in `aliases`."""
+    flag, equals, value = word.partition("=")
+    return aliases.get(flag, flag) + equals + value
 
 
 def _with_hyphens(word: str) -> str:

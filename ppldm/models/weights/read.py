@@ -68,6 +68,13 @@ def find_part(folder: Path, kind: str) -> Path | None:
     return next((folder / name for name in PART_FOLDERS[kind] if (folder / name).is_dir()), None)
 
 
+def find_tokenizer(path: Path) -> Path | None:
+    """The tokenizer folder of a pipeline, or of a checkpoint's run, if it has one."""
+    if is_checkpoint(path):
+        return _run_tokenizer(_run_arguments(path), path.parent)
+    return path / "tokenizer" if (path / "tokenizer").is_dir() else None
+
+
 def read_part(kind: str, path, yaml_file=None, ema: bool = False) -> Part:
     """One part: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
     path = Path(path).expanduser()
@@ -90,8 +97,7 @@ def _read_pipeline(path: Path, kinds) -> Weights:
             weights.parts[kind] = _read_part_folder(kind, folder)
     if (path / "scheduler" / "scheduler_config.json").is_file():
         weights.scheduler |= _plain_scheduler(path / "scheduler" / "scheduler_config.json")
-    if (path / "tokenizer").is_dir():
-        weights.tokenizer = path / "tokenizer"
+    weights.tokenizer = find_tokenizer(path)
     if (path / "ppldm.json").is_file():
         weights.facts = read_json(path / "ppldm.json")
     return weights
@@ -165,12 +171,7 @@ def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str,
 
 
 def _read_checkpoint(path: Path, kinds, ema: bool) -> Weights:
-    manifest, run = read_json(path / "manifest.json"), read_json(path.parent / "run.json")
-    if "ModelArguments" not in run:
-        raise ModelError(f"{path} is no checkpoint of a text-to-image run; export an autoencoder's OUT/vae folder")
-    arguments = ModelArguments(
-        **{key: value for key, value in run["ModelArguments"].items() if key in ModelArguments.__dataclass_fields__}
-    )
+    manifest, arguments = read_json(path / "manifest.json"), _run_arguments(path)
     _check_files(path, manifest, (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,))
     state = read_arrays(path / CHECKPOINT_WEIGHTS, lambda name: name.startswith(tuple(f"{kind}." for kind in kinds)))
     if ema:
@@ -195,6 +196,15 @@ def _read_checkpoint(path: Path, kinds, ema: bool) -> Weights:
         "ema": ema,
     }
     return weights
+
+
+def _run_arguments(checkpoint: Path) -> ModelArguments:
+    """The flags with which the run of a checkpoint built its model. Raises ModelError."""
+    run = read_json(checkpoint.parent / "run.json")
+    if "ModelArguments" not in run:
+        raise ModelError(f"{checkpoint} is no checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder")
+    known = ModelArguments.__dataclass_fields__
+    return ModelArguments(**{key: value for key, value in run["ModelArguments"].items() if key in known})
 
 
 def _check_files(folder: Path, manifest: dict, names) -> None:
