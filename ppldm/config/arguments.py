@@ -231,6 +231,13 @@ class DataArguments:
     )
     random_crop: bool = field(default=True, metadata={"help": "Crop at random; otherwise the centre."})
     random_flip: bool = field(default=False, metadata={"help": "Mirror half of the pictures. Mirrors text too."})
+    validation_file_list: Optional[str] = field(
+        default=None,
+        metadata={"help": "As --file_list, rows that are not trained on: their loss is logged as validation_loss."},
+    )
+    validation_rows: int = field(
+        default=256, metadata={"help": "How many of these rows, spread evenly over them, are looked at."}
+    )
     max_skipped: int = field(
         default=100, metadata={"help": "Stop after this many unusable rows one after another; 0 stops at the first."}
     )
@@ -238,6 +245,7 @@ class DataArguments:
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
         _require_positive("resolution", self.resolution)
+        _require_positive("validation_rows", self.validation_rows)
         if not 0 <= self.caption_drop <= 1:
             raise ConfigError(f"--caption_drop {self.caption_drop} must be from 0 to 1")
         if not 0 < self.crop_fraction <= 1:

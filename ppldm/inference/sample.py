@@ -60,7 +60,6 @@ def sample_latents(
     latents = noise
     for timestep in scheduler.timesteps:
         latents_input = paddle.concat([latents] * 2) if guided else latents
-        latents_input = latents_input.astype(model.unet.dtype)
         predicted = model.unet(latents_input, timestep, encoder_hidden_states=context).sample.astype("float32")
         if guided:
             without, with_prompt = predicted.chunk(2)

@@ -51,6 +51,7 @@ class LatentDiffusionModel(nn.Layer):
         self.prediction_type = prediction_type
         self.freeze_text_encoder = freeze_text_encoder
         self.scaling_factor = float(vae.config.scaling_factor)
+        self.observer = None  # while training, told of timesteps [B] and the squared error [B] float32 of each sample
         self.input_names = ("pixel_values", "input_ids", "timesteps", "noise", "posterior_noise")
         if perturbed_input:
             self.input_names += ("input_noise",)
@@ -113,10 +114,17 @@ class LatentDiffusionModel(nn.Layer):
         hidden_states = self.encode_text(input_ids)
         predicted = self.unet(noisy, timesteps, encoder_hidden_states=hidden_states).sample
         target = training_target(latents, noise, alpha_bar, self.prediction_type)
+        self._tell_observer(timesteps, predicted, target)
         if self.snr_gamma is None:
             return F.mse_loss(predicted.astype("float32"), target)
         errors = F.mse_loss(predicted.astype("float32"), target, reduction="none").mean([1, 2, 3])
         return (self.loss_weights[timesteps] * errors).mean()
+
+    @paddle.no_grad()
+    def _tell_observer(self, timesteps, predicted, target) -> None:
+        if self.observer is not None and self.training:
+            errors = (predicted.detach().astype("float32") - target).square().mean([1, 2, 3])
+            self.observer(timesteps, errors)
 
 
 def _freeze(layer: nn.Layer) -> None:

@@ -16,6 +16,7 @@ from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import parse_known_or_suggest
 from ..utils.errors import ConfigError
 from .optim import LR_SCHEDULES
+from .sinks import check_reporters
 
 # Spelling of the published no-trainer script -> spelling of the Trainer.
 ALIASES = {
@@ -52,10 +53,11 @@ LOOP_FLAGS = {
     *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
     *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
     *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "report_to", "disable_tqdm"),
+    *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "backup_every", "report_to", "disable_tqdm"),
     *("dataloader_num_workers", "recompute", "benchmark", "profiler_options"),
     *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
-    *("validation_prompts",),
+    *("validation_prompts", "validation_guidance_scales", "validation_steps"),
+    *("check_ranks_every", "data_timeout"),
 }
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
@@ -77,7 +79,24 @@ class LDMTrainingArguments(TrainingArguments):
     )
     resume_from_checkpoint: Optional[str] = field(
         default=None,
-        metadata={"help": "Checkpoint folder to go on from (default: the newest sound one in the output folder)."},
+        metadata={
+            "help": "Checkpoint folder to go on from (default, and latest: the newest sound one in the output folder)."
+        },
+    )
+    backup_every: int = field(
+        default=0,
+        metadata={"help": "Save after every so many updates too, and never remove those checkpoints; 0: none."},
+    )
+    check_ranks_every: int = field(
+        default=500,
+        metadata={
+            "help": "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; "
+            "0: none."
+        },  # fmt: skip
+    )
+    data_timeout: float = field(
+        default=600.0,
+        metadata={"help": "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."},
     )
     accept_changes: List[str] = field(  # noqa: UP006
         default_factory=list,
@@ -94,10 +113,11 @@ class LDMTrainingArguments(TrainingArguments):
     )
     report_to: Optional[List[str]] = field(  # noqa: UP006
         default_factory=lambda: ["visualdl"],
-        metadata={"help": "Where curves and pictures go besides metrics.jsonl: visualdl, none."},
+        metadata={"help": "Where curves and pictures go besides metrics.jsonl: visualdl, tensorboard, wandb, or none."},
     )
     logging_dir: Optional[str] = field(
-        default=None, metadata={"help": "Folder of VisualDL's files (default: logs in the output folder)."}
+        default=None,
+        metadata={"help": "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder)."},
     )
     max_samples: Optional[int] = field(
         default=None,
@@ -129,12 +149,19 @@ class LDMTrainingArguments(TrainingArguments):
         default=True,
         metadata={"help": "Weight decay on every parameter, as published; false leaves out norms and biases."},
     )
-    validation_prompts: Optional[str] = field(
+    validation_prompts: Optional[List[str]] = field(  # noqa: UP006
         default=None,
         metadata={
-            "help": "Text file of prompts, one a line, drawn every --image_logging_steps updates "
+            "help": "Prompts, or text files of them, one a line, drawn every --image_logging_steps updates "
             "(default: captions of the current batch)."
         },  # fmt: skip
+    )
+    validation_guidance_scales: List[float] = field(  # noqa: UP006
+        default_factory=lambda: [1.0, 7.5], metadata={"help": "Guidance scales of these pictures; 1 is none."}
+    )
+    validation_steps: int = field(
+        default=1000,
+        metadata={"help": "Updates between two losses of --validation_file_list; 0 or less: never."},
     )
     benchmark: bool = field(
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
@@ -167,13 +194,14 @@ class LDMTrainingArguments(TrainingArguments):
             raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or leave both away")
         if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:
             raise ConfigError("nothing to train: give --max_steps, --max_samples or --num_train_epochs above 0")
+        for name in ("backup_every", "check_ranks_every", "data_timeout"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be 0 (none) or more")
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must not be negative")
         if self.fp16_opt_level not in ("O1", "O2"):
             raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
-        unknown = set(self.reporters) - {"visualdl", "none"}
-        if unknown:
-            raise ConfigError(f"--report_to {unknown.pop()} is not supported yet; use visualdl or none")
+        check_reporters(self.reporters)
 
 
 def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:

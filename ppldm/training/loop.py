@@ -36,12 +36,13 @@ def run_loop(run: TrainingRun) -> None:
             state.model.train()
             micro_batches = [next(batches) for _ in range(arguments.gradient_accumulation_steps)]
             update = train_step(referee, micro_batches, stop=bool(request))
+            run.check_ranks(step)
             trainer_state.global_step = step
             reporter.after_update(step, update, micro_batches)
-            save_is_due |= step % arguments.save_steps == 0
+            save_is_due |= run.saves_after(step)
             if update.stop or step == run.max_steps or (save_is_due and not referee.num_skipped_in_a_row):
-                run.save(trainer_state)
+                run.save(trainer_state, update.stop)
                 save_is_due = False
             if update.stop and step < run.max_steps:
-                raise run.interruption(step)
+                raise run.interruption(step, request.number)
     run.finish()

@@ -30,6 +30,7 @@ class LatentDiffusionTrainer(Trainer):
         run.arguments.ignore_data_skip = True
         self.run = run
         self.reporter = reporter
+        self.request = request
         self.micro_batches: list[dict] = []
         self.micro_losses: list = []
         self.referee = Referee(
@@ -77,7 +78,7 @@ class LatentDiffusionTrainer(Trainer):
         """Left to `_UpdateCallback`, which asks all ranks: a rank that stops alone leaves the others hanging."""
 
     def _save_checkpoint(self, model, metrics=None):
-        self.run.save(self.state)
+        self.run.save(self.state, bool(self.request))
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         """Weights and averages are in place: `prepare` restored them."""
@@ -111,9 +112,10 @@ class _UpdateCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """`global_step` counts this update."""
         trainer = self.trainer
+        trainer.run.check_ranks(state.global_step)
         trainer.reporter.after_update(state.global_step, self.update, trainer.micro_batches)
         trainer.micro_batches, trainer.micro_losses = [], []
-        self.save_is_due |= control.should_save
+        self.save_is_due |= trainer.run.saves_after(state.global_step)
         at_the_end = self.update.stop or state.global_step == trainer.run.max_steps
         control.should_save = at_the_end or (self.save_is_due and not trainer.referee.num_skipped_in_a_row)
         self.save_is_due &= not control.should_save
@@ -144,5 +146,5 @@ def run_trainer(run: TrainingRun) -> None:
         trainer = LatentDiffusionTrainer(run, reporter, request)
         trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         if trainer.state.global_step < run.max_steps:
-            raise run.interruption(trainer.state.global_step)
+            raise run.interruption(trainer.state.global_step, request.number)
     run.finish()

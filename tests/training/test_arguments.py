@@ -195,7 +195,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--rescale_betas_zero_snr", "add --prediction_type v_prediction"),
         ("--ema_beta 1.5", "--ema_beta 1.5 must be from 0 to 1"),
         ("--ema_iters 0", "--ema_iters 0 must be above 0"),
-        ("--report_to wandb", "not supported yet"),
+        ("--report_to tensorbord", "--report_to tensorbord is not known; use visualdl, tensorboard, wandb or none"),
     ],
 )
 def test_wrong_flags_are_named(flags, message):
