@@ -62,7 +62,10 @@ LOOP_FLAGS = {
 }
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
-REFUSED_FLAGS = ("sharding", "unified_checkpoint", "to_static", "load_best_model_at_end", "do_eval", "do_predict")
+REFUSED_FLAGS = (
+    *("sharding", "unified_checkpoint", "to_static", "amp_master_grad"),
+    *("load_best_model_at_end", "do_eval", "do_predict"),
+)
 
 
 @dataclass

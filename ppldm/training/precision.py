@@ -12,6 +12,7 @@ import paddle
 
 from ..utils.log import get_logger
 from .arguments import LDMTrainingArguments
+from .checkpoint import TrainingState
 
 
 def autocast(arguments: LDMTrainingArguments):
@@ -28,21 +29,27 @@ def autocast(arguments: LDMTrainingArguments):
 
 
 def decorate(model, optimizer, arguments: LDMTrainingArguments) -> None:
-    """Cast the trained weights for O2, in place, once both are built; nothing for O1 and float32."""
+    """Cast UNet and text encoder for O2, in place, once all is built; nothing for O1 and float32."""
     if is_mixed(arguments) and arguments.fp16_opt_level == "O2":
         paddle.amp.decorate(
-            models=model,
+            models=[model.unet, model.text_encoder],
             optimizers=optimizer,
             level="O2",
             dtype=half_type(arguments),
             master_grad=True,
-            excluded_layers=frozen_layers(model),
         )
 
 
-def frozen_layers(model) -> list:
-    """What stays in float32 whatever the flags say."""
-    return [model.vae] if hasattr(model, "vae") else []
+def restore_float32(state: TrainingState) -> None:
+    """Undo the casts of O2 when training is over: each weight becomes its float32 master again."""
+    masters = state.optimizer._master_weights
+    if not masters:
+        return
+    for part in (state.model.unet, state.model.text_encoder):
+        part.to(dtype="float32")
+        for parameter in part.parameters():
+            if parameter.name in masters:
+                parameter.set_value(masters[parameter.name])
 
 
 def make_scaler(arguments: LDMTrainingArguments) -> paddle.amp.GradScaler | None:

@@ -23,7 +23,7 @@ from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
 from .interval import Interval, gather_objects
 from .optim import build_optimizer
-from .precision import autocast, decorate, make_scaler, warn_of_cpu
+from .precision import autocast, decorate, make_scaler, restore_float32, warn_of_cpu
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -121,6 +121,7 @@ def prepare_text_to_image(
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
         facts = {**facts, "model_max_length": model_arguments.model_max_length}
+        restore_float32(state)
         export_pipeline(model, tokenizer, folder, ema, facts)
         return folder
 

@@ -11,7 +11,7 @@ from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback
 
 from ..utils.log import get_logger
 from .checkpoint import load_optimizer
-from .precision import autocast, frozen_layers, half_type
+from .precision import autocast, half_type
 from .report import Reporter, TimedBatches
 from .run import TrainingRun
 from .signals import stop_on_signals
@@ -71,7 +71,8 @@ class LatentDiffusionTrainer(Trainer):
         self.do_grad_scaling = self.scaler is not None
 
     def _decorate_exclude_layers(self, model):
-        return frozen_layers(self.run.state.model)
+        """All: what is to be cast is so already, and the Trainer would cast the noise schedule's tables too."""
+        return [self.run.state.model]
 
     def _check_loss_valid(self, loss):
         """Left to `_UpdateCallback`, which asks all ranks: a rank that stops alone leaves the others hanging."""

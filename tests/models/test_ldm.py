@@ -3,31 +3,7 @@
 import numpy as np
 import paddle
 import pytest
-
-from ppldm.config.arguments import ModelArguments
-from ppldm.models.build import build_ldm
-
-
-def make_model(tiny, **changes):
-    arguments = ModelArguments(
-        vae_name_or_path=tiny.vae,
-        text_encoder_config_file=tiny.config("ldmbert"),
-        unet_config_file=tiny.config("unet"),
-        model_max_length=12,
-        **changes,
-    )
-    return build_ldm(arguments, vocab_size=100, seed=3)
-
-
-def make_batch(size: int, seed: int = 0) -> dict:
-    rng = np.random.default_rng(seed)
-    return {
-        "pixel_values": paddle.to_tensor(rng.integers(0, 256, (size, 3, 32, 32), dtype=np.uint8)),
-        "input_ids": paddle.to_tensor(rng.integers(0, 100, (size, 12))),
-        "timesteps": paddle.to_tensor(rng.integers(0, 1000, size)),
-        "noise": paddle.to_tensor(rng.standard_normal((size, 4, 4, 4), dtype=np.float32)),
-        "posterior_noise": paddle.to_tensor(rng.standard_normal((size, 4, 4, 4), dtype=np.float32)),
-    }
+from tiny_model import make_batch, make_model
 
 
 def test_first_loss_is_the_mean_square_of_the_target(tiny):
@@ -133,13 +109,3 @@ def test_velocity_of_pure_noise_is_the_latents(tiny):
     assert float(model(**batch)) == pytest.approx(float((latents**2).mean()), rel=1e-5)
     with pytest.raises(ValueError, match="v_prediction"):
         make_model(tiny, rescale_betas_zero_snr=True)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16"])
-def test_latents_do_not_change_under_autocast(tiny, dtype):
-    model, batch = make_model(tiny), make_batch(2)
-    expected = model.encode(batch["pixel_values"], batch["posterior_noise"]).numpy()
-    with paddle.amp.auto_cast(level="O1", dtype=dtype):
-        latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
-    assert latents.dtype == paddle.float32
-    assert (latents.numpy() == expected).all()

@@ -132,7 +132,8 @@ def test_the_offending_micro_batch_is_named(bad, rows, pixels):
 def test_two_ranks_skip_alike(tiny, tmp_path, kind):
     """Recompute and accumulation too: the curve is that of one process, the ids come from the rank that has them."""
     bad = {2: rows_of(2)[5], 4: rows_of(4)[7], 5: rows_of(5)[4]}  # all of rank 1
-    settings = {"max_steps": 5, "save_steps": 1, "max_skipped_updates": 2, "gradient_accumulation_steps": 2}
+    settings = {"max_steps": 5, "save_steps": 1, "max_skipped_updates": 2, "gradient_accumulation_steps": 2,
+                "lr_scheduler_type": "cosine", "warmup_steps": 2}  # fmt: skip
     with poisoned(list(bad.values())), pytest.raises(TrainingError):
         run(kind, prepare(kind, tiny.flags(tmp_path / "one", per_device_train_batch_size=4, **settings)))
     flags = tiny.flags(tmp_path / "two", per_device_train_batch_size=2, recompute=True, **settings)
@@ -151,6 +152,8 @@ def test_two_ranks_skip_alike(tiny, tmp_path, kind):
     log = (tmp_path / "log" / "workerlog.1").read_text(errors="replace")
     assert all("update skipped" in log and str(bad[step]) in log for step in (2, 4))
     one, two = (losses(tmp_path / name) for name in ("one", "two"))
+    rates = [[r["lr_abs"] for r in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("one", "two")]
+    assert rates[0] == rates[1] and rates[0][:2] == pytest.approx([5e-4, 1e-3])
     assert len(two) == 4 and [loss is None for loss in two] == [False, True, False, True]
     np.testing.assert_allclose([two[0], two[2]], [one[0], one[2]], rtol=1e-5)
     assert [path.name for path in list_checkpoints(tmp_path / "two")] == ["checkpoint-3", "checkpoint-1"]
