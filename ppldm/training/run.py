@@ -44,6 +44,7 @@ from .interval import Interval
 from .metrics import METRICS_FILE
 from .precision import precision_name
 from .ranks import check_ranks, meet
+from .speed import apply_switches
 from .watchdog import PromptBatches
 
 RUN_FILE = "run.json"
@@ -255,6 +256,7 @@ def bad_row_policy(arguments: DataArguments) -> BadRows:
 def detect_world(arguments: LDMTrainingArguments) -> World:
     """The ranks of this run. PaddleNLP's arguments have started the communication already."""
     world = World.detect()
+    apply_switches(arguments)
     per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     get_logger().info(
         "global_batch_size %d = %d per device x %d accumulation x %d ranks on %s",
