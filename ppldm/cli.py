@@ -15,6 +15,8 @@ COMMANDS = {
     "demo-data": ("ppldm.demo.openmoji", "demo_data"),
     "filter": ("ppldm.laion.filter", "filter"),
     "convert": ("ppldm.laion.convert", "convert"),
+    "lineage": ("ppldm.laion.lineage", "lineage"),
+    "forget": ("ppldm.laion.forget", "forget"),
     "index": ("ppldm.inspect.index", "index"),
     "verify": ("ppldm.inspect.verify", "verify"),
     "stats": ("ppldm.inspect.stats", "stats"),
