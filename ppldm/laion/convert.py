@@ -35,7 +35,7 @@ from ..utils.log import get_logger, progress
 from ..utils.workers import check_workers, map_unordered
 from .forgotten import FORGOTTEN, read_forgotten
 from .reencode import Treatment, treat
-from .source import LoadableRow, Span, Unit, find_units
+from .source import NOT_DOWNLOADED, LoadableRow, Span, Unit, find_units
 from .spark import spark_session
 
 MAX_BAD_FRACTION = 0.5
@@ -359,14 +359,13 @@ def _merge_records(records: list[dict], tasks: list[_PartTask], source, name: st
 
 
 def _refuse_bad_source(manifest: dict, source) -> None:
-    num_bad = sum(count for reason, count in manifest["skipped"].items() if reason != FORGOTTEN)
-    if num_bad > MAX_BAD_FRACTION * manifest["rows_in"]:
+    bad = {reason: count for reason, count in manifest["skipped"].items() if reason not in (FORGOTTEN, NOT_DOWNLOADED)}
+    num_bad, num_rows = sum(bad.values()), sum(bad.values()) + manifest["rows_out"]
+    if num_bad > MAX_BAD_FRACTION * num_rows:
         reasons = "; ".join(
-            f"{reason} {count}, for example {manifest['examples'][reason][0]}"
-            for reason, count in manifest["skipped"].items()
-            if reason != FORGOTTEN
+            f"{reason} {count}, for example {manifest['examples'][reason][0]}" for reason, count in bad.items()
         )
         raise DataError(
-            f"{num_bad} of {manifest['rows_in']} rows of {source} cannot be used: {reasons}; mend the source, then run "
-            "the same command again"
+            f"{num_bad} of {num_rows} rows of {source} cannot be used: {reasons}; mend the source, then run the same "
+            "command again"
         )
