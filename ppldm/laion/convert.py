@@ -36,7 +36,7 @@ from ..utils.workers import check_workers, map_unordered
 from .forgotten import FORGOTTEN, read_forgotten
 from .reencode import Treatment, treat
 from .source import NOT_DOWNLOADED, LoadableRow, Span, Unit, find_units
-from .spark import spark_session
+from .spark import is_submitted, spark_session
 
 MAX_BAD_FRACTION = 0.5
 _EXAMPLES_PER_REASON = 3
@@ -203,7 +203,8 @@ def _make_parts(tasks: list[_PartTask], num_workers: int, master: str | None) ->
     bar = progress(total=sum(task.span.rows for task in tasks), desc="convert", unit="row")
     records = {}
     with bar:
-        made = _make_on_spark(tasks, master) if master else map_unordered(_make_part, tasks, num_workers)
+        on_spark = master or is_submitted()
+        made = _make_on_spark(tasks, master) if on_spark else map_unordered(_make_part, tasks, num_workers)
         for task, record in made:
             records[task.path.name] = record
             bar.update(task.span.rows)
@@ -213,7 +214,7 @@ def _make_parts(tasks: list[_PartTask], num_workers: int, master: str | None) ->
     return [records[task.path.name] for task in tasks]
 
 
-def _make_on_spark(tasks: list[_PartTask], master: str) -> Iterator[tuple[_PartTask, dict]]:
+def _make_on_spark(tasks: list[_PartTask], master: str | None) -> Iterator[tuple[_PartTask, dict]]:
     """As `map_unordered(_make_part, ...)`, on the executors, a task each."""
     with spark_session(master, _SPARK_MEMORY_GB) as spark:
         tasks = [
