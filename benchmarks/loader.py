@@ -28,7 +28,7 @@ from photographs import make_rows
 from PIL import Image
 
 from ppldm.data.image import decode_image, decode_pixels
-from ppldm.data.index import read_index
+from ppldm.data.index import GZIP_MEMBERS, read_index
 from ppldm.data.part import index_path
 from ppldm.data.resize import compile_kernels
 from ppldm.data.row import decode_row
@@ -218,7 +218,7 @@ def _time_ppldm(folder: Path, resolution: int) -> dict[str, float]:
     compile_kernels()
     part = folder / "part-00000.gz"
     data = part.read_bytes()
-    index = read_index(index_path(part), len(data))
+    index = read_index(index_path(part), len(data), (GZIP_MEMBERS,))
     for number, (offset, length) in enumerate(zip(index.offsets.tolist(), index.lengths.tolist(), strict=True)):
         with clock("gunzip"):
             line = isal_zlib.decompress(data[offset : offset + length], 31)

@@ -88,7 +88,7 @@ def read_image_size(path: Path) -> tuple[int, int]:
     """(width, height) as shown of an image file; (0, 0) where it cannot be read."""
     try:
         return image_size(path.read_bytes())
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the name
         return 0, 0
 
 

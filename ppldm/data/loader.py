@@ -9,9 +9,15 @@ errors travel as data, in place of the batch, and are raised where the batch is 
 Batches come through pipes, not through shared memory: for that a worker would allocate in Paddle's C++, whose locks a
 fork may have copied while another thread held them, and then it waits for ever; and a small /dev/shm kills it. Pixels
 are bytes until the model has them, so that pipes are wide enough.
+
+A killed worker is reported at once: Paddle would raise its own error wherever the main process is just then, and would
+wait for ever where the worker died with half a batch in the pipe.
 """
 
+import multiprocessing.connection
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -27,15 +33,26 @@ _PREFETCH_FACTOR = 2
 
 
 class BatchLoader(DataLoader):
-    """A DataLoader that raises DataError where a sample could not be made."""
+    """A DataLoader that raises DataError where a sample could not be made or a worker was killed."""
 
     def __iter__(self) -> Iterator[dict]:
+        on_child = signal.getsignal(signal.SIGCHLD)
         batches = super().__iter__()
+        deaths = _watch_workers(batches) if self.num_workers else []
+        if signal.getsignal(signal.SIGCHLD) is not on_child:
+            signal.signal(signal.SIGCHLD, on_child)
         try:
             for batch in batches:
                 if "error" in batch:
                     raise DataError(batch["error"])
                 yield batch
+        except SystemError as error:
+            if not deaths:
+                raise
+            raise DataError(
+                f"data worker {deaths[0]}; if memory was short, use fewer --dataloader_num_workers; "
+                "the same command goes on from the last checkpoint"
+            ) from error
         finally:
             # Paddle keeps its last iterator, workers and all, until the process exits.
             batches._try_shutdown_all()
@@ -53,6 +70,25 @@ def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: i
         worker_init_fn=_leave_signals_to_the_main_process,
         use_shared_memory=False,
     )
+
+
+def _watch_workers(batches) -> list[str]:
+    """A list to which a worker's untimely end is added, after which the next batch raises SystemError."""
+    deaths, workers = [], {worker.sentinel: worker for worker in batches._workers}
+
+    def watch() -> None:
+        while workers:
+            for sentinel in multiprocessing.connection.wait(list(workers)):
+                worker = workers.pop(sentinel)
+                while worker.exitcode is None:  # another thread is about to set it
+                    time.sleep(0.01)
+                if worker.exitcode and not batches._shutdown:
+                    how = f"was killed by signal {-worker.exitcode}" if worker.exitcode < 0 else "ended"
+                    deaths.append(f"{worker.pid} {how}")
+                    batches._exit_thread_unexpectedly()
+
+    threading.Thread(target=watch, name="watch data workers", daemon=True).start()
+    return deaths
 
 
 def _leave_signals_to_the_main_process(_worker: int) -> None:

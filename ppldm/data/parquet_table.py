@@ -51,7 +51,7 @@ def _lines(path: Path) -> Iterator[_Line]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    damaged = (pa.ArrowException, OSError)
+    damaged = (pa.ArrowException, OSError, UnicodeDecodeError)
     try:
         table = pq.ParquetFile(path)
         names = table.schema_arrow.names
@@ -60,7 +60,7 @@ def _lines(path: Path) -> Iterator[_Line]:
         good = 0
         with indexing(path, table.metadata.num_rows, "row") as bar:
             for batch in table.iter_batches(_BATCH_ROWS):
-                lines = [_line(record, image, caption) for record in batch.to_pylist()]
+                lines = [_line(record, image, caption) for record in _records(batch)]
                 good += sum(line != _NO_ROW for line, _ in lines)
                 yield from lines
                 bar.update(len(lines))
@@ -70,7 +70,21 @@ def _lines(path: Path) -> Iterator[_Line]:
         raise PartError(f"none of the rows of {path} has both image bytes in {image!r} and a text in {caption!r}")
 
 
-def _line(record: dict, image_column: str, caption_column: str) -> _Line:
+def _records(batch) -> Iterator[dict | None]:
+    """The rows of a record batch; None for one whose text is not UTF-8."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for number in range(batch.num_rows):
+            try:
+                yield from batch.slice(number, 1).to_pylist()
+            except UnicodeDecodeError:
+                yield None
+
+
+def _line(record: dict | None, image_column: str, caption_column: str) -> _Line:
+    if record is None:
+        return _NO_ROW, (0, 0)
     image, caption = record.pop(image_column), record.pop(caption_column)
     image = image.get("bytes") if isinstance(image, dict) else image
     caption = " ".join(caption.split()) if isinstance(caption, str) else ""

@@ -6,15 +6,22 @@ to the cause. `exit_on_error` wraps an entry point: the user sees that line and 
 """
 
 import os
+import re
 import sys
 import traceback
 from contextlib import contextmanager
 
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
 
 class PpldmError(Exception):
-    """Base of all errors that a user's input, files or machine can cause. `str(error)` is one line."""
+    """Base of all errors that a user's input, files or machine can cause. `str(error)` is one line that a terminal can
+    show, also where it quotes several lines of another library or a damaged file."""
 
     exit_status = 1
+
+    def __init__(self, message: str):
+        super().__init__(_UNPRINTABLE.sub(" ", message))
 
 
 class ConfigError(PpldmError):

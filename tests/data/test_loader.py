@@ -1,5 +1,8 @@
 import gzip
 import itertools
+import multiprocessing
+import os
+import signal
 
 import numpy as np
 import paddle
@@ -84,6 +87,23 @@ def test_every_bad_row_is_counted_whatever_the_workers(half_bad, workers):
 def test_an_error_arrives_as_itself(half_bad, workers):
     with pytest.raises(DataError, match=r"^bad row \(columns\): .*bad.gz row \d+: [^\n]*$"):
         batches(half_bad(bad_rows=BadRows("raise")), workers)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_a_killed_worker_is_one_line(make_dataset, taken):
+    dataset = make_dataset(resolution=16)
+    before = signal.getsignal(signal.SIGCHLD)
+    sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1000)
+    batches = iter(build_loader(dataset, sampler, 2))
+    for _ in range(taken + 1):
+        next(batches)
+    assert signal.getsignal(signal.SIGCHLD) is before
+    pid = multiprocessing.active_children()[taken % 2].pid
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=f"^data worker {pid} was killed by signal 9; [^\n]*$"):
+        for _ in batches:
+            pass
+    assert not multiprocessing.active_children()
 
 
 def test_batches_do_not_go_through_shared_memory(make_dataset):
