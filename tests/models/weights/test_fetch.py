@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from small_weights import small_weights
 
-from ppldm.models.weights.fetch import is_offline, local_path
+from ppldm.models.weights.fetch import local_path
 from ppldm.models.weights.read import PART_FOLDERS
 from ppldm.models.weights.write import write_weights
 from ppldm.utils.errors import ModelError
+from ppldm.utils.offline import is_offline
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
