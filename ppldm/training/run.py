@@ -28,7 +28,7 @@ from ..utils.files import link_or_copy, lock_folder, make_output_dir, remove_lef
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
 from ..utils.world import World
-from .arguments import LDMTrainingArguments
+from .arguments import LOOP_DEFAULTS, LDMTrainingArguments
 from .checkpoint import (
     TrainingState,
     find_checkpoint,
@@ -40,11 +40,22 @@ from .checkpoint import (
     set_aside_after,
     versions,
 )
+from .interval import Interval
 from .metrics import METRICS_FILE
+from .precision import precision_name
 from .ranks import check_ranks, meet
+from .speed import apply_switches
 from .watchdog import PromptBatches
 
 RUN_FILE = "run.json"
+
+# Settings that every sample, or every update, depends on.
+_DATA_SETTINGS = ("resolution", "crop_fraction", "random_crop", "random_flip", "interpolation")
+_OPTIMIZER_SETTINGS = (
+    *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
+    *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
+    *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+)
 
 
 @dataclass
@@ -61,10 +72,12 @@ class TrainingRun:
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
     checkpoint: Path | None
     start_step: int
-    unlogged_losses: list[float]  # of the updates since the last log line
+    interval: Interval  # what happened since the last log line
     draw_every: int  # updates; 0: never
-    draw: Callable[[dict], tuple[dict, dict]]  # last batch -> (pictures by tag [H, W, 3] uint8, numbers by name)
+    # Last batch -> (pictures by tag [H, W, 3] uint8 on the main process, numbers by name on all). A collective call.
+    draw: Callable[[dict], tuple[dict, dict]]
     export: Callable[[dict], Path]  # facts -> folder of the trained model
+    validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
 
     @property
     def output_dir(self) -> Path:
@@ -109,27 +122,29 @@ class TrainingRun:
         return step == self.max_steps or any(period > 0 and step % period == 0 for period in periods)
 
     def save(self, trainer_state: TrainerState, stopping: bool = False) -> None:
-        """Write a checkpoint on the main process, while the others wait.
+        """Write a checkpoint on the main process, while the others wait. All ranks call it together.
 
         Where the disk is full, training goes on with a warning and its older checkpoints; but the checkpoint with which
         a run ends must be written, else DiskFullError is raised.
         """
+        unlogged = self.interval.state()
         if self.world.is_main:
-            self._write(trainer_state, stopping)
+            self._write(trainer_state, unlogged, stopping)
         meet(self.world)
 
-    def _write(self, trainer_state: TrainerState, stopping: bool) -> None:
+    def _write(self, trainer_state: TrainerState, unlogged: dict, stopping: bool) -> None:
         step = trainer_state.global_step
         facts = {
             "samples_seen": step * self.global_batch_size,
             "identity": self.identity,
-            "unlogged_losses": self.unlogged_losses,
+            "unlogged": unlogged,
             "resumed_from": self.resumed_from,
             "config": json.loads((self.output_dir / RUN_FILE).read_text(encoding="utf-8")),
         }
         limits = (self.arguments.save_total_limit, self.arguments.backup_every)
         try:
-            folder = save_checkpoint(self.output_dir, self.state, trainer_state, facts, *limits)
+            with self.interval.paused():
+                folder = save_checkpoint(self.output_dir, self.state, trainer_state, facts, *limits)
         except DiskFullError as error:
             if stopping or step == self.max_steps:
                 raise
@@ -163,7 +178,18 @@ class TrainingRun:
 
 
 def count_steps(arguments: LDMTrainingArguments, num_rows: int, global_batch_size: int) -> int:
-    """Updates in all: `max_steps` where it is above 0, else the epochs' rows, rounded up to whole batches."""
+    """Updates in all: `max_samples` rounded up to whole batches, or `max_steps`, or the epochs' rows, rounded up.
+
+    Raises ConfigError where samples and steps are given and differ.
+    """
+    if arguments.max_samples is not None:
+        steps = math.ceil(arguments.max_samples / global_batch_size)
+        if arguments.max_steps > 0 and arguments.max_steps not in (steps, LOOP_DEFAULTS["max_steps"]):
+            raise ConfigError(
+                f"--max_samples {arguments.max_samples} is {steps} updates of {global_batch_size} samples, and "
+                f"--max_steps says {arguments.max_steps}; give one of them"
+            )
+        return steps
     if arguments.max_steps > 0:
         return arguments.max_steps
     return math.ceil(arguments.num_train_epochs * num_rows / global_batch_size)
@@ -201,20 +227,26 @@ def _where(arguments: DataArguments) -> Expression | None:
 def run_identity(
     arguments: LDMTrainingArguments,
     data_arguments: DataArguments,
-    num_rows: int,
+    dataset: TextImageDataset,
     global_batch_size: int,
     max_steps: int,
 ) -> dict:
-    """What decides which samples a step sees, and at which learning rate: a checkpoint of another run differs in it."""
+    """What decides which samples a step sees and what it makes of them, by name, JSON-ready.
+
+    A checkpoint of another run differs in it. What speed and memory alone depend on is no part of it.
+    """
     where = _where(data_arguments)
     constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
     return {
         "seed": arguments.seed,
         "where": None if where is None else str(where),
-        "rows": num_rows,
+        "rows": len(dataset),
+        "weights": dataset.weights,
         "global_batch_size": global_batch_size,
         "max_steps": None if constant else max_steps,
-        "resolution": data_arguments.resolution,
+        "precision": precision_name(arguments),
+        **{name: getattr(data_arguments, name) for name in _DATA_SETTINGS},
+        **{name: getattr(arguments, name) for name in _OPTIMIZER_SETTINGS},
     }
 
 
@@ -226,6 +258,7 @@ def bad_row_policy(arguments: DataArguments) -> BadRows:
 def detect_world(arguments: LDMTrainingArguments) -> World:
     """The ranks of this run. PaddleNLP's arguments have started the communication already."""
     world = World.detect()
+    apply_switches(arguments)
     per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     get_logger().info(
         "global_batch_size %d = %d per device x %d accumulation x %d ranks on %s",
@@ -276,28 +309,34 @@ def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
         )
 
 
-def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tuple[int, list[float]]:
-    """Read the weights of a checkpoint into `state`. (its step, its unlogged losses); (0, []) where there is none.
+def restore(
+    checkpoint: Path | None, state: TrainingState, identity: dict, accepted: list[str] = ()
+) -> tuple[int, dict]:
+    """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
 
-    Raises CheckpointError naming the first setting in which the checkpoint's samples differ from this run's.
+    Raises CheckpointError naming the first setting in which the checkpoint differs from this run, and which is not
+    among those `accepted`. A setting that an older checkpoint does not record is not compared.
     """
     if checkpoint is None:
-        return 0, []
+        return 0, {}
     manifest = read_manifest(checkpoint)
     for name, value in identity.items():
-        then = manifest["identity"].get(name)
-        if then != value:
+        then = manifest["identity"].get(name, value)
+        if then == value:
+            continue
+        if name not in accepted:
             raise CheckpointError(
-                f"{checkpoint} was trained with {name} {then}, this run has {value}; "
-                "resume with the same setting, or start anew in another --output_dir"
+                f"{checkpoint} was trained with {name} {then}, this run has {value}; resume with the same setting, "
+                f"accept the change with --accept_changes {name}, or start anew in another --output_dir"
             )
+        get_logger().warning("%s changes from %s to %s at update %d", name, then, value, manifest["global_step"])
     load_model(checkpoint, state)
     get_logger().info("resuming from %s", checkpoint)
     for name, version in versions().items():
         then = manifest.get("versions", {}).get(name, version)
         if then != version:
             get_logger().info("it was written with %s %s, this is %s: bits may differ", name, then, version)
-    return manifest["global_step"], manifest["unlogged_losses"]
+    return manifest["global_step"], manifest["unlogged"]
 
 
 def resolved_config(*groups) -> dict:

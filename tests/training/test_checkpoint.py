@@ -46,7 +46,7 @@ def train_once(state):
 
 
 def save(folder, step, limit=None, state=None, backup_every=0, **facts):
-    facts = {"samples_seen": 8 * step, "identity": {"seed": 1}, "unlogged_losses": [0.5, 0.25], **facts}
+    facts = {"samples_seen": 8 * step, "identity": {"seed": 1}, "unlogged": [0.5, 0.25], **facts}
     trainer_state = TrainerState(global_step=step)
     return save_checkpoint(folder, state or make_state(), trainer_state, facts, limit, backup_every)
 
@@ -57,7 +57,7 @@ def test_published_names_inside(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "manifest.json"])
     manifest = read_manifest(folder)
     assert (manifest["global_step"], manifest["samples_seen"], manifest["identity"]) == (7, 56, {"seed": 1})
-    assert manifest["unlogged_losses"] == [0.5, 0.25]
+    assert manifest["unlogged"] == [0.5, 0.25]
     assert manifest["versions"] == versions() and manifest["versions"]["paddle"] == paddle.__version__
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 7
     assert verify(folder) is None
