@@ -17,10 +17,10 @@ from ppldm.utils.entry import entry
 
 with entry():
     import paddle
-    from ppldm.training.ranks import check_ranks, meet
+    from ppldm.training.ranks import check_ranks
     from ppldm.training.watchdog import PromptBatches
     from ppldm.utils.errors import DataError
-    from ppldm.utils.world import World
+    from ppldm.utils.world import World, meet
 
     paddle.distributed.init_parallel_env()
     world, end = World.detect(), sys.argv[1]
