@@ -31,14 +31,29 @@ class ModelArguments:
     model_name_or_path: Optional[str] = field(
         default=None,
         metadata={
-            "help": "Folder of an exported pipeline to start from, or a published size, built and initialised here: "
+            "help": "What to start from: a pipeline's folder (ppldm's, ppdiffusers', diffusers'), a checkpoint, "
+            "CompVis' .ckpt, a name (docs/weights.md); or a published size, built and initialised here: "
             f"{' (32 layers, the default), '.join(KNOWN_MODELS)} (12 layers)."
         },
     )
     vae_name_or_path: Optional[str] = field(
         default=None,
-        metadata={"help": f"Frozen VAE: a folder with config.json and weights, or a name (default: {DEFAULT_VAE})."},
+        metadata={
+            "help": "Frozen VAE: a folder with config.json and weights, a pipeline's folder, a .ckpt, or a name "
+            f"(default: {DEFAULT_VAE})."
+        },
     )
+    unet_name_or_path: Optional[str] = field(
+        default=None,
+        metadata={"help": "UNet to start from, such as Stable Diffusion's: a folder, a .ckpt, or a name."},
+    )
+    original_config_file: Optional[str] = field(
+        default=None, metadata={"help": "YAML file of a .ckpt (default: the one of its name beside it)."}
+    )
+    load_ema: bool = field(
+        default=False, metadata={"help": "Start from the averaged weights of a checkpoint or a .ckpt."}
+    )
+    offline: bool = field(default=False, metadata={"help": "Never touch the network: names must be in the cache."})
     pretrained_text_encoder_name: Optional[str] = field(
         default=None, metadata={"help": "A frozen CLIP text encoder in place of LDMBert. Not supported yet."}
     )
@@ -102,12 +117,16 @@ class ModelArguments:
 
     def check(self) -> None:
         """Raises ConfigError for values and combinations that cannot work."""
-        parts = (self.text_encoder_config_file, self.unet_config_file, self.vae_name_or_path)
+        parts = (
+            self.text_encoder_config_file, self.unet_config_file, self.vae_name_or_path, self.unet_name_or_path
+        )  # fmt: skip
         if self.starts_from_pipeline and any(parts):
             raise ConfigError(
                 f"--model_name_or_path {self.model_name_or_path} is a whole pipeline; do not give "
-                "--vae_name_or_path, --text_encoder_config_file or --unet_config_file beside it"
+                "--vae_name_or_path, --unet_name_or_path, --text_encoder_config_file or --unet_config_file beside it"
             )
+        if self.unet_name_or_path and self.unet_config_file:
+            raise ConfigError("--unet_name_or_path brings its own config; do not give --unet_config_file beside it")
         if self.pretrained_text_encoder_name:
             raise ConfigError("--pretrained_text_encoder_name is not supported yet; leave it away to train an LDMBert")
         _require_positive("model_max_length", self.model_max_length)

@@ -181,7 +181,8 @@ class TextImageDataset:
         part, number = self._locate(self.selection[place])
         loaded = part.read(number)
         try:
-            crop_pixels(decode_pixels(loaded.image), self.crop_fraction, corner, self.interpolation, crop)
+            pixels = decode_pixels(loaded.image, exact=self.interpolation != "area")
+            crop_pixels(pixels, self.crop_fraction, corner, self.interpolation, crop)
         except RowError as error:
             raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
         return (loaded.caption, *loaded.other_captions)

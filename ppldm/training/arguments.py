@@ -58,6 +58,7 @@ LOOP_FLAGS = {
     *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
     *("validation_prompts", "validation_guidance_scales", "validation_steps"),
     *("check_ranks_every", "data_timeout"),
+    *("tf32", "cudnn_search", "fused_adamw"),
 }
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
@@ -163,6 +164,18 @@ class LDMTrainingArguments(TrainingArguments):
         default=1000,
         metadata={"help": "Updates between two losses of --validation_file_list; 0 or less: never."},
     )
+    tf32: bool = field(
+        default=False,
+        metadata={"help": "GPUs: multiply float32 matrices with 10 bits of mantissa in place of 23, which is faster."},
+    )
+    cudnn_search: bool = field(
+        default=False,
+        metadata={"help": "GPUs: try cuDNN's algorithms for each new shape and take the fastest; bits may differ."},
+    )
+    fused_adamw: bool = field(
+        default=False,
+        metadata={"help": "Update all weights in a few kernel launches: the same formula, faster on GPUs."},
+    )
     benchmark: bool = field(
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
     )
@@ -211,6 +224,9 @@ def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
         usage="%(prog)s --output_dir OUT --file_list LIST [flags]",
         description="Stopped at any moment, the same command goes on from the last checkpoint in OUT. "
         "A flag of type BOOL alone means true. Steps are optimizer updates.",
+        epilog="On CPUs, threads and MKL's path are chosen before Paddle is loaded, and said in the log: what the "
+        "environment sets already stays (OMP_NUM_THREADS, MKL_DEBUG_CPU_TYPE), and PPLDM_NO_CPU_TUNING=1 chooses "
+        "nothing. PPLDM_DEBUG=1 shows tracebacks and the libraries' own logs.",
         formatter_class=_HelpFormatter,
     )
     actions = {action.dest: action for action in parser._actions}

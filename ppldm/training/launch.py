@@ -60,6 +60,16 @@ class Rank:
         """True if it ended neither well nor on request."""
         return self.status not in (None, 0, *_STOPPED)
 
+    @property
+    def blame(self) -> int:
+        """Less for what cannot be the consequence of another rank's end, for ranks that ended at the same moment.
+
+        One that was killed had no part in it; one that gives up by SIGABRT often lost its connection.
+        """
+        if self.status == -signal.SIGABRT:
+            return 2
+        return 0 if self.status < 0 else 1
+
     def send(self, number: int) -> None:
         """Send a signal to its main process alone."""
         with suppress(ProcessLookupError):
@@ -185,7 +195,7 @@ class WatchedController(CollectiveController):
             if time.monotonic() > next_logs:
                 self.pod.logs()
                 next_logs = time.monotonic() + 1
-            time.sleep(0.1)
+            time.sleep(0.02)
         while self.pod.logs():
             pass
         for rank in self.ranks:
@@ -199,9 +209,7 @@ class WatchedController(CollectiveController):
         if self.stop_number and any(rank.status == -self.stop_number for rank in failed):
             return self._stop_status(), "stopped before training began\n"
         if failed:
-            # Where several ended since the last look: one that was killed had no part in its end, others may have
-            # failed for want of it.
-            first = min(failed, key=lambda rank: (rank.status > 0, rank.rank))
+            first = min(failed, key=lambda rank: (rank.blame, rank.rank))
             return (first.status if first.status > 0 else 128 - first.status), first.describe()
         if self.peers and self.peers.trouble:
             return 1, f"error: {self.peers.trouble}\n"

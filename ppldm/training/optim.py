@@ -5,6 +5,8 @@ from functools import partial
 
 import paddle
 
+from .fused_adamw import FusedAdamW
+
 LR_SCHEDULES = (
     "constant",
     "constant_with_warmup",
@@ -85,7 +87,8 @@ def build_optimizer(parameters: dict, arguments, max_steps: int, global_batch_si
     )
     clip = paddle.nn.ClipGradByGlobalNorm(arguments.max_grad_norm) if arguments.max_grad_norm > 0 else None
     decayed = {p.name for p in parameters.values() if arguments.decay_norms_and_biases or p.ndim > 1}
-    optimizer = paddle.optimizer.AdamW(
+    kind = FusedAdamW if arguments.fused_adamw else paddle.optimizer.AdamW
+    optimizer = kind(
         learning_rate=scheduler,
         beta1=arguments.adam_beta1,
         beta2=arguments.adam_beta2,

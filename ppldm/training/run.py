@@ -43,7 +43,8 @@ from .checkpoint import (
 from .interval import Interval
 from .metrics import METRICS_FILE
 from .precision import precision_name
-from .ranks import check_ranks
+from .ranks import check_ranks, meet
+from .speed import apply_switches
 from .watchdog import PromptBatches
 
 RUN_FILE = "run.json"
@@ -100,6 +101,7 @@ class TrainingRun:
             self.start_step,
             self.max_steps,
         )
+        meet(self.world)
         loader = build_loader(self.dataset, sampler, self.arguments.dataloader_num_workers)
         return PromptBatches(loader, self.arguments.data_timeout, self.world.rank)
 
@@ -118,14 +120,17 @@ class TrainingRun:
         return step == self.max_steps or any(period > 0 and step % period == 0 for period in periods)
 
     def save(self, trainer_state: TrainerState, stopping: bool = False) -> None:
-        """Write a checkpoint on the main process. All ranks call it together.
+        """Write a checkpoint on the main process, while the others wait. All ranks call it together.
 
         Where the disk is full, training goes on with a warning and its older checkpoints; but the checkpoint with which
         a run ends must be written, else DiskFullError is raised.
         """
         unlogged = self.interval.state()
-        if not self.world.is_main:
-            return
+        if self.world.is_main:
+            self._write(trainer_state, unlogged, stopping)
+        meet(self.world)
+
+    def _write(self, trainer_state: TrainerState, unlogged: dict, stopping: bool) -> None:
         step = trainer_state.global_step
         facts = {
             "samples_seen": step * self.global_batch_size,
@@ -251,6 +256,7 @@ def bad_row_policy(arguments: DataArguments) -> BadRows:
 def detect_world(arguments: LDMTrainingArguments) -> World:
     """The ranks of this run. PaddleNLP's arguments have started the communication already."""
     world = World.detect()
+    apply_switches(arguments)
     per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     get_logger().info(
         "global_batch_size %d = %d per device x %d accumulation x %d ranks on %s",
@@ -286,6 +292,7 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
             set_aside_after(folder, read_manifest(chosen[0])["global_step"])
         write_json(folder / RUN_FILE, config)
     if world.size > 1:
+        meet(world)
         paddle.distributed.broadcast_object_list(chosen, src=0)
     return chosen[0]
 

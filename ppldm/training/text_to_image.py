@@ -17,6 +17,8 @@ from ..inference.grid import tile
 from ..inference.sample import draw, sample_latents, to_pictures
 from ..models.build import build_ldm, latent_shape
 from ..models.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
+from ..models.weights.fetch import local_path
+from ..models.weights.read import PART_FOLDERS, find_tokenizer
 from ..utils.log import get_logger, progress
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
@@ -217,8 +219,11 @@ def ema_decay(arguments: ModelArguments) -> GradualDecay | IntervalDecay | None:
 
 
 def tokenizer_source(arguments: ModelArguments) -> str:
-    """`--tokenizer_name`, else the pipeline's own tokenizer, else bert-base-uncased."""
+    """`--tokenizer_name`, else that of the model to start from, else bert-base-uncased."""
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
-    own = Path(arguments.model_name_or_path or "").expanduser() / "tokenizer"
-    return str(own) if arguments.starts_from_pipeline and own.is_dir() else DEFAULT_TOKENIZER
+    if arguments.starts_from_pipeline:
+        own = find_tokenizer(local_path(arguments.model_name_or_path, PART_FOLDERS, arguments.offline))
+        if own:
+            return str(own)
+    return DEFAULT_TOKENIZER

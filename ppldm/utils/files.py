@@ -70,11 +70,7 @@ def atomic_dir(path):
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
     try:
         yield temporary
-        for folder, _, names in os.walk(temporary):
-            for name in names:
-                with open(Path(folder, name), "rb") as file:
-                    os.fsync(file.fileno())
-            fsync_dir(folder)
+        _fsync_tree(temporary)
         os.chmod(temporary, 0o777 & ~_umask())
         if path.exists():
             old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
@@ -127,6 +123,33 @@ def link_or_copy(source, target) -> None:
             shutil.copyfileobj(file, copy, 1 << 20)
 
 
+@contextmanager
+def claimed_dir(path):
+    """As `atomic_dir`, for long work on a folder that must not be there, or be empty, yet.
+
+    The temporary folder has a fixed name beside it, so that what a killed run left is found and removed, and is locked,
+    so that no two runs make the same folder. Raises OutputError.
+    """
+    path = Path(path)
+    make_output_dir(path.parent)
+    temporary = path.with_name(f".{path.name}.unfinished")
+    temporary.mkdir(exist_ok=True)
+    lock = lock_folder(temporary)
+    try:
+        for left in temporary.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield temporary
+        _fsync_tree(temporary)
+        os.chmod(temporary, 0o777 & ~_umask())
+        os.replace(temporary, path)
+        fsync_dir(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    finally:
+        lock.close()
+
+
 def lock_folder(path, wait_seconds: float = 60.0):
     """Hold the folder `path` for this process, as long as the returned file stays open and the process lives.
 
@@ -168,6 +191,14 @@ def write_text(path, text: str) -> None:
     """Write `text` as UTF-8, atomically."""
     with atomic_write(path, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def _fsync_tree(path: Path) -> None:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with open(Path(folder, name), "rb") as file:
+                os.fsync(file.fileno())
+        fsync_dir(folder)
 
 
 def _umask() -> int:

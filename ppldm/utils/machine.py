@@ -112,6 +112,12 @@ def parse_java_version(text: str) -> str | None:
     return match.group(1) if match else None
 
 
+def parse_java_major(version: str) -> int:
+    """The number by which releases of Java are known: 17 of "17.0.15", 1 of "1.8.0_292", 0 of no number."""
+    match = re.match(r"\d+", version)
+    return int(match.group()) if match else 0
+
+
 def _run(*command: str) -> str:
     """What a program prints, stderr included; empty where it is missing, fails or hangs."""
     try:

@@ -332,7 +332,7 @@ def test_epochs_count_rows(tiny, tmp_path):
 def test_exported_weights_are_the_average(tiny, straight):
     from ppldm.models.build import load_pipeline
 
-    model = load_pipeline(straight["loop"] / "pipeline", "epsilon")
+    model = load_pipeline(straight["loop"] / "pipeline")
     average = weights(straight["loop"], 6, "ema_state.pdparams")
     raw = weights(straight["loop"], 6)
     exported = model.state_dict()

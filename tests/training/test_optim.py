@@ -66,7 +66,7 @@ def arguments(**changes):
         "lr_scheduler_type": "linear", "warmup_steps": 2, "warmup_ratio": 0.0,
         "num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0,
         "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
-        "weight_decay": 0.5, "decay_norms_and_biases": True, "max_grad_norm": -1.0,
+        "weight_decay": 0.5, "decay_norms_and_biases": True, "max_grad_norm": -1.0, "fused_adamw": False,
     } | changes)  # fmt: skip
 
 
