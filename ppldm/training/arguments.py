@@ -70,6 +70,8 @@ REFUSED_FLAGS = (
     *("load_best_model_at_end", "do_eval", "do_predict"),
 )
 
+_REASONS = {"to_static": ": Paddle 3.3 compiles the UNet for minutes, and again for each new shape of a batch"}
+
 
 @dataclass
 class LDMTrainingArguments(TrainingArguments):
@@ -280,7 +282,7 @@ def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace,
         if getattr(namespace, name) == parser.get_default(name):
             continue
         if name in REFUSED_FLAGS:
-            raise ConfigError(f"--{name} is not supported yet; leave it away")
+            raise ConfigError(f"--{name} is not supported{_REASONS.get(name, ' yet')}; leave it away")
         if name not in _flags_of(loop):
             script = "the hand-written loop has no" if loop else "the Trainer script has no use for"
             raise ConfigError(f"{script} --{name}; leave it away")
