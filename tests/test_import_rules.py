@@ -14,8 +14,8 @@ ALLOWED = {
     "models": {"config", "utils"},
     "data": {"config", "utils"},
     "laion": {
-        *("data.row", "data.sample", "data.image", "data.part", "data.filelist", "data.container", "data.index"),
-        *("data.expression", "data.where", "config", "utils"),
+        *("data.row", "data.sample", "data.image", "data.part", "data.filelist", "data.index"),
+        *("data.tar_shard", "data.parquet_table", "data.csv_table", "data.expression", "data.where", "config", "utils"),
     },
     "demo": {"laion", "data", "config", "utils"},
     "inspect": {"data", "config", "utils"},

@@ -73,7 +73,6 @@ class Run:
             "output_format": settings.output_format,
             "number_sample_per_shard": settings.samples_per_shard,
             "image_size": settings.fitter.image_size,
-            "resize_mode": settings.fitter.resize_mode,
             "encode_quality": settings.fitter.encode_quality,
             "columns": list(settings.columns),
         }

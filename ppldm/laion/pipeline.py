@@ -23,6 +23,7 @@ from ..utils.errors import DataError
 from ..utils.files import lock_folder, make_output_dir, write_json
 from ..utils.log import get_logger
 from .pipeline_config import PipelineConfig, load_stage, read_config
+from .source import NOT_DOWNLOADED
 
 
 def pipeline(
@@ -130,8 +131,16 @@ def make_stages(settings: PipelineConfig) -> list[Stage]:
     # Its own shards too: `ppldm download --retry-failed` may have added some.
     add("download", {"metadata": str(source[0][0]), "out": str(images)}, source + shards, images)
     add("annotate", {"folder": str(images)}, shards, images)
-    add("convert", {"folder": str(images), "out": str(data)}, shards, data / "manifest.json")
+    add("convert", {"source": str(images), "out": str(data)}, shards, data / "manifest.json")
     return list(stages.values())
+
+
+def rows_taken(name: str, result: StageResult, settings: PipelineConfig) -> int:
+    """The rows that a stage took from the one before. Shards in the parquet format have lines of failed downloads too,
+    which the converter counts as no_image."""
+    if name == "convert" and settings.stages["download"].get("output_format") == "parquet":
+        return result.rows_in - result.dropped.get("no_image", 0)
+    return result.rows_in
 
 
 def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) -> None:
@@ -143,9 +152,12 @@ def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) ->
     whole = not settings.stages["download"].get("part_id", 0)
     pairs = [("filter", "download")] * whole + [("download", "annotate"), ("download", "convert")]
     for before, after in pairs:
-        if {before, after} <= results.keys() and results[before].rows_out != results[after].rows_in:
+        if not {before, after} <= results.keys():
+            continue
+        given, taken = results[before].rows_out, rows_taken(after, results[after], settings)
+        if given != taken:
             raise DataError(
-                f"{before} gave {results[before].rows_out:,} rows and {after} took {results[after].rows_in:,}: files "
+                f"{before} gave {given:,} rows and {after} took {taken:,}: files "
                 f"of {settings.out} were changed by hand; run the same command again, or delete that stage's folder"
             )
     if not downloaded.rows_out:
@@ -220,7 +232,10 @@ def _annotate_result(_, report: dict) -> StageResult:
 def _convert_result(output: Path, _) -> StageResult:
     manifest = loads(output.read_text(encoding="utf-8"))
     num_bytes = sum(part["bytes"] for part in manifest["parts"])
-    return StageResult(manifest["rows_in"], manifest["rows_out"], manifest["skipped"], num_bytes)
+    # Those the download has counted.
+    skipped = {reason: count for reason, count in manifest["skipped"].items() if reason != NOT_DOWNLOADED}
+    rows_in = manifest["rows_in"] - manifest["skipped"].get(NOT_DOWNLOADED, 0)
+    return StageResult(rows_in, manifest["rows_out"], skipped, num_bytes)
 
 
 _RESULTS = {

@@ -84,12 +84,14 @@ class TrainingRun:
         """Where checkpoints, metrics and the exported model go."""
         return Path(self.arguments.output_dir)
 
-    @property
-    def resumed_from(self) -> str | None:
-        """The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one."""
+    def __post_init__(self):
+        # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
+        # the one that the run goes on from will be rotated away.
+        self.resumed_from: str | None = None
         if named := named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint):
-            return str(named.resolve())
-        return read_manifest(self.checkpoint).get("resumed_from") if self.checkpoint else None
+            self.resumed_from = str(named.resolve())
+        elif self.checkpoint:
+            self.resumed_from = read_manifest(self.checkpoint).get("resumed_from")
 
     def batches(self):
         """This rank's micro-batches from `start_step` to the end, in order."""

@@ -67,7 +67,9 @@ def prepare_text_to_image(
     warn_of_cpu(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(model_arguments, data_arguments, arguments))
     selection = select_training_rows(sources, data_arguments, arguments, world)
-    tokenizer = load_tokenizer(tokenizer_source(model_arguments), model_arguments.model_max_length)
+    tokenizer = load_tokenizer(
+        tokenizer_source(model_arguments), model_arguments.model_max_length, model_arguments.offline
+    )
     model = build_ldm(model_arguments, tokenizer.vocab_size, arguments.seed)
     if arguments.recompute:
         model.unet.enable_gradient_checkpointing()

@@ -6,19 +6,14 @@ their SHA-256, with which each is compared.
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 from ...utils.errors import ModelError
 from ...utils.log import get_logger
+from ...utils.offline import is_offline
 from ...utils.world import World
 
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
-
-
-def is_offline(flag: bool = False) -> bool:
-    """True where the flag, PPLDM_OFFLINE or HF_HUB_OFFLINE forbids the network."""
-    return flag or any(os.environ.get(name, "0") not in ("", "0") for name in ("PPLDM_OFFLINE", "HF_HUB_OFFLINE"))
 
 
 def local_path(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool = False) -> Path:

@@ -253,3 +253,48 @@ def test_exports_need_everything(weights, tmp_path):
     with pytest.raises(ConfigError, match="--to torch is not one of"):
         write_weights(weights, "torch", tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
+    """A pipeline and a .ckpt with another text encoder: its VAE and UNet start a model with an LDMBert."""
+    from ppldm.config.arguments import ModelArguments
+    from ppldm.models.build import build_ldm
+
+    weights = small_weights(3)
+    write_weights(weights, "diffusers", tmp_path / "sd")
+    write_weights(weights, "compvis", tmp_path / "c")
+    (tmp_path / "sd" / "vqvae").rename(tmp_path / "sd" / "vae")
+    shutil.rmtree(tmp_path / "sd" / "bert")
+    (tmp_path / "sd" / "text_encoder").mkdir()
+    (tmp_path / "sd" / "text_encoder" / "config.json").write_text(
+        '{"architectures": ["CLIPTextModel"], "hidden_size": 32}'
+    )
+    params = compvis.read_yaml(tmp_path / "c" / "model.yaml")
+    params["cond_stage_config"] = {"target": "ldm.modules.encoders.modules.FrozenCLIPEmbedder"}
+    (tmp_path / "c" / "model.yaml").write_text(compvis.yaml_text(params))
+    for start in (tmp_path / "sd", tmp_path / "c" / "model.ckpt"):
+        arguments = ModelArguments(
+            vae_name_or_path=str(start), unet_name_or_path=str(start), model_max_length=12, offline=True,
+            text_encoder_config_file=tiny.config("ldmbert"),
+        )  # fmt: skip
+        model = build_ldm(arguments, 100, seed=0)
+        for kind in ("vae", "unet"):
+            for name, value in getattr(model, kind).state_dict().items():
+                assert (value.numpy() == weights.parts[kind].arrays[name]).all()
+        assert model.scaling_factor == 0.3
+        with pytest.raises(ModelError, match="text_encoder|text encoder"):
+            build_ldm(ModelArguments(model_name_or_path=str(start), model_max_length=12), 100, seed=0)
+
+
+def test_a_ckpt_without_yaml_is_the_published_size_of_its_depth(tmp_path):
+    from ppldm.models.weights.read import _compvis_params
+
+    names = {f"cond_stage_model.transformer.attn_layers.layers.{n}.0.weight" for n in range(64)}
+    for depth, width in ((32, 1280), (12, 768)):
+        own = {name for name in names if int(name.split(".")[4]) < 2 * depth}
+        _, params = _compvis_params(tmp_path / "a.ckpt", None, own)
+        assert params["cond_stage_config"]["params"] == {
+            "n_embed": width, "n_layer": depth, "vocab_size": 30522, "max_seq_len": 77
+        }  # fmt: skip
+        assert params["unet_config"]["params"]["context_dim"] == width
+    assert "cond_stage_config" not in _compvis_params(tmp_path / "a.ckpt", None, set())[1]
