@@ -204,6 +204,14 @@ def test_wrong_flags_are_named(flags, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("flags", ["--optim adamw_mini", "--metric_for_best_model loss", "--logging_strategy epoch"])
+def test_the_trainer_ignores_no_flag_silently(flags):
+    base = ["--do_train", "--output_dir", "x"]
+    assert parse_arguments([*base, "--skip_profile_timer", "false"], loop=False)
+    with pytest.raises(ConfigError, match=f"the Trainer script has no use for {flags.split()[0]}; leave it away"):
+        parse_arguments([*base, *flags.split()], loop=False)
+
+
 def test_the_trainer_wants_do_train():
     with pytest.raises(ConfigError, match="--do_train"):
         parse_arguments(["--output_dir", "x"], loop=False)
