@@ -18,6 +18,8 @@ COMMANDS = {
     "annotate": ("ppldm.laion.annotate", "annotate"),
     "convert": ("ppldm.laion.convert", "convert"),
     "pipeline": ("ppldm.laion.pipeline", "pipeline"),
+    "lineage": ("ppldm.laion.lineage", "lineage"),
+    "forget": ("ppldm.laion.forget", "forget"),
     "index": ("ppldm.inspect.index", "index"),
     "verify": ("ppldm.inspect.verify", "verify"),
     "stats": ("ppldm.inspect.stats", "stats"),

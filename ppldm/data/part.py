@@ -101,6 +101,10 @@ class Part:
         """Row `row` of [0, len). Raises RowError, naming part and row, where it is damaged."""
         return decode_row(self._read_line(row, None), self._where(row), self._layout)
 
+    def read_line(self, row: int) -> bytes:
+        """The text of row `row`, all columns and the newline, be it a good row or not. Raises RowError "gzip"."""
+        return self._read_line(row, None)
+
     def read_fields(self, row: int) -> tuple[str, dict]:
         """(caption, metadata) of row `row`, without its image. Raises RowError where they are damaged."""
         fields = decode_text_columns(self._read_line(row, _HEAD_BYTES), self._where(row), self._layout)

@@ -9,6 +9,7 @@ interruption. A part is finished when its record in `.convert/` is there and fit
     OUT/parts/part-00000.gz, part-00000.gz.idx, ...
     OUT/NAME.filelist, OUT/NAME.filelist.list     relative names inside, so that OUT can be moved
     OUT/manifest.json                             written last
+    OUT/forgotten.json                            what `ppldm forget` took out; such rows are never put in again
     OUT/.convert/                                 what the same command needs to go on; may be deleted when done
 """
 
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from json import JSONDecodeError, dumps, loads
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -29,12 +30,13 @@ from ..data.image import decode_pixels
 from ..data.part import index_path, write_part
 from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, PpldmError, RowError
-from ..utils.files import make_output_dir, write_json
+from ..utils.files import file_sha256, make_output_dir, read_json, write_json
 from ..utils.log import get_logger, progress
 from ..utils.workers import check_workers, map_unordered
+from .forgotten import FORGOTTEN, read_forgotten
 from .reencode import Treatment, treat
-from .source import LoadableRow, Span, Unit, find_units
-from .spark import spark_session
+from .source import NOT_DOWNLOADED, LoadableRow, Span, Unit, find_units
+from .spark import is_submitted, spark_session
 
 MAX_BAD_FRACTION = 0.5
 _EXAMPLES_PER_REASON = 3
@@ -50,7 +52,7 @@ _UNTOUCHED = Treatment()
 
 
 def convert(
-    source: str,  # folder of pictures and captions (0000.jpg + 0000.txt), img2dataset's output, or a file; see the docs
+    folder: str,  # folder of pictures and captions (0000.jpg + 0000.txt), img2dataset's output, or a file; see the docs
     out: Annotated[str, {"opt": True, "required": True}],  # folder for parts, filelists and manifest; made if missing
     name: str = "custom",  # names the filelists: OUT/NAME.filelist and OUT/NAME.filelist.list
     rows_per_part: int = 1000,  # rows of the input in one part file
@@ -73,13 +75,13 @@ def convert(
     """
     treatment = Treatment(size, quality, format, min_size)
     if dry_run:
-        summary = plan_conversion(source, out, rows_per_part, treatment, num_workers)
+        summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers)
         text = (
             f"{summary['rows_in']} rows, {summary['parts']} part(s) of which {summary['parts_finished']} finished; "
             "nothing was written"
         )
     else:
-        summary = convert_source(source, out, name, rows_per_part, treatment, num_workers, master)
+        summary = convert_source(folder, out, name, rows_per_part, treatment, num_workers, master)
         text = describe(summary) + f"\ntrain with --file_list {Path(out, name)}.filelist.list"
     sys.stdout.write((dumps(summary, indent=2, ensure_ascii=False) if json else text) + "\n")
 
@@ -130,7 +132,8 @@ def describe(manifest: dict) -> str:
         f"{num_bytes / 1e6:.1f} MB"
     ]
     for reason, count in manifest["skipped"].items():
-        lines.append(f"  skipped, {reason}: {count}, for example {manifest['examples'][reason][0]}")
+        example = manifest["examples"].get(reason)
+        lines.append(f"  skipped, {reason}: {count}" + (f", for example {example[0]}" if example else ""))
     return "\n".join(lines)
 
 
@@ -185,7 +188,7 @@ def _claim_folder(out: Path, source, name: str, rows_per_part: int, treatment: T
     plan_path = out / ".convert" / "plan.json"
     remedy = "choose another --out, or delete that folder"
     if plan_path.is_file():
-        earlier = _read_json(plan_path)
+        earlier = read_json(plan_path)
         if earlier != plan:
             raise ConfigError(f"{out} holds another conversion ({earlier}, and this one is {plan}); {remedy}")
     elif any((out / "parts").glob("*")):
@@ -200,7 +203,8 @@ def _make_parts(tasks: list[_PartTask], num_workers: int, master: str | None) ->
     bar = progress(total=sum(task.span.rows for task in tasks), desc="convert", unit="row")
     records = {}
     with bar:
-        made = _make_on_spark(tasks, master) if master else map_unordered(_make_part, tasks, num_workers)
+        on_spark = master or is_submitted()
+        made = _make_on_spark(tasks, master) if on_spark else map_unordered(_make_part, tasks, num_workers)
         for task, record in made:
             records[task.path.name] = record
             bar.update(task.span.rows)
@@ -210,7 +214,7 @@ def _make_parts(tasks: list[_PartTask], num_workers: int, master: str | None) ->
     return [records[task.path.name] for task in tasks]
 
 
-def _make_on_spark(tasks: list[_PartTask], master: str) -> Iterator[tuple[_PartTask, dict]]:
+def _make_on_spark(tasks: list[_PartTask], master: str | None) -> Iterator[tuple[_PartTask, dict]]:
     """As `map_unordered(_make_part, ...)`, on the executors, a task each."""
     with spark_session(master, _SPARK_MEMORY_GB) as spark:
         tasks = [
@@ -248,11 +252,11 @@ def _make_part(task: _PartTask) -> dict:
 
 def _finished_record(task: _PartTask, stamp: str) -> dict | None:
     """The record of a part that is as this input makes it; None where anything is missing or differs."""
-    record = _read_json(task.record_path)
+    record = read_json(task.record_path)
     if record is None or record.get("stamp") != stamp:
         return None
     for path, digest in ((task.path, record["sha256"]), (index_path(task.path), record["index_sha256"])):
-        if (_file_sha256(path) if path.is_file() else None) != digest:
+        if (file_sha256(path) if path.is_file() else None) != digest:
             return None
     return record
 
@@ -278,16 +282,21 @@ def _write_part(task: _PartTask) -> dict:
         "skipped": dict(sorted(skipped.items())),
         "examples": examples,
         "bytes": task.path.stat().st_size if first is not None else 0,
-        "sha256": _file_sha256(task.path) if first is not None else None,
-        "index_sha256": _file_sha256(index_path(task.path)) if first is not None else None,
+        "sha256": file_sha256(task.path) if first is not None else None,
+        "index_sha256": file_sha256(index_path(task.path)) if first is not None else None,
     }
 
 
 def _usable_rows(task: _PartTask, skipped: Counter, examples: dict) -> Iterator[Row]:
     """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason."""
+    forgotten = read_forgotten(task.path.parent.parent)
     for source_row in task.unit.read(task.span):
         try:
-            yield _make_row(source_row, task.treatment)
+            row = _make_row(source_row, task.treatment)
+            if forgotten.covers(row.meta):
+                skipped[FORGOTTEN] += 1
+            else:
+                yield row
         except RowError as error:
             skipped[error.reason] += 1
             examples.setdefault(error.reason, [])
@@ -351,29 +360,13 @@ def _merge_records(records: list[dict], tasks: list[_PartTask], source, name: st
 
 
 def _refuse_bad_source(manifest: dict, source) -> None:
-    num_bad = manifest["rows_in"] - manifest["rows_out"]
-    if num_bad > MAX_BAD_FRACTION * manifest["rows_in"]:
+    bad = {reason: count for reason, count in manifest["skipped"].items() if reason not in (FORGOTTEN, NOT_DOWNLOADED)}
+    num_bad, num_rows = sum(bad.values()), sum(bad.values()) + manifest["rows_out"]
+    if num_bad > MAX_BAD_FRACTION * num_rows:
         reasons = "; ".join(
-            f"{reason} {count}, for example {manifest['examples'][reason][0]}"
-            for reason, count in manifest["skipped"].items()
+            f"{reason} {count}, for example {manifest['examples'][reason][0]}" for reason, count in bad.items()
         )
         raise DataError(
-            f"{num_bad} of {manifest['rows_in']} rows of {source} cannot be used: {reasons}; mend the source, then run "
-            "the same command again"
+            f"{num_bad} of {num_rows} rows of {source} cannot be used: {reasons}; mend the source, then run the same "
+            "command again"
         )
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _read_json(path: Path):
-    """The JSON in a file of ours; None where the file is missing or damaged."""
-    try:
-        return loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, JSONDecodeError, UnicodeDecodeError):
-        return None

@@ -10,12 +10,12 @@ or absent.
 
 import sys
 import time
-from json import JSONDecodeError, dumps, loads
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 from ..utils.errors import ConfigError, DataError, OutputError
-from ..utils.files import claimed_dir, write_json
+from ..utils.files import claimed_dir, read_json, write_json
 from ..utils.log import get_logger
 from ..utils.machine import usable_memory_bytes
 from . import filter_duckdb, filter_spark
@@ -166,7 +166,7 @@ def filter_tables(plan: Plan, output: Path, engine: str, memory_gb: float, maste
     Raises OutputError where `output` holds anything else, DataError, EnvironmentProblem.
     """
     wanted = describe_plan(plan)
-    finished = _read_manifest(output)
+    finished = read_json(output / "manifest.json")
     if finished and {name: finished.get(name) for name in wanted} == wanted:
         get_logger().info("%s was finished before", output)
         return finished
@@ -264,10 +264,3 @@ def _list_parts(folder: Path, num_parts: int) -> list[dict]:
         for path in paths
         if path.exists()
     ]
-
-
-def _read_manifest(output: Path) -> dict | None:
-    try:
-        return loads((output / "manifest.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, JSONDecodeError):
-        return None

@@ -23,6 +23,7 @@ from ..utils.errors import DataError
 from ..utils.files import lock_folder, make_output_dir, write_json
 from ..utils.log import get_logger
 from .pipeline_config import PipelineConfig, load_stage, read_config
+from .source import NOT_DOWNLOADED
 
 
 def pipeline(
@@ -231,7 +232,10 @@ def _annotate_result(_, report: dict) -> StageResult:
 def _convert_result(output: Path, _) -> StageResult:
     manifest = loads(output.read_text(encoding="utf-8"))
     num_bytes = sum(part["bytes"] for part in manifest["parts"])
-    return StageResult(manifest["rows_in"], manifest["rows_out"], manifest["skipped"], num_bytes)
+    # Those the download has counted.
+    skipped = {reason: count for reason, count in manifest["skipped"].items() if reason != NOT_DOWNLOADED}
+    rows_in = manifest["rows_in"] - manifest["skipped"].get(NOT_DOWNLOADED, 0)
+    return StageResult(rows_in, manifest["rows_out"], skipped, num_bytes)
 
 
 _RESULTS = {

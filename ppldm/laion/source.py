@@ -21,6 +21,8 @@ from ..utils.errors import ConfigError, DataError, RowError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 KEY_DIGITS = 9  # as img2dataset writes keys
+# The reason of rows of img2dataset's parquet files that are there to say that their download failed.
+NOT_DOWNLOADED = "not_downloaded"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ..data.row import Row
 from ..data.sample import assemble_row
 from ..data.tar_shard import read_samples, scan_samples
 from ..utils.errors import PartError, RowError
-from .source import KEY_DIGITS, Span, file_stamp
+from .source import KEY_DIGITS, NOT_DOWNLOADED, Span, file_stamp
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,17 @@ class _Record:
     caption: str
 
     def load(self) -> Row:
-        """Raises RowError "encoding", "no_image", "empty_caption"."""
+        """Raises RowError "encoding", "no_image", "empty_caption", and NOT_DOWNLOADED where the table says so."""
         if self.values is None:
             raise RowError("encoding", f"row {self.key} has text that is not UTF-8")
         image, caption = self.values[self.image], self.values[self.caption]
         image = image.get("bytes") if isinstance(image, dict) else image
         if not isinstance(image, bytes) or not image:
-            why = self.values.get("error_message") or self.values.get("status") or "no bytes"
-            raise RowError("no_image", f"row {self.key} has no image in column {self.image!r} ({str(why)[:100]})")
+            status = self.values.get("status")
+            if status not in (None, "success"):
+                why = str(self.values.get("error_message") or status)[:100]
+                raise RowError(NOT_DOWNLOADED, f"row {self.key} was not downloaded ({why})")
+            raise RowError("no_image", f"row {self.key} has no image in column {self.image!r}")
         text = " ".join(caption.split()) if isinstance(caption, str) else ""
         if not text:
             raise RowError("empty_caption", f"row {self.key} has no text in column {self.caption!r}")

@@ -1,6 +1,7 @@
 """Files that are finished or absent: write to a temporary name in the same folder, fsync, rename."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -142,6 +143,23 @@ def write_json(path, value) -> None:
     with atomic_write(path, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
+
+
+def read_json(path):
+    """The JSON in a file of ours; None where the file is missing or damaged."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def file_sha256(path) -> str:
+    """SHA-256 of a file in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def write_text(path, text: str) -> None:

@@ -240,7 +240,7 @@ def test_rows_of_parquet_without_a_picture_say_why(tmp_path):
     rows[1] |= {"jpg": None, "txt": None, "status": "failed_to_download", "error_message": "HTTP Error 404: Not Found"}
     pq.write_table(pa.Table.from_pylist(rows), folder / "00000.parquet")
     manifest = run(folder, tmp_path / "out")
-    assert manifest["skipped"] == {"no_image": 1} and "404" in manifest["examples"]["no_image"][0]
+    assert manifest["skipped"] == {"not_downloaded": 1} and "404" in manifest["examples"]["not_downloaded"][0]
 
 
 def test_a_changed_picture_of_a_table_changes_its_part(tmp_path):
