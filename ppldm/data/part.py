@@ -28,7 +28,7 @@ from ..utils.errors import OutputError, PartError, RowError
 from ..utils.files import atomic_write
 from ..utils.log import get_logger, progress
 from .image import image_size
-from .index import GZIP_MEMBERS, PLAIN_LINES, Index, make_index, read_index, read_row_count, write_index
+from .index import GZIP_MEMBERS, PLAIN_LINES, Index, IndexSummary, make_index, read_index, read_summary, write_index
 from .layouts import DEFAULT_LAYOUT, Layout, get_layout
 from .row import Row, decode_row, decode_text_columns, encode_row
 from .stored import Way, find_older, find_stored, make_copy_dir, measure_file, stat_part, store_index
@@ -89,9 +89,9 @@ class Part:
         self.close = weakref.finalize(self, os.close, self._file)
 
     @staticmethod
-    def count(path, layout: str = DEFAULT_LAYOUT) -> int | None:
-        """The number of rows from the header of the index alone; None where there is no index. Raises PartError."""
-        found = find_stored(Path(path), _way(layout), read_row_count)
+    def summarize(path, layout: str = DEFAULT_LAYOUT) -> IndexSummary | None:
+        """What the header of the index alone tells; None where there is no index. Raises PartError."""
+        found = find_stored(Path(path), _way(layout), read_summary)
         return found[1] if found else None
 
     def __len__(self) -> int:

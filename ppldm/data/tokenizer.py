@@ -18,6 +18,7 @@ from tokenizers.processors import BertProcessing
 
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, write_json, write_text
+from ..utils.offline import is_offline
 
 # The loader's workers are the parallelism: threads of the Rust library do not survive their fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -71,13 +72,16 @@ class CaptionTokenizer:
         write_json(folder / "tokenizer_config.json", {**config, "tokenizer_class": "BertTokenizer"})
 
 
-def load_tokenizer(name_or_path, max_length: int) -> CaptionTokenizer:
+def load_tokenizer(name_or_path, max_length: int, offline: bool = False) -> CaptionTokenizer:
     """The tokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES. Raises ConfigError."""
     path = Path(name_or_path)
     if path.is_dir():
         return CaptionTokenizer(_read_vocab(path / "vocab.txt"), max_length, _read_lower_case(path))
     if path.is_file():
         return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
+    if str(name_or_path) in KNOWN_NAMES and is_offline(offline):
+        raise ConfigError(f"the tokenizer {name_or_path} is fetched by its name, and the network is not to be used; "
+                          "give a folder with its vocab.txt")  # fmt: skip
     if str(name_or_path) in KNOWN_NAMES:
         return CaptionTokenizer(*_fetch(str(name_or_path), max_length))
     raise ConfigError(

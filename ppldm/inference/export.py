@@ -1,42 +1,63 @@
-"""A trained model as a pipeline folder that ppdiffusers' LDMTextToImagePipeline loads.
-
-model_index.json
-vqvae/  unet/          config.json, model_state.pdparams (a KL autoencoder; the name is the pipeline's)
-bert/                  config.json, model_state.pdparams
-scheduler/             scheduler_config.json (DDIM, with the prediction type)
-tokenizer/             vocab.txt and its configs
-ppldm.json             what trained it: steps, samples seen, EMA or not
-"""
+"""Trained models as folders that other programs load (the layouts are in ppldm/models/weights/write.py)."""
 
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
 
-from ..models.build import save_part
-from ..models.ema import ExponentialMovingAverage
-from ..models.ldm import LatentDiffusionModel
-from ..utils.files import atomic_dir, write_json
-from .sample import sampling_scheduler
+from ..utils.errors import ConfigError
 
 
-def export_pipeline(
-    model: LatentDiffusionModel, tokenizer, folder, ema: ExponentialMovingAverage | None, facts: dict
-) -> None:
-    """Write the pipeline folder atomically, with the averaged weights where there are any. `facts` go to ppldm.json."""
-    from ppdiffusers import __version__ as ppdiffusers_version
+def export(
+    model: str,  # checkpoint-<step> folder, pipeline folder (ppldm, ppdiffusers, diffusers), CompVis' .ckpt, or a name
+    out: Annotated[str, {"opt": True, "required": True}],  # folder to write; one that is there is replaced
+    to: Annotated[str, {"opt": True, "choices": ["ppdiffusers", "diffusers", "compvis"]}] = "ppdiffusers",  # whose form
+    ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
+    dtype: Annotated[str, {"opt": True, "choices": ["float32", "float16"]}] = "float32",  # of the weights written
+    safetensors: bool = False,  # for ppdiffusers: .safetensors in place of .pdparams (diffusers always gets them)
+    original_config_file: str = None,  # YAML file of a .ckpt; by default the one of its name beside it
+    tokenizer: str = None,  # tokenizer folder to put in; by default the model's own
+    offline: bool = False,  # never touch the network
+):
+    """Write a trained model for ppdiffusers, diffusers or CompVis' code."""
+    from ..models.weights.fetch import local_path
+    from ..models.weights.read import PART_FOLDERS, read_weights
+    from ..models.weights.write import write_weights
+    from ..utils.log import get_logger, quiet_libraries
 
-    index = {
-        "_class_name": "LDMTextToImagePipeline",
-        "_ppdiffusers_version": ppdiffusers_version,
-        "bert": ["ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion", "LDMBertModel"],
-        "scheduler": ["ppdiffusers", "DDIMScheduler"],
-        "tokenizer": ["ppdiffusers.transformers", "BertTokenizer"],
-        "unet": ["ppdiffusers", "UNet2DConditionModel"],
-        "vqvae": ["ppdiffusers", "AutoencoderKL"],
-    }
-    with atomic_dir(folder) as target, ema.applied() if ema else nullcontext():
-        save_part(model.vae, target / "vqvae")
-        save_part(model.unet, target / "unet")
-        save_part(model.text_encoder, target / "bert")
-        sampling_scheduler(model.noise_schedule, model.prediction_type).save_pretrained(str(target / "scheduler"))
-        tokenizer.save(target / "tokenizer")
-        write_json(target / "model_index.json", index)
-        write_json(target / "ppldm.json", {**facts, "ema": ema is not None})
+    quiet_libraries()
+    source, target = local_path(model, PART_FOLDERS, offline), Path(out)
+    refuse_to_overwrite(source, target)
+    weights = read_weights(source, yaml_file=original_config_file, ema=ema)
+    if tokenizer:
+        if not Path(tokenizer).is_dir():
+            raise ConfigError(f"no tokenizer folder {tokenizer}; --tokenizer names one with vocab.txt")
+        weights.tokenizer = Path(tokenizer)
+    if weights.tokenizer is None:
+        get_logger().warning("%s has no tokenizer; name its folder with --tokenizer to make the export whole", model)
+    write_weights(weights, to, target, dtype, safetensors)
+    get_logger().info("%s for %s in %s", model, to, target)
+
+
+def refuse_to_overwrite(source: Path, target: Path) -> None:
+    """Raises ConfigError where `target` is a file, holds something else than an exported model, or holds the source."""
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"--out {target} is a file; name a folder")
+    if target.is_dir() and any(target.iterdir()) and not (target / "ppldm.json").is_file():
+        raise ConfigError(f"--out {target} holds files that are no exported model; choose another folder")
+    if target.resolve() == source.resolve() or target.resolve() in source.resolve().parents:
+        raise ConfigError(f"--out {target} holds the model to export; choose another folder")
+
+
+def export_pipeline(model, tokenizer, folder, ema, facts: dict) -> None:
+    """Write a live LatentDiffusionModel as a ppdiffusers pipeline, with the averaged weights where `ema` is given.
+
+    `tokenizer`: a CaptionTokenizer; `facts` go to ppldm.json.
+    """
+    from ..models.build import weights_of
+    from ..models.weights.write import write_weights
+
+    with ema.applied() if ema else nullcontext():
+        weights = weights_of(model)
+    weights.tokenizer = tokenizer
+    weights.facts = {**facts, "ema": ema is not None}
+    write_weights(weights, "ppdiffusers", folder)

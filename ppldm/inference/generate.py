@@ -1,142 +1,260 @@
-"""`ppldm generate`: pictures from prompts, and a grid of them with captions."""
+"""`ppldm generate`: pictures from prompts, in one process or several, resumed where it stopped.
+
+Every picture carries its settings and the model's fingerprint in a text chunk of its PNG file. A picture that is there
+with the same settings is not drawn again; so the same command goes on, and other settings replace.
+"""
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ..utils.errors import ConfigError, ModelError
+from ..utils.errors import ConfigError
+from .prompts import Request, read_requests
+
+SAMPLER_NAMES = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "dpm-solver++")
+SETTINGS_CHUNK = "ppldm"
+GRID_PROMPTS = 64  # at most, in a grid
+_Scales = Annotated[list[float], {"nargs": "+", "type": float}]
 
 
 def generate(
-    model: Annotated[str, {"opt": True, "required": True}],  # folder of an exported pipeline (training's OUT/pipeline)
-    prompts: str = None,  # text file, one prompt a line; after a tab, a remark that is shown behind the prompt
+    model: Annotated[str, {"opt": True, "required": True}],  # pipeline folder, checkpoint, CompVis' .ckpt, or a name
+    prompts: str = None,  # file of prompts: text (one a line; after a tab, a remark), .tsv, .csv or .jsonl
     prompt: Annotated[list[str], {"nargs": "+", "type": str, "metavar": "TEXT"}] = (),  # prompts on the command line
+    negative_prompt: str = "",  # what the pictures should not show, for prompts without one of their own
     out: str = "pictures",  # folder to write: NNN-II.png, grid.png, pictures.jsonl
     num_samples: int = 4,  # pictures for each prompt
-    guidance_scale: float = 7.5,  # how strongly to follow the prompt; 1 is no guidance
-    num_inference_steps: int = 50,  # DDIM steps
+    guidance_scale: _Scales = (7.5,),  # how strongly to follow the prompt; 1: not guided. Several: a folder gN for each
+    num_inference_steps: int = 50,  # sampler's steps
+    sampler: str = "ddim",  # ddim, ddpm, pndm, lms, euler, euler-ancestral, dpm-solver++
     resolution: int = None,  # side in pixels; by default the one trained at
-    seed: int = 23,  # the same seed and prompt give the same pictures
+    height: int = None,  # in pixels, where it is not the side
+    width: int = None,  # in pixels, where it is not the side
+    seed: int = 23,  # the same seed and prompt give the same pictures; -1 chooses one
     batch_size: int = 8,  # pictures at a time; does not change them
     columns: int = 2,  # prompts beside one another in the grid
-):
+    ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
+    original_config_file: str = None,  # YAML file of a .ckpt; by default the one of its name beside it
+    tokenizer: str = None,  # tokenizer folder, where the model brings none
+    device: str = None,  # cpu, gpu or gpu:N; by default what paddle finds
+    offline: bool = False,  # never touch the network
+):  # fmt: skip
     """Draw pictures of prompts with a trained model, and a grid of them."""
     from ..utils.entry import entry
 
-    wanted = read_wanted(prompts, list(prompt))
+    wanted = read_wanted(prompts, list(prompt), negative_prompt)
+    scales = list(guidance_scale)
     _require_positive(
         num_samples=num_samples, num_inference_steps=num_inference_steps, batch_size=batch_size, columns=columns
     )
+    sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
+    if sampler not in SAMPLER_NAMES:
+        raise ConfigError(f"--sampler {sampler} is not one of {', '.join(SAMPLER_NAMES)}")
+    if seed < -1:
+        raise ConfigError(f"--seed {seed} must be 0 or more, or -1 to have one chosen")
+    plan = Plan(
+        wanted, num_samples, scales, num_inference_steps, sampler, _choose_seed() if seed == -1 else seed,
+        height or resolution, width or resolution,
+    )  # fmt: skip
     with entry():
-        draw_prompts(
-            Path(model),
-            wanted,
-            Path(out),
-            num_samples=num_samples,
-            guidance_scale=guidance_scale,
-            num_inference_steps=num_inference_steps,
-            resolution=resolution,
-            seed=seed,
-            batch_size=batch_size,
-            columns=columns,
-        )
+        import paddle
+
+        from ..utils.log import quiet_libraries
+        from .pipeline import load
+
+        if device:
+            _set_device(device)
+        world = _join_world()
+        quiet_libraries()
+        pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer, offline=offline)
+        draw_plan(pipeline, plan, Path(out), batch_size=batch_size, world=world)
+        if world.size > 1:
+            paddle.distributed.barrier()
+        if world.is_main:
+            write_summary(pipeline, plan, Path(out), columns)
 
 
-def read_wanted(prompts_file: str | None, prompts: list[str]) -> list[tuple[str, str]]:
-    """(prompt, remark) pairs from a file and the command line. Raises ConfigError where there are none."""
-    wanted = [(prompt, "") for prompt in prompts]
+# The flags of the published generate_images.py, as ours.
+generate.aliases = {
+    "--model-name-or-path": "--model",
+    "--file": "--prompts",
+    "--save-path": "--out",
+    "--guidance-scales": "--guidance-scale",
+    "--scheduler-type": "--sampler",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be drawn: `num_samples` pictures of each request at each guidance scale."""
+
+    requests: list[Request]
+    num_samples: int
+    guidance_scales: list[float]
+    num_inference_steps: int
+    sampler: str
+    seed: int
+    height: int | None  # None: as trained
+    width: int | None
+
+    def jobs(self) -> list[tuple[float, int, int]]:
+        """(guidance scale, number of the request, index) of every picture."""
+        return [
+            (scale, number, index)
+            for scale in self.guidance_scales
+            for number in range(len(self.requests))
+            for index in range(self.num_samples)
+        ]
+
+    def file(self, scale: float, number: int, index: int) -> str:
+        """A picture's path in the output folder."""
+        folder = "" if len(self.guidance_scales) == 1 else f"g{scale:g}/"
+        digits = max(3, len(str(len(self.requests) - 1)))
+        return f"{folder}{number:0{digits}d}-{index:02d}.png"
+
+    def size(self, resolution: int) -> tuple[int, int]:
+        """(height, width) for a model that was trained at `resolution`."""
+        return self.height or resolution, self.width or resolution
+
+    def record(self, pipeline, scale: float, number: int, index: int) -> dict:
+        """Everything that decides a picture."""
+        request = self.requests[number]
+        height, width = self.size(pipeline.resolution)
+        return {
+            "prompt": request.prompt,
+            "negative_prompt": request.negative_prompt,
+            "index": index,
+            "seed": self.seed if request.seed is None else request.seed,
+            "guidance_scale": scale,
+            "num_inference_steps": self.num_inference_steps,
+            "sampler": self.sampler,
+            "height": height,
+            "width": width,
+            "weights": pipeline.fingerprint,
+        }
+
+
+def read_wanted(prompts_file: str | None, prompts: list[str], negative_prompt: str = "") -> list[Request]:
+    """Requests from the command line and from a file. Raises ConfigError where there are none."""
+    wanted = [Request(prompt) for prompt in prompts]
     if prompts_file:
-        wanted += read_prompts(prompts_file)
+        wanted += read_requests(prompts_file)
     if not wanted:
         raise ConfigError("no prompts; give --prompt TEXT … or --prompts FILE")
-    return wanted
+    return [Request(r.prompt, r.negative_prompt or negative_prompt, r.seed, r.remark) for r in wanted]
 
 
 def read_prompts(path) -> list[tuple[str, str]]:
-    """(prompt, remark) pairs of a UTF-8 file: a prompt a line, its remark after a tab. Raises ConfigError."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the prompts in {path}: {error.strerror}; give a file, one prompt a line"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text; write one prompt a line") from error
-    pairs = [line.partition("\t") for line in lines if line.strip()]
-    if not pairs:
-        raise ConfigError(f"{path} holds no prompts; write one a line")
-    return [(prompt.strip(), remark.strip()) for prompt, _, remark in pairs]
+    """(prompt, remark) pairs of a file of prompts. Raises ConfigError."""
+    return [(request.prompt, request.remark) for request in read_requests(path)]
 
 
-def draw_prompts(
-    folder: Path,
-    wanted: list[tuple[str, str]],
-    out: Path,
-    *,
-    num_samples: int,
-    guidance_scale: float,
-    num_inference_steps: int,
-    resolution: int | None,
-    seed: int,
-    batch_size: int,
-    columns: int,
-) -> None:
-    """Draw `num_samples` pictures of each prompt into `out`, then the grid and a JSON line for each picture."""
-    from ..data.tokenizer import load_tokenizer
-    from ..models.build import latent_shape, load_pipeline
-    from ..utils.files import make_output_dir, write_text
-    from ..utils.log import get_logger, progress, quiet_libraries
+def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> None:
+    """Draw this rank's share of the pictures that are not there yet. Raises OutputError, ConfigError."""
+    from ..utils.files import make_output_dir
+    from ..utils.log import get_logger, progress
     from ..utils.pictures import save_png
-    from .grid import prompt_grid
-    from .sample import draw
 
-    facts = read_facts(folder)
-    make_output_dir(out)
-    quiet_libraries()
-    model = load_pipeline(folder, facts["prediction_type"])
-    tokenizer = load_tokenizer(folder / "tokenizer", facts["model_max_length"])
-    shape = latent_shape(model.vae, resolution or facts["resolution"])
-    jobs = [(number, index) for number in range(len(wanted)) for index in range(num_samples)]
-    pictures = {}
-    with progress(total=len(jobs) * num_inference_steps, desc="drawing", unit="step") as bar:
-        for start in range(0, len(jobs), batch_size):
-            batch = jobs[start : start + batch_size]
-            drawn = draw(
-                model,
-                tokenizer,
-                [wanted[number][0] for number, _ in batch],
-                [index for _, index in batch],
-                shape,
-                seed,
-                guidance_scale,
-                num_inference_steps,
+    size = plan.size(pipeline.resolution)
+    pipeline.latent_shape(*size)
+    for scale in plan.guidance_scales:
+        make_output_dir((out / plan.file(scale, 0, 0)).parent)
+    jobs = plan.jobs()[world.rank :: world.size]
+    todo = [job for job in jobs if read_settings(out / plan.file(*job)) != plan.record(pipeline, *job)]
+    if len(todo) < len(jobs):
+        get_logger().info("%d of %d pictures are there already", len(jobs) - len(todo), len(jobs))
+    with progress(total=len(todo) * plan.num_inference_steps, desc="drawing", unit="step") as bar:
+        for batch in _batches(todo, batch_size):
+            records = [plan.record(pipeline, *job) for job in batch]
+            pictures = pipeline.draw(
+                [record["prompt"] for record in records],
+                [record["index"] for record in records],
+                [record["seed"] for record in records],
+                negative_prompts=[record["negative_prompt"] for record in records],
+                guidance_scale=batch[0][0],
+                num_inference_steps=plan.num_inference_steps,
+                sampler=plan.sampler,
+                size=size,
                 on_step=partial(bar.update, len(batch)),
             )
-            for (number, index), picture in zip(batch, drawn, strict=True):
-                pictures[number, index] = picture
-                save_png(out / f"{number:03d}-{index:02d}.png", picture)
-    settings = {"guidance_scale": guidance_scale, "num_inference_steps": num_inference_steps, "seed": seed}
+            for job, record, picture in zip(batch, records, pictures, strict=True):
+                save_png(out / plan.file(*job), picture, {SETTINGS_CHUNK: json.dumps(record, ensure_ascii=False)})
+
+
+def _batches(jobs: list[tuple], batch_size: int):
+    """Runs of jobs of one guidance scale, at most `batch_size` long."""
+    start = 0
+    while start < len(jobs):
+        end = start + 1
+        while end < min(len(jobs), start + batch_size) and jobs[end][0] == jobs[start][0]:
+            end += 1
+        yield jobs[start:end]
+        start = end
+
+
+def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
+    """pictures.jsonl, a line for each picture, and for each guidance scale a grid of its first prompts."""
+    import numpy as np
+    from PIL import Image
+
+    from ..utils.files import write_text
+    from ..utils.log import get_logger
+    from ..utils.pictures import save_png
+    from .grid import prompt_grid
+
     lines = [
-        json.dumps({"file": f"{n:03d}-{i:02d}.png", "prompt": wanted[n][0], "index": i, **settings}, ensure_ascii=False)
-        for n, i in jobs
+        json.dumps({"file": plan.file(*job), **plan.record(pipeline, *job)}, ensure_ascii=False) for job in plan.jobs()
     ]
     write_text(out / "pictures.jsonl", "".join(line + "\n" for line in lines))
-    captions = [f"{prompt}  ({remark})" if remark else prompt for prompt, remark in wanted]
-    rows = [[pictures[number, index] for index in range(num_samples)] for number in range(len(wanted))]
-    save_png(out / "grid.png", prompt_grid(captions, rows, columns=columns))
-    get_logger().info("%d pictures and grid.png in %s", len(jobs), out)
+    shown = plan.requests[:GRID_PROMPTS]
+    for scale in plan.guidance_scales:
+        rows = [
+            [np.asarray(Image.open(out / plan.file(scale, number, index))) for index in range(plan.num_samples)]
+            for number in range(len(shown))
+        ]
+        captions = [f"{r.prompt}  ({r.remark})" if r.remark else r.prompt for r in shown]
+        save_png((out / plan.file(scale, 0, 0)).parent / "grid.png", prompt_grid(captions, rows, columns=columns))
+    get_logger().info("%d pictures and grid.png in %s", len(lines), out)
 
 
-def read_facts(folder: Path) -> dict:
-    """What training wrote beside an exported model. Raises ModelError."""
+def read_settings(path: Path) -> dict | None:
+    """The settings that a picture was drawn with; None where it is not there, or is no whole picture of ours."""
+    from PIL import Image
+
     try:
-        facts = json.loads((folder / "ppldm.json").read_text(encoding="utf-8"))
-        return {name: facts[name] for name in ("prediction_type", "resolution", "model_max_length")}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(
-            f"{folder} is no exported model: no ppldm.json of one is there; give training's OUT/pipeline"
-        ) from error
+        with Image.open(path) as picture:
+            picture.load()
+            return json.loads(picture.text[SETTINGS_CHUNK])
+    except (OSError, ValueError, KeyError, AttributeError, SyntaxError):
+        return None
+
+
+def _join_world():
+    import paddle
+
+    from ..utils.world import World
+
+    world = World.detect()
+    if world.size > 1:
+        paddle.distributed.init_parallel_env()
+    return world
+
+
+def _set_device(device: str) -> None:
+    import paddle
+
+    try:
+        paddle.set_device(device)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
+def _choose_seed() -> int:
+    import secrets
+
+    return secrets.randbelow(2**31)
 
 
 def _require_positive(**values) -> None:

@@ -1,34 +1,29 @@
-"""Guided sampling with DDIM: a function of (weights, tokens, initial noise), with no random state of its own."""
+"""Guided sampling: a function of (weights, tokens, noise), with no random state of its own."""
 
 import zlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import paddle
-from ppdiffusers import DDIMScheduler
 
-from ..models.diffusion import NoiseSchedule
 from ..models.ldm import LatentDiffusionModel
 from ..utils.rng import Stream, make_rng
+from .samplers import Sampler
 
 
-def sampling_scheduler(noise_schedule: NoiseSchedule, prediction_type: str) -> DDIMScheduler:
-    """The DDIM scheduler of the published LDM: no clipping of x_0, last step to abar_0, one step of offset."""
-    return DDIMScheduler(
-        **noise_schedule.scheduler_config(),
-        clip_sample=False,
-        set_alpha_to_one=False,
-        steps_offset=1,
-        prediction_type=prediction_type,
-    )
-
-
-def initial_noise(seed: int, prompt: str, index: int, shape: tuple[int, int, int]) -> np.ndarray:
-    """The noise [C, h, w] float32 that picture `index` of `prompt` starts from.
+def noises(seed: int, prompt: str, index: int, shape: tuple[int, int, int]) -> Iterator[np.ndarray]:
+    """The noises [C, h, w] float32 of picture `index` of `prompt`: the one it starts from, then one for each step.
 
     A function of (seed, prompt, index) alone: not of batch, guidance scale or process. The prompt enters by its CRC-32.
     """
     rng = make_rng(seed, Stream.SAMPLE, epoch=zlib.crc32(prompt.encode()), row=index)
-    return rng.standard_normal(shape, dtype=np.float32)
+    while True:
+        yield rng.standard_normal(shape, dtype=np.float32)
+
+
+def initial_noise(seed: int, prompt: str, index: int, shape: tuple[int, int, int]) -> np.ndarray:
+    """The noise [C, h, w] float32 that picture `index` of `prompt` starts from: the first of `noises`."""
+    return next(noises(seed, prompt, index, shape))
 
 
 @paddle.no_grad()
@@ -39,28 +34,35 @@ def sample_latents(
     noise,
     guidance_scale: float,
     num_inference_steps: int,
-    on_step=None,
+    on_step: Callable | None = None,
+    sampler: str = "ddim",
+    next_noise: Callable | None = None,
 ):
-    """Latents [B, C, h, w] from `noise` by deterministic DDIM (eta 0).
+    """Latents [B, C, h, w] from `noise`; by deterministic DDIM (eta 0) unless `sampler` names another.
 
-    `input_ids` [B, L] int64 are the prompts' tokens, `empty_ids` [1, L] those of the empty caption. Guidance is that
-    of Ho and Salimans 2022 (arXiv:2207.12598): uncond + guidance_scale (cond - uncond); 1 costs a single pass.
+    `input_ids` [B, L] int64 are the prompts' tokens, `empty_ids` [1, L] or [B, L] those of the empty caption, or of
+    what the pictures should not show. Guidance is that of Ho and Salimans 2022 (arXiv:2207.12598): uncond +
+    guidance_scale (cond - uncond); 1 costs a single pass. `next_noise()` gives the noise [B, C, h, w] of each step to a
+    stochastic sampler.
     """
-    scheduler = sampling_scheduler(model.noise_schedule, model.prediction_type)
-    scheduler.set_timesteps(num_inference_steps)
+    run = Sampler(sampler, model.noise_schedule, model.prediction_type, num_inference_steps)
     context = model.encode_text(input_ids)
     guided = guidance_scale != 1.0
     if guided:
-        uncond = model.encode_text(empty_ids).expand([context.shape[0], -1, -1])
+        uncond = model.encode_text(empty_ids)
+        if uncond.shape[0] != context.shape[0]:
+            uncond = uncond.expand([context.shape[0], -1, -1])
         context = paddle.concat([uncond, context])
-    latents = noise
-    for timestep in scheduler.timesteps:
-        latents_input = paddle.concat([latents] * 2) if guided else latents
-        predicted = model.unet(latents_input, timestep, encoder_hidden_states=context).sample
+    latents = noise * run.initial_scale
+    for timestep in run.timesteps:
+        latents_input = run.scale_input(latents, timestep)
+        latents_input = paddle.concat([latents_input] * 2) if guided else latents_input
+        latents_input = latents_input.astype(model.unet.dtype)
+        predicted = model.unet(latents_input, timestep, encoder_hidden_states=context).sample.astype("float32")
         if guided:
             without, with_prompt = predicted.chunk(2)
             predicted = without + guidance_scale * (with_prompt - without)
-        latents = scheduler.step(predicted, timestep, latents, eta=0.0).prev_sample
+        latents = run.step(predicted, timestep, latents, next_noise() if run.is_stochastic else None)
         if on_step:
             on_step()
     return latents
@@ -79,22 +81,32 @@ def draw(
     prompts: list[str],
     indices: list[int],
     shape: tuple[int, int, int],
-    seed: int,
+    seed: int | list[int],
     guidance_scale: float,
     num_inference_steps: int,
-    on_step=None,
+    on_step: Callable | None = None,
+    sampler: str = "ddim",
+    negative_prompts: list[str] | None = None,
 ) -> np.ndarray:
-    """Pictures [B, H, W, 3] uint8: one for each pair of `prompts` and `indices`. The model must be in eval mode."""
-    noise = np.stack(
-        [initial_noise(seed, prompt, index, shape) for prompt, index in zip(prompts, indices, strict=True)]
-    )
+    """Pictures [B, H, W, 3] uint8: one for each pair of `prompts` and `indices`. The model must be in eval mode.
+
+    `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default.
+    """
+    seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
+    streams = [noises(*key, shape) for key in zip(seeds, prompts, indices, strict=True)]
+
+    def next_noise():
+        return paddle.to_tensor(np.stack([next(stream) for stream in streams]))
+
     latents = sample_latents(
         model,
         paddle.to_tensor(tokenizer.encode(prompts)),
-        paddle.to_tensor(tokenizer.encode([""])),
-        paddle.to_tensor(noise),
+        paddle.to_tensor(tokenizer.encode(negative_prompts or [""])),
+        next_noise(),
         guidance_scale,
         num_inference_steps,
         on_step,
+        sampler,
+        next_noise,
     )
     return to_pictures(model.decode(latents))

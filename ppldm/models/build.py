@@ -5,11 +5,14 @@ its optimizer's state, are the same in every process that builds the same model.
 """
 
 import json
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
-from pickle import UnpicklingError
 
+import numpy as np
 import paddle
 from ppdiffusers import AutoencoderKL, UNet2DConditionModel
+from ppdiffusers.models.attention_processor import AttnProcessor
 from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
 
 from ..config.arguments import DEFAULT_VAE, ModelArguments
@@ -18,11 +21,13 @@ from ..utils.log import get_logger
 from .diffusion import NoiseSchedule
 from .init import init_autoencoder, init_text_encoder, init_unet
 from .ldm import LatentDiffusionModel
+from .weights.configs import complete_config
+from .weights.fetch import local_path
+from .weights.parts import Part, Weights
+from .weights.read import PART_FOLDERS, PUBLISHED_SCHEDULE, read_part, read_weights
 
-WEIGHT_FILES = ("*.pdparams", "*.safetensors", "*.bin")
-
-# The folders of an exported pipeline; the second name is that of the older training layout.
-PIPELINE_FOLDERS = {"vae": ("vqvae", "vae"), "text_encoder": ("bert", "ldmbert"), "unet": ("unet", "unet")}
+_LABELS = {"vae": "VAE", "text_encoder": "text encoder", "unet": "UNet"}
+_SHOWN = 5  # keys of each kind that a message lists
 
 
 def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDiffusionModel:
@@ -32,42 +37,148 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
     """
     with paddle.utils.unique_name.guard():
         get_logger().info("building the model")
+        schedule = PUBLISHED_SCHEDULE
         if arguments.starts_from_pipeline:
-            folder = Path(arguments.model_name_or_path).expanduser()
-            vae = load_vae(pipeline_folder(folder, "vae"))
-            text_encoder = _load(LDMBertModel, pipeline_folder(folder, "text_encoder"), "text encoder")
-            unet = _load(UNet2DConditionModel, pipeline_folder(folder, "unet"), "UNet")
+            weights = read_weights(
+                local_path(arguments.model_name_or_path, PART_FOLDERS, arguments.offline),
+                yaml_file=arguments.original_config_file,
+                ema=arguments.load_ema,
+            )
+            schedule = weights.scheduler
+            if schedule["prediction_type"] != arguments.prediction_type:
+                get_logger().warning("%s was trained with prediction_type %s and goes on with %s",
+                                     arguments.model_name_or_path, schedule["prediction_type"],
+                                     arguments.prediction_type)  # fmt: skip
+            vae, text_encoder, unet = (build_part(kind, weights, arguments.model_name_or_path) for kind in PART_FOLDERS)
         else:
             text_encoder_config, unet_config = arguments.config_files()
-            vae = load_vae(arguments.vae_name_or_path or DEFAULT_VAE)
+            vae = load_part("vae", arguments.vae_name_or_path or DEFAULT_VAE, arguments)
             text_encoder = build_text_encoder(text_encoder_config, vocab_size, arguments.model_max_length, seed)
-            unet = build_unet(unet_config, seed)
+            if arguments.unet_name_or_path:
+                unet = load_part("unet", arguments.unet_name_or_path, arguments)
+            else:
+                unet = build_unet(unet_config, seed)
         _check_fit(vae, text_encoder, unet, vocab_size, arguments.model_max_length)
         if arguments.enable_xformers_memory_efficient_attention:
             if not paddle.is_compiled_with_cuda():
                 raise ConfigError("--enable_xformers_memory_efficient_attention needs a GPU; leave it away on a CPU")
             unet.enable_xformers_memory_efficient_attention()
+        else:
+            unet.set_attn_processor(AttnProcessor())  # ppdiffusers would choose by the GPU
         return LatentDiffusionModel(
             vae,
             text_encoder,
             unet,
-            NoiseSchedule(),
+            noise_schedule({**schedule, "rescale_betas_zero_snr": arguments.rescale_betas_zero_snr}),
             prediction_type=arguments.prediction_type,
             freeze_text_encoder=arguments.freeze_text_encoder,
+            snr_gamma=arguments.snr_gamma,
+            perturbed_input=arguments.input_perturbation > 0,
         )
 
 
-def load_pipeline(folder: Path, prediction_type: str) -> LatentDiffusionModel:
-    """An exported model, in evaluation mode. Raises ModelError."""
-    model = LatentDiffusionModel(
-        load_vae(pipeline_folder(folder, "vae")),
-        _load(LDMBertModel, pipeline_folder(folder, "text_encoder"), "text encoder"),
-        _load(UNet2DConditionModel, pipeline_folder(folder, "unet"), "UNet"),
-        NoiseSchedule(),
-        prediction_type=prediction_type,
-    )
+def build_model(weights: Weights, source) -> LatentDiffusionModel:
+    """The model of whole weights, in evaluation mode. Raises ModelError where parts are missing or do not fit."""
+    with paddle.utils.unique_name.guard():
+        model = LatentDiffusionModel(
+            *(build_part(kind, weights, source) for kind in PART_FOLDERS),
+            noise_schedule(weights.scheduler),
+            prediction_type=weights.scheduler["prediction_type"],
+        )
     model.eval()
     return model
+
+
+def load_pipeline(folder: Path) -> LatentDiffusionModel:
+    """The model in a folder or file of any known form, in evaluation mode. Raises ModelError."""
+    return build_model(read_weights(folder), folder)
+
+
+def load_part(kind: str, name_or_path, arguments: ModelArguments):
+    """One part, trained, in float32, from a folder, a .ckpt or by name. Raises ModelError."""
+    path = local_path(name_or_path, {kind: PART_FOLDERS[kind]}, arguments.offline)
+    return fill_part(kind, read_part(kind, path, arguments.original_config_file, arguments.load_ema and kind == "unet"))
+
+
+def load_vae(name_or_path) -> AutoencoderKL:
+    """A trained VAE from a folder, a .ckpt or by name, in float32."""
+    return load_part("vae", name_or_path, ModelArguments())
+
+
+def build_part(kind: str, weights: Weights, source):
+    """The part `kind` of `weights`. Raises ModelError where there is none."""
+    if kind not in weights.parts:
+        raise ModelError(f"{source} has no {_LABELS[kind]} of a kind that is known; {_remedy(kind)}")
+    return fill_part(kind, weights.parts[kind])
+
+
+def _remedy(kind: str) -> str:
+    if kind == "text_encoder":
+        return "start from its VAE and UNet with --vae_name_or_path and --unet_name_or_path"
+    return "give a whole pipeline"
+
+
+def fill_part(kind: str, part: Part):
+    """A network of `part.config` that holds `part.arrays` in float32.
+
+    Raises ModelError that lists the keys which are missing, not expected or of another shape.
+    """
+    layer = _make(kind, part)
+    own = layer.state_dict()
+    problems = [
+        *_listed("missing", own.keys() - part.arrays.keys()),
+        *_listed("unexpected", part.arrays.keys() - own.keys()),
+        *_listed(
+            "of another shape",
+            (
+                f"{name} {list(part.arrays[name].shape)} instead of {list(value.shape)}"
+                for name, value in own.items()
+                if name in part.arrays and list(part.arrays[name].shape) != list(value.shape)
+            ),
+        ),
+    ]
+    if problems:
+        raise ModelError(f"the weights in {part.source} do not fit their config: {'; '.join(problems)}")
+    with paddle.no_grad():
+        for name, value in own.items():
+            value.set_value(np.ascontiguousarray(part.arrays[name]).astype(np.float32, copy=False))
+    return layer
+
+
+def _listed(what: str, names: Iterable[str]) -> list[str]:
+    names = sorted(names)
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return [f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{more}"]
+
+
+def _make(kind: str, part: Part):
+    try:
+        if kind == "text_encoder":
+            return LDMBertModel(LDMBertConfig(**part.config))
+        return {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**part.config)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{part.source}: the config makes no {_LABELS[kind]}: {error}") from error
+
+
+def weights_of(model: LatentDiffusionModel) -> Weights:
+    """The weights of a built model, copied, in float32."""
+    parts = {}
+    for kind in PART_FOLDERS:
+        layer = getattr(model, kind)
+        config = layer.config.to_dict() if kind == "text_encoder" else dict(layer.config)
+        arrays = {name: value.astype("float32").numpy() for name, value in layer.state_dict().items()}
+        parts[kind] = Part(complete_config(kind, config, kind), arrays, kind)
+    schedule = {**model.noise_schedule.scheduler_config(), "prediction_type": model.prediction_type}
+    return Weights(parts, schedule)
+
+
+def noise_schedule(scheduler: dict) -> NoiseSchedule:
+    """The training schedule of a scheduler's settings; the published values for what they do not name."""
+    return NoiseSchedule(
+        **{field.name: scheduler[field.name] for field in fields(NoiseSchedule) if field.name in scheduler}
+    )
 
 
 def build_text_encoder(config_file, vocab_size: int, max_length: int, seed: int) -> LDMBertModel:
@@ -94,11 +205,6 @@ def build_autoencoder(config_file, seed: int) -> AutoencoderKL:
         return init_autoencoder(_from_config(AutoencoderKL, config, config_file), seed)
 
 
-def load_vae(name_or_path) -> AutoencoderKL:
-    """A trained VAE from a folder or by name, in float32."""
-    return _load(AutoencoderKL, name_or_path, "VAE")
-
-
 def downscale_factor(vae: AutoencoderKL) -> int:
     """Pixels a side to one latent: 8 for four blocks."""
     return 2 ** (len(vae.config.block_out_channels) - 1)
@@ -110,18 +216,6 @@ def latent_shape(vae: AutoencoderKL, resolution: int) -> tuple[int, int, int]:
     if resolution % factor:
         raise ConfigError(f"--resolution {resolution} must be a multiple of {factor}, the VAE's downscaling factor")
     return (vae.config.latent_channels, resolution // factor, resolution // factor)
-
-
-def pipeline_folder(folder: Path, part: str) -> Path:
-    """The folder of `part` in an exported pipeline or in the older training layout. Raises ModelError."""
-    if not folder.is_dir():
-        raise ModelError(
-            f"no folder {folder}; give that of an exported pipeline, or a published size as `--help` lists"
-        )
-    for name in PIPELINE_FOLDERS[part]:
-        if (folder / name).is_dir():
-            return folder / name
-    raise ModelError(f"{folder} has no folder {' or '.join(PIPELINE_FOLDERS[part])}: it is not an exported pipeline")
 
 
 def read_json_config(path, flag: str) -> dict:
@@ -147,27 +241,6 @@ def _from_config(model_class, config: dict, config_file):
         return model_class(**{key: value for key, value in config.items() if not key.startswith("_")})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{config_file} makes no {model_class.__name__}: {error}") from error
-
-
-def _load(model_class, name_or_path, what: str):
-    """`from_pretrained` with our errors: checked by hand where it is a folder, downloaded by name otherwise."""
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(
-                f"the {what} folder {path} has no config.json; give the folder that holds it and the weights"
-            )
-        if not any(any(path.glob(pattern)) for pattern in WEIGHT_FILES):
-            raise ModelError(f"the {what} folder {path} has no weights ({' or '.join(WEIGHT_FILES)}); copy them there")
-    elif path.is_absolute() or str(name_or_path).startswith((".", "~")):
-        raise ModelError(f"no {what} folder {path}; check the path")
-    try:
-        return model_class.from_pretrained(str(path if path.is_dir() else name_or_path))
-    except (OSError, ValueError, RuntimeError, KeyError, EOFError, UnpicklingError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"cannot load the {what} {name_or_path}: {first_line}; give a local folder with config.json and weights"
-        ) from error
 
 
 def _check_fit(vae, text_encoder, unet, vocab_size: int, max_length: int) -> None:

@@ -18,7 +18,8 @@ def init_like_pytorch(module: nn.Layer, seed: int, salt: int, embedding_std: flo
     """Draw every parameter of `module` anew, in place, and return it.
 
     Linear and Conv2D: weight and bias ~ U(-b, b), b = 1 / sqrt(fan_in) (torch.nn.Linear.reset_parameters).
-    Embedding: N(0, embedding_std**2). LayerNorm, GroupNorm and BatchNorm: weight 1, bias 0.
+    Embedding: N(0, embedding_std**2). LayerNorm, GroupNorm and BatchNorm: weight 1, bias 0; BatchNorm's running mean 0
+    and variance 1, which are parameters in Paddle.
     `salt` tells modules of one model apart, so that equal layers of two modules do not start equal.
     """
 
@@ -46,7 +47,7 @@ def _redraw(module: nn.Layer, seed: int, salt: int, draw) -> nn.Layer:
 
 def _draw_norm(layer: nn.Layer, name: str, shape) -> np.ndarray:
     if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2D)):
-        return np.full(shape, 1.0 if name == "weight" else 0.0, dtype=np.float32)
+        return np.full(shape, 1.0 if name in ("weight", "_variance") else 0.0, dtype=np.float32)
     raise TypeError(f"no initialisation rule for {type(layer).__name__}.{name}")
 
 

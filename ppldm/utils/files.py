@@ -37,6 +37,11 @@ def fsync_dir(path) -> None:
         os.close(handle)
 
 
+def count_free_bytes(folder) -> int:
+    """The bytes that this user may still write to the file system of `folder`."""
+    return shutil.disk_usage(folder).free
+
+
 @contextmanager
 def atomic_write(path, mode="wb", **kwargs):
     """Open a temporary file that becomes `path` when the block ends without an error, and vanishes otherwise."""
@@ -79,6 +84,44 @@ def atomic_dir(path):
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def remove_dir(path) -> None:
+    """Remove a folder so that at no time a part of it has its name."""
+    path = Path(path)
+    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
+    os.replace(path, old / "removed")
+    shutil.rmtree(old)
+
+
+def remove_leftovers(folder) -> int:
+    """Remove what killed processes left half written, or half removed, in `folder`; returns the bytes freed.
+
+    Only for the process that holds the folder (`lock_folder`): another one's unfinished files have such names too.
+    """
+    freed = 0
+    for path in (*Path(folder).glob(".*.tmp"), *Path(folder).glob(".*.old")):
+        if path.is_dir():
+            freed += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            shutil.rmtree(path)
+        else:
+            freed += path.stat().st_size
+            path.unlink()
+    return freed
+
+
+def link_or_copy(source, target) -> None:
+    """Let `target` be the file `source`, replacing an older one: by a hard link, or a copy where there are none."""
+    source, target = Path(source), Path(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        os.link(source, temporary)
+        os.replace(temporary, target)
+        temporary.unlink(missing_ok=True)  # two links to one file are left as they are by replace
+        fsync_dir(target.parent)
+    except OSError:
+        with open(source, "rb") as file, atomic_write(target) as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
 
 
 @contextmanager

@@ -50,6 +50,12 @@ def parse_meminfo(text: str) -> int | None:
     return None
 
 
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had resident (VmHWM); 0 where the system does not say."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", _read("/proc/self/status"))
+    return int(match.group(1)) * 1024 if match else 0
+
+
 def read_cpu_vendor() -> str:
     """`AuthenticAMD`, `GenuineIntel`, …; empty where unknown (not x86, not Linux)."""
     return parse_cpu_vendor(_read("/proc/cpuinfo"))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from .files import atomic_write
 from .log import get_logger
@@ -52,9 +53,12 @@ def wrap_text(text: str, font, width: int, max_lines: int) -> list[str]:
     return lines + ([fit_text(" ".join(words), font, width)] if words else [])
 
 
-def save_png(path, image) -> None:
-    """Write a PIL image or an [H, W, 3] uint8 array as PNG, atomically."""
+def save_png(path, image, texts: dict[str, str] | None = None) -> None:
+    """Write a PIL image or an [H, W, 3] uint8 array as PNG, atomically. `texts` by keyword go into the file."""
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
+    info = PngInfo()
+    for keyword, text in (texts or {}).items():
+        info.add_itxt(keyword, text)
     with atomic_write(path) as file:
-        image.save(file, format="PNG")
+        image.save(file, format="PNG", pnginfo=info)

@@ -23,11 +23,12 @@ from ppldm.utils.errors import ConfigError, PartError, RowError
 
 
 def count_rows(path, layout="default"):
-    return container.count_rows(path, Source(Path("x.filelist"), (), layout=layout))
+    return container.summarize(path, Source(Path("x.filelist"), (), layout=layout)).rows
 
 
 def build_indexes(paths, num_workers=1):
-    return container.build_indexes(paths, Source(Path("x.filelist"), ()), num_workers)
+    source = Source(Path("x.filelist"), ())
+    return [summary.rows for summary in container.build_indexes(paths, source, num_workers)]
 
 
 def read_all(path):

@@ -142,3 +142,8 @@ def test_a_length_without_room_is_refused():
 def test_the_module_does_not_import_paddle():
     code = "import sys, ppldm.data.tokenizer; sys.exit('paddle' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_offline_names_are_not_fetched():
+    with pytest.raises(ConfigError, match="the network is not to be used; give a folder with its vocab.txt"):
+        load_tokenizer("bert-base-chinese", 77, offline=True)

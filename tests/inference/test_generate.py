@@ -1,19 +1,26 @@
 """`ppldm generate`: files, records, and words for bad input."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import ppldm
 from ppldm.cli import run
-from ppldm.inference.generate import read_facts, read_prompts
+from ppldm.inference.generate import read_prompts
 from ppldm.inference.grid import prompt_grid, tile
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.utils.errors import ConfigError, ModelError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +50,7 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
     "flags, message",
     [
         (["--prompt", "x"], "the following arguments are required: --model"),
-        (["--model", "nowhere", "--prompt", "x"], "nowhere is no exported model"),
+        (["--model", "nowhere", "--prompt", "x"], "no folder or file nowhere"),
         (["--model", "m"], "no prompts"),
         (["--model", "m", "--prompts", "nowhere.txt"], "cannot read the prompts in nowhere.txt"),
         (["--model", "m", "--prompt", "x", "--num-samples", "0"], "--num-samples 0 must be above 0"),
@@ -59,12 +66,6 @@ def test_bad_input_is_one_line(flags, message, capfd, monkeypatch):
     assert stopped.value.code not in (0, None)
     error = capfd.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ") and message in error
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "ppldm.json").write_text('{"scaling_factor": 1.0}')
-    with pytest.raises(ModelError, match="is no exported model"):
-        read_facts(tmp_path)
 
 
 def test_prompts_file(tmp_path):
@@ -94,3 +95,99 @@ def test_grid_holds_every_picture():
     area = 20 * 20
     assert (grid == (255, 0, 0)).all(axis=-1).sum() == 3 * area
     assert (grid == (0, 0, 255)).all(axis=-1).sum() == 3 * area
+
+
+def pixels(folder) -> dict:
+    return {str(p.relative_to(folder)): np.asarray(Image.open(p)).astype(int) for p in sorted(folder.rglob("*-*.png"))}
+
+
+def test_scales_negative_prompts_and_older_flags(pipeline, tmp_path):
+    table = tmp_path / "p.tsv"
+    table.write_text("caption_en\tnegative_prompt\tseed\npicture 1\tpicture 2\t7\npicture 3\t\t\n")
+    run(["generate", "--model_name_or_path", str(pipeline), "--file", str(table), "--save_path", str(tmp_path / "out"),
+         "--guidance_scales", "1.5", "3", "--scheduler_type", "euler-ancest", "--num_inference_steps", "2",
+         "--num-samples", "1", "--height", "32", "--width", "40", "--batch_size", "3", "--device", "cpu"])  # fmt: skip
+    drawn = pixels(tmp_path / "out")
+    assert set(drawn) == {f"g{scale}/00{n}-00.png" for scale in ("1.5", "3") for n in (0, 1)}
+    assert all(picture.shape == (32, 40, 3) for picture in drawn.values())
+    records = [json.loads(line) for line in (tmp_path / "out" / "pictures.jsonl").read_text().splitlines()]
+    assert [r["seed"] for r in records] == [7, 23, 7, 23]
+    assert records[0]["negative_prompt"] == "picture 2" and records[0]["sampler"] == "euler-ancestral"
+    assert Image.open(tmp_path / "out" / records[0]["file"]).text["ppldm"]
+
+
+def test_the_same_command_draws_only_what_is_missing(pipeline, tmp_path, monkeypatch):
+    command = ["generate", "--model", str(pipeline), "--prompt", "picture 1", "picture 2", "--out", str(tmp_path / "o"),
+               "--num-samples", "2", "--num-inference-steps", "2"]  # fmt: skip
+    run(command)
+    before = pixels(tmp_path / "o")
+    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "o").glob("*-*.png")}
+    (tmp_path / "o" / "000-01.png").unlink()
+    (tmp_path / "o" / "001-00.png").write_bytes((tmp_path / "o" / "001-00.png").read_bytes()[:-40])
+    run([*command, "--batch-size", "1"])
+    after = pixels(tmp_path / "o")
+    assert before.keys() == after.keys() and all(np.abs(before[name] - after[name]).max() <= 1 for name in before)
+    for name in ("000-00.png", "001-01.png"):
+        assert (tmp_path / "o" / name).stat().st_mtime_ns == times[name]
+    run([*command, "--seed", "5"])
+    assert all((pixels(tmp_path / "o")[name] != before[name]).any() for name in before)
+
+
+@pytest.mark.slow
+def test_processes_do_not_change_pictures(pipeline, tmp_path):
+    command = ["--model", str(pipeline), "--prompt", "picture 1", "picture 2", "picture 3", "--num-samples", "1",
+               "--num-inference-steps", "2", "--sampler", "ddpm"]  # fmt: skip
+    run(["generate", *command, "--out", str(tmp_path / "one")])
+    launched = subprocess.run(
+        [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log"),
+         "examples/generate_images.py", *command, "--out", str(tmp_path / "two")],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stderr[-2000:]
+    one, two = pixels(tmp_path / "one"), pixels(tmp_path / "two")
+    assert one.keys() == two.keys() and all(np.abs(one[name] - two[name]).max() <= 1 for name in one)
+    assert (tmp_path / "one" / "pictures.jsonl").read_text() == (tmp_path / "two" / "pictures.jsonl").read_text()
+
+
+def test_checkpoints_draw_what_their_export_draws(tiny, pipeline, tmp_path):
+    """A checkpoint and the pipeline of the run are the same weights in two forms; so is what `ppldm export` writes."""
+    folder = tmp_path / "run"
+    flags = tiny.flags(folder, max_steps=2, save_steps=2, use_ema=True)
+    run_loop(prepare_text_to_image(*parse_arguments(flags, loop=True)))
+    few = {"num_inference_steps": 2}
+    raw, exported = (ppldm.load(folder / name) for name in ("checkpoint-2", "pipeline"))
+    averaged = ppldm.load(folder / "checkpoint-2", ema=True)
+    assert averaged.fingerprint == exported.fingerprint != raw.fingerprint
+    assert (averaged.generate("picture 1", **few) == exported.generate("picture 1", **few)).all()
+    shutil.rmtree(folder / "pipeline")
+    run(["export", str(folder / "checkpoint-2"), "--ema", "--to", "diffusers", "--out", str(tmp_path / "d")])
+    assert ppldm.load(tmp_path / "d").fingerprint == exported.fingerprint
+    facts = json.loads((tmp_path / "d" / "ppldm.json").read_text())
+    assert (facts["global_step"], facts["samples_seen"], facts["ema"], facts["resolution"]) == (2, 8, True, 32)
+    card = (tmp_path / "d" / "README.md").read_text()
+    assert "samples_seen | 8" in card and '"cross_attention_dim": 32' in card
+    with pytest.raises(ConfigError, match="holds files that are no exported model"):
+        run(["export", str(folder / "checkpoint-2"), "--out", str(folder)])
+    state = folder / "checkpoint-2" / "model_state.pdparams"
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="has changed or is cut short"):
+        ppldm.load(folder / "checkpoint-2")
+
+
+@pytest.mark.parametrize("form", ["ppdiffusers", "diffusers", "checkpoint"])
+def test_training_starts_from_every_form(tiny, pipeline, tmp_path, form):
+    start = tmp_path / form
+    if form == "checkpoint":
+        run_loop(
+            prepare_text_to_image(*parse_arguments(tiny.flags(tmp_path / "r", max_steps=1, save_steps=1), loop=True))
+        )
+        start = tmp_path / "r" / "checkpoint-1"
+    else:
+        run(["export", str(pipeline), "--to", form, "--out", str(start)])
+    flags = tiny.flags(tmp_path / "new", model_name_or_path=start, vae_name_or_path=None, unet_config_file=None,
+                       text_encoder_config_file=None, tokenizer_name=None)  # fmt: skip
+    prepared = prepare_text_to_image(*parse_arguments(flags, loop=True))
+    source = ppldm.load(start).model.state_dict()
+    assert all(
+        (value.numpy() == source[name].numpy()).all() for name, value in prepared.state.model.state_dict().items()
+    )

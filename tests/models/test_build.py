@@ -16,8 +16,8 @@ from ppldm.models.build import (
     build_unet,
     downscale_factor,
     latent_shape,
+    load_pipeline,
     load_vae,
-    pipeline_folder,
     read_json_config,
 )
 from ppldm.utils.errors import ConfigError, ModelError
@@ -81,7 +81,7 @@ def test_bad_configs_name_file_and_setting(tmp_path, tiny):
 
 
 def test_bad_folders_name_the_folder(tmp_path, tiny):
-    with pytest.raises(ModelError, match=f"no VAE folder {tmp_path}/none"):
+    with pytest.raises(ModelError, match=f"no folder or file {tmp_path}/none"):
         load_vae(tmp_path / "none")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="empty has no config.json"):
@@ -91,7 +91,7 @@ def test_bad_folders_name_the_folder(tmp_path, tiny):
     with pytest.raises(ModelError, match="half has no weights"):
         load_vae(tmp_path / "half")
     with pytest.raises(ModelError, match="not an exported pipeline"):
-        pipeline_folder(tmp_path, "unet")
+        load_pipeline(tmp_path)
 
 
 def test_parts_that_do_not_fit_are_refused(tmp_path, tiny):

@@ -1,0 +1,142 @@
+"""A trained model behind three methods: prompts to pictures, pictures to latents and back.
+
+    import ppldm
+
+    model = ppldm.load("output/pipeline")
+    pictures = model.generate(["a red heart", "a blue boat"], num_samples=2)
+    pictures.shape                                    # (2, 2, 256, 256, 3), uint8, RGB
+
+All pictures are arrays of uint8 in 0 .. 255, RGB, [..., H, W, 3]; latents are float32, [B, C, H / f, W / f] for a VAE
+that scales down by f, of about unit variance.
+"""
+
+import zlib
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import paddle
+
+from ..data.tokenizer import CaptionTokenizer, load_tokenizer
+from ..models.autoencoder import to_unit_range
+from ..models.build import build_model, downscale_factor
+from ..models.ldm import LatentDiffusionModel
+from ..models.weights.fetch import local_path
+from ..models.weights.read import PART_FOLDERS, read_weights
+from ..models.weights.write import facts_of
+from ..utils.errors import ConfigError, ModelError
+from .sample import draw, to_pictures
+from .samplers import SAMPLERS
+
+
+def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, offline: bool = False) -> "TextToImage":
+    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, CompVis' .ckpt, or a name.
+
+    `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt.
+    `tokenizer`: a folder with vocab.txt, where the model brings none. `offline`: never touch the network.
+    Raises ModelError or ConfigError.
+    """
+    source = local_path(path, PART_FOLDERS, offline)
+    weights = read_weights(source, yaml_file=original_config_file, ema=ema)
+    folder = tokenizer or weights.tokenizer
+    if folder is None:
+        raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
+    model = build_model(weights, path)
+    facts = facts_of(weights)
+    return TextToImage(model, load_tokenizer(folder, facts["model_max_length"]), facts["resolution"])
+
+
+class TextToImage:
+    """A model in evaluation mode with its tokenizer. `resolution`: the side of its training pictures, pixels."""
+
+    def __init__(self, model: LatentDiffusionModel, tokenizer: CaptionTokenizer, resolution: int):
+        self.model, self.tokenizer, self.resolution = model, tokenizer, resolution
+
+    def generate(
+        self,
+        prompts: str | list[str],
+        *,
+        negative_prompts: str | list[str] = "",
+        num_samples: int = 1,
+        guidance_scale: float = 7.5,
+        num_inference_steps: int = 50,
+        sampler: str = "ddim",
+        height: int | None = None,
+        width: int | None = None,
+        seed: int = 23,
+        batch_size: int = 8,
+    ) -> np.ndarray:
+        """Pictures [prompts, num_samples, H, W, 3] uint8.
+
+        Picture i of a prompt is a function of (weights, prompt, negative prompt, settings, seed, i), whatever else is
+        drawn with it and in which batches. `height`, `width`: pixels, multiples of the VAE's downscaling factor, by
+        default those trained at. `guidance_scale`: how strongly to follow the prompt; 1 is no guidance. Raises
+        ConfigError.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        negative = [negative_prompts] * len(prompts) if isinstance(negative_prompts, str) else list(negative_prompts)
+        if len(negative) != len(prompts):
+            raise ConfigError(f"{len(negative)} negative prompts for {len(prompts)} prompts; give one, or one for each")
+        jobs = [(number, index) for number in range(len(prompts)) for index in range(num_samples)]
+        drawn = [
+            self.draw(
+                [prompts[number] for number, _ in batch],
+                [index for _, index in batch],
+                [seed] * len(batch),
+                negative_prompts=[negative[number] for number, _ in batch],
+                guidance_scale=guidance_scale,
+                num_inference_steps=num_inference_steps,
+                sampler=sampler,
+                size=(height or self.resolution, width or self.resolution),
+            )
+            for batch in (jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size))
+        ]
+        height, width = height or self.resolution, width or self.resolution
+        flat = np.concatenate(drawn) if drawn else np.zeros((0, height, width, 3), dtype=np.uint8)
+        return flat.reshape(len(prompts), num_samples, height, width, 3)
+
+    def draw(
+        self,
+        prompts: list[str],
+        indices: list[int],
+        seeds: list[int],
+        *,
+        negative_prompts: list[str],
+        guidance_scale: float,
+        num_inference_steps: int,
+        sampler: str,
+        size: tuple[int, int],
+        on_step: Callable | None = None,
+    ) -> np.ndarray:
+        """One batch of pictures [B, H, W, 3] uint8; `size` is (height, width). Raises ConfigError."""
+        if sampler not in SAMPLERS:
+            raise ConfigError(f"no sampler {sampler}; known: {', '.join(SAMPLERS)}")
+        return draw(self.model, self.tokenizer, prompts, indices, self.latent_shape(*size), seeds, guidance_scale,
+                    num_inference_steps, on_step, sampler, negative_prompts)  # fmt: skip
+
+    @paddle.no_grad()
+    def encode(self, pictures: np.ndarray) -> np.ndarray:
+        """Pictures [B, H, W, 3] uint8 to latents [B, C, H/f, W/f] float32: the posterior's mean, scaled."""
+        pixels = paddle.to_tensor(np.ascontiguousarray(np.moveaxis(pictures, -1, 1)))
+        self.latent_shape(*pictures.shape[1:3])
+        return (self.model.vae.encode(to_unit_range(pixels)).latent_dist.mean * self.model.scaling_factor).numpy()
+
+    def decode(self, latents: np.ndarray) -> np.ndarray:
+        """Latents [B, C, h, w] float32 to pictures [B, f h, f w, 3] uint8."""
+        return to_pictures(self.model.decode(paddle.to_tensor(latents)))
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """(C, h, w) of the latents of such pictures. Raises ConfigError where the sides do not divide."""
+        factor = downscale_factor(self.model.vae)
+        for name, side in (("height", height), ("width", width)):
+            if side <= 0 or side % factor:
+                raise ConfigError(f"--{name} {side} must be a multiple of {factor}, the VAE's downscaling factor")
+        return (self.model.vae.config.latent_channels, height // factor, width // factor)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """CRC-32 of all weights and the vocabulary, 8 hexadecimal digits: tells models apart in records."""
+        checksum = zlib.crc32("\n".join(self.tokenizer.vocab).encode())
+        for name, value in sorted(self.model.state_dict().items()):
+            checksum = zlib.crc32(value.numpy().tobytes(), zlib.crc32(name.encode(), checksum))
+        return f"{checksum:08x}"

@@ -1,0 +1,81 @@
+"""Configs of parts: read from JSON, completed with the defaults of ppdiffusers' classes, and checked against them."""
+
+import inspect
+import json
+from functools import cache
+from pathlib import Path
+
+from ...utils.errors import ModelError
+from .parts import LDMBERT_KEYS, to_paddle_config
+
+CONFIG_FILES = ("config.json", "model_config.json")  # the second is PaddleNLP's name before 2.5
+
+
+def read_json(path) -> dict:
+    """The object in a JSON file. Raises ModelError."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; check the path") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON ({error}); copy it again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object; give another")
+    return value
+
+
+def read_config(kind: str, folder: Path) -> dict:
+    """The completed config of the part in `folder`. Raises ModelError."""
+    for name in CONFIG_FILES:
+        if (folder / name).is_file():
+            return complete_config(kind, _flat(read_json(folder / name)), folder / name)
+    raise ModelError(f"the {kind} folder {folder} has no config.json; give the folder that holds it and the weights")
+
+
+def complete_config(kind: str, config: dict, source) -> dict:
+    """`config` as ppdiffusers' class takes it, with its defaults for what is not there.
+
+    Raises ModelError for a setting that the class lacks, unless it is null and so asks for nothing.
+    """
+    if kind == "text_encoder" and not is_ldmbert(config):
+        return config
+    config = to_paddle_config(kind, config, source)
+    defaults = _defaults(kind)
+    unknown = [key for key, value in config.items() if key not in defaults and value is not None]
+    if unknown:
+        raise ModelError(f"{source}: no setting {unknown[0]!r} is known for a {kind}; correct or remove it")
+    return {**defaults, **{key: value for key, value in config.items() if key in defaults}}
+
+
+def is_ldmbert(config: dict) -> bool:
+    """True for the config of an LDMBert; else it is a CLIP text encoder's."""
+    return "encoder_layers" in config
+
+
+@cache
+def _defaults(kind: str) -> dict:
+    if kind == "text_encoder":
+        from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig
+
+        defaults = _signature(LDMBertConfig)
+        return {key: defaults[key] for key in LDMBERT_KEYS}
+    from ppdiffusers import AutoencoderKL, UNet2DConditionModel
+
+    return _signature({"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind])
+
+
+def _signature(model_class) -> dict:
+    parameters = inspect.signature(model_class.__init__).parameters.values()
+    return {p.name: _plain(p.default) for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def _plain(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _flat(config: dict) -> dict:
+    """PaddleNLP's older configs keep the settings in `init_args`, one inside the other."""
+    for inner in config.get("init_args", ()):
+        if isinstance(inner, dict):
+            config = {**config, **_flat(inner)}
+    return {key: value for key, value in config.items() if key not in ("init_args", "init_class")}

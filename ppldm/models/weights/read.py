@@ -1,0 +1,256 @@
+"""Any of the known forms of a latent diffusion model, from a folder or a file to `Weights`.
+
+    a pipeline folder     unet/, vqvae/ or vae/, bert/ or ldmbert/ or text_encoder/, scheduler/, tokenizer/: written by
+                          ppldm, ppdiffusers, diffusers, or the older training scripts; Stable Diffusion's too
+    a .ckpt file          CompVis', with its YAML file
+    checkpoint-<step>/    of a ppldm run, whose run.json beside it says how the model was built
+
+Nothing is built and no pickle is run here.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from ...config.arguments import CONFIG_DIR, ModelArguments
+from ...utils.errors import ModelError
+from . import compvis
+from .configs import complete_config, read_config, read_json
+from .files import is_pytorch, read_arrays, weight_files
+from .names import modern_vae_name
+from .parts import Part, Weights, turn_linear
+
+# The folders of each part, by the scripts and libraries that write them.
+PART_FOLDERS = {
+    "vae": ("vqvae", "vae"),
+    "text_encoder": ("bert", "ldmbert", "text_encoder"),
+    "unet": ("unet",),
+}
+CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
+_TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
+_SCHEDULE = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
+PUBLISHED_SCHEDULE = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "prediction_type": "epsilon",
+}
+
+
+def read_weights(path, kinds=tuple(PART_FOLDERS), yaml_file=None, ema: bool = False) -> Weights:
+    """The parts `kinds` of whatever is at `path`, those of them that are there.
+
+    `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else the published one of its size. `ema`: the
+    averaged weights. Raises ModelError for a path that holds no model, or that lacks averaged weights asked for.
+    """
+    path = Path(path).expanduser()
+    if path.is_file():
+        return _read_compvis(path, kinds, yaml_file, ema)
+    if not path.is_dir():
+        raise ModelError(f"no folder {path}; give that of an exported pipeline, a checkpoint, or a .ckpt file")
+    if is_checkpoint(path):
+        return _read_checkpoint(path, kinds, ema)
+    if ema:
+        raise ModelError(
+            f"{path} is a pipeline, which has one set of weights; averaged ones are in checkpoints and .ckpt files"
+        )
+    return _read_pipeline(path, kinds)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """True for the folder of a checkpoint of ppldm."""
+    return (folder / "manifest.json").is_file() and (folder / CHECKPOINT_WEIGHTS).is_file()
+
+
+def find_part(folder: Path, kind: str) -> Path | None:
+    """The folder of a part in a pipeline folder, if it has one."""
+    return next((folder / name for name in PART_FOLDERS[kind] if (folder / name).is_dir()), None)
+
+
+def find_tokenizer(path: Path) -> Path | None:
+    """The tokenizer folder of a pipeline, or of a checkpoint's run, if it has one."""
+    if is_checkpoint(path):
+        return _run_tokenizer(_run_arguments(path), path.parent)
+    return path / "tokenizer" if (path / "tokenizer").is_dir() else None
+
+
+def read_part(kind: str, path, yaml_file=None, ema: bool = False) -> Part:
+    """One part: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
+    path = Path(path).expanduser()
+    if path.is_dir() and not is_checkpoint(path) and find_part(path, kind) is None:
+        return _read_part_folder(kind, path)
+    parts = read_weights(path, (kind,), yaml_file, ema).parts
+    if kind not in parts:
+        raise ModelError(f"{path} holds no {kind}; give another")
+    return parts[kind]
+
+
+def _read_pipeline(path: Path, kinds) -> Weights:
+    folders = {kind: find_part(path, kind) for kind in kinds}
+    if not any(folders.values()):
+        names = " or ".join(name for kind in kinds for name in PART_FOLDERS[kind])
+        raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint")
+    weights = Weights(scheduler=dict(PUBLISHED_SCHEDULE))
+    for kind, folder in folders.items():
+        if folder:
+            weights.parts[kind] = _read_part_folder(kind, folder)
+    if (path / "scheduler" / "scheduler_config.json").is_file():
+        weights.scheduler |= _plain_scheduler(path / "scheduler" / "scheduler_config.json")
+    weights.tokenizer = find_tokenizer(path)
+    if (path / "ppldm.json").is_file():
+        weights.facts = read_json(path / "ppldm.json")
+    return weights
+
+
+def _plain_scheduler(path: Path) -> dict:
+    settings = {key: value for key, value in read_json(path).items() if not key.startswith("_")}
+    if settings.get("trained_betas") is not None:
+        raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
+    return settings
+
+
+def _read_part_folder(kind: str, folder: Path) -> Part:
+    config = read_config(kind, folder)
+    arrays: dict[str, np.ndarray] = {}
+    for file in weight_files(folder):
+        own = read_arrays(file)
+        arrays |= turn_linear(own) if is_pytorch(file) else own
+    if kind == "vae":
+        arrays = {modern_vae_name(name): array for name, array in arrays.items()}
+    return Part(config, _without_tables(arrays), str(folder))
+
+
+def _without_tables(arrays: dict) -> dict:
+    """Position numbers, which older versions of transformers stored with the weights, are computed."""
+    return {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
+
+
+def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
+    if path.suffix not in _TORCH_SUFFIXES:
+        raise ModelError(f"{path} is no model: give a pipeline folder, a checkpoint folder, or CompVis' .ckpt")
+    wanted = tuple(compvis.PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
+    layers = set()
+
+    def is_wanted(name: str) -> bool:
+        layers.add(name)
+        return name.startswith(wanted)
+
+    state_dict = read_arrays(path, is_wanted)
+    if not state_dict:
+        raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is no latent diffusion model of CompVis")
+    source, params = _compvis_params(path, yaml_file, layers)
+    configs = compvis.configs_of(params, source)
+    configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
+    parts = compvis.split(state_dict, configs, path, ema)
+    return Weights(parts, {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params)})
+
+
+def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict]:
+    """(where from, model.params): the YAML file given, that beside the .ckpt, or the published one of its depth."""
+    if yaml_file:
+        return Path(yaml_file), compvis.read_yaml(Path(yaml_file).expanduser())
+    beside = path.with_suffix(".yaml")
+    if beside.is_file():
+        return beside, compvis.read_yaml(beside)
+    prefix = "cond_stage_model.transformer.attn_layers.layers."
+    depth = len({name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}) // 2
+    size = "" if depth > 12 else "_12"
+    own = {
+        kind: complete_config(kind, read_json(CONFIG_DIR / name), name)
+        for kind, name in (
+            ("unet", f"unet{size}.json"),
+            ("text_encoder", f"ldmbert{size}.json"),
+            ("vae", "vae_kl_f8.json"),
+        )
+    }
+    params = compvis.params_of(Weights({kind: Part(config, {}) for kind, config in own.items()}, PUBLISHED_SCHEDULE))
+    if not depth:
+        del params["cond_stage_config"]
+    return f"{path} (no YAML file given: taken for the published size)", params
+
+
+def _read_checkpoint(path: Path, kinds, ema: bool) -> Weights:
+    manifest, arguments = read_json(path / "manifest.json"), _run_arguments(path)
+    _check_files(path, manifest, (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,))
+    state = read_arrays(path / CHECKPOINT_WEIGHTS, lambda name: name.startswith(tuple(f"{kind}." for kind in kinds)))
+    if ema:
+        if not (path / CHECKPOINT_AVERAGE).is_file():
+            raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
+        state |= {name: array for name, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if name in state}
+    weights = Weights(scheduler={**PUBLISHED_SCHEDULE, "prediction_type": arguments.prediction_type})
+    for kind in kinds:
+        arrays = {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
+        config = _run_config(kind, arguments, path.parent)
+        if kind == "text_encoder" and "model.embed_tokens.weight" in arrays:
+            # The tokenizer's sizes replaced the config's.
+            config["vocab_size"] = len(arrays["model.embed_tokens.weight"])
+            config["max_position_embeddings"] = len(arrays["model.embed_positions.weight"])
+        weights.parts[kind] = Part(config, arrays, str(path))
+    weights.tokenizer = _run_tokenizer(arguments, path.parent)
+    weights.facts = {
+        "global_step": manifest["global_step"],
+        "samples_seen": manifest["samples_seen"],
+        **manifest["identity"],
+        "model_max_length": arguments.model_max_length,
+        "ema": ema,
+    }
+    return weights
+
+
+def _run_arguments(checkpoint: Path) -> ModelArguments:
+    """The flags with which the run of a checkpoint built its model. Raises ModelError."""
+    run = read_json(checkpoint.parent / "run.json")
+    if "ModelArguments" not in run:
+        raise ModelError(f"{checkpoint} is no checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder")
+    known = ModelArguments.__dataclass_fields__
+    return ModelArguments(**{key: value for key, value in run["ModelArguments"].items() if key in known})
+
+
+def _check_files(folder: Path, manifest: dict, names) -> None:
+    """Raises ModelError where a file has not the size and CRC-32 of the manifest."""
+    import zlib
+
+    for name in names:
+        expected = manifest.get("files", {}).get(name)
+        if expected is None:
+            continue
+        checksum = 0
+        try:
+            with open(folder / name, "rb") as file:
+                while block := file.read(1 << 20):
+                    checksum = zlib.crc32(block, checksum)
+        except OSError as error:
+            raise ModelError(f"cannot read {folder / name}: {error.strerror}; choose another checkpoint") from error
+        if {"bytes": (folder / name).stat().st_size, "crc32": checksum} != expected:
+            raise ModelError(f"{folder / name} has changed or is cut short; choose another checkpoint")
+
+
+def _run_config(kind: str, arguments: ModelArguments, output_dir: Path) -> dict:
+    """The config with which a run built a part: that of the pipeline it exported, else what its flags name."""
+    exported = find_part(output_dir / "pipeline", kind)
+    if exported:
+        return read_config(kind, exported)
+    start = Path(arguments.model_name_or_path or "").expanduser()
+    if arguments.starts_from_pipeline:
+        if start.is_dir() and not is_checkpoint(start) and (folder := find_part(start, kind)):
+            return read_config(kind, folder)
+        return read_weights(start, (kind,)).parts[kind].config
+    if kind == "vae":
+        folder = Path(arguments.vae_name_or_path or "").expanduser()
+        if arguments.vae_name_or_path and folder.is_dir():
+            return read_config(kind, find_part(folder, kind) or folder)
+        return complete_config(kind, read_json(CONFIG_DIR / "vae_kl_f8.json"), "vae_kl_f8.json")
+    file = arguments.config_files()[("text_encoder", "unet").index(kind)]
+    return complete_config(kind, read_json(file), file)
+
+
+def _run_tokenizer(arguments: ModelArguments, output_dir: Path) -> Path | None:
+    for folder in (
+        output_dir / "pipeline" / "tokenizer",
+        Path(arguments.tokenizer_name or "").expanduser(),
+        Path(arguments.model_name_or_path or "").expanduser() / "tokenizer",
+    ):
+        if (folder / "vocab.txt").is_file():
+            return folder
+    return None

@@ -1,0 +1,178 @@
+"""`Weights` as a folder that ppdiffusers, diffusers or CompVis' code loads. Written whole or not at all.
+
+ppdiffusers    model_index.json, vqvae/ and unet/ (config.json, model_state.pdparams), bert/ (the same), scheduler/,
+               tokenizer/; the VAE is a KL autoencoder, its folder's name is the pipeline's
+diffusers      the same folders with PyTorch's names and orientation, in safetensors
+CompVis        model.ckpt and model.yaml, tokenizer/
+
+Beside them ppldm.json (what trained it) and README.md (the model card).
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from ...utils.errors import ConfigError, ModelError
+from ...utils.files import atomic_dir, write_json, write_text
+from . import compvis
+from .configs import is_ldmbert
+from .files import write_safetensors
+from .parts import Part, Weights, cast, to_torch_config, turn_linear
+from .pickles import write_torch
+
+FORMATS = ("ppdiffusers", "diffusers", "compvis")
+DTYPES = ("float32", "float16")
+DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
+_FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
+_CLASSES = {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}
+
+# DDIM as the published model samples: no clipping of x_0, the last step to abar_0, one step of offset.
+_DDIM = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
+_DDIM_KEYS = (
+    *("num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "prediction_type", *_DDIM),
+    *("rescale_betas_zero_snr", "timestep_spacing", "thresholding", "dynamic_thresholding_ratio"),
+    *("clip_sample_range", "sample_max_value"),
+)
+
+
+def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", safetensors: bool = False) -> None:
+    """Write `folder` in the form that `form` names. `dtype` of all weights; `safetensors` instead of .pdparams.
+
+    Raises ConfigError, and ModelError where parts are missing or the form has no place for this model.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"--to {form} is not one of {', '.join(FORMATS)}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}")
+    missing = [kind for kind in _FOLDERS if kind not in weights.parts]
+    if missing:
+        raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
+    if not is_ldmbert(weights.parts["text_encoder"].config):
+        raise ModelError("a model with a CLIP text encoder has no LDMTextToImagePipeline to be exported to")
+    parts = {kind: Part(part.config, cast(part.arrays, dtype), part.source) for kind, part in weights.parts.items()}
+    weights = Weights(parts, weights.scheduler, weights.tokenizer, weights.facts)
+    with atomic_dir(folder) as target:
+        if form == "compvis":
+            _write_compvis(weights, target)
+        else:
+            _write_pipeline(weights, target, form, safetensors)
+        _copy_tokenizer(weights, target)
+        write_json(target / "ppldm.json", facts_of(weights))
+        write_text(target / "README.md", model_card(weights, form, dtype))
+
+
+def facts_of(weights: Weights) -> dict:
+    """What ppldm.json says: what is known of the training, and how to sample."""
+    unet, vae, text_encoder = (weights.parts[kind].config for kind in ("unet", "vae", "text_encoder"))
+    size = unet["sample_size"]
+    side = size if isinstance(size, int) else size[0]
+    return {
+        "resolution": side * 2 ** (len(vae["block_out_channels"]) - 1),
+        "model_max_length": text_encoder["max_position_embeddings"],
+        **weights.facts,
+        "prediction_type": weights.scheduler["prediction_type"],
+        "scaling_factor": vae["scaling_factor"],
+    }
+
+
+def model_card(weights: Weights, form: str, dtype: str) -> str:
+    """README.md of an exported model: what it is, what it was trained on, how to draw with it."""
+    facts = facts_of(weights)
+    use = {
+        "ppdiffusers": "from ppdiffusers import LDMTextToImagePipeline\n"
+        'pipeline = LDMTextToImagePipeline.from_pretrained(".")\n'
+        'pipeline("a red heart", guidance_scale=7.5).images[0].save("heart.png")',
+        "diffusers": "from diffusers import LDMTextToImagePipeline\n"
+        'pipeline = LDMTextToImagePipeline.from_pretrained(".")\n'
+        'pipeline("a red heart", guidance_scale=7.5).images[0].save("heart.png")',
+        "compvis": "# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads",
+    }[form]
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    configs = "\n\n".join(
+        f"`{kind}`\n\n```json\n{json.dumps(part.config, indent=2)}\n```" for kind, part in weights.parts.items()
+    )
+    count = sum(array.size for part in weights.parts.values() for array in part.arrays.values())
+    return (
+        f"# A text-to-image latent diffusion model\n\nTrained with ppldm and exported for {form}: "
+        f"{count / 1e6:.1f} million parameters, {dtype}.\n\n```python\n{use}\n```\n\n"
+        f'`ppldm generate --model FOLDER --prompt "a red heart"` draws with it too.\n\n## Training\n\n'
+        f"| | |\n| --- | --- |\n{rows}\n\n## Configs\n\n{configs}\n"
+    )
+
+
+def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool) -> None:
+    paddle_form = form == "ppdiffusers"
+    library, version = (form, _ppdiffusers_version()) if paddle_form else (form, DIFFUSERS_VERSION)
+    bert = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion" if paddle_form else "latent_diffusion"
+    tokenizers = "ppdiffusers.transformers" if paddle_form else "transformers"
+    index = {
+        "_class_name": "LDMTextToImagePipeline",
+        f"_{library}_version": version,
+        "bert": [bert, "LDMBertModel"],
+        "scheduler": [library, "DDIMScheduler"],
+        "tokenizer": [tokenizers, "BertTokenizer"],
+        "unet": [library, "UNet2DConditionModel"],
+        "vqvae": [library, "AutoencoderKL"],
+    }
+    for kind, part in weights.parts.items():
+        folder = target / _FOLDERS[kind]
+        folder.mkdir()
+        config = part.config if paddle_form else to_torch_config(kind, part.config, part.source)
+        _write_arrays(kind, folder, part.arrays if paddle_form else turn_linear(part.arrays), paddle_form, safetensors)
+        if kind == "text_encoder":
+            names = {"architectures": ["LDMBertModel"], "model_type": "ldmbert"}
+            write_json(folder / "config.json", {**names, **config})
+        else:
+            head = {"_class_name": _CLASSES[kind], f"_{library}_version": version}
+            write_json(folder / "config.json", {**head, **config})
+    (target / "scheduler").mkdir()
+    write_json(
+        target / "scheduler" / "scheduler_config.json",
+        {"_class_name": "DDIMScheduler", f"_{library}_version": version, **scheduler_settings(weights.scheduler)},
+    )
+    write_json(target / "model_index.json", index)
+
+
+def scheduler_settings(scheduler: dict) -> dict:
+    """The settings of the DDIM scheduler that an exported pipeline samples with, sorted by name."""
+    known = {name: value for name, value in scheduler.items() if name in _DDIM_KEYS}
+    return dict(sorted({**_DDIM, **known}.items()))
+
+
+def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle_form: bool, safetensors: bool) -> None:
+    if not paddle_form:
+        name = "model.safetensors" if kind == "text_encoder" else "diffusion_pytorch_model.safetensors"
+        write_safetensors(folder / name, arrays, "pt")
+    elif safetensors:
+        name = "model.safetensors" if kind == "text_encoder" else "diffusion_paddle_model.safetensors"
+        write_safetensors(folder / name, arrays, "np" if kind == "text_encoder" else "pd")
+    else:
+        import paddle
+
+        paddle.save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, str(folder / "model_state.pdparams"))
+
+
+def _write_compvis(weights: Weights, target: Path) -> None:
+    params = compvis.params_of(weights)
+    write_torch(target / "model.ckpt", compvis.join(weights), {"global_step": int(weights.facts.get("global_step", 0))})
+    write_text(target / "model.yaml", compvis.yaml_text(params))
+
+
+def _copy_tokenizer(weights: Weights, target: Path) -> None:
+    if weights.tokenizer is None:
+        return
+    if not isinstance(weights.tokenizer, Path):
+        weights.tokenizer.save(target / "tokenizer")
+        return
+    (target / "tokenizer").mkdir()
+    for path in sorted(weights.tokenizer.iterdir()):
+        if path.suffix in (".txt", ".json", ".model"):
+            shutil.copyfile(path, target / "tokenizer" / path.name)
+
+
+def _ppdiffusers_version() -> str:
+    from ppdiffusers import __version__
+
+    return __version__

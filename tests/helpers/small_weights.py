@@ -1,0 +1,82 @@
+"""Small whole models with random weights, in the form that every other form is made from."""
+
+import numpy as np
+from ppdiffusers import AutoencoderKL, UNet2DConditionModel
+from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
+
+from ppldm.models.weights.configs import complete_config
+from ppldm.models.weights.parts import Part, Weights
+from ppldm.models.weights.read import PUBLISHED_SCHEDULE
+
+# CompVis' classes fix 32 groups, and heads of 64 in the text encoder. A side of 16 pixels is 8 x 8 latents.
+UNET = {
+    "sample_size": 8,
+    "block_out_channels": [32, 64, 64],
+    "layers_per_block": 1,
+    "down_block_types": ["CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+    "attention_head_dim": 4,
+    "cross_attention_dim": 32,
+}
+VAE = {
+    "sample_size": 64,
+    "block_out_channels": [32, 32, 64, 64],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "layers_per_block": 1,
+    "scaling_factor": 0.3,
+}
+TEXT_ENCODER = {
+    "vocab_size": 60,
+    "max_position_embeddings": 77,
+    "encoder_layers": 2,
+    "encoder_ffn_dim": 128,
+    "encoder_attention_heads": 8,
+    "head_dim": 64,
+    "d_model": 32,
+    "dropout": 0.0,
+}
+CONFIGS = {"vae": VAE, "text_encoder": TEXT_ENCODER, "unet": UNET}
+
+
+def small_weights(seed: int = 0, unet: dict | None = None, prediction_type: str = "epsilon") -> Weights:
+    """Weights of a size at which activations stay near 1; norms are not at their initial values."""
+    rng = np.random.default_rng(seed)
+    parts = {}
+    for kind, changes in (("vae", {}), ("text_encoder", {}), ("unet", unet or {})):
+        config = complete_config(kind, CONFIGS[kind] | changes, kind)
+        parts[kind] = Part(config, {name: _draw(rng, name, value.shape) for name, value in _layer(kind, config)}, kind)
+    return Weights(parts, {**PUBLISHED_SCHEDULE, "prediction_type": prediction_type})
+
+
+def differences(one: Weights, other: Weights) -> list[str]:
+    """Where two models differ: in a config, in a name, or in a bit of an array."""
+    found = [f"part {kind}" for kind in one.parts.keys() ^ other.parts.keys()]
+    for kind in one.parts.keys() & other.parts.keys():
+        a, b = one.parts[kind], other.parts[kind]
+        found += [f"{kind} config {key}" for key in a.config | b.config if a.config.get(key) != b.config.get(key)]
+        found += [f"{kind} {name}" for name in a.arrays.keys() ^ b.arrays.keys()]
+        found += [
+            f"{kind} {name}" for name in a.arrays.keys() & b.arrays.keys() if not _same(a.arrays[name], b.arrays[name])
+        ]
+    return found
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+    )
+
+
+def _layer(kind: str, config: dict):
+    if kind == "text_encoder":
+        return LDMBertModel(LDMBertConfig(**config)).state_dict().items()
+    return {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**config).state_dict().items()
+
+
+def _draw(rng, name: str, shape) -> np.ndarray:
+    scale = 1.0 if len(shape) < 2 else 1.0 / np.sqrt(np.prod(shape[1:]) if len(shape) == 4 else shape[0])
+    values = rng.standard_normal(shape, dtype=np.float32) * np.float32(0.1 if len(shape) < 2 else scale)
+    return values + np.float32("norm" in name and name.endswith("weight"))

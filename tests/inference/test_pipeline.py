@@ -1,0 +1,69 @@
+"""The Python API: shapes, ranges, and the same pictures whatever form the weights are in."""
+
+import numpy as np
+import pytest
+from small_weights import small_weights
+
+import ppldm
+from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.models.weights.write import write_weights
+from ppldm.utils.errors import ConfigError, ModelError
+
+FEW = {"num_inference_steps": 2, "guidance_scale": 3.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    weights = small_weights(4)
+    weights.tokenizer = CaptionTokenizer(build_vocab(["a red heart", "two blue boats"]), 77)
+    for form in ("ppdiffusers", "diffusers", "compvis"):
+        write_weights(weights, form, folder / form)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return ppldm.load(folder / "ppdiffusers")
+
+
+def test_generate(model):
+    pictures = model.generate(["a red heart", "two boats"], num_samples=3, **FEW)
+    assert pictures.shape == (2, 3, 64, 64, 3) and pictures.dtype == np.uint8
+    for batch_size in (1, 2, 5):
+        other = model.generate(["a red heart", "two boats"], num_samples=3, batch_size=batch_size, **FEW)
+        assert np.abs(other.astype(int) - pictures).max() <= 1
+    alone = model.generate("two boats", num_samples=1, **FEW)
+    assert np.abs(alone[0, 0].astype(int) - pictures[1, 0]).max() <= 1
+    assert model.generate("boats", height=32, width=48, **FEW).shape == (1, 1, 32, 48, 3)
+    assert model.generate([], **FEW).shape == (0, 1, 64, 64, 3)
+
+
+def test_encode_and_decode(model):
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (2, 32, 48, 3), dtype=np.uint8)
+    latents = model.encode(pictures)
+    assert latents.shape == (2, 4, 4, 6) and latents.dtype == np.float32
+    decoded = model.decode(latents)
+    assert decoded.shape == pictures.shape and decoded.dtype == np.uint8
+
+
+@pytest.mark.parametrize("form, more", [("diffusers", {}), ("compvis/model.ckpt", {"tokenizer": True})])
+def test_every_form_draws_the_same(model, folder, form, more):
+    settings = {"tokenizer": folder / "compvis" / "tokenizer"} if more else {}
+    other = ppldm.load(folder / form, **settings)
+    assert other.fingerprint == model.fingerprint
+    assert (other.generate("a red heart", **FEW) == model.generate("a red heart", **FEW)).all()
+
+
+def test_words_for_what_cannot_work(model, folder, tmp_path):
+    with pytest.raises(ModelError, match="brings no tokenizer"):
+        ppldm.load(folder / "compvis" / "model.ckpt")
+    with pytest.raises(ModelError, match="no folder or file"):
+        ppldm.load(tmp_path / "none")
+    with pytest.raises(ConfigError, match="--height 30 must be a multiple of 8"):
+        model.generate("x", height=30, **FEW)
+    with pytest.raises(ConfigError, match="no sampler dream"):
+        model.generate("x", sampler="dream", **FEW)
+    with pytest.raises(ConfigError, match="2 negative prompts for 1 prompts"):
+        model.generate("x", negative_prompts=["y", "z"], **FEW)

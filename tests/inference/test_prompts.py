@@ -1,0 +1,41 @@
+"""Prompts from files of every kind."""
+
+import json
+
+import pytest
+
+from ppldm.inference.prompts import Request, read_requests
+from ppldm.utils.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "name, text, expected",
+    [
+        ("p.txt", "红心\tseen\n\n  blue heart \n", [Request("红心", remark="seen"), Request("blue heart")]),
+        ("p.tsv", "id\tcaption_en\n7\ta cat, a dog\n", [Request("a cat, a dog")]),
+        ("p.csv", 'prompt,negative_prompt,seed\n"a, b",dull,3\nc,,\n', [Request("a, b", "dull", 3), Request("c")]),
+        ("p.jsonl", '{"text": "a", "seed": 0}\n\n"b"\n', [Request("a", seed=0), Request("b")]),
+        ("p.tsv", '\ufeffprompt\n"quoted" word\n', [Request("quoted word")]),
+    ],
+)
+def test_forms(tmp_path, name, text, expected):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert read_requests(tmp_path / name) == expected
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("p.tsv", "id\twords\n7\ta\n", "line 2 has no prompt"),
+        ("p.csv", "prompt,seed\na,x\n", "line 2: the seed 'x'"),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt"\n', "line 2 is not JSON"),
+        ("p.jsonl", json.dumps({"prompt": "a", "seed": -3}), "line 1: the seed -3"),
+        ("p.csv", "prompt\n", "holds no prompts"),
+    ],
+)
+def test_words_for_bad_files(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_requests(tmp_path / name)
+    with pytest.raises(ConfigError, match="caption sets are not part of this package"):
+        read_requests("coco30k")

@@ -1,0 +1,300 @@
+"""Every form in and out: nothing changes by a bit, and what is wrong is named before anything is built."""
+
+import json
+import shutil
+
+import numpy as np
+import paddle
+import pytest
+from safetensors.numpy import load_file, save_file
+from small_weights import CONFIGS, differences, small_weights
+
+from ppldm.models.build import build_model, fill_part, weights_of
+from ppldm.models.weights import compvis
+from ppldm.models.weights.configs import complete_config
+from ppldm.models.weights.names import rename, unet_names, vae_names
+from ppldm.models.weights.parts import Part, is_linear_weight
+from ppldm.models.weights.pickles import read_torch, write_torch
+from ppldm.models.weights.read import read_part, read_weights
+from ppldm.models.weights.write import write_weights
+from ppldm.utils.errors import ConfigError, ModelError
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return small_weights(prediction_type="v_prediction")
+
+
+@pytest.fixture(scope="module")
+def exported(weights, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    for form in ("ppdiffusers", "diffusers", "compvis"):
+        write_weights(weights, form, folder / form)
+    return folder
+
+
+def test_linear_weights_are_those_of_linear_layers(weights):
+    model = build_model(weights, "small")
+    for kind in ("vae", "text_encoder", "unet"):
+        layer = getattr(model, kind)
+        linear = {f"{name}.weight" for name, one in layer.named_sublayers() if isinstance(one, paddle.nn.Linear)}
+        arrays = weights.parts[kind].arrays
+        assert {name for name, array in arrays.items() if is_linear_weight(name, array)} == linear
+
+
+def test_a_built_model_gives_its_weights_back(weights):
+    assert differences(weights_of(build_model(weights, "small")), weights) == []
+
+
+@pytest.mark.parametrize("form, path", [("ppdiffusers", ""), ("diffusers", ""), ("compvis", "model.ckpt")])
+def test_every_form_is_read_as_it_was_written(weights, exported, form, path):
+    again = read_weights(exported / form / path)
+    assert differences(weights, again) == []
+    assert again.scheduler["prediction_type"] == "v_prediction"
+
+
+def test_ppdiffusers_to_diffusers_and_back(exported, tmp_path):
+    write_weights(read_weights(exported / "ppdiffusers"), "diffusers", tmp_path / "d")
+    write_weights(read_weights(tmp_path / "d"), "ppdiffusers", tmp_path / "p")
+    for name in ("vqvae", "unet", "bert"):
+        first, last = (
+            json.loads((path / name / "config.json").read_text()) for path in (exported / "ppdiffusers", tmp_path / "p")
+        )
+        assert first == last
+    scheduler = "scheduler/scheduler_config.json"
+    assert (exported / "ppdiffusers" / scheduler).read_text() == (tmp_path / "p" / scheduler).read_text()
+    assert differences(read_weights(exported / "ppdiffusers"), read_weights(tmp_path / "p")) == []
+
+
+def test_compvis_to_ours_and_back(exported, tmp_path):
+    first = exported / "compvis"
+    write_weights(read_weights(first / "model.ckpt"), "ppdiffusers", tmp_path / "p")
+    write_weights(read_weights(tmp_path / "p"), "compvis", tmp_path / "c")
+    one, other = read_torch(first / "model.ckpt"), read_torch(tmp_path / "c" / "model.ckpt")
+    assert list(one) == list(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)
+    assert (first / "model.yaml").read_text() == (tmp_path / "c" / "model.yaml").read_text()
+
+
+@pytest.mark.parametrize("form", ["ppdiffusers", "diffusers"])
+def test_half_precision_and_safetensors(weights, tmp_path, form):
+    write_weights(weights, form, tmp_path / "half", "float16", safetensors=True)
+    again = read_weights(tmp_path / "half")
+    assert not list((tmp_path / "half").rglob("*.pdparams"))
+    for kind, part in weights.parts.items():
+        for name, array in part.arrays.items():
+            assert (again.parts[kind].arrays[name] == array.astype(np.float16)).all()
+
+
+def test_published_yaml_configs():
+    """The 1.4 B model's YAML, in CompVis' own words, is our published size."""
+    params = {
+        "linear_start": 0.00085, "linear_end": 0.012, "timesteps": 1000, "scale_factor": 0.18215,
+        "unet_config": {"params": {
+            "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "num_res_blocks": 2,
+            "attention_resolutions": [4, 2, 1], "channel_mult": [1, 2, 4, 4], "num_heads": 8,
+            "use_spatial_transformer": True, "transformer_depth": 1, "context_dim": 1280, "legacy": False}},
+        "first_stage_config": {"params": {"embed_dim": 4, "ddconfig": {
+            "double_z": True, "z_channels": 4, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
+            "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0}}},
+        "cond_stage_config": {"target": "ldm.modules.encoders.modules.BERTEmbedder",
+                              "params": {"n_embed": 1280, "n_layer": 32}},
+    }  # fmt: skip
+    from ppldm.config.arguments import CONFIG_DIR
+
+    configs = compvis.configs_of(params, "yaml")
+    for kind, name in (("unet", "unet.json"), ("vae", "vae_kl_f8.json"), ("text_encoder", "ldmbert.json")):
+        ours = complete_config(kind, json.loads((CONFIG_DIR / name).read_text()), name)
+        assert complete_config(kind, configs[kind], "yaml") == ours
+    assert compvis.scheduler_of(params)["prediction_type"] == "epsilon"
+
+
+def test_names_of_compvis():
+    unet = complete_config("unet", CONFIGS["unet"], "")
+    assert rename("up_blocks.0.upsamplers.0.conv.weight", unet_names(unet)) == "output_blocks.1.1.conv.weight"
+    assert rename("up_blocks.1.upsamplers.0.conv.weight", unet_names(unet)) == "output_blocks.3.2.conv.weight"
+    assert rename("down_blocks.1.attentions.0.norm.bias", unet_names(unet)) == "input_blocks.3.1.norm.bias"
+    vae = complete_config("vae", CONFIGS["vae"], "")
+    assert rename("decoder.up_blocks.0.resnets.1.conv1.bias", vae_names(vae)) == "decoder.up.3.block.1.conv1.bias"
+
+
+@pytest.mark.parametrize("heads", [4, [1, 2, 2]])
+@pytest.mark.parametrize("linear", [False, True])
+def test_compvis_unets_of_stable_diffusion(tmp_path, heads, linear):
+    """2.x has heads of one width and Linear projections."""
+    weights = small_weights(unet={"attention_head_dim": heads, "use_linear_projection": linear})
+    write_weights(weights, "compvis", tmp_path / "c")
+    assert differences(read_weights(tmp_path / "c" / "model.ckpt"), weights) == []
+
+
+def test_averaged_weights_of_a_ckpt(exported, tmp_path):
+    path = tmp_path / "model.ckpt"
+    shutil.copy(exported / "compvis" / "model.yaml", tmp_path)
+    state = read_torch(exported / "compvis" / "model.ckpt")
+    prefix = "model.diffusion_model."
+    averaged = {
+        "model_ema." + name.removeprefix("model.").replace(".", ""): array + 1
+        for name, array in state.items()
+        if name.startswith(prefix)
+    }
+    write_torch(path, state | averaged | {"model_ema.num_updates": np.array(7)}, {})
+    raw, mean = read_weights(path), read_weights(path, ema=True)
+    for name, array in raw.parts["unet"].arrays.items():
+        assert (mean.parts["unet"].arrays[name] == array + 1).all()
+    assert (mean.parts["vae"].arrays["quant_conv.bias"] == raw.parts["vae"].arrays["quant_conv.bias"]).all()
+    with pytest.raises(ModelError, match="holds no averaged weights"):
+        read_weights(exported / "compvis" / "model.ckpt", ema=True)
+    with pytest.raises(ModelError, match="has one set of weights"):
+        read_weights(exported / "ppdiffusers", ema=True)
+
+
+def test_older_layouts_and_names(weights, exported, tmp_path):
+    shutil.copytree(exported / "diffusers", tmp_path / "old")
+    (tmp_path / "old" / "bert").rename(tmp_path / "old" / "ldmbert")
+    config = json.loads((tmp_path / "old" / "ldmbert" / "config.json").read_text())
+    (tmp_path / "old" / "ldmbert" / "config.json").unlink()
+    (tmp_path / "old" / "ldmbert" / "model_config.json").write_text(
+        json.dumps({"init_args": [config | {"init_class": "LDMBertModel"}], "init_class": "LDMBertModel"})
+    )
+    file = tmp_path / "old" / "vqvae" / "diffusion_pytorch_model.safetensors"
+    older = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    arrays = {}
+    for name, array in load_file(file).items():
+        for new, old in older.items():
+            name = name.replace(f"attentions.0.{new}.", f"attentions.0.{old}.")
+        arrays[name] = array
+    save_file(arrays, file, metadata={"format": "pt"})
+    assert differences(read_weights(tmp_path / "old"), weights) == []
+
+
+def test_single_parts(exported, weights):
+    assert differences_of(read_part("vae", exported / "diffusers" / "vqvae"), weights.parts["vae"])
+    assert differences_of(read_part("unet", exported / "ppdiffusers"), weights.parts["unet"])
+    assert differences_of(read_part("unet", exported / "compvis" / "model.ckpt"), weights.parts["unet"])
+
+
+def differences_of(one: Part, other: Part) -> bool:
+    return one.config == other.config and all((one.arrays[n] == other.arrays[n]).all() for n in other.arrays)
+
+
+def test_shards(exported, weights, tmp_path):
+    shutil.copytree(exported / "diffusers", tmp_path / "s")
+    file = tmp_path / "s" / "unet" / "diffusion_pytorch_model.safetensors"
+    arrays = load_file(file)
+    names = sorted(arrays)
+    parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for part, own in parts.items():
+        save_file({name: arrays[name] for name in own}, file.parent / part, metadata={"format": "pt"})
+    file.unlink()
+    index = file.with_name(file.name + ".index.json")
+    index.write_text(json.dumps({"weight_map": {name: part for part, own in parts.items() for name in own}}))
+    assert differences(read_weights(tmp_path / "s"), weights) == []
+    (file.parent / "two.safetensors").unlink()
+    with pytest.raises(ModelError, match="names two.safetensors, which is not there"):
+        read_weights(tmp_path / "s")
+
+
+def test_keys_that_do_not_fit_are_listed(weights):
+    part = weights.parts["unet"]
+    arrays = dict(part.arrays)
+    del arrays["conv_in.bias"]
+    arrays["conv_of.bias"] = np.zeros(3, "f4")
+    arrays["conv_out.weight"] = arrays["conv_out.weight"][:, :3]
+    with pytest.raises(ModelError) as raised:
+        fill_part("unet", Part(part.config, arrays, "here"))
+    message = str(raised.value)
+    assert "here" in message and "1 missing: conv_in.bias" in message and "1 unexpected: conv_of.bias" in message
+    assert "conv_out.weight [4, 3, 3, 3] instead of [4, 32, 3, 3]" in message
+
+
+def test_truncated_files_and_other_things_are_named(exported, tmp_path):
+    shutil.copytree(exported / "diffusers", tmp_path / "cut")
+    file = tmp_path / "cut" / "unet" / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="diffusion_pytorch_model.safetensors is damaged, cut short"):
+        read_weights(tmp_path / "cut")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"x")
+    with pytest.raises(ModelError, match="pictures has no folder .* not an exported pipeline"):
+        read_weights(tmp_path / "pictures")
+    (tmp_path / "text.ckpt").write_text("hello, this is no model")
+    with pytest.raises(ModelError, match="text.ckpt is no file of weights"):
+        read_weights(tmp_path / "text.ckpt")
+    write_torch(tmp_path / "other.ckpt", {"net.w": np.zeros(3, "f4")}, {})
+    with pytest.raises(ModelError, match="no latent diffusion model of CompVis"):
+        read_weights(tmp_path / "other.ckpt")
+
+
+def test_a_ckpt_of_another_config_is_refused(exported, tmp_path):
+    shutil.copy(exported / "compvis" / "model.ckpt", tmp_path)
+    with pytest.raises(ModelError, match=r"model\.ckpt"):
+        fill_part("unet", read_weights(tmp_path / "model.ckpt").parts["unet"])
+
+
+def test_settings_that_a_library_lacks_are_refused():
+    with pytest.raises(ModelError, match="data_format 'NHWC' makes a network that diffusers does not have"):
+        from ppldm.models.weights.parts import to_torch_config
+
+        to_torch_config("unet", {"data_format": "NHWC"}, "x")
+    with pytest.raises(ModelError, match="mid_block_add_attention False"):
+        complete_config("vae", CONFIGS["vae"] | {"mid_block_add_attention": False}, "x")
+    with pytest.raises(ModelError, match="no setting 'chanels'"):
+        complete_config("vae", {"chanels": 3}, "x")
+    with pytest.raises(ModelError, match="CompVis' classes cannot build this model: the UNet's norm_num_groups"):
+        weights = small_weights(unet={"norm_num_groups": 16})
+        compvis.params_of(weights)
+
+
+def test_exports_need_everything(weights, tmp_path):
+    from dataclasses import replace
+
+    half = replace(weights, parts={"vae": weights.parts["vae"]})
+    with pytest.raises(ModelError, match="no unet and no text_encoder to export"):
+        write_weights(half, "diffusers", tmp_path / "x")
+    with pytest.raises(ConfigError, match="--to torch is not one of"):
+        write_weights(weights, "torch", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
+    """A pipeline and a .ckpt with another text encoder: its VAE and UNet start a model with an LDMBert."""
+    from ppldm.config.arguments import ModelArguments
+    from ppldm.models.build import build_ldm
+
+    weights = small_weights(3)
+    write_weights(weights, "diffusers", tmp_path / "sd")
+    write_weights(weights, "compvis", tmp_path / "c")
+    (tmp_path / "sd" / "vqvae").rename(tmp_path / "sd" / "vae")
+    shutil.rmtree(tmp_path / "sd" / "bert")
+    (tmp_path / "sd" / "text_encoder").mkdir()
+    (tmp_path / "sd" / "text_encoder" / "config.json").write_text(
+        '{"architectures": ["CLIPTextModel"], "hidden_size": 32}'
+    )
+    params = compvis.read_yaml(tmp_path / "c" / "model.yaml")
+    params["cond_stage_config"] = {"target": "ldm.modules.encoders.modules.FrozenCLIPEmbedder"}
+    (tmp_path / "c" / "model.yaml").write_text(compvis.yaml_text(params))
+    for start in (tmp_path / "sd", tmp_path / "c" / "model.ckpt"):
+        arguments = ModelArguments(
+            vae_name_or_path=str(start), unet_name_or_path=str(start), model_max_length=12, offline=True,
+            text_encoder_config_file=tiny.config("ldmbert"),
+        )  # fmt: skip
+        model = build_ldm(arguments, 100, seed=0)
+        for kind in ("vae", "unet"):
+            for name, value in getattr(model, kind).state_dict().items():
+                assert (value.numpy() == weights.parts[kind].arrays[name]).all()
+        assert model.scaling_factor == 0.3
+        with pytest.raises(ModelError, match="text_encoder|text encoder"):
+            build_ldm(ModelArguments(model_name_or_path=str(start), model_max_length=12), 100, seed=0)
+
+
+def test_a_ckpt_without_yaml_is_the_published_size_of_its_depth(tmp_path):
+    from ppldm.models.weights.read import _compvis_params
+
+    names = {f"cond_stage_model.transformer.attn_layers.layers.{n}.0.weight" for n in range(64)}
+    for depth, width in ((32, 1280), (12, 768)):
+        own = {name for name in names if int(name.split(".")[4]) < 2 * depth}
+        _, params = _compvis_params(tmp_path / "a.ckpt", None, own)
+        assert params["cond_stage_config"]["params"] == {
+            "n_embed": width, "n_layer": depth, "vocab_size": 30522, "max_seq_len": 77
+        }  # fmt: skip
+        assert params["unet_config"]["params"]["context_dim"] == width
+    assert "cond_stage_config" not in _compvis_params(tmp_path / "a.ckpt", None, set())[1]
