@@ -90,7 +90,7 @@ def _read_shard(shard: Path, counts: Counter):
         counts["pictures"] += 1
         try:
             caption = captions[image.stem] if image.stem in captions else _read_caption(image)
-            if not caption:
+            if not caption.strip():
                 raise RowError("empty_caption", f"{image}: no text")
         except RowError as error:
             counts[error.reason] += 1

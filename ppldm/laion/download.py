@@ -18,8 +18,7 @@ def download(
     metadata: str,  # parquet file, or folder of part_1.parquet, part_2.parquet, ... with columns URL and TEXT
     out: Annotated[str, {"opt": True, "required": True}],  # folder for OUT/part_1, OUT/part_2, ...; made if missing
     part_id: int = 0,  # the part to download; 0 means all
-    image_size: int = 512,  # pictures with a longer short side are shrunk to it; none is enlarged or padded
-    resize_mode: str = "keep_ratio",  # keep_ratio, center_crop, or no
+    image_size: int = 512,  # a longer short side is shrunk to it, in pixels; 0 means never. None is enlarged or padded
     encode_quality: int = 95,  # of pictures that are shrunk or are no JPEG; all others stay as they are
     output_format: str = "files",  # files, webdataset or parquet
     distributor: str = "multiprocessing",  # multiprocessing (this machine) or pyspark (a cluster)
@@ -63,7 +62,7 @@ def download(
         metadata, part_id, out, url_col, caption_col, save_additional_columns, number_sample_per_shard
     )
     settings = ShardSettings(
-        fitter=Fitter(image_size, resize_mode, encode_quality, min_image_size, max_image_area, max_aspect_ratio),
+        fitter=Fitter(image_size, encode_quality, min_image_size, max_image_area, max_aspect_ratio),
         output_format=output_format,
         columns=columns,
         samples_per_shard=number_sample_per_shard,

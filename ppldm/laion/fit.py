@@ -11,40 +11,31 @@ img2dataset's own resizer drops the EXIF rotation of what it encodes again, and 
 import io
 from dataclasses import dataclass
 
-import numpy as np
-import simplejpeg
-from PIL import Image
-
 from ..data.image import decode_pixels, image_size
 from ..utils.errors import ConfigError, RowError
+from .reencode import Treatment, treat
 
-RESIZE_MODES = ("keep_ratio", "center_crop", "no")
 _JPEG_START = b"\xff\xd8\xff"
-# How much larger than asked the box filter may leave a picture before Lanczos; Pillow's documentation calls 3 nearly
-# as good as none.
-_REDUCING_GAP = 3.0
 
 
 @dataclass(frozen=True)
 class Fitter:
     """Called by img2dataset's Downloader in place of its Resizer.
 
-    `image_size` is the largest short side in pixels; sizes are of the picture as shown. `min_image_size` bounds the
-    short side, `max_image_area` width x height, `max_aspect_ratio` long side / short side, each of the original.
+    `image_size` is the largest short side in pixels, 0 meaning no limit; sizes are of the picture as shown.
+    `min_image_size` bounds the short side, `max_image_area` width x height, `max_aspect_ratio` long side / short side,
+    each of the original.
     """
 
     image_size: int = 512
-    resize_mode: str = "keep_ratio"
     encode_quality: int = 95
     min_image_size: int = 0
     max_image_area: float = float("inf")
     max_aspect_ratio: float = float("inf")
 
     def __post_init__(self):
-        if self.resize_mode not in RESIZE_MODES:
-            raise ConfigError(f"--resize-mode {self.resize_mode!r} is unknown; use one of {', '.join(RESIZE_MODES)}")
-        if self.image_size < 1:
-            raise ConfigError(f"--image-size is {self.image_size}; it must be at least 1")
+        if self.image_size < 0:
+            raise ConfigError(f"--image-size is {self.image_size}; it must be at least 1, or 0 for no limit")
         if not 1 <= self.encode_quality <= 100:
             raise ConfigError(f"--encode-quality is {self.encode_quality}; it must be 1 to 100")
 
@@ -59,20 +50,10 @@ class Fitter:
         """(encoded, width, height, original width, original height). Raises RowError."""
         self._check_size(*image_size(image))
         pixels = decode_pixels(image)
-        original_height, original_width, _ = pixels.shape
-        width, height = self._target_size(original_width, original_height)
-        if (width, height) != (original_width, original_height):
-            pixels = np.asarray(
-                Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS, reducing_gap=_REDUCING_GAP)
-            )
-        if self.resize_mode == "center_crop":
-            pixels = _crop_centre(pixels, self.image_size)
-            height, width, _ = pixels.shape
-        if (width, height) != (original_width, original_height) or not image.startswith(_JPEG_START):
-            image = simplejpeg.encode_jpeg(
-                np.ascontiguousarray(pixels), quality=self.encode_quality, colorsubsampling="420"
-            )
-        return image, width, height, original_width, original_height
+        height, width, _ = pixels.shape
+        if image.startswith(_JPEG_START) and (not self.image_size or min(width, height) <= self.image_size):
+            return image, width, height, width, height
+        return *treat(image, pixels, Treatment(self.image_size, self.encode_quality, "jpg")), width, height
 
     def _check_size(self, width: int, height: int) -> None:
         """Raise RowError for a picture of this size; a header that cannot be read says 0 x 0 and is judged later."""
@@ -84,15 +65,3 @@ class Fitter:
             raise RowError("too_small", f"image too small ({width} x {height})")
         if max(width, height) > self.max_aspect_ratio * min(width, height):
             raise RowError("aspect", f"aspect ratio too large ({width} x {height})")
-
-    def _target_size(self, width: int, height: int) -> tuple[int, int]:
-        short = min(width, height)
-        if self.resize_mode == "no" or short <= self.image_size:
-            return width, height
-        return round(width * self.image_size / short), round(height * self.image_size / short)
-
-
-def _crop_centre(pixels: np.ndarray, size: int) -> np.ndarray:
-    height, width, _ = pixels.shape
-    top, left = max(0, (height - size) // 2), max(0, (width - size) // 2)
-    return pixels[top : top + size, left : left + size]

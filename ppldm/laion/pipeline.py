@@ -144,9 +144,12 @@ def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) ->
     whole = not settings.stages["download"].get("part_id", 0)
     pairs = [("filter", "download")] * whole + [("download", "annotate"), ("download", "convert")]
     for before, after in pairs:
-        if {before, after} <= results.keys() and results[before].rows_out != results[after].rows_in:
+        if not {before, after} <= results.keys():
+            continue
+        given, taken = results[before].rows_out, results[after].rows_in
+        if given != taken:
             raise DataError(
-                f"{before} gave {results[before].rows_out:,} rows and {after} took {results[after].rows_in:,}: files "
+                f"{before} gave {given:,} rows and {after} took {taken:,}: files "
                 f"of {settings.out} were changed by hand; run the same command again, or delete that stage's folder"
             )
     if not downloaded.rows_out:

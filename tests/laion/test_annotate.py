@@ -70,7 +70,7 @@ def test_one_level_and_a_file_for_each_shard(tmp_path):
 
 
 def test_what_cannot_be_used_is_counted(tmp_path):
-    shard = make_shard(tmp_path / "part_1", 0, ["good", "", "gone"])
+    shard = make_shard(tmp_path / "part_1", 0, ["good", "  ", "gone"])
     (shard / "000000002.jpg").unlink()
     (shard / "stray.jpg").write_bytes(b"")
     make_shard(tmp_path / "part_1", 1, ["half"], finished=False)
