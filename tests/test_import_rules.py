@@ -51,6 +51,7 @@ LIGHT_MODULES = {
     "data.transforms",
     "data.handlers",
     "data.tokenizer",
+    "data.clip_tokenizer",
     "data.dataset",
 }
 
