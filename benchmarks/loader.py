@@ -153,11 +153,13 @@ def compare_pixels(folder: Path, resolution: int) -> dict:
     for interpolation in ("lanczos", "area"):
         dataset, crop, found = open_dataset(folder, resolution, interpolation), _empty_crop(resolution), []
         for number in range(min(16, len(dataset))):
-            picture = decode_image(dataset.read_row(number).image)
+            image = dataset.read_row(number).image
+            picture = decode_image(image)
             scaled = [int(resolution / CROP_FRACTION) * side // min(picture.size) for side in picture.size]
             left, top = ((side - resolution + 1) // 2 for side in scaled)
             whole = np.asarray(picture.resize(scaled, Image.Resampling.LANCZOS)).transpose(2, 0, 1)
-            crop_pixels(np.asarray(picture), CROP_FRACTION, None, interpolation, crop)
+            pixels = decode_pixels(image, exact=interpolation != "area")
+            crop_pixels(pixels, CROP_FRACTION, None, interpolation, crop)
             expected = whole[:, top : top + resolution, left : left + resolution]
             found.append(np.abs(expected.astype(int) - crop))
         differences[interpolation] = {"mean": float(np.mean(found)), "largest": int(np.max(found))}

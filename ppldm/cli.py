@@ -13,7 +13,13 @@ from .utils.errors import ConfigError, exit_on_error
 COMMANDS = {
     "env": ("ppldm.utils.environment", "env"),
     "demo-data": ("ppldm.demo.openmoji", "demo_data"),
+    "filter": ("ppldm.laion.filter", "filter"),
+    "download": ("ppldm.laion.download", "download"),
+    "annotate": ("ppldm.laion.annotate", "annotate"),
     "convert": ("ppldm.laion.convert", "convert"),
+    "pipeline": ("ppldm.laion.pipeline", "pipeline"),
+    "lineage": ("ppldm.laion.lineage", "lineage"),
+    "forget": ("ppldm.laion.forget", "forget"),
     "index": ("ppldm.inspect.index", "index"),
     "verify": ("ppldm.inspect.verify", "verify"),
     "stats": ("ppldm.inspect.stats", "stats"),
@@ -59,6 +65,10 @@ def run(argv: list[str]) -> None:
 
     function = load_command(argv[0])
     parser = anno_parser(function, prog=f"ppldm {argv[0]}")
+    for action in parser._actions:
+        if action.dest == "num_workers":
+            action.option_strings.append("--workers")
+            parser._option_string_actions["--workers"] = action
     aliases = getattr(function, "aliases", {})
     flags = [_renamed(_with_hyphens(word), aliases) for word in argv[1:]]
     arguments = vars(parse_known_or_suggest(parser, flags))

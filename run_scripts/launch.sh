@@ -72,5 +72,5 @@ distributed_launch() {
         devices=(--nproc_per_node "${NPROC:-2}")
     fi
     [ -z "${IPS:-}" ] || devices+=(--ips "$IPS")
-    exec "$PYTHON" -u -m paddle.distributed.launch "${devices[@]}" --log_dir "${LAUNCH_LOG_DIR:-log}" "$@"
+    exec "$PYTHON" -u -m ppldm.training.launch "${devices[@]}" --log_dir "${LAUNCH_LOG_DIR:-log}" "$@"
 }

@@ -50,3 +50,11 @@ def test_nothing_heavy_is_imported_for_help():
 def test_hyphens_and_underscores_are_the_same(capsys):
     with pytest.raises(ConfigError, match="--num-samples 0"):
         run(["generate", "--model", "m", "--prompt", "x", "--num_samples=0"])
+
+
+@pytest.mark.parametrize("flag", ["--num-workers", "--num_workers", "--workers"])
+def test_the_number_of_workers_has_a_short_name(tmp_path, flag):
+    (tmp_path / "part").write_text("a\t\tYQ==\n")
+    (tmp_path / "x.filelist").write_text("part\n")
+    with pytest.raises(ConfigError, match="--num-workers is -1"):
+        run(["index", str(tmp_path / "x.filelist"), f"{flag}=-1"])

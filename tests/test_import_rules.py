@@ -13,7 +13,10 @@ ALLOWED = {
     "config": {"utils"},
     "models": {"config", "utils"},
     "data": {"config", "utils"},
-    "laion": {"data.row", "data.sample", "data.image", "data.part", "data.filelist", "config", "utils"},
+    "laion": {
+        *("data.row", "data.sample", "data.image", "data.part", "data.filelist", "data.index"),
+        *("data.tar_shard", "data.parquet_table", "data.csv_table", "data.expression", "data.where", "config", "utils"),
+    },
     "demo": {"laion", "data", "config", "utils"},
     "inspect": {"data", "config", "utils"},
     "inference": {"models", "data.tokenizer", "config", "utils"},

@@ -80,12 +80,32 @@ class ModelArguments:
     noise_offset: float = field(
         default=0.0, metadata={"help": "Strength of a noise that is constant over each latent channel; 0 is none."}
     )
+    input_perturbation: float = field(
+        default=0.0,
+        metadata={"help": "Strength of a second noise in what the UNet sees but does not predict (0.1 recommended)."},
+    )
+    snr_gamma: Optional[float] = field(
+        default=None, metadata={"help": "Min-SNR loss weighting with this gamma (5.0 recommended); default: none."}
+    )
+    rescale_betas_zero_snr: bool = field(
+        default=False, metadata={"help": "A noise schedule that ends in noise alone; needs v_prediction."}
+    )
     freeze_text_encoder: bool = field(default=False, metadata={"help": "Train the UNet only."})
     use_ema: bool = field(
         default=False,
         metadata={"help": "Keep an exponential moving average of the weights; pictures are drawn with it."},
     )
     ema_decay: float = field(default=0.9999, metadata={"help": "Decay of the average; reached gradually."})
+    ema_start_iters: Optional[int] = field(
+        default=None,
+        metadata={"help": "With one of the ema_ flags below: copy the weights up to this update (default: 5000)."},
+    )
+    ema_iters: Optional[int] = field(
+        default=None, metadata={"help": "Average every this many updates, with --ema_beta for a decay (default: 100)."}
+    )
+    ema_beta: Optional[float] = field(
+        default=None, metadata={"help": "Decay of the average that is taken every --ema_iters updates (default: 0.9)."}
+    )
     num_inference_steps: int = field(
         default=200, metadata={"help": "DDIM steps of the sample pictures drawn while training."}
     )
@@ -116,8 +136,26 @@ class ModelArguments:
             )
         _require_positive("model_max_length", self.model_max_length)
         _require_positive("num_inference_steps", self.num_inference_steps)
-        if not 0 <= self.ema_decay <= 1:
-            raise ConfigError(f"--ema_decay {self.ema_decay} must be from 0 to 1")
+        for name in ("ema_decay", "ema_beta"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be from 0 to 1")
+        if self.ema_iters is not None:
+            _require_positive("ema_iters", self.ema_iters)
+        if self.snr_gamma is not None:
+            _require_positive("snr_gamma", self.snr_gamma)
+        for name in ("noise_offset", "input_perturbation"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name} {getattr(self, name)} must not be negative")
+        if self.rescale_betas_zero_snr and self.prediction_type == "epsilon":
+            raise ConfigError(
+                "--rescale_betas_zero_snr with --prediction_type epsilon cannot learn: the last timestep is noise "
+                "alone; add --prediction_type v_prediction"
+            )
+
+    @property
+    def averages_at_intervals(self) -> bool:
+        """True where an average of the form of Stable Cascade's training is asked for."""
+        return any(value is not None for value in (self.ema_start_iters, self.ema_iters, self.ema_beta))
 
     @property
     def starts_from_pipeline(self) -> bool:
@@ -217,6 +255,13 @@ class DataArguments:
     )
     random_crop: bool = field(default=True, metadata={"help": "Crop at random; otherwise the centre."})
     random_flip: bool = field(default=False, metadata={"help": "Mirror half of the pictures. Mirrors text too."})
+    validation_file_list: Optional[str] = field(
+        default=None,
+        metadata={"help": "As --file_list, rows that are not trained on: their loss is logged as validation_loss."},
+    )
+    validation_rows: int = field(
+        default=256, metadata={"help": "How many of these rows, spread evenly over them, are looked at."}
+    )
     max_skipped: int = field(
         default=100, metadata={"help": "Stop after this many unusable rows one after another; 0 stops at the first."}
     )
@@ -224,6 +269,7 @@ class DataArguments:
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
         _require_positive("resolution", self.resolution)
+        _require_positive("validation_rows", self.validation_rows)
         if not 0 <= self.caption_drop <= 1:
             raise ConfigError(f"--caption_drop {self.caption_drop} must be from 0 to 1")
         if not 0 < self.crop_fraction <= 1:

@@ -18,6 +18,7 @@ from ..utils.workers import map_in_threads, map_unordered
 from .csv_table import CsvTable
 from .filelist import Source
 from .image_folder import ImageFolder
+from .index import IndexSummary, find_smallest_side
 from .indexed import IndexedRows
 from .parquet_table import ParquetTable
 from .part import Part
@@ -64,38 +65,38 @@ def open_part(path, source: Source) -> Rows:
     return _FORMATS[source.format](path)
 
 
-def count_rows(path, source: Source) -> int:
-    """The number of rows; from the header of the index alone where that fits. Raises as `open_part`."""
-    count = _count(Path(path), source)
-    if count is not None:
-        return count
+def summarize(path, source: Source) -> IndexSummary:
+    """How many rows, and how small; from the header of the index alone where that fits. Raises as `open_part`."""
+    summary = _summarize(Path(path), source)
+    if summary is not None:
+        return summary
     with closing(open_part(path, source)) as part:
-        return len(part)
+        return IndexSummary(len(part), find_smallest_side(part.widths, part.heights))
 
 
-def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list[int]:
-    """The number of rows of each file, after indexing those that have no index yet, in several processes.
+def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list[IndexSummary]:
+    """What each file holds, after indexing those that have no index yet, in several processes.
 
     `source` says how to read them. Raises as `open_part`.
     """
     paths, source = [Path(path) for path in paths], source.without_parts()
-    found = map_in_threads(partial(_count, source=source), paths, "counting rows")
-    counts = {path: count for path, count in zip(paths, found, strict=True) if count is not None}
-    missing = [path for path in dict.fromkeys(paths) if path not in counts]
+    found = map_in_threads(partial(_summarize, source=source), paths, "counting rows")
+    summaries = {path: summary for path, summary in zip(paths, found, strict=True) if summary is not None}
+    missing = [path for path in dict.fromkeys(paths) if path not in summaries]
     if len(missing) > 1:
         get_logger().info("indexing %d of %d parts, once", len(missing), len(paths))
     # Ranks that index the same parts at the same time meet at different ones.
     random.SystemRandom().shuffle(missing)
     total = sum(os.path.getsize(path) for path in missing)
     with progress(total=total, desc="index", unit="B", unit_scale=True, delay=3, disable=len(missing) < 2) as bar:
-        for path, rows in map_unordered(partial(count_rows, source=source), missing, num_workers):
-            counts[path] = rows
+        for path, summary in map_unordered(partial(summarize, source=source), missing, num_workers):
+            summaries[path] = summary
             bar.update(os.path.getsize(path))
-    return [counts[path] for path in paths]
+    return [summaries[path] for path in paths]
 
 
-def _count(path: Path, source: Source) -> int | None:
-    """The number of rows of a file that has an index."""
+def _summarize(path: Path, source: Source) -> IndexSummary | None:
+    """What the index tells of a file that has one."""
     if source.format == "part":
-        return Part.count(path, source.layout)
-    return _FORMATS[source.format].count(path)
+        return Part.summarize(path, source.layout)
+    return _FORMATS[source.format].summarize(path)

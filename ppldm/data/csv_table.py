@@ -29,7 +29,7 @@ class CsvTable(IndexedRows):
         path = Path(path)
         try:
             with open(path, "rb") as file:
-                self._columns = next(_records(file, path))[2]
+                self._columns = next(read_records(file, path))[2]
         except StopIteration:
             raise PartError(f"{path} is empty; its first line should name the columns, such as dir,text") from None
         except OSError as error:
@@ -42,7 +42,7 @@ class CsvTable(IndexedRows):
         total = self.path.stat().st_size
         table, with_size = [], 0
         with open(self.path, "rb") as file, indexing(self.path, total, "B") as bar:
-            records = _records(file, self.path)
+            records = read_records(file, self.path)
             next(records)
             for offset, length, fields in records:
                 complete = len(fields) == len(self._columns)
@@ -70,7 +70,7 @@ class CsvTable(IndexedRows):
         if not caption:
             raise RowError("empty_caption", f"{where} has no caption")
         rest = {
-            name: _number_or_text(text)
+            name: number_or_text(text)
             for place, (name, text) in enumerate(zip(self._columns, fields, strict=True))
             if place not in (self._image, self._caption) and text
         }
@@ -81,8 +81,8 @@ class CsvTable(IndexedRows):
         return self.path.parent / fields[self._image]
 
 
-def _records(file, path: Path) -> Iterator[tuple[int, int, list[str]]]:
-    """(offset, length, fields) of each record that is not blank. Raises PartError."""
+def read_records(file, path: Path) -> Iterator[tuple[int, int, list[str]]]:
+    """(offset from where the file stands, length, fields) of each record that is not blank. Raises PartError."""
     read = 0
 
     def lines():
@@ -114,7 +114,8 @@ def _find_column(columns: list[str], names: tuple[str, ...], path: Path) -> int:
     )
 
 
-def _number_or_text(text: str) -> int | float | str:
+def number_or_text(text: str) -> int | float | str:
+    """The number that a text spells, else the text."""
     try:
         value = json.loads(text, parse_constant=lambda _: None)
     except ValueError:

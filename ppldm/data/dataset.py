@@ -11,7 +11,10 @@ The keys of a sample, all numpy:
     timesteps        int64 []               in [0, num_train_timesteps)
     noise            float32 latent_shape   standard normal, plus `noise_offset` times one standard normal a channel
 
-The last three are left out with `pixels_only`. All draws come from `make_rng(seed, stream, epoch, row)` with the row
+    input_noise      float32 latent_shape   with `input_perturbation` alone: `noise` plus that many times another
+                                            standard normal
+
+The last four are left out with `pixels_only`. All draws come from `make_rng(seed, stream, epoch, row)` with the row
 asked for, so that a bad row changes no number but its own pixels and caption. `row` is its number among all rows, so
 that a row is cropped, noised and so on alike whatever else is selected.
 """
@@ -61,6 +64,7 @@ class TextImageDataset:
         random_flip: bool = False,
         num_train_timesteps: int = 1000,
         noise_offset: float = 0.0,
+        input_perturbation: float = 0.0,
         pixels_only: bool = False,
         bad_rows: BadRows = BadRows(),  # noqa: B008 (frozen)
         selection: Selection | None = None,
@@ -75,7 +79,8 @@ class TextImageDataset:
         self.tokenizer, self.resolution, self.latent_shape, self.seed = tokenizer, resolution, latent_shape, seed
         self.caption_drop_probability, self.num_train_timesteps = caption_drop_probability, num_train_timesteps
         self.crop_fraction, self.random_crop, self.random_flip = crop_fraction, random_crop, random_flip
-        self.noise_offset, self.pixels_only, self.bad_rows = noise_offset, pixels_only, bad_rows
+        self.noise_offset, self.input_perturbation = noise_offset, input_perturbation
+        self.pixels_only, self.bad_rows = pixels_only, bad_rows
         self.interpolation = interpolation
         self._parts = [(path, source) for source in sources for path in source.parts]
         self.selection = select_rows(sources) if selection is None else selection
@@ -126,11 +131,16 @@ class TextImageDataset:
         if self.pixels_only:
             return batch
         timesteps = [int(self._rng(Stream.TIMESTEP, key).random() * self.num_train_timesteps) for key in keys]
-        return batch | {
+        batch |= {
             "input_ids": self.tokenizer.encode(captions),
             "timesteps": np.array(timesteps, dtype=np.int64),
             "noise": self._draw_noise(keys),
         }
+        if self.input_perturbation:
+            # Ning et al. 2023, arXiv:2301.11706
+            perturbation = self._draw_normals(Stream.INPUT_PERTURBATION, keys)
+            batch["input_noise"] = batch["noise"] + np.float32(self.input_perturbation) * perturbation
+        return batch
 
     def _draw_corner(self, key: tuple[int, int]) -> tuple[float, float] | None:
         return tuple(self._rng(Stream.CROP, key).random(2)) if self.random_crop else None
@@ -171,7 +181,8 @@ class TextImageDataset:
         part, number = self._locate(self.selection[place])
         loaded = part.read(number)
         try:
-            crop_pixels(decode_pixels(loaded.image), self.crop_fraction, corner, self.interpolation, crop)
+            pixels = decode_pixels(loaded.image, exact=self.interpolation != "area")
+            crop_pixels(pixels, self.crop_fraction, corner, self.interpolation, crop)
         except RowError as error:
             raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
         return (loaded.caption, *loaded.other_captions)

@@ -27,6 +27,7 @@ _DAMAGED = (
     Image.DecompressionBombError,
 )
 _EXIF_ORIENTATION = 0x0112
+_JPEG_START, _START_OF_SCAN = b"\xff\xd8\xff", b"\xda"
 # What in a JPEG file may say that it is to be turned: EXIF data, or Adobe's XMP.
 _TURNERS = (b"Exif\0\0", b"tiff:Orientation")
 
@@ -57,28 +58,40 @@ def decode_image(image: bytes) -> Image.Image:
         raise RowError("image", f"the image cannot be decoded ({error})") from error
 
 
-def decode_pixels(image: bytes) -> np.ndarray:
+def decode_pixels(image: bytes, exact: bool = True) -> np.ndarray:
     """The pixels of `decode_image`, uint8 [height, width, 3], faster.
 
-    Pillow and simplejpeg decode with the same library to the same bits. simplejpeg takes plain JPEG files, which nearly
-    all are; the others and the damaged ones are Pillow's. Raises RowError "image".
+    Pillow and simplejpeg decode with the same library to the same bits, if `exact`; else chroma is enlarged by
+    repetition, in 8 % less time. simplejpeg takes plain JPEG files, which nearly all are; the others and the damaged
+    ones are Pillow's. Raises RowError "image".
     """
-    if (pixels := _decode_plain_jpeg(image)) is not None:
+    if (pixels := _decode_plain_jpeg(image, exact)) is not None:
         return pixels
     return np.asarray(decode_image(image))
 
 
-def _decode_plain_jpeg(image: bytes) -> np.ndarray | None:
+def _decode_plain_jpeg(image: bytes, exact: bool) -> np.ndarray | None:
     """None for all that is not a sound JPEG file in colour or grey, of usual size, to be shown as it lies."""
-    if not image.startswith(b"\xff\xd8\xff") or any(turner in image for turner in _TURNERS):
+    if not image.startswith(_JPEG_START) or _may_be_turned(image):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(image)
         if colours not in ("YCbCr", "Gray", "RGB") or height * width > Image.MAX_IMAGE_PIXELS:
             return None
-        return simplejpeg.decode_jpeg(image)
+        return simplejpeg.decode_jpeg(image, fastupsample=not exact)
     except ValueError:
         return None
+
+
+def _may_be_turned(jpeg: bytes) -> bool:
+    """Looks at the segments before the pixels alone; those are fifty times as long."""
+    place = len(_JPEG_START) - 1
+    while jpeg[place : place + 1] == b"\xff" and jpeg[place + 1 : place + 2] != _START_OF_SCAN:
+        length = int.from_bytes(jpeg[place + 2 : place + 4], "big")
+        if any(turner in jpeg[place : place + 2 + length] for turner in _TURNERS):
+            return True
+        place += 2 + max(length, 2)
+    return jpeg[place + 1 : place + 2] != _START_OF_SCAN
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..utils.errors import PartError, RowError
 from ..utils.log import get_logger, progress
 from .image import image_size
-from .index import Index, make_index, read_index, read_row_count
+from .index import Index, IndexSummary, make_index, read_index, read_summary
 from .row import Row
 from .stored import Way, find_older, find_stored, measure_file, store_index
 
@@ -35,9 +35,9 @@ class IndexedRows(ABC):
         self.close = weakref.finalize(self, os.close, self._file)
 
     @classmethod
-    def count(cls, path) -> int | None:
-        """The number of rows from the header of the index alone; None where there is no index."""
-        found = find_stored(Path(path), cls.way, read_row_count)
+    def summarize(cls, path) -> IndexSummary | None:
+        """What the header of the index alone tells; None where there is no index."""
+        found = find_stored(Path(path), cls.way, read_summary)
         return found[1] if found else None
 
     def __len__(self) -> int:

@@ -14,6 +14,8 @@ A killed worker is reported at once: Paddle would raise its own error wherever t
 wait for ever where the worker died with half a batch in the pipe.
 """
 
+import atexit
+import ctypes
 import multiprocessing.connection
 import signal
 import threading
@@ -30,6 +32,7 @@ from .resize import compile_kernels
 from .sampler import StepSampler
 
 _PREFETCH_FACTOR = 2
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when the one that started it has died
 
 
 class BatchLoader(DataLoader):
@@ -92,10 +95,18 @@ def _watch_workers(batches) -> list[str]:
 
 
 def _leave_signals_to_the_main_process(_worker: int) -> None:
-    """Ctrl-C reaches every process of the terminal; the main one decides, and ends its workers by SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM every one of the job. The main process
+    decides; a worker ends when it is told to, or killed, or with the main process."""
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@atexit.register
+def _kill_workers() -> None:
+    """Before multiprocessing asks those left to end by SIGTERM, and waits."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def _make_batch(dataset: TextImageDataset, keys: list[tuple[int, int]]) -> dict:

@@ -7,6 +7,7 @@ one with too few columns.
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..utils.errors import OutputError, PartError
@@ -48,26 +49,45 @@ class ParquetTable(IndexedRows):
 
 
 def _lines(path: Path) -> Iterator[_Line]:
+    good = 0
+    with open_table(path) as (table, image, caption), indexing(path, table.metadata.num_rows, "row") as bar:
+        for batch in table.iter_batches(_BATCH_ROWS):
+            lines = [_line(record, image, caption) for record in _records(batch)]
+            good += sum(line != _NO_ROW for line, _ in lines)
+            yield from lines
+            bar.update(len(lines))
+    if not good:
+        raise PartError(f"none of the rows of {path} has both image bytes in {image!r} and a text in {caption!r}")
+
+
+@contextmanager
+def open_table(path: Path) -> Iterator[tuple]:
+    """(pyarrow ParquetFile, name of the image column, of the caption column). Raises PartError, also in the block."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    damaged = (pa.ArrowException, OSError, UnicodeDecodeError)
     try:
-        table = pq.ParquetFile(path)
-        names = table.schema_arrow.names
-        image = _find_column(names, IMAGE_COLUMNS, path)
-        caption = _find_column(names, CAPTION_COLUMNS, path)
-        good = 0
-        with indexing(path, table.metadata.num_rows, "row") as bar:
-            for batch in table.iter_batches(_BATCH_ROWS):
-                lines = [_line(record, image, caption) for record in _records(batch)]
-                good += sum(line != _NO_ROW for line, _ in lines)
-                yield from lines
-                bar.update(len(lines))
-    except damaged as error:
+        with pq.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            yield table, _find_column(names, IMAGE_COLUMNS, path), _find_column(names, CAPTION_COLUMNS, path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise PartError(f"{path} is no parquet file, or damaged ({_one_line(error)}); get it again") from error
-    if not good:
-        raise PartError(f"none of the rows of {path} has both image bytes in {image!r} and a text in {caption!r}")
+
+
+def read_records(table, start: int, stop: int) -> Iterator[dict | None]:
+    """Rows [start, stop) of a pyarrow ParquetFile; None for one whose text is not UTF-8."""
+    groups, first, end = [], 0, 0
+    for group in range(table.metadata.num_row_groups):
+        begin, end = end, end + table.metadata.row_group(group).num_rows
+        if begin < stop and end > start:
+            first = begin if not groups else first
+            groups.append(group)
+    row = first
+    for batch in table.iter_batches(_BATCH_ROWS, row_groups=groups) if groups else ():
+        skipped, taken = max(0, start - row), min(batch.num_rows, stop - row)
+        row += batch.num_rows
+        if taken > skipped:
+            yield from _records(batch.slice(skipped, taken - skipped))
 
 
 def _records(batch) -> Iterator[dict | None]:
@@ -90,11 +110,12 @@ def _line(record: dict | None, image_column: str, caption_column: str) -> _Line:
     caption = " ".join(caption.split()) if isinstance(caption, str) else ""
     if not isinstance(image, bytes) or not image or not caption:
         return _NO_ROW, (0, 0)
-    meta = {name: value for name, value in record.items() if _is_plain(value)}
+    meta = {name: value for name, value in record.items() if is_plain(value)}
     return encode_row(Row(caption, image, meta)), image_size(image)
 
 
-def _is_plain(value) -> bool:
+def is_plain(value) -> bool:
+    """Whether a value of a table can be metadata."""
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 

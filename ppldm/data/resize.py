@@ -49,11 +49,22 @@ def resize_crop(
     height, width, _ = pixels.shape
     (x, right), *columns = _weigh_crop(width, scaled[0], interpolation, left, size)
     (y, bottom), *rows = _weigh_crop(height, scaled[1], interpolation, top, size)
-    turned = _transpose(pixels.reshape(height, 3 * width), y, bottom, 3 * x, 3 * right)
+    lines = pixels.reshape(height, 3 * width)
+    if interpolation == "area" and scaled[0] < width:
+        # Rows first: no pixels but Pillow's ask for the other order, and less remains to be transposed.
+        flat = np.empty((1, size, 3 * (right - x)), np.uint8)
+        _sum_rows(lines[y:bottom].reshape(bottom - y, 1, 3 * width), 3 * x, *rows, flat)
+        turned = _transpose(flat[0], 0, size, 0, flat.shape[2])
+        narrow = np.empty((3, size, size), np.uint8)
+        _sum_rows(turned.reshape(right - x, 3, size), 0, *columns, narrow)
+        for channel, plane in zip(crop, narrow, strict=True):
+            channel[:] = _transpose(plane, 0, size, 0, size)
+        return
+    turned = _transpose(lines, y, bottom, 3 * x, 3 * right)
     narrow = np.empty((3, size, bottom - y), np.uint8)
-    _sum_rows(turned.reshape(right - x, 3, bottom - y), *columns, narrow)
+    _sum_rows(turned.reshape(right - x, 3, bottom - y), 0, *columns, narrow)
     turned = _transpose(narrow.reshape(3 * size, bottom - y), 0, 3 * size, 0, bottom - y)
-    _sum_rows(turned.reshape(bottom - y, 3, size), *rows, crop)
+    _sum_rows(turned.reshape(bottom - y, 3, size), 0, *rows, crop)
 
 
 def compile_kernels() -> None:
@@ -108,21 +119,23 @@ def _transpose(matrix, top, bottom, left, right):
 
 
 @njit(nogil=True)
-def _sum_rows(pixels, firsts, weights, result):
-    """uint8 [inputs, 3, n] to [3, outputs, n]: output i is the sum of pixels[firsts[i] + k] * weights[i, k] over k."""
+def _sum_rows(pixels, start, firsts, weights, result):
+    """uint8 [inputs, channels, start + n or more] to [channels, outputs, n]: output i is the sum over k of
+    pixels[firsts[i] + k, :, start:] * weights[i, k]."""
     outputs, taps = weights.shape
-    _, channels, n = pixels.shape
+    channels, _, n = result.shape
+    stop = start + n
     sums = np.empty(n, np.int32)
     for i in range(outputs):
         for channel in range(channels):
             sums[:] = _HALF
             for k in range(0, taps - 1, 2):  # two at a time: the sums are read and written half as often
                 w0, w1 = weights[i, k], weights[i, k + 1]
-                row0, row1 = pixels[firsts[i] + k, channel], pixels[firsts[i] + k + 1, channel]
+                row0, row1 = pixels[firsts[i] + k, channel, start:stop], pixels[firsts[i] + k + 1, channel, start:stop]
                 for j in range(n):
                     sums[j] += w0 * np.int32(row0[j]) + w1 * np.int32(row1[j])
             if taps % 2:
-                w0, row0 = weights[i, taps - 1], pixels[firsts[i] + taps - 1, channel]
+                w0, row0 = weights[i, taps - 1], pixels[firsts[i] + taps - 1, channel, start:stop]
                 for j in range(n):
                     sums[j] += w0 * np.int32(row0[j])
             row = result[channel, i]

@@ -96,7 +96,8 @@ def select_rows(
     Parts without an index are indexed first. Raises PartError, OutputError, and DataError where a list that is to be
     drawn from has no rows left.
     """
-    rows_of_parts = [rows for source in sources for rows in build_indexes(source.parts, source, num_workers)]
+    summaries = [summary for source in sources for summary in build_indexes(source.parts, source, num_workers)]
+    rows_of_parts = [summary.rows for summary in summaries]
     parts = [(path, source.without_parts()) for source in sources for path in source.parts]
     masks: list[np.ndarray | None] = [None] * len(parts)
     skipped = Counter()
@@ -104,10 +105,15 @@ def select_rows(
         # Of rows that are to be read, each process takes a part at a time; sizes are faster here than there.
         num_workers = num_workers if where is not None and field_names(where) - _INDEX_FIELDS else 1
         judge_part = partial(_judge_part, where=where, min_side=min_side)
-        tasks = [(number, path, source) for number, (path, source) in enumerate(parts)]
+        tasks = [
+            (number, path, source)
+            for number, ((path, source), summary) in enumerate(zip(parts, summaries, strict=True))
+            if where is not None or summary.smallest_side is None or summary.smallest_side < min_side
+        ]
         # Ranks that read the same parts at the same time meet at different ones.
         random.SystemRandom().shuffle(tasks)
-        with progress(total=sum(rows_of_parts), desc="selecting rows", unit="row", unit_scale=True, delay=3) as bar:
+        num_rows = sum(rows_of_parts[number] for number, _, _ in tasks)
+        with progress(total=num_rows, desc="selecting rows", unit="row", unit_scale=True, delay=3) as bar:
             for (number, _, _), (mask, reasons) in map_unordered(judge_part, tasks, num_workers):
                 masks[number] = mask
                 skipped.update(reasons)

@@ -51,7 +51,7 @@ def cache_dir() -> Path:
 def find_stored(path: Path, way: Way, read: Callable):
     """(file that holds the rows, `read` of its index) where a fitting index exists, else None.
 
-    `read`: `read_index` or `read_row_count`. Raises PartError for a file that is missing or empty.
+    `read`: `read_index` or `read_summary`. Raises PartError for a file that is missing or empty.
     """
     for file, index, file_bytes, older in _candidates(path, way):
         if not older and (result := read(index, file_bytes, way.kinds)) is not None:

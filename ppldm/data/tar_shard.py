@@ -14,6 +14,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -105,25 +106,58 @@ def _refuse_what_is_no_tar(path: Path) -> None:
 
 def _samples(file, path: Path) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     """(start, end, [(start, length) of an image]) in bytes of each sample. Raises PartError."""
+    with _open_tar(file, path) as tar:
+        for _, infos in _grouped(tar):
+            images = [(i.offset_data, i.size) for i in infos if _suffix(i) in IMAGE_SUFFIXES]
+            yield infos[0].offset, _end(infos[-1]), images
+        end = tar.offset
+    _check_end(file, end, path)
+
+
+def scan_samples(file, path: Path) -> Iterator[tuple[int, int]]:
+    """(start, end) in bytes of each sample. Raises PartError where the tar is damaged, after what could be read."""
+    for start, stop, _ in _samples(file, path):
+        yield start, stop
+
+
+def read_samples(file, path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """(base name, content by suffix) of the samples from where the file stands. Raises PartError."""
+    with _open_tar(file, path) as tar:
+        for key, infos in _grouped(tar):
+            own = {_suffix(info): info for info in infos if _suffix(info) in SUFFIXES}
+            yield key, {suffix: tar.extractfile(info).read() for suffix, info in own.items()}
+
+
+@contextmanager
+def _open_tar(file, path: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            key, seen, start, stop, images = None, set(), 0, 0, []
-            for info, base, suffix in _members(tar):
-                if base != key or suffix in seen:
-                    if key is not None:
-                        yield start, stop, images
-                    key, seen, start, images = base, set(), info.offset, []
-                seen.add(suffix)
-                stop = info.offset_data + -(-info.size // _BLOCK) * _BLOCK
-                if suffix in IMAGE_SUFFIXES:
-                    images.append((info.offset_data, info.size))
-                tar.members = []  # which would hold all names of the tar
-            if key is not None:
-                yield start, stop, images
-            end = tar.offset
+            yield tar
     except _DAMAGED as error:
         raise PartError(f"{path} is no tar, or damaged or truncated ({error}); get it again") from error
-    _check_end(file, end, path)
+
+
+def _grouped(tar: tarfile.TarFile) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
+    """(base name, files) of each sample."""
+    key, seen, infos = None, set(), []
+    for info, base, suffix in _members(tar):
+        if base != key or suffix in seen:
+            if infos:
+                yield key, infos
+            key, seen, infos = base, set(), []
+        seen.add(suffix)
+        infos.append(info)
+        tar.members = []  # which would hold all names of the tar
+    if infos:
+        yield key, infos
+
+
+def _suffix(info: tarfile.TarInfo) -> str:
+    return _BASE_NAME.fullmatch(info.name)[2].lower()
+
+
+def _end(info: tarfile.TarInfo) -> int:
+    return info.offset_data + -(-info.size // _BLOCK) * _BLOCK
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str, str]]:

@@ -27,8 +27,7 @@ from typing import Annotated
 from PIL import Image
 
 from ..data.filelist import write_filelist
-from ..laion.convert import convert_rows
-from ..laion.source import read_folder
+from ..laion.convert import convert_source
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ..utils.files import make_output_dir, write_json, write_text
 from ..utils.log import get_logger, progress
@@ -121,7 +120,7 @@ def _draw_and_convert(drawings: list["Drawing"], out: Path, name: str, size: int
     (out / "images").mkdir()
     for drawing in progress(drawings, desc=f"draw {name}", unit="picture"):
         _write_drawing(out / "images", drawing, size)
-    convert_rows(read_folder(out / "images"), out / "images", out, name=name, num_workers=1)
+    convert_source(out / "images", out, name=name, num_workers=1)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def sample_latents(
     for timestep in run.timesteps:
         latents_input = run.scale_input(latents, timestep)
         latents_input = paddle.concat([latents_input] * 2) if guided else latents_input
-        predicted = model.unet(latents_input, timestep, encoder_hidden_states=context).sample
+        latents_input = latents_input.astype(model.unet.dtype)
+        predicted = model.unet(latents_input, timestep, encoder_hidden_states=context).sample.astype("float32")
         if guided:
             without, with_prompt = predicted.chunk(2)
             predicted = without + guidance_scale * (with_prompt - without)

@@ -38,7 +38,10 @@ STOCHASTIC = ("ddpm", "euler-ancestral")
 
 
 def sampling_scheduler(noise_schedule: NoiseSchedule, prediction_type: str, sampler: str = "ddim"):
-    """The ppdiffusers scheduler of a sampler. Raises ConfigError where it cannot follow the noise schedule."""
+    """The ppdiffusers scheduler of a sampler. Raises ConfigError where it cannot follow the noise schedule.
+
+    A schedule that ends in noise alone is sampled from its very last timestep: arXiv:2305.08891, section 3.3.
+    """
     scheduler_class, settings = SAMPLERS[sampler]
     known = inspect.signature(scheduler_class.__init__).parameters
     schedule = noise_schedule.scheduler_config()
@@ -46,6 +49,8 @@ def sampling_scheduler(noise_schedule: NoiseSchedule, prediction_type: str, samp
         if name not in known and value:
             raise ConfigError(f"the sampler {sampler} knows no {name}, with which the model was trained; use ddim")
     schedule = {name: value for name, value in schedule.items() if name in known}
+    if noise_schedule.rescale_betas_zero_snr:
+        schedule["timestep_spacing"] = "trailing"
     return scheduler_class(**schedule, **settings, prediction_type=prediction_type)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..data.container import Rows, count_rows, open_part
+from ..data.container import Rows, open_part, summarize
 from ..data.filelist import Source, read_sources
 from ..utils.errors import DataError, OutputError
 from ..utils.files import make_output_dir
@@ -121,6 +121,6 @@ def open_rows(part: PartName) -> Rows:
 
 def _count(part: PartName) -> tuple[int, str | None]:
     try:
-        return count_rows(part.path, part.source), None
+        return summarize(part.path, part.source).rows, None
     except DataError as error:
         return 0, str(error)

@@ -139,7 +139,8 @@ def _finished_record(task: _Task, stamp: list) -> dict | None:
     if record.get("stamp") != stamp:
         return None
     try:
-        return record if Part.count(task.path) == record["rows_out"] else None
+        summary = Part.summarize(task.path)
+        return record if summary and summary.rows == record["rows_out"] else None
     except PartError:
         return None
 

@@ -1,8 +1,9 @@
-"""Where rows come from: each kind of source is a generator of `SourceRow`, sorted by key, that reads no image yet.
+"""Where rows come from: what a path holds, as units that are each read on their own.
 
-The converter takes any iterable of rows with `key`, `stamp()` and `load()`. A row can be pickled: a worker process
-loads it. Every row that a source knows of comes out of its generator, the incomplete ones too: `load` says by a named
-`RowError` why a row cannot be used, so that the converter can count it.
+A unit is a folder of pictures, a tar, a parquet file or a table of names. It says into which spans its rows fall (of a
+given number of rows, the last may have fewer), tells the state of a span from any other by a stamp, and reads the rows
+of a span one by one, so that memory does not grow with the source. Every row that a unit knows of comes out, the
+incomplete ones too: `load` says by a named `RowError` why a row cannot be used, so that the converter can count it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,49 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ..data.row import Row
 from ..data.sample import decode_caption, decode_meta
 from ..utils.errors import ConfigError, DataError, RowError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+KEY_DIGITS = 9  # as img2dataset writes keys
+# The reason of rows of img2dataset's parquet files that are there to say that their download failed.
+NOT_DOWNLOADED = "not_downloaded"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Some consecutive rows of a unit. `start` and `stop`: rows, or bytes in the unit's file, as the unit has it."""
+
+    start: int
+    stop: int
+    rows: int
+
+
+class LoadableRow(Protocol):
+    """`key`: the row's name in its source."""
+
+    key: str
+
+    def load(self) -> Row:
+        """The row; its image is not looked into. Raises RowError."""
+
+
+class Unit(Protocol):
+    """Rows that are read together. It can be pickled: a worker process, or a Spark executor, reads its spans."""
+
+    path: Path
+
+    def spans(self, rows: int) -> list[Span]:
+        """Spans of at most that many rows, in order. Raises DataError where the unit cannot be read at all."""
+
+    def stamp(self, span: Span) -> list:
+        """Tells this state of the rows of a span from any other, without reading images."""
+
+    def read(self, span: Span) -> Iterator[LoadableRow]:
+        """The rows of a span."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +69,7 @@ class SourceRow:
 
     def stamp(self) -> list:
         """What tells this state of the row from any other, without reading it: name, size, time of each file."""
-        return [self.key, *map(_file_stamp, (*self.images, *filter(None, (self.caption, self.meta))))]
+        return [self.key, *map(file_stamp, (*self.images, *filter(None, (self.caption, self.meta))))]
 
     def load(self) -> Row:
         """The row as the files say it, runs of white space in the caption as one space; the image is not looked into.
@@ -44,12 +82,52 @@ class SourceRow:
             raise RowError("two_images", f"{' and '.join(path.name for path in self.images)} share one base name")
         if self.caption is None:
             raise RowError("no_caption", f"{self.images[0].name} has no .txt of its base name beside it")
-        caption = decode_caption(_read_bytes(self.caption), self.caption.name)
+        caption = decode_caption(read_bytes(self.caption), self.caption.name)
         return Row(
             caption,
-            _read_bytes(self.images[0]),
-            decode_meta(_read_bytes(self.meta), self.meta.name) if self.meta else {},
+            read_bytes(self.images[0]),
+            decode_meta(read_bytes(self.meta), self.meta.name) if self.meta else {},
         )
+
+
+@dataclass(frozen=True)
+class FolderUnit:
+    """A folder of pictures with captions, as `read_folder` reads it."""
+
+    path: Path
+
+    def spans(self, rows: int) -> list[Span]:
+        total = sum(1 for _ in read_folder(self.path))
+        return [Span(start, min(start + rows, total), min(rows, total - start)) for start in range(0, total, rows)]
+
+    def stamp(self, span: Span) -> list:
+        return [row.stamp() for row in self.read(span)]
+
+    def read(self, span: Span) -> Iterator[SourceRow]:
+        yield from list(read_folder(self.path))[span.start : span.stop]
+
+
+def find_units(path) -> list[Unit]:
+    """What a path holds, by its content, units sorted by the numbers in their names.
+
+    A file: a tar, a parquet file, a CSV file, JSON lines. A folder: with pictures, one unit; with metadata.jsonl or
+    metadata.csv, the table of a Hugging Face imagefolder; with tars, these (img2dataset writes parquet files beside
+    them); with folders, what each of them holds; with parquet files, CSV files or JSON lines, these. Raises
+    ConfigError, and DataError where nothing of this kind is there.
+    """
+    path = Path(path)
+    if path.is_file():
+        unit = _unit_of_file(path)
+        if unit is None:
+            raise ConfigError(f"{path} is no known source; name a folder, or a file {', '.join(_FILE_KINDS)}")
+        return [unit]
+    units = list(_units_of_folder(path))
+    if not units:
+        raise DataError(
+            f"no images in {path}; it should hold {', '.join(IMAGE_SUFFIXES)} files, each with a caption in a .txt of "
+            f"the same base name, folders of them, or files {', '.join(_FILE_KINDS)}"
+        )
+    return units
 
 
 def read_folder(folder) -> Iterator[SourceRow]:
@@ -61,15 +139,9 @@ def read_folder(folder) -> Iterator[SourceRow]:
     Raises ConfigError for a folder that is missing, DataError for one without images.
     """
     folder = Path(folder)
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith("."))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the folder {folder} ({error.strerror}); name one that holds 0000.jpg + 0000.txt, ..."
-        ) from error
     images, captions, metas = defaultdict(list), {}, {}
-    for path in map(folder.joinpath, names):
+    for name in _list_names(folder)[0]:
+        path = folder / name
         suffix = path.suffix.lower()
         if suffix in IMAGE_SUFFIXES:
             images[path.stem].append(path)
@@ -86,16 +158,62 @@ def read_folder(folder) -> Iterator[SourceRow]:
         yield SourceRow(key, tuple(images.get(key, ())), captions.get(key), metas.get(key))
 
 
-def _file_stamp(path: Path) -> list:
+def file_stamp(path: Path) -> list:
+    """Name, size and time of change of a file; the name alone where it is not there."""
     try:
         state = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return [path.name]
     return [path.name, state.st_size, state.st_mtime_ns]
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises RowError "unreadable"."""
     try:
         return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise RowError("unreadable", f"{path.name}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _list_names(folder: Path) -> tuple[list[str], list[str]]:
+    """(files, folders) in a folder, sorted, hidden ones left out. Raises ConfigError."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
     except OSError as error:
-        raise RowError("unreadable", f"{path.name}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the folder {folder} ({error.strerror}); name one that holds 0000.jpg + 0000.txt, ..."
+        ) from error
+    return [name for name, is_folder in visible if not is_folder], [name for name, is_folder in visible if is_folder]
+
+
+def _units_of_folder(folder: Path) -> Iterator[Unit]:
+    from .metadata import natural_key
+    from .source_tables import IMAGEFOLDER_TABLES
+
+    files, folders = _list_names(folder)
+    files, folders = sorted(files, key=natural_key), sorted(folders, key=natural_key)
+    if tables := [name for name in files if name in IMAGEFOLDER_TABLES]:
+        yield _unit_of_file(folder / tables[0])
+        return
+    if any(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in files):
+        yield FolderUnit(folder)
+        return
+    if tars := [name for name in files if name.lower().endswith(".tar")]:
+        yield from (_unit_of_file(folder / name) for name in tars)
+        return
+    units = [unit for name in folders for unit in _units_of_folder(folder / name)]
+    yield from units or filter(None, (_unit_of_file(folder / name) for name in files))
+
+
+def _unit_of_file(path: Path) -> Unit | None:
+    """None for a file of no known suffix."""
+    from .source_shards import ParquetUnit, TarUnit
+    from .source_tables import CsvUnit, JsonLinesUnit
+
+    kinds = dict(zip(_FILE_KINDS, (TarUnit, ParquetUnit, CsvUnit, JsonLinesUnit, JsonLinesUnit), strict=True))
+    kind = kinds.get(path.suffix.lower())
+    return kind(path) if kind else None
+
+
+_FILE_KINDS = (".tar", ".parquet", ".csv", ".jsonl", ".ndjson")

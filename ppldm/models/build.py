@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 from ppdiffusers import AutoencoderKL, UNet2DConditionModel
+from ppdiffusers.models.attention_processor import AttnProcessor
 from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
 from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
 
@@ -66,13 +67,17 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
             if not paddle.is_compiled_with_cuda():
                 raise ConfigError("--enable_xformers_memory_efficient_attention needs a GPU; leave it away on a CPU")
             unet.enable_xformers_memory_efficient_attention()
+        else:
+            unet.set_attn_processor(AttnProcessor())  # ppdiffusers would choose by the GPU
         return LatentDiffusionModel(
             vae,
             text_encoder,
             unet,
-            noise_schedule(schedule),
+            noise_schedule({**schedule, "rescale_betas_zero_snr": arguments.rescale_betas_zero_snr}),
             prediction_type=arguments.prediction_type,
             freeze_text_encoder=arguments.freeze_text_encoder or bool(arguments.pretrained_text_encoder_name),
+            snr_gamma=arguments.snr_gamma,
+            perturbed_input=arguments.input_perturbation > 0,
         )
 
 

@@ -1,39 +1,71 @@
-"""Exponential moving average of parameters, with all of its state.
+"""Moving averages of parameters, with all of their state.
 
-shadow <- d shadow + (1 - d) weight after each optimizer update, d = min(decay, (1 + n) / (10 + n)) at the n-th update
-(n = 1, 2, ...), as in the published LitEma. The number of updates is part of the state: without it, a resumed run
-would start again at d = 2/11 and wipe the average out.
+shadow <- d shadow + (1 - d) weight, with d by the number n of optimizer updates so far (n = 1, 2, ...); a `Decay` says
+which. The number of updates is part of the state: without it, a resumed run would start again at n = 1 and wipe the
+average out.
 """
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import paddle
 
 
-def decay_at(update: int, decay: float) -> float:
-    """The decay of the `update`-th update, counted from 1."""
-    return min(decay, (1 + update) / (10 + update))
+@dataclass(frozen=True)
+class GradualDecay:
+    """d = min(decay, (1 + n) / (10 + n)) at every update: the published LitEma."""
+
+    decay: float = 0.9999
+
+    def at(self, update: int) -> float:
+        """The decay of the `update`-th update, counted from 1."""
+        return min(self.decay, (1 + update) / (10 + update))
+
+
+@dataclass(frozen=True)
+class IntervalDecay:
+    """d = beta at every `iters`-th update after the first `start_iters`, d = 0 (a copy) at every `iters`-th before.
+
+    Between them the average stays. The form of Stable Cascade's training, whose numbers are the defaults.
+    """
+
+    start_iters: int = 5000
+    iters: int = 100
+    beta: float = 0.9
+
+    def at(self, update: int) -> float:
+        """The decay of the `update`-th update, counted from 1; 1 leaves the average as it is."""
+        if update % self.iters:
+            return 1.0
+        return self.beta if update > self.start_iters else 0.0
 
 
 class ExponentialMovingAverage:
     """Float32 averages of the given parameters (name to parameter)."""
 
-    def __init__(self, parameters: dict, decay: float = 0.9999):
-        if not 0.0 <= decay <= 1.0:
-            raise ValueError(f"ema decay {decay} is not in [0, 1]")
+    def __init__(self, parameters: dict, decay: GradualDecay | IntervalDecay):
         self.decay = decay
         self.num_updates = 0
         self.parameters = parameters
         self.shadow = {name: p.detach().clone().astype("float32") for name, p in parameters.items()}
 
     @paddle.no_grad()
-    def update(self) -> None:
-        """Take in the parameters as they are after an optimizer update."""
+    def update(self, master_weights: dict) -> None:
+        """Take in the parameters as they are after an optimizer update.
+
+        `master_weights` are float32 values by Paddle's parameter name, and stand for half-precision parameters.
+        """
         self.num_updates += 1
-        weight = 1.0 - decay_at(self.num_updates, self.decay)
+        decay = self.decay.at(self.num_updates)
+        if decay == 1.0:
+            return
         for name, parameter in self.parameters.items():
+            value = master_weights.get(parameter.name, parameter).detach().astype("float32")
             shadow = self.shadow[name]
-            shadow.add_((parameter.detach().astype("float32") - shadow).scale_(weight))
+            if decay == 0.0:
+                shadow.set_value(value)
+            else:
+                shadow.add_((value - shadow).scale_(1.0 - decay))
 
     @contextmanager
     def applied(self):

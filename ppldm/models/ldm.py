@@ -6,6 +6,7 @@ A batch (see `ppldm.data.dataset`) carries everything that is random:
     input_ids        [B, L] int64
     timesteps        [B] int64 in 0 .. num_train_timesteps - 1
     noise            [B, C, h, w] float32, standard normal (plus the data set's noise offset, if any)
+    input_noise      the same plus a perturbation: what x_t is made with, where the model asks for it
     posterior_noise  [B, C, h, w] float32, standard normal
 
 Shapes: B samples, C latent channels, h = H / f and w = W / f for a VAE that scales down by f, L tokens.
@@ -16,7 +17,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from .autoencoder import to_unit_range
-from .diffusion import PREDICTION_TYPES, NoiseSchedule, add_noise, training_target
+from .diffusion import PREDICTION_TYPES, NoiseSchedule, add_noise, min_snr_weights, training_target
 
 
 class LatentDiffusionModel(nn.Layer):
@@ -26,8 +27,6 @@ class LatentDiffusionModel(nn.Layer):
     published checkpoints' sake; nothing uses it, so it is not trained.
     """
 
-    input_names = ("pixel_values", "input_ids", "timesteps", "noise", "posterior_noise")
-
     def __init__(
         self,
         vae: nn.Layer,
@@ -36,10 +35,15 @@ class LatentDiffusionModel(nn.Layer):
         noise_schedule: NoiseSchedule,
         prediction_type: str = "epsilon",
         freeze_text_encoder: bool = False,
+        snr_gamma: float | None = None,
+        perturbed_input: bool = False,
     ):
+        """`snr_gamma` weights the loss by `min_snr_weights`; `perturbed_input` asks batches for `input_noise`."""
         super().__init__()
         if prediction_type not in PREDICTION_TYPES:
             raise ValueError(f"prediction_type {prediction_type!r} is not one of {PREDICTION_TYPES}")
+        if noise_schedule.rescale_betas_zero_snr and prediction_type == "epsilon":
+            raise ValueError("where nothing but noise is left, the noise tells nothing: zero SNR needs v_prediction")
         self.vae = vae
         self.text_encoder = text_encoder
         self.unet = unet
@@ -47,7 +51,16 @@ class LatentDiffusionModel(nn.Layer):
         self.prediction_type = prediction_type
         self.freeze_text_encoder = freeze_text_encoder
         self.scaling_factor = float(vae.config.scaling_factor)
-        self.register_buffer("alphas_cumprod", paddle.to_tensor(noise_schedule.alphas_cumprod()), persistable=False)
+        self.observer = None  # while training, told of timesteps [B] and the squared error [B] float32 of each sample
+        self.input_names = ("pixel_values", "input_ids", "timesteps", "noise", "posterior_noise")
+        if perturbed_input:
+            self.input_names += ("input_noise",)
+        alphas_cumprod = noise_schedule.alphas_cumprod()
+        self.register_buffer("alphas_cumprod", paddle.to_tensor(alphas_cumprod), persistable=False)
+        self.snr_gamma = snr_gamma
+        if snr_gamma is not None:
+            weights = min_snr_weights(alphas_cumprod, snr_gamma, prediction_type)
+            self.register_buffer("loss_weights", paddle.to_tensor(weights), persistable=False)
         _freeze(vae)
         if freeze_text_encoder:
             _freeze(text_encoder)
@@ -89,15 +102,29 @@ class LatentDiffusionModel(nn.Layer):
                 return self.text_encoder(input_ids)[0]
         return self.text_encoder(input_ids)[0]
 
-    def forward(self, pixel_values, input_ids, timesteps, noise, posterior_noise):
-        """Mean squared error between prediction and target, float32 scalar."""
+    def forward(self, pixel_values, input_ids, timesteps, noise, posterior_noise, input_noise=None):
+        """Mean squared error between prediction and target, weighted by timestep where asked for, float32 scalar.
+
+        With `input_noise`, x_t is made with it and the target with `noise`: input perturbation, Ning et al. 2023
+        (arXiv:2301.11706).
+        """
         latents = self.encode(pixel_values, posterior_noise)
         alpha_bar = self.alphas_cumprod[timesteps].reshape([-1, 1, 1, 1])
-        noisy = add_noise(latents, noise, alpha_bar)
+        noisy = add_noise(latents, noise if input_noise is None else input_noise, alpha_bar)
         hidden_states = self.encode_text(input_ids)
         predicted = self.unet(noisy, timesteps, encoder_hidden_states=hidden_states).sample
         target = training_target(latents, noise, alpha_bar, self.prediction_type)
-        return F.mse_loss(predicted.astype("float32"), target)
+        self._tell_observer(timesteps, predicted, target)
+        if self.snr_gamma is None:
+            return F.mse_loss(predicted.astype("float32"), target)
+        errors = F.mse_loss(predicted.astype("float32"), target, reduction="none").mean([1, 2, 3])
+        return (self.loss_weights[timesteps] * errors).mean()
+
+    @paddle.no_grad()
+    def _tell_observer(self, timesteps, predicted, target) -> None:
+        if self.observer is not None and self.training:
+            errors = (predicted.detach().astype("float32") - target).square().mean([1, 2, 3])
+            self.observer(timesteps, errors)
 
 
 def _freeze(layer: nn.Layer) -> None:

@@ -16,6 +16,7 @@ from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import parse_known_or_suggest
 from ..utils.errors import ConfigError
 from .optim import LR_SCHEDULES
+from .sinks import check_reporters
 
 # Spelling of the published no-trainer script -> spelling of the Trainer.
 ALIASES = {
@@ -27,6 +28,7 @@ ALIASES = {
     "lr_warmup_steps": "warmup_steps",
     "adam_weight_decay": "weight_decay",
     "writer_type": "report_to",
+    "num_examples_to_see": "max_samples",
 }
 
 # Defaults of the published no-trainer script where they differ from the Trainer's.
@@ -47,15 +49,23 @@ LOOP_DEFAULTS = {
 LOOP_FLAGS = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "do_train", "device", "seed"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps"),
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "report_to", "disable_tqdm"),
-    *("dataloader_num_workers", "recompute", "bf16", "fp16", "scale_loss", "benchmark", "profiler_options"),
-    *("validation_prompts",),
+    *("max_samples", "max_skipped_updates", "accept_changes"),
+    *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
+    *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
+    *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *("logging_dir", "logging_steps", "save_steps", "save_total_limit", "backup_every", "report_to", "disable_tqdm"),
+    *("dataloader_num_workers", "recompute", "benchmark", "profiler_options"),
+    *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
+    *("validation_prompts", "validation_guidance_scales", "validation_steps"),
+    *("check_ranks_every", "data_timeout"),
+    *("tf32", "cudnn_search", "fused_adamw"),
 }
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
-REFUSED_FLAGS = ("sharding", "unified_checkpoint", "to_static", "load_best_model_at_end", "do_eval", "do_predict")
+REFUSED_FLAGS = (
+    *("sharding", "unified_checkpoint", "to_static", "amp_master_grad"),
+    *("load_best_model_at_end", "do_eval", "do_predict"),
+)
 
 
 @dataclass
@@ -70,7 +80,31 @@ class LDMTrainingArguments(TrainingArguments):
     )
     resume_from_checkpoint: Optional[str] = field(
         default=None,
-        metadata={"help": "Checkpoint folder to go on from (default: the newest sound one in the output folder)."},
+        metadata={
+            "help": "Checkpoint folder to go on from (default, and latest: the newest sound one in the output folder)."
+        },
+    )
+    backup_every: int = field(
+        default=0,
+        metadata={"help": "Save after every so many updates too, and never remove those checkpoints; 0: none."},
+    )
+    check_ranks_every: int = field(
+        default=500,
+        metadata={
+            "help": "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; "
+            "0: none."
+        },  # fmt: skip
+    )
+    data_timeout: float = field(
+        default=600.0,
+        metadata={"help": "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."},
+    )
+    accept_changes: List[str] = field(  # noqa: UP006
+        default_factory=list,
+        metadata={
+            "help": "Settings in which this run may differ from the checkpoint it resumes, as learning_rate; "
+            "any other difference is refused."
+        },
     )
     lr_scheduler_type: str = field(
         default="constant", metadata={"help": "Learning rate schedule, in updates.", "choices": list(LR_SCHEDULES)}
@@ -80,17 +114,67 @@ class LDMTrainingArguments(TrainingArguments):
     )
     report_to: Optional[List[str]] = field(  # noqa: UP006
         default_factory=lambda: ["visualdl"],
-        metadata={"help": "Where curves and pictures go besides metrics.jsonl: visualdl, none."},
+        metadata={"help": "Where curves and pictures go besides metrics.jsonl: visualdl, tensorboard, wandb, or none."},
     )
     logging_dir: Optional[str] = field(
-        default=None, metadata={"help": "Folder of VisualDL's files (default: logs in the output folder)."}
+        default=None,
+        metadata={"help": "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder)."},
     )
-    validation_prompts: Optional[str] = field(
+    max_samples: Optional[int] = field(
+        default=None,
+        metadata={"help": "Budget in samples in place of --max_steps, rounded up to whole updates."},
+    )
+    max_skipped_updates: int = field(
+        default=3,
+        metadata={
+            "help": "Stop after this many updates one after another whose loss or gradient is not finite; fewer are "
+            "skipped. 1 stops at the first."
+        },
+    )
+    scale_lr: bool = field(
+        default=False,
+        metadata={
+            "help": "Multiply the learning rates by the samples of an update over --lr_batch_size (linear scaling)."
+        },
+    )
+    lr_batch_size: int = field(
+        default=1, metadata={"help": "With --scale_lr: the batch size that the learning rates are meant for."}
+    )
+    unet_learning_rate: Optional[float] = field(
+        default=None, metadata={"help": "Learning rate of the UNet (default: --learning_rate)."}
+    )
+    text_encoder_learning_rate: Optional[float] = field(
+        default=None, metadata={"help": "Learning rate of the text encoder (default: --learning_rate)."}
+    )
+    decay_norms_and_biases: bool = field(
+        default=True,
+        metadata={"help": "Weight decay on every parameter, as published; false leaves out norms and biases."},
+    )
+    validation_prompts: Optional[List[str]] = field(  # noqa: UP006
         default=None,
         metadata={
-            "help": "Text file of prompts, one a line, drawn every --image_logging_steps updates "
+            "help": "Prompts, or text files of them, one a line, drawn every --image_logging_steps updates "
             "(default: captions of the current batch)."
         },  # fmt: skip
+    )
+    validation_guidance_scales: List[float] = field(  # noqa: UP006
+        default_factory=lambda: [1.0, 7.5], metadata={"help": "Guidance scales of these pictures; 1 is none."}
+    )
+    validation_steps: int = field(
+        default=1000,
+        metadata={"help": "Updates between two losses of --validation_file_list; 0 or less: never."},
+    )
+    tf32: bool = field(
+        default=False,
+        metadata={"help": "GPUs: multiply float32 matrices with 10 bits of mantissa in place of 23, which is faster."},
+    )
+    cudnn_search: bool = field(
+        default=False,
+        metadata={"help": "GPUs: try cuDNN's algorithms for each new shape and take the fastest; bits may differ."},
+    )
+    fused_adamw: bool = field(
+        default=False,
+        metadata={"help": "Update all weights in a few kernel launches: the same formula, faster on GPUs."},
     )
     benchmark: bool = field(
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
@@ -115,15 +199,22 @@ class LDMTrainingArguments(TrainingArguments):
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise ConfigError("nothing to train: give --max_steps or --num_train_epochs above 0")
+        for name in ("max_samples", "max_skipped_updates", "lr_batch_size", "learning_rate", "unet_learning_rate",
+                     "text_encoder_learning_rate"):  # fmt: skip
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
+        if self.lr_batch_size != 1 and not self.scale_lr:
+            raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or leave both away")
+        if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:
+            raise ConfigError("nothing to train: give --max_steps, --max_samples or --num_train_epochs above 0")
+        for name in ("backup_every", "check_ranks_every", "data_timeout"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be 0 (none) or more")
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must not be negative")
-        if self.fp16_opt_level != "O1" and (self.fp16 or self.bf16):
-            raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} is not supported yet; use O1")
-        unknown = set(self.reporters) - {"visualdl", "none"}
-        if unknown:
-            raise ConfigError(f"--report_to {unknown.pop()} is not supported yet; use visualdl or none")
+        if self.fp16_opt_level not in ("O1", "O2"):
+            raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
+        check_reporters(self.reporters)
 
 
 def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
@@ -133,6 +224,9 @@ def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
         usage="%(prog)s --output_dir OUT --file_list LIST [flags]",
         description="Stopped at any moment, the same command goes on from the last checkpoint in OUT. "
         "A flag of type BOOL alone means true. Steps are optimizer updates.",
+        epilog="On CPUs, threads and MKL's path are chosen before Paddle is loaded, and said in the log: what the "
+        "environment sets already stays (OMP_NUM_THREADS, MKL_DEBUG_CPU_TYPE), and PPLDM_NO_CPU_TUNING=1 chooses "
+        "nothing. PPLDM_DEBUG=1 shows tracebacks and the libraries' own logs.",
         formatter_class=_HelpFormatter,
     )
     actions = {action.dest: action for action in parser._actions}

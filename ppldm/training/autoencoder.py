@@ -1,5 +1,6 @@
 """An autoencoder's training run from its flags: the same loop, data and checkpoints as the text-to-image run."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from ..models.build import build_autoencoder, latent_shape, save_part
 from ..utils.errors import ConfigError
 from ..utils.files import atomic_dir, write_json
 from ..utils.log import get_logger, progress
+from ..utils.world import World
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
+from .interval import Interval, gather_objects
 from .optim import build_optimizer
+from .precision import autocast, warn_of_cpu
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -30,6 +34,16 @@ from .run import (
     run_identity,
     select_training_rows,
 )
+from .validation import (
+    deal_back,
+    make_batch,
+    open_held_out_sources,
+    select_held_out,
+    share,
+    spread,
+    undisturbed,
+    validation_loss,
+)
 
 VAE_DIR = "vae"
 NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the rows
@@ -40,38 +54,48 @@ def prepare_autoencoder(
     vae_arguments: AutoencoderArguments, data_arguments: DataArguments, arguments: LDMTrainingArguments
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
-    for name in ("fp16", "recompute"):
+    for name in ("fp16", "recompute", "unet_learning_rate", "text_encoder_learning_rate"):
         if getattr(arguments, name):
             raise ConfigError(f"--{name} is not supported for autoencoders; leave it away")
+    if arguments.bf16 and arguments.fp16_opt_level != "O1":
+        raise ConfigError(f"--fp16_opt_level {arguments.fp16_opt_level} is not supported for autoencoders; use O1")
     sources = open_sources(data_arguments)
+    held_out_sources = open_held_out_sources(data_arguments, sources)
     world = detect_world(arguments)
+    warn_of_cpu(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(vae_arguments, data_arguments, arguments))
     selection = select_training_rows(sources, data_arguments, arguments, world)
     vae = build_autoencoder(vae_arguments.vae_config_file, arguments.seed)
-    dataset = TextImageDataset(
-        sources,
-        None,
-        data_arguments.resolution,
-        latent_shape(vae, data_arguments.resolution),
-        arguments.seed,
+    make_dataset = partial(
+        TextImageDataset,
+        tokenizer=None,
+        resolution=data_arguments.resolution,
+        latent_shape=latent_shape(vae, data_arguments.resolution),
+        seed=arguments.seed,
         crop_fraction=data_arguments.crop_fraction,
-        random_crop=data_arguments.random_crop,
-        random_flip=data_arguments.random_flip,
         pixels_only=True,
         bad_rows=bad_row_policy(data_arguments),
-        selection=selection,
         interpolation=data_arguments.interpolation,
+    )
+    dataset = make_dataset(
+        sources,
+        random_crop=data_arguments.random_crop,
+        random_flip=data_arguments.random_flip,
+        selection=selection,
     )
     model = AutoencoderObjective(vae, vae_arguments.reconstruction_loss, vae_arguments.kl_weight)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
-    optimizer, scheduler = build_optimizer(list(model.trained_parameters().values()), arguments, max_steps)
+    optimizer, scheduler = build_optimizer(model.trained_parameters(), arguments, max_steps, global_batch_size)
     state = TrainingState(model, optimizer, scheduler)
-    identity = run_identity(arguments, data_arguments, len(dataset), global_batch_size, max_steps)
-    start_step, unlogged_losses = restore(checkpoint, state, identity)
+    identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
+    identity |= {name: getattr(vae_arguments, name) for name in ("reconstruction_loss", "kl_weight")}
+    start_step, unlogged = restore(checkpoint, state, identity, arguments.accept_changes)
 
     def draw(_batch: dict) -> tuple[dict, dict]:
-        return reconstruction_pictures(vae, dataset)
+        return reconstruction_pictures(state, vae, dataset, world)
+
+    held_out = select_held_out(held_out_sources, make_dataset, data_arguments, arguments, world)
 
     def export(facts: dict) -> Path:
         return export_autoencoder(vae, dataset, Path(arguments.output_dir, VAE_DIR), facts)
@@ -87,30 +111,39 @@ def prepare_autoencoder(
         identity=identity,
         checkpoint=checkpoint,
         start_step=start_step,
-        unlogged_losses=unlogged_losses,
+        interval=Interval(world, state=unlogged),
         draw_every=vae_arguments.image_logging_steps,
         draw=draw,
         export=export,
+        validate=held_out and partial(validation_loss, state, held_out, world, autocast(arguments)),
     )
 
 
-def reconstruction_pictures(vae, dataset: TextImageDataset) -> tuple[dict, dict]:
-    """({"reconstruction": originals over reconstructions}, {"psnr": dB}) of a fixed set of rows."""
-    vae.eval()
-    pixels, _ = _batch(dataset, _spread(len(dataset), NUM_PICTURES))
-    decoded = reconstruct(vae, pixels)
-    originals = pixels.transpose([0, 2, 3, 1]).numpy()
-    picture = tile(np.concatenate([originals, to_pictures(decoded)]), len(originals))
-    vae.train()
-    return {"reconstruction": picture}, {"psnr": psnr(pixels, decoded)}
+def reconstruction_pictures(state: TrainingState, vae, dataset: TextImageDataset, world: World) -> tuple[dict, dict]:
+    """({"reconstruction": originals over reconstructions}, {"psnr": dB}) of a fixed set of rows.
+
+    The ranks share the rows; all know the number, the main one has the picture. A collective call.
+    """
+    rows, found = spread(len(dataset), NUM_PICTURES), []
+    mine = [rows[number] for number in share(len(rows), world)]
+    with undisturbed(state):
+        if mine:
+            pixels = make_batch(dataset, mine)["pixel_values"]
+            found = list(zip(pixels.numpy(), reconstruct(vae, pixels).astype("float32").numpy(), strict=True))
+    originals, decoded = (np.stack(side) for side in zip(*deal_back(gather_objects(found, world)), strict=True))
+    numbers = {"psnr": psnr(paddle.to_tensor(originals), paddle.to_tensor(decoded))}
+    if not world.is_main:
+        return {}, numbers
+    pictures = np.concatenate([originals.transpose(0, 2, 3, 1), to_pictures(paddle.to_tensor(decoded))])
+    return {"reconstruction": tile(pictures, len(originals))}, numbers
 
 
 def export_autoencoder(vae, dataset: TextImageDataset, folder: Path, facts: dict) -> Path:
     """Measure the latents, put 1 / std into the config as scaling_factor, and write the VAE's folder."""
     vae.eval()
-    rows = _spread(len(dataset), NUM_MEASURED)
+    rows = spread(len(dataset), NUM_MEASURED)
     with progress(range(0, len(rows), 16), desc="measuring latents", unit="batch") as starts:
-        statistics = latent_statistics(vae, (_batch(dataset, rows[i : i + 16]) for i in starts))
+        statistics = latent_statistics(vae, (_encoder_inputs(dataset, rows[i : i + 16]) for i in starts))
     scaling_factor = 1.0 / statistics["latent_std"]
     vae.register_to_config(scaling_factor=scaling_factor)
     get_logger().info("latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", statistics)
@@ -120,13 +153,6 @@ def export_autoencoder(vae, dataset: TextImageDataset, folder: Path, facts: dict
     return folder
 
 
-def _spread(num_rows: int, count: int) -> list[int]:
-    """At most `count` row numbers, evenly spread."""
-    return sorted(set(np.linspace(0, num_rows - 1, min(count, num_rows)).astype(int).tolist()))
-
-
-def _batch(dataset: TextImageDataset, rows: list[int]):
-    samples = [dataset[0, row] for row in rows]
-    return tuple(
-        paddle.to_tensor(np.stack([sample[name] for sample in samples])) for name in ("pixel_values", "posterior_noise")
-    )
+def _encoder_inputs(dataset: TextImageDataset, rows: list[int]):
+    batch = make_batch(dataset, rows)
+    return batch["pixel_values"], batch["posterior_noise"]

@@ -7,31 +7,40 @@
         scaler.pdparams        loss scaler (float16 only)
         ema_state.pdparams     averaged weights and their number of updates (where an average is kept)
         trainer_state.json     PaddleNLP's TrainerState: global_step and the rest
-        manifest.json          written last: step, samples seen, size and CRC-32 of each file
+        manifest.json          written last: step, samples seen, flags, versions, size and CRC-32 of each file, its own
 
 The names are those of PaddleNLP's Trainer, so that its tools read them. There is no random state: every draw is a
-function of (seed, epoch, row), and the position in the data is the step.
+function of (seed, epoch, row). The position in the data is `samples_seen`, the number of samples taken from the
+endless order of `ppldm.data.order`.
+
+A checkpoint takes its name by one rename, after every byte is on disk; older ones go after it was read back and found
+sound. So whatever moment a process is killed at, the newest folder named checkpoint-<step> is whole.
 
 Paddle keys an optimizer's state by generated names. Models are built, and loops run, under a `unique_name` guard of
 their own, so that these names are the same in every process and whatever ran before in it.
 """
 
 import json
+import platform
 import re
-import shutil
 import zlib
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import paddle
 from paddlenlp.trainer import TrainerState
 
+from .. import __version__
 from ..models.ema import ExponentialMovingAverage
-from ..utils.errors import CheckpointError
-from ..utils.files import atomic_dir, write_json
+from ..utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
+from ..utils.files import atomic_dir, count_free_bytes, make_output_dir, remove_dir, write_json
 from ..utils.log import get_logger
 
 MANIFEST = "manifest.json"
+_LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
+_NOTHING = ("false", "none", "no", "0")
+_OVERHEAD_BYTES = 1 << 20  # names, pickle, JSON
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -50,45 +59,78 @@ def save_checkpoint(
     output_dir,
     state: TrainingState,
     trainer_state: TrainerState,
-    samples_seen: int,
-    identity: dict,
-    unlogged_losses: list[float],
-    save_total_limit: int | None,
+    facts: dict,
+    save_total_limit: int | None = None,
+    backup_every: int = 0,
 ) -> Path:
-    """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit`.
+    """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit` (None, 0: none).
 
-    `identity` is what decides which samples a step sees; resuming compares it. `unlogged_losses` are those since the
-    last log line.
+    `facts` go into the manifest, JSON-ready: `samples_seen`, `identity` (what decides which samples a step sees;
+    resuming compares it) and whatever else a resumed run wants back. A checkpoint after a multiple of `backup_every`
+    updates is never removed. Raises DiskFullError, with the older checkpoints untouched.
     """
     step = trainer_state.global_step
-    folder = Path(output_dir, f"checkpoint-{step}")
-    with atomic_dir(folder) as target:
-        paddle.save(state.model.state_dict(), str(target / "model_state.pdparams"))
-        paddle.save(state.optimizer.state_dict(), str(target / "optimizer.pdopt"))
-        paddle.save(state.scheduler.state_dict(), str(target / "scheduler.pdparams"))
-        if state.scaler:
-            paddle.save(state.scaler.state_dict(), str(target / "scaler.pdparams"))
-        if state.ema:
-            paddle.save(state.ema.state_dict(), str(target / "ema_state.pdparams"))
-        trainer_state.save_to_json(str(target / "trainer_state.json"))
-        files = {path.name: _identity(path) for path in sorted(target.iterdir())}
-        write_json(
-            target / MANIFEST,
-            {
-                "global_step": step,
-                "samples_seen": samples_seen,
-                "identity": identity,
-                "unlogged_losses": unlogged_losses,
-                "files": files,
-            },
-        )
+    folder = make_output_dir(output_dir) / f"checkpoint-{step}"
+    contents = {
+        "model_state.pdparams": state.model.state_dict(),
+        "optimizer.pdopt": state.optimizer.state_dict(),
+        "scheduler.pdparams": state.scheduler.state_dict(),
+    }
+    if state.scaler:
+        contents["scaler.pdparams"] = state.scaler.state_dict()
+    if state.ema:
+        contents["ema_state.pdparams"] = state.ema.state_dict()
+    _require_space(folder, count_bytes(contents) + _OVERHEAD_BYTES)
+    try:
+        with atomic_dir(folder) as target:
+            for name, content in contents.items():
+                paddle.save(content, str(target / name))
+            trainer_state.save_to_json(str(target / "trainer_state.json"))
+            files = {path.name: _identity(path) for path in sorted(target.iterdir())}
+            manifest = {"global_step": step, **facts, "versions": versions(), "files": files}
+            write_json(target / MANIFEST, {**manifest, "crc32": _checksum(manifest)})
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise DiskFullError(f"the disk filled up while writing {folder} ({error.strerror}); free some") from error
     problem = verify(folder)
     if problem:
         raise CheckpointError(f"{folder} does not verify after writing ({problem}); check the disk")
     if save_total_limit and save_total_limit > 0:
-        for old in list_checkpoints(output_dir)[save_total_limit:]:
-            shutil.rmtree(old)
+        for old in removable(list_checkpoints(output_dir), step, save_total_limit, backup_every):
+            remove_dir(old)
     return folder
+
+
+def removable(folders: list[Path], step: int, limit: int, backup_every: int) -> list[Path]:
+    """Of checkpoints, newest first, those beyond the newest `limit` up to `step`, without backups.
+
+    Later ones than `step` are none of this run's making, and count for nothing.
+    """
+    own = [folder for folder in folders if step_of(folder) <= step]
+    return [folder for folder in own[limit:] if not (backup_every > 0 and step_of(folder) % backup_every == 0)]
+
+
+def count_bytes(state) -> int:
+    """The bytes of all tensors in nested dicts."""
+    if isinstance(state, dict):
+        return sum(map(count_bytes, state.values()))
+    return int(state.size) * state.element_size() if isinstance(state, paddle.Tensor) else 0
+
+
+def _require_space(folder: Path, num_bytes: int) -> None:
+    free = count_free_bytes(folder.parent)
+    if free < num_bytes:
+        raise DiskFullError(
+            f"{folder} needs {num_bytes / 1e9:.3f} GB, {folder.parent} has {free / 1e9:.3f} GB free; "
+            "free some, or keep fewer checkpoints with --save_total_limit"
+        )
+
+
+def versions() -> dict[str, str]:
+    """What a checkpoint is written with: the same bits may need the same."""
+    packages = {name: metadata.version(name) for name in ("paddlenlp", "ppdiffusers", "numpy")}
+    return {"ppldm": __version__, "python": platform.python_version(), "paddle": paddle.__version__, **packages}
 
 
 def load_model(folder: Path, state: TrainingState) -> None:
@@ -102,6 +144,11 @@ def load_model(folder: Path, state: TrainingState) -> None:
                 f"{folder} holds {found} for {name}, this model wants {tuple(value.shape)}; "
                 "resume with the flags the run was started with, or use another --output_dir"
             )
+    if unknown := weights.keys() - own.keys() - {"StructuredToParameterName@@"}:
+        raise CheckpointError(
+            f"{folder} holds weights that this model has not, {min(unknown)} for one; "
+            "resume with the flags the run was started with, or use another --output_dir"
+        )
     state.model.set_state_dict(weights)
     average = folder / "ema_state.pdparams"
     if state.ema:
@@ -110,11 +157,20 @@ def load_model(folder: Path, state: TrainingState) -> None:
                 f"{folder} holds no averaged weights; resume without --use_ema, as the run was started"
             )
         state.ema.load_state_dict(paddle.load(str(average)))
+    elif average.is_file():
+        get_logger().warning("%s holds averaged weights, which go no further: there is no --use_ema", folder)
 
 
 def load_optimizer(folder: Path, state: TrainingState) -> None:
-    """Read optimizer, schedule and scaler into `state`."""
-    state.optimizer.set_state_dict(paddle.load(str(folder / "optimizer.pdopt")))
+    """Read optimizer, schedule and scaler into `state`. Raises CheckpointError where a parameter has no moments."""
+    moments = paddle.load(str(folder / "optimizer.pdopt"))
+    for parameter in state.model.parameters():
+        if not parameter.stop_gradient and f"{parameter.name}_moment1_0" not in moments:
+            raise CheckpointError(
+                f"{folder} has no optimizer state for {parameter.name}; "
+                "resume with the flags the run was started with, or use another --output_dir"
+            )
+    state.optimizer.set_state_dict(moments)
     state.scheduler.set_state_dict(paddle.load(str(folder / "scheduler.pdparams")))
     if state.scaler:
         state.scaler.load_state_dict(paddle.load(str(folder / "scaler.pdparams"), return_numpy=True))
@@ -131,10 +187,14 @@ def read_manifest(folder) -> dict:
 
 
 def verify(folder) -> str | None:
-    """None if every file of the manifest is there with its size and checksum, else what is wrong."""
+    """None if manifest and files are there with their sizes and checksums, else what is wrong."""
     try:
-        files = read_manifest(folder)["files"]
-    except (CheckpointError, KeyError, TypeError):
+        manifest = read_manifest(folder)
+        files = manifest["files"]
+        # Those written before there was one have no checksum of the manifest itself.
+        if manifest.pop("crc32", None) not in (None, _checksum(manifest)):
+            return f"{MANIFEST} has changed"
+    except (CheckpointError, KeyError, TypeError, AttributeError):
         return f"no readable {MANIFEST}"
     for name, expected in files.items():
         path = Path(folder, name)
@@ -145,20 +205,88 @@ def verify(folder) -> str | None:
     return None
 
 
+def step_of(folder: Path) -> int:
+    """The number in a name `checkpoint-<step>`."""
+    return int(_NAME.fullmatch(folder.name)[1])
+
+
 def list_checkpoints(output_dir) -> list[Path]:
     """The folders `checkpoint-<step>` in `output_dir`, newest first."""
-    found = [(int(m[1]), path) for path in Path(output_dir).glob("checkpoint-*") if (m := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    found = [path for path in Path(output_dir).glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of, reverse=True)
 
 
 def newest_checkpoint(output_dir) -> Path | None:
-    """The newest checkpoint that verifies; says which it passed over."""
-    for folder in list_checkpoints(output_dir):
+    """The newest checkpoint that verifies; says which it passed over, and why. None where there are no checkpoints.
+
+    Raises CheckpointError where there are some and none of them verifies: to begin again from nothing is not for a
+    restart at night to decide.
+    """
+    folders = list_checkpoints(output_dir)
+    for folder in folders:
         problem = verify(folder)
         if problem is None:
             return folder
         get_logger().warning("passing over %s: %s", folder, problem)
+    if folders:
+        raise CheckpointError(
+            f"none of the {len(folders)} checkpoints in {output_dir} verifies; "
+            "restore one, or start anew with --overwrite_output_dir"
+        )
     return None
+
+
+def named_checkpoint(output_dir, wanted: str | None) -> Path | None:
+    """The folder that `--resume_from_checkpoint` names, by its path or by its name in `output_dir`; None for a word."""
+    if wanted is None or wanted.strip().lower() in (*_LATEST, *_NOTHING):
+        return None
+    return next((path for path in (Path(wanted), Path(output_dir, wanted)) if path.is_dir()), Path(wanted))
+
+
+def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
+    """The checkpoint that `--resume_from_checkpoint` means; None to start from nothing.
+
+    Not given, `latest`, `last`, `auto` or `true`: the newest sound one of `output_dir`, if any. The folder of one:
+    that one, or what this very command has reached from it before it was stopped. `false`, `none` or `no`: nothing,
+    refused where there is something. Raises CheckpointError, ConfigError.
+    """
+    named = named_checkpoint(output_dir, wanted)
+    if named:
+        problem = verify(named) if named.is_dir() else "no such folder"
+        if problem:
+            raise CheckpointError(f"cannot resume from {wanted}: {problem}; choose another --resume_from_checkpoint")
+        return _reached_from(named, output_dir) or named
+    found = list_checkpoints(output_dir)
+    if found and wanted and wanted.strip().lower() in _NOTHING:
+        raise ConfigError(
+            f"--resume_from_checkpoint {wanted}, but {output_dir} holds {found[0].name}; "
+            "add --overwrite_output_dir to start anew, or choose another folder"
+        )
+    return newest_checkpoint(output_dir)
+
+
+def _reached_from(origin: Path, output_dir) -> Path | None:
+    """The newest sound checkpoint of a run in `output_dir` that was told to resume from `origin`."""
+    for folder in list_checkpoints(output_dir):
+        if verify(folder) is None and read_manifest(folder).get("resumed_from") == str(origin.resolve()):
+            return folder
+    return None
+
+
+def set_aside_after(output_dir, step: int) -> None:
+    """Rename the checkpoints after update `step` to `abandoned-checkpoint-<n>`: a run that goes on from `step` must not
+    find them when it is started again."""
+    for folder in list_checkpoints(output_dir):
+        if step_of(folder) > step:
+            target = folder.with_name(f"abandoned-{folder.name}")
+            if target.exists():
+                remove_dir(target)
+            folder.rename(target)
+            get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)
+
+
+def _checksum(manifest: dict) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
 def _identity(path: Path) -> dict:

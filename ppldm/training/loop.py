@@ -7,10 +7,11 @@ from paddlenlp.trainer import TrainerState
 
 from ..utils.log import get_logger
 from .checkpoint import load_optimizer
+from .precision import autocast
 from .report import Reporter, TimedBatches
 from .run import TrainingRun
 from .signals import stop_on_signals
-from .step import autocast, train_step
+from .step import Referee, train_step
 
 
 def run_loop(run: TrainingRun) -> None:
@@ -22,7 +23,7 @@ def run_loop(run: TrainingRun) -> None:
         get_logger().info("already trained for %d updates", run.start_step)
         run.finish()
         return
-    make_autocast = autocast(arguments.bf16, arguments.fp16)
+    referee = Referee(state, run.world, arguments.max_skipped_updates, autocast(arguments))
     trainer_state = TrainerState(global_step=run.start_step, max_steps=run.max_steps)
     with (
         Reporter(run) as reporter,
@@ -30,14 +31,18 @@ def run_loop(run: TrainingRun) -> None:
         stop_on_signals() as request,
         paddle.utils.unique_name.guard(),
     ):
+        save_is_due = False
         for step in range(run.start_step + 1, run.max_steps + 1):
             state.model.train()
             micro_batches = [next(batches) for _ in range(arguments.gradient_accumulation_steps)]
-            loss, stopping = train_step(state, micro_batches, run.world, make_autocast, stop=bool(request))
+            update = train_step(referee, micro_batches, stop=bool(request))
+            run.check_ranks(step)
             trainer_state.global_step = step
-            reporter.after_update(step, loss, micro_batches)
-            if stopping or step % arguments.save_steps == 0 or step == run.max_steps:
-                run.save(trainer_state)
-            if stopping and step < run.max_steps:
-                raise run.interruption(step)
+            reporter.after_update(step, update, micro_batches)
+            save_is_due |= run.saves_after(step)
+            if update.stop or step == run.max_steps or (save_is_due and not referee.num_skipped_in_a_row):
+                run.save(trainer_state, update.stop)
+                save_is_due = False
+            if update.stop and step < run.max_steps:
+                raise run.interruption(step, request.number)
     run.finish()

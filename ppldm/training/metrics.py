@@ -1,7 +1,7 @@
-"""Numbers and pictures of a run: `metrics.jsonl` is the truth; VisualDL and the terminal show the same.
+"""Numbers of a run: the file and the lines they go to, and their reading again.
 
-One JSON object a line, `global_step` strictly rising. A resumed run first drops the lines past the step it resumes
-from, so that the file is always one curve.
+`metrics.jsonl` is the truth: one JSON object a line, `global_step` strictly rising; `ppldm.training.sinks` shows the
+same elsewhere. A resumed run first drops the lines past the step it resumes from, so that the file is always one curve.
 """
 
 import json
@@ -15,74 +15,67 @@ from ..utils.files import atomic_write, write_text
 from ..utils.log import get_logger
 
 METRICS_FILE = "metrics.jsonl"
+NUM_QUARTERS = 4  # of the timesteps, by each of which the loss is logged; the first has the least noise
 
 
 class MetricsWriter:
-    """Writes what one process logs. Made on the main process only."""
+    """Writes what one process logs: a line of the file, a line of the log, and a point in each sink."""
 
-    def __init__(self, output_dir, reporters, logging_dir, start_step: int):
-        self.path = Path(output_dir, METRICS_FILE)
-        _drop_after(self.path, start_step)
-        self.visualdl = None
-        if "visualdl" in reporters:
-            from visualdl import LogWriter
-
-            self.visualdl = LogWriter(logdir=str(logging_dir), flush_secs=10)
+    def __init__(self, path: Path, sinks: list = ()):
+        self.path, self.sinks = Path(path), sinks
 
     def log(self, step: int, values: dict) -> None:
-        """Append {"global_step": step, **values} and show it. Values are numbers; NaN is written as null."""
-        finite = {name: value if np.isfinite(value) else None for name, value in values.items()}
+        """Append {"global_step": step, "time": seconds since 1970, **values}, and show it. NaN is written as null."""
+        record = {name: value if np.isfinite(value) else None for name, value in values.items()}
+        record = {"global_step": step, "time": round(time.time(), 3), **record}
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"global_step": step, **finite}) + "\n")
-        if self.visualdl:
-            for name, value in finite.items():
-                if value is not None:
-                    self.visualdl.add_scalar(f"train/{name}", value, step)
-        get_logger().info("step %d  %s", step, "  ".join(f"{name} {_short(value)}" for name, value in values.items()))
+            file.write(json.dumps(record) + "\n")
+        for sink in self.sinks:
+            sink.add_numbers(record)
+        get_logger().info("%s", describe(step, values))
 
-    def pictures(self, step: int, pictures: dict[str, np.ndarray]) -> None:
-        """Show [H, W, 3] uint8 pictures in VisualDL, by tag."""
-        if self.visualdl:
-            for tag, picture in pictures.items():
-                self.visualdl.add_image(tag, picture, step)
+    def add_pictures(self, step: int, pictures: dict[str, np.ndarray]) -> None:
+        """Show [H, W, 3] uint8 pictures, by tag, where pictures can be shown."""
+        for sink in self.sinks:
+            sink.add_pictures(step, pictures)
 
     def close(self) -> None:
-        """Finish VisualDL's file."""
-        if self.visualdl:
-            self.visualdl.close()
+        """Finish what the sinks wrote."""
+        for sink in self.sinks:
+            sink.close()
 
 
-class Interval:
-    """What happened since the last log line: losses, samples, seconds, seconds spent waiting for data.
+def describe(step: int, values: dict) -> str:
+    """The numbers as a line for people; those that are not there are left out."""
+    words = [f"step {step}"]
+    if "loss" in values:
+        words.append(f"loss {values['loss']:.4f}")
+    quarters = [values[name] for number in range(NUM_QUARTERS) if (name := f"loss_quarter_{number + 1}") in values]
+    if quarters:
+        words.append(f"by timestep {' '.join('-' if np.isnan(q) else f'{q:.3f}' for q in quarters)}")
+    shown = {
+        "validation_loss": "validation loss {:.4f}",
+        "psnr": "psnr {:.2f} dB",
+        "grad_norm": "gradient {:.3g}",
+        "lr_abs": "lr {:.3g}",
+        "images_per_second": "{:.3g} images/s",
+        "data_wait_share": "waited for data {:.1%}",
+        "peak_memory_gb": "memory {:.1f} GB",
+        "peak_device_memory_gb": "device {:.1f} GB",
+    }
+    words += [form.format(values[name]) for name, form in shown.items() if name in values]
+    for what in ("rows", "updates"):
+        if values.get(f"skipped_{what}"):
+            words.append(f"skipped {values[f'skipped_{what}']:.0f} {what}")
+    return "  ".join(words)
 
-    `losses` is the list that a checkpoint keeps, so that a resumed run logs the same mean as one that was not stopped.
-    """
 
-    def __init__(self, losses: list[float]):
-        self.losses = losses
-        self._start()
-
-    def _start(self):
-        self.samples, self.wait_seconds, self.started = 0, 0.0, time.perf_counter()
-
-    def add(self, loss: float, samples: int) -> None:
-        """One update: its loss (mean over ranks and micro-batches) and its samples over all ranks."""
-        self.losses.append(loss)
-        self.samples += samples
-
-    def summary(self, world_size: int) -> dict:
-        """Means over the interval, which ends here."""
-        seconds = time.perf_counter() - self.started
-        rate = self.samples / seconds
-        values = {
-            "loss": float(np.mean(self.losses)),
-            "images_per_second": rate,
-            "images_per_second_per_device": rate / world_size,
-            "data_wait_share": self.wait_seconds / seconds,
-        }
-        self.losses.clear()
-        self._start()
-        return values
+def describe_costs(values: dict, samples_per_update: int) -> str:
+    """The line of `--benchmark`, whose words scripts look for: costs in seconds an update, ips in images a second."""
+    return (
+        f"avg_reader_cost: {values['avg_reader_cost']:.5f} sec, avg_batch_cost: {values['avg_batch_cost']:.5f} sec, "
+        f"avg_samples: {samples_per_update}, ips: {values['images_per_second']:.5f} images/sec"
+    )
 
 
 def read_metrics(path) -> list[dict]:
@@ -124,6 +117,10 @@ def plot_loss(
         axes.legend()
     axes.set(xlabel="global step (optimizer updates)", ylabel="training loss", yscale="log")
     axes.grid(True, which="both", alpha=0.3)
+    held_out = [(r["global_step"], r["validation_loss"]) for r in records if r.get("validation_loss") is not None]
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), "o-", color="#e6550d", markersize=3, label="held-out rows")
+        axes.legend()
     target = Path(out) if out else source.parent / "loss.png"
     try:
         with atomic_write(target) as file:
@@ -135,10 +132,10 @@ def plot_loss(
     get_logger().info("loss curve: %s", target)
 
 
-def _drop_after(path: Path, step: int) -> None:
-    """Keep the lines up to `step`; a last line that a kill cut short goes too."""
+def drop_after(path: Path, step: int) -> list[dict]:
+    """Keep the lines of a metrics file up to `step`, and return them; a last line that a kill cut short goes too."""
     if not path.exists():
-        return
+        return []
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -147,9 +144,6 @@ def _drop_after(path: Path, step: int) -> None:
             break
         if record["global_step"] > step:
             break
-        kept.append(line + "\n")
-    write_text(path, "".join(kept))
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
+        kept.append(record)
+    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
+    return kept

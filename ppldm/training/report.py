@@ -1,13 +1,18 @@
-"""What both loops do after an update: log, draw sample pictures, measure the wait for data."""
+"""What both loops do after an update: log, draw sample pictures, validate, measure the wait for data."""
 
+import json
 import time
+from pathlib import Path
 
 from paddlenlp.utils.profiler import add_profiler_step
 
 from ..utils.log import get_logger, progress
 from ..utils.pictures import save_png
-from .metrics import Interval, MetricsWriter
-from .run import TrainingRun
+from .interval import Interval
+from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
+from .run import RUN_FILE, TrainingRun
+from .sinks import SAMPLES_DIR, open_sinks
+from .step import Update
 
 
 class TimedBatches:
@@ -31,17 +36,23 @@ class TimedBatches:
 
 
 class Reporter:
-    """Logs every `logging_steps` updates, draws every `draw_every`, and shows the progress of the run.
+    """Logs every `logging_steps` updates, draws every `draw_every`, validates, and shows the progress of the run.
 
-    Silent on all but the main process. A context manager: the end closes what it wrote to.
+    All ranks count, draw and validate; the main one writes. A context manager: the end closes what it wrote to.
     """
 
     def __init__(self, run: TrainingRun):
-        self.run = run
-        self.interval = Interval(run.unlogged_losses)
-        self.skipped: dict[str, int] = {}
+        self.run, self.interval = run, run.interval
         self.writer = None
         arguments = run.arguments
+        if hasattr(run.state.model, "observer"):
+            run.state.model.observer = self.interval.observe
+        if run.world.is_main:
+            path = run.output_dir / METRICS_FILE
+            past = drop_after(path, run.start_step)
+            config = json.loads((run.output_dir / RUN_FILE).read_text(encoding="utf-8"))
+            sinks = open_sinks(arguments.reporters, run.output_dir, Path(arguments.logging_dir), past, config)
+            self.writer = MetricsWriter(path, sinks)
         self.bar = progress(
             total=run.max_steps,
             initial=run.start_step,
@@ -49,48 +60,53 @@ class Reporter:
             unit="update",
             disable=arguments.disable_tqdm or not run.world.is_main,
         )
-        if run.world.is_main:
-            self.writer = MetricsWriter(run.output_dir, arguments.reporters, arguments.logging_dir, run.start_step)
+        self.interval.restart_clock()
 
-    def after_update(self, step: int, loss: float, batches: list[dict]) -> None:
-        """`step` counts finished updates; `batches` are this rank's micro-batches of it."""
+    def after_update(self, step: int, update: Update, batches: list[dict]) -> None:
+        """`step` counts finished updates; `batches` are this rank's micro-batches of it. All ranks call it together."""
         run, arguments = self.run, self.run.arguments
-        self.interval.add(loss, run.global_batch_size)
+        self.interval.add(update.loss, run.global_batch_size, update.grad_norm, update.applied)
         for batch in batches:
-            for reason in batch.get("skipped", ()):
-                self.skipped[reason] = self.skipped.get(reason, 0) + 1
+            self.interval.skip(batch.get("skipped", ()))
         if arguments.profiler_options:
             add_profiler_step(arguments.profiler_options)
-        self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+        self.bar.set_postfix(loss=f"{update.loss:.4f}", refresh=False)
         self.bar.update()
-        if not self.writer:
-            return
-        numbers = {}
-        if run.draw_every > 0 and (step % run.draw_every == 0 or step == run.max_steps):
-            pictures, numbers = run.draw(batches[-1])
-            self._keep(step, pictures)
-        if numbers or step % arguments.logging_steps == 0 or step == run.max_steps:
-            self.writer.log(step, self._interval_values() | numbers)
+        numbers = self._look(step, batches[-1])
+        if step % arguments.logging_steps == 0 or step == run.max_steps:
+            numbers |= self._interval_values()
+        if numbers and self.writer:
+            self.writer.log(step, numbers)
+
+    def _look(self, step: int, batch: dict) -> dict:
+        """Draw and validate where it is time to; the numbers of that. Training stands still meanwhile."""
+        run, numbers = self.run, {}
+        with self.interval.paused():
+            if self._due(step, run.draw_every):
+                pictures, numbers = run.draw(batch)
+                if self.writer:
+                    self._keep(step, pictures)
+            if run.validate and self._due(step, run.arguments.validation_steps):
+                numbers |= run.validate()
+        return numbers
+
+    def _due(self, step: int, every: int) -> bool:
+        return every > 0 and (step % every == 0 or step == self.run.max_steps)
 
     def _interval_values(self) -> dict:
-        run, samples = self.run, self.interval.samples
-        updates = samples / self.run.global_batch_size
-        values = self.interval.summary(run.world.size)
-        values["lr_abs"] = run.state.optimizer.get_lr()
-        values["skipped_rows"] = sum(self.skipped.values())
-        if run.arguments.benchmark:
-            seconds = samples / values["images_per_second"]
-            values["avg_reader_cost"] = values["data_wait_share"] * seconds / updates
-            values["avg_batch_cost"] = seconds / updates
+        values = self.interval.summary() | {"lr_abs": self.run.state.optimizer.get_lr()}
+        if self.run.arguments.benchmark:
             values["ips"] = values["images_per_second"]
+            if self.writer:
+                get_logger().info("%s", describe_costs(values, self.run.global_batch_size))
         return values
 
     def _keep(self, step: int, pictures: dict) -> None:
-        folder = self.run.output_dir / "samples"
+        folder = self.run.output_dir / SAMPLES_DIR
         folder.mkdir(exist_ok=True)
         for tag, picture in pictures.items():
             save_png(folder / f"step-{step:06d}-{tag}.png", picture)
-        self.writer.pictures(step, pictures)
+        self.writer.add_pictures(step, pictures)
 
     def __enter__(self):
         return self
@@ -98,7 +114,8 @@ class Reporter:
     def __exit__(self, *_error) -> None:
         """Finish the writers and say how many rows were skipped."""
         self.bar.close()
-        if self.writer:
-            self.writer.close()
-        for reason, count in sorted(self.skipped.items()):
+        if not self.writer:
+            return
+        self.writer.close()
+        for reason, count in sorted(self.interval.skipped.items()):
             get_logger().warning("skipped %d rows: %s", count, reason)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,24 +23,39 @@ from ..data.order import Mix
 from ..data.sampler import StepSampler
 from ..data.selection import Selection, select_rows
 from ..data.where import parse_where
-from ..utils.errors import CheckpointError, ConfigError, Interrupted
-from ..utils.files import lock_folder, make_output_dir, write_json
+from ..utils.errors import CheckpointError, ConfigError, DiskFullError, Interrupted, Preempted
+from ..utils.files import link_or_copy, lock_folder, make_output_dir, remove_leftovers, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
 from ..utils.world import World
-from .arguments import LDMTrainingArguments
+from .arguments import LOOP_DEFAULTS, LDMTrainingArguments
 from .checkpoint import (
     TrainingState,
+    find_checkpoint,
     list_checkpoints,
     load_model,
-    newest_checkpoint,
+    named_checkpoint,
     read_manifest,
     save_checkpoint,
-    verify,
+    set_aside_after,
+    versions,
 )
+from .interval import Interval
 from .metrics import METRICS_FILE
+from .precision import precision_name
+from .ranks import check_ranks, meet
+from .speed import apply_switches
+from .watchdog import PromptBatches
 
 RUN_FILE = "run.json"
+
+# Settings that every sample, or every update, depends on.
+_DATA_SETTINGS = ("resolution", "crop_fraction", "random_crop", "random_flip", "interpolation")
+_OPTIMIZER_SETTINGS = (
+    *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
+    *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
+    *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+)
 
 
 @dataclass
@@ -56,15 +72,26 @@ class TrainingRun:
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
     checkpoint: Path | None
     start_step: int
-    unlogged_losses: list[float]  # of the updates since the last log line
+    interval: Interval  # what happened since the last log line
     draw_every: int  # updates; 0: never
-    draw: Callable[[dict], tuple[dict, dict]]  # last batch -> (pictures by tag [H, W, 3] uint8, numbers by name)
+    # Last batch -> (pictures by tag [H, W, 3] uint8 on the main process, numbers by name on all). A collective call.
+    draw: Callable[[dict], tuple[dict, dict]]
     export: Callable[[dict], Path]  # facts -> folder of the trained model
+    validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
 
     @property
     def output_dir(self) -> Path:
         """Where checkpoints, metrics and the exported model go."""
         return Path(self.arguments.output_dir)
+
+    def __post_init__(self):
+        # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
+        # the one that the run goes on from will be rotated away.
+        self.resumed_from: str | None = None
+        if named := named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint):
+            self.resumed_from = str(named.resolve())
+        elif self.checkpoint:
+            self.resumed_from = read_manifest(self.checkpoint).get("resumed_from")
 
     def batches(self):
         """This rank's micro-batches from `start_step` to the end, in order."""
@@ -76,28 +103,65 @@ class TrainingRun:
             self.start_step,
             self.max_steps,
         )
-        return build_loader(self.dataset, sampler, self.arguments.dataloader_num_workers)
+        meet(self.world)
+        loader = build_loader(self.dataset, sampler, self.arguments.dataloader_num_workers)
+        return PromptBatches(loader, self.arguments.data_timeout, self.world.rank)
 
-    def save(self, trainer_state: TrainerState) -> None:
-        """Write a checkpoint on the main process."""
+    def check_ranks(self, step: int) -> None:
+        """Compare the ranks' parameters after the first update of this start, and after every `check_ranks_every`.
+
+        Raises TrainingError on every rank where they differ.
+        """
+        every = self.arguments.check_ranks_every
+        if every > 0 and (step == self.start_step + 1 or step % every == 0):
+            check_ranks(dict(self.state.model.named_parameters()), step, self.world)
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is due after update `step`: by `save_steps`, by `backup_every`, or as it is the last."""
+        periods = (self.arguments.save_steps, self.arguments.backup_every)
+        return step == self.max_steps or any(period > 0 and step % period == 0 for period in periods)
+
+    def save(self, trainer_state: TrainerState, stopping: bool = False) -> None:
+        """Write a checkpoint on the main process, while the others wait. All ranks call it together.
+
+        Where the disk is full, training goes on with a warning and its older checkpoints; but the checkpoint with which
+        a run ends must be written, else DiskFullError is raised.
+        """
+        unlogged = self.interval.state()
         if self.world.is_main:
-            folder = save_checkpoint(
-                self.output_dir,
-                self.state,
-                trainer_state,
-                trainer_state.global_step * self.global_batch_size,
-                self.identity,
-                self.unlogged_losses,
-                self.arguments.save_total_limit,
-            )
-            get_logger().info("saved %s", folder)
+            self._write(trainer_state, unlogged, stopping)
+        meet(self.world)
 
-    def interruption(self, step: int) -> Interrupted:
-        """The error of a run that a signal stopped after update `step`."""
-        return Interrupted(f"stopped after update {step} of {self.max_steps}; the same command again goes on there")
+    def _write(self, trainer_state: TrainerState, unlogged: dict, stopping: bool) -> None:
+        step = trainer_state.global_step
+        facts = {
+            "samples_seen": step * self.global_batch_size,
+            "identity": self.identity,
+            "unlogged": unlogged,
+            "resumed_from": self.resumed_from,
+            "config": json.loads((self.output_dir / RUN_FILE).read_text(encoding="utf-8")),
+        }
+        limits = (self.arguments.save_total_limit, self.arguments.backup_every)
+        try:
+            with self.interval.paused():
+                folder = save_checkpoint(self.output_dir, self.state, trainer_state, facts, *limits)
+        except DiskFullError as error:
+            if stopping or step == self.max_steps:
+                raise
+            get_logger().warning("update %d is not saved, training goes on: %s", step, error)
+            return
+        get_logger().info("saved %s", folder)
+
+    def interruption(self, step: int, number: int) -> Interrupted:
+        """The error of a run that signal `number` stopped after update `step`; 0: a signal to another rank."""
+        kind = Interrupted if number == signal.SIGINT else Preempted
+        return kind(f"stopped after update {step} of {self.max_steps}; the same command again goes on there")
 
     def finish(self) -> None:
-        """Export the trained model on the main process and say where everything is."""
+        """Export the trained model on the main process and say where everything is.
+
+        The last checkpoint's weights and state come to lie in the output folder too, where PaddleNLP leaves them.
+        """
         if not self.world.is_main:
             return
         facts = {
@@ -106,12 +170,26 @@ class TrainingRun:
             "samples_seen": self.max_steps * self.global_batch_size,
             **self.identity,
         }
+        last = self.output_dir / f"checkpoint-{self.max_steps}"
+        for name in ("model_state.pdparams", "trainer_state.json"):
+            link_or_copy((last if last.is_dir() else self.checkpoint) / name, self.output_dir / name)
         folder = self.export(facts)
         get_logger().info("trained model: %s", folder)
 
 
 def count_steps(arguments: LDMTrainingArguments, num_rows: int, global_batch_size: int) -> int:
-    """Updates in all: `max_steps` where it is above 0, else the epochs' rows, rounded up to whole batches."""
+    """Updates in all: `max_samples` rounded up to whole batches, or `max_steps`, or the epochs' rows, rounded up.
+
+    Raises ConfigError where samples and steps are given and differ.
+    """
+    if arguments.max_samples is not None:
+        steps = math.ceil(arguments.max_samples / global_batch_size)
+        if arguments.max_steps > 0 and arguments.max_steps not in (steps, LOOP_DEFAULTS["max_steps"]):
+            raise ConfigError(
+                f"--max_samples {arguments.max_samples} is {steps} updates of {global_batch_size} samples, and "
+                f"--max_steps says {arguments.max_steps}; give one of them"
+            )
+        return steps
     if arguments.max_steps > 0:
         return arguments.max_steps
     return math.ceil(arguments.num_train_epochs * num_rows / global_batch_size)
@@ -149,20 +227,26 @@ def _where(arguments: DataArguments) -> Expression | None:
 def run_identity(
     arguments: LDMTrainingArguments,
     data_arguments: DataArguments,
-    num_rows: int,
+    dataset: TextImageDataset,
     global_batch_size: int,
     max_steps: int,
 ) -> dict:
-    """What decides which samples a step sees, and at which learning rate: a checkpoint of another run differs in it."""
+    """What decides which samples a step sees and what it makes of them, by name, JSON-ready.
+
+    A checkpoint of another run differs in it. What speed and memory alone depend on is no part of it.
+    """
     where = _where(data_arguments)
     constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
     return {
         "seed": arguments.seed,
         "where": None if where is None else str(where),
-        "rows": num_rows,
+        "rows": len(dataset),
+        "weights": dataset.weights,
         "global_batch_size": global_batch_size,
         "max_steps": None if constant else max_steps,
-        "resolution": data_arguments.resolution,
+        "precision": precision_name(arguments),
+        **{name: getattr(data_arguments, name) for name in _DATA_SETTINGS},
+        **{name: getattr(arguments, name) for name in _OPTIMIZER_SETTINGS},
     }
 
 
@@ -174,6 +258,7 @@ def bad_row_policy(arguments: DataArguments) -> BadRows:
 def detect_world(arguments: LDMTrainingArguments) -> World:
     """The ranks of this run. PaddleNLP's arguments have started the communication already."""
     world = World.detect()
+    apply_switches(arguments)
     per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     get_logger().info(
         "global_batch_size %d = %d per device x %d accumulation x %d ranks on %s",
@@ -189,28 +274,29 @@ _held_folders = []  # open lock files: a run holds its folder as long as the pro
 def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) -> Path | None:
     """Create the output folder, hold it, write its run.json, and return the checkpoint to resume from, if any.
 
-    A folder with checkpoints is resumed from the newest that verifies; `resume_from_checkpoint` names another;
-    `overwrite_output_dir` starts anew. A folder that holds something else is refused. Raises ConfigError,
-    CheckpointError or OutputError.
+    The main process decides for all ranks. `resume_from_checkpoint` says which (`find_checkpoint`): by default the
+    newest sound one. `overwrite_output_dir` starts anew. A folder that holds something else is refused. Raises
+    ConfigError, CheckpointError or OutputError.
     """
     folder = Path(arguments.output_dir)
+    chosen = [None]
     if world.is_main:
         _check_output(arguments, folder)
         make_output_dir(folder)
         _held_folders.append(lock_folder(folder))
+        if freed := remove_leftovers(folder):
+            get_logger().info("removed %.3f GB that an interrupted run left unfinished", freed / 1e9)
         if arguments.overwrite_output_dir:
             for old in (*list_checkpoints(folder), folder / METRICS_FILE):
                 shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        chosen = [find_checkpoint(folder, arguments.resume_from_checkpoint)]
+        if chosen[0]:
+            set_aside_after(folder, read_manifest(chosen[0])["global_step"])
         write_json(folder / RUN_FILE, config)
     if world.size > 1:
-        paddle.distributed.barrier()
-    if not arguments.resume_from_checkpoint:
-        return newest_checkpoint(folder)
-    chosen = Path(arguments.resume_from_checkpoint)
-    problem = verify(chosen)
-    if problem:
-        raise CheckpointError(f"cannot resume from {chosen}: {problem}; choose another --resume_from_checkpoint")
-    return chosen
+        meet(world)
+        paddle.distributed.broadcast_object_list(chosen, src=0)
+    return chosen[0]
 
 
 def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
@@ -223,24 +309,34 @@ def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
         )
 
 
-def restore(checkpoint: Path | None, state: TrainingState, identity: dict) -> tuple[int, list[float]]:
-    """Read the weights of a checkpoint into `state`. (its step, its unlogged losses); (0, []) where there is none.
+def restore(
+    checkpoint: Path | None, state: TrainingState, identity: dict, accepted: list[str] = ()
+) -> tuple[int, dict]:
+    """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
 
-    Raises CheckpointError naming the first setting in which the checkpoint's samples differ from this run's.
+    Raises CheckpointError naming the first setting in which the checkpoint differs from this run, and which is not
+    among those `accepted`. A setting that an older checkpoint does not record is not compared.
     """
     if checkpoint is None:
-        return 0, []
+        return 0, {}
     manifest = read_manifest(checkpoint)
     for name, value in identity.items():
-        then = manifest["identity"].get(name)
-        if then != value:
+        then = manifest["identity"].get(name, value)
+        if then == value:
+            continue
+        if name not in accepted:
             raise CheckpointError(
-                f"{checkpoint} was trained with {name} {then}, this run has {value}; "
-                "resume with the same setting, or start anew in another --output_dir"
+                f"{checkpoint} was trained with {name} {then}, this run has {value}; resume with the same setting, "
+                f"accept the change with --accept_changes {name}, or start anew in another --output_dir"
             )
+        get_logger().warning("%s changes from %s to %s at update %d", name, then, value, manifest["global_step"])
     load_model(checkpoint, state)
     get_logger().info("resuming from %s", checkpoint)
-    return manifest["global_step"], manifest["unlogged_losses"]
+    for name, version in versions().items():
+        then = manifest.get("versions", {}).get(name, version)
+        if then != version:
+            get_logger().info("it was written with %s %s, this is %s: bits may differ", name, then, version)
+    return manifest["global_step"], manifest["unlogged"]
 
 
 def resolved_config(*groups) -> dict:

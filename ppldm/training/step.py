@@ -1,42 +1,116 @@
-"""One update of the hand-written loop: accumulate, synchronise once, check, clip, step, schedule, average."""
+"""One update of both loops: accumulate, synchronise once, agree, clip, step, schedule, average.
 
-from contextlib import nullcontext
+All ranks agree on the loss and on the norm of the gradient before any weight changes. Where one of the two is not
+finite, the update is skipped on all of them: weights, optimizer and average stay as they are, while the step is counted
+and the learning rate goes on, so that which samples and which rate belong to a step never depends on what was skipped.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
+# What ClipGradByGlobalNorm sums too; paddle.linalg.norm takes 12 times as long.
+from paddle.nn.clip import _squared_l2_norm
+
 from ..utils.errors import TrainingError
+from ..utils.log import get_logger
 from ..utils.world import World
 from .checkpoint import TrainingState
 
 
-def autocast(bf16: bool, fp16: bool):
-    """A function that makes the mixed-precision context of the forward pass (O1); none for float32."""
-    if not (bf16 or fp16):
-        return nullcontext
-    return lambda: paddle.amp.auto_cast(level="O1", dtype="bfloat16" if bf16 else "float16")
+@dataclass(frozen=True)
+class Update:
+    """What came of an update, the same on all ranks."""
+
+    loss: float  # mean over micro-batches and ranks
+    grad_norm: float  # global norm of the ranks' mean gradient, before clipping
+    stop: bool  # some rank asked to stop
+
+    @property
+    def applied(self) -> bool:
+        """False where the update was skipped."""
+        return bool(np.isfinite(self.loss) and np.isfinite(self.grad_norm))
 
 
-def train_step(state: TrainingState, micro_batches: list[dict], world: World, make_autocast, stop: bool = False):
-    """Run one optimizer update and return (loss, stop), both agreed upon by all ranks.
+class Referee:
+    """Settles each update between backward and optimizer, for either loop; knows how many were skipped in a row.
 
-    `micro_batches` are this rank's, each a dict of the model's inputs and `row_ids`; the loss is the mean over
-    micro-batches and ranks. `stop` is true if any rank asked for it. Raises TrainingError on every rank, before any
-    weight changes, if the loss is not finite on one of them.
+    `max_skipped` in a row raise TrainingError. An overflow of float16's scaled gradient is the loss scaler's ordinary
+    business and does not count, as long as it can still lower the scale.
     """
-    total = 0.0
+
+    def __init__(self, state: TrainingState, world: World, max_skipped: int, make_autocast):
+        self.state, self.world = state, world
+        self.max_skipped, self.make_autocast = max_skipped, make_autocast
+        self.num_skipped_in_a_row = 0
+        self._parameters = [p for p in state.model.parameters() if not p.stop_gradient]
+
+    def settle(self, micro_losses: list, micro_batches: list[dict], stop: bool) -> Update:
+        """Agree on an update whose gradients, averaged over the ranks, are there and have changed nothing yet.
+
+        `micro_losses` are this rank's, one of each micro-batch; `stop` is this rank's wish. The gradients of an update
+        to skip are cleared, so that the optimizer's step is none. Logs the rows of this rank's offending micro-batches.
+        Raises TrainingError on all ranks alike.
+        """
+        scaler = self.state.scaler if self.state.scaler and self.state.scaler.is_enable() else None
+        if scaler:
+            scaler.unscale_(self.state.optimizer)
+        loss = paddle.add_n(micro_losses).astype("float32") / len(micro_losses)
+        update = agree(loss, gradient_norm(self._parameters), stop, self.world)
+        if update.applied:
+            self.num_skipped_in_a_row = 0
+            return update
+        self.state.optimizer.clear_grad(set_to_zero=False)
+        if scaler and np.isfinite(update.loss) and float(scaler.state_dict()["scale"]) > 1:
+            get_logger().info("update skipped: the scaled gradient overflows; the loss scale is lowered")
+            return update
+        self.num_skipped_in_a_row += 1
+        rows = self._find_rows(micro_losses, micro_batches)
+        what = f"the loss is {update.loss} and the norm of the gradient {update.grad_norm}"
+        where = f"rows of rank {self.world.rank}: {rows}" if rows else "the rows are another rank's"
+        if self.num_skipped_in_a_row >= self.max_skipped:
+            raise TrainingError(
+                f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; look at these rows, or lower "
+                "--learning_rate and resume with --accept_changes learning_rate"
+            )
+        if rows or self.world.is_main:
+            get_logger().warning("update skipped: %s; %s", what, where)
+        return update
+
+    def _find_rows(self, micro_losses: list, micro_batches: list[dict]) -> list[int]:
+        """The row ids of the micro-batches whose loss is not finite, or else of those whose own gradient is not."""
+        bad = [batch for loss, batch in zip(micro_losses, micro_batches, strict=True) if not np.isfinite(float(loss))]
+        bad = bad or [batch for batch in micro_batches if not self._has_finite_gradient(batch)]
+        return [int(row) for batch in bad for row in np.asarray(batch["row_ids"])]
+
+    def _has_finite_gradient(self, batch: dict) -> bool:
+        model = self.state.model
+        model.eval()
+        forward(model, batch, self.make_autocast).backward()
+        model.train()
+        norm = float(gradient_norm(self._parameters))
+        self.state.optimizer.clear_grad(set_to_zero=False)
+        return bool(np.isfinite(norm))
+
+
+def train_step(referee: Referee, micro_batches: list[dict], stop: bool = False) -> Update:
+    """Run one optimizer update of the hand-written loop.
+
+    `micro_batches` are this rank's, each a dict of the model's inputs and `row_ids`; `stop` is this rank's wish.
+    Raises TrainingError as `Referee.settle` does.
+    """
+    state, world = referee.state, referee.world
+    micro_losses = []
     for batch in micro_batches:
-        inputs = {name: batch[name] for name in state.model.input_names}
-        with make_autocast():
-            loss = state.model(**inputs)
-        total = total + loss.detach().astype("float32")
+        loss = forward(state.model, batch, referee.make_autocast)
+        micro_losses.append(loss.detach())
         scaled = loss / len(micro_batches)
         (state.scaler.scale(scaled) if state.scaler else scaled).backward()
-    loss, stop = agree(total / len(micro_batches), stop, world)
-    check_finite(loss, micro_batches, world)
     if world.size > 1:
         fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
+    update = referee.settle(micro_losses, micro_batches, stop)
     if state.scaler:
         state.scaler.step(state.optimizer)
         state.scaler.update()
@@ -44,25 +118,33 @@ def train_step(state: TrainingState, micro_batches: list[dict], world: World, ma
         state.optimizer.step()
     state.optimizer.clear_grad()
     state.scheduler.step()
-    if state.ema:
-        state.ema.update()
-    return loss, stop
+    if state.ema and update.applied:
+        update_average(state)
+    return update
 
 
-def check_finite(loss: float, micro_batches: list[dict], world: World) -> None:
-    """Raises TrainingError naming this rank's rows where the agreed loss is not finite."""
-    if not np.isfinite(loss):
-        rows = np.concatenate([np.asarray(batch["row_ids"]) for batch in micro_batches]).tolist()
-        raise TrainingError(
-            f"the loss is {loss}; rows of rank {world.rank}: {rows[:8]}; lower --learning_rate or look at these rows"
-        )
+def update_average(state: TrainingState) -> None:
+    """Take the new weights into the average; of half-precision ones the optimizer's float32 masters."""
+    state.ema.update(state.optimizer._master_weights)
 
 
-def agree(loss, stop: bool, world: World) -> tuple[float, bool]:
-    """(mean loss, any stop) over the ranks, in one small all-reduce."""
-    if world.size == 1:
-        return float(loss), stop
-    values = paddle.stack([loss, paddle.to_tensor(float(stop))])
-    paddle.distributed.all_reduce(values)
-    total, stops = values.tolist()
-    return total / world.size, stops > 0
+def forward(model, batch: dict, make_autocast):
+    """The loss of one micro-batch."""
+    with make_autocast():
+        return model(**{name: batch[name] for name in model.input_names})
+
+
+@paddle.no_grad()
+def gradient_norm(parameters: list):
+    """Global L2 norm of the gradients that are there, a float32 tensor; not finite as soon as one element is not."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return paddle.add_n([_squared_l2_norm(g.astype("float32")) for g in gradients]).reshape([]).sqrt()
+
+
+def agree(loss, grad_norm, stop: bool, world: World) -> Update:
+    """The ranks' mean loss, mean gradient norm and any wish to stop, in one small all-reduce."""
+    values = paddle.stack([loss, grad_norm, paddle.to_tensor(float(stop))])
+    if world.size > 1:
+        paddle.distributed.all_reduce(values)
+    loss_sum, norm_sum, stops = values.tolist()
+    return Update(loss_sum / world.size, norm_sum / world.size, stops > 0)

@@ -1,6 +1,7 @@
 """A text-to-image training run from its flags."""
 
-from contextlib import nullcontext
+import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,17 @@ from ..inference.generate import read_prompts
 from ..inference.grid import tile
 from ..inference.sample import draw, sample_latents, to_pictures
 from ..models.build import build_ldm, latent_shape
-from ..models.ema import ExponentialMovingAverage
+from ..models.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
 from ..models.weights.fetch import local_path
 from ..models.weights.read import PART_FOLDERS, find_tokenizer
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger, progress
+from ..utils.world import World
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
+from .interval import Interval, gather_objects
 from .optim import build_optimizer
+from .precision import autocast, decorate, make_scaler, restore_float32, warn_of_cpu
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -35,10 +39,21 @@ from .run import (
     run_identity,
     select_training_rows,
 )
+from .validation import (
+    deal_back,
+    open_held_out_sources,
+    select_held_out,
+    share,
+    undisturbed,
+    validation_loss,
+)
 
-# The published guidance scales of the pictures drawn while training: without and with guidance.
-GUIDANCE_SCALES = (1.0, 7.5)
-NUM_PICTURES = 8
+NUM_PICTURES = 8  # of the batch, as published, or at a time
+# Settings that the loss depends on.
+_MODEL_SETTINGS = (
+    *("prediction_type", "noise_offset", "input_perturbation", "snr_gamma", "rescale_betas_zero_snr"),
+    *("freeze_text_encoder", "model_max_length"),
+)
 PIPELINE_DIR = "pipeline"
 
 
@@ -47,10 +62,10 @@ def prepare_text_to_image(
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
     sources = open_sources(data_arguments)
-    prompts = (
-        [prompt for prompt, _ in read_prompts(arguments.validation_prompts)] if arguments.validation_prompts else None
-    )
+    held_out_sources = open_held_out_sources(data_arguments, sources)
+    prompts = read_validation_prompts(arguments.validation_prompts or [])
     world = detect_world(arguments)
+    warn_of_cpu(arguments)
     checkpoint = prepare_output(arguments, world, resolved_config(model_arguments, data_arguments, arguments))
     selection = select_training_rows(sources, data_arguments, arguments, world)
     tokenizer = load_tokenizer(
@@ -61,45 +76,58 @@ def prepare_text_to_image(
         model.unet.enable_gradient_checkpointing()
         if not model.freeze_text_encoder:
             model.text_encoder.model.gradient_checkpointing = True
-    dataset = TextImageDataset(
-        sources,
-        tokenizer,
-        data_arguments.resolution,
-        latent_shape(model.vae, data_arguments.resolution),
-        arguments.seed,
-        caption_drop_probability=data_arguments.caption_drop,
+    make_dataset = partial(
+        TextImageDataset,
+        tokenizer=tokenizer,
+        resolution=data_arguments.resolution,
+        latent_shape=latent_shape(model.vae, data_arguments.resolution),
+        seed=arguments.seed,
         crop_fraction=data_arguments.crop_fraction,
-        random_crop=data_arguments.random_crop,
-        random_flip=data_arguments.random_flip,
         num_train_timesteps=model.noise_schedule.num_train_timesteps,
         noise_offset=model_arguments.noise_offset,
+        input_perturbation=model_arguments.input_perturbation,
         bad_rows=bad_row_policy(data_arguments),
-        selection=selection,
         interpolation=data_arguments.interpolation,
+    )
+    dataset = make_dataset(
+        sources,
+        caption_drop_probability=data_arguments.caption_drop,
+        random_crop=data_arguments.random_crop,
+        random_flip=data_arguments.random_flip,
+        selection=selection,
     )
     mix = Mix(dataset.list_sizes, dataset.weights, arguments.seed)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
     trained = model.trained_parameters()
-    ema = ExponentialMovingAverage(trained, model_arguments.ema_decay) if model_arguments.use_ema else None
-    optimizer, scheduler = build_optimizer(list(trained.values()), arguments, max_steps)
-    scaler = paddle.amp.GradScaler(init_loss_scaling=arguments.scale_loss) if arguments.fp16 else None
-    state = TrainingState(model, optimizer, scheduler, ema, scaler)
-    identity = run_identity(arguments, data_arguments, len(dataset), global_batch_size, max_steps)
-    identity["prediction_type"] = model_arguments.prediction_type
-    start_step, unlogged_losses = restore(checkpoint, state, identity)
+    decay = ema_decay(model_arguments)
+    ema = ExponentialMovingAverage(trained, decay) if decay else None
+    optimizer, scheduler = build_optimizer(trained, arguments, max_steps, global_batch_size)
+    decorate(model, optimizer, arguments)
+    state = TrainingState(model, optimizer, scheduler, ema, make_scaler(arguments))
+    identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
+    identity |= {name: getattr(model_arguments, name) for name in _MODEL_SETTINGS}
+    identity |= {"caption_drop": data_arguments.caption_drop, "ema": str(decay)}
+    start_step, unlogged = restore(checkpoint, state, identity, arguments.accept_changes)
     get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters",
                       len(dataset), max_steps, global_batch_size,
                       sum(np.prod(p.shape) for p in trained.values()) / 1e6)  # fmt: skip
 
     def draw_samples(batch: dict) -> tuple[dict, dict]:
-        return draw_sample_pictures(
-            state, tokenizer, prompts, batch, model_arguments.num_inference_steps, arguments.seed
+        make = partial(
+            draw_sample_pictures,
+            scales=arguments.validation_guidance_scales,
+            num_inference_steps=model_arguments.num_inference_steps,
         )
+        with autocast(arguments)():
+            return make(state, tokenizer, prompts, batch, seed=arguments.seed, world=world), {}
+
+    held_out = select_held_out(held_out_sources, make_dataset, data_arguments, arguments, world)
 
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
         facts = {**facts, "model_max_length": model_arguments.model_max_length}
+        restore_float32(state)
         export_pipeline(model, tokenizer, folder, ema, facts)
         return folder
 
@@ -114,45 +142,84 @@ def prepare_text_to_image(
         identity=identity,
         checkpoint=checkpoint,
         start_step=start_step,
-        unlogged_losses=unlogged_losses,
+        interval=Interval(world, model.noise_schedule.num_train_timesteps, unlogged),
         draw_every=model_arguments.image_logging_steps,
         draw=draw_samples,
         export=export,
+        validate=held_out and partial(validation_loss, state, held_out, world, autocast(arguments)),
     )
 
 
-@paddle.no_grad()
-def draw_sample_pictures(state: TrainingState, tokenizer, prompts, batch: dict, num_inference_steps: int, seed: int):
-    """(pictures by tag, no numbers): the batch's reconstruction, and DDIM samples without and with guidance.
+def draw_sample_pictures(
+    state: TrainingState,
+    tokenizer,
+    prompts: list[str],
+    batch: dict,
+    scales: list[float],
+    num_inference_steps: int,
+    seed: int,
+    world: World,
+) -> dict:
+    """Pictures by tag on the main process: originals over their reconstructions, and DDIM samples of each scale.
 
-    Drawn with the averaged weights where there are any, for `prompts`, or else for the batch's own captions. Draws
-    nothing from any training random state and leaves the model in training mode.
+    Samples of `prompts`, each from the noise that (seed, prompt) gives it; without any, of the captions and noises of
+    the first NUM_PICTURES samples of the ranks' batches. The ranks share the work; a collective call.
     """
     model = state.model
-    model.eval()
-    bar = progress(total=len(GUIDANCE_SCALES) * num_inference_steps, desc="drawing samples", unit="step", delay=5)
-    with state.ema.applied() if state.ema else nullcontext(), bar:
-        latents = model.encode(batch["pixel_values"][:NUM_PICTURES], batch["posterior_noise"][:NUM_PICTURES])
-        pictures = {"reconstruction": _row(model.decode(latents))}
-        for scale in GUIDANCE_SCALES:
-            tag = f"ddim-samples-{scale}"
-            if prompts:
-                drawn = draw(model, tokenizer, prompts, [0] * len(prompts), tuple(latents.shape[1:]), seed, scale,
-                             num_inference_steps, bar.update)  # fmt: skip
-                pictures[tag] = tile(drawn, min(len(drawn), NUM_PICTURES))
-            else:
-                sampled = sample_latents(
-                    model,
-                    batch["input_ids"][:NUM_PICTURES],
-                    paddle.to_tensor(tokenizer.encode([""])),
-                    batch["noise"][:NUM_PICTURES],
-                    scale,
-                    num_inference_steps,
-                    bar.update,
-                )
-                pictures[tag] = _row(model.decode(sampled))
-    model.train()
-    return pictures, {}
+    own = {name: batch[name][: len(share(NUM_PICTURES, world))] for name in model.input_names}
+    my_prompts = [prompts[number] for number in share(len(prompts), world)]
+    chunks = [my_prompts[start : start + NUM_PICTURES] for start in range(0, len(my_prompts), NUM_PICTURES)]
+    shape, empty = tuple(batch["noise"].shape[1:]), paddle.to_tensor(tokenizer.encode([""]))
+    bar = progress(
+        total=len(scales) * num_inference_steps * (len(chunks) if prompts else 1),
+        desc="drawing samples",
+        unit="step",
+        delay=5,
+        disable=not world.is_main,
+    )
+    found = {"reconstruction": []} | {f"ddim-samples-{scale}": [] for scale in scales}
+    with undisturbed(state), bar:
+        settings = {"num_inference_steps": num_inference_steps, "on_step": bar.update}
+        if len(own["noise"]):
+            originals = own["pixel_values"].transpose([0, 2, 3, 1]).numpy()
+            decoded = to_pictures(model.decode(model.encode(own["pixel_values"], own["posterior_noise"])))
+            found["reconstruction"] = list(zip(originals, decoded, strict=True))
+        for scale in scales:
+            pictures = found[f"ddim-samples-{scale}"]
+            for chunk in chunks:
+                pictures += list(draw(model, tokenizer, chunk, [0] * len(chunk), shape, seed, scale, **settings))
+            if not prompts and len(own["noise"]):
+                latents = sample_latents(model, own["input_ids"], empty, own["noise"], scale, **settings)
+                pictures += list(to_pictures(model.decode(latents)))
+    hands = gather_objects(found, world)
+    if not world.is_main:
+        return {}
+    drawn = {tag: deal_back([hand[tag] for hand in hands]) for tag in found}
+    pairs = drawn.pop("reconstruction")
+    both = np.stack([original for original, _ in pairs] + [decoded for _, decoded in pairs])
+    samples = {tag: tile(np.stack(row), min(len(row), NUM_PICTURES)) for tag, row in drawn.items()}
+    return {"reconstruction": tile(both, len(pairs))} | samples
+
+
+def read_validation_prompts(values: list[str]) -> list[str]:
+    """The prompts of the files among `values`, and the other values themselves. Raises ConfigError."""
+    prompts = []
+    for value in values:
+        if os.path.isfile(value) or value.endswith(".txt"):
+            prompts += [prompt for prompt, _ in read_prompts(value)]
+        else:
+            prompts.append(value)
+    return prompts
+
+
+def ema_decay(arguments: ModelArguments) -> GradualDecay | IntervalDecay | None:
+    """The form of the average that the flags ask for; None for no average."""
+    if arguments.averages_at_intervals:
+        given = {
+            "start_iters": arguments.ema_start_iters, "iters": arguments.ema_iters, "beta": arguments.ema_beta
+        }  # fmt: skip
+        return IntervalDecay(**{name: value for name, value in given.items() if value is not None})
+    return GradualDecay(arguments.ema_decay) if arguments.use_ema else None
 
 
 def tokenizer_source(arguments: ModelArguments) -> str:
@@ -174,8 +241,3 @@ def tokenizer_source(arguments: ModelArguments) -> str:
         if own:
             return str(own)
     return DEFAULT_TOKENIZER
-
-
-def _row(pixels) -> np.ndarray:
-    pictures = to_pictures(pixels)
-    return tile(pictures, len(pictures))

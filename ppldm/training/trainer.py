@@ -11,10 +11,11 @@ from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback
 
 from ..utils.log import get_logger
 from .checkpoint import load_optimizer
+from .precision import autocast, half_type
 from .report import Reporter, TimedBatches
 from .run import TrainingRun
 from .signals import stop_on_signals
-from .step import agree, check_finite
+from .step import Referee, update_average
 
 
 class LatentDiffusionTrainer(Trainer):
@@ -29,8 +30,12 @@ class LatentDiffusionTrainer(Trainer):
         run.arguments.ignore_data_skip = True
         self.run = run
         self.reporter = reporter
+        self.request = request
         self.micro_batches: list[dict] = []
         self.micro_losses: list = []
+        self.referee = Referee(
+            run.state, run.world, run.arguments.max_skipped_updates, self.autocast_smart_context_manager
+        )
         super().__init__(
             model=run.state.model,
             args=run.arguments,
@@ -52,23 +57,35 @@ class LatentDiffusionTrainer(Trainer):
         """One micro-batch forward and back. Rows and skip counts stay here; the model gets its inputs."""
         self.micro_batches.append(inputs)
         loss = super().training_step(model, {name: inputs[name] for name in self.model.input_names})
-        self.micro_losses.append(loss)
+        self.micro_losses.append(loss * self.args.gradient_accumulation_steps)
         return loss
+
+    def autocast_smart_context_manager(self):
+        """That of the hand-written loop."""
+        return autocast(self.run.arguments)()
+
+    def _wrap_amp_model(self, args, model):
+        """Weights and scaler are ready: `prepare` made them."""
+        self.amp_dtype = half_type(args)
+        self.scaler = self.run.state.scaler
+        self.do_grad_scaling = self.scaler is not None
+
+    def _decorate_exclude_layers(self, model):
+        """All: what is to be cast is so already, and the Trainer would cast the noise schedule's tables too."""
+        return [self.run.state.model]
 
     def _check_loss_valid(self, loss):
         """Left to `_UpdateCallback`, which asks all ranks: a rank that stops alone leaves the others hanging."""
 
     def _save_checkpoint(self, model, metrics=None):
-        self.run.save(self.state)
+        self.run.save(self.state, bool(self.request))
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         """Weights and averages are in place: `prepare` restored them."""
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         if checkpoint:
-            state = self.run.state
-            state.scaler = self.scaler if self.do_grad_scaling else None
-            load_optimizer(Path(checkpoint), state)
+            load_optimizer(Path(checkpoint), self.run.state)
 
 
 class _UpdateCallback(TrainerCallback):
@@ -76,28 +93,33 @@ class _UpdateCallback(TrainerCallback):
 
     def __init__(self, trainer: LatentDiffusionTrainer, request):
         self.trainer, self.request = trainer, request
-        self.loss, self.stopping = float("nan"), False
+        self.update, self.last_epoch, self.save_is_due = None, 0, False
 
     def on_optimizer_begin(self, args, state, control, scaler=None, **kwargs):
         """All gradients are there, no weight has changed yet."""
         trainer = self.trainer
-        loss = paddle.add_n(trainer.micro_losses).astype("float32")
-        self.loss, self.stopping = agree(loss, bool(self.request), trainer.run.world)
-        check_finite(self.loss, trainer.micro_batches, trainer.run.world)
-        trainer.run.state.scaler = scaler
+        self.update = trainer.referee.settle(trainer.micro_losses, trainer.micro_batches, bool(self.request))
+        self.last_epoch = trainer.lr_scheduler.last_epoch
 
     def on_optimizer_end(self, args, state, control, **kwargs):
-        """Weights are new."""
-        if self.trainer.run.state.ema:
-            self.trainer.run.state.ema.update()
+        """Weights are new, unless the update was skipped."""
+        if self.trainer.lr_scheduler.last_epoch == self.last_epoch:
+            # The Trainer keeps the rate where the loss scaler skipped; ours belongs to the step.
+            self.trainer.lr_scheduler.step()
+        if self.trainer.run.state.ema and self.update.applied:
+            update_average(self.trainer.run.state)
 
     def on_step_end(self, args, state, control, **kwargs):
         """`global_step` counts this update."""
         trainer = self.trainer
-        trainer.reporter.after_update(state.global_step, self.loss, trainer.micro_batches)
+        trainer.run.check_ranks(state.global_step)
+        trainer.reporter.after_update(state.global_step, self.update, trainer.micro_batches)
         trainer.micro_batches, trainer.micro_losses = [], []
-        control.should_save |= self.stopping or state.global_step == trainer.run.max_steps
-        control.should_training_stop |= self.stopping
+        self.save_is_due |= trainer.run.saves_after(state.global_step)
+        at_the_end = self.update.stop or state.global_step == trainer.run.max_steps
+        control.should_save = at_the_end or (self.save_is_due and not trainer.referee.num_skipped_in_a_row)
+        self.save_is_due &= not control.should_save
+        control.should_training_stop |= self.update.stop
 
 
 class _WholeRun:
@@ -124,5 +146,5 @@ def run_trainer(run: TrainingRun) -> None:
         trainer = LatentDiffusionTrainer(run, reporter, request)
         trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         if trainer.state.global_step < run.max_steps:
-            raise run.interruption(trainer.state.global_step)
+            raise run.interruption(trainer.state.global_step, request.number)
     run.finish()

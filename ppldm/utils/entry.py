@@ -1,17 +1,53 @@
 """What every script that trains or draws does first: a sound environment, a prepared CPU, one-line errors."""
 
+import os
+import signal
+import sys
 from contextlib import contextmanager
 
 from .cpu import import_paddle_quietly, prepare_cpu
 from .environment import require_working_environment
-from .errors import exit_on_error
+from .errors import Preempted, exit_on_error
+from .world import World
 
 
 @contextmanager
 def entry():
-    """Around a script's main: check the environment, prepare the CPU before paddle is imported, print errors well."""
-    with exit_on_error():
-        require_working_environment()
-        prepare_cpu()
-        import_paddle_quietly()
-        yield
+    """Around a script's main: check the environment, prepare the CPU before paddle is imported, print errors well.
+
+    One rank of several ends without the interpreter's and the libraries' last rites: there it may abort, or wait for
+    ever for ranks that are gone.
+    """
+    is_rank = World.detect().size > 1
+    if is_rank:
+        sys.excepthook = _show_and_leave
+    try:
+        with exit_on_error():
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, _stop)
+            require_working_environment()
+            prepare_cpu()
+            import_paddle_quietly()
+            yield
+    except SystemExit as error:
+        if is_rank and isinstance(error.code, int):
+            _leave(error.code)
+        raise
+    if is_rank:
+        _leave(0)
+
+
+def _leave(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _show_and_leave(*error) -> None:
+    sys.__excepthook__(*error)
+    _leave(1)
+
+
+def _stop(number: int, _frame) -> None:
+    """Outside training's loop, which has handlers of its own, there is nothing to save."""
+    raise Preempted(f"stopped by {signal.Signals(number).name}; the same command again goes on from what is finished")

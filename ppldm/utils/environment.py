@@ -236,7 +236,7 @@ def java_row(version: str | None, has_spark: bool) -> Row:
     """Java, which only the filter of LAION metadata needs, through Spark 4."""
     if not has_spark:
         return Row("Java", version or "none (needed for the extra `data` only)")
-    if version and int(version.split(".")[0]) >= 17:
+    if version and machine.parse_java_major(version) >= 17:
         return Row("Java", version)
     return Row("Java", version or "none", "note", "Spark 4 needs Java 17", "sudo apt install openjdk-17-jre-headless")
 

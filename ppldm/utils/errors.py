@@ -5,6 +5,7 @@ to the cause. `exit_on_error` wraps an entry point: the user sees that line and 
 `PPLDM_DEBUG=1` the traceback too.
 """
 
+import errno
 import os
 import re
 import sys
@@ -70,10 +71,23 @@ class OutputError(PpldmError):
     """A place that results should go to and cannot."""
 
 
+class DiskFullError(OutputError):
+    """Too little space for what is to be written; what was there before is untouched."""
+
+
 class Interrupted(PpldmError):
-    """Work that was stopped by a signal after its state was saved."""
+    """Work that Ctrl-C stopped after its state was saved."""
 
     exit_status = 130
+
+
+class Preempted(Interrupted):
+    """Work that SIGTERM or SIGUSR1 stopped after its state was saved; whoever sent it should start it again."""
+
+    exit_status = os.EX_TEMPFAIL  # 75
+
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, no quota, a file above the allowed size
 
 
 def debugging() -> bool:
@@ -83,7 +97,7 @@ def debugging() -> bool:
 
 @contextmanager
 def exit_on_error():
-    """Turn a `PpldmError` or Ctrl-C inside the block into one line on stderr and an exit status."""
+    """Turn a `PpldmError`, a full disk or Ctrl-C inside the block into one line on stderr and an exit status."""
     try:
         yield
     except PpldmError as error:
@@ -91,6 +105,14 @@ def exit_on_error():
             traceback.print_exc()
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_status)
+    except OSError as error:
+        if error.errno not in FULL_DISK or debugging():
+            raise
+        place = f" for {error.filename}" if error.filename else ""
+        sys.stderr.write(
+            f"error: the disk is full{place} ({error.strerror}); free some and give the same command again\n"
+        )
+        sys.exit(OutputError.exit_status)
     except KeyboardInterrupt:
         if debugging():
             traceback.print_exc()

@@ -1,6 +1,7 @@
 """Files that are finished or absent: write to a temporary name in the same folder, fsync, rename."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -36,6 +37,11 @@ def fsync_dir(path) -> None:
         os.close(handle)
 
 
+def count_free_bytes(folder) -> int:
+    """The bytes that this user may still write to the file system of `folder`."""
+    return shutil.disk_usage(folder).free
+
+
 @contextmanager
 def atomic_write(path, mode="wb", **kwargs):
     """Open a temporary file that becomes `path` when the block ends without an error, and vanishes otherwise."""
@@ -65,11 +71,7 @@ def atomic_dir(path):
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
     try:
         yield temporary
-        for folder, _, names in os.walk(temporary):
-            for name in names:
-                with open(Path(folder, name), "rb") as file:
-                    os.fsync(file.fileno())
-            fsync_dir(folder)
+        _fsync_tree(temporary)
         os.chmod(temporary, 0o777 & ~_umask())
         if path.exists():
             old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
@@ -82,6 +84,71 @@ def atomic_dir(path):
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def remove_dir(path) -> None:
+    """Remove a folder so that at no time a part of it has its name."""
+    path = Path(path)
+    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
+    os.replace(path, old / "removed")
+    shutil.rmtree(old)
+
+
+def remove_leftovers(folder) -> int:
+    """Remove what killed processes left half written, or half removed, in `folder`; returns the bytes freed.
+
+    Only for the process that holds the folder (`lock_folder`): another one's unfinished files have such names too.
+    """
+    freed = 0
+    for path in (*Path(folder).glob(".*.tmp"), *Path(folder).glob(".*.old")):
+        if path.is_dir():
+            freed += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            shutil.rmtree(path)
+        else:
+            freed += path.stat().st_size
+            path.unlink()
+    return freed
+
+
+def link_or_copy(source, target) -> None:
+    """Let `target` be the file `source`, replacing an older one: by a hard link, or a copy where there are none."""
+    source, target = Path(source), Path(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        os.link(source, temporary)
+        os.replace(temporary, target)
+        temporary.unlink(missing_ok=True)  # two links to one file are left as they are by replace
+        fsync_dir(target.parent)
+    except OSError:
+        with open(source, "rb") as file, atomic_write(target) as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+
+
+@contextmanager
+def claimed_dir(path):
+    """As `atomic_dir`, for long work on a folder that must not be there, or be empty, yet.
+
+    The temporary folder has a fixed name beside it, so that what a killed run left is found and removed, and is locked,
+    so that no two runs make the same folder. Raises OutputError.
+    """
+    path = Path(path)
+    make_output_dir(path.parent)
+    temporary = path.with_name(f".{path.name}.unfinished")
+    temporary.mkdir(exist_ok=True)
+    lock = lock_folder(temporary)
+    try:
+        for left in temporary.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield temporary
+        _fsync_tree(temporary)
+        os.chmod(temporary, 0o777 & ~_umask())
+        os.replace(temporary, path)
+        fsync_dir(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    finally:
+        lock.close()
 
 
 def lock_folder(path, wait_seconds: float = 60.0):
@@ -121,10 +188,35 @@ def write_json(path, value) -> None:
         file.write("\n")
 
 
+def read_json(path):
+    """The JSON in a file of ours; None where the file is missing or damaged."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def file_sha256(path) -> str:
+    """SHA-256 of a file in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def write_text(path, text: str) -> None:
     """Write `text` as UTF-8, atomically."""
     with atomic_write(path, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def _fsync_tree(path: Path) -> None:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with open(Path(folder, name), "rb") as file:
+                os.fsync(file.fileno())
+        fsync_dir(folder)
 
 
 def _umask() -> int:

@@ -50,6 +50,12 @@ def parse_meminfo(text: str) -> int | None:
     return None
 
 
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had resident (VmHWM); 0 where the system does not say."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", _read("/proc/self/status"))
+    return int(match.group(1)) * 1024 if match else 0
+
+
 def read_cpu_vendor() -> str:
     """`AuthenticAMD`, `GenuineIntel`, …; empty where unknown (not x86, not Linux)."""
     return parse_cpu_vendor(_read("/proc/cpuinfo"))
@@ -104,6 +110,12 @@ def parse_java_version(text: str) -> str | None:
     """The version inside the quotes of `java -version`, None where it has none."""
     match = re.search(r'version "([^"]+)"', text)
     return match.group(1) if match else None
+
+
+def parse_java_major(version: str) -> int:
+    """The number by which releases of Java are known: 17 of "17.0.15", 1 of "1.8.0_292", 0 of no number."""
+    match = re.match(r"\d+", version)
+    return int(match.group()) if match else 0
 
 
 def _run(*command: str) -> str:

@@ -25,10 +25,31 @@ class Stream(IntEnum):
     SAMPLE = 9
     NOISE_OFFSET = 10
     CAPTION_CHOICE = 11
+    INPUT_PERTURBATION = 12
+
+
+class _NoSeed(np.random.bit_generator.ISeedSequence):
+    """Without a seed Philox asks the operating system for one, which takes longer than all that follows."""
+
+    def generate_state(self, n_words, dtype=np.uint32):
+        return np.zeros(n_words, dtype)
+
+
+_NO_SEED = _NoSeed()
 
 
 def make_rng(seed: int, stream: Stream, epoch: int = 0, row: int = 0) -> np.random.Generator:
     """The generator of (seed, stream, epoch, row), each an integer in [0, 2**64)."""
-    key = np.array([seed, int(stream)], dtype=np.uint64)
-    counter = np.array([0, 0, row, epoch], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    philox = np.random.Philox(_NO_SEED)
+    philox.state = {
+        "bit_generator": "Philox",
+        "state": {
+            "counter": np.array([0, 0, row, epoch], dtype=np.uint64),
+            "key": np.array([seed, int(stream)], dtype=np.uint64),
+        },
+        "buffer": np.zeros(4, dtype=np.uint64),
+        "buffer_pos": 4,  # used up
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return np.random.Generator(philox)

@@ -3,13 +3,17 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing.connection import wait
 from typing import TypeVar
 
-from .errors import ConfigError, DataError
+from .errors import ConfigError, DataError, PpldmError
 from .log import be_quiet, progress
 from .machine import count_usable_cores
 
@@ -51,6 +55,64 @@ def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: i
             ) from error
         finally:
             executor.shutdown(cancel_futures=True)
+
+
+def map_with_deadline(
+    function: Callable[[T], R], tasks: Iterable[T], num_workers: int, seconds: float
+) -> Iterator[tuple[T, R | PpldmError]]:
+    """(task, function(task)) as they are done, each in a process of its own that is killed after `seconds`.
+
+    For tasks that may hang. `tasks` is asked for one when a process is free. In place of a result comes the PpldmError
+    that the function raised, or a DataError where the process was killed or ended by itself.
+    """
+    context = multiprocessing.get_context("spawn")
+    tasks, running = iter(tasks), {}
+    try:
+        while True:
+            for task in islice(tasks, num_workers - len(running)):
+                reader, writer = context.Pipe(duplex=False)
+                process = context.Process(target=_run_task, args=(writer, function, task), daemon=True)
+                process.start()
+                writer.close()
+                running[reader] = process, task, time.monotonic() + seconds
+            if not running:
+                return
+            soonest = min(deadline for *_, deadline in running.values())
+            ready = wait(running, timeout=max(0, soonest - time.monotonic()))
+            overdue = [reader for reader, (*_, deadline) in running.items() if deadline <= time.monotonic()]
+            for reader in {*ready, *overdue}:
+                process, task, _ = running[reader]
+                result = _receive(reader, process) if reader in ready else None
+                _end_process(reader, process)
+                del running[reader]
+                yield task, DataError(f"it was killed after {seconds:.0f} s") if result is None else result
+    finally:
+        for reader, (process, *_) in running.items():
+            _end_process(reader, process)
+
+
+def _run_task(writer, function, task) -> None:
+    _start_worker()
+    sys.stdout = sys.stderr  # a command's result alone goes to stdout
+    try:
+        result = function(task)
+    except PpldmError as error:
+        result = error
+    writer.send(result)
+
+
+def _receive(reader, process):
+    try:
+        return reader.recv()
+    except EOFError:
+        process.join()
+        return DataError(f"its process ended with status {process.exitcode}, most likely for want of memory")
+
+
+def _end_process(reader, process) -> None:
+    process.kill()
+    process.join()
+    reader.close()
 
 
 def map_in_threads(function: Callable[[T], R], items: Sequence[T], name: str) -> list[R]:

@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from formats import WRITERS, add_member, write_folder, write_parquet, write_tar
 
-from ppldm.data.container import count_rows, open_part
+from ppldm.data.container import open_part, summarize
 from ppldm.data.filelist import FORMATS, Source, read_sources, write_filelist
+from ppldm.data.index import IndexSummary
 from ppldm.data.order import Mix
 from ppldm.data.row import Row
 from ppldm.data.sampler import StepSampler
@@ -48,7 +49,7 @@ def reasons(path, format, **options):
 def test_the_same_rows_come_back_from_every_format(tmp_path, rows, format):
     assert set(WRITERS) == set(FORMATS)
     WRITERS[format](tmp_path / "p", rows)
-    assert count_rows(tmp_path / "p", source(format)) == 40
+    assert summarize(tmp_path / "p", source(format)) == IndexSummary(40, 18)
     part = open_part(tmp_path / "p", source(format))
     assert [part.read(i) for i in reversed(range(40))] == rows[::-1]
     assert part.widths.tolist() == [20 + i % 3 for i in range(40)] and set(part.heights) == {18}
@@ -91,7 +92,7 @@ def test_a_file_taken_for_another_format_is_refused_whatever_index_it_has(tmp_pa
     WRITERS[format](tmp_path / "p", rows)
     open_all(tmp_path / "p", format)
     for other in set(FORMATS) - {format}:
-        for attempt in (open_part, count_rows):
+        for attempt in (open_part, summarize):
             with pytest.raises(PartError, match=r"/p\b") as caught:
                 attempt(tmp_path / "p", source(other))
             assert "\n" not in str(caught.value)
@@ -104,7 +105,7 @@ def test_what_is_not_there_is_one_line_with_its_name(tmp_path, format, state):
     path = tmp_path / "p"
     if state != "missing":
         path.mkdir() if state == "folder" else path.touch()
-    for attempt in (open_part, count_rows):
+    for attempt in (open_part, summarize):
         with pytest.raises(PartError, match=r"/p\b") as caught:
             attempt(path, source(format))
         assert "\n" not in str(caught.value)

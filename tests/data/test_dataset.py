@@ -188,3 +188,13 @@ def test_nothing_but_bad_rows_is_an_error_with_examples(make_dataset, tmp_path, 
 def test_settings_out_of_range_are_refused(make_dataset, setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         make_dataset(**setting)
+
+
+def test_perturbed_noise_is_the_noise_and_a_second_one(make_dataset):
+    plain, perturbed = make_dataset()[(0, 3)], make_dataset(input_perturbation=0.25)[(0, 3)]
+    assert same({**perturbed, "input_noise": 0}, {**plain, "input_noise": 0})
+    rows = [make_dataset(input_perturbation=0.25)[(epoch, row)] for epoch in range(8) for row in range(24)]
+    seconds = np.array([(row["input_noise"] - row["noise"]) / 0.25 for row in rows])
+    assert seconds.dtype == np.float32 and np.unique(seconds[:, 0, 0, 0]).size == len(rows)
+    assert abs(seconds.mean()) < 0.05 and abs(seconds.std() - 1) < 0.05
+    assert abs(np.corrcoef(seconds.ravel(), np.array([row["noise"] for row in rows]).ravel())[0, 1]) < 0.05

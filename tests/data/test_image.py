@@ -114,6 +114,25 @@ def test_jpeg_pixels_are_turned_as_exif_or_xmp_says():
         )
 
 
+def test_exif_is_found_behind_whatever_segments_come_first():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain, turned = (encode(photograph((32, 16)), "JPEG", exif=e) for e in (Image.Exif(), exif))
+    filler = b"\xff\xed\x00\x0c" + b"\xff\xda" * 5  # a segment that holds the mark of the pixels' beginning
+    assert decode_pixels(turned[:2] + filler + turned[2:]).shape == (32, 16, 3)
+    assert decode_pixels(plain[:2] + filler + plain[2:]).shape == (16, 32, 3)
+
+
+def test_inexact_pixels_differ_little_and_only_in_colour():
+    data = encode(photograph((16, 16)).resize((129, 67), Image.Resampling.BICUBIC), "JPEG", quality=90)
+    exact, pixels = decode_pixels(data).astype(int), decode_pixels(data, exact=False).astype(int)
+    difference = pixels - exact
+    brightness = np.abs(difference @ [0.299, 0.587, 0.114]).mean()
+    assert pixels.shape == exact.shape and 0 < 4 * brightness < np.abs(difference).mean() < 8
+    grey = encode(photograph((129, 67), "L"), "JPEG")
+    assert (decode_pixels(grey, exact=False) == decode_pixels(grey)).all()
+
+
 def test_a_huge_jpeg_is_a_bad_row(monkeypatch):
     data = encode(photograph((64, 64)), "JPEG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)

@@ -1,6 +1,8 @@
 import gzip
 import itertools
 import pickle
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -178,3 +180,29 @@ def test_the_cache_is_of_this_version(sources, monkeypatch):
     monkeypatch.setattr(Part, "read_fields", refuse)
     with pytest.raises(AssertionError, match="a row was read"):
         select_rows(sources, parse_where("aesthetic > 3"))
+
+
+@pytest.mark.parametrize("min_side, opened", [(10, set()), (11, {"a.gz"}), (36, {"a.gz", "b.gz", "c"})])
+@pytest.mark.parametrize("early", [False, True])
+def test_parts_whose_header_says_that_all_is_large_enough_are_not_opened(sources, monkeypatch, min_side, opened, early):
+    expected = select_rows(sources, None, min_side) if min_side < 31 else None
+    parts = [path for source in sources for path in source.parts]
+    if early:  # as indexes were written before their headers said the smallest side
+        opened = {path.name for path in parts}
+        for path in [path for folder in {path.parent for path in parts} for path in folder.rglob("*.idx")]:
+            data = bytearray(path.read_bytes())
+            data[40:44] = bytes(4)
+            data[44:48] = struct.pack("<I", zlib.crc32(data[:44]))
+            path.write_bytes(data)
+    seen = set()
+    judge_part = selection_module._judge_part
+    monkeypatch.setattr(
+        selection_module, "_judge_part", lambda task, **how: seen.add(task[1].name) or judge_part(task, **how)
+    )
+    if expected is None:
+        with pytest.raises(DataError, match="too small"):
+            select_rows(sources, None, min_side)
+    else:
+        found = select_rows(sources, None, min_side)
+        assert rows_of(found) == rows_of(expected) and found.skipped == expected.skipped
+    assert seen == opened

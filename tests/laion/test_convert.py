@@ -14,8 +14,7 @@ from PIL import Image
 
 from ppldm.data.filelist import read_filelist, read_filelist_list
 from ppldm.data.part import Part
-from ppldm.laion.convert import convert, convert_rows, plan_conversion
-from ppldm.laion.source import read_folder
+from ppldm.laion.convert import convert, convert_source, plan_conversion
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 
@@ -38,7 +37,7 @@ def make_folder(folder: Path, num_rows=7) -> Path:
 
 
 def run(folder, out, **options) -> dict:
-    return convert_rows(read_folder(folder), folder, out, **{"num_workers": 1, "rows_per_part": 3} | options)
+    return convert_source(folder, out, **{"num_workers": 1, "rows_per_part": 3} | options)
 
 
 def read_output(out: Path) -> dict[str, bytes]:
@@ -253,7 +252,7 @@ def test_dry_run_writes_nothing_and_counts_what_is_finished(tmp_path, capsys):
     assert not out.exists()
     run(folder, out)
     (out / "parts/part-00000.gz").unlink()
-    assert plan_conversion(read_folder(folder), out, 3) == {"rows_in": 7, "parts": 3, "parts_finished": 2}
+    assert plan_conversion(folder, out, 3) == {"rows_in": 7, "parts": 3, "parts_finished": 2}
 
 
 def test_the_command_prints_a_summary_or_the_manifest(tmp_path, capsys):

@@ -3,31 +3,7 @@
 import numpy as np
 import paddle
 import pytest
-
-from ppldm.config.arguments import ModelArguments
-from ppldm.models.build import build_ldm
-
-
-def make_model(tiny, **changes):
-    arguments = ModelArguments(
-        vae_name_or_path=tiny.vae,
-        text_encoder_config_file=tiny.config("ldmbert"),
-        unet_config_file=tiny.config("unet"),
-        model_max_length=12,
-        **changes,
-    )
-    return build_ldm(arguments, vocab_size=100, seed=3)
-
-
-def make_batch(size: int, seed: int = 0) -> dict:
-    rng = np.random.default_rng(seed)
-    return {
-        "pixel_values": paddle.to_tensor(rng.integers(0, 256, (size, 3, 32, 32), dtype=np.uint8)),
-        "input_ids": paddle.to_tensor(rng.integers(0, 100, (size, 12))),
-        "timesteps": paddle.to_tensor(rng.integers(0, 1000, size)),
-        "noise": paddle.to_tensor(rng.standard_normal((size, 4, 4, 4), dtype=np.float32)),
-        "posterior_noise": paddle.to_tensor(rng.standard_normal((size, 4, 4, 4), dtype=np.float32)),
-    }
+from tiny_model import make_batch, make_model
 
 
 def test_first_loss_is_the_mean_square_of_the_target(tiny):
@@ -93,11 +69,43 @@ def test_forward_draws_nothing(tiny):
     assert (paddle.get_rng_state()[0].current_seed(), np.random.get_state()[1].tolist()) == before
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16"])
-def test_latents_do_not_change_under_autocast(tiny, dtype):
-    model, batch = make_model(tiny), make_batch(2)
-    expected = model.encode(batch["pixel_values"], batch["posterior_noise"]).numpy()
-    with paddle.amp.auto_cast(level="O1", dtype=dtype):
-        latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
-    assert latents.dtype == paddle.float32
-    assert (latents.numpy() == expected).all()
+def test_min_snr_weights_each_sample(tiny):
+    """Against the plain loss of each sample by itself."""
+    batch = make_batch(5)
+    for prediction_type in ("epsilon", "v_prediction"):
+        plain = make_model(tiny, prediction_type=prediction_type)
+        weighted = make_model(tiny, prediction_type=prediction_type, snr_gamma=5.0)
+        errors = [float(plain(**{name: value[i : i + 1] for name, value in batch.items()})) for i in range(5)]
+        abar = plain.alphas_cumprod.numpy()[batch["timesteps"].numpy()].astype(np.float64)
+        snr = abar / (1 - abar)
+        weights = np.minimum(snr, 5) / (snr if prediction_type == "epsilon" else snr + 1)
+        assert float(weighted(**batch)) == pytest.approx(np.mean(weights * errors), rel=1e-5)
+
+
+def test_perturbed_input_keeps_the_target(tiny):
+    model, batch = make_model(tiny, input_perturbation=0.1), make_batch(4)
+    assert model.input_names[-1] == "input_noise" and "input_noise" not in make_model(tiny).input_names
+    for parameter in model.unet.parameters():
+        parameter.set_value(parameter + 0.01)
+    seen = []
+    model.unet.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    other = paddle.to_tensor(np.random.default_rng(1).standard_normal((4, 4, 4, 4), dtype=np.float32))
+    same, perturbed = (float(model(**batch, input_noise=noise)) for noise in (batch["noise"], other))
+    assert same == float(model(**batch)) != perturbed
+    root = (1 - model.alphas_cumprod[batch["timesteps"]]).sqrt().reshape([-1, 1, 1, 1])
+    np.testing.assert_allclose(seen[1] - seen[0], root * (other - batch["noise"]), atol=1e-5)
+
+
+def test_velocity_of_pure_noise_is_the_latents(tiny):
+    """At zero SNR the input is the noise itself and the target minus the latents: all is finite."""
+    model, batch = (
+        make_model(tiny, rescale_betas_zero_snr=True, prediction_type="v_prediction", snr_gamma=5.0),
+        make_batch(3),
+    )
+    batch["timesteps"] = paddle.to_tensor([999, 999, 999])
+    latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
+    assert float(model(**batch)) == 0.0  # weight min(SNR, gamma) / (SNR + 1)
+    model.snr_gamma = None
+    assert float(model(**batch)) == pytest.approx(float((latents**2).mean()), rel=1e-5)
+    with pytest.raises(ValueError, match="v_prediction"):
+        make_model(tiny, rescale_betas_zero_snr=True)

@@ -5,7 +5,10 @@ import shlex
 import pytest
 
 from ppldm.config.arguments import AutoencoderArguments
+from ppldm.models.ema import GradualDecay, IntervalDecay
 from ppldm.training.arguments import ALIASES, parse_arguments
+from ppldm.training.run import count_steps
+from ppldm.training.text_to_image import ema_decay
 from ppldm.utils.errors import ConfigError
 
 # Reference: the published tutorial, sections 1.3.2 and 1.4.1 (the multi-card commands have the same flags).
@@ -117,6 +120,43 @@ def test_new_model_flags():
         )
 
 
+@pytest.mark.parametrize("loop", [True, False])
+@pytest.mark.parametrize(
+    "flags, steps",
+    [
+        ("--max_samples 96", 2),
+        ("--num_examples_to_see 97", 3),
+        ("--max_samples 1 --num_train_epochs 7", 1),
+        ("--max_samples 97 --max_steps 3", 3),
+        ("--max_steps 5", 5),
+        ("--max_steps 0 --num_train_epochs 0.5", 11),
+    ],
+)
+def test_the_budget_in_updates(loop, flags, steps):
+    training = parse_arguments(["--do_train", "--output_dir", "x", *flags.split()], loop)[2]
+    assert count_steps(training, 1010, 48) == steps
+
+
+def test_two_budgets_that_differ_are_refused():
+    training = parse_arguments(["--max_samples", "97", "--max_steps", "2"], loop=True)[2]
+    with pytest.raises(ConfigError, match="--max_samples 97 is 3 updates of 48 samples, and --max_steps says 2"):
+        count_steps(training, 1010, 48)
+
+
+@pytest.mark.parametrize(
+    "flags, decay",
+    [
+        ("", None),
+        ("--use_ema", GradualDecay(0.9999)),
+        ("--use_ema --ema_decay 0.5", GradualDecay(0.5)),
+        ("--ema_start_iters 5000 --ema_iters 100 --ema_beta 0.9", IntervalDecay(5000, 100, 0.9)),
+        ("--use_ema --ema_iters 7", IntervalDecay(5000, 7, 0.9)),
+    ],
+)
+def test_forms_of_the_average(flags, decay):
+    assert ema_decay(parse_arguments(flags.split(), loop=True)[0]) == decay
+
+
 def test_the_loops_logging_dir_is_inside_its_output_dir():
     assert parse_arguments(["--logging_dir", "l", "--output_dir", "o"], loop=True)[2].logging_dir == "o/l"
     assert parse_arguments(["--output_dir", "o"], loop=True)[2].logging_dir == "o/logs"
@@ -145,7 +185,20 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--to_static", "--to_static is not supported yet"),
         ("--metric_for_best_model loss", "the hand-written loop has no --metric_for_best_model"),
         ("--model_name_or_path some/folder --unet_config_file u", "is a whole pipeline"),
-        ("--report_to wandb", "not supported yet"),
+        ("--max_samples 0", "--max_samples 0 must be above 0"),
+        ("--num_examples_to_see -1", "--max_samples -1 must be above 0"),
+        ("--max_skipped_updates 0", "--max_skipped_updates 0 must be above 0"),
+        ("--learning_rate 0", "--learning_rate 0.0 must be above 0"),
+        ("--unet_learning_rate 0", "--unet_learning_rate 0.0 must be above 0"),
+        ("--lr_batch_size 512", "--lr_batch_size does nothing without --scale_lr"),
+        ("--fp16_opt_level O0", "--fp16_opt_level O0 must be O1 or O2"),
+        ("--snr_gamma 0", "--snr_gamma 0.0 must be above 0"),
+        ("--noise_offset -0.1", "--noise_offset -0.1 must not be negative"),
+        ("--input_perturbation -1", "--input_perturbation -1.0 must not be negative"),
+        ("--rescale_betas_zero_snr", "add --prediction_type v_prediction"),
+        ("--ema_beta 1.5", "--ema_beta 1.5 must be from 0 to 1"),
+        ("--ema_iters 0", "--ema_iters 0 must be above 0"),
+        ("--report_to tensorbord", "--report_to tensorbord is not known; use visualdl, tensorboard, wandb or none"),
     ],
 )
 def test_wrong_flags_are_named(flags, message):

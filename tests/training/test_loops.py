@@ -141,9 +141,78 @@ def test_recompute_is_the_same_training(tiny, straight, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
-def test_bfloat16_trains_near_float32(tiny, straight, tmp_path, kind):
-    train(kind, tiny.flags(tmp_path / "run", max_steps=3, bf16=True))
-    np.testing.assert_allclose(losses(tmp_path / "run"), losses(straight["loop"])[:3], rtol=0.05)
+def test_recompute_with_accumulation_is_the_same_training(tiny, straight, tmp_path, kind):
+    train(kind, tiny.flags(tmp_path / "run", max_steps=3, recompute=True, per_device_train_batch_size=2,
+                           gradient_accumulation_steps=2))  # fmt: skip
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(straight["loop"])[:3], rtol=1e-5)
+
+
+# Every objective and optimizer setting that is off by default.
+EVERYTHING = {
+    "prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "snr_gamma": 5.0, "noise_offset": 0.1,
+    "input_perturbation": 0.1, "random_flip": True, "ema_start_iters": 2, "ema_iters": 2, "ema_beta": 0.5,
+    "unet_learning_rate": 2e-3, "text_encoder_learning_rate": 5e-4, "decay_norms_and_biases": False,
+    "max_grad_norm": 0.5, "lr_scheduler_type": "cosine", "warmup_steps": 2, "scale_lr": True, "lr_batch_size": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def everything(tiny, tmp_path_factory):
+    """As `straight`, with EVERYTHING on."""
+    folders = {}
+    for kind in ("loop", "trainer"):
+        folders[kind] = tmp_path_factory.mktemp(kind) / "run"
+        train(kind, tiny.flags(folders[kind], max_steps=6, save_steps=3, **EVERYTHING))
+    return folders
+
+
+def test_loop_and_trainer_agree_with_everything_on(everything, straight):
+    np.testing.assert_allclose(losses(everything["loop"]), losses(everything["trainer"]), rtol=1e-5)
+    assert losses(everything["loop"]) != losses(straight["loop"])
+    rates = [record["lr_abs"] for record in read_metrics(everything["loop"] / "metrics.jsonl")]
+    assert rates == [record["lr_abs"] for record in read_metrics(everything["trainer"] / "metrics.jsonl")]
+    # Of 1e-3 x 4 / 8: half-way through the warm-up after the first update, at the top after the second, then a cosine.
+    assert rates == pytest.approx([2.5e-4, 5e-4, *(5e-4 * (1 + np.cos(np.pi * k / 4)) / 2 for k in (1, 2, 3, 4))])
+    assert weights(everything["loop"], 6, "ema_state.pdparams")["num_updates"] == 6
+
+
+@pytest.mark.parametrize("kind, started_by", [("loop", "loop"), ("loop", "trainer"), ("trainer", "loop")])
+def test_resuming_gives_the_same_bits_with_everything_on(tiny, everything, tmp_path, kind, started_by):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("checkpoint-3", "run.json", "metrics.jsonl"):
+        source = everything[started_by] / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    train(kind, tiny.flags(folder, max_steps=6, save_steps=3, **EVERYTHING))
+    assert read_metrics(folder / "metrics.jsonl")[-1]["lr_abs"] == pytest.approx(0, abs=1e-9)
+    assert losses(folder) == losses(everything[kind])
+    for name in ("model_state.pdparams", "ema_state.pdparams", "optimizer.pdopt"):
+        assert_equal_to_the_bit(_flat(weights(folder, 6, name)), _flat(weights(everything[kind], 6, name)))
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_the_rate_is_the_same_for_any_accumulation(tiny, everything, tmp_path, kind):
+    train(kind, tiny.flags(tmp_path, max_steps=6, **EVERYTHING | {
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}))  # fmt: skip
+    rates, expected = (
+        [record["lr_abs"] for record in read_metrics(folder / "metrics.jsonl")]
+        for folder in (tmp_path, everything[kind])
+    )
+    assert rates == expected
+    np.testing.assert_allclose(losses(tmp_path), losses(everything[kind]), rtol=1e-5)
+
+
+def test_exported_pipeline_carries_the_schedule(everything):
+    from ppldm.models.build import load_pipeline
+
+    model = load_pipeline(everything["loop"] / "pipeline", "v_prediction")
+    assert model.noise_schedule.rescale_betas_zero_snr and float(model.alphas_cumprod[-1]) == 0
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_budget_in_samples_is_met_exactly(tiny, tmp_path, kind):
+    run = train(kind, tiny.flags(tmp_path, max_steps=None, max_samples=9))
+    assert run.max_steps == 3 and len(losses(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
@@ -180,11 +249,32 @@ def test_overwriting_starts_anew(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, word", [({"seed": 6}, "seed"), ({"per_device_train_batch_size": 2}, "global_batch_size")]
+    "changes, word",
+    [
+        ({"seed": 6}, "seed"),
+        ({"per_device_train_batch_size": 2}, "global_batch_size"),
+        ({"caption_drop": 0.5}, "caption_drop"),
+        ({"random_flip": True}, "random_flip"),
+        ({"noise_offset": 0.1}, "noise_offset"),
+        ({"snr_gamma": 5}, "snr_gamma"),
+        ({"input_perturbation": 0.1}, "input_perturbation"),
+        ({"learning_rate": 1e-4}, "learning_rate"),
+        ({"weight_decay": 0.5}, "weight_decay"),
+        ({"lr_scheduler_type": "constant_with_warmup"}, "lr_scheduler_type"),
+        ({"ema_decay": 0.5}, "ema"),
+    ],
 )
-def test_a_checkpoint_of_other_samples_is_refused(tiny, straight, changes, word):
-    with pytest.raises(CheckpointError, match=f"was trained with {word}"):
+def test_a_checkpoint_of_another_run_is_refused(tiny, straight, changes, word):
+    with pytest.raises(CheckpointError, match=f"was trained with {word} .* accept the change with --accept_changes"):
         train("loop", tiny.flags(straight["loop"], max_steps=6, save_steps=3, use_ema=True, **changes))
+
+
+def test_a_change_that_is_accepted_by_name_goes_through(tiny, straight, tmp_path):
+    flags = tiny.flags(tmp_path, max_steps=4, use_ema=True, learning_rate=1e-5, accept_changes="learning_rate",
+                       resume_from_checkpoint=straight["loop"] / "checkpoint-3")  # fmt: skip
+    train("loop", flags)
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["lr_abs"] == pytest.approx(1e-5)
+    assert read_manifest(tmp_path / "checkpoint-4")["identity"]["learning_rate"] == 1e-5
 
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])

@@ -1,27 +1,43 @@
-"""One curve over any number of resumes, and means that are means."""
+"""One curve over any number of resumes, in every place that shows it."""
 
 import json
 import math
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from ppldm.training.metrics import METRICS_FILE, Interval, MetricsWriter, plot_loss, read_metrics
+from ppldm.training.metrics import (
+    METRICS_FILE,
+    MetricsWriter,
+    describe,
+    describe_costs,
+    drop_after,
+    plot_loss,
+    read_metrics,
+)
 from ppldm.utils.errors import DataError
 
 
-def write(folder, start, steps, reporters=()):
-    writer = MetricsWriter(folder, reporters, folder / "logs", start)
+def write(folder, start, steps):
+    path = folder / METRICS_FILE
+    past = drop_after(path, start)
+    writer = MetricsWriter(path)
     for step in steps:
         writer.log(step, {"loss": 1.0 / step})
     writer.close()
+    return past
 
 
 @pytest.mark.parametrize("resume_at", [0, 3, 5, 9])
 def test_resuming_drops_what_is_past_the_step(tmp_path, resume_at):
-    write(tmp_path, 0, range(1, 10))
-    write(tmp_path, resume_at, range(resume_at + 1, 13))
-    assert [record["global_step"] for record in read_metrics(tmp_path / METRICS_FILE)] == list(range(1, 13))
+    assert write(tmp_path, 0, range(1, 10)) == []
+    past = write(tmp_path, resume_at, range(resume_at + 1, 13))
+    assert [record["global_step"] for record in past] == list(range(1, resume_at + 1))
+    records = read_metrics(tmp_path / METRICS_FILE)
+    assert [record["global_step"] for record in records] == list(range(1, 13))
+    times = [record["time"] for record in records]
+    assert times == sorted(times)
 
 
 def test_a_line_cut_short_by_a_kill_goes(tmp_path):
@@ -33,40 +49,42 @@ def test_a_line_cut_short_by_a_kill_goes(tmp_path):
 
 
 def test_not_a_number_is_null(tmp_path):
-    MetricsWriter(tmp_path, (), tmp_path, 0).log(1, {"loss": math.nan, "lr_abs": 0.5})
-    assert json.loads((tmp_path / METRICS_FILE).read_text()) == {"global_step": 1, "loss": None, "lr_abs": 0.5}
+    MetricsWriter(tmp_path / METRICS_FILE).log(1, {"loss": math.nan, "lr_abs": 0.5})
+    record = json.loads((tmp_path / METRICS_FILE).read_text())
+    assert record.pop("time") > 0
+    assert record == {"global_step": 1, "loss": None, "lr_abs": 0.5}
 
 
-def test_visualdl_has_curves_and_pictures(tmp_path):
-    import numpy as np
-    from visualdl import LogReader
+def test_the_line_for_people():
+    values = {
+        "loss": 0.98765,
+        "loss_quarter_1": 1.25,
+        "loss_quarter_2": math.nan,
+        "grad_norm": 0.5,
+        "lr_abs": 4.6875e-5,
+    }
+    values |= {"images_per_second": 123.4, "data_wait_share": 0.0123, "skipped_rows": 3, "something_else": 9.0}
+    assert describe(50, values) == (
+        "step 50  loss 0.9877  by timestep 1.250 -  gradient 0.5  lr 4.69e-05  123 images/s  "
+        "waited for data 1.2%  skipped 3 rows"
+    )
+    assert describe(5, {"validation_loss": 0.5}) == "step 5  validation loss 0.5000"
 
-    writer = MetricsWriter(tmp_path, ("visualdl",), tmp_path / "logs", 0)
-    for step in (1, 2):
-        writer.log(step, {"loss": step / 2})
-    writer.pictures(2, {"reconstruction": np.zeros((4, 8, 3), dtype=np.uint8)})
-    writer.close()
-    reader = LogReader(file_path=str(next((tmp_path / "logs").iterdir())))
-    assert [(record.id, record.value) for record in reader.get_data("scalar", "train/loss")] == [(1, 0.5), (2, 1.0)]
-    assert "reconstruction" in reader.get_tags()["image"]
 
-
-def test_interval_means():
-    interval = Interval([])
-    interval.add(1.0, 8)
-    interval.add(3.0, 8)
-    interval.wait_seconds = 1e9
-    values = interval.summary(world_size=4)
-    assert values["loss"] == 2.0 and values["data_wait_share"] > 1
-    assert values["images_per_second"] == pytest.approx(4 * values["images_per_second_per_device"])
-    interval.add(5.0, 8)
-    assert interval.summary(1)["loss"] == 5.0
+def test_the_line_of_the_benchmark():
+    values = {"avg_reader_cost": 0.01, "avg_batch_cost": 0.5, "images_per_second": 64.0}
+    assert describe_costs(values, 32) == (
+        "avg_reader_cost: 0.01000 sec, avg_batch_cost: 0.50000 sec, avg_samples: 32, ips: 64.00000 images/sec"
+    )
 
 
 def test_loss_curve(tmp_path):
     write(tmp_path, 0, range(1, 60))
+    MetricsWriter(tmp_path / METRICS_FILE).log(60, {"loss": 0.02, "validation_loss": 0.5})
     plot_loss(str(tmp_path))
     assert Image.open(tmp_path / "loss.png").size[0] > 300
+    shown = np.asarray(Image.open(tmp_path / "loss.png").convert("RGB")).reshape(-1, 3)
+    assert (shown == (0xE6, 0x55, 0x0D)).all(axis=1).any()
     with pytest.raises(DataError, match="no losses"):
         (tmp_path / "empty").mkdir()
         (tmp_path / "empty" / METRICS_FILE).write_text("")

@@ -1,4 +1,34 @@
-from ppldm.utils.errors import PpldmError, RowError
+"""What a user sees of an error, and with which exit status."""
+
+import errno
+import os
+
+import pytest
+
+from ppldm.utils.errors import ConfigError, Interrupted, PpldmError, Preempted, RowError, exit_on_error
+
+
+@pytest.mark.parametrize(
+    "error, status, line",
+    [
+        (ConfigError("--x 1 is odd"), 2, "error: --x 1 is odd"),
+        (Interrupted("stopped"), 130, "error: stopped"),
+        (Preempted("stopped"), 75, "error: stopped"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/metrics.jsonl"), 1,
+         "error: the disk is full for out/metrics.jsonl (No space left on device); free some and give the same command "
+         "again"),
+    ],
+)  # fmt: skip
+def test_one_line_and_a_status(capsys, error, status, line):
+    with pytest.raises(SystemExit) as exit, exit_on_error():
+        raise error
+    assert exit.value.code == status
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_other_errors_of_the_system_keep_their_traceback():
+    with pytest.raises(PermissionError), exit_on_error():
+        raise PermissionError(errno.EACCES, "no")
 
 
 def test_an_error_is_one_line_whatever_it_quotes():

@@ -7,7 +7,16 @@ import time
 import pytest
 
 from ppldm.utils.errors import OutputError
-from ppldm.utils.files import atomic_dir, atomic_write, lock_folder, make_output_dir, write_text
+from ppldm.utils.files import (
+    atomic_dir,
+    atomic_write,
+    link_or_copy,
+    lock_folder,
+    make_output_dir,
+    remove_dir,
+    remove_leftovers,
+    write_text,
+)
 
 
 def test_an_error_leaves_the_old_file_and_no_other(tmp_path):
@@ -30,6 +39,42 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
     assert (tmp_path / "d/sub/file").read_text() == "second"
+
+
+class Killed(BaseException):
+    """Ends the process here."""
+
+
+def test_what_a_killed_process_left_goes(tmp_path, monkeypatch):
+    (tmp_path / "keep").mkdir()
+    (tmp_path / ".lock").touch()
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("pathlib.Path.unlink", lambda *_, **__: None)
+    with pytest.raises(Killed), atomic_dir(tmp_path / "d") as folder:
+        (folder / "half").write_bytes(bytes(100))
+        raise Killed
+    with pytest.raises(Killed), atomic_write(tmp_path / "f") as file:
+        file.write(bytes(20))
+        file.flush()
+        raise Killed
+    (tmp_path / "old").mkdir()
+    remove_dir(tmp_path / "old")
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 5
+    assert remove_leftovers(tmp_path) == 120
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "keep"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_one_file_in_two_places(tmp_path, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "target").write_text("old")
+    for _ in range(2):
+        link_or_copy(tmp_path / "new", tmp_path / "target")
+        assert (tmp_path / "target").read_text() == "new" == (tmp_path / "new").read_text()
+        assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

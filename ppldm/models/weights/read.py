@@ -182,7 +182,9 @@ def _read_checkpoint(path: Path, kinds, ema: bool) -> Weights:
         if not (path / CHECKPOINT_AVERAGE).is_file():
             raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
         state |= {name: array for name, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if name in state}
-    weights = Weights(scheduler={**PUBLISHED_SCHEDULE, "prediction_type": arguments.prediction_type})
+    weights = Weights(scheduler=PUBLISHED_SCHEDULE | _start_schedule(arguments))
+    for name in ("prediction_type", "rescale_betas_zero_snr"):
+        weights.scheduler[name] = getattr(arguments, name)
     for kind in kinds:
         arrays = {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
         config = _run_config(kind, arguments, path.parent)
@@ -239,7 +241,7 @@ def _run_config(kind: str, arguments: ModelArguments, output_dir: Path) -> dict:
     if arguments.starts_from_pipeline:
         if start.is_dir() and not is_checkpoint(start) and (folder := find_part(start, kind)):
             return read_config(kind, folder)
-        return read_weights(start, (kind,)).parts[kind].config
+        return read_part(kind, start, arguments.original_config_file).config
     if kind == "vae":
         folder = Path(arguments.vae_name_or_path or "").expanduser()
         if arguments.vae_name_or_path and folder.is_dir():
@@ -250,6 +252,14 @@ def _run_config(kind: str, arguments: ModelArguments, output_dir: Path) -> dict:
         return read_config(kind, find_part(folder, kind) or folder)
     file = arguments.config_files()[("text_encoder", "unet").index(kind)]
     return complete_config(kind, read_json(file), file)
+
+
+def _start_schedule(arguments: ModelArguments) -> dict:
+    """The scheduler's settings of the pipeline that a run started from; nothing for a run from configs."""
+    start = Path(arguments.model_name_or_path or "").expanduser()
+    if not arguments.starts_from_pipeline or not start.exists():
+        return {}
+    return read_weights(start, ("vae",), arguments.original_config_file).scheduler
 
 
 def _run_tokenizer(arguments: ModelArguments, output_dir: Path) -> Path | None:

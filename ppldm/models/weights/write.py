@@ -158,7 +158,9 @@ def _index(ldmbert: bool, library: str, version: str) -> tuple[dict[str, str], d
 def scheduler_settings(scheduler: dict) -> dict:
     """The settings of the DDIM scheduler that an exported pipeline samples with, sorted by name."""
     known = {name: value for name, value in scheduler.items() if name in _DDIM_KEYS}
-    return dict(sorted({**_DDIM, **known}.items()))
+    # A schedule that ends in noise alone is sampled from its very last timestep (arXiv:2305.08891, section 3.3).
+    spacing = {"timestep_spacing": "trailing"} if scheduler.get("rescale_betas_zero_snr") else {}
+    return dict(sorted({**_DDIM, **spacing, **known}.items()))
 
 
 def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle_form: bool, safetensors: bool) -> None:

@@ -1,0 +1,124 @@
+"""How fast URLs become shards:  python benchmarks/download.py [--quick] [--json OUT]
+
+`ppldm download` beside bare img2dataset, on the same photographs (`photographs.py`) from a server of this machine, so
+that the processor is the limit and not the network: one process, 16 threads, with the settings of the published recipe
+(short side 512: these photographs pass as they are) and with a short side of 256 (all are decoded, shrunk and encoded).
+img2dataset must be asked for an orderly end: it exits when all is done, as `ppldm download` does; both times are of the
+whole command, its start included.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from photographs import make_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+THREADS = 16
+COMMON = ["--thread_count", str(THREADS), "--processes_count", "1", "--number_sample_per_shard", "10000"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2000, help="URLs to download")
+    parser.add_argument("--photographs", type=int, default=100, help="different photographs among them")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[512, 256], help="short sides kept, pixels")
+    parser.add_argument("--quick", action="store_true", help="a few rows: to see that it runs")
+    parser.add_argument("--json", help="also write the results here")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rows, arguments.photographs, arguments.sizes = 20, 4, [512]
+    with tempfile.TemporaryDirectory() as folder:
+        photographs = [row.image for row in make_rows(arguments.photographs)]
+        ports = multiprocessing.Queue()
+        server = multiprocessing.Process(target=serve, args=(photographs, ports), daemon=True)
+        server.start()
+        table = write_metadata(Path(folder, "part_1.parquet"), ports.get(), arguments.rows)
+        results = [
+            measure(name, table, Path(folder, f"{name}-{size}"), size)
+            for size in arguments.sizes
+            for name in ("ppldm", "img2dataset")
+        ]
+        server.terminate()
+    for result in results:
+        sys.stdout.write(
+            f"{result['name']:<12} size {result['size']:<4} {result['rows_per_sec']:>6.0f} rows/s, per 1,000 rows "
+            f"{result['sec_per_1000']:.1f} s, {result['cpu_sec_per_1000']:.1f} s of a core, "
+            f"{result['mb_per_1000']:.1f} MB\n"
+        )
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+
+
+def measure(name: str, metadata: Path, out: Path, size: int) -> dict:
+    """Wall-clock and processor time of a whole download, per 1,000 rows, and the bytes of its pictures."""
+    flags = [*COMMON, "--image_size", str(size)]
+    if name == "ppldm":
+        command = ["ppldm", "download", str(metadata), "--out", str(out), "--preflight", "0", *flags]
+    else:
+        command = ["img2dataset", "--url_list", str(metadata), "--input_format", "parquet", "--url_col", "URL",
+                   "--caption_col", "TEXT", "--output_folder", str(out), "--resize_only_if_bigger", "True",
+                   "--resize_mode", "keep_ratio", "--skip_reencode", "True", *flags]  # fmt: skip
+    module = "ppldm" if name == "ppldm" else "img2dataset.main"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_ALBUMENTATIONS_UPDATE": "1", "WANDB_MODE": "disabled"}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", module, *command[1:]], env=environment, check=True, capture_output=True, text=True
+    )
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    pictures = list(out.rglob("*.jpg"))
+    rows = pq.read_metadata(metadata).num_rows
+    if len(pictures) != rows:
+        raise SystemExit(f"{name} kept {len(pictures)} of {rows} pictures; the server of this machine is overloaded")
+    return {
+        "name": name,
+        "size": size,
+        "rows": rows,
+        "rows_per_sec": rows / seconds,
+        "sec_per_1000": seconds / rows * 1000,
+        "cpu_sec_per_1000": cpu_seconds / rows * 1000,
+        "mb_per_1000": sum(path.stat().st_size for path in pictures) / 1e6 / rows * 1000,
+    }
+
+
+def write_metadata(path: Path, port: int, num_rows: int) -> Path:
+    urls = [f"http://127.0.0.1:{port}/{number}" for number in range(num_rows)]
+    pq.write_table(pa.table({"URL": urls, "TEXT": [f"picture {number}" for number in range(num_rows)]}), path)
+    return path
+
+
+def serve(photographs: list[bytes], ports: multiprocessing.Queue) -> None:
+    """Answer GET /N with photograph N modulo their number, for ever."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            body = photographs[int(self.path[1:]) % len(photographs)]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 256
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        ports.put(server.server_port)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""How fast metadata is filtered:  python benchmarks/filter.py [--rows 10000000] [--json OUT]
+
+Makes four tables in the columns of LAION2B-en, of which the conditions of `--preset laion2b-en` keep one row in four,
+as they do of the real one. Filters them by each engine as a user does, by the command, with the seeded shuffle and
+without, each in a process of its own. Rates are of input rows and count all but the start of Python; `whole` counts
+that too. Memory is that of the largest process. `cpu` is the time that the cores worked, which other load on the
+machine changes less.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+NUM_FILES = 4
+CHUNK_ROWS = 250_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of all tables")
+    parser.add_argument("--engines", nargs="+", default=["duckdb", "spark"], help="engines to measure")
+    parser.add_argument("--memory-gb", type=float, default=2.5, help="memory to give to the engine")
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each; the best counts")
+    parser.add_argument("--json", help="also write the results here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        tables = Path(folder, "tables")
+        write_tables(tables, arguments.rows)
+        size = sum(path.stat().st_size for path in tables.iterdir())
+        sys.stdout.write(f"{arguments.rows:,} rows, {size / 1e9:.2f} GB, {os.cpu_count()} cores\n")
+        results = []
+        for engine in arguments.engines:
+            for shuffled in (True, False):
+                runs = [
+                    measure(engine, shuffled, tables, Path(folder, f"{engine}{shuffled}{run}"), arguments.memory_gb)
+                    for run in range(arguments.repeats)
+                ]
+                results.append(max(runs, key=lambda run: run["rows_per_sec"]))
+                sys.stdout.write(describe(results[-1]) + "\n")
+    if arguments.json:
+        report = {"rows": arguments.rows, "bytes": size, "cores": os.cpu_count(), "runs": results}
+        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+
+
+def write_tables(folder: Path, num_rows: int) -> None:
+    """Tables of random rows, of which about 25 % meet `--preset laion2b-en`."""
+    folder.mkdir()
+    for number in range(NUM_FILES):
+        rng = np.random.default_rng(number)
+        left = num_rows * (number + 1) // NUM_FILES - num_rows * number // NUM_FILES
+        writer = None
+        while left:
+            table = make_table(rng, min(CHUNK_ROWS, left))
+            writer = writer or pq.ParquetWriter(folder / f"2B-en-4.5_{number + 1}.parquet", table.schema)
+            writer.write_table(table)
+            left -= table.num_rows
+        writer.close()
+
+
+def make_table(rng: np.random.Generator, num_rows: int) -> pa.Table:
+    """Sizes are uniform from 100 to 937 pixels, so that a quarter of the rows is large enough in both directions."""
+    hashes = rng.integers(-(2**63), 2**63, num_rows)
+    text = pa.array(hashes).cast(pa.string())
+    columns = {
+        "URL": pc.binary_join_element_wise(
+            "https://img1.example.com/186/0", text, "il_340x270.1310915051_5kax.jpg", "/"
+        ),
+        "TEXT": pc.binary_join_element_wise("Vintage Green Glass Swag Hanging Lamp", text, "Mid Century", " "),
+        "WIDTH": rng.integers(100, 937, num_rows).astype(np.float64),
+        "HEIGHT": rng.integers(100, 937, num_rows).astype(np.float64),
+        "similarity": rng.uniform(0.25, 0.45, num_rows),
+        "punsafe": rng.random(num_rows) ** 12,
+        "pwatermark": rng.random(num_rows),
+        "AESTHETIC_SCORE": rng.uniform(4.5, 7, num_rows),
+        "hash": hashes,
+    }
+    return pa.table(columns)
+
+
+def measure(engine: str, shuffled: bool, tables: Path, output: Path, memory_gb: float) -> dict:
+    """Run the command once."""
+    flags = ["--preset", "laion2b-en", "--engine", engine, "--memory-gb", str(memory_gb), "--json"]
+    flags += [] if shuffled else ["--no-shuffle"]
+    command = [sys.executable, "-m", "ppldm", "filter", "--input", str(tables), "--output", str(output), *flags]
+    start, peak_kib = time.monotonic(), 0
+    with tempfile.TemporaryFile("w+") as printed:
+        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.DEVNULL)
+        before = os.times()
+        while process.poll() is None:
+            peak_kib = max(peak_kib, *map(read_peak_kib, descendants(process.pid)))
+            time.sleep(0.1)
+        after = os.times()
+        printed.seek(0)
+        text = printed.read()
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed; run it to see why")
+    manifest = json.loads(text)
+    return {
+        "engine": engine,
+        "shuffle": shuffled,
+        "rows_out": manifest["rows_out"],
+        "seconds": manifest["seconds"],
+        "rows_per_sec": manifest["rows_in_per_sec"],
+        "whole_seconds": round(time.monotonic() - start, 2),
+        "cpu_seconds": round(sum(after[2:4]) - sum(before[2:4]), 2),
+        "peak_gb": round(peak_kib * 1024 / 1e9, 2),
+    }
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that it started, directly or not."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return [pid]
+    return [pid, *(below for child in children for below in descendants(int(child)))]
+
+
+def read_peak_kib(pid: int) -> int:
+    """The most memory that a process has had; 0 where it is gone."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return 0
+    return int(found.group(1)) if found else 0
+
+
+def describe(run: dict) -> str:
+    """A line of the table."""
+    order = "seeded shuffle" if run["shuffle"] else "order kept"
+    return (
+        f"{run['engine']:<8}{order:<16}{run['rows_per_sec'] / 1e6:6.2f} million rows/s, {run['seconds']:7.2f} s (whole "
+        f"{run['whole_seconds']:.2f} s, cpu {run['cpu_seconds']:.2f} s), {run['peak_gb']:.2f} GB, {run['rows_out']:,}"
+    )
+
+
+if __name__ == "__main__":
+    main()

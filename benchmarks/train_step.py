@@ -1,0 +1,293 @@
+"""What our training step costs:  python benchmarks/train_step.py [--quick] [--json OUT]
+
+Three measurements, each in processes of its own, on pictures that it makes itself and a small model:
+
+- overhead: our step (`train_step` and what is reported after it) against a bare loop over the same modules, with the
+  same batches and an optimizer of the same settings. The two take turns, step by step, and each keeps its fastest, so
+  that other load on the machine strikes both alike;
+- settings: our step with the threads and the MKL path that ppldm chooses, against the bare loop without (the two take
+  turns, process by process);
+- data: the share of time that a whole run, with 2 loader workers, waits for batches.
+
+OMP_NUM_THREADS and MKL_DEBUG_CPU_TYPE of the environment are left out: choosing them is what is measured.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "examples/config"
+MAX_LENGTH = 12
+MOST_OVERHEAD, LEAST_SPEEDUP, MOST_WAIT = 0.03, 1.5, 0.02  # the bars; the second is for AMD processors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=30, help="steps of each kind in the first measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="processes of each kind in the second")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--resolution", type=int, default=128, help="side of the pictures, 8 times the latents")
+    parser.add_argument("--rows", type=int, default=64, help="photographs to make; they are read again and again")
+    parser.add_argument("--quick", action="store_true", help="a few steps, once: to see that it runs")
+    parser.add_argument("--json", help="also write the results here")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)  # kind, folder
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.steps, arguments.repeats, arguments.rows, arguments.resolution = 3, 1, 16, 48
+    if arguments.measure:
+        kind, folder = arguments.measure
+        return sys.stdout.write(json.dumps(MEASUREMENTS[kind](Path(folder), arguments)) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        results = compare(Path(folder), arguments)
+    sys.stdout.write(table(results) + "\n")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+
+
+def compare(folder: Path, arguments: argparse.Namespace) -> dict:
+    """Everything there is to say, as JSON has it. Seconds a step, the fastest of each kind."""
+    load_before = os.getloadavg()[0]
+    run("prepare", folder, arguments)
+    turns = run("turns", folder, arguments)
+    tuned, untuned = [], []
+    for _ in range(arguments.repeats):
+        tuned.append(run("ours", folder, arguments))
+        untuned.append(run("bare", folder, arguments, PPLDM_NO_CPU_TUNING="1"))
+    fastest, slowest = (min(found["seconds"] for found in several) for several in (tuned, untuned))
+    return {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "batch_size": arguments.batch_size,
+        "resolution": arguments.resolution,
+        "parameters": turns["parameters"],
+        "load_before": load_before,
+        "load_after": os.getloadavg()[0],
+        "overhead": {**turns, "share": turns["ours"] / turns["bare"] - 1},
+        "settings": {
+            "ours": fastest,
+            "bare_without": slowest,
+            "threads": tuned[0]["threads"],
+            "threads_without": untuned[0]["threads"],
+            "speedup": slowest / fastest,
+        },
+        "data": run("data", folder, arguments),
+    }
+
+
+def run(kind: str, folder: Path, arguments: argparse.Namespace, **variables: str) -> dict:
+    """A measurement in a process of its own."""
+    chosen = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE", "PPLDM_NO_CPU_TUNING")
+    environ = {name: value for name, value in os.environ.items() if name not in chosen}
+    command = [sys.executable, __file__, "--measure", kind, str(folder)]
+    for name in ("steps", "batch_size", "resolution", "rows"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+    environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")]), **variables}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    if done.returncode:
+        sys.exit(f"{kind} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def prepare(folder: Path, arguments: argparse.Namespace) -> dict:
+    """Write the photographs, a tokenizer and an autoencoder into `folder`."""
+    from photographs import make_rows
+
+    from ppldm.data.filelist import write_filelist
+    from ppldm.data.part import write_part
+    from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
+    from ppldm.models.build import build_autoencoder, save_part
+
+    rows = make_rows(arguments.rows)
+    write_part(folder / "part-00000.gz", rows)
+    write_filelist(folder / "train.filelist", ["part-00000.gz"])
+    CaptionTokenizer(build_vocab([row.caption for row in rows]), MAX_LENGTH).save(folder / "tokenizer")
+    save_part(build_autoencoder(CONFIGS / "vae_tiny.json", seed=0), folder / "vae")
+    return {}
+
+
+def prepare_run(folder: Path, arguments: argparse.Namespace, name: str, workers: int = 0, **changes):
+    """A TrainingRun of the hand-written loop, as its script makes it; call it inside `entry()`."""
+    from ppldm.training.arguments import parse_arguments
+    from ppldm.training.text_to_image import prepare_text_to_image
+
+    settings = {
+        "output_dir": folder / name,
+        "overwrite_output_dir": True,
+        "file_list": folder / "train.filelist",
+        "vae_name_or_path": folder / "vae",
+        "text_encoder_config_file": CONFIGS / "ldmbert_tiny.json",
+        "unet_config_file": CONFIGS / "unet_tiny.json",
+        "tokenizer_name": folder / "tokenizer",
+        "model_max_length": MAX_LENGTH,
+        "resolution": arguments.resolution,
+        "per_device_train_batch_size": arguments.batch_size,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 1_000_000,
+        "logging_steps": 10,
+        "dataloader_num_workers": workers,
+        "image_logging_steps": 0,
+        "report_to": "none",
+        **changes,
+    }
+    flags = [word for flag, value in settings.items() for word in (f"--{flag}", str(value))]
+    return prepare_text_to_image(*parse_arguments(flags, loop=True))
+
+
+def our_step(run):
+    """A function of a batch: one update as the loop does it, metrics included."""
+    from ppldm.training.precision import autocast
+    from ppldm.training.report import Reporter
+    from ppldm.training.step import Referee, train_step
+
+    referee = Referee(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
+    reporter, steps = Reporter(run), iter(range(1, run.max_steps))
+
+    def step(batch):
+        run.state.model.train()
+        reporter.after_update(next(steps), train_step(referee, [batch]), [batch])
+
+    return step
+
+
+def bare_step(run):
+    """A function of a batch: the same mathematics by hand over the same modules, and nothing else."""
+    import paddle
+
+    model = run.state.model
+    model.train()
+    vae, text_encoder, unet, alphas_cumprod = model.vae, model.text_encoder, model.unet, model.alphas_cumprod
+    parameters = [p for p in model.parameters() if not p.stop_gradient]
+    optimizer = paddle.optimizer.AdamW(5e-5, parameters=parameters, weight_decay=1e-2)
+
+    def step(batch):
+        with paddle.no_grad():
+            posterior = vae.encode(batch["pixel_values"].astype("float32") / 127.5 - 1.0).latent_dist
+            latents = (posterior.mean + posterior.std * batch["posterior_noise"]) * vae.config.scaling_factor
+            alpha_bar = alphas_cumprod[batch["timesteps"]].reshape([-1, 1, 1, 1])
+            noisy = alpha_bar**0.5 * latents + (1.0 - alpha_bar) ** 0.5 * batch["noise"]
+        context = text_encoder(batch["input_ids"])[0]
+        predicted = unet(noisy, batch["timesteps"], encoder_hidden_states=context).sample
+        loss = paddle.nn.functional.mse_loss(predicted, batch["noise"])
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        float(loss)
+
+    return step
+
+
+def measure_turns(folder: Path, arguments: argparse.Namespace) -> dict:
+    """Both kinds of step in turn."""
+    runs = {name: prepare_run(folder, arguments, name) for name in ("ours", "bare")}
+    steps = {"ours": our_step(runs["ours"]), "bare": bare_step(runs["bare"])}
+    batches, seconds = _some_batches(runs["ours"]), {"ours": [], "bare": []}
+    for number in range(arguments.steps + 2):
+        for name, step in steps.items():
+            seconds[name].append(_time(step, batches[number % len(batches)]))
+    found = {name: min(times[2:]) for name, times in seconds.items()}
+    found |= {f"{name}_median": statistics.median(times[2:]) for name, times in seconds.items()}
+    trained = runs["ours"].state.model.trained_parameters().values()
+    return {**found, "parameters": int(sum(p.size for p in trained))}
+
+
+def measure_one(kind: str, folder: Path, arguments: argparse.Namespace) -> dict:
+    """One kind of step alone."""
+    run = prepare_run(folder, arguments, "alone")
+    step, batches = (our_step if kind == "ours" else bare_step)(run), _some_batches(run)
+    times = [_time(step, batches[number % len(batches)]) for number in range(arguments.steps // 2 + 2)]
+    return {"seconds": min(times[2:]), "threads": os.environ.get("OMP_NUM_THREADS", "1 (Paddle's default)")}
+
+
+def measure_data(folder: Path, arguments: argparse.Namespace) -> dict:
+    """Shares of time that the intervals of a run with 2 workers waited for data, the first left out."""
+    from ppldm.training.loop import run_loop
+    from ppldm.training.metrics import read_metrics
+
+    every = max(2, arguments.steps // 3)
+    run_loop(prepare_run(folder, arguments, "data", workers=2, max_steps=4 * every, logging_steps=every))
+    shares = [record["data_wait_share"] for record in read_metrics(folder / "data/metrics.jsonl")][1:]
+    return {"workers": 2, "share": min(shares), "shares": shares}
+
+
+def in_entry(measurement):
+    """The measurement inside what every training script does first: the CPU is prepared before Paddle is imported."""
+
+    def measure(folder: Path, arguments: argparse.Namespace) -> dict:
+        from ppldm.utils.entry import entry
+
+        with entry():
+            return measurement(folder, arguments)
+
+    return measure
+
+
+MEASUREMENTS = {
+    "prepare": in_entry(prepare),
+    "turns": in_entry(measure_turns),
+    "ours": in_entry(lambda folder, arguments: measure_one("ours", folder, arguments)),
+    "bare": in_entry(lambda folder, arguments: measure_one("bare", folder, arguments)),
+    "data": in_entry(measure_data),
+}
+
+
+def _some_batches(run, count: int = 4) -> list[dict]:
+    batches = iter(run.batches())
+    return [next(batches) for _ in range(count)]
+
+
+def _time(step, batch: dict) -> float:
+    started = time.perf_counter()
+    step(batch)
+    return time.perf_counter() - started
+
+
+def processor() -> str:
+    """The processor's name."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def table(results: dict) -> str:
+    """The results as text."""
+    overhead, settings, data = results["overhead"], results["settings"], results["data"]
+
+    def verdict(held: bool) -> str:
+        return "held" if held else "NOT HELD"
+
+    return "\n".join(
+        [
+            f"{results['processor']}, {results['cores']} cores, load {results['load_before']:.1f} before, "
+            f"{results['load_after']:.1f} after",
+            f"{results['parameters'] / 1e6:.1f} M trained parameters, batch {results['batch_size']}, "
+            f"{results['resolution']} px",
+            "",
+            f"{'':<44}{'fastest s':>10}{'median s':>10}",
+            f"{'bare loop':<44}{overhead['bare']:>10.3f}{overhead['bare_median']:>10.3f}",
+            f"{'our step, in turn with it':<44}{overhead['ours']:>10.3f}{overhead['ours_median']:>10.3f}",
+            f"  overhead {overhead['share']:+.1%} (bar: at most {MOST_OVERHEAD:.0%}): "
+            f"{verdict(overhead['share'] <= MOST_OVERHEAD)}",
+            "",
+            f"{'bare loop, threads ' + str(settings['threads_without']):<44}{settings['bare_without']:>10.3f}",
+            f"{'our step, threads ' + str(settings['threads']):<44}{settings['ours']:>10.3f}",
+            f"  {settings['speedup']:.2f} times as fast (bar: {LEAST_SPEEDUP} on AMD processors): "
+            f"{verdict(settings['speedup'] >= LEAST_SPEEDUP)}",
+            "",
+            f"waited for data, {data['workers']} workers: {data['share']:.2%} of the time at best, intervals "
+            f"{', '.join(f'{share:.2%}' for share in data['shares'])} (bar: under {MOST_WAIT:.0%}): "
+            f"{verdict(data['share'] < MOST_WAIT)}",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

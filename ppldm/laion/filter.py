@@ -1,0 +1,266 @@
+"""`ppldm filter`: LAION's metadata tables become the tables of the rows that are wanted.
+
+Laws. Rows in = rows out + rows dropped, by condition. The result is a function of the tables, the conditions and the
+seed alone: DuckDB and Spark write the same rows into the same parts in the same order. The output folder is finished
+or absent.
+
+    OUT/part_1.parquet, part_2.parquet, ...   all columns, known ones under their published names
+    OUT/manifest.json                         what was asked for, rows in, out and dropped by condition
+"""
+
+import sys
+import time
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from ..utils.errors import ConfigError, DataError, OutputError
+from ..utils.files import claimed_dir, read_json, write_json
+from ..utils.log import get_logger
+from ..utils.machine import usable_memory_bytes
+from . import filter_duckdb, filter_spark
+from .conditions import make_conditions, merge_bounds
+from .filter_plan import Plan
+from .metadata import Tables, read_tables
+from .spark import is_submitted
+from .sql import number_sql
+
+DEDUP_COLUMNS = ("url", "hash")
+MIN_MEMORY_GB = 0.5
+
+# Of `--check`: name, column, SQL over `{x}`, a number or NULL.
+_STATISTICS = (
+    ("min aesthetic", "aesthetic", "min({x})"),
+    ("max punsafe", "punsafe", "max({x})"),
+    ("share punsafe > 0.5", "punsafe", "avg(CASE WHEN {x} > 0.5 THEN 1e0 ELSE 0e0 END)"),
+    ("min similarity", "similarity", "min({x})"),
+    ("share similarity < 0.28", "similarity", "avg(CASE WHEN {x} < CAST('0.28' AS DOUBLE) THEN 1e0 ELSE 0e0 END)"),
+    ("max pwatermark", "pwatermark", "max({x})"),
+    ("share pwatermark > 0.8", "pwatermark", "avg(CASE WHEN {x} > CAST('0.8' AS DOUBLE) THEN 1e0 ELSE 0e0 END)"),
+)
+
+
+def filter(
+    input: Annotated[str, {"opt": True, "required": True, "nargs": "+"}],  # parquet files, or folders of *.parquet
+    output: str = None,  # folder for part_1.parquet, ... and manifest.json; must be new or empty
+    preset: str = None,  # conditions of a published recipe: laion2b-en or laion-art. Flags below replace its bounds
+    where: str = None,  # a further condition, such as 'pwatermark <= 0.8 and not (TEXT in ("", "untitled"))'; or @FILE
+    min_width: int = None,  # pixels, inclusive, as all bounds
+    min_height: int = None,  # pixels
+    max_width: int = None,  # pixels
+    max_height: int = None,  # pixels
+    max_punsafe: float = None,  # probability of unsafe content, 0 to 1
+    max_pwatermark: float = None,  # probability of a watermark, 0 to 1
+    min_aesthetic: float = None,  # aesthetic score, about 1 to 10
+    min_similarity: float = None,  # cosine of CLIP's embeddings of picture and text
+    language: str = None,  # code of the LANGUAGE column, such as en, or several: en,nolang
+    dedup: str = None,  # keep one row of each url or hash, the first of the input
+    seed: int = 0,  # of the shuffle
+    no_shuffle: bool = False,  # keep the order of the input, one part for each file
+    num_partitions: int = 0,  # parts to write; 0 means as many as there are input files
+    engine: str = "auto",  # duckdb (one machine) or spark; auto takes spark with --master or under spark-submit
+    master: str = None,  # address of a Spark cluster, such as spark://host:7077 or yarn
+    memory_gb: float = 0.0,  # memory of the engine on this machine; 0 means half of what there is
+    check: bool = False,  # only print statistics of the input
+    dry_run: bool = False,  # say what would be done and write nothing
+    json: bool = False,  # print the manifest as JSON instead of a table
+):
+    """Filter LAION metadata: parquet to parquet, by conditions, shuffled by a seed.
+
+    Rows whose value is missing (null or NaN) do not meet a condition on it. Each dropped row is
+    counted under the first condition that it does not meet.
+    """
+    engine = choose_engine(engine, master)
+    memory_gb = check_memory(memory_gb)
+    tables = read_tables(input)
+    if check:
+        report = check_tables(tables, engine, memory_gb, master)
+        sys.stdout.write((dumps(report, indent=2) if json else describe_check(report)) + "\n")
+        return
+    bounds = {
+        "min_width": min_width,
+        "min_height": min_height,
+        "max_width": max_width,
+        "max_height": max_height,
+        "max_punsafe": max_punsafe,
+        "max_pwatermark": max_pwatermark,
+        "min_aesthetic": min_aesthetic,
+        "min_similarity": min_similarity,
+        "language": language,
+    }
+    plan = make_plan(tables, merge_bounds(preset, bounds), where, dedup, None if no_shuffle else seed, num_partitions)
+    if dry_run:
+        manifest = describe_plan(plan) | {"engine": engine}
+    elif not output:
+        raise ConfigError("--output is missing; name a new folder for the filtered tables")
+    else:
+        manifest = filter_tables(plan, Path(output), engine, memory_gb, master)
+    sys.stdout.write((dumps(manifest, indent=2, ensure_ascii=False) if json else describe(manifest)) + "\n")
+
+
+def choose_engine(engine: str, master: str | None) -> str:
+    """The engine that is meant by --engine and --master. Raises ConfigError."""
+    if engine not in ("auto", "duckdb", "spark"):
+        raise ConfigError(f"--engine {engine} is not known; choose duckdb, spark or auto")
+    if engine == "duckdb" and master:
+        raise ConfigError("--master is of Spark alone; leave it out, or use --engine spark")
+    if engine == "auto":
+        return "spark" if master or is_submitted() else "duckdb"
+    return engine
+
+
+def check_memory(memory_gb: float) -> float:
+    """The memory of the engine in GB, 0 meaning half of the machine's. Raises ConfigError."""
+    if memory_gb == 0:
+        return max(MIN_MEMORY_GB, (usable_memory_bytes() or 4e9) / 2e9)
+    if memory_gb < MIN_MEMORY_GB:
+        raise ConfigError(f"--memory-gb is {memory_gb}; it must be at least {MIN_MEMORY_GB}, or 0 for half of all")
+    return memory_gb
+
+
+def make_plan(
+    tables: Tables, bounds: dict, where: str | None, dedup: str | None, seed: int | None, num_parts: int
+) -> Plan:
+    """The plan of flags. Without a LANGUAGE column the tables are taken to be of the language asked for, with a
+    warning. Raises ConfigError."""
+    columns = tables.columns
+    if dedup not in (None, *DEDUP_COLUMNS):
+        raise ConfigError(f"--dedup {dedup} is not known; choose {' or '.join(DEDUP_COLUMNS)}")
+    if num_parts < 0 or (seed is None and num_parts not in (0, len(tables.files))):
+        raise ConfigError(
+            f"--num-partitions is {num_parts}; it must be at least 1, and with --no-shuffle each file makes one part"
+        )
+    if "language" in bounds and columns.find("language") is None:
+        get_logger().warning("no LANGUAGE column: all rows are taken to be of language %r", bounds["language"])
+        bounds = {name: bound for name, bound in bounds.items() if name != "language"}
+    for name in ("URL", "TEXT"):
+        columns.need(name)
+    plan = Plan(
+        tables,
+        make_conditions(bounds, where),
+        columns.need(dedup) if dedup else None,
+        seed,
+        num_parts or len(tables.files),
+    )
+    plan.count_query("rows", filter_duckdb.dialect)  # which finds conditions that cannot be asked of these columns
+    return plan
+
+
+def describe_plan(plan: Plan) -> dict:
+    """What a plan says, and on which files: equal for equal plans on unchanged files."""
+    found, missing = plan.tables.columns.report()
+    return {
+        "rows_in": plan.tables.rows,
+        "conditions": plan.reasons,
+        "seed": plan.seed,
+        "num_partitions": plan.num_parts,
+        "columns_found": found,
+        "columns_missing": missing,
+        "inputs": [{"path": str(file.path), "rows": file.rows, "bytes": file.bytes} for file in plan.tables.files],
+    }
+
+
+def filter_tables(plan: Plan, output: Path, engine: str, memory_gb: float, master: str | None = None) -> dict:
+    """Carry out a plan and return the manifest; the one that is there where the same plan was finished before.
+
+    Raises OutputError where `output` holds anything else, DataError, EnvironmentProblem.
+    """
+    wanted = describe_plan(plan)
+    finished = read_json(output / "manifest.json")
+    if finished and {name: finished.get(name) for name in wanted} == wanted:
+        get_logger().info("%s was finished before", output)
+        return finished
+    if finished or (output.exists() and any(output.iterdir())):
+        what = "another filter's result" if finished else "files of unknown origin"
+        raise OutputError(f"--output {output} holds {what}; name a new folder, or delete that one")
+    start = time.monotonic()
+    with claimed_dir(output) as folder:
+        if engine == "spark":
+            counts = filter_spark.filter_tables(plan, folder, memory_gb, master)
+        else:
+            counts = filter_duckdb.filter_tables(plan, folder, memory_gb)
+        parts = _list_parts(folder, plan.num_parts)
+        manifest = wanted | _count_rows(plan, counts, parts)
+        seconds = round(time.monotonic() - start, 2)
+        manifest |= {"engine": engine, "seconds": seconds, "rows_in_per_sec": round(plan.tables.rows / seconds)}
+        write_json(folder / "manifest.json", manifest)
+    return manifest
+
+
+def describe(manifest: dict) -> str:
+    """A manifest, or a plan, as text."""
+    found = ", ".join(
+        f"{name}{'' if name == column else f' ({column})'}" for name, column in manifest["columns_found"].items()
+    )
+    lines = [f"columns found: {found}", f"columns missing: {', '.join(manifest['columns_missing']) or 'none'}"]
+    if "rows_out" not in manifest:
+        conditions = " and ".join(manifest["conditions"]) or "none"
+        lines.append(f"{manifest['rows_in']:,} rows in {len(manifest['inputs'])} file(s); conditions: {conditions}")
+        return "\n".join([*lines, f"{manifest['num_partitions']} part(s) by {manifest['engine']}; nothing was written"])
+    rows = [("rows in", manifest["rows_in"], "")]
+    for entry in manifest["dropped"]:
+        missing = f"{entry['missing']:,} of them without a value" if entry["missing"] else ""
+        rows.append((f"  dropped by {entry['condition']}", entry["rows"], missing))
+    rows.append(("rows out", manifest["rows_out"], f"in {len(manifest['parts'])} part(s)"))
+    width = max(len(name) for name, *_ in rows)
+    lines += [f"{name:<{width}} {count:>15,}  {note}".rstrip() for name, count, note in rows]
+    speed = f"{manifest['seconds']} s, {manifest['rows_in_per_sec']:,} rows/s by {manifest['engine']}"
+    return "\n".join([*lines, speed])
+
+
+def check_tables(tables: Tables, engine: str, memory_gb: float, master: str | None = None) -> dict:
+    """Rows, and the statistics of the columns that are there; null where a column is not."""
+    run = filter_spark if engine == "spark" else filter_duckdb
+    known = [(name, tables.columns.find(field), formula) for name, field, formula in _STATISTICS]
+    terms = [
+        formula.format(x=number_sql(column, tables.columns, run.dialect)) for _, column, formula in known if column
+    ]
+    query = lambda rows: f"SELECT {', '.join(['count(*)', *terms])} FROM {rows}"  # noqa: E731
+    options = {"master": master} if engine == "spark" else {}
+    ((rows, *values),) = run.run_query(tables, query, memory_gb, **options)
+    found = iter(values)
+    return {"rows": rows} | {name: next(found) if column else None for name, column, _ in known}
+
+
+def describe_check(report: dict) -> str:
+    """The statistics as a table."""
+    width = max(map(len, report))
+    lines = [f"{'rows':<{width}}  {report['rows']:,}"]
+    for name, value in report.items():
+        if name != "rows":
+            lines.append(f"{name:<{width}}  {'no such column' if value is None else f'{value:.6g}'}")
+    return "\n".join(lines)
+
+
+def _count_rows(plan: Plan, counts: dict[int, int], parts: list[dict]) -> dict:
+    """Rows out, dropped by condition, and parts. Raises DataError where a row is not accounted for."""
+    rows_out = sum(part["rows"] for part in parts)
+    dropped = []
+    for i, reason in enumerate(plan.reasons):
+        missing = counts.get(2 * i + 2, 0)
+        dropped.append({"condition": reason, "rows": counts.get(2 * i + 1, 0) + missing, "missing": missing})
+    if plan.dedup:
+        dropped[-1]["rows"] += counts.get(0, 0) - rows_out
+    num_dropped = sum(entry["rows"] for entry in dropped)
+    if sum(counts.values()) != plan.tables.rows or plan.tables.rows != rows_out + num_dropped:
+        raise DataError(
+            f"{plan.tables.rows} rows went in, {rows_out} came out and {num_dropped} were dropped: the tables changed "
+            "meanwhile; run the same command again"
+        )
+    if not rows_out:
+        worst = max(dropped, key=lambda entry: entry["rows"], default={"condition": "nothing", "rows": 0})
+        raise DataError(
+            f"no row is left; {worst['rows']:,} were dropped by `{worst['condition']}`; see to the conditions"
+        )
+    return {"rows_out": rows_out, "dropped": dropped, "parts": parts}
+
+
+def _list_parts(folder: Path, num_parts: int) -> list[dict]:
+    import pyarrow.parquet as pq
+
+    paths = [folder / f"part_{number}.parquet" for number in range(1, num_parts + 1)]
+    return [
+        {"path": path.name, "rows": pq.read_metadata(path).num_rows, "bytes": path.stat().st_size}
+        for path in paths
+        if path.exists()
+    ]

@@ -1,0 +1,96 @@
+"""The filter on Spark: this machine or any cluster whose nodes see the same folders."""
+
+import shutil
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from ..utils.errors import DataError
+from ..utils.log import get_logger
+from .filter_plan import Plan
+from .metadata import Tables
+from .spark import spark_session
+from .sql import FILE, KEY, NUM_KEYS, PART, ROW, SPARK
+
+_ROWS, _KEPT = "ppldm_rows", "ppldm_kept"
+_STAGING = ".spark"
+
+dialect = SPARK
+
+
+def filter_tables(plan: Plan, folder: Path, memory_gb: float, master: str | None = None) -> dict[int, int]:
+    """Write `part_1.parquet`, ... into the folder; rows by the code of what dropped them (`Plan.count_query`).
+
+    Raises EnvironmentProblem, DataError.
+    """
+    with spark_session(master, memory_gb) as spark:
+        _make_relation(spark, plan.tables)
+        get_logger().info("counting %s rows by condition", f"{plan.tables.rows:,}")
+        counts = {row.code: row.n for row in spark.sql(plan.count_query(_ROWS, SPARK)).collect()}
+        get_logger().info("taking %s rows", f"{counts.get(0, 0):,}")
+        spark.sql(plan.kept_query(_ROWS, SPARK)).createOrReplaceTempView(_KEPT)
+        order = ", ".join(plan.order)
+        rows = spark.sql(f"SELECT {plan.output_columns(SPARK)}, {order}, {_part_sql(plan)} AS {PART} FROM {_KEPT}")
+        sorted_rows = rows.repartition(plan.num_parts, PART).sortWithinPartitions(PART, *plan.order)
+        staging = folder / _STAGING
+        sorted_rows.drop(*plan.order).write.partitionBy(PART).parquet(staging.absolute().as_uri())
+    _collect_parts(staging, folder, plan.num_parts)
+    return counts
+
+
+def run_query(tables: Tables, query, memory_gb: float, master: str | None = None) -> list[tuple]:
+    """The rows of a query, `query` being a function of the name of the relation of all rows."""
+    with spark_session(master, memory_gb) as spark:
+        _make_relation(spark, tables)
+        return [tuple(row) for row in spark.sql(query(_ROWS)).collect()]
+
+
+def _make_relation(spark, tables: Tables) -> None:
+    from pyspark.sql.functions import expr
+
+    frame = spark.read.parquet(*(f"file://{_escape_glob(str(path))}" for path in tables.paths))
+    numbers = {str(path): number for number, path in enumerate(tables.paths)}
+    # Spark writes the same file with one slash or three.
+    encoded = [urlparse(name).path for name in frame.inputFiles()]
+    values = ", ".join(f"({SPARK.quote_text(path)}, {numbers[unquote(path)]})" for path in encoded)
+    files = spark.sql(f"SELECT * FROM VALUES {values} AS t(ppldm_path, {FILE})")
+    place = "regexp_replace(_metadata.file_path, '^file:/*', '/') AS ppldm_place"
+    rows = frame.selectExpr("*", place, f"_metadata.row_index AS {ROW}").join(
+        files.hint("broadcast"), expr("ppldm_path = ppldm_place")
+    )
+    rows.drop("ppldm_path", "ppldm_place").createOrReplaceTempView(_ROWS)
+
+
+def _part_sql(plan: Plan) -> str:
+    """SQL: the part of a kept row, from 0; the same cuts as `sql.first_key` makes."""
+    if plan.seed is None:
+        return FILE
+    return f"CAST(CAST(conv(substr({KEY}, 1, 8), 16, 10) AS BIGINT) * {plan.num_parts} DIV {NUM_KEYS} AS INT)"
+
+
+def _collect_parts(staging: Path, folder: Path, num_parts: int) -> None:
+    """Give the file of each part its name. A part without rows, of which Spark writes nothing, becomes an empty table.
+
+    Raises DataError where Spark wrote into a folder that is not the one seen here, or a part in several files.
+    """
+    import pyarrow.parquet as pq
+
+    if not (staging / "_SUCCESS").is_file():
+        raise DataError(
+            f"Spark wrote nothing that is seen in {staging}; --output must be a folder that all nodes share"
+        )
+    written = {}
+    for part in range(num_parts):
+        files = list((staging / f"{PART}={part}").glob("*.parquet"))
+        if len(files) > 1:
+            raise DataError(f"Spark wrote part {part + 1} in {len(files)} files; run the same command again")
+        if files:
+            written[part] = files[0].rename(folder / f"part_{part + 1}.parquet")
+    if written:
+        empty = pq.read_schema(next(iter(written.values()))).empty_table()
+        for part in set(range(num_parts)) - set(written):
+            pq.write_table(empty, folder / f"part_{part + 1}.parquet")
+    shutil.rmtree(staging)
+
+
+def _escape_glob(path: str) -> str:
+    return "".join(f"\\{letter}" if letter in "*?[]{}\\" else letter for letter in path)

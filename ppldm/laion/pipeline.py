@@ -1,0 +1,275 @@
+"""`ppldm pipeline`: filter, download, annotate and convert by one file of settings.
+
+Laws. A stage runs where it has not been finished with these settings and this input; the same command goes on where it
+stopped. What a stage is called with, the stage's own command takes as flags. Rows in = rows out + rows dropped, by
+reason, at every stage, and each stage takes in what the one before gave out.
+
+    OUT/metadata/     part_1.parquet, ... of the filter; missing where the settings have no `filter`
+    OUT/images/       part_1/, ... of the download; part_1.csv of annotate
+    OUT/data/         part files and filelists
+    OUT/report.json   rows, bytes and seconds of every stage, measured, and projected for the whole data set
+    OUT/.pipeline/    what tells a finished stage; may be deleted, the stages then look for themselves
+"""
+
+import hashlib
+import sys
+import time
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from json import JSONDecodeError, dumps, loads
+from pathlib import Path
+
+from ..utils.errors import DataError
+from ..utils.files import lock_folder, make_output_dir, write_json
+from ..utils.log import get_logger
+from .pipeline_config import PipelineConfig, load_stage, read_config
+from .source import NOT_DOWNLOADED
+
+
+def pipeline(
+    config: str,  # YAML file: out, metadata, and the flags of filter, download, annotate and convert; see the docs
+    dry_run: bool = False,  # say which stages would run, with which flags, and write nothing
+    json: bool = False,  # print the report as JSON instead of a table
+):
+    """Make training data from LAION metadata: all stages, by one YAML file, each skipped where it is done."""
+    settings = read_config(config)
+    stages = make_stages(settings)
+    if dry_run:
+        sys.stdout.write("\n".join(describe_plan(stages)) + "\n")
+        return
+    make_output_dir(settings.out)
+    with lock_folder(settings.out):
+        results = {stage.name: stage.finish() for stage in stages}
+        check_accounts(results, settings)
+        report = make_report(results, settings)
+        write_json(settings.out / "report.json", report)
+    text = dumps(report, indent=2, ensure_ascii=False) if json else describe(report)
+    sys.stdout.write(text + "\n")
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What became of a stage's rows. `seconds` are those of all runs that it took."""
+
+    rows_in: int
+    rows_out: int
+    dropped: dict[str, int]
+    bytes: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: the command's function by its name, all its arguments, the files it reads, where its result lies."""
+
+    name: str
+    arguments: dict
+    inputs: tuple[tuple[Path, str], ...]  # files, or folders with a pattern of the files in them that matter
+    output: Path
+    record: Path
+
+    def stamp(self) -> str:
+        """Tells these settings and this input from all others."""
+        files = sorted(file for place, pattern in self.inputs for file in _files(place, pattern))
+        states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        return hashlib.sha256(dumps([self.name, self.arguments, states]).encode()).hexdigest()
+
+    def finished(self) -> StageResult | None:
+        """The result of an earlier run with these settings and this input; None where there is none."""
+        record = self._read_record()
+        if record.get("stamp") != self.stamp() or not self.output.exists():
+            return None
+        return StageResult(**record["result"])
+
+    def finish(self) -> StageResult:
+        """Run the stage unless it is finished. Raises PpldmError; the time is kept."""
+        if result := self.finished():
+            get_logger().info("%s: finished before", self.name)
+            return result
+        get_logger().info("%s: %s", self.name, self.describe())
+        record, started = self._read_record(), time.monotonic()
+        earlier = record["seconds"] if record.get("arguments") == self.arguments else 0.0
+        try:
+            with redirect_stdout(sys.stderr):
+                returned = load_stage(self.name)(**self.arguments)
+        finally:
+            seconds = round(earlier + time.monotonic() - started, 3)
+            make_output_dir(self.record.parent)
+            write_json(self.record, {"arguments": self.arguments, "seconds": seconds})
+        result = StageResult(**asdict(_RESULTS[self.name](self.output, returned)) | {"seconds": seconds})
+        record = {"arguments": self.arguments, "seconds": seconds, "stamp": self.stamp(), "result": asdict(result)}
+        write_json(self.record, record)
+        return result
+
+    def describe(self) -> str:
+        """The stage as a command line."""
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.arguments.items())
+
+    def _read_record(self) -> dict:
+        try:
+            return loads(self.record.read_text(encoding="utf-8"))
+        except (FileNotFoundError, JSONDecodeError):
+            return {}
+
+
+def make_stages(settings: PipelineConfig) -> list[Stage]:
+    """The stages in their order, each reading what the one before writes."""
+    out = settings.out
+    metadata, images, data = out / "metadata", out / "images", out / "data"
+    source = tuple((path, "*.parquet") for path in settings.metadata)
+    stages = {}
+
+    def add(name: str, arguments: dict, inputs: tuple, output: Path) -> None:
+        if name in settings.stages:
+            record = out / ".pipeline" / f"{name}.json"
+            stages[name] = Stage(name, arguments | settings.stages[name], inputs, output, record)
+
+    add("filter", {"input": [str(path) for path in settings.metadata], "output": str(metadata)}, source, metadata)
+    if "filter" in stages:
+        source = ((metadata, "*.parquet"),)
+    shards = ((images, "part_*/*_stats.json"),)
+    # Its own shards too: `ppldm download --retry-failed` may have added some.
+    add("download", {"metadata": str(source[0][0]), "out": str(images)}, source + shards, images)
+    add("annotate", {"folder": str(images)}, shards, images)
+    add("convert", {"source": str(images), "out": str(data)}, shards, data / "manifest.json")
+    return list(stages.values())
+
+
+def rows_taken(name: str, result: StageResult, settings: PipelineConfig) -> int:
+    """The rows that a stage took from the one before. Shards in the parquet format have lines of failed downloads too,
+    which the converter counts as no_image."""
+    if name == "convert" and settings.stages["download"].get("output_format") == "parquet":
+        return result.rows_in - result.dropped.get("no_image", 0)
+    return result.rows_in
+
+
+def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) -> None:
+    """Raises DataError where a row is lost inside a stage or between two."""
+    for name, result in results.items():
+        if result.rows_in != result.rows_out + sum(result.dropped.values()):
+            raise DataError(f"{name} lost rows: {result}; run the same command again, and tell us where it stays so")
+    downloaded = results["download"]
+    whole = not settings.stages["download"].get("part_id", 0)
+    pairs = [("filter", "download")] * whole + [("download", "annotate"), ("download", "convert")]
+    for before, after in pairs:
+        if not {before, after} <= results.keys():
+            continue
+        given, taken = results[before].rows_out, rows_taken(after, results[after], settings)
+        if given != taken:
+            raise DataError(
+                f"{before} gave {given:,} rows and {after} took {taken:,}: files "
+                f"of {settings.out} were changed by hand; run the same command again, or delete that stage's folder"
+            )
+    if not downloaded.rows_out:
+        raise DataError("no picture could be downloaded; `ppldm download` says why, by class of failure")
+
+
+def make_report(results: dict[str, StageResult], settings: PipelineConfig) -> dict:
+    """The results, and what they say of a data set of `whole_rows` rows of metadata, by default that of the settings.
+
+    Projected are rows out, bytes and seconds of this machine, in proportion to the rows that a stage takes in.
+    """
+    first = next(iter(results.values()))
+    whole_rows = settings.whole_rows or (first.rows_in if "filter" in results else _count_rows(settings.metadata))
+    rows_in, projected = whole_rows, {}
+    for name, result in results.items():
+        factor = rows_in / max(result.rows_in, 1)
+        projected[name] = {
+            "rows_in": round(rows_in),
+            "rows_out": round(result.rows_out * factor),
+            "bytes": round(result.bytes * factor),
+            "seconds": round(result.seconds * factor, 1),
+        }
+        if name != "annotate":  # which gives nothing to the next
+            rows_in = result.rows_out * factor
+    stages = {name: asdict(result) for name, result in results.items()}
+    file_list = f"{settings.out / 'data' / settings.stages['convert'].get('name', 'custom')}.filelist.list"
+    return {"stages": stages, "whole_rows": whole_rows, "projected": projected, "file_list": file_list}
+
+
+def describe(report: dict) -> str:
+    """The report as a table."""
+    lines = [f"{'stage':<10}{'rows in':>15}{'rows out':>15}{'size':>12}{'time':>10}"]
+    for name, stage in report["stages"].items():
+        lines.append(_line(name, stage))
+        lines += [f"    {reason}: {count:,}" for reason, count in stage["dropped"].items()]
+    lines.append(f"projected for {report['whole_rows']:,} rows of metadata, on this machine:")
+    lines += [_line(name, stage) for name, stage in report["projected"].items()]
+    return "\n".join([*lines, f"train with --file_list {report['file_list']}"])
+
+
+def describe_plan(stages: list[Stage]) -> list[str]:
+    """A line for each stage. After one that is to run, all that read its output are to run."""
+    lines, to_do = [], False
+    for stage in stages:
+        to_do = to_do or stage.finished() is None
+        lines.append(f"{stage.name}: {stage.describe() if to_do else 'finished before'}")
+    return [*lines, "nothing was written"]
+
+
+def _filter_result(output: Path, _) -> StageResult:
+    manifest = loads((output / "manifest.json").read_text(encoding="utf-8"))
+    dropped = {entry["condition"]: entry["rows"] for entry in manifest["dropped"]}
+    return StageResult(
+        manifest["rows_in"], manifest["rows_out"], dropped, sum(part["bytes"] for part in manifest["parts"])
+    )
+
+
+def _download_result(_, report: dict) -> StageResult:
+    return StageResult(report["rows"], report["success"], report["failed"], report["bytes"])
+
+
+def _annotate_result(_, report: dict) -> StageResult:
+    skipped = {}
+    for counts in report.values():
+        for reason, count in counts["skipped"].items():
+            skipped[reason] = skipped.get(reason, 0) + count
+    num_lines = sum(counts["lines"] for counts in report.values())
+    num_bytes = sum(Path(path).stat().st_size for path in report)
+    return StageResult(num_lines + sum(skipped.values()), num_lines, skipped, num_bytes)
+
+
+def _convert_result(output: Path, _) -> StageResult:
+    manifest = loads(output.read_text(encoding="utf-8"))
+    num_bytes = sum(part["bytes"] for part in manifest["parts"])
+    # Those the download has counted.
+    skipped = {reason: count for reason, count in manifest["skipped"].items() if reason != NOT_DOWNLOADED}
+    rows_in = manifest["rows_in"] - manifest["skipped"].get(NOT_DOWNLOADED, 0)
+    return StageResult(rows_in, manifest["rows_out"], skipped, num_bytes)
+
+
+_RESULTS = {
+    "filter": _filter_result,
+    "download": _download_result,
+    "annotate": _annotate_result,
+    "convert": _convert_result,
+}
+
+
+def _files(place: Path, pattern: str) -> list[Path]:
+    return [place] if place.is_file() else list(place.glob(pattern))
+
+
+def _count_rows(paths: tuple[Path, ...]) -> int:
+    import pyarrow.parquet as pq
+
+    return sum(pq.read_metadata(file).num_rows for path in paths for file in _files(path, "*.parquet"))
+
+
+def _line(name: str, stage: dict) -> str:
+    rows = f"{stage['rows_in']:>15,}{stage['rows_out']:>15,}"
+    return f"{name:<10}{rows}{_format_bytes(stage['bytes']):>12}{_format_seconds(stage['seconds']):>10}"
+
+
+def _format_bytes(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.1f} TB"
+
+
+def _format_seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

@@ -1,0 +1,276 @@
+"""One shard of a download: img2dataset's Downloader between a file of rows and finished files.
+
+Laws. Rows in = rows in the shard's parquet file, each with its picture or the reason why not. A shard is downloaded in
+a folder of its own and moved to its place when it is whole, `NNNNN_stats.json` last; so where that file is, the shard
+is finished, and what a killed run left is outside of the data. After `shard_seconds` what has not been fetched fails
+as "deadline", and the shard is closed with it.
+
+    part_1/00000/000000000.jpg .txt .json    or 00000.tar; in the parquet format, the pictures are in 00000.parquet
+    part_1/00000.parquet                     a line for each row
+    part_1/00000_stats.json                  img2dataset's counts
+    part_1/.download/                        ours: plan.json, report.json, records/ (one for each shard), work/
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
+from ..utils.files import fsync_dir, write_json
+from .failures import classify
+from .fetch import Bounds, install
+from .fit import Fitter
+from .network import find_network_fault
+
+OUTPUT_FORMATS = ("files", "webdataset", "parquet")
+OOM_SHARD_COUNT = 5  # digits of a shard's number in names and keys, as img2dataset has it
+RETRY_COLUMNS = ("retry_of", "retried_after")
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """How a shard is fetched and kept. `columns` are those of the metadata kept beside url and caption."""
+
+    fitter: Fitter
+    output_format: str
+    columns: tuple[str, ...]
+    samples_per_shard: int
+    thread_count: int
+    timeout: float
+    retries: int
+    bounds: Bounds
+    shard_seconds: float
+    user_agent_token: str | None
+    disallowed_header_directives: tuple[str, ...]
+
+    def __post_init__(self):
+        if self.output_format not in OUTPUT_FORMATS:
+            raise ConfigError(f"--output-format {self.output_format!r} is unknown; use {', '.join(OUTPUT_FORMATS)}")
+        for flag, value, least in (
+            ("number-sample-per-shard", self.samples_per_shard, 1),
+            ("thread-count", self.thread_count, 1),
+            ("retries", self.retries, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"--{flag} is {value}; it must be at least {least}")
+        for flag, value in (
+            ("timeout", self.timeout),
+            ("url-seconds", self.bounds.url_seconds),
+            ("shard-seconds", self.shard_seconds),
+            ("max-bytes", self.bounds.max_bytes),
+        ):
+            if not value > 0:
+                raise ConfigError(f"--{flag} is {value}; it must be more than 0")
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """Shard `number` of a part's folder. `rows_file` is an Arrow file of the columns, caption and url."""
+
+    part_folder: Path
+    number: int
+    rows_file: Path
+    num_rows: int
+    is_retry: bool = False
+
+
+def shard_name(number: int) -> str:
+    return f"{number:0{OOM_SHARD_COUNT}}"
+
+
+def work_folder(part_folder: Path) -> Path:
+    return part_folder / ".download" / "work"
+
+
+def record_path(part_folder: Path, number: int) -> Path:
+    return part_folder / ".download" / "records" / f"{shard_name(number)}.json"
+
+
+def stats_path(part_folder: Path, number: int) -> Path:
+    return part_folder / f"{shard_name(number)}_stats.json"
+
+
+def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[[], None] = lambda: None) -> dict:
+    """Download a shard to its place and return its record (see `make_record`). `on_fetch`: see fetch.install.
+
+    Where the network turns out to fail, and for an incomplete shard, nothing is kept. Raises EnvironmentProblem,
+    OutputError.
+    """
+    started = time.time()
+    work = work_folder(task.part_folder) / shard_name(task.number)
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        work.mkdir(parents=True)
+        columns = (*settings.columns, *(RETRY_COLUMNS if task.is_retry else ()))
+        # Consumed by img2dataset, which deletes its input: the rows must be there for another try.
+        rows_file = work / "rows.arrow"
+        shutil.copyfile(task.rows_file, rows_file)
+        downloader = _make_downloader(settings, columns, work)
+        install(settings.bounds, time.monotonic() + settings.shard_seconds, on_fetch)
+        downloader.download_shard((task.number, str(rows_file)))
+        record = make_record(work, task.number)
+        if record["rows"] != task.num_rows:
+            raise OutputError(
+                f"{record['rows']} of the {task.num_rows} rows of shard {task.number} were written to "
+                f"{task.part_folder}; the messages above say why; most likely the disk is full"
+            )
+        # What is tried again failed before, and may well do so for good.
+        fault = None if task.is_retry else find_network_fault(Counter(record["failed"]), record["rows"])
+        if fault:
+            raise EnvironmentProblem(f"{fault}; shard {task.number} of {task.part_folder} was not kept")
+        _move_into_place(work, task, record | {"seconds": round(time.time() - started, 3)})
+    except (OSError, pa.ArrowException) as error:
+        raise OutputError(f"cannot write shard {task.number} of {task.part_folder}: {error}; make room") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    task.rows_file.unlink(missing_ok=True)
+    return record
+
+
+def fetch_samples(
+    urls: Sequence[str], settings: ShardSettings, seconds: float
+) -> list[tuple[str, str, str | None, int]]:
+    """(url, status, message, bytes to be kept) of each URL, fetched as a shard's are and kept nowhere."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    downloader = _import_downloader()
+    install(settings.bounds, time.monotonic() + seconds)
+
+    def fetch(url: str):
+        _, stream, message = downloader.download_image_with_retry(
+            (0, url),
+            settings.timeout,
+            settings.retries,
+            settings.user_agent_token,
+            list(settings.disallowed_header_directives),
+        )
+        if stream is None:
+            return url, "failed_to_download", message, 0
+        encoded, *_, message = settings.fitter(stream)
+        return (url, "failed_to_resize", message, 0) if encoded is None else (url, "success", None, len(encoded))
+
+    with ThreadPoolExecutor(settings.thread_count) as executor:
+        return list(executor.map(fetch, urls))
+
+
+def make_record(folder: Path, number: int) -> dict:
+    """What became of a shard's rows, from its parquet file and the files in `folder`.
+
+    rows = success + the sum of `failed` (by class). `retried` counts the rows of a retry by the class of their last
+    failure. `bytes` are those of all files.
+    """
+    path = folder / f"{shard_name(number)}.parquet"
+    names = pq.read_schema(path).names
+    table = pq.read_table(path, columns=["url", "status", "error_message", *set(names).intersection(RETRY_COLUMNS)])
+    counts, examples = Counter(), {}
+    for url, status, message in zip(
+        *(table[name].to_pylist() for name in ("url", "status", "error_message")), strict=True
+    ):
+        name = classify(status, message)
+        counts[name] += 1
+        if name != "success":
+            examples.setdefault(name, f"{' '.join((message or '').split())} ({url})")
+    retried = Counter(table["retried_after"].to_pylist()) if "retried_after" in names else Counter()
+    success = counts.pop("success", 0)
+    return {
+        "rows": table.num_rows,
+        "success": success,
+        "failed": dict(sorted(counts.items())),
+        "retried": dict(sorted(retried.items())),
+        "examples": dict(sorted(examples.items())),
+        "bytes": sum(file.stat().st_size for piece in _pieces(folder, number) for file in _files_of(piece)),
+    }
+
+
+def remove_shard(part_folder: Path, number: int) -> None:
+    """Remove what there is of an unfinished shard."""
+    for path in (*_pieces(part_folder, number), record_path(part_folder, number)):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _pieces(folder: Path, number: int) -> list[Path]:
+    """The files and the folder of a shard that are there, without its stats."""
+    paths = (folder / f"{shard_name(number)}{suffix}" for suffix in ("", ".tar", ".parquet"))
+    return [path for path in paths if path.exists()]
+
+
+def _files_of(piece: Path) -> list[os.DirEntry | Path]:
+    if not piece.is_dir():
+        return [piece]
+    with os.scandir(piece) as entries:
+        return list(entries)
+
+
+def _move_into_place(work: Path, task: ShardTask, record: dict) -> None:
+    os.sync()  # the shard's files are many, and one call for each would take minutes
+    remove_shard(task.part_folder, task.number)
+    for piece in _pieces(work, task.number):
+        os.replace(piece, task.part_folder / piece.name)
+    record_file = record_path(task.part_folder, task.number)
+    record_file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(record_file, record)
+    fsync_dir(task.part_folder)
+    os.replace(stats_path(work, task.number), stats_path(task.part_folder, task.number))
+    fsync_dir(task.part_folder)
+
+
+def _import_downloader():
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # which asks the network at its import
+    # img2dataset imports wandb for reports that are not asked for here; large to install, and slow to import.
+    has_wandb = "wandb" in sys.modules
+    sys.modules.setdefault("wandb", ModuleType("wandb"))
+    try:
+        from img2dataset import downloader
+    except ImportError as error:
+        from ..utils.environment import PIP
+
+        raise EnvironmentProblem(
+            f"img2dataset cannot be imported ({error}); {PIP} install 'img2dataset>=1.47,<2'"
+        ) from error
+    finally:
+        if not has_wandb:
+            del sys.modules["wandb"]
+    return downloader
+
+
+def _make_downloader(settings: ShardSettings, columns: Sequence[str], folder: Path):
+    downloader = _import_downloader()
+    from img2dataset import writer
+
+    writers = {
+        "files": writer.FilesSampleWriter,
+        "webdataset": writer.WebDatasetSampleWriter,
+        "parquet": writer.ParquetSampleWriter,
+    }
+    return downloader.Downloader(
+        sample_writer_class=writers[settings.output_format],
+        resizer=settings.fitter,
+        thread_count=settings.thread_count,
+        save_caption=True,
+        extract_exif=True,
+        output_folder=str(folder),
+        column_list=[*columns, "caption", "url"],
+        timeout=settings.timeout,
+        number_sample_per_shard=settings.samples_per_shard,
+        oom_shard_count=OOM_SHARD_COUNT,
+        compute_hash="sha256",
+        verify_hash_type=None,
+        encode_format="jpg",
+        retries=settings.retries,
+        user_agent_token=settings.user_agent_token,
+        disallowed_header_directives=list(settings.disallowed_header_directives) or None,
+    )

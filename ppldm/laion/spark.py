@@ -1,0 +1,89 @@
+"""Spark sessions: on this machine, on a cluster by its master's address, or the one that spark-submit gave."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..utils.errors import DataError, EnvironmentProblem
+from ..utils.machine import count_usable_cores, parse_java_major, read_java_version
+
+# Spark 4 wants it.
+MIN_JAVA = 17
+_INSTALL_JAVA = (
+    "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora, RHEL: dnf install java-17-openjdk-headless; "
+    "conda: conda install openjdk=17; macOS: brew install openjdk@17"
+)
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "true",
+    "spark.log.level": "ERROR",
+}
+# What decides results, and is therefore not left to a cluster's own settings.
+_RESULTS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.parquet.compression.codec": "snappy",
+}
+
+
+def is_submitted() -> bool:
+    """Whether this program was started by spark-submit, which then says where it runs."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def check_java() -> None:
+    """Raises EnvironmentProblem where there is no Java that Spark can use."""
+    version = read_java_version()
+    if version is None:
+        raise EnvironmentProblem(f"Spark needs Java {MIN_JAVA} or newer, and there is none here. {_INSTALL_JAVA}")
+    if parse_java_major(version) < MIN_JAVA:
+        raise EnvironmentProblem(f"Spark needs Java {MIN_JAVA} or newer, and this is {version}. {_INSTALL_JAVA}")
+
+
+@contextmanager
+def spark_session(master: str | None, memory_gb: float) -> Iterator:
+    """A session, ended with the block unless it was there before; what Spark raises inside comes out as one line.
+
+    Raises EnvironmentProblem for want of pyspark or Java, DataError.
+    """
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise EnvironmentProblem(f"pyspark cannot be imported ({error}); pip install 'pyspark>=4.1,<4.2'") from error
+    existing = SparkSession.getActiveSession()
+    if not existing and not is_submitted():
+        check_java()
+        # Else workers would run the system's Python, which has no packages.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    try:
+        spark = existing or _start(SparkSession.builder, master, memory_gb)
+        for name, value in _RESULTS.items():
+            spark.conf.set(name, value)
+        yield spark
+    except (PySparkException, Py4JError) as error:
+        raise DataError(f"Spark failed: {_describe(error)}; PPLDM_DEBUG=1 shows all it said") from error
+    finally:
+        if not existing and (started := SparkSession.getActiveSession()):
+            started.stop()
+
+
+def _start(builder, master: str | None, memory_gb: float):
+    builder = builder.appName("ppldm")
+    if not is_submitted():
+        builder = builder.master(master or f"local[{count_usable_cores()}]")
+        builder = builder.config("spark.driver.memory", f"{memory_gb * 1000:.0f}m")
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _describe(error: Exception) -> str:
+    """The line of a Java trace that says most: its last cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    return (causes[-1].removeprefix("Caused by: ") if causes else " ".join(lines[:2]))[:300]

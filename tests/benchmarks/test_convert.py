@@ -1,0 +1,21 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_benchmark_of_convert_runs(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks/convert.py", "--rows", "4", "--photographs", "2", "--repeats", "1"]
+    done = subprocess.run(
+        [*command, "--json", tmp_path / "results.json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["rows"] == 4
+    assert all(results[f"{name}_rows_per_sec"] > 0 for name in ("floor", "files", "webdataset"))

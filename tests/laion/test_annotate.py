@@ -1,0 +1,85 @@
+"""Law: pictures = lines + skipped; captions come back through any CSV reader as they were."""
+
+import csv
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import web
+
+from ppldm.data.csv_table import CsvTable
+from ppldm.laion.annotate import annotate, annotate_folder
+from ppldm.utils.errors import ConfigError, DataError
+
+CAPTIONS = ["plain", 'a "quoted", one', "two\nlines", "tab\there", "图画, 红", "  spaces  ", "=1+1"]
+
+
+def make_shard(part, number, captions, table=True, finished=True):
+    """As img2dataset leaves it: pictures with .txt and .json, a table, and its stats."""
+    shard = part / f"{number:05}"
+    shard.mkdir(parents=True)
+    rows = []
+    for row, caption in enumerate(captions):
+        key = f"{number:05}{row:04}"
+        (shard / f"{key}.jpg").write_bytes(web.encode(web.picture(row)))
+        (shard / f"{key}.json").write_text(json.dumps({"caption": caption, "key": key}))
+        rows.append({"key": key, "caption": caption, "status": "success"})
+    rows.append({"key": f"{number:05}9999", "caption": "never came", "status": "failed_to_download"})
+    if table:
+        pq.write_table(pa.Table.from_pylist(rows), part / f"{number:05}.parquet")
+    if finished:
+        (part / f"{number:05}_stats.json").write_text("{}")
+    return shard
+
+
+def read(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_captions_come_back_as_they_were(tmp_path, table, capsys):
+    make_shard(tmp_path / "part_2", 0, CAPTIONS, table)
+    make_shard(tmp_path / "part_2", 1, CAPTIONS[:2], table)
+    make_shard(tmp_path / "part_10", 0, CAPTIONS[:1], table)
+    annotate(str(tmp_path), json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        str(tmp_path / "part_2.csv"): {"pictures": 9, "lines": 9, "skipped": {}},
+        str(tmp_path / "part_10.csv"): {"pictures": 1, "lines": 1, "skipped": {}},
+    }
+    rows = read(tmp_path / "part_2.csv")
+    assert [row["text"] for row in rows] == CAPTIONS + CAPTIONS[:2]
+    assert rows[0]["dir"] == "part_2/00000/000000000.jpg" and rows[-1]["dir"] == "part_2/00001/000010001.jpg"
+    assert all((tmp_path / row["dir"]).is_file() for row in rows)
+
+
+def test_the_csv_files_can_be_trained_on(tmp_path):
+    make_shard(tmp_path / "part_1", 0, CAPTIONS)
+    annotate_folder(tmp_path)
+    table = CsvTable(tmp_path / "part_1.csv")
+    assert len(table) == len(CAPTIONS)
+    assert table.read(1).image == (tmp_path / "part_1/00000/000000001.jpg").read_bytes()
+
+
+def test_one_level_and_a_file_for_each_shard(tmp_path):
+    make_shard(tmp_path / "art", 0, CAPTIONS[:3])
+    annotate_folder(tmp_path / "art", per_shard=True)
+    assert read(tmp_path / "art/art.csv") == read(tmp_path / "art/00000.csv")
+    assert read(tmp_path / "art/art.csv")[0] == {"dir": "00000/000000000.jpg", "text": "plain"}
+
+
+def test_what_cannot_be_used_is_counted(tmp_path):
+    shard = make_shard(tmp_path / "part_1", 0, ["good", "  ", "gone"])
+    (shard / "000000002.jpg").unlink()
+    (shard / "stray.jpg").write_bytes(b"")
+    make_shard(tmp_path / "part_1", 1, ["half"], finished=False)
+    report = annotate_folder(tmp_path)[str(tmp_path / "part_1.csv")]
+    assert report == {"pictures": 3, "lines": 1, "skipped": {"empty_caption": 1, "no_caption": 1, "no_image": 1}}
+
+
+def test_folders_without_pictures_are_an_error(tmp_path):
+    with pytest.raises(DataError, match="no folders of pictures"):
+        annotate_folder(tmp_path)
+    with pytest.raises(ConfigError, match="is no folder"):
+        annotate_folder(tmp_path / "none")

@@ -1,0 +1,283 @@
+"""Laws: rows in = rows out + dropped; both engines write the same rows into the same parts in the same order; the
+output is finished or absent."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ppldm.laion import spark
+from ppldm.laion.conditions import merge_bounds
+from ppldm.laion.filter import check_tables, choose_engine, describe, filter, filter_tables, make_plan
+from ppldm.laion.metadata import read_tables
+from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError
+from ppldm.utils.machine import read_java_version
+
+MEMORY_GB = 1.0
+
+
+def laion2b(num_rows, seed=0, first=0) -> pa.Table:
+    """Rows of LAION2B-en's columns with nulls, NaN, values on the bounds, and doubles of URL and hash."""
+    rng = np.random.default_rng(seed)
+    pick = lambda *values: [values[i] for i in rng.integers(0, len(values), num_rows)]  # noqa: E731
+    ids = (first + rng.integers(0, max(1, num_rows * 3 // 4), num_rows)).tolist()
+    nan = float("nan")
+    return pa.table(
+        {
+            "URL": pa.array([None if i % 97 == 0 else f"http://x/{i}.jpg?a='ü'" for i in ids], pa.string()),
+            "TEXT": pa.array([None if i % 89 == 0 else f'text {i % 50}, "心"' for i in ids], pa.string()),
+            "WIDTH": pa.array(pick(511.0, 512.0, 513.0, 2000.0, 700.0, None, nan), pa.float64(), from_pandas=False),
+            "HEIGHT": pa.array(pick(511.0, 512.0, 900.0, 1200.0), pa.float64()),
+            "similarity": pa.array(rng.random(num_rows).astype("f4")),
+            "punsafe": pa.array(pick(0.98, np.nextafter(0.98, 1), 0.0, 1e-5, 0.5, None), pa.float64()),
+            "pwatermark": pa.array(rng.random(num_rows)),
+            "AESTHETIC_SCORE": pa.array(pick(4.5, 4.499999, 6.0, 7.5, nan), pa.float64(), from_pandas=False),
+            "hash": pa.array([i * 7919 - 2**62 for i in ids], pa.int64()),
+        }
+    )
+
+
+@pytest.fixture
+def tables(tmp_path):
+    folder = tmp_path / "me ta+ü[1]"
+    folder.mkdir()
+    for number, rows in ((2, 400), (10, 1), (1, 300)):
+        pq.write_table(laion2b(rows, number, number * 50), folder / f"2B-en-4.5_{number}.parquet", row_group_size=70)
+    return folder
+
+
+def plan_of(folder, where=None, dedup=None, seed=0, parts=0, preset="laion2b-en", **bounds):
+    return make_plan(read_tables([str(folder)]), merge_bounds(preset, bounds), where, dedup, seed, parts)
+
+
+def run(folder, out, engine="duckdb", **options):
+    return filter_tables(plan_of(folder, **options), out, engine, MEMORY_GB)
+
+
+def read_parts(out) -> list[pa.Table]:
+    names = [part["path"] for part in json.loads((out / "manifest.json").read_text())["parts"]]
+    assert names == [f"part_{i + 1}.parquet" for i in range(len(names))]
+    return [pq.read_table(out / name) for name in names]
+
+
+def wanted_rows(folder) -> list[dict]:
+    """By plain Python, of the preset laion2b-en, in the order of the files."""
+    rows = [row for number in (1, 2, 10) for row in pq.read_table(folder / f"2B-en-4.5_{number}.parquet").to_pylist()]
+    meets = lambda value, test: value is not None and value == value and test(value)  # noqa: E731
+    return [
+        row
+        for row in rows
+        if meets(row["WIDTH"], lambda v: v >= 512)
+        and meets(row["HEIGHT"], lambda v: v >= 512)
+        and meets(row["punsafe"], lambda v: v <= 0.98)
+        and meets(row["AESTHETIC_SCORE"], lambda v: v >= 4.5)
+    ]
+
+
+def as_text(rows) -> list[str]:
+    return [repr(sorted(row.items())) for row in rows]
+
+
+def test_bounds_are_inclusive_and_rows_without_a_value_are_dropped_and_counted(tables, tmp_path):
+    manifest = run(tables, tmp_path / "out", seed=None)
+    assert as_text(row for part in read_parts(tmp_path / "out") for row in part.to_pylist()) == as_text(
+        wanted_rows(tables)
+    )
+    assert manifest["rows_in"] == 701 == manifest["rows_out"] + sum(entry["rows"] for entry in manifest["dropped"])
+    assert [entry["condition"] for entry in manifest["dropped"]] == manifest["conditions"]
+    width = pa.concat_tables(pq.read_table(path) for path in sorted(tables.iterdir()))["WIDTH"].to_pylist()
+    missing = sum(value is None or value != value for value in width)
+    small = sum(value == 511 for value in width)
+    assert manifest["dropped"][0] == {"condition": "width >= 512", "rows": small + missing, "missing": missing}
+    assert (
+        manifest["columns_missing"] == ["LANGUAGE"]
+        and manifest["columns_found"]["AESTHETIC_SCORE"] == "AESTHETIC_SCORE"
+    )
+    assert [part["rows"] for part in manifest["parts"]] == [part.num_rows for part in read_parts(tmp_path / "out")]
+
+
+def test_the_shuffle_changes_the_order_alone_and_only_with_the_seed(tables, tmp_path):
+    orders = []
+    for name, seed, parts in (("a", 0, 1), ("b", 0, 1), ("c", 1, 1), ("d", 0, 5)):
+        run(tables, tmp_path / name, seed=seed, parts=parts)
+        orders.append(as_text(row for part in read_parts(tmp_path / name) for row in part.to_pylist()))
+    assert orders[0] == orders[1] == orders[3] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == sorted(as_text(wanted_rows(tables)))
+    assert len(read_parts(tmp_path / "d")) == 5
+
+
+@pytest.mark.parametrize("column", ["url", "hash"])
+def test_dedup_keeps_the_first_of_each(tables, tmp_path, column):
+    manifest = run(tables, tmp_path / "out", dedup=column, seed=None)
+    name = {"url": "URL", "hash": "hash"}[column]
+    kept = {}
+    for row in wanted_rows(tables):
+        if row[name] is not None:
+            kept.setdefault(row[name], row)
+    found = [row for part in read_parts(tmp_path / "out") for row in part.to_pylist()]
+    assert as_text(found) == as_text(kept.values())
+    entry = manifest["dropped"][-1]
+    assert entry["condition"] == f"unique {name}" and entry["rows"] == len(wanted_rows(tables)) - len(kept)
+    assert entry["missing"] == sum(row[name] is None for row in wanted_rows(tables))
+
+
+def test_laion_art_by_other_names_is_written_under_the_published_ones(tmp_path):
+    table = laion2b(200).rename_columns(
+        ["url", "caption", "width", "height", "similarity", "punsafe", "pwatermark", "aesthetic", "hash"]
+    )
+    table = table.append_column("LANGUAGE", pa.array(["en", "de", None, "nolang"] * 50))
+    pq.write_table(table, tmp_path / "laion-art.parquet")
+    manifest = run(tmp_path / "laion-art.parquet", tmp_path / "out", preset="laion-art")
+    (part,) = read_parts(tmp_path / "out")
+    assert set(part["LANGUAGE"].to_pylist()) == {"en"}
+    assert part.column_names[:4] == ["URL", "TEXT", "WIDTH", "HEIGHT"] and "aesthetic" in part.column_names
+    assert manifest["columns_found"]["TEXT"] == "caption"
+    assert manifest["dropped"][0] == {"condition": 'language == "en"', "rows": 150, "missing": 50}
+    assert 'dropped by language == "en"' in describe(manifest)
+
+
+def test_an_unknown_language_column_is_said_and_taken_to_be_right(tables, tmp_path, caplog):
+    plan = plan_of(tables, language="en")
+    assert plan.reasons == ["width >= 512", "height >= 512", "punsafe <= 0.98", "aesthetic >= 4.5"]
+    assert "all rows are taken to be of language 'en'" in caplog.text
+
+
+def test_a_finished_output_is_kept_and_anything_else_refused(tables, tmp_path):
+    out = tmp_path / "out"
+    first = run(tables, out)
+    inode = (out / "part_1.parquet").stat().st_ino
+    assert run(tables, out) == first and (out / "part_1.parquet").stat().st_ino == inode
+    with pytest.raises(OutputError, match="another filter's result"):
+        run(tables, out, seed=1)
+    (out / "manifest.json").unlink()
+    with pytest.raises(OutputError, match="unknown origin"):
+        run(tables, out)
+
+
+def test_a_killed_run_leaves_nothing_and_the_same_command_finishes(tables, tmp_path):
+    out = tmp_path / "out"
+    code = (
+        "import os, ppldm.cli, ppldm.laion.filter as f\n"
+        "f.write_json = lambda *arguments: os.kill(os.getpid(), 9)\n"
+        "ppldm.cli.main()"
+    )
+    command = [
+        "filter",
+        "--input",
+        str(tables),
+        "--output",
+        str(out),
+        "--preset",
+        "laion2b-en",
+        "--num-partitions",
+        "2",
+    ]
+    done = subprocess.run([sys.executable, "-c", code, *command], env={**os.environ, "PYTHONPATH": os.getcwd()})
+    assert done.returncode == -9 and not out.exists() and (tmp_path / ".out.unfinished/part_1.parquet").exists()
+    filter(input=[str(tables)], output=str(out), preset="laion2b-en", num_partitions=2)
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "part_1.parquet", "part_2.parquet"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_cannot_work_is_one_line(tables, tmp_path):
+    with pytest.raises(DataError, match="no row is left.*width >= 9999"):
+        run(tables, tmp_path / "out", min_width=9999)
+    assert not (tmp_path / "out").exists()
+    for options, words in (
+        ({"dedup": "text"}, "url or hash"),
+        ({"parts": -1}, "at least 1"),
+        ({"seed": None, "parts": 2}, "each file makes one part"),
+        ({"where": "nosuch > 1"}, "no column is 'nosuch'"),
+        ({"where": "URL > 1"}, "URL is text"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            plan_of(tables, **options)
+    (tables / "3.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="3.parquet is no parquet"):
+        read_tables([str(tables)])
+    pq.write_table(laion2b(3).drop_columns(["hash"]), tables / "3.parquet")
+    with pytest.raises(ConfigError, match="'hash'.*missing"):
+        read_tables([str(tables)])
+    with pytest.raises(ConfigError, match="is not there"):
+        read_tables([str(tmp_path / "nowhere")])
+    with pytest.raises(ConfigError, match="twice"):
+        read_tables([str(tables / "2B-en-4.5_1.parquet")] * 2)
+    with pytest.raises(ConfigError, match="--output is missing"):
+        filter(input=[str(tables / "2B-en-4.5_1.parquet")])
+    with pytest.raises(ConfigError, match="Spark alone"):
+        choose_engine("duckdb", "yarn")
+
+
+def test_the_command_prints_a_table_a_plan_and_statistics(tables, tmp_path, capsys):
+    arguments = {"input": [str(tables)], "output": str(tmp_path / "out"), "preset": "laion2b-en", "where": "@no"}
+    with pytest.raises(ConfigError, match="cannot read"):
+        filter(**arguments)
+    arguments["where"] = "pwatermark <= 0.8 and not (TEXT in ('', 'untitled'))"
+    filter(**arguments, dry_run=True)
+    assert "701 rows in 3 file(s)" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    filter(**arguments)
+    out = capsys.readouterr().out
+    assert "dropped by pwatermark <= 0.8" in out and "rows out" in out and "by duckdb" in out
+    filter(input=[str(tmp_path / "out")], check=True)
+    out = capsys.readouterr().out
+    assert "max punsafe              0.98" in out and "share pwatermark > 0.8   0\n" in out
+
+
+def test_the_statistics_are_those_of_the_columns(tables):
+    report = check_tables(read_tables([str(tables)]), "duckdb", MEMORY_GB)
+    table = pa.concat_tables(pq.read_table(path) for path in tables.iterdir()).to_pandas()
+    assert report["rows"] == 701 and report["min aesthetic"] == 4.499999
+    assert report["max punsafe"] == np.nextafter(0.98, 1)
+    assert report["share punsafe > 0.5"] == pytest.approx((table.punsafe > 0.5).mean())
+    assert report["share similarity < 0.28"] == pytest.approx((table.similarity.astype("f8") < 0.28).mean())
+
+
+def test_without_java_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(EnvironmentProblem) as raised:
+        spark.check_java()
+    for words in ("apt-get install openjdk-17", "dnf install", "brew install", "conda install"):
+        assert words in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def session():
+    """One Spark for all tests of this file."""
+    with spark.spark_session("local[2]", MEMORY_GB) as session:
+        yield session
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(read_java_version() is None, reason="Spark needs Java")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"parts": 1},
+        {"parts": 7, "seed": 3, "dedup": "url"},
+        {"seed": None, "dedup": "hash"},
+        {
+            "preset": None,
+            "where": "not (punsafe > 0.5) and TEXT != 'text 3, \"心\"' or width != 512 and hash in (-1, 2)",
+        },
+        {"preset": None, "parts": 40, "where": "URL == \"http://x/77.jpg?a='ü'\""},
+    ],
+    ids=lambda options: ",".join(options) or "preset",
+)
+def test_both_engines_write_the_same(tables, tmp_path, session, options):
+    manifests = [run(tables, tmp_path / engine, engine, **options) for engine in ("duckdb", "spark")]
+    same = manifests[0].keys() - {"engine", "seconds", "rows_in_per_sec", "parts"}
+    assert {name: manifests[0][name] for name in same} == {name: manifests[1][name] for name in same}
+    parts = [read_parts(tmp_path / engine) for engine in ("duckdb", "spark")]
+    assert len(parts[0]) == len(parts[1]) == manifests[0]["num_partitions"]
+    for ours, other in zip(*parts, strict=True):
+        assert ours.schema.remove_metadata() == other.schema.remove_metadata()
+        assert as_text(ours.to_pylist()) == as_text(other.to_pylist())
+    assert check_tables(read_tables([str(tables)]), "spark", MEMORY_GB) == pytest.approx(
+        check_tables(read_tables([str(tables)]), "duckdb", MEMORY_GB)
+    )

@@ -1,0 +1,172 @@
+"""Laws: what is forgotten is gone from parts, indexes, filelists and manifest, and stays gone; the rest stays."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ppldm.data.filelist import read_filelist
+from ppldm.data.part import Part
+from ppldm.laion.convert import convert_source, describe
+from ppldm.laion.forget import forget, forget_rows
+from ppldm.laion.forgotten import Forgotten, host_of, read_entries, read_forgotten
+from ppldm.laion.lineage import lineage, trace_rows
+from ppldm.utils.errors import ConfigError, DataError
+from ppldm.utils.pictures import save_png
+
+URLS = [
+    "http://a.example.com/0.png",
+    "https://example.com:8080/1.png",
+    "http://notexample.com/2.png",
+    "http://b.org/3.png?x=1",
+    "http://b.org/4.png",
+    "http://user@B.ORG/5.png",
+    "http://c.net/6.png",
+]
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for row, url in enumerate(URLS):
+        save_png(folder / f"{row:04}.png", np.full((8, 8, 3), row * 20, np.uint8))
+        (folder / f"{row:04}.txt").write_text(f"picture {row}")
+        (folder / f"{row:04}.json").write_text(json.dumps({"url": url}))
+    convert(tmp_path)
+    return tmp_path / "out"
+
+
+def convert(tmp_path) -> dict:
+    return convert_source(tmp_path / "in", tmp_path / "out", num_workers=1, rows_per_part=2)
+
+
+def keys(data) -> list[str]:
+    parts = [Part(path) for path in read_filelist(data / "custom.filelist")]
+    return [part.read(row).meta["key"] for part in parts for row in range(len(part))]
+
+
+def contents(data) -> dict[str, bytes]:
+    files = (path for path in data.rglob("*") if path.is_file() and ".convert" not in path.parts)
+    return {str(path.relative_to(data)): path.read_bytes() for path in files if path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gone"),
+    [
+        (Forgotten(urls=frozenset([URLS[3], "http://nowhere"])), [3]),
+        (Forgotten(domains=frozenset(["example.com"])), [0, 1]),
+        (Forgotten(domains=frozenset(["b.org", "a.example.com"])), [0, 3, 4, 5]),
+        (Forgotten(domains=frozenset(["org"]), keys=frozenset(["0006"])), [3, 4, 5, 6]),
+        (Forgotten(keys=frozenset(["9999"])), []),
+    ],
+)
+def test_rows_are_gone_the_others_untouched_and_everything_agrees(tmp_path, data, wanted, gone):
+    before = contents(data)
+    report = forget_rows(data, wanted)
+    assert report["rows_found"] == len(gone) and [row["key"] for row in report["rows"]] == [f"{i:04}" for i in gone]
+    assert set(report["entries"]) | set(report["not_found"]) == set(wanted.entries)
+    left = [f"{row:04}" for row in range(7) if row not in gone]
+    assert keys(data) == left
+    manifest = json.loads((data / "manifest.json").read_text())
+    assert manifest["rows_out"] == len(left) and manifest["skipped"].get("forgotten", 0) == len(gone)
+    assert sum(part["rows"] for part in manifest["parts"]) == len(left)
+    after = contents(data)
+    touched = {f"parts/part-{row // 2:05}.gz" for row in gone}
+    untouched = [name for name in before if name.startswith("parts") and name[:19] not in touched]
+    assert [after[name] for name in untouched] == [before[name] for name in untouched]
+    assert "forgotten" in describe(manifest) or not gone
+    # The same conversion keeps what was left, and one from the beginning comes to the same bytes.
+    assert convert(tmp_path) == manifest and contents(data) == after
+    for path in (data / "parts").iterdir():
+        path.unlink()
+    assert convert(tmp_path) == manifest and contents(data) == after
+    assert forget_rows(data, wanted)["rows_found"] == 0 and contents(data) == after
+
+
+def test_a_dry_run_changes_nothing(data):
+    before = contents(data)
+    assert forget_rows(data, Forgotten(keys=frozenset(["0001"])), dry_run=True)["rows_found"] == 1
+    assert contents(data) == before
+
+
+def test_killed_at_any_point_the_same_command_finishes(tmp_path, data):
+    wanted = Forgotten(domains=frozenset(["example.com", "b.org"]))
+    (tmp_path / "copy").mkdir()
+    subprocess.run(["cp", "-a", tmp_path / "out", tmp_path / "in", tmp_path / "copy"], check=True)
+    forget_rows(data, wanted)
+    # By an error where the kill would be: of ours, nothing but the end of a lock runs after it.
+    whole, replace = contents(data), os.replace
+    for stop in range(20):
+        subprocess.run(["rm", "-rf", tmp_path / "again"], check=True)
+        subprocess.run(["cp", "-a", tmp_path / "copy", tmp_path / "again"], check=True)
+        calls = iter(range(1000))
+
+        def dying(*arguments, calls=calls, stop=stop):
+            if next(calls) >= stop:
+                raise KeyboardInterrupt
+            replace(*arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "replace", dying)
+            with contextlib.suppress(KeyboardInterrupt):
+                forget_rows(tmp_path / "again/out", wanted)
+        forget_rows(tmp_path / "again/out", wanted)
+        assert contents(tmp_path / "again/out") == whole
+
+
+def test_entries_are_read_from_files_and_the_command_reports(tmp_path, data, capsys):
+    (tmp_path / "domains").write_text("# asked for on Monday\nExample.COM.\n\nnowhere.org\n")
+    (tmp_path / "keys").write_text("0006\n")
+    entries = read_entries(None, str(tmp_path / "domains"), str(tmp_path / "keys"))
+    assert entries == Forgotten(domains=frozenset(["example.com", "nowhere.org"]), keys=frozenset(["0006"]))
+    forget(str(data), domain=str(tmp_path / "domains"), key=str(tmp_path / "keys"), num_workers=1)
+    text = capsys.readouterr().out
+    assert "3 row(s) taken out" in text and "example.com: 2" in text and "nowhere.org: not there" in text
+    assert read_forgotten(data) == entries
+    with pytest.raises(ConfigError, match="nothing to forget"):
+        read_entries(None, None, None)
+    with pytest.raises(ConfigError, match="--url: cannot read"):
+        read_entries(str(tmp_path / "no"), None, None)
+    with pytest.raises(ConfigError, match="has finished"):
+        forget_rows(tmp_path, entries)
+    with pytest.raises(DataError, match="no row .* is left"):
+        forget_rows(data, Forgotten(domains=frozenset(["com", "org", "net"])))
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [("http://A.b./x", "a.b"), ("https://u:p@h:1/", "h"), ("no url", ""), ("http://[::1/", ""), ("//x.y/z", "x.y")],
+)
+def test_the_host_of_a_url(url, host):
+    assert host_of(url) == host
+
+
+def test_a_key_leads_back_to_url_and_metadata(tmp_path, data, capsys):
+    table = pa.table({"URL": URLS, "TEXT": ["t"] * 7, "hash": list(range(7))})
+    pq.write_table(table.slice(0, 4), tmp_path / "part_1.parquet")
+    pq.write_table(table.slice(4), tmp_path / "part_2.parquet")
+    metadata = [str(tmp_path / "part_1.parquet"), str(tmp_path / "part_2.parquet")]
+    first, second = trace_rows(data, ["0005", "0002"], metadata)
+    assert (first["key"], first["part"], first["row"]) == ("0002", "parts/part-00001.gz", 0)
+    assert second["meta"]["url"] == URLS[5] and second["source"] == "."
+    assert second["tables"] == [
+        {"file": metadata[1], "row": 1, "values": {"URL": URLS[5], "TEXT": "t", "hash": 5}},
+    ]
+    lineage(str(data), key=["0002"], metadata=metadata, num_workers=1)
+    assert f"url: {URLS[2]}" in capsys.readouterr().out
+    with pytest.raises(DataError, match="has the key nokey"):
+        trace_rows(data, ["nokey"])
+
+
+def test_the_commands_are_there():
+    for command in ("forget", "lineage", "filter", "convert"):
+        done = subprocess.run([sys.executable, "-m", "ppldm", command, "--help"], capture_output=True, text=True)
+        assert done.returncode == 0 and "usage" in done.stdout

@@ -1,0 +1,128 @@
+"""A run that is killed again and again, while it saves too, ends with the bits of one that was never touched."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import paddle
+import pytest
+
+from ppldm.training.checkpoint import list_checkpoints, step_of, verify
+from ppldm.training.metrics import read_metrics
+
+KILLS = 30
+
+# Imports paddle and compiles once, then forks a process for each run that a line of stdin asks for.
+STARTER = """
+import json, os, signal, sys
+from ppldm.data.resize import compile_kernels
+from ppldm.training.arguments import parse_arguments
+from ppldm.training.loop import run_loop
+from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.trainer import run_trainer
+
+compile_kernels()
+for line in sys.stdin:
+    kind, flags = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        try:
+            run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+            (run_loop if kind == "loop" else run_trainer)(run)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """start(kind, flags) -> (pid, a function that waits for the end and returns the status of waitpid)."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    log = tmp_path_factory.mktemp("starter") / "log"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        open(log, "w") as stderr,
+        subprocess.Popen([sys.executable, "-c", STARTER], env=environ, stderr=stderr, **pipes) as process,
+    ):
+
+        def start(kind, flags):
+            process.stdin.write(json.dumps([kind, [str(flag) for flag in flags]]) + "\n")
+            process.stdin.flush()
+            return int(process.stdout.readline()), lambda: int(process.stdout.readline())
+
+        yield start
+        process.stdin.close()
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def is_saving(folder) -> bool:
+    return any(folder.glob(".checkpoint-*"))
+
+
+def newest_step(folder) -> int:
+    return max(map(step_of, list_checkpoints(folder)), default=0)
+
+
+def kill_somewhere(start, chance, folder, kind, flags) -> bool:
+    """Start a run, kill it at a random moment of the kind `kind`, return whether it was saving."""
+    moment = chance.choice(["starting", "training", "saving", "saving"])
+    before = newest_step(folder)
+    pid, wait = start(kind, flags)
+    if moment == "starting":
+        time.sleep(chance.uniform(0, 0.5))
+    else:
+        wanted = before + chance.randint(0, 2)
+        while newest_step(folder) <= wanted and os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.002)
+        if moment == "saving":
+            deadline = time.monotonic() + 20
+            while not is_saving(folder) and time.monotonic() < deadline:
+                pass
+            time.sleep(chance.uniform(0, 0.02))
+        else:
+            time.sleep(chance.uniform(0, 0.1))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    assert wait() == signal.SIGKILL
+    return is_saving(folder)
+
+
+@pytest.mark.slow
+def test_killed_at_thirty_moments(tiny, start, tmp_path):
+    chance = random.Random(7)
+    settings = {"save_steps": 1, "save_total_limit": 2, "use_ema": True, "max_steps": 1000}
+    folder, reached, caught_saving = tmp_path / "killed", 0, 0
+    for _ in range(KILLS):
+        kind = chance.choice(["loop", "trainer"])
+        caught_saving += kill_somewhere(start, chance, folder, kind, tiny.flags(folder, **settings))
+        # Whatever has the name of a checkpoint is one, and none is lost.
+        assert all(verify(checkpoint) is None for checkpoint in list_checkpoints(folder))
+        assert newest_step(folder) >= reached
+        reached = newest_step(folder)
+    assert caught_saving >= 5 and reached >= KILLS // 2
+    settings["max_steps"] = reached + 2
+    statuses = [start(kind, tiny.flags(path, **settings))[1]()
+                for kind, path in (("loop", folder), ("trainer", tmp_path / "straight"))]  # fmt: skip
+    assert statuses == [0, 0]
+    first, second = (path / f"checkpoint-{reached + 2}" for path in (folder, tmp_path / "straight"))
+    for name in ("model_state.pdparams", "ema_state.pdparams", "optimizer.pdopt"):
+        one, other = (paddle.load(str(path / name), return_numpy=True) for path in (first, second))
+        assert one.keys() == other.keys()
+        for key in one:
+            if not isinstance(one[key], dict):
+                assert (np.asarray(one[key]) == np.asarray(other[key])).all(), (name, key)
+    curves = [[(r["global_step"], r["loss"]) for r in read_metrics(path / "metrics.jsonl")]
+              for path in (folder, tmp_path / "straight")]  # fmt: skip
+    assert curves[0] == curves[1] and len(curves[0]) == reached + 2
+    # Nothing of the killed runs is left: the last start removed it.
+    assert not list(folder.glob(".checkpoint-*"))

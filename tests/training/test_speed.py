@@ -1,0 +1,47 @@
+"""What a CPU can show of the switches for GPUs: they do no harm, and say that they do nothing."""
+
+import paddle
+import pytest
+from ppdiffusers.models.attention_processor import AttnProcessor
+
+from ppldm.training.arguments import make_parser, parse_arguments
+from ppldm.training.loop import run_loop
+from ppldm.training.metrics import read_metrics
+from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.utils.errors import ConfigError
+
+needs_cpu = pytest.mark.skipif(paddle.is_compiled_with_cuda(), reason="shows what happens on a CPU")
+
+
+def losses(tiny, folder, **changes):
+    run = prepare_text_to_image(*parse_arguments(tiny.flags(folder, max_steps=3, **changes), loop=True))
+    run_loop(run)
+    return [record["loss"] for record in read_metrics(folder / "metrics.jsonl")], run
+
+
+@needs_cpu
+def test_switches_change_nothing_on_a_cpu_and_say_so(tiny, tmp_path, caplog, monkeypatch):
+    from ppldm.utils.log import get_logger
+
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    plain, run = losses(tiny, tmp_path / "plain")
+    assert "does nothing on a CPU" not in caplog.text
+    assert {type(p) for p in run.state.model.unet.attn_processors.values()} == {AttnProcessor}
+    switched, _ = losses(tiny, tmp_path / "switched", tf32=True, cudnn_search=True, fused_adamw=True)
+    assert switched == pytest.approx(plain, rel=1e-6)
+    for name in ("tf32", "cudnn_search"):
+        assert f"--{name} does nothing on a CPU" in caplog.text
+
+
+@needs_cpu
+def test_attention_for_gpus_is_refused_on_a_cpu(tiny, tmp_path):
+    with pytest.raises(ConfigError, match="enable_xformers_memory_efficient_attention needs a GPU"):
+        losses(tiny, tmp_path / "run", enable_xformers_memory_efficient_attention=True)
+
+
+def test_all_are_off_by_default_and_help_says_how_to_turn_off_the_tuning_of_cpus():
+    for loop in (True, False):
+        parser = make_parser(loop)
+        for name in ("tf32", "cudnn_search", "fused_adamw", "enable_xformers_memory_efficient_attention"):
+            assert parser.get_default(name) is False
+        assert "PPLDM_NO_CPU_TUNING=1" in parser.format_help()
