@@ -205,7 +205,7 @@ def test_the_rate_is_the_same_for_any_accumulation(tiny, everything, tmp_path, k
 def test_exported_pipeline_carries_the_schedule(everything):
     from ppldm.models.build import load_pipeline
 
-    model = load_pipeline(everything["loop"] / "pipeline", "v_prediction")
+    model = load_pipeline(everything["loop"] / "pipeline")
     assert model.noise_schedule.rescale_betas_zero_snr and float(model.alphas_cumprod[-1]) == 0
 
 
