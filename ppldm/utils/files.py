@@ -138,7 +138,7 @@ def claimed_dir(path):
     lock = lock_folder(temporary)
     mark = temporary / ".lock"
     try:
-        if not mark.exists():
+        if not mark.exists() or (path.is_dir() and any(path.iterdir())):
             raise OutputError(f"another process has just finished {path}; run the same command again")
         for left in temporary.iterdir():
             if left != mark:
