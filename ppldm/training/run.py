@@ -27,7 +27,7 @@ from ..utils.errors import CheckpointError, ConfigError, DiskFullError, Interrup
 from ..utils.files import link_or_copy, lock_folder, make_output_dir, remove_leftovers, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
-from ..utils.world import World
+from ..utils.world import World, meet
 from .arguments import LOOP_DEFAULTS, LDMTrainingArguments
 from .checkpoint import (
     TrainingState,
@@ -43,7 +43,7 @@ from .checkpoint import (
 from .interval import Interval
 from .metrics import METRICS_FILE
 from .precision import precision_name
-from .ranks import check_ranks, meet
+from .ranks import check_ranks
 from .speed import apply_switches
 from .watchdog import PromptBatches
 

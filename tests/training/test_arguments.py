@@ -177,7 +177,10 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--per_device_train_batch_size 0", "must be above 0"),
         ("--max_steps 0 --num_train_epochs 0", "nothing to train"),
         ("--fp16 --bf16", "do not go together"),
-        ("--pretrained_text_encoder_name clip", "--pretrained_text_encoder_name is not supported yet"),
+        (
+            "--pretrained_text_encoder_name clip --text_encoder_config_file x.json",
+            "brings its own config; do not give --text_encoder_config_file",
+        ),
         ("--seed -1", "--seed -1 must not be negative"),
         ("--to_static", "--to_static is not supported: Paddle 3.3 compiles the UNet for minutes"),
         ("--metric_for_best_model loss", "the hand-written loop has no --metric_for_best_model"),
