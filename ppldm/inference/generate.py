@@ -59,8 +59,6 @@ def generate(
         height or resolution, width or resolution,
     )  # fmt: skip
     with entry():
-        import paddle
-
         from ..utils.log import quiet_libraries
         from ..utils.world import meet
         from .pipeline import load

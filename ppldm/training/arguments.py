@@ -67,6 +67,14 @@ REFUSED_FLAGS = (
     *("load_best_model_at_end", "do_eval", "do_predict"),
 )
 
+# What was seen to stand against a flag, on PaddleNLP 3.0.0b4 and Paddle 3.3.1.
+_WHY_NOT = {
+    "sharding": "is not supported: every rank keeps the whole optimizer state, so that both loops and any number of "
+    "ranks resume from one checkpoint, and Paddle shards stages 2 and 3 on GPUs alone",
+    "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
+    "number of ranks as they are",
+}
+
 
 @dataclass
 class LDMTrainingArguments(TrainingArguments):
@@ -277,7 +285,7 @@ def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace,
         if getattr(namespace, name) == parser.get_default(name):
             continue
         if name in REFUSED_FLAGS:
-            raise ConfigError(f"--{name} is not supported yet; leave it away")
+            raise ConfigError(f"--{name} {_WHY_NOT.get(name, 'is not supported yet')}; leave it away")
         if loop and name not in LOOP_FLAGS:
             raise ConfigError(f"the hand-written loop has no --{name}; leave it away or use the Trainer script")
 

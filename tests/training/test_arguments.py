@@ -180,6 +180,8 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--pretrained_text_encoder_name clip", "--pretrained_text_encoder_name is not supported yet"),
         ("--seed -1", "--seed -1 must not be negative"),
         ("--to_static", "--to_static is not supported yet"),
+        ("--sharding stage1", "--sharding is not supported: every rank keeps the whole optimizer state"),
+        ("--unified_checkpoint", "--unified_checkpoint works for PaddleNLP's own model classes only"),
         ("--metric_for_best_model loss", "the hand-written loop has no --metric_for_best_model"),
         ("--model_name_or_path some/folder --unet_config_file u", "is a whole pipeline"),
         ("--max_samples 0", "--max_samples 0 must be above 0"),
