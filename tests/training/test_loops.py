@@ -1,5 +1,6 @@
 """The laws of training: two loops on one curve, any split of a batch, resumed to the bit."""
 
+import json
 import os
 import shutil
 
@@ -13,7 +14,7 @@ from ppldm.training.loop import run_loop
 from ppldm.training.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
-from ppldm.utils.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
+from ppldm.utils.errors import CheckpointError, ConfigError, DataError, DiskFullError, Interrupted, TrainingError
 
 
 def train(kind, flags):
@@ -250,6 +251,21 @@ def test_resume_from_a_named_checkpoint_wins(tiny, straight, tmp_path):
     assert_equal_to_the_bit(weights(tmp_path / "run", 6), weights(straight["loop"], 6))
     with pytest.raises(CheckpointError, match="cannot resume from"):
         train("loop", tiny.flags(tmp_path / "other", resume_from_checkpoint=tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_full_disk_is_survived_but_not_at_the_end(tiny, tmp_path, kind, monkeypatch, capfd):
+    free = iter([1 << 40, 0, 1 << 40, 0])  # before the checkpoints after updates 1, 2, 3 and 4
+    monkeypatch.setattr("ppldm.training.checkpoint.count_free_bytes", lambda _: next(free))
+    with pytest.raises(DiskFullError, match=r"checkpoint-4 needs 0\.0\d\d GB, .* has 0.000 GB free"):
+        train(kind, tiny.flags(tmp_path / "run", max_steps=4, save_steps=1))
+    assert "update 2 is not saved, training goes on" in capfd.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "run").glob("*checkpoint*")) == ["checkpoint-1", "checkpoint-3"]
+    monkeypatch.undo()
+    assert train(kind, tiny.flags(tmp_path / "run", max_steps=4, save_steps=1)).start_step == 3
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    assert state["global_step"] == 4  # where PaddleNLP leaves it
+    assert (tmp_path / "run/model_state.pdparams").samefile(tmp_path / "run/checkpoint-4/model_state.pdparams")
 
 
 def test_a_folder_of_something_else_is_refused(tiny, tmp_path):

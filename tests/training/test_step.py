@@ -83,6 +83,18 @@ def test_after_so_many_in_a_row_the_run_stops_and_keeps_its_checkpoint(tiny, tmp
     assert verify(list_checkpoints(tmp_path)[0]) is None
 
 
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_run_that_has_only_skipped_goes_on(tiny, tmp_path, kind):
+    """Its checkpoint has no moments yet."""
+    settings = {"per_device_train_batch_size": 8}
+    with poisoned(rows_of(1)[:1]):
+        run(kind, prepare(kind, tiny.flags(tmp_path, max_steps=1, **settings)))
+    again = prepare(kind, tiny.flags(tmp_path, max_steps=2, **settings))
+    assert again.start_step == 1
+    run(kind, again)
+    assert losses(tmp_path)[0] is None and np.isfinite(losses(tmp_path)[1])
+
+
 class Toy(paddle.nn.Layer):
     """The loss is w . pixels; at pixels of 0 it is sqrt(0), finite with an infinite gradient."""
 
