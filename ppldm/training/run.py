@@ -315,8 +315,12 @@ def restore(
     """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
 
     Raises CheckpointError naming the first setting in which the checkpoint differs from this run, and which is not
-    among those `accepted`. A setting that an older checkpoint does not record is not compared.
+    among those `accepted`; ConfigError for one of these that there is not. A setting that an older checkpoint does not
+    record is not compared.
     """
+    for name in accepted:
+        if name not in identity:
+            raise ConfigError(f"--accept_changes {name}: there is no such setting; choose from {', '.join(identity)}")
     if checkpoint is None:
         return 0, {}
     manifest = read_manifest(checkpoint)

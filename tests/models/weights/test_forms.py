@@ -298,3 +298,14 @@ def test_a_ckpt_without_yaml_is_the_published_size_of_its_depth(tmp_path):
         }  # fmt: skip
         assert params["unet_config"]["params"]["context_dim"] == width
     assert "cond_stage_config" not in _compvis_params(tmp_path / "a.ckpt", None, set())[1]
+
+
+def test_a_schedule_without_signal_at_its_end(tmp_path):
+    weights = small_weights(prediction_type="v_prediction")
+    weights.scheduler["rescale_betas_zero_snr"] = True
+    write_weights(weights, "diffusers", tmp_path / "d")
+    scheduler = json.loads((tmp_path / "d" / "scheduler" / "scheduler_config.json").read_text())
+    assert scheduler["rescale_betas_zero_snr"] is True and scheduler["timestep_spacing"] == "trailing"
+    assert build_model(read_weights(tmp_path / "d"), "d").noise_schedule.alphas_cumprod()[-1] == 0
+    with pytest.raises(ModelError, match="know the scaled_linear noise schedule alone"):
+        write_weights(weights, "compvis", tmp_path / "c")
