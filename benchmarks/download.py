@@ -3,8 +3,8 @@
 `ppldm download` beside bare img2dataset, on the same photographs (`photographs.py`) from a server of this machine, so
 that the processor is the limit and not the network: one process, 16 threads, with the settings of the published recipe
 (short side 512: these photographs pass as they are) and with a short side of 256 (all are decoded, shrunk and encoded).
-img2dataset must be asked for an orderly end: it exits when all is done, as `ppldm download` does; both times are of the
-whole command, its start included.
+Both times are of the whole command, its start included. img2dataset alone needs wandb and albumentations, which ppldm
+does without: pip install wandb 'albumentations<2'; where they are missing, it is left out.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from photographs import make_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 THREADS = 16
+CONTENDERS = ["ppldm"] + ["img2dataset"] * all(map(find_spec, ("img2dataset", "wandb", "albumentations")))
 COMMON = ["--thread_count", str(THREADS), "--processes_count", "1", "--number_sample_per_shard", "10000"]
 
 
@@ -47,7 +49,7 @@ def main() -> None:
         results = [
             measure(name, table, Path(folder, f"{name}-{size}"), size)
             for size in arguments.sizes
-            for name in ("ppldm", "img2dataset")
+            for name in CONTENDERS
         ]
         server.terminate()
     for result in results:
@@ -70,7 +72,8 @@ def measure(name: str, metadata: Path, out: Path, size: int) -> dict:
                    "--caption_col", "TEXT", "--output_folder", str(out), "--resize_only_if_bigger", "True",
                    "--resize_mode", "keep_ratio", "--skip_reencode", "True", *flags]  # fmt: skip
     module = "ppldm" if name == "ppldm" else "img2dataset.main"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_ALBUMENTATIONS_UPDATE": "1", "WANDB_MODE": "disabled"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "NO_ALBUMENTATIONS_UPDATE": "1", "WANDB_MODE": "disabled"}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", module, *command[1:]], env=environment, check=True, capture_output=True, text=True

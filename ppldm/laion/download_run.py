@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ from ..utils.errors import ConfigError, EnvironmentProblem, OutputError, PpldmEr
 from ..utils.files import make_output_dir, write_json
 from ..utils.log import get_logger, progress
 from ..utils.workers import map_with_deadline
-from .failures import count_classes, describe_failures, describe_rows
-from .network import count_resolver_trouble, enough_trouble, find_network_fault
+from .failures import describe_failures, describe_rows
+from .network import find_network_fault
 from .part_download import PartDownload
 from .shard import ShardSettings, ShardTask, download_shard, fetch_samples, stats_path
 from .shard_rows import sample_urls
@@ -191,18 +192,17 @@ def _check_network(todo: Sequence[PartDownload], num_rows: int, settings: ShardS
     [(_, samples)] = map_with_deadline(fetch, [urls], 1, _PREFLIGHT_SECONDS + _KILL_GRACE_SECONDS)
     if isinstance(samples, PpldmError):
         raise samples
-    failures = [(url, status, message) for url, status, message, _ in samples if status != "success"]
-    counts = count_classes((status, message) for _, status, message in failures)
-    fault = find_network_fault(counts, len(samples), count_resolver_trouble(failures, enough_trouble(len(samples))))
-    table = describe_failures(counts, len(samples), {})
-    if fault:
+    outcomes = [outcome for outcome, _ in samples]
+    if fault := find_network_fault(outcomes, ask_again=True):
         raise EnvironmentProblem(f"{fault}; nothing was marked complete, and the same command goes on")
-    num_bytes = sum(size for *_, size in samples)
-    num_good = len(samples) - len(failures)
-    get_logger().info(
-        "%d of them are pictures, %.0f KB each as kept%s", num_good, num_bytes / 1e3 / max(num_good, 1),
-        "".join(f"\n{line}" for line in table),
-    )  # fmt: skip
+    failed = Counter(outcome.name for outcome in outcomes)
+    num_good = failed.pop("success", 0)
+    num_bytes = sum(size for _, size in samples)
+    lines = [
+        f"{num_good} of them are pictures, {num_bytes / 1e3 / max(num_good, 1):.0f} KB each as kept",
+        *describe_failures(failed, len(samples), {}),
+    ]
+    get_logger().info("%s", "\n".join(lines))
     return num_rows * num_bytes / max(len(samples), 1)
 
 

@@ -6,7 +6,7 @@ words, so that folders made by img2dataset alone are understood as well.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 # Of each class: what its messages look like, and what it means. The first that fits is taken.
 _CLASSES = {
@@ -60,11 +60,6 @@ def classify(status: str, message: str | None) -> str:
 def is_resolver_trouble(message: str) -> bool:
     """True where the resolver gave no answer, as opposed to the answer that there is no such name."""
     return bool(_RESOLVER_TROUBLE.search(message))
-
-
-def count_classes(rows: Iterable[tuple[str, str | None]]) -> Counter:
-    """How many (status, error_message) there are of each class."""
-    return Counter(classify(status, message) for status, message in rows)
 
 
 def describe_failures(failed: Mapping[str, int], num_rows: int, examples: Mapping[str, str]) -> list[str]:

@@ -3,7 +3,8 @@
 Of the links of an old data set a fifth or more are dead; those rows are counted, and that is all. A resolver that gives
 up under load, a proxy or certificates that are missing look the same in a table of failures, but cost half of the data
 in silence. The two differ: a dead host's name does not come back when asked for again; sites refuse one by one, not
-half of the web at once.
+half of the web at once. So hosts are counted and not URLs: each has one vote, divided among its URLs, lest ten thousand
+pictures of one dead host pass for a dead network.
 """
 
 import socket
@@ -11,79 +12,111 @@ import time
 import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .failures import classify, is_resolver_trouble
 
-# Shares of all URLs above which the network is at fault, well above what dead links of the web cause.
+# Shares of the votes above which the network is at fault, well above what dead links of the web cause.
 MAX_RESOLVER_TROUBLE, MAX_DNS, MAX_TLS, MAX_PROXY, MAX_UNREACHABLE, MAX_TIMEOUT = 0.05, 0.3, 0.2, 0.05, 0.3, 0.5
-# So few failures prove nothing.
-_MIN_FAILURES = 8
+# So few hosts prove nothing.
+_MIN_HOSTS = 8
+_NETWORK_CLASSES = ("dns", "tls", "proxy", "unreachable", "refused", "timeout")
 _LOOKUPS, _PAUSE_SECONDS, _MAX_SECONDS = 3, 0.2, 60
 
 
-def find_network_fault(counts: Counter, num_urls: int, resolver_trouble: int = 0) -> str | None:
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one URL, in img2dataset's words."""
+
+    url: str | None
+    status: str
+    message: str | None
+
+    @property
+    def name(self) -> str:
+        """The class, "success" or one of failures.CLASSES."""
+        return classify(self.status, self.message)
+
+    @property
+    def host(self) -> str:
+        """The host's name, or an empty text."""
+        try:
+            return urllib.parse.urlsplit(self.url or "").hostname or ""
+        except ValueError:
+            return ""
+
+
+def find_network_fault(outcomes: Sequence[Outcome], ask_again: bool = False) -> str | None:
     """What is wrong with the network and the remedy, in one line; None where nothing is.
 
-    `counts`: failed URLs by class. `resolver_trouble`: of those of class dns, how many the resolver is to blame for.
+    With `ask_again`, names that have no address are looked up once more, which takes up to a minute, and URLs of a few
+    hosts that all fail are taken for a fault too.
     """
+    urls_of = Counter(outcome.host for outcome in outcomes)
+    votes = Counter()
+    for outcome in outcomes:
+        votes[outcome.name] += 1 / urls_of[outcome.host]
+    trouble = _count_resolver_trouble(outcomes, urls_of, ask_again)
 
-    def over(number: int, share: float) -> bool:
-        return number >= _MIN_FAILURES and number > share * num_urls
+    def over(number: float, share: float) -> bool:
+        return number >= _MIN_HOSTS and number > share * len(urls_of)
 
-    def of(number: int) -> str:
-        return f"{number} of {num_urls} URLs ({number / num_urls:.0%})"
+    def of(number: float) -> str:
+        return f"{number:.0f} of {len(urls_of)} hosts ({number / len(urls_of):.0%})"
 
-    unreachable = counts["unreachable"] + counts["refused"]
-    if resolver_trouble >= enough_trouble(num_urls) or over(counts["dns"], MAX_DNS):
-        blame = f", at least {resolver_trouble} of them for want of a sound resolver" if resolver_trouble else ""
+    unreachable = votes["unreachable"] + votes["refused"]
+    if over(trouble, MAX_RESOLVER_TROUBLE) or over(votes["dns"], MAX_DNS):
+        blame = f", at least {trouble:.0f} of them for want of a sound resolver" if trouble >= 1 else ""
         return (
-            f"DNS: look-ups of host names fail for {of(counts['dns'])}{blame}; {_resolvers()}; run a caching resolver "
-            "on this machine (sudo apt install knot-resolver or unbound, then nameserver 127.0.0.1 in "
-            "/etc/resolv.conf), or without root ask for less at once: fewer --processes-count and --thread-count"
+            f"DNS: look-ups fail for {of(votes['dns'])}{blame}; {_resolvers()}; run a caching resolver on this machine "
+            "(sudo apt install knot-resolver or unbound, then nameserver 127.0.0.1 in /etc/resolv.conf), or without "
+            "root ask for less at once: fewer --processes-count and --thread-count"
         )
-    if over(counts["tls"], MAX_TLS):
+    if over(votes["tls"], MAX_TLS):
         return (
-            f"TLS: certificates are not trusted for {of(counts['tls'])}; set the clock, install ca-certificates or "
+            f"TLS: certificates are not trusted for {of(votes['tls'])}; set the clock, install ca-certificates or "
             'export SSL_CERT_FILE="$(python -m certifi)"; behind a proxy that opens TLS, name its certificate there'
         )
-    if over(counts["proxy"], MAX_PROXY):
-        return f"the proxy refuses {of(counts['proxy'])} ({_proxies()}); mend http_proxy and https_proxy"
+    if over(votes["proxy"], MAX_PROXY):
+        return f"the proxy refuses {of(votes['proxy'])} ({_proxies()}); mend http_proxy and https_proxy"
     if over(unreachable, MAX_UNREACHABLE):
         return (
             f"no connection for {of(unreachable)}; {_proxies()}: check the way to the internet, a firewall, or set "
             "http_proxy and https_proxy"
         )
-    if over(counts["timeout"], MAX_TIMEOUT):
+    if over(votes["timeout"], MAX_TIMEOUT):
         return (
-            f"no answer in time for {of(counts['timeout'])}; a firewall or too much at once: lower --processes-count "
+            f"no answer in time for {of(votes['timeout'])}; a firewall or too much at once: lower --processes-count "
             "and --thread-count, or raise --timeout"
+        )
+    failing = sum(outcome.name in _NETWORK_CLASSES for outcome in outcomes)
+    if ask_again and failing == len(outcomes) >= _MIN_HOSTS:
+        return (
+            f"not one of {failing} URLs can be reached, for example {outcomes[0].url} ({outcomes[0].message}); "
+            f"{_resolvers()}, {_proxies()}: check the way to the internet; or all the hosts are gone: --preflight 0"
         )
     return None
 
 
-def enough_trouble(num_urls: int) -> int:
-    """How many failures that the resolver is to blame for say that it is unfit."""
-    return max(_MIN_FAILURES, int(MAX_RESOLVER_TROUBLE * num_urls) + 1)
-
-
-def count_resolver_trouble(failures: Iterable[tuple[str, str, str | None]], enough: int) -> int:
-    """Of the (url, status, message) of class dns, how many the resolver is to blame for: it said so itself, or the
-    host's name has an address when asked for again, alone. Counts no further than to `enough`."""
-    trouble, by_host = 0, Counter()
-    for url, status, message in failures:
-        if classify(status, message) != "dns":
+def _count_resolver_trouble(outcomes: Iterable[Outcome], urls_of: Counter, ask_again: bool) -> float:
+    """The votes of those of class dns that the resolver is to blame for: it said so itself, or the name has an address
+    when asked for again, alone. Counts no further than needed."""
+    trouble, hosts = 0.0, Counter()
+    for outcome in outcomes:
+        if outcome.name != "dns":
             continue
-        if is_resolver_trouble(message):
-            trouble += 1
+        if is_resolver_trouble(outcome.message):
+            trouble += 1 / urls_of[outcome.host]
         else:
-            by_host[urllib.parse.urlsplit(url).hostname] += 1
+            hosts[outcome.host] += 1
     last_moment = time.monotonic() + _MAX_SECONDS
-    for host, count in by_host.items():
+    enough = max(_MIN_HOSTS, MAX_RESOLVER_TROUBLE * len(urls_of) + 1)
+    for host, count in hosts.items() if ask_again else ():
         if trouble >= enough or time.monotonic() > last_moment:
             break
-        trouble += count * _has_address_after_all(host)
+        trouble += count / urls_of[host] * _has_address_after_all(host)
     return trouble
 
 

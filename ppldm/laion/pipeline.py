@@ -131,16 +131,8 @@ def make_stages(settings: PipelineConfig) -> list[Stage]:
     # Its own shards too: `ppldm download --retry-failed` may have added some.
     add("download", {"metadata": str(source[0][0]), "out": str(images)}, source + shards, images)
     add("annotate", {"folder": str(images)}, shards, images)
-    add("convert", {"source": str(images), "out": str(data)}, shards, data / "manifest.json")
+    add("convert", {"folder": str(images), "out": str(data)}, shards, data / "manifest.json")
     return list(stages.values())
-
-
-def rows_taken(name: str, result: StageResult, settings: PipelineConfig) -> int:
-    """The rows that a stage took from the one before. Shards in the parquet format have lines of failed downloads too,
-    which the converter counts as no_image."""
-    if name == "convert" and settings.stages["download"].get("output_format") == "parquet":
-        return result.rows_in - result.dropped.get("no_image", 0)
-    return result.rows_in
 
 
 def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) -> None:
@@ -154,7 +146,7 @@ def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) ->
     for before, after in pairs:
         if not {before, after} <= results.keys():
             continue
-        given, taken = results[before].rows_out, rows_taken(after, results[after], settings)
+        given, taken = results[before].rows_out, results[after].rows_in
         if given != taken:
             raise DataError(
                 f"{before} gave {given:,} rows and {after} took {taken:,}: files "

@@ -22,7 +22,7 @@ STAGES = ("filter", "download", "annotate", "convert")
 _ALWAYS = ("download", "convert")
 _KEYS = ("out", "metadata", "whole_rows", *STAGES)
 # Arguments that the pipeline gives itself, or that make a command do something else.
-_OWN = {"input", "output", "metadata", "out", "folder", "source", "json", "dry_run", "check", "retry_failed", "only"}
+_OWN = {"input", "output", "metadata", "out", "folder", "json", "dry_run", "check", "retry_failed", "only"}
 
 
 @dataclass(frozen=True)

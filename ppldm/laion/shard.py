@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -28,10 +29,9 @@ import pyarrow.parquet as pq
 
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ..utils.files import fsync_dir, write_json
-from .failures import classify
 from .fetch import Bounds, install
 from .fit import Fitter
-from .network import find_network_fault
+from .network import Outcome, find_network_fault
 
 OUTPUT_FORMATS = ("files", "webdataset", "parquet")
 OOM_SHARD_COUNT = 5  # digits of a shard's number in names and keys, as img2dataset has it
@@ -126,7 +126,7 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
                 f"{task.part_folder}; the messages above say why; most likely the disk is full"
             )
         # What is tried again failed before, and may well do so for good.
-        fault = None if task.is_retry else find_network_fault(Counter(record["failed"]), record["rows"])
+        fault = None if task.is_retry else find_network_fault(read_outcomes(work, task.number))
         if fault:
             raise EnvironmentProblem(f"{fault}; shard {task.number} of {task.part_folder} was not kept")
         _move_into_place(work, task, record | {"seconds": round(time.time() - started, 3)})
@@ -138,16 +138,14 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
     return record
 
 
-def fetch_samples(
-    urls: Sequence[str], settings: ShardSettings, seconds: float
-) -> list[tuple[str, str, str | None, int]]:
-    """(url, status, message, bytes to be kept) of each URL, fetched as a shard's are and kept nowhere."""
+def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) -> list[tuple[Outcome, int]]:
+    """What becomes of each URL, fetched as a shard's are and kept nowhere, and how many bytes would be kept."""
     from concurrent.futures import ThreadPoolExecutor
 
     downloader = _import_downloader()
     install(settings.bounds, time.monotonic() + seconds)
 
-    def fetch(url: str):
+    def fetch(url: str) -> tuple[Outcome, int]:
         _, stream, message = downloader.download_image_with_retry(
             (0, url),
             settings.timeout,
@@ -156,12 +154,20 @@ def fetch_samples(
             list(settings.disallowed_header_directives),
         )
         if stream is None:
-            return url, "failed_to_download", message, 0
+            return Outcome(url, "failed_to_download", message), 0
         encoded, *_, message = settings.fitter(stream)
-        return (url, "failed_to_resize", message, 0) if encoded is None else (url, "success", None, len(encoded))
+        if encoded is None:
+            return Outcome(url, "failed_to_resize", message), 0
+        return Outcome(url, "success", None), len(encoded)
 
     with ThreadPoolExecutor(settings.thread_count) as executor:
         return list(executor.map(fetch, urls))
+
+
+def read_outcomes(folder: Path, number: int) -> list[Outcome]:
+    """What became of each row of a shard, in the order of its table."""
+    table = pq.read_table(folder / f"{shard_name(number)}.parquet", columns=["url", "status", "error_message"])
+    return [Outcome(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
 
 
 def make_record(folder: Path, number: int) -> dict:
@@ -170,21 +176,18 @@ def make_record(folder: Path, number: int) -> dict:
     rows = success + the sum of `failed` (by class). `retried` counts the rows of a retry by the class of their last
     failure. `bytes` are those of all files.
     """
+    outcomes = read_outcomes(folder, number)
+    counts, examples = Counter(outcome.name for outcome in outcomes), {}
+    for outcome in outcomes:
+        if outcome.name != "success":
+            examples.setdefault(outcome.name, f"{' '.join((outcome.message or '').split())} ({outcome.url})")
     path = folder / f"{shard_name(number)}.parquet"
-    names = pq.read_schema(path).names
-    table = pq.read_table(path, columns=["url", "status", "error_message", *set(names).intersection(RETRY_COLUMNS)])
-    counts, examples = Counter(), {}
-    for url, status, message in zip(
-        *(table[name].to_pylist() for name in ("url", "status", "error_message")), strict=True
-    ):
-        name = classify(status, message)
-        counts[name] += 1
-        if name != "success":
-            examples.setdefault(name, f"{' '.join((message or '').split())} ({url})")
-    retried = Counter(table["retried_after"].to_pylist()) if "retried_after" in names else Counter()
+    retried = Counter()
+    if "retried_after" in pq.read_schema(path).names:
+        retried.update(pq.read_table(path, columns=["retried_after"])["retried_after"].to_pylist())
     success = counts.pop("success", 0)
     return {
-        "rows": table.num_rows,
+        "rows": len(outcomes),
         "success": success,
         "failed": dict(sorted(counts.items())),
         "retried": dict(sorted(retried.items())),
@@ -229,10 +232,14 @@ def _move_into_place(work: Path, task: ShardTask, record: dict) -> None:
 
 
 def _import_downloader():
+    """img2dataset's module `downloader`. Raises EnvironmentProblem.
+
+    It imports wandb, for reports that are not asked for here, and albumentations, for the resizer that ours replaces.
+    Both are large and break easily; where one is not installed, an empty module stands in for it during the import.
+    """
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # which asks the network at its import
-    # img2dataset imports wandb for reports that are not asked for here; large to install, and slow to import.
-    has_wandb = "wandb" in sys.modules
-    sys.modules.setdefault("wandb", ModuleType("wandb"))
+    absent = [name for name in ("wandb", "albumentations") if name not in sys.modules and find_spec(name) is None]
+    sys.modules.update({name: ModuleType(name) for name in absent})
     try:
         from img2dataset import downloader
     except ImportError as error:
@@ -242,8 +249,8 @@ def _import_downloader():
             f"img2dataset cannot be imported ({error}); {PIP} install 'img2dataset>=1.47,<2'"
         ) from error
     finally:
-        if not has_wandb:
-            del sys.modules["wandb"]
+        for name in absent:
+            del sys.modules[name]
     return downloader
 
 

@@ -46,10 +46,11 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
                 ema=arguments.load_ema,
             )
             schedule = weights.scheduler
-            if schedule["prediction_type"] != arguments.prediction_type:
-                get_logger().warning("%s was trained with prediction_type %s and goes on with %s",
-                                     arguments.model_name_or_path, schedule["prediction_type"],
-                                     arguments.prediction_type)  # fmt: skip
+            for name, before in (("prediction_type", "epsilon"), ("rescale_betas_zero_snr", False)):
+                before, now = schedule.get(name, before), getattr(arguments, name)
+                if before != now:
+                    get_logger().warning("%s was trained with %s %s and goes on with %s",
+                                         arguments.model_name_or_path, name, before, now)  # fmt: skip
             vae, text_encoder, unet = (build_part(kind, weights, arguments.model_name_or_path) for kind in PART_FOLDERS)
         else:
             text_encoder_config, unet_config = arguments.config_files()

@@ -126,6 +126,18 @@ def test_spark_does_the_same(server, tmp_path):
     assert len(read_images(tmp_path / "out/part_1", "files")) == 70
 
 
+def test_the_script_of_the_published_recipe(server, tmp_path):
+    write_metadata(tmp_path / "part_3.parquet", [server.url("good/1.jpg")] * 3)
+    script = ["bash", str(ROOT / "run_scripts/laion_download_imgs.sh")]
+    settings = {"PYTHON": sys.executable, "METADATA_DIR": str(tmp_path), "SAVE_DIR": str(tmp_path / "out")}
+    done = subprocess.run(script, env=environment(**settings), capture_output=True, text=True)
+    assert done.returncode == 2 and "which part?" in done.stderr
+    command = [*script, "3", "--preflight", "0"]
+    done = subprocess.run(command, env=environment(**settings), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "out/part_3/00000").glob("*.jpg"))) == 3
+
+
 def test_the_same_command_again_fetches_nothing(server, tmp_path, capsys):
     metadata = write_metadata(tmp_path / "part_1.parquet", [server.url(f"good/{number}.jpg") for number in range(60)])
     first = download(metadata, tmp_path / "out", **SETTINGS)

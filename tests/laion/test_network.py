@@ -1,50 +1,78 @@
 """A broken network and dead links are told apart."""
 
-from collections import Counter
-
 import pytest
 
-from ppldm.laion.network import count_resolver_trouble, find_network_fault
+from ppldm.laion.network import Outcome, find_network_fault
 
-AGAIN = "<urlopen error [Errno -3] Temporary failure in name resolution>"
+MESSAGES = {
+    "dns": "<urlopen error [Errno -2] Name or service not known>",
+    "resolver": "<urlopen error [Errno -3] Temporary failure in name resolution>",
+    "tls": "<urlopen error [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed>",
+    "proxy": "HTTP Error 407: Proxy Authentication Required",
+    "refused": "<urlopen error [Errno 111] Connection refused>",
+    "unreachable": "<urlopen error [Errno 101] Network is unreachable>",
+    "timeout": "<urlopen error timed out>",
+    "4xx": "HTTP Error 404: Not Found",
+    "5xx": "HTTP Error 503: Service Unavailable",
+}
+
+
+def outcomes(total=100, host="host{}.invalid", **counts) -> list[Outcome]:
+    """So many failures of each kind, successes for the rest, each URL on a host of its own."""
+    names = [name for name, count in counts.items() for _ in range(count)]
+    names += ["success"] * (total - len(names))
+    return [
+        Outcome(f"http://{host.format(number)}/a.jpg", "success", None)
+        if name == "success"
+        else Outcome(f"http://{host.format(number)}/a.jpg", "failed_to_download", MESSAGES[name.lstrip("_")])
+        for number, name in enumerate(names)
+    ]
 
 
 @pytest.mark.parametrize(
-    "counts, resolver_trouble, word",
+    "counts, word",
     [
-        ({"dns": 60}, 0, "DNS"),
-        ({"dns": 8}, 8, "DNS"),
-        ({"tls": 40}, 0, "TLS"),
-        ({"proxy": 10}, 0, "proxy"),
-        ({"refused": 20, "unreachable": 20}, 0, "no connection"),
-        ({"timeout": 60}, 0, "in time"),
+        ({"dns": 60}, "DNS"),
+        ({"resolver": 8}, "DNS"),
+        ({"tls": 40}, "TLS"),
+        ({"proxy": 10}, "proxy"),
+        ({"refused": 20, "unreachable": 20}, "no connection"),
+        ({"timeout": 60}, "in time"),
     ],
 )
-def test_a_broken_network_is_named(counts, resolver_trouble, word):
-    assert word in find_network_fault(Counter(counts), 100, resolver_trouble)
+def test_a_broken_network_is_named(counts, word):
+    assert word in find_network_fault(outcomes(**counts))
 
 
 @pytest.mark.parametrize(
     "counts",
-    [{}, {"4xx": 95, "5xx": 5}, {"dns": 25, "4xx": 40, "timeout": 20, "refused": 5}, {"tls": 15}, {"decode": 100}],
+    [{}, {"_4xx": 95, "_5xx": 5}, {"dns": 25, "_4xx": 40, "timeout": 20, "refused": 5}, {"tls": 15}, {"resolver": 4}],
 )
 def test_dead_links_are_no_fault_of_the_network(counts):
-    assert find_network_fault(Counter(counts), 100, 2) is None
+    assert find_network_fault(outcomes(**counts)) is None
+
+
+@pytest.mark.parametrize("name", ["dns", "resolver", "refused", "timeout"])
+def test_one_dead_host_is_no_dead_network(name):
+    dead = outcomes(90, "gone.invalid", **{name: 90})
+    assert find_network_fault(dead + outcomes(10)) is None
+    assert find_network_fault(dead) is None
+
+
+def test_nothing_at_all_is_a_fault_before_the_start():
+    assert "not one of 90 URLs" in find_network_fault(outcomes(90, "one.invalid", refused=90), ask_again=True)
+    assert find_network_fault(outcomes(90, "one.invalid", refused=89), ask_again=True) is None
 
 
 def test_few_failures_prove_nothing():
-    assert find_network_fault(Counter(dns=7), 7) is None
+    assert find_network_fault(outcomes(7, resolver=7)) is None
 
 
-def test_the_resolver_is_to_blame_where_it_says_so_or_answers_when_asked_again(monkeypatch):
+def test_the_resolver_is_to_blame_where_it_answers_when_asked_again(monkeypatch):
     monkeypatch.setattr("ppldm.laion.network._PAUSE_SECONDS", 0)
-    unknown = "<urlopen error [Errno -2] Name or service not known>"
-    failures = [
-        ("http://a/1", "failed_to_download", AGAIN),
-        ("http://localhost/1", "failed_to_download", unknown),
-        ("http://localhost/2", "failed_to_download", unknown),
-        (f"http://{'x' * 70}.invalid/1", "failed_to_download", unknown),
-        ("http://b/1", "failed_to_download", "HTTP Error 404: Not Found"),
-    ]
-    assert count_resolver_trouble(failures, 99) == 3
-    assert count_resolver_trouble(failures, 1) == 1
+    monkeypatch.setattr("ppldm.laion.network._LOOKUPS", 1)
+    gone = outcomes(100, "{}" + "x" * 70 + ".invalid", dns=10)  # no name of DNS: the network is not asked
+    assert find_network_fault(gone, ask_again=True) is None
+    flaky = [Outcome(f"http://127.0.0.{number}/a", "failed_to_download", MESSAGES["dns"]) for number in range(1, 11)]
+    fault = find_network_fault(flaky + outcomes(90), ask_again=True)
+    assert "10 of 100 hosts (10%), at least 8 of them for want of a sound resolver" in fault

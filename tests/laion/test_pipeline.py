@@ -31,7 +31,7 @@ def test_the_least_that_is_needed(folder):
     assert settings.stages == {"download": {}, "convert": {}}
     download, convert = make_stages(settings)
     assert download.arguments == {"metadata": str(folder / "a.parquet"), "out": str(folder / "data/images")}
-    assert convert.arguments == {"source": str(folder / "data/images"), "out": str(folder / "data/data")}
+    assert convert.arguments == {"folder": str(folder / "data/images"), "out": str(folder / "data/data")}
 
 
 def test_stages_read_what_the_one_before_writes(folder):
@@ -41,7 +41,7 @@ def test_stages_read_what_the_one_before_writes(folder):
     assert stages["filter"].arguments["min_width"] == 512
     assert stages["download"].arguments["metadata"] == stages["filter"].arguments["output"]
     assert stages["download"].arguments["timeout"] == 5.0
-    assert stages["convert"].arguments["source"] == stages["download"].arguments["out"]
+    assert stages["convert"].arguments["folder"] == stages["download"].arguments["out"]
 
 
 @pytest.mark.parametrize(

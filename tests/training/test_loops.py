@@ -147,6 +147,23 @@ def test_recompute_with_accumulation_is_the_same_training(tiny, straight, tmp_pa
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(straight["loop"])[:3], rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+@pytest.mark.parametrize("recompute, times", [(False, 1), (True, 2)])
+def test_recompute_reaches_unet_and_text_encoder_after_pictures_too(tiny, tmp_path, kind, recompute, times):
+    flags = tiny.flags(tmp_path, max_steps=2, recompute=recompute, image_logging_steps=1)
+    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    model, calls = run.state.model, {}
+    for name in ("text_encoder.model.layers.1", "unet.down_blocks.0.resnets.0", "unet.up_blocks.1.resnets.0"):
+
+        def count(_layer, _inputs, name=name):
+            if model.unet.training:
+                calls[name] = calls.get(name, 0) + 1
+
+        dict(model.named_sublayers())[name].register_forward_pre_hook(count)
+    (run_loop if kind == "loop" else run_trainer)(run)
+    assert set(calls.values()) == {2 * times} and len(calls) == 3
+
+
 # Every objective and optimizer setting that is off by default.
 EVERYTHING = {
     "prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "snr_gamma": 5.0, "noise_offset": 0.1,
@@ -206,6 +223,7 @@ def test_exported_pipeline_carries_the_schedule(everything):
     from ppldm.models.build import load_pipeline
 
     model = load_pipeline(everything["loop"] / "pipeline")
+    assert model.prediction_type == "v_prediction"
     assert model.noise_schedule.rescale_betas_zero_snr and float(model.alphas_cumprod[-1]) == 0
 
 
@@ -267,6 +285,13 @@ def test_overwriting_starts_anew(tiny, tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(tiny, straight, changes, word):
     with pytest.raises(CheckpointError, match=f"was trained with {word} .* accept the change with --accept_changes"):
         train("loop", tiny.flags(straight["loop"], max_steps=6, save_steps=3, use_ema=True, **changes))
+
+
+def test_an_unknown_change_is_refused(tiny, tmp_path):
+    with pytest.raises(
+        ConfigError, match="--accept_changes lr: there is no such setting; choose from seed, .*learning_rate"
+    ):
+        train("loop", tiny.flags(tmp_path, accept_changes="lr"))
 
 
 def test_a_change_that_is_accepted_by_name_goes_through(tiny, straight, tmp_path):

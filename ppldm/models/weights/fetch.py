@@ -11,7 +11,7 @@ from pathlib import Path
 from ...utils.errors import ModelError
 from ...utils.log import get_logger
 from ...utils.offline import is_offline
-from ...utils.world import World
+from ...utils.world import World, meet
 
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
 
@@ -39,10 +39,7 @@ def local_path(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool 
         get_logger().info("fetching %s", text)
         folder = _fetch(repository, subfolder, folders, local_only=False)
         _check_sums(folder)
-    if world.size > 1:
-        import paddle
-
-        paddle.distributed.barrier()
+    meet(world)
     if not world.is_main or is_offline(offline):
         folder = _fetch(repository, subfolder, folders, local_only=True)
     found = folder / subfolder
