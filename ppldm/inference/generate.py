@@ -59,7 +59,6 @@ def generate(
         height or resolution, width or resolution,
     )  # fmt: skip
     with entry():
-
         from ..utils.log import quiet_libraries
         from ..utils.world import meet
         from .pipeline import load
