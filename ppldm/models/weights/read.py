@@ -17,7 +17,7 @@ from ...utils.errors import ModelError
 from . import compvis
 from .configs import complete_config, read_config, read_json
 from .files import is_pytorch, read_arrays, weight_files
-from .names import modern_vae_name
+from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .parts import Part, Weights, is_ldmbert, turn_linear
 
 # The folders of each part, by the scripts and libraries that write them.
@@ -122,7 +122,21 @@ def _read_part_folder(kind: str, folder: Path) -> Part:
     if kind == "text_encoder" and not is_ldmbert(config):
         # A whole CLIP has a picture's encoder too.
         arrays = {name: array for name, array in arrays.items() if name.startswith("text_model.")}
+    if "embeddings.word_embeddings.weight" in arrays:
+        arrays = _modern_text_encoder(arrays, config, folder)
     return Part(config, _without_tables(arrays), str(folder))
+
+
+def _modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:
+    """An LDMBert of the older layout under today's names. It had no `to_logits`, which nothing uses: zeros."""
+    theirs = {theirs: ours for ours, theirs in old_text_encoder_names(config).items()}
+    try:
+        renamed = {rename(name, theirs): array for name, array in arrays.items()}
+    except Unmapped as error:
+        raise ModelError(f"{folder} holds {error}, which its config has no place for; copy both again") from error
+    width, words = config["d_model"], config["vocab_size"]
+    logits = {"weight": np.zeros((width, words), np.float32), "bias": np.zeros(words, np.float32)}
+    return {**renamed, **{f"to_logits.{name}": array for name, array in logits.items()}}
 
 
 def _without_tables(arrays: dict) -> dict:

@@ -12,7 +12,7 @@ from small_weights import CONFIGS, differences, small_weights
 from ppldm.models.build import build_model, fill_part, weights_of
 from ppldm.models.weights import compvis
 from ppldm.models.weights.configs import complete_config
-from ppldm.models.weights.names import rename, unet_names, vae_names
+from ppldm.models.weights.names import old_text_encoder_names, rename, unet_names, vae_names
 from ppldm.models.weights.parts import Part, is_linear_weight
 from ppldm.models.weights.pickles import read_torch, write_torch
 from ppldm.models.weights.read import read_part, read_weights
@@ -164,6 +164,24 @@ def test_older_layouts_and_names(weights, exported, tmp_path):
         arrays[name] = array
     save_file(arrays, file, metadata={"format": "pt"})
     assert differences(read_weights(tmp_path / "old"), weights) == []
+
+
+def test_the_text_encoder_of_the_older_layout(weights, tmp_path):
+    """ldmbert/ of the older training scripts: names of an encoder of Paddle, no to_logits."""
+    import pickle
+
+    part = weights.parts["text_encoder"]
+    names = old_text_encoder_names(part.config)
+    arrays = {rename(name, names): a for name, a in part.arrays.items() if not name.startswith("to_logits")}
+    assert "encoder.layers.1.linear2.weight" in arrays and "encoder.layers.0.self_attn.out_proj.bias" in arrays
+    (tmp_path / "ldmbert").mkdir()
+    (tmp_path / "ldmbert" / "model_config.json").write_text(json.dumps(part.config | {"init_class": "LDMBertModel"}))
+    (tmp_path / "ldmbert" / "model_state.pdparams").write_bytes(pickle.dumps(arrays, protocol=2))
+    read = read_weights(tmp_path, ("text_encoder",)).parts["text_encoder"]
+    assert read.config == part.config and read.arrays.keys() == part.arrays.keys()
+    for name, array in part.arrays.items():
+        assert (read.arrays[name] == (0 if name.startswith("to_logits") else array)).all()
+    fill_part("text_encoder", read)
 
 
 def test_single_parts(exported, weights):
