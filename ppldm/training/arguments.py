@@ -70,13 +70,12 @@ REFUSED_FLAGS = (
     *("load_best_model_at_end", "do_eval", "do_predict"),
 )
 
-# What was seen to stand against a flag, on PaddleNLP 3.0.0b4 and Paddle 3.3.1.
-_WHY_NOT = {
-    "to_static": "is not supported: Paddle compiles the UNet for minutes, and again for each new shape of a batch",
-    "sharding": "is not supported: every rank keeps the whole optimizer state, so that both loops and any number of "
-    "ranks resume from one checkpoint, and Paddle shards stages 2 and 3 on GPUs alone",
-    "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
-    "number of ranks as they are",
+_REASONS = {
+    "to_static": ": Paddle 3.3 compiles the UNet for minutes, and again for each new shape of a batch",
+    "sharding": ": every rank keeps the whole optimizer state, so that both loops and any number of ranks resume from "
+    "one checkpoint; and Paddle shards stages 2 and 3 on GPUs alone",
+    "unified_checkpoint": " here: it takes PaddleNLP's own model classes only; checkpoints hold the whole model for "
+    "any number of ranks as they are",
 }
 
 
@@ -289,7 +288,7 @@ def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace,
         if getattr(namespace, name) == parser.get_default(name):
             continue
         if name in REFUSED_FLAGS:
-            raise ConfigError(f"--{name} {_WHY_NOT.get(name, 'is not supported yet')}; leave it away")
+            raise ConfigError(f"--{name} is not supported{_REASONS.get(name, ' yet')}; leave it away")
         if name not in _flags_of(loop):
             script = "the hand-written loop has no" if loop else "the Trainer script has no use for"
             raise ConfigError(f"{script} --{name}; leave it away")
