@@ -37,6 +37,7 @@ CORE = [
     "simplejpeg>=1.8,<2",
     "numba>=0.61,<1",  # compiles ppldm/data/resize.py
     "duckdb>=1.4.4,<2",  # filters metadata on one machine; without Java, and three times as fast as Spark there
+    "flask>=3,<4",  # the page of `ppldm app`; VisualDL brings it
     # The command line.
     "fastcore>=2.2,<3",
     "packaging",

@@ -27,6 +27,7 @@ COMMANDS = {
     "head": ("ppldm.inspect.show", "head"),
     "repack": ("ppldm.inspect.repack", "repack"),
     "generate": ("ppldm.inference.generate", "generate"),
+    "app": ("ppldm.inference.app", "app"),
     "export": ("ppldm.inference.export", "export"),
     "plot-loss": ("ppldm.training.metrics", "plot_loss"),
 }

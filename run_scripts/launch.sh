@@ -60,7 +60,8 @@ no_trainer_command=("$root/examples/train_txt2img_laion400m_no_trainer.py"
     --tokenizer_name "$TOKENIZER")
 
 # One process a GPU (GPUS="0,1,…", by default all that nvidia-smi lists); without GPUs, NPROC CPU processes (2).
-# More machines: the same command on each, with IPS="ip1,ip2".
+# More machines: the same command on each, with IPS="ip1,ip2", or with MASTER=ip1:port NNODES=2 (and NODE_RANK=0 and 1,
+# where their order matters). docs/training.md, "Ranks", says what the launcher does.
 distributed_launch() {
     local devices gpus=${GPUS:-}
     if [ -z "$gpus" ] && [ -z "${NPROC:-}" ] && command -v nvidia-smi >/dev/null; then
@@ -72,5 +73,7 @@ distributed_launch() {
         devices=(--nproc_per_node "${NPROC:-2}")
     fi
     [ -z "${IPS:-}" ] || devices+=(--ips "$IPS")
+    [ -z "${MASTER:-}" ] || devices+=(--master "$MASTER" --nnodes "${NNODES:-1}")
+    [ -z "${NODE_RANK:-}" ] || devices+=(--rank "$NODE_RANK")
     exec "$PYTHON" -u -m ppldm.training.launch "${devices[@]}" --log_dir "${LAUNCH_LOG_DIR:-log}" "$@"
 }

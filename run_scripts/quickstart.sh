@@ -51,7 +51,7 @@ done
 python=$VENV/bin/python
 processes=$(($(nproc) > 1 ? 2 : 1))
 train=("$python" -u)
-((processes == 1)) || train+=(-m paddle.distributed.launch --nproc_per_node "$processes" --log_dir "$out/log")
+((processes == 1)) || train+=(-m ppldm.training.launch --nproc_per_node "$processes" --log_dir "$out/log")
 
 # The five stages. Each resumes by itself when the same command runs again.
 data_command=(

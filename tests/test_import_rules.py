@@ -54,6 +54,7 @@ LIGHT_MODULES = {
     "data.transforms",
     "data.handlers",
     "data.tokenizer",
+    "data.clip_tokenizer",
     "data.dataset",
 }
 

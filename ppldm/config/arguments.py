@@ -55,7 +55,8 @@ class ModelArguments:
     )
     offline: bool = field(default=False, metadata={"help": "Never touch the network: names must be in the cache."})
     pretrained_text_encoder_name: Optional[str] = field(
-        default=None, metadata={"help": "A frozen CLIP text encoder in place of LDMBert. Not supported yet."}
+        default=None,
+        metadata={"help": "A frozen CLIP text encoder in place of a trained LDMBert: a folder, or a name."},
     )
     text_encoder_config_file: Optional[str] = field(
         default=None, metadata={"help": "JSON config of an LDMBert text encoder, built from scratch."}
@@ -118,17 +119,21 @@ class ModelArguments:
     def check(self) -> None:
         """Raises ConfigError for values and combinations that cannot work."""
         parts = (
-            self.text_encoder_config_file, self.unet_config_file, self.vae_name_or_path, self.unet_name_or_path
+            self.text_encoder_config_file, self.unet_config_file, self.vae_name_or_path, self.unet_name_or_path,
+            self.pretrained_text_encoder_name,
         )  # fmt: skip
         if self.starts_from_pipeline and any(parts):
             raise ConfigError(
                 f"--model_name_or_path {self.model_name_or_path} is a whole pipeline; do not give "
-                "--vae_name_or_path, --unet_name_or_path, --text_encoder_config_file or --unet_config_file beside it"
+                "--vae_name_or_path, --unet_name_or_path, --pretrained_text_encoder_name, --text_encoder_config_file "
+                "or --unet_config_file beside it"
             )
         if self.unet_name_or_path and self.unet_config_file:
             raise ConfigError("--unet_name_or_path brings its own config; do not give --unet_config_file beside it")
-        if self.pretrained_text_encoder_name:
-            raise ConfigError("--pretrained_text_encoder_name is not supported yet; leave it away to train an LDMBert")
+        if self.pretrained_text_encoder_name and self.text_encoder_config_file:
+            raise ConfigError(
+                "--pretrained_text_encoder_name brings its own config; do not give --text_encoder_config_file beside it"
+            )
         _require_positive("model_max_length", self.model_max_length)
         _require_positive("num_inference_steps", self.num_inference_steps)
         for name in ("ema_decay", "ema_beta"):

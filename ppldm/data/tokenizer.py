@@ -72,9 +72,14 @@ class CaptionTokenizer:
         write_json(folder / "tokenizer_config.json", {**config, "tokenizer_class": "BertTokenizer"})
 
 
-def load_tokenizer(name_or_path, max_length: int, offline: bool = False) -> CaptionTokenizer:
-    """The tokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES. Raises ConfigError."""
+def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
+    """The CaptionTokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES; the
+    ClipTokenizer of a folder with merges.txt. Raises ConfigError."""
     path = Path(name_or_path)
+    if (path / "merges.txt").is_file():
+        from .clip_tokenizer import ClipTokenizer
+
+        return ClipTokenizer(path, max_length)
     if path.is_dir():
         return CaptionTokenizer(_read_vocab(path / "vocab.txt"), max_length, _read_lower_case(path))
     if path.is_file():

@@ -59,9 +59,8 @@ def generate(
         height or resolution, width or resolution,
     )  # fmt: skip
     with entry():
-        import paddle
-
         from ..utils.log import quiet_libraries
+        from ..utils.world import meet
         from .pipeline import load
 
         if device:
@@ -70,8 +69,7 @@ def generate(
         quiet_libraries()
         pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer, offline=offline)
         draw_plan(pipeline, plan, Path(out), batch_size=batch_size, world=world)
-        if world.size > 1:
-            paddle.distributed.barrier()
+        meet(world)
         if world.is_main:
             write_summary(pipeline, plan, Path(out), columns)
 

@@ -170,7 +170,7 @@ def filter_tables(plan: Plan, output: Path, engine: str, memory_gb: float, maste
     if finished and {name: finished.get(name) for name in wanted} == wanted:
         get_logger().info("%s was finished before", output)
         return finished
-    if finished or (output.exists() and any(output.iterdir())):
+    if finished or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
         what = "another filter's result" if finished else "files of unknown origin"
         raise OutputError(f"--output {output} holds {what}; name a new folder, or delete that one")
     start = time.monotonic()

@@ -9,7 +9,7 @@ from ..utils.log import get_logger, progress
 from ..utils.machine import count_usable_cores
 from .filter_plan import Plan
 from .metadata import Tables
-from .sql import DUCKDB, FILE, KEY, ROW, first_key
+from .sql import DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, first_key
 
 _ROWS, _KEPT = "ppldm_rows", "ppldm_kept"
 _SPILL = ".spill"
@@ -26,11 +26,14 @@ def filter_tables(plan: Plan, folder: Path, memory_gb: float) -> dict[int, int]:
         get_logger().info("counting %s rows by condition", f"{plan.tables.rows:,}")
         counts = dict(connection.execute(plan.count_query(_ROWS, DUCKDB)).fetchall())
         get_logger().info("taking %s rows", f"{counts.get(0, 0):,}")
-        kept = f"CREATE TEMP TABLE {_KEPT} AS {plan.kept_query(_ROWS, DUCKDB)} ORDER BY {', '.join(plan.order)}"
-        connection.execute(kept)
+        # Sorted, the first digits of a key are enough to find a part.
+        place = FILE if plan.seed is None else f"substr({KEY}, 1, {KEY_DIGITS})"
+        columns = f"{plan.output_columns(DUCKDB)}, {place} AS {PART}"
+        kept = f"SELECT {columns} FROM ({plan.kept_query(_ROWS, DUCKDB)}) ORDER BY {', '.join(plan.order)}"
+        connection.execute(f"CREATE TEMP TABLE {_KEPT} AS {kept}")
         for part in progress(range(plan.num_parts), desc="writing parts", unit="part"):
             target = DUCKDB.quote_text(str(folder / f"part_{part + 1}.parquet"))
-            query = f"SELECT {plan.output_columns(DUCKDB)} FROM {_KEPT} WHERE {_in_part(plan, part)}"
+            query = f"SELECT * EXCLUDE ({PART}) FROM {_KEPT} WHERE {_in_part(plan, part)}"
             connection.execute(f"COPY ({query}) TO {target} (FORMAT parquet)")
     return counts
 
@@ -43,9 +46,9 @@ def run_query(tables: Tables, query, memory_gb: float, folder: Path | None = Non
 
 def _in_part(plan: Plan, part: int) -> str:
     if plan.seed is None:
-        return f"{FILE} = {part}"
-    low = f"{KEY} >= '{first_key(part, plan.num_parts)}'"
-    return low if part + 1 == plan.num_parts else f"{low} AND {KEY} < '{first_key(part + 1, plan.num_parts)}'"
+        return f"{PART} = {part}"
+    low = f"{PART} >= '{first_key(part, plan.num_parts)}'"
+    return low if part + 1 == plan.num_parts else f"{low} AND {PART} < '{first_key(part + 1, plan.num_parts)}'"
 
 
 @contextmanager

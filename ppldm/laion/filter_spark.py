@@ -9,7 +9,7 @@ from ..utils.log import get_logger
 from .filter_plan import Plan
 from .metadata import Tables
 from .spark import spark_session
-from .sql import FILE, KEY, NUM_KEYS, PART, ROW, SPARK
+from .sql import FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
 
 _ROWS, _KEPT = "ppldm_rows", "ppldm_kept"
 _STAGING = ".spark"
@@ -64,7 +64,9 @@ def _part_sql(plan: Plan) -> str:
     """SQL: the part of a kept row, from 0; the same cuts as `sql.first_key` makes."""
     if plan.seed is None:
         return FILE
-    return f"CAST(CAST(conv(substr({KEY}, 1, 8), 16, 10) AS BIGINT) * {plan.num_parts} DIV {NUM_KEYS} AS INT)"
+    return (
+        f"CAST(CAST(conv(substr({KEY}, 1, {KEY_DIGITS}), 16, 10) AS BIGINT) * {plan.num_parts} DIV {NUM_KEYS} AS INT)"
+    )
 
 
 def _collect_parts(staging: Path, folder: Path, num_parts: int) -> None:

@@ -17,8 +17,9 @@ KEY, FILE, ROW, PART = "ppldm_key", "ppldm_file", "ppldm_row", "ppldm_part"
 
 _INT64 = range(-(2**63), 2**63)
 _NUMERIC = (INTEGER, NUMBER)
-# The values that the first 8 digits of a key can have.
-NUM_KEYS = 2**32
+# So many digits of a key, which have so many values, decide about its part.
+KEY_DIGITS = 8
+NUM_KEYS = 16**KEY_DIGITS
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def shuffle_key(seed: int, url: str, text: str) -> str:
 
 
 def first_key(part: int, num_parts: int) -> str:
-    """The least key of part `part`, from 0: its first 8 digits. Parts divide the range of keys evenly, in order."""
-    return f"{-(-part * NUM_KEYS // num_parts):08x}"
+    """The least key of part `part`, from 0: its first digits. Parts divide the range of keys evenly, in order."""
+    return f"{-(-part * NUM_KEYS // num_parts):0{KEY_DIGITS}x}"
 
 
 def number_sql(column: str, columns: Columns, dialect: Dialect) -> str:

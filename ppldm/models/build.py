@@ -14,6 +14,7 @@ import paddle
 from ppdiffusers import AutoencoderKL, UNet2DConditionModel
 from ppdiffusers.models.attention_processor import AttnProcessor
 from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
+from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
 
 from ..config.arguments import DEFAULT_VAE, ModelArguments
 from ..utils.errors import ConfigError, ModelError
@@ -23,7 +24,7 @@ from .init import init_autoencoder, init_text_encoder, init_unet
 from .ldm import LatentDiffusionModel
 from .weights.configs import complete_config
 from .weights.fetch import local_path
-from .weights.parts import Part, Weights
+from .weights.parts import Part, Weights, is_ldmbert
 from .weights.read import PART_FOLDERS, PUBLISHED_SCHEDULE, read_part, read_weights
 
 _LABELS = {"vae": "VAE", "text_encoder": "text encoder", "unet": "UNet"}
@@ -45,15 +46,19 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
                 ema=arguments.load_ema,
             )
             schedule = weights.scheduler
-            if schedule["prediction_type"] != arguments.prediction_type:
-                get_logger().warning("%s was trained with prediction_type %s and goes on with %s",
-                                     arguments.model_name_or_path, schedule["prediction_type"],
-                                     arguments.prediction_type)  # fmt: skip
+            for name, before in (("prediction_type", "epsilon"), ("rescale_betas_zero_snr", False)):
+                before, now = schedule.get(name, before), getattr(arguments, name)
+                if before != now:
+                    get_logger().warning("%s was trained with %s %s and goes on with %s",
+                                         arguments.model_name_or_path, name, before, now)  # fmt: skip
             vae, text_encoder, unet = (build_part(kind, weights, arguments.model_name_or_path) for kind in PART_FOLDERS)
         else:
             text_encoder_config, unet_config = arguments.config_files()
             vae = load_part("vae", arguments.vae_name_or_path or DEFAULT_VAE, arguments)
-            text_encoder = build_text_encoder(text_encoder_config, vocab_size, arguments.model_max_length, seed)
+            if arguments.pretrained_text_encoder_name:
+                text_encoder = load_part("text_encoder", arguments.pretrained_text_encoder_name, arguments)
+            else:
+                text_encoder = build_text_encoder(text_encoder_config, vocab_size, arguments.model_max_length, seed)
             if arguments.unet_name_or_path:
                 unet = load_part("unet", arguments.unet_name_or_path, arguments)
             else:
@@ -71,7 +76,7 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
             unet,
             noise_schedule({**schedule, "rescale_betas_zero_snr": arguments.rescale_betas_zero_snr}),
             prediction_type=arguments.prediction_type,
-            freeze_text_encoder=arguments.freeze_text_encoder,
+            freeze_text_encoder=arguments.freeze_text_encoder or bool(arguments.pretrained_text_encoder_name),
             snr_gamma=arguments.snr_gamma,
             perturbed_input=arguments.input_perturbation > 0,
         )
@@ -155,6 +160,8 @@ def _listed(what: str, names: Iterable[str]) -> list[str]:
 
 def _make(kind: str, part: Part):
     try:
+        if kind == "text_encoder" and not is_ldmbert(part.config):
+            return CLIPTextModel(CLIPTextConfig(**part.config))
         if kind == "text_encoder":
             return LDMBertModel(LDMBertConfig(**part.config))
         return {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**part.config)
@@ -250,11 +257,11 @@ def _check_fit(vae, text_encoder, unet, vocab_size: int, max_length: int) -> Non
             f"the UNet takes {unet.config.in_channels} channels and the VAE gives {vae.config.latent_channels}; "
             "in_channels and out_channels of --unet_config_file must be the VAE's latent_channels"
         )
-    width = text_encoder.config.d_model
+    width = text_encoder.config.hidden_size
     if unet.config.cross_attention_dim != width:
         raise ModelError(
             f"the UNet attends to width {unet.config.cross_attention_dim} and the text encoder gives {width}; "
-            "cross_attention_dim of the UNet must be d_model of the text encoder"
+            "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
         )
     if text_encoder.config.vocab_size < vocab_size or text_encoder.config.max_position_embeddings < max_length:
         raise ModelError(

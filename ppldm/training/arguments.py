@@ -61,11 +61,23 @@ LOOP_FLAGS = {
     *("tf32", "cudnn_search", "fused_adamw"),
 }
 
+# Those that its Trainer alone has, and that mean something here.
+TRAINER_FLAGS = {"ddp_find_unused_parameters", "release_grads", "skip_memory_metrics", "skip_profile_timer"}
+
 # What neither script does yet: the shared checkpoint would not hold the whole state.
 REFUSED_FLAGS = (
     *("sharding", "unified_checkpoint", "to_static", "amp_master_grad"),
     *("load_best_model_at_end", "do_eval", "do_predict"),
 )
+
+# What was seen to stand against a flag, on PaddleNLP 3.0.0b4 and Paddle 3.3.1.
+_WHY_NOT = {
+    "to_static": "is not supported: Paddle compiles the UNet for minutes, and again for each new shape of a batch",
+    "sharding": "is not supported: every rank keeps the whole optimizer state, so that both loops and any number of "
+    "ranks resume from one checkpoint, and Paddle shards stages 2 and 3 on GPUs alone",
+    "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
+    "number of ranks as they are",
+}
 
 
 @dataclass
@@ -239,7 +251,7 @@ def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
     if loop:
         actions["output_dir"].required = False
         parser.set_defaults(**LOOP_DEFAULTS)
-    hidden = {name for name in _training_flags() if name in REFUSED_FLAGS or (loop and name not in LOOP_FLAGS)}
+    hidden = _training_flags() - _flags_of(loop)
     for action in parser._actions:
         if action.dest in hidden:
             action.help = argparse.SUPPRESS
@@ -277,9 +289,10 @@ def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace,
         if getattr(namespace, name) == parser.get_default(name):
             continue
         if name in REFUSED_FLAGS:
-            raise ConfigError(f"--{name} is not supported yet; leave it away")
-        if loop and name not in LOOP_FLAGS:
-            raise ConfigError(f"the hand-written loop has no --{name}; leave it away or use the Trainer script")
+            raise ConfigError(f"--{name} {_WHY_NOT.get(name, 'is not supported yet')}; leave it away")
+        if name not in _flags_of(loop):
+            script = "the hand-written loop has no" if loop else "the Trainer script has no use for"
+            raise ConfigError(f"{script} --{name}; leave it away")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -291,6 +304,11 @@ class _HelpFormatter(argparse.HelpFormatter):
     def _get_help_string(self, action):
         shown = action.default not in (None, "", argparse.SUPPRESS) and not action.required
         return f"{action.help} (default: %(default)s)" if shown and action.nargs != 0 else action.help
+
+
+def _flags_of(loop: bool) -> set[str]:
+    """The training flags that a script implements."""
+    return LOOP_FLAGS if loop else LOOP_FLAGS | TRAINER_FLAGS
 
 
 def _training_flags() -> set[str]:

@@ -42,6 +42,8 @@ _LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_f
 _NOTHING = ("false", "none", "no", "0")
 _OVERHEAD_BYTES = 1 << 20  # names, pickle, JSON
 _NAME = re.compile(r"checkpoint-(\d+)")
+# Paddle keys the moments of a half-precision parameter by its float32 master.
+_MOMENT = re.compile(r"(.+?)(?:_fp32_master_\d+)?_moment1_\d+")
 
 
 @dataclass
@@ -162,10 +164,14 @@ def load_model(folder: Path, state: TrainingState) -> None:
 
 
 def load_optimizer(folder: Path, state: TrainingState) -> None:
-    """Read optimizer, schedule and scaler into `state`. Raises CheckpointError where a parameter has no moments."""
+    """Read optimizer, schedule and scaler into `state`.
+
+    Raises CheckpointError where some parameters have moments and others none; before the first update, none has.
+    """
     moments = paddle.load(str(folder / "optimizer.pdopt"))
+    known = {match[1] for key in moments if (match := _MOMENT.fullmatch(key))}
     for parameter in state.model.parameters():
-        if not parameter.stop_gradient and f"{parameter.name}_moment1_0" not in moments:
+        if known and not parameter.stop_gradient and parameter.name not in known:
             raise CheckpointError(
                 f"{folder} has no optimizer state for {parameter.name}; "
                 "resume with the flags the run was started with, or use another --output_dir"

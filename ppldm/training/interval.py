@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 
 from ..utils.machine import peak_memory_bytes
-from ..utils.world import World
+from ..utils.world import World, meet
 from .metrics import NUM_QUARTERS
 
 
@@ -138,6 +138,7 @@ def gather_objects(value, world: World) -> list:
     if world.size == 1:
         return [value]
     values = []
+    meet(world)
     paddle.distributed.all_gather_object(values, value)
     return values
 

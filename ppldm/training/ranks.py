@@ -1,45 +1,12 @@
-"""What ranks do together besides their updates: wait for each other, and see that they hold the same parameters."""
-
-import time
+"""Do all ranks hold the same parameters?"""
 
 import numpy as np
 import paddle
-from paddle.base import core
 
 from ..utils.errors import TrainingError
 from ..utils.world import World
 
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by bytes of an element
-
-
-_calls = 0  # of `meet` in this process
-
-
-def meet(world: World) -> None:
-    """A barrier that waits as long as it takes; every rank must call it the same number of times.
-
-    Paddle's collectives on CPUs (gloo) fail after 30 seconds: a rank must not be in one while another one, as a rule
-    the main one, saves a large checkpoint or waits for a lock. Here counts go through the key-value store of rank 0,
-    which is the last to leave: the store may end with it.
-    """
-    global _calls
-    if world.size == 1:
-        return
-    _calls += 1
-    _count_up("ppldm/arrived", 1, _calls * world.size)
-    if world.is_main:
-        _count_up("ppldm/left", 0, _calls * (world.size - 1))
-    else:
-        _count_up("ppldm/left", 1, 0)
-
-
-def _count_up(key: str, own: int, expected: int) -> None:
-    """Add to a count that all ranks share, and wait until it is as high as `expected`."""
-    store = core.create_or_get_global_tcp_store()
-    count = store.add(key, own)
-    while count < expected:
-        time.sleep(0.02)
-        count = store.add(key, 0)
 
 
 @paddle.no_grad()

@@ -16,7 +16,7 @@ from .step import Update
 
 
 class TimedBatches:
-    """An iterable of batches that adds up the seconds its reader waited for them."""
+    """An iterable of batches that adds up the seconds its reader waited for them. The clock starts with the first."""
 
     def __init__(self, batches, interval: Interval):
         self.batches, self.interval = batches, interval
@@ -25,6 +25,7 @@ class TimedBatches:
         return len(self.batches)
 
     def __iter__(self):
+        self.interval.restart_clock()
         source = iter(self.batches)
         while True:
             started = time.perf_counter()
@@ -60,7 +61,6 @@ class Reporter:
             unit="update",
             disable=arguments.disable_tqdm or not run.world.is_main,
         )
-        self.interval.restart_clock()
 
     def after_update(self, step: int, update: Update, batches: list[dict]) -> None:
         """`step` counts finished updates; `batches` are this rank's micro-batches of it. All ranks call it together."""

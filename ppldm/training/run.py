@@ -27,7 +27,7 @@ from ..utils.errors import CheckpointError, ConfigError, DiskFullError, Interrup
 from ..utils.files import link_or_copy, lock_folder, make_output_dir, remove_leftovers, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
-from ..utils.world import World
+from ..utils.world import World, meet
 from .arguments import LOOP_DEFAULTS, LDMTrainingArguments
 from .checkpoint import (
     TrainingState,
@@ -43,7 +43,7 @@ from .checkpoint import (
 from .interval import Interval
 from .metrics import METRICS_FILE
 from .precision import precision_name
-from .ranks import check_ranks, meet
+from .ranks import check_ranks
 from .speed import apply_switches
 from .watchdog import PromptBatches
 
@@ -315,8 +315,12 @@ def restore(
     """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
 
     Raises CheckpointError naming the first setting in which the checkpoint differs from this run, and which is not
-    among those `accepted`. A setting that an older checkpoint does not record is not compared.
+    among those `accepted`; ConfigError for one of these that there is not. A setting that an older checkpoint does not
+    record is not compared.
     """
+    for name in accepted:
+        if name not in identity:
+            raise ConfigError(f"--accept_changes {name}: there is no such setting; choose from {', '.join(identity)}")
     if checkpoint is None:
         return 0, {}
     manifest = read_manifest(checkpoint)

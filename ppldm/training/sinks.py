@@ -21,12 +21,8 @@ VISUALDL_FILE = "vdlrecords.ppldm.log"
 WANDB_ID_FILE = "wandb-run-id"
 _MAX_OLD_PICTURES = 10  # of a tag, shown again in VisualDL after a resume; its page shows no more
 
-# Of each name of --report_to: the package it needs and the extra of ppldm that has it.
-PACKAGES = {
-    "visualdl": ("visualdl", None),
-    "tensorboard": ("tensorboardX", "tensorboard"),
-    "wandb": ("wandb", "wandb"),
-}
+# The package that each name of --report_to needs.
+PACKAGES = {"visualdl": "visualdl", "tensorboard": "tensorboardX", "wandb": "wandb"}
 
 
 def check_reporters(names: list[str]) -> None:
@@ -36,11 +32,10 @@ def check_reporters(names: list[str]) -> None:
             continue
         if name not in PACKAGES:
             raise ConfigError(f"--report_to {name} is not known; use {', '.join(PACKAGES)} or none")
-        package, extra = PACKAGES[name]
-        if importlib.util.find_spec(package) is None:
+        if importlib.util.find_spec(PACKAGES[name]) is None:
             raise ConfigError(
-                f"--report_to {name} needs the package {package}, which is not installed; "
-                f'pip install "ppldm[{extra}]", or leave {name} away'
+                f"--report_to {name} needs a package that is not installed; "
+                f"run pip install {PACKAGES[name]}, or leave {name} away"
             )
 
 

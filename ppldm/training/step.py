@@ -63,7 +63,7 @@ class Referee:
             self.num_skipped_in_a_row = 0
             return update
         self.state.optimizer.clear_grad(set_to_zero=False)
-        if scaler and np.isfinite(update.loss) and float(scaler.state_dict()["scale"]) > 1:
+        if scaler and np.isfinite(update.loss) and scaler.state_dict()["scale"].item() > 1:
             get_logger().info("update skipped: the scaled gradient overflows; the loss scale is lowered")
             return update
         self.num_skipped_in_a_row += 1

@@ -19,6 +19,7 @@ from ..models.build import build_ldm, latent_shape
 from ..models.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
 from ..models.weights.fetch import local_path
 from ..models.weights.read import PART_FOLDERS, find_tokenizer
+from ..utils.errors import ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
@@ -73,7 +74,8 @@ def prepare_text_to_image(
     model = build_ldm(model_arguments, tokenizer.vocab_size, arguments.seed)
     if arguments.recompute:
         model.unet.enable_gradient_checkpointing()
-        model.text_encoder.model.gradient_checkpointing = True
+        if not model.freeze_text_encoder:
+            model.text_encoder.model.gradient_checkpointing = True
     make_dataset = partial(
         TextImageDataset,
         tokenizer=tokenizer,
@@ -224,6 +226,16 @@ def tokenizer_source(arguments: ModelArguments) -> str:
     """`--tokenizer_name`, else that of the model to start from, else bert-base-uncased."""
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
+    if arguments.pretrained_text_encoder_name:
+        folder = local_path(
+            arguments.pretrained_text_encoder_name, {"text_encoder": ("text_encoder",)}, arguments.offline
+        )
+        own = find_tokenizer(folder)
+        if own is None:
+            raise ConfigError(
+                f"{folder} has no tokenizer (merges.txt, vocab.json) in or beside it; name its folder: --tokenizer_name"
+            )
+        return str(own)
     if arguments.starts_from_pipeline:
         own = find_tokenizer(local_path(arguments.model_name_or_path, PART_FOLDERS, arguments.offline))
         if own:

@@ -11,7 +11,7 @@ from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback
 
 from ..utils.log import get_logger
 from .checkpoint import load_optimizer
-from .precision import autocast, half_type
+from .precision import autocast, half_type, precision_name
 from .report import Reporter, TimedBatches
 from .run import TrainingRun
 from .signals import stop_on_signals
@@ -28,6 +28,8 @@ class LatentDiffusionTrainer(Trainer):
         run.arguments.max_steps = run.max_steps
         # Our batches start at the right step: nothing is to be skipped by reading it.
         run.arguments.ignore_data_skip = True
+        # The Trainer's way with recompute: float32 gradients are summed after backward. DataParallel would send halves.
+        run.arguments.recompute |= precision_name(run.arguments).endswith("O2")
         self.run = run
         self.reporter = reporter
         self.request = request

@@ -23,11 +23,11 @@ def entry():
         sys.excepthook = _show_and_leave
     try:
         with exit_on_error():
-            for number in (signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, _stop)
+            _stop_on_signals()
             require_working_environment()
             prepare_cpu()
             import_paddle_quietly()
+            _stop_on_signals()  # paddle has set a handler of its own
             yield
     except SystemExit as error:
         if is_rank and isinstance(error.code, int):
@@ -48,6 +48,15 @@ def _show_and_leave(*error) -> None:
     _leave(1)
 
 
+def _stop_on_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _stop)
+
+
 def _stop(number: int, _frame) -> None:
-    """Outside training's loop, which has handlers of its own, there is nothing to save."""
-    raise Preempted(f"stopped by {signal.Signals(number).name}; the same command again goes on from what is finished")
+    """Outside training's loop, which has handlers of its own, there is nothing to save, and what is half written goes
+    at the next start. No exception: a native library that is being imported would make an error of its own of it."""
+    name = signal.Signals(number).name
+    # Unbuffered: the signal may have come in the middle of a write.
+    os.write(2, f"error: stopped by {name}; the same command again goes on from what is finished\n".encode())
+    os._exit(Preempted.exit_status)

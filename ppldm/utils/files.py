@@ -136,10 +136,15 @@ def claimed_dir(path):
     temporary = path.with_name(f".{path.name}.unfinished")
     temporary.mkdir(exist_ok=True)
     lock = lock_folder(temporary)
+    mark = temporary / ".lock"
     try:
+        if not mark.exists() or (path.is_dir() and any(path.iterdir())):
+            raise OutputError(f"another process has just finished {path}; run the same command again")
         for left in temporary.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if left != mark:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield temporary
+        mark.unlink()
         _fsync_tree(temporary)
         os.chmod(temporary, 0o777 & ~_umask())
         os.replace(temporary, path)

@@ -1,6 +1,7 @@
 """Which of how many processes this is, as plain numbers: a laptop test can be rank 37 of 64."""
 
 import os
+import time
 from dataclasses import dataclass
 
 
@@ -24,3 +25,36 @@ class World:
     def detect(cls) -> "World":
         """From the variables that `paddle.distributed.launch` sets for each process."""
         return cls(int(os.environ.get("PADDLE_TRAINER_ID", 0)), int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
+
+
+_calls = 0  # of `meet` in this process
+
+
+def meet(world: World) -> None:
+    """A barrier that waits as long as it takes; every rank must call it the same number of times.
+
+    Paddle's collectives on CPUs (gloo) fail after 30 seconds: a rank must not be in one while another one, as a rule
+    the main one, saves a large checkpoint or waits for a lock. Here counts go through the key-value store of rank 0,
+    which is the last to leave: the store may end with it. Imports paddle, whose communication must have been started.
+    """
+    global _calls
+    if world.size == 1:
+        return
+    _calls += 1
+    _count_up("ppldm/arrived", 1, _calls * world.size)
+    if world.is_main:
+        _count_up("ppldm/left", 0, _calls * (world.size - 1))
+    else:
+        _count_up("ppldm/left", 1, 0)
+
+
+def _count_up(key: str, own: int, expected: int) -> None:
+    """Add to a count that all ranks share, and wait until it is as high as `expected`."""
+    from paddle.base import core
+
+    store, pause = core.create_or_get_global_tcp_store(), 0.001
+    count = store.add(key, own)
+    while count < expected:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+        count = store.add(key, 0)

@@ -17,7 +17,7 @@ def test_the_benchmark_of_the_step_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     overhead, settings = results["overhead"], results["settings"]
-    assert overhead["share"] == pytest.approx(overhead["ours"] / overhead["bare"] - 1)
+    assert overhead["share"] == pytest.approx(overhead["ours"]["cpu"] / overhead["bare"]["cpu"] - 1)
     assert settings["speedup"] == pytest.approx(settings["bare_without"] / settings["ours"])
     assert settings["threads"] != settings["threads_without"]
     assert len(results["data"]["shares"]) == 3 and all(0 <= share < 1 for share in results["data"]["shares"])

@@ -65,6 +65,43 @@ def test_two_processes_are_one_with_twice_the_batch(tiny, one_process, tmp_path,
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(one_process), rtol=1e-5)
 
 
+def test_two_processes_stopped_by_a_scheduler_go_on(tiny, one_process, tmp_path):
+    settings = {
+        "BATCH_SIZE": "4", "GRADIENT_ACCUMULATION_STEPS": "1", "LEARNING_RATE": "1e-3", "WEIGHT_DECAY": "0.01",
+        "LOGGING_STEPS": "1", "SEED": "5", "NUM_WORKERS": "1", "FILE_LIST": tiny.file_list,
+        "TOKENIZER": tiny.tokenizer, "MODEL_MAX_LENGTH": "12", "OUTPUT_DIR": str(tmp_path / "run"), "NPROC": "2",
+        "LAUNCH_LOG_DIR": str(tmp_path / "log"),
+    }  # fmt: skip
+    command = [
+        "bash", "run_scripts/run_multi_trainer.sh",
+        "--vae_name_or_path", tiny.vae, "--text_encoder_config_file", tiny.config("ldmbert"),
+        "--unet_config_file", tiny.config("unet"), "--resolution", "32",
+        "--image_logging_steps", "0", "--report_to", "none",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(**settings, MAX_STEPS="1000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR1)
+    text = process.communicate(timeout=120)[0]
+    assert process.returncode == os.EX_TEMPFAIL, text
+    assert "the same command again goes on there" in text and "Traceback" not in text
+    reached = len(losses(tmp_path / "run"))
+    steps = max(reached + 2, 4)
+    result = run(*command, **settings, MAX_STEPS=str(steps))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"resuming from {tmp_path / 'run'}/checkpoint-{reached}" in result.stdout
+    assert len(losses(tmp_path / "run")) == steps
+    np.testing.assert_allclose(losses(tmp_path / "run")[:4], losses(one_process), rtol=1e-5)
+
+
 @pytest.mark.parametrize("script", ["run_single_trainer.sh", "run_single_no_trainer.sh"])
 def test_single_scripts_take_the_published_settings(tmp_path, script):
     # The published file list names parts that are not here: the command line was understood that far.

@@ -1,11 +1,17 @@
 """Small whole models with random weights, in the form that every other form is made from."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 from ppdiffusers import AutoencoderKL, UNet2DConditionModel
 from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
+from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
+from tokenizers.pre_tokenizers import ByteLevel
 
 from ppldm.models.weights.configs import complete_config
-from ppldm.models.weights.parts import Part, Weights
+from ppldm.models.weights.files import write_safetensors
+from ppldm.models.weights.parts import Part, Weights, turn_linear
 from ppldm.models.weights.read import PUBLISHED_SCHEDULE
 
 # CompVis' classes fix 32 groups, and heads of 64 in the text encoder. A side of 16 pixels is 8 x 8 latents.
@@ -47,6 +53,36 @@ def small_weights(seed: int = 0, unet: dict | None = None, prediction_type: str 
         config = complete_config(kind, CONFIGS[kind] | changes, kind)
         parts[kind] = Part(config, {name: _draw(rng, name, value.shape) for name, value in _layer(kind, config)}, kind)
     return Weights(parts, {**PUBLISHED_SCHEDULE, "prediction_type": prediction_type})
+
+
+CLIP = {
+    "vocab_size": 520,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 77,
+}
+
+
+def write_clip(folder: Path, seed: int = 0) -> Path:
+    """text_encoder/ and tokenizer/ of a small CLIP, in PyTorch's form, in `folder`; gives text_encoder/."""
+    config = complete_config("text_encoder", CLIP, "clip")
+    rng = np.random.default_rng(seed)
+    layer = CLIPTextModel(CLIPTextConfig(**config))
+    arrays = {name: _draw(rng, name, value.shape) for name, value in layer.state_dict().items()}
+    (folder / "text_encoder").mkdir(parents=True)
+    (folder / "tokenizer").mkdir()
+    write_safetensors(folder / "text_encoder" / "model.safetensors", turn_linear(arrays), "pt")
+    (folder / "text_encoder" / "config.json").write_text(json.dumps({"architectures": ["CLIPTextModel"], **config}))
+    letters = ByteLevel.alphabet()
+    merges = [("r", "e"), ("re", "d</w>"), ("l", "u"), ("b", "lu"), ("blu", "e</w>"), ("1", "2</w>")]
+    tokens = [*sorted(letters), *(f"{letter}</w>" for letter in sorted(letters)), *("".join(pair) for pair in merges)]
+    tokens += ["<|startoftext|>", "<|endoftext|>"]
+    assert len(tokens) == CLIP["vocab_size"]
+    (folder / "tokenizer" / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (folder / "tokenizer" / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
+    return folder / "text_encoder"
 
 
 def differences(one: Weights, other: Weights) -> list[str]:

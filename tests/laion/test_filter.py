@@ -157,6 +157,8 @@ def test_a_finished_output_is_kept_and_anything_else_refused(tables, tmp_path):
     (out / "manifest.json").unlink()
     with pytest.raises(OutputError, match="unknown origin"):
         run(tables, out)
+    with pytest.raises(OutputError, match="unknown origin"):
+        run(tables, out / "part_1.parquet")
 
 
 def test_a_killed_run_leaves_nothing_and_the_same_command_finishes(tables, tmp_path):

@@ -177,9 +177,14 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--per_device_train_batch_size 0", "must be above 0"),
         ("--max_steps 0 --num_train_epochs 0", "nothing to train"),
         ("--fp16 --bf16", "do not go together"),
-        ("--pretrained_text_encoder_name clip", "--pretrained_text_encoder_name is not supported yet"),
+        (
+            "--pretrained_text_encoder_name clip --text_encoder_config_file x.json",
+            "brings its own config; do not give --text_encoder_config_file",
+        ),
         ("--seed -1", "--seed -1 must not be negative"),
-        ("--to_static", "--to_static is not supported yet"),
+        ("--to_static", "--to_static is not supported: Paddle compiles the UNet for minutes"),
+        ("--sharding stage1", "--sharding is not supported: every rank keeps the whole optimizer state"),
+        ("--unified_checkpoint", "--unified_checkpoint works for PaddleNLP's own model classes only"),
         ("--metric_for_best_model loss", "the hand-written loop has no --metric_for_best_model"),
         ("--model_name_or_path some/folder --unet_config_file u", "is a whole pipeline"),
         ("--max_samples 0", "--max_samples 0 must be above 0"),
@@ -202,6 +207,14 @@ def test_wrong_flags_are_named(flags, message):
     with pytest.raises(ConfigError) as caught:
         parse_arguments(flags.split(), loop=True)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", ["--optim adamw_mini", "--metric_for_best_model loss", "--logging_strategy epoch"])
+def test_the_trainer_ignores_no_flag_silently(flags):
+    base = ["--do_train", "--output_dir", "x"]
+    assert parse_arguments([*base, "--skip_profile_timer", "false"], loop=False)
+    with pytest.raises(ConfigError, match=f"the Trainer script has no use for {flags.split()[0]}; leave it away"):
+        parse_arguments([*base, *flags.split()], loop=False)
 
 
 def test_the_trainer_wants_do_train():

@@ -1,5 +1,6 @@
 """The laws of training: two loops on one curve, any split of a batch, resumed to the bit."""
 
+import json
 import os
 import shutil
 
@@ -13,7 +14,7 @@ from ppldm.training.loop import run_loop
 from ppldm.training.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
-from ppldm.utils.errors import CheckpointError, ConfigError, DataError, Interrupted, TrainingError
+from ppldm.utils.errors import CheckpointError, ConfigError, DataError, DiskFullError, Interrupted, TrainingError
 
 
 def train(kind, flags):
@@ -147,6 +148,23 @@ def test_recompute_with_accumulation_is_the_same_training(tiny, straight, tmp_pa
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(straight["loop"])[:3], rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+@pytest.mark.parametrize("recompute, times", [(False, 1), (True, 2)])
+def test_recompute_reaches_unet_and_text_encoder_after_pictures_too(tiny, tmp_path, kind, recompute, times):
+    flags = tiny.flags(tmp_path, max_steps=2, recompute=recompute, image_logging_steps=1)
+    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    model, calls = run.state.model, {}
+    for name in ("text_encoder.model.layers.1", "unet.down_blocks.0.resnets.0", "unet.up_blocks.1.resnets.0"):
+
+        def count(_layer, _inputs, name=name):
+            if model.unet.training:
+                calls[name] = calls.get(name, 0) + 1
+
+        dict(model.named_sublayers())[name].register_forward_pre_hook(count)
+    (run_loop if kind == "loop" else run_trainer)(run)
+    assert set(calls.values()) == {2 * times} and len(calls) == 3
+
+
 # Every objective and optimizer setting that is off by default.
 EVERYTHING = {
     "prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "snr_gamma": 5.0, "noise_offset": 0.1,
@@ -206,6 +224,7 @@ def test_exported_pipeline_carries_the_schedule(everything):
     from ppldm.models.build import load_pipeline
 
     model = load_pipeline(everything["loop"] / "pipeline")
+    assert model.prediction_type == "v_prediction"
     assert model.noise_schedule.rescale_betas_zero_snr and float(model.alphas_cumprod[-1]) == 0
 
 
@@ -232,6 +251,21 @@ def test_resume_from_a_named_checkpoint_wins(tiny, straight, tmp_path):
     assert_equal_to_the_bit(weights(tmp_path / "run", 6), weights(straight["loop"], 6))
     with pytest.raises(CheckpointError, match="cannot resume from"):
         train("loop", tiny.flags(tmp_path / "other", resume_from_checkpoint=tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_full_disk_is_survived_but_not_at_the_end(tiny, tmp_path, kind, monkeypatch, capfd):
+    free = iter([1 << 40, 0, 1 << 40, 0])  # before the checkpoints after updates 1, 2, 3 and 4
+    monkeypatch.setattr("ppldm.training.checkpoint.count_free_bytes", lambda _: next(free))
+    with pytest.raises(DiskFullError, match=r"checkpoint-4 needs 0\.0\d\d GB, .* has 0.000 GB free"):
+        train(kind, tiny.flags(tmp_path / "run", max_steps=4, save_steps=1))
+    assert "update 2 is not saved, training goes on" in capfd.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "run").glob("*checkpoint*")) == ["checkpoint-1", "checkpoint-3"]
+    monkeypatch.undo()
+    assert train(kind, tiny.flags(tmp_path / "run", max_steps=4, save_steps=1)).start_step == 3
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    assert state["global_step"] == 4  # where PaddleNLP leaves it
+    assert (tmp_path / "run/model_state.pdparams").samefile(tmp_path / "run/checkpoint-4/model_state.pdparams")
 
 
 def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
@@ -267,6 +301,13 @@ def test_overwriting_starts_anew(tiny, tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(tiny, straight, changes, word):
     with pytest.raises(CheckpointError, match=f"was trained with {word} .* accept the change with --accept_changes"):
         train("loop", tiny.flags(straight["loop"], max_steps=6, save_steps=3, use_ema=True, **changes))
+
+
+def test_an_unknown_change_is_refused(tiny, tmp_path):
+    with pytest.raises(
+        ConfigError, match="--accept_changes lr: there is no such setting; choose from seed, .*learning_rate"
+    ):
+        train("loop", tiny.flags(tmp_path, accept_changes="lr"))
 
 
 def test_a_change_that_is_accepted_by_name_goes_through(tiny, straight, tmp_path):

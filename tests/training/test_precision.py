@@ -8,12 +8,14 @@ import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import paddle
 import pytest
+from paddlenlp.trainer import TrainerState
 from tiny_model import make_batch, make_model
 
 from ppldm.training import precision
-from ppldm.training.checkpoint import TrainingState
+from ppldm.training.checkpoint import TrainingState, load_model, load_optimizer, save_checkpoint
 from ppldm.training.step import Referee, train_step
 from ppldm.utils.errors import TrainingError
 from ppldm.utils.world import World
@@ -90,6 +92,45 @@ def test_the_export_has_the_float32_masters(tiny, pretend_gpu):
     assert {p.dtype for p in model.parameters()} == {paddle.float32}
     weight = model.trained_parameters()["unet.conv_in.weight"]
     assert (weight.numpy() == master.numpy()).all() and (weight.astype("bfloat16").astype("float32") != weight).any()
+
+
+def half_state(tiny) -> TrainingState:
+    """A model in O2 and its scaler."""
+    model = make_model(tiny)
+    scheduler = paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 1.0)
+    optimizer = paddle.optimizer.AdamW(scheduler, parameters=list(model.trained_parameters().values()))
+    precision.decorate(model, optimizer, arguments("float16", "O2"))
+    return TrainingState(model, optimizer, scheduler, None, precision.make_scaler(arguments("float16")))
+
+
+def make_masters_and_moments(state: TrainingState) -> dict:
+    """(master or weight, first moment) by parameter: what the first update of a process makes, or finds loaded."""
+    optimizer, made = state.optimizer, {}
+    with paddle.utils.unique_name.guard():
+        for name, parameter in state.model.trained_parameters().items():
+            half = parameter.dtype == paddle.float16
+            value = optimizer._create_master_weight(parameter) if half else parameter
+            optimizer._add_moments_pows(value)
+            made[name] = value, optimizer._get_accumulator("moment1", value)
+    return made
+
+
+def test_a_checkpoint_holds_half_weights_masters_moments_and_scaler(tiny, pretend_gpu, tmp_path):
+    saved, resumed = half_state(tiny), half_state(tiny)
+    made = make_masters_and_moments(saved)
+    for value, moment in made.values():
+        value.set_value(value + 1e-5)
+        moment.set_value(value * 3)
+    saved.scaler.load_state_dict({**saved.scaler.state_dict(), "scale": np.array([64.0], np.float32), "incr_count": 7})
+    folder = save_checkpoint(tmp_path, saved, TrainerState(global_step=3), {}, None)
+    load_model(folder, resumed)
+    load_optimizer(folder, resumed)
+    for name, pair in make_masters_and_moments(resumed).items():
+        for now, then in zip(pair, made[name], strict=True):
+            assert now.dtype == paddle.float32 and (now.numpy() == then.numpy()).all(), name
+    weights, others = (state.model.trained_parameters() for state in (saved, resumed))
+    assert all((weights[name].numpy() == others[name].numpy()).all() for name in weights)
+    assert saved.scaler.state_dict() == resumed.scaler.state_dict()
 
 
 class Linear(paddle.nn.Layer):

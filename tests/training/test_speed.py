@@ -45,3 +45,14 @@ def test_all_are_off_by_default_and_help_says_how_to_turn_off_the_tuning_of_cpus
         for name in ("tf32", "cudnn_search", "fused_adamw", "enable_xformers_memory_efficient_attention"):
             assert parser.get_default(name) is False
         assert "PPLDM_NO_CPU_TUNING=1" in parser.format_help()
+
+
+def test_the_benchmark_flag_adds_its_line(tiny, tmp_path, caplog, monkeypatch):
+    from ppldm.utils.log import get_logger
+
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    losses(tiny, tmp_path / "run", benchmark=True)
+    (*_, last) = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert last["ips"] == last["images_per_second"] and last["avg_batch_cost"] > last["avg_reader_cost"] > 0
+    line = f"avg_samples: 4, ips: {last['ips']:.5f} images/sec"
+    assert line in caplog.text

@@ -83,6 +83,18 @@ def test_after_so_many_in_a_row_the_run_stops_and_keeps_its_checkpoint(tiny, tmp
     assert verify(list_checkpoints(tmp_path)[0]) is None
 
 
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_run_that_has_only_skipped_goes_on(tiny, tmp_path, kind):
+    """Its checkpoint has no moments yet."""
+    settings = {"per_device_train_batch_size": 8}
+    with poisoned(rows_of(1)[:1]):
+        run(kind, prepare(kind, tiny.flags(tmp_path, max_steps=1, **settings)))
+    again = prepare(kind, tiny.flags(tmp_path, max_steps=2, **settings))
+    assert again.start_step == 1
+    run(kind, again)
+    assert losses(tmp_path)[0] is None and np.isfinite(losses(tmp_path)[1])
+
+
 class Toy(paddle.nn.Layer):
     """The loss is w . pixels; at pixels of 0 it is sqrt(0), finite with an infinite gradient."""
 
@@ -128,15 +140,15 @@ def test_the_offending_micro_batch_is_named(bad, rows, pixels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["loop", "trainer"])
-def test_two_ranks_skip_alike(tiny, tmp_path, kind):
-    """Recompute and accumulation too: the curve is that of one process, the ids come from the rank that has them."""
+@pytest.mark.parametrize("kind, recompute", [("loop", True), ("trainer", True), ("trainer", False)])
+def test_two_ranks_skip_alike(tiny, tmp_path, kind, recompute):
+    """The curve, with accumulation too, is that of one process; the ids come from the rank that has them."""
     bad = {2: rows_of(2)[5], 4: rows_of(4)[7], 5: rows_of(5)[4]}  # all of rank 1
     settings = {"max_steps": 5, "save_steps": 1, "max_skipped_updates": 2, "gradient_accumulation_steps": 2,
                 "lr_scheduler_type": "cosine", "warmup_steps": 2}  # fmt: skip
     with poisoned(list(bad.values())), pytest.raises(TrainingError):
         run(kind, prepare(kind, tiny.flags(tmp_path / "one", per_device_train_batch_size=4, **settings)))
-    flags = tiny.flags(tmp_path / "two", per_device_train_batch_size=2, recompute=True, **settings)
+    flags = tiny.flags(tmp_path / "two", per_device_train_batch_size=2, recompute=recompute, **settings)
     result = subprocess.run(
         [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", tmp_path / "log",
          ROOT / "tests/helpers/poison.py", kind, ",".join(map(str, bad.values())), tmp_path / "facts", *flags],

@@ -10,6 +10,7 @@ from ppldm.utils.errors import OutputError
 from ppldm.utils.files import (
     atomic_dir,
     atomic_write,
+    claimed_dir,
     link_or_copy,
     lock_folder,
     make_output_dir,
@@ -106,3 +107,31 @@ def test_waiting_for_a_process_that_ends(tmp_path):
     lock_folder(tmp_path, wait_seconds=20).close()
     assert time.monotonic() - started < 15
     holder.wait()
+
+
+def test_a_claimed_folder_is_finished_or_absent_and_what_a_killed_run_left_is_gone(tmp_path):
+    unfinished = tmp_path / ".out.unfinished"
+    (unfinished / "half").mkdir(parents=True)
+    (unfinished / "half/file").write_text("half")
+    with claimed_dir(tmp_path / "out") as folder:
+        (folder / "whole").write_text("whole")
+        assert not (tmp_path / "out").exists() and not (unfinished / "half").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"] and not unfinished.exists()
+    with pytest.raises(KeyError), claimed_dir(tmp_path / "other") as folder:
+        (folder / "half").write_text("half")
+        raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_is_claimed_by_one_process(tmp_path):
+    code = (
+        "import sys, time; from ppldm.utils.files import claimed_dir\n"
+        "with claimed_dir(sys.argv[1]) as folder:\n"
+        "    (folder / sys.argv[2]).write_text('x'); print('in', flush=True); time.sleep(0.5)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "out")]
+    first = subprocess.Popen([*command, "first"], stdout=subprocess.PIPE, text=True)
+    assert first.stdout.readline() == "in\n"
+    second = subprocess.run([*command, "second"], capture_output=True, text=True)
+    assert first.wait() == 0 and second.returncode == 1 and "another process has just finished" in second.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["first"]

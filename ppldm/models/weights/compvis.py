@@ -132,8 +132,8 @@ def schedule_tables(scheduler: dict) -> dict[str, np.ndarray]:
 
     Notation of Ho et al. 2020 (arXiv:2006.11239), equations 4 and 7.
     """
-    if scheduler["beta_schedule"] != "scaled_linear":
-        raise ModelError(f"CompVis has no beta schedule {scheduler['beta_schedule']}; it knows scaled_linear")
+    if scheduler["beta_schedule"] != "scaled_linear" or scheduler.get("rescale_betas_zero_snr"):
+        raise ModelError("CompVis' classes know the scaled_linear noise schedule alone; export to diffusers")
     steps = scheduler["num_train_timesteps"]
     betas = np.linspace(scheduler["beta_start"] ** 0.5, scheduler["beta_end"] ** 0.5, steps) ** 2
     alphas = 1.0 - betas

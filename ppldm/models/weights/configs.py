@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from ...utils.errors import ModelError
-from .parts import LDMBERT_KEYS, to_paddle_config
+from .parts import CLIP_KEYS, LDMBERT_KEYS, is_ldmbert, to_paddle_config
 
 CONFIG_FILES = ("config.json", "model_config.json")  # the second is PaddleNLP's name before 2.5
 
@@ -37,19 +37,14 @@ def complete_config(kind: str, config: dict, source) -> dict:
 
     Raises ModelError for a setting that the class lacks, unless it is null and so asks for nothing.
     """
-    if kind == "text_encoder" and not is_ldmbert(config):
-        return config
     config = to_paddle_config(kind, config, source)
-    defaults = _defaults(kind)
+    if not config:
+        raise ModelError(f"{source} is no config of a {kind} that is known: neither LDMBert's nor CLIP's")
+    defaults = _defaults("clip" if kind == "text_encoder" and not is_ldmbert(config) else kind)
     unknown = [key for key, value in config.items() if key not in defaults and value is not None]
     if unknown:
         raise ModelError(f"{source}: no setting {unknown[0]!r} is known for a {kind}; correct or remove it")
     return {**defaults, **{key: value for key, value in config.items() if key in defaults}}
-
-
-def is_ldmbert(config: dict) -> bool:
-    """True for the config of an LDMBert; else it is a CLIP text encoder's."""
-    return "encoder_layers" in config
 
 
 @cache
@@ -59,6 +54,11 @@ def _defaults(kind: str) -> dict:
 
         defaults = _signature(LDMBertConfig)
         return {key: defaults[key] for key in LDMBERT_KEYS}
+    if kind == "clip":
+        from ppdiffusers.transformers import CLIPTextConfig
+
+        defaults = _signature(CLIPTextConfig)
+        return {key: defaults[key] for key in CLIP_KEYS}
     from ppdiffusers import AutoencoderKL, UNet2DConditionModel
 
     return _signature({"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind])

@@ -1,8 +1,8 @@
 """Names of published models to local folders: downloaded once, by rank 0 alone, or not at all with `--offline`.
 
-A name is `owner/model` or `owner/model/part` on the Hugging Face hub (or the mirror that HF_ENDPOINT names). Configs,
-tokenizers and safetensors are fetched, and pickles only where a part has nothing else. The hub names large files by
-their SHA-256, with which each is compared.
+A name is `owner/model` or `owner/model/part` on the Hugging Face hub (or the mirror that HF_ENDPOINT names), or else on
+Paddle's own server. From the hub come configs, tokenizers and safetensors, and pickles only where a part has nothing
+else; it names large files by their SHA-256, with which each is compared.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from ...utils.errors import ModelError
 from ...utils.log import get_logger
 from ...utils.offline import is_offline
-from ...utils.world import World
+from ...utils.world import World, meet
 
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
 
@@ -37,18 +37,52 @@ def local_path(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool 
     repository, subfolder = "/".join(parts[:2]), "/".join(parts[2:])
     if world.is_main and not is_offline(offline):
         get_logger().info("fetching %s", text)
-        folder = _snapshot(repository, subfolder, folders, local_only=False)
+        folder = _fetch(repository, subfolder, folders, local_only=False)
         _check_sums(folder)
-    if world.size > 1:
-        import paddle
-
-        paddle.distributed.barrier()
+    meet(world)
     if not world.is_main or is_offline(offline):
-        folder = _snapshot(repository, subfolder, folders, local_only=True)
+        folder = _fetch(repository, subfolder, folders, local_only=True)
     found = folder / subfolder
     if not found.is_dir():
         raise ModelError(f"the model {repository} has no folder {subfolder}; check the name")
     return found
+
+
+def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
+    """The model's folder in the cache of the hub, or else of Paddle's server."""
+    try:
+        return _snapshot(repository, subfolder, folders, local_only)
+    except ModelError:
+        folder = _fetch_from_paddle(repository, subfolder, folders, local_only)
+        if folder is None:
+            raise
+        return folder
+
+
+def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: bool) -> Path | None:
+    """The model's folder in PaddleNLP's cache, from Paddle's server (PPNLP_ENDPOINT); None where a part is missing."""
+    from paddlenlp.utils.download.bos_download import bos_download
+    from paddlenlp.utils.env import MODEL_HOME
+    from requests.exceptions import RequestException
+
+    folder = Path(MODEL_HOME, repository)
+
+    def has(name: str, files) -> bool:
+        try:
+            for file in files:
+                if not local_only:
+                    bos_download(repo_id=repository, filename=file, subfolder=name)
+        except RequestException:
+            return False
+        return all((folder / name / file).is_file() for file in files)
+
+    wanted = [(subfolder,)] if subfolder else folders.values()
+    if not all(any(has(name, ("config.json", "model_state.pdparams")) for name in names) for names in wanted):
+        return None
+    if not subfolder:
+        has("scheduler", ("scheduler_config.json",))
+        has("tokenizer", ("vocab.txt", "tokenizer_config.json"))
+    return folder
 
 
 def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Path:

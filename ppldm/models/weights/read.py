@@ -17,8 +17,8 @@ from ...utils.errors import ModelError
 from . import compvis
 from .configs import complete_config, read_config, read_json
 from .files import is_pytorch, read_arrays, weight_files
-from .names import modern_vae_name
-from .parts import Part, Weights, turn_linear
+from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
+from .parts import Part, Weights, is_ldmbert, turn_linear
 
 # The folders of each part, by the scripts and libraries that write them.
 PART_FOLDERS = {
@@ -69,10 +69,11 @@ def find_part(folder: Path, kind: str) -> Path | None:
 
 
 def find_tokenizer(path: Path) -> Path | None:
-    """The tokenizer folder of a pipeline, or of a checkpoint's run, if it has one."""
+    """The tokenizer folder of a pipeline, of one of its parts, or of a checkpoint's run, if it has one."""
     if is_checkpoint(path):
         return _run_tokenizer(_run_arguments(path), path.parent)
-    return path / "tokenizer" if (path / "tokenizer").is_dir() else None
+    own = (path / "tokenizer", path, path.parent / "tokenizer")
+    return next((folder for folder in own if is_tokenizer(folder)), None)
 
 
 def read_part(kind: str, path, yaml_file=None, ema: bool = False) -> Part:
@@ -118,7 +119,24 @@ def _read_part_folder(kind: str, folder: Path) -> Part:
         arrays |= turn_linear(own) if is_pytorch(file) else own
     if kind == "vae":
         arrays = {modern_vae_name(name): array for name, array in arrays.items()}
+    if kind == "text_encoder" and not is_ldmbert(config):
+        # A whole CLIP has a picture's encoder too.
+        arrays = {name: array for name, array in arrays.items() if name.startswith("text_model.")}
+    if "embeddings.word_embeddings.weight" in arrays:
+        arrays = _modern_text_encoder(arrays, config, folder)
     return Part(config, _without_tables(arrays), str(folder))
+
+
+def _modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:
+    """An LDMBert of the older layout under today's names. It had no `to_logits`, which nothing uses: zeros."""
+    theirs = {theirs: ours for ours, theirs in old_text_encoder_names(config).items()}
+    try:
+        renamed = {rename(name, theirs): array for name, array in arrays.items()}
+    except Unmapped as error:
+        raise ModelError(f"{folder} holds {error}, which its config has no place for; copy both again") from error
+    width, words = config["d_model"], config["vocab_size"]
+    logits = {"weight": np.zeros((width, words), np.float32), "bias": np.zeros(words, np.float32)}
+    return {**renamed, **{f"to_logits.{name}": array for name, array in logits.items()}}
 
 
 def _without_tables(arrays: dict) -> dict:
@@ -178,7 +196,9 @@ def _read_checkpoint(path: Path, kinds, ema: bool) -> Weights:
         if not (path / CHECKPOINT_AVERAGE).is_file():
             raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
         state |= {name: array for name, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if name in state}
-    weights = Weights(scheduler={**PUBLISHED_SCHEDULE, "prediction_type": arguments.prediction_type})
+    weights = Weights(scheduler=PUBLISHED_SCHEDULE | _start_schedule(arguments))
+    for name in ("prediction_type", "rescale_betas_zero_snr"):
+        weights.scheduler[name] = getattr(arguments, name)
     for kind in kinds:
         arrays = {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
         config = _run_config(kind, arguments, path.parent)
@@ -235,14 +255,25 @@ def _run_config(kind: str, arguments: ModelArguments, output_dir: Path) -> dict:
     if arguments.starts_from_pipeline:
         if start.is_dir() and not is_checkpoint(start) and (folder := find_part(start, kind)):
             return read_config(kind, folder)
-        return read_weights(start, (kind,)).parts[kind].config
+        return read_part(kind, start, arguments.original_config_file).config
     if kind == "vae":
         folder = Path(arguments.vae_name_or_path or "").expanduser()
         if arguments.vae_name_or_path and folder.is_dir():
             return read_config(kind, find_part(folder, kind) or folder)
         return complete_config(kind, read_json(CONFIG_DIR / "vae_kl_f8.json"), "vae_kl_f8.json")
+    if kind == "text_encoder" and arguments.pretrained_text_encoder_name:
+        folder = Path(arguments.pretrained_text_encoder_name).expanduser()
+        return read_config(kind, find_part(folder, kind) or folder)
     file = arguments.config_files()[("text_encoder", "unet").index(kind)]
     return complete_config(kind, read_json(file), file)
+
+
+def _start_schedule(arguments: ModelArguments) -> dict:
+    """The scheduler's settings of the pipeline that a run started from; nothing for a run from configs."""
+    start = Path(arguments.model_name_or_path or "").expanduser()
+    if not arguments.starts_from_pipeline or not start.exists():
+        return {}
+    return read_weights(start, ("vae",), arguments.original_config_file).scheduler
 
 
 def _run_tokenizer(arguments: ModelArguments, output_dir: Path) -> Path | None:
@@ -251,6 +282,11 @@ def _run_tokenizer(arguments: ModelArguments, output_dir: Path) -> Path | None:
         Path(arguments.tokenizer_name or "").expanduser(),
         Path(arguments.model_name_or_path or "").expanduser() / "tokenizer",
     ):
-        if (folder / "vocab.txt").is_file():
+        if is_tokenizer(folder):
             return folder
     return None
+
+
+def is_tokenizer(folder: Path) -> bool:
+    """True for a folder with a vocabulary, BERT's or CLIP's."""
+    return any((folder / name).is_file() for name in ("vocab.txt", "merges.txt"))

@@ -17,15 +17,16 @@ import numpy as np
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import atomic_dir, write_json, write_text
 from . import compvis
-from .configs import is_ldmbert
 from .files import write_safetensors
-from .parts import Part, Weights, cast, to_torch_config, turn_linear
+from .parts import Part, Weights, cast, is_ldmbert, to_torch_config, turn_linear
 from .pickles import write_torch
 
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
 DTYPES = ("float32", "float16")
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
 _FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
+_CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
+_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
 _CLASSES = {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}
 
 # DDIM as the published model samples: no clipping of x_0, the last step to abar_0, one step of offset.
@@ -49,8 +50,8 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     missing = [kind for kind in _FOLDERS if kind not in weights.parts]
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
-    if not is_ldmbert(weights.parts["text_encoder"].config):
-        raise ModelError("a model with a CLIP text encoder has no LDMTextToImagePipeline to be exported to")
+    if form == "compvis" and not is_ldmbert(weights.parts["text_encoder"].config):
+        raise ModelError("a model with a CLIP text encoder is not written for CompVis; export it to diffusers")
     parts = {kind: Part(part.config, cast(part.arrays, dtype), part.source) for kind, part in weights.parts.items()}
     weights = Weights(parts, weights.scheduler, weights.tokenizer, weights.facts)
     with atomic_dir(folder) as target:
@@ -80,15 +81,16 @@ def facts_of(weights: Weights) -> dict:
 def model_card(weights: Weights, form: str, dtype: str) -> str:
     """README.md of an exported model: what it is, what it was trained on, how to draw with it."""
     facts = facts_of(weights)
-    use = {
-        "ppdiffusers": "from ppdiffusers import LDMTextToImagePipeline\n"
-        'pipeline = LDMTextToImagePipeline.from_pretrained(".")\n'
-        'pipeline("a red heart", guidance_scale=7.5).images[0].save("heart.png")',
-        "diffusers": "from diffusers import LDMTextToImagePipeline\n"
-        'pipeline = LDMTextToImagePipeline.from_pretrained(".")\n'
-        'pipeline("a red heart", guidance_scale=7.5).images[0].save("heart.png")',
-        "compvis": "# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads",
-    }[form]
+    pipeline = (
+        "LDMTextToImagePipeline" if is_ldmbert(weights.parts["text_encoder"].config) else "StableDiffusionPipeline"
+    )
+    use = (
+        "# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads"
+        if form == "compvis"
+        else f"from {form} import {pipeline}\n"
+        f'pipeline = {pipeline}.from_pretrained(".")\n'
+        'pipeline("a red heart", guidance_scale=7.5).images[0].save("heart.png")'
+    )
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     configs = "\n\n".join(
         f"`{kind}`\n\n```json\n{json.dumps(part.config, indent=2)}\n```" for kind, part in weights.parts.items()
@@ -105,24 +107,18 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
 def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool) -> None:
     paddle_form = form == "ppdiffusers"
     library, version = (form, _ppdiffusers_version()) if paddle_form else (form, DIFFUSERS_VERSION)
-    bert = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion" if paddle_form else "latent_diffusion"
-    tokenizers = "ppdiffusers.transformers" if paddle_form else "transformers"
-    index = {
-        "_class_name": "LDMTextToImagePipeline",
-        f"_{library}_version": version,
-        "bert": [bert, "LDMBertModel"],
-        "scheduler": [library, "DDIMScheduler"],
-        "tokenizer": [tokenizers, "BertTokenizer"],
-        "unet": [library, "UNet2DConditionModel"],
-        "vqvae": [library, "AutoencoderKL"],
-    }
+    folders, index = _index(is_ldmbert(weights.parts["text_encoder"].config), library, version)
     for kind, part in weights.parts.items():
-        folder = target / _FOLDERS[kind]
+        folder = target / folders[kind]
         folder.mkdir()
         config = part.config if paddle_form else to_torch_config(kind, part.config, part.source)
         _write_arrays(kind, folder, part.arrays if paddle_form else turn_linear(part.arrays), paddle_form, safetensors)
         if kind == "text_encoder":
-            names = {"architectures": ["LDMBertModel"], "model_type": "ldmbert"}
+            names = (
+                {"architectures": ["LDMBertModel"], "model_type": "ldmbert"}
+                if is_ldmbert(config)
+                else {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model"}
+            )
             write_json(folder / "config.json", {**names, **config})
         else:
             head = {"_class_name": _CLASSES[kind], f"_{library}_version": version}
@@ -135,10 +131,36 @@ def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool
     write_json(target / "model_index.json", index)
 
 
+def _index(ldmbert: bool, library: str, version: str) -> tuple[dict[str, str], dict]:
+    """(folders of the parts, model_index.json): LDMTextToImagePipeline's, or with CLIP StableDiffusionPipeline's."""
+    transformers = "ppdiffusers.transformers" if library == "ppdiffusers" else "transformers"
+    latent_diffusion = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion"
+    index = {
+        "_class_name": "LDMTextToImagePipeline" if ldmbert else "StableDiffusionPipeline",
+        f"_{library}_version": version,
+        "scheduler": [library, "DDIMScheduler"],
+        "tokenizer": [transformers, "BertTokenizer" if ldmbert else "CLIPTokenizer"],
+        "unet": [library, "UNet2DConditionModel"],
+    }
+    if ldmbert:
+        module = latent_diffusion if library == "ppdiffusers" else "latent_diffusion"
+        return _FOLDERS, {**index, "bert": [module, "LDMBertModel"], "vqvae": [library, "AutoencoderKL"]}
+    absent = {name: [None, None] for name in ("safety_checker", "feature_extractor", "image_encoder")}
+    return _CLIP_FOLDERS, {
+        **index,
+        **absent,
+        "requires_safety_checker": False,
+        "text_encoder": [transformers, "CLIPTextModel"],
+        "vae": [library, "AutoencoderKL"],
+    }
+
+
 def scheduler_settings(scheduler: dict) -> dict:
     """The settings of the DDIM scheduler that an exported pipeline samples with, sorted by name."""
     known = {name: value for name, value in scheduler.items() if name in _DDIM_KEYS}
-    return dict(sorted({**_DDIM, **known}.items()))
+    # A schedule that ends in noise alone is sampled from its very last timestep (arXiv:2305.08891, section 3.3).
+    spacing = {"timestep_spacing": "trailing"} if scheduler.get("rescale_betas_zero_snr") else {}
+    return dict(sorted({**_DDIM, **spacing, **known}.items()))
 
 
 def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle_form: bool, safetensors: bool) -> None:
@@ -168,7 +190,7 @@ def _copy_tokenizer(weights: Weights, target: Path) -> None:
         return
     (target / "tokenizer").mkdir()
     for path in sorted(weights.tokenizer.iterdir()):
-        if path.suffix in (".txt", ".json", ".model"):
+        if path.name in _TOKENIZER_FILES:
             shutil.copyfile(path, target / "tokenizer" / path.name)
 
 

@@ -43,6 +43,10 @@ class Hub(BaseHTTPRequestHandler):
             body = json.dumps(
                 {"id": "owner/model", "sha": COMMIT, "siblings": [{"rfilename": f} for f in files]}
             ).encode()
+        elif self.path.startswith("/models/community/owner/paddle/"):
+            # Paddle's server: files alone.
+            file = self.folder.parent / "paddle" / self.path.split("/", 5)[5]
+            status, body = (200, file.read_bytes()) if file.is_file() else (404, b"")
         elif self.path.startswith("/owner/model/resolve/"):
             content = (self.folder / self.path.split("/", 5)[5]).read_bytes()
             body = content
@@ -77,13 +81,22 @@ def hub(tmp_path):
 def fetch(hub, name: str, *flags):
     """In a process of its own: huggingface_hub reads its settings when it is imported."""
     code = (
-        "from ppldm.utils.errors import exit_on_error\nfrom ppldm.models.weights.fetch import local_path\n"
-        "from ppldm.models.weights.read import PART_FOLDERS, read_weights\n"
+        "from ppldm.utils.errors import exit_on_error\n"
+        "from ppldm.models.weights.fetch import local_path\n"
+        "from ppldm.models.weights.files import weight_files\n"
+        "from ppldm.models.weights.read import PART_FOLDERS, find_part\n"
         "with exit_on_error():\n"
         f"    path = local_path({name!r}, PART_FOLDERS, {'offline' in flags})\n"
-        "    print(path, len(read_weights(path).parts))\n"
+        "    print(path, sum(len(weight_files(find_part(path, kind))) for kind in PART_FOLDERS))\n"
     )
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(hub.home), "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
+    env = {
+        "PPNLP_ENDPOINT": hub.url,
+        "PPNLP_HOME": str(hub.home),
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(hub.home),
+        "PYTHONPATH": str(ROOT),
+        "NO_PROXY": "127.0.0.1",
+    }
     return subprocess.run(
         [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True, timeout=120
     )
@@ -110,6 +123,16 @@ def test_a_name_is_fetched_once_and_checked(hub):
     cached.resolve().write_bytes(file.read_bytes()[:-4] + b"abcd")
     damaged = fetch(hub, "owner/model")
     assert damaged.returncode == 1 and "its SHA-256 is not the hub's" in damaged.stderr
+
+
+@pytest.mark.slow
+def test_paddles_server_is_asked_where_the_hub_has_not_got_it(hub):
+    write_weights(small_weights(), "ppdiffusers", hub.folder.parent / "paddle")
+    first = fetch(hub, "owner/paddle")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.split()[1] == "3"
+    hub.asked.clear()
+    assert fetch(hub, "owner/paddle", "offline").stdout == first.stdout and not hub.asked
 
 
 def test_paths_are_not_names(tmp_path):

@@ -12,7 +12,7 @@ from small_weights import CONFIGS, differences, small_weights
 from ppldm.models.build import build_model, fill_part, weights_of
 from ppldm.models.weights import compvis
 from ppldm.models.weights.configs import complete_config
-from ppldm.models.weights.names import rename, unet_names, vae_names
+from ppldm.models.weights.names import old_text_encoder_names, rename, unet_names, vae_names
 from ppldm.models.weights.parts import Part, is_linear_weight
 from ppldm.models.weights.pickles import read_torch, write_torch
 from ppldm.models.weights.read import read_part, read_weights
@@ -166,6 +166,24 @@ def test_older_layouts_and_names(weights, exported, tmp_path):
     assert differences(read_weights(tmp_path / "old"), weights) == []
 
 
+def test_the_text_encoder_of_the_older_layout(weights, tmp_path):
+    """ldmbert/ of the older training scripts: names of an encoder of Paddle, no to_logits."""
+    import pickle
+
+    part = weights.parts["text_encoder"]
+    names = old_text_encoder_names(part.config)
+    arrays = {rename(name, names): a for name, a in part.arrays.items() if not name.startswith("to_logits")}
+    assert "encoder.layers.1.linear2.weight" in arrays and "encoder.layers.0.self_attn.out_proj.bias" in arrays
+    (tmp_path / "ldmbert").mkdir()
+    (tmp_path / "ldmbert" / "model_config.json").write_text(json.dumps(part.config | {"init_class": "LDMBertModel"}))
+    (tmp_path / "ldmbert" / "model_state.pdparams").write_bytes(pickle.dumps(arrays, protocol=2))
+    read = read_weights(tmp_path, ("text_encoder",)).parts["text_encoder"]
+    assert read.config == part.config and read.arrays.keys() == part.arrays.keys()
+    for name, array in part.arrays.items():
+        assert (read.arrays[name] == (0 if name.startswith("to_logits") else array)).all()
+    fill_part("text_encoder", read)
+
+
 def test_single_parts(exported, weights):
     assert differences_of(read_part("vae", exported / "diffusers" / "vqvae"), weights.parts["vae"])
     assert differences_of(read_part("unet", exported / "ppdiffusers"), weights.parts["unet"])
@@ -298,3 +316,14 @@ def test_a_ckpt_without_yaml_is_the_published_size_of_its_depth(tmp_path):
         }  # fmt: skip
         assert params["unet_config"]["params"]["context_dim"] == width
     assert "cond_stage_config" not in _compvis_params(tmp_path / "a.ckpt", None, set())[1]
+
+
+def test_a_schedule_without_signal_at_its_end(tmp_path):
+    weights = small_weights(prediction_type="v_prediction")
+    weights.scheduler["rescale_betas_zero_snr"] = True
+    write_weights(weights, "diffusers", tmp_path / "d")
+    scheduler = json.loads((tmp_path / "d" / "scheduler" / "scheduler_config.json").read_text())
+    assert scheduler["rescale_betas_zero_snr"] is True and scheduler["timestep_spacing"] == "trailing"
+    assert build_model(read_weights(tmp_path / "d"), "d").noise_schedule.alphas_cumprod()[-1] == 0
+    with pytest.raises(ModelError, match="know the scaled_linear noise schedule alone"):
+        write_weights(weights, "compvis", tmp_path / "c")

@@ -1,0 +1,138 @@
+"""Whatever ends one of two ranks, the terminal says which and why, and nothing goes on running."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ppldm.training.launch import SILENCE_SECONDS, Peers
+
+RANK = """
+import itertools, os, signal, sys, threading
+from ppldm.utils.entry import entry
+
+with entry():
+    import paddle
+    from ppldm.training.ranks import check_ranks
+    from ppldm.training.watchdog import PromptBatches
+    from ppldm.utils.errors import DataError
+    from ppldm.utils.world import World, meet
+
+    paddle.distributed.init_parallel_env()
+    world, end = World.detect(), sys.argv[1]
+
+    def batches():
+        for step in itertools.count():
+            if step == 3 and world.rank == 1:
+                if end == "hang":
+                    threading.Event().wait()
+                elif end == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                elif end == "error":
+                    raise DataError("a bad part")
+                elif end == "bug":
+                    raise KeyError("a bug")
+            if step == 3 and end == "done":
+                return
+            yield step
+
+    weights = {"first": paddle.ones([3]), "second": paddle.ones([3])}
+    for step in PromptBatches(batches(), 2.0, world.rank):
+        print("step", step, flush=True)
+        paddle.distributed.all_reduce(paddle.ones([1]))
+        if end == "differ" and step == 2 and world.rank == 1:
+            weights["second"][1] += 1e-7
+        check_ranks(weights, step, world)
+    meet(world)
+"""
+
+ENDS = {
+    "done": (0, None),
+    "killed": (137, "rank 1 failed first: it was killed by SIGKILL (most often for want of memory"),
+    "error": (1, "  [1] error: a bad part"),
+    "bug": (1, "  [1] KeyError: 'a bug'"),
+    "hang": (1, "  [1] error: rank 1 has waited 2 s for a batch; see to its storage"),
+    "differ": (1, "error: after update 2, second on rank 1 differs from the others' of 2"),
+}
+
+
+def running(folder) -> list[str]:
+    """The command lines that name `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_text().replace("\0", " ")
+        except OSError:  # it has ended
+            continue
+        found += [line] if str(folder) in line else []
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_of_one_rank_is_the_end_of_all(tmp_path, end):
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-m", "ppldm.training.launch", "--nproc_per_node", "2", "--log_dir", tmp_path / "log", script,
+         end],
+        capture_output=True, text=True, timeout=120, env=environ,
+    )  # fmt: skip
+    status, line = ENDS[end]
+    assert result.returncode == status, result.stdout + result.stderr
+    assert not running(tmp_path)
+    if line is None:
+        assert "error" not in result.stderr
+    else:
+        told = [one for one in result.stderr.splitlines() if one.startswith(("error: rank", "  ["))]
+        assert told[0].startswith("error: rank"), result.stderr
+        assert any(line in one for one in told), result.stderr
+        assert "step 2" in "\n".join(told)
+
+
+def test_other_machines_are_believed_as_long_as_they_count():
+    peers = Peers("localhost:1", "job", 0, 3)
+    peers.look({0: "running 1", 1: "running 1"}, 0.0)
+    peers.look({0: "running 2", 1: "running 2", 2: "running 1"}, SILENCE_SECONDS - 1)
+    peers.look({0: "running 3", 1: "running 3", 2: "running 1"}, 2 * SILENCE_SECONDS - 2)
+    assert peers.trouble is None and not peers.others_ended
+    peers.look({0: "running 4", 1: "running 4", 2: "running 1"}, 2 * SILENCE_SECONDS)
+    assert peers.trouble == "the launcher of machine 2 gives no sign of life"
+
+
+def test_a_machine_that_has_ended_may_be_silent():
+    peers = Peers("localhost:1", "job", 0, 2)
+    for now in (0.0, 10 * SILENCE_SECONDS):
+        peers.look({0: "running 4", 1: "done 3"}, now)
+    assert peers.trouble is None and peers.others_ended
+    peers.look({1: "failed 4"}, 10 * SILENCE_SECONDS)
+    assert "a rank on machine 1 failed" in peers.trouble
+
+
+@pytest.mark.slow
+def test_two_machines_end_together(tmp_path):
+    # Two launchers on this machine, one rank each; the second's rank is killed.
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    port = 20000 + os.getpid() % 10000
+    launchers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ppldm.training.launch", "--master", f"127.0.0.1:{port}", "--nnodes", "2",
+             "--rank", str(node), "--nproc_per_node", "1", "--log_dir", tmp_path / f"log{node}", script, "killed"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ,
+        )
+        for node in (0, 1)
+    ]  # fmt: skip
+    started = time.monotonic()
+    texts = [launcher.communicate(timeout=150)[1] for launcher in launchers]
+    assert time.monotonic() - started < 120
+    assert launchers[1].returncode == 128 + signal.SIGKILL, texts
+    assert "rank 1 failed first: it was killed by SIGKILL" in texts[1]
+    assert launchers[0].returncode != 0 and "error: " in texts[0]
+    assert not running(tmp_path)
