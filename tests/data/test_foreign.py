@@ -14,8 +14,13 @@ import pytest
 from ppldm.data.container import open_part
 from ppldm.data.filelist import Source
 
+# img2dataset imports two packages that are not used here and need not be installed: for reports, for resizing.
 DOWNLOAD = """
 import sys
+from importlib.util import find_spec
+from types import ModuleType
+
+sys.modules.update({name: ModuleType(name) for name in ("wandb", "albumentations") if find_spec(name) is None})
 from img2dataset import download
 
 if __name__ == "__main__":
