@@ -33,6 +33,7 @@ from paddlenlp.trainer import TrainerState
 
 from .. import __version__
 from ..models.ema import ExponentialMovingAverage
+from ..models.weights.pickles import refuse_programs
 from ..utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
 from ..utils.files import atomic_dir, count_free_bytes, make_output_dir, remove_dir, write_json
 from ..utils.log import get_logger
@@ -137,7 +138,7 @@ def versions() -> dict[str, str]:
 
 def load_model(folder: Path, state: TrainingState) -> None:
     """Read weights and their average into `state`. Raises CheckpointError where they do not fit."""
-    weights = paddle.load(str(folder / "model_state.pdparams"), return_numpy=True)
+    weights = _load(folder / "model_state.pdparams", return_numpy=True)
     own = state.model.state_dict()
     for name, value in own.items():
         if name not in weights or tuple(weights[name].shape) != tuple(value.shape):
@@ -158,9 +159,15 @@ def load_model(folder: Path, state: TrainingState) -> None:
             raise CheckpointError(
                 f"{folder} holds no averaged weights; resume without --use_ema, as the run was started"
             )
-        state.ema.load_state_dict(paddle.load(str(average)))
+        state.ema.load_state_dict(_load(average))
     elif average.is_file():
         get_logger().warning("%s holds averaged weights, which go no further: there is no --use_ema", folder)
+
+
+def _load(path: Path, **options) -> dict:
+    """paddle.load, which would run whatever a pickle names, of a file that was seen to be data. Raises ModelError."""
+    refuse_programs(path)
+    return paddle.load(str(path), **options)
 
 
 def load_optimizer(folder: Path, state: TrainingState) -> None:
@@ -168,7 +175,7 @@ def load_optimizer(folder: Path, state: TrainingState) -> None:
 
     Raises CheckpointError where some parameters have moments and others none; before the first update, none has.
     """
-    moments = paddle.load(str(folder / "optimizer.pdopt"))
+    moments = _load(folder / "optimizer.pdopt")
     known = {match[1] for key in moments if (match := _MOMENT.fullmatch(key))}
     for parameter in state.model.parameters():
         if known and not parameter.stop_gradient and parameter.name not in known:
@@ -177,9 +184,9 @@ def load_optimizer(folder: Path, state: TrainingState) -> None:
                 "resume with the flags the run was started with, or use another --output_dir"
             )
     state.optimizer.set_state_dict(moments)
-    state.scheduler.set_state_dict(paddle.load(str(folder / "scheduler.pdparams")))
+    state.scheduler.set_state_dict(_load(folder / "scheduler.pdparams"))
     if state.scaler:
-        state.scaler.load_state_dict(paddle.load(str(folder / "scaler.pdparams"), return_numpy=True))
+        state.scaler.load_state_dict(_load(folder / "scaler.pdparams", return_numpy=True))
 
 
 def read_manifest(folder) -> dict:

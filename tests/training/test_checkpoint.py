@@ -1,6 +1,7 @@
 """Checkpoints are read only if they verify, and rotate only after a new one does."""
 
 import json
+import pickle
 import resource
 import subprocess
 
@@ -24,7 +25,7 @@ from ppldm.training.checkpoint import (
     verify,
     versions,
 )
-from ppldm.utils.errors import CheckpointError, ConfigError, DiskFullError
+from ppldm.utils.errors import CheckpointError, ConfigError, DiskFullError, ModelError
 
 FILES = ["model_state.pdparams", "optimizer.pdopt", "scheduler.pdparams", "trainer_state.json"]
 
@@ -61,6 +62,28 @@ def test_published_names_inside(tmp_path):
     assert manifest["versions"] == versions() and manifest["versions"]["paddle"] == paddle.__version__
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 7
     assert verify(folder) is None
+
+
+class Program:
+    """Writes a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("name", ["model_state.pdparams", "optimizer.pdopt", "scheduler.pdparams"])
+def test_a_program_in_the_place_of_weights_is_not_run(tmp_path, name):
+    state = train_once(make_state())
+    folder = save(tmp_path / "run", 3, state=state)
+    with open(folder / name, "wb") as file:
+        pickle.dump({"weight": Program(tmp_path / "was here")}, file)
+    with pytest.raises(ModelError, match=f"{name} is refused: its pickle asks for .*open"):
+        load_model(folder, state)
+        load_optimizer(folder, state)
+    assert not (tmp_path / "was here").exists()
 
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])

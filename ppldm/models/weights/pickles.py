@@ -10,6 +10,7 @@ import io
 import math
 import pickle
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -214,18 +215,33 @@ class _PaddleUnpickler(_Restricted):
 
 def read_pdparams(path, wanted=None) -> dict[str, np.ndarray]:
     """Name to array of a state dict that paddle.save wrote. `wanted(name)` chooses. Raises ModelError."""
-    path = Path(path)
-    try:
-        with open(path, "rb") as file:
-            tree = _PaddleUnpickler(file, encoding="latin1").load()
-        if not isinstance(tree, dict):
-            raise ValueError("not a dict of tensors")
-        tree = _join_slices(tree)
+    with _named_errors(path):
+        tree = _join_slices(_read_paddle_tree(path))
         return {
             name: array
             for name, value in tree.items()
             if isinstance(name, str) and (array := _array(value)) is not None and (wanted is None or wanted(name))
         }
+
+
+def refuse_programs(path) -> None:
+    """Raises ModelError where a file that paddle.save wrote is more than data, so that paddle.load would run it."""
+    with _named_errors(path):
+        _read_paddle_tree(path)
+
+
+def _read_paddle_tree(path) -> dict:
+    with open(path, "rb") as file:
+        tree = _PaddleUnpickler(file, encoding="latin1").load()
+    if not isinstance(tree, dict):
+        raise ValueError("not a dict of tensors")
+    return tree
+
+
+@contextmanager
+def _named_errors(path):
+    try:
+        yield
     except _Refused as error:
         raise _refusal(path, error) from error
     except OSError as error:
@@ -254,7 +270,7 @@ def _join_slices(tree: dict) -> dict:
     return tree
 
 
-def _refusal(path: Path, error: _Refused) -> ModelError:
+def _refusal(path, error: _Refused) -> ModelError:
     return ModelError(
         f"{path} is refused: its pickle asks for {error}, which no weights need and which could run a program; "
         "nothing of it was run. Use a copy from a source that you trust, best as .safetensors"
