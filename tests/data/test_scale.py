@@ -10,7 +10,7 @@ import pytest
 from ppldm.data.part import write_part
 
 RUN = """
-import json, resource, sys
+import json, re, sys
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources
 from ppldm.data.order import Mix
@@ -21,7 +21,8 @@ dataset = TextImageDataset(read_sources(sys.argv[1]), None, 16, (4, 2, 2), 0, pi
 sampler = StepSampler(Mix(dataset.list_sizes, dataset.weights, 0), 100, 100, World(), 10**6, 10**7)
 keys = next(iter(sampler))
 read = [int(dataset[key]["row_ids"]) for key in keys]
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+# Not of getrusage, which counts what the parent had before exec.
+peak = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10
 print(json.dumps({"rows": len(dataset), "read": read, "keys": [row for _, row in keys], "peak_mib": peak}))
 """
 
