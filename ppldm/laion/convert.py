@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ..data.filelist import write_filelist
-from ..data.image import decode_pixels
+from ..data.image import check_pixels, decode_pixels
 from ..data.part import index_path, write_part
 from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, PpldmError, RowError
@@ -310,7 +310,7 @@ def _make_row(source_row: LoadableRow, treatment: Treatment) -> Row:
     Sizes are in pixels, after EXIF rotation. Raises RowError.
     """
     row = source_row.load()
-    pixels = decode_pixels(row.image)
+    pixels = decode_pixels(row.image) if treatment.may_change_pixels else check_pixels(row.image)
     original = {"original_width": pixels.shape[1], "original_height": pixels.shape[0]}
     image, width, height = treat(row.image, pixels, treatment)
     said = {_META_NAMES.get(name, name): value for name, value in row.meta.items() if name not in _DROPPED_META}

@@ -31,12 +31,18 @@ class Treatment:
         if self.size < 0 or self.min_size < 0:
             raise ConfigError(f"--size is {self.size}, --min-size {self.min_size}; they must be 0 or more")
 
+    @property
+    def may_change_pixels(self) -> bool:
+        """False where every picture's bytes pass as they are."""
+        return bool(self.size or self.quality or self.format)
+
 
 def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes, int, int]:
     """(encoded picture, width, height), the bytes themselves where nothing is asked for that they are not already.
 
-    pixels: uint8 [height, width, 3], what `image` shows: turned as its EXIF data says, transparency on white. They are
-    made smaller by Lanczos' filter, so that the short side is `size`, never larger, and never padded. Raises RowError
+    pixels: uint8 [height, width, 3], or 1 channel where none may change, what `image` shows: turned as its EXIF data
+    says, transparency on white. They are made smaller by Lanczos' filter, so that the short side is `size`, never
+    larger, and never padded. Raises RowError
     "too_small".
     """
     height, width, _ = pixels.shape

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.image import decode_image, decode_pixels, image_size
+from ppldm.data.image import check_pixels, decode_image, decode_pixels, image_size
 from ppldm.utils.errors import RowError
 
 
@@ -150,3 +150,5 @@ def test_what_pillow_makes_of_damaged_jpeg_is_made_of_it(mode, progressive, data
     # Pillow refuses some headers that the library under both can read.
     assert isinstance(expected, str) or (np.shape(pixels) == expected.shape and (pixels == expected).all())
     assert isinstance(pixels, np.ndarray) or pixels == "image"
+    checked = pixels_or_reason(check_pixels, image)
+    assert checked == pixels if isinstance(pixels, str) else checked.shape[:2] == pixels.shape[:2]
