@@ -2,9 +2,10 @@
 
 Paddle's launcher starts the processes, on this machine or as one of several, and its flags stay its own. What is added:
 
-- The first rank that fails is named on the terminal with the last lines of its log, and the launcher ends with that
-  rank's exit status. The other ranks have GRACE_SECONDS to end by themselves; then they and their loader processes are
-  killed. (Paddle's own shows the failed rank with the lowest number, which often is a victim of another one.)
+- The first rank that fails (`utils/failure.py`) is named on the terminal with the last lines of its log, and the
+  launcher ends with that rank's exit status. The other ranks have GRACE_SECONDS to end by themselves; then they and
+  their loader processes are killed. (Paddle's own shows the failed rank with the lowest number, which often is a victim
+  of another one.)
 - SIGTERM, SIGUSR1 and Ctrl-C go to every rank's main process and to no loader process, and the ranks may take as long
   as they need to save. (Paddle's own kills them after 30 seconds, or dies of SIGUSR1 and leaves them running.)
 - With several machines, their launchers tell each other through the launcher of the first how they are: where one
@@ -15,6 +16,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -25,8 +27,10 @@ from paddle.distributed.launch.context import Context
 from paddle.distributed.launch.controllers.collective import CollectiveController
 
 from ..utils.errors import ConfigError, exit_on_error
+from ..utils.failure import FOLDER_VARIABLE, failure_time_sec
 
 GRACE_SECONDS = 10.0  # for the other ranks to end by themselves, after one failed
+SETTLE_SECONDS = 2.0  # after a rank failed, for the one that it is a victim of to end
 BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 40.0  # without a sign of life from another machine's launcher
 TAIL_LINES = 40
@@ -61,14 +65,14 @@ class Rank:
         return self.status not in (None, 0, *_STOPPED)
 
     @property
-    def blame(self) -> int:
-        """Less for what cannot be the consequence of another rank's end, for ranks that ended at the same moment.
+    def blame(self) -> tuple[int, float, int]:
+        """Least for the one of several failed ranks that failed first.
 
-        One that was killed had no part in it; one that gives up by SIGABRT often lost its connection.
+        One that was killed had no part in it, and could note no moment; one that gives up by SIGABRT often lost its
+        connection.
         """
-        if self.status == -signal.SIGABRT:
-            return 2
-        return 0 if self.status < 0 else 1
+        kind = 2 if self.status == -signal.SIGABRT else 0 if self.status < 0 else 1
+        return kind, failure_time_sec(os.environ[FOLDER_VARIABLE], self.rank), self.rank
 
     def send(self, number: int) -> None:
         """Send a signal to its main process alone."""
@@ -177,10 +181,13 @@ class WatchedController(CollectiveController):
 
     def watch(self) -> bool:
         """Wait for the end of all ranks; show the first that fails and end the others."""
-        status, deadline, next_logs = 0, None, 0.0
+        status, deadline, settle_until, next_logs = 0, None, None, 0.0
         while True:
             running = any(rank.status is None for rank in self.ranks)
-            if not status and (problem := self._find_problem()):
+            if settle_until is None and any(rank.failed for rank in self.ranks):
+                settle_until = time.monotonic() + SETTLE_SECONDS
+            is_settling = running and settle_until is not None and time.monotonic() < settle_until
+            if not status and not is_settling and (problem := self._find_problem()):
                 status, text = problem
                 self.pod.logs()
                 sys.stdout.flush()
@@ -209,7 +216,7 @@ class WatchedController(CollectiveController):
         if self.stop_number and any(rank.status == -self.stop_number for rank in failed):
             return self._stop_status(), "stopped before training began\n"
         if failed:
-            first = min(failed, key=lambda rank: (rank.blame, rank.rank))
+            first = min(failed, key=lambda rank: rank.blame)
             return (first.status if first.status > 0 else 128 - first.status), first.describe()
         if self.peers and self.peers.trouble:
             return 1, f"error: {self.peers.trouble}\n"
@@ -232,7 +239,7 @@ class WatchedController(CollectiveController):
             sys.exit(self.exit_status)
 
 
-def main() -> None:
+def run() -> None:
     """Start what the command line says and end with its exit status. Raises ConfigError for another kind of launch."""
     context = Context()
     if context.is_legacy_mode() or context.is_auto_tuner_mode() or context.args.run_mode not in (None, "collective"):
@@ -254,5 +261,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with exit_on_error():
-        main()
+    with exit_on_error(), tempfile.TemporaryDirectory() as notes:
+        os.environ[FOLDER_VARIABLE] = notes
+        run()

@@ -7,6 +7,8 @@ import threading
 import time
 from contextlib import closing
 
+from ..utils.failure import note_failure
+
 
 class PromptBatches:
     """An iterable of batches; the process ends with an error where one takes longer than `seconds` (0: no limit).
@@ -43,6 +45,7 @@ class PromptBatches:
         while not ended.wait(min(1.0, self.seconds / 4)):
             since = self._waiting_since
             if since is not None and time.monotonic() - since > self.seconds:
+                note_failure(self.rank)
                 faulthandler.dump_traceback()
                 sys.stderr.write(
                     f"error: rank {self.rank} has waited {self.seconds:g} s for a batch; see to its storage, "

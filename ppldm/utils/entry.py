@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from .cpu import import_paddle_quietly, prepare_cpu
 from .environment import require_working_environment
 from .errors import Preempted, exit_on_error
+from .failure import note_failure
 from .world import World
 
 
@@ -38,6 +39,8 @@ def entry():
 
 
 def _leave(status: int) -> None:
+    if status:
+        note_failure(World.detect().rank)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -95,6 +95,31 @@ def test_an_end_of_one_rank_is_the_end_of_all(tmp_path, end):
         assert "step 2" in "\n".join(told)
 
 
+VICTIM = """
+import sys, time
+from ppldm.utils.failure import note_failure
+from ppldm.utils.world import World
+
+rank = World.detect().rank
+time.sleep(0.5 * (1 - rank))
+note_failure(rank)
+time.sleep(1.0 * rank)
+sys.exit(3 + rank)
+"""
+
+
+@pytest.mark.slow
+def test_a_victim_that_ends_before_its_cause_is_not_blamed(tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(VICTIM)
+    result = subprocess.run(
+        [sys.executable, "-m", "ppldm.training.launch", "--nproc_per_node", "2", "--log_dir", tmp_path / "log", script],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert result.returncode == 4, result.stderr
+    assert "error: rank 1 failed first: it ended with exit status 4" in result.stderr
+
+
 def test_other_machines_are_believed_as_long_as_they_count():
     peers = Peers("localhost:1", "job", 0, 3)
     peers.look({0: "running 1", 1: "running 1"}, 0.0)
