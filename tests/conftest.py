@@ -13,6 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ppldm.utils.log import get_logger
+
+get_logger()  # pytest listens to loggers that pass nothing on only where they are there before the test
+
 VAE_CONFIG = {
     "in_channels": 3,
     "out_channels": 3,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..data.sample import decode_caption, decode_meta
 from ..utils.errors import ConfigError, DataError, RowError
-from ..utils.files import atomic_write
+from ..utils.files import atomic_write, local_path
 from ..utils.log import get_logger, progress
 from .metadata import natural_key
 
@@ -30,7 +30,7 @@ def annotate(
 
     For trainers that read CSV files; `ppldm convert` needs none of them.
     """
-    report = annotate_folder(Path(folder), save_csv_per_img_folder)
+    report = annotate_folder(local_path(folder), save_csv_per_img_folder)
     lines = [f"{path}: {counts['lines']:,} lines{_describe_skipped(counts)}" for path, counts in report.items()]
     sys.stdout.write((dumps(report, indent=2) if json else "\n".join(lines)) + "\n")
     return report

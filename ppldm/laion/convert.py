@@ -30,7 +30,7 @@ from ..data.image import check_pixels, decode_pixels
 from ..data.part import index_path, write_part
 from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, PpldmError, RowError
-from ..utils.files import file_sha256, make_output_dir, read_json, write_json
+from ..utils.files import file_sha256, local_path, make_output_dir, read_json, write_json
 from ..utils.log import get_logger, progress
 from ..utils.workers import check_workers, map_unordered
 from .forgotten import FORGOTTEN, read_forgotten
@@ -73,6 +73,7 @@ def convert(
     asks otherwise; each is decoded once as a check. What cannot be used is skipped and counted by reason. Stopped at
     any point, the same command goes on; finished parts whose input has not changed are kept.
     """
+    folder, out = local_path(folder), local_path(out)
     treatment = Treatment(size, quality, format, min_size)
     if dry_run:
         summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ..utils.errors import ConfigError, DataError
+from ..utils.files import local_path
 from .failures import CLASSES, TEMPORARY, describe_report, merge_reports
 
 
@@ -57,6 +58,7 @@ def download(
 
     if preflight < 0:
         raise ConfigError(f"--preflight is {preflight}; it must be 0 or more")
+    metadata, out = local_path(metadata), local_path(out)
     forbidding = () if disallowed_header_directives == "none" else _words(disallowed_header_directives)
     downloads, columns = _plan(
         metadata, part_id, out, url_col, caption_col, save_additional_columns, number_sample_per_shard

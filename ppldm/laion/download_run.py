@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError, PpldmError
 from ..utils.files import make_output_dir, write_json
-from ..utils.log import get_logger, progress
+from ..utils.log import following, get_logger
 from ..utils.workers import map_with_deadline
 from .failures import describe_failures, describe_rows
 from .network import find_network_fault
@@ -31,7 +29,6 @@ _MIN_PREFLIGHT_URLS, _MAX_SAMPLED_PARTS = 20, 16
 # Below this, no more shards are begun.
 _MIN_FREE_BYTES = 2**30
 _SPARE = 1.1
-_POLL_SECONDS = 0.5
 # Rows wait in files for their shard, a few MB each.
 _SHARDS_PER_JOB = 1000
 _DRIVER_MEMORY_GB = 1.0
@@ -121,7 +118,7 @@ class Runner:
         counter = multiprocessing.get_context("spawn").Value("q", 0)
         work = partial(download_shard, settings=settings, on_fetch=partial(_add_one, counter))
         seconds = settings.shard_seconds + settings.bounds.url_seconds + _KILL_GRACE_SECONDS
-        with _progress(name, num_rows, lambda: counter.value):
+        with following(lambda: (counter.value, num_rows), desc=name, unit="url"):
             yield from map_with_deadline(work, tasks, self.num_processes, seconds)
 
     def _run_on_spark(
@@ -136,11 +133,11 @@ class Runner:
                 )
             while batch := list(islice(tasks, _SHARDS_PER_JOB)):
 
-                def count_done(batch=batch, num_before=num_before) -> int:
+                def count_done(batch=batch, num_before=num_before) -> tuple[int, int]:
                     done = (task for task in batch if stats_path(task.part_folder, task.number).exists())
-                    return num_before + sum(task.num_rows for task in done)
+                    return num_before + sum(task.num_rows for task in done), num_rows
 
-                with _progress(name, num_rows, count_done):
+                with following(count_done, desc=name, unit="url"):
                     job = spark.sparkContext.parallelize(batch, len(batch)).map(partial(_attempt, settings=settings))
                     yield from job.collect()
                 num_before += sum(task.num_rows for task in batch)
@@ -157,25 +154,6 @@ def _attempt(task: ShardTask, settings: ShardSettings) -> tuple:
 def _add_one(counter) -> None:
     with counter.get_lock():
         counter.value += 1
-
-
-@contextmanager
-def _progress(name: str, num_rows: int, count_done: Callable[[], int]):
-    """A bar over rows that follows `count_done()` as long as the block runs."""
-    ended = threading.Event()
-
-    def follow() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            bar.update(min(count_done(), num_rows) - bar.n)
-
-    with progress(total=num_rows, desc=name, unit="url") as bar:
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
 
 
 def _check_network(todo: Sequence[PartDownload], num_rows: int, settings: ShardSettings, num_urls: int) -> float:

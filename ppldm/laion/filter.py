@@ -2,7 +2,7 @@
 
 Laws. Rows in = rows out + rows dropped, by condition. The result is a function of the tables, the conditions and the
 seed alone: DuckDB and Spark write the same rows into the same parts in the same order. The output folder is finished
-or absent.
+or absent; interrupted, DuckDB keeps the finished parts beside it, in `.OUT.unfinished`, and the same command goes on.
 
     OUT/part_1.parquet, part_2.parquet, ...   all columns, known ones under their published names
     OUT/manifest.json                         what was asked for, rows in, out and dropped by condition
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ..utils.errors import ConfigError, DataError, OutputError
-from ..utils.files import claimed_dir, read_json, write_json
+from ..utils.files import claimed_dir, local_path, read_json, write_json
 from ..utils.log import get_logger
 from ..utils.machine import usable_memory_bytes
 from . import filter_duckdb, filter_spark
@@ -94,7 +94,7 @@ def filter(
     elif not output:
         raise ConfigError("--output is missing; name a new folder for the filtered tables")
     else:
-        manifest = filter_tables(plan, Path(output), engine, memory_gb, master)
+        manifest = filter_tables(plan, local_path(output), engine, memory_gb, master)
     sys.stdout.write((dumps(manifest, indent=2, ensure_ascii=False) if json else describe(manifest)) + "\n")
 
 
@@ -174,7 +174,8 @@ def filter_tables(plan: Plan, output: Path, engine: str, memory_gb: float, maste
         what = "another filter's result" if finished else "files of unknown origin"
         raise OutputError(f"--output {output} holds {what}; name a new folder, or delete that one")
     start = time.monotonic()
-    with claimed_dir(output) as folder:
+    # Spark writes all parts at once: what it has not finished cannot be gone on with.
+    with claimed_dir(output, _resumable_plan(plan, wanted) if engine == "duckdb" else None) as folder:
         if engine == "spark":
             counts = filter_spark.filter_tables(plan, folder, memory_gb, master)
         else:
@@ -230,6 +231,11 @@ def describe_check(report: dict) -> str:
         if name != "rows":
             lines.append(f"{name:<{width}}  {'no such column' if value is None else f'{value:.6g}'}")
     return "\n".join(lines)
+
+
+def _resumable_plan(plan: Plan, wanted: dict) -> dict:
+    """What files of an unfinished output depend on."""
+    return wanted | {"times": [path.stat().st_mtime_ns for path in plan.tables.paths]}
 
 
 def _count_rows(plan: Plan, counts: dict[int, int], parts: list[dict]) -> dict:

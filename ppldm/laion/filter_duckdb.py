@@ -1,18 +1,25 @@
 """The filter on DuckDB: one machine, no Java. What does not fit into the memory given goes to the disk."""
 
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..utils.errors import DataError, EnvironmentProblem, OutputError
-from ..utils.log import get_logger, progress
+from ..utils.files import finish_file, read_json, write_json
+from ..utils.log import following, get_logger, progress
 from ..utils.machine import count_usable_cores
 from .filter_plan import Plan
 from .metadata import Tables
 from .sql import DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, first_key
 
 _ROWS, _KEPT = "ppldm_rows", "ppldm_kept"
-_SPILL = ".spill"
+_SPILL, _COUNTS = ".spill", ".counts.json"
+_ROW_GROUP_ROWS = 122_880  # DuckDB's
+_MAX_WRITERS = 8  # each holds a row group or two
+# Columns worth a dictionary in the files; for all others it takes as long again and is given up.
+_FEW_VALUES = {"WIDTH", "HEIGHT", "LANGUAGE"}
 
 dialect = DUCKDB
 
@@ -20,22 +27,80 @@ dialect = DUCKDB
 def filter_tables(plan: Plan, folder: Path, memory_gb: float) -> dict[int, int]:
     """Write `part_1.parquet`, ... into the folder; rows by the code of what dropped them (`Plan.count_query`).
 
-    Raises EnvironmentProblem, DataError, OutputError.
+    The folder may hold what an interrupted run of the same plan has finished: its counts and parts are kept, and only
+    rows from the first missing part on are sorted. Raises EnvironmentProblem, DataError, OutputError.
     """
-    with _open(plan.tables, memory_gb, folder / _SPILL) as connection:
-        get_logger().info("counting %s rows by condition", f"{plan.tables.rows:,}")
-        counts = dict(connection.execute(plan.count_query(_ROWS, DUCKDB)).fetchall())
-        get_logger().info("taking %s rows", f"{counts.get(0, 0):,}")
-        # Sorted, the first digits of a key are enough to find a part.
-        place = FILE if plan.seed is None else f"substr({KEY}, 1, {KEY_DIGITS})"
-        columns = f"{plan.output_columns(DUCKDB)}, {place} AS {PART}"
-        kept = f"SELECT {columns} FROM ({plan.kept_query(_ROWS, DUCKDB)}) ORDER BY {', '.join(plan.order)}"
-        connection.execute(f"CREATE TEMP TABLE {_KEPT} AS {kept}")
-        for part in progress(range(plan.num_parts), desc="writing parts", unit="part"):
-            target = DUCKDB.quote_text(str(folder / f"part_{part + 1}.parquet"))
-            query = f"SELECT * EXCLUDE ({PART}) FROM {_KEPT} WHERE {_in_part(plan, part)}"
-            connection.execute(f"COPY ({query}) TO {target} (FORMAT parquet)")
-    return counts
+    spill, counts_path = folder / _SPILL, folder / _COUNTS
+    shutil.rmtree(spill, ignore_errors=True)
+    with _open(plan.tables, memory_gb, spill) as connection:
+        counts = read_json(counts_path)
+        if counts is None:
+            rows = _execute(connection, plan.count_query(_ROWS, DUCKDB), "counting", plan.tables.rows).fetchall()
+            counts = {str(code): number for code, number in rows}
+            write_json(counts_path, counts)
+        missing = [part for part in range(plan.num_parts) if not _part_path(folder, part).exists()]
+        if len(missing) < plan.num_parts:
+            get_logger().info("%d of %d parts were finished already", plan.num_parts - len(missing), plan.num_parts)
+        if missing:
+            _write_parts(connection, plan, folder, missing)
+    shutil.rmtree(spill, ignore_errors=True)
+    counts_path.unlink()
+    return {int(code): number for code, number in counts.items()}
+
+
+def _write_parts(connection, plan: Plan, folder: Path, missing: list[int]) -> None:
+    """The parts of these numbers. Sorted, the first digits of a key are enough to find a part."""
+    place = FILE if plan.seed is None else f"substr({KEY}, 1, {KEY_DIGITS})"
+    columns = f"{plan.output_columns(DUCKDB)}, {place} AS {PART}"
+    kept = f"SELECT {columns} FROM ({plan.kept_query(_ROWS, DUCKDB)})"
+    if missing[0] > 0:
+        kept += f" WHERE {PART} >= {_first_place(plan, missing[0])}"
+    query = f"CREATE TABLE {_KEPT} AS {kept} ORDER BY {', '.join(plan.order)}"
+    _execute(connection, query, "sorting" if plan.seed is not None else "taking rows", plan.tables.rows)
+    with (
+        ThreadPoolExecutor(min(count_usable_cores(), _MAX_WRITERS)) as executor,
+        progress(total=plan.num_parts, initial=plan.num_parts - len(missing), desc="writing parts", unit="part") as bar,
+    ):
+        written = [executor.submit(_write_part, connection.cursor(), plan, folder, part) for part in missing]
+        try:
+            for future in as_completed(written):
+                future.result()
+                bar.update()
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def _write_part(connection, plan: Plan, folder: Path, part: int) -> None:
+    """By pyarrow, row groups of equal length: DuckDB's own depend on where in the table of kept rows the part lies."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from .shard_rows import regroup
+
+    path = _part_path(folder, part)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with connection:
+        query = f"SELECT * EXCLUDE ({PART}) FROM {_KEPT} WHERE {_in_part(plan, part)}"
+        reader = connection.execute(query).to_arrow_reader(_ROW_GROUP_ROWS)
+        few_values = [name for name in reader.schema.names if name in _FEW_VALUES]
+        with pq.ParquetWriter(temporary, reader.schema, use_dictionary=few_values) as writer:
+            for table in regroup((pa.Table.from_batches([batch]) for batch in reader), _ROW_GROUP_ROWS):
+                writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
+    finish_file(temporary, path)
+
+
+def _part_path(folder: Path, part: int) -> Path:
+    return folder / f"part_{part + 1}.parquet"
+
+
+def _execute(connection, query: str, name: str, num_rows: int):
+    """Run a query over all rows under a progress bar."""
+
+    def measure() -> tuple[float, float]:
+        return int(num_rows * max(0.0, connection.query_progress()) / 100), num_rows
+
+    with following(measure, desc=name, unit="row", unit_scale=True):
+        return connection.execute(query)
 
 
 def run_query(tables: Tables, query, memory_gb: float, folder: Path | None = None) -> list[tuple]:
@@ -47,8 +112,13 @@ def run_query(tables: Tables, query, memory_gb: float, folder: Path | None = Non
 def _in_part(plan: Plan, part: int) -> str:
     if plan.seed is None:
         return f"{PART} = {part}"
-    low = f"{PART} >= '{first_key(part, plan.num_parts)}'"
-    return low if part + 1 == plan.num_parts else f"{low} AND {PART} < '{first_key(part + 1, plan.num_parts)}'"
+    low = f"{PART} >= {_first_place(plan, part)}"
+    return low if part + 1 == plan.num_parts else f"{low} AND {PART} < {_first_place(plan, part + 1)}"
+
+
+def _first_place(plan: Plan, part: int) -> str:
+    """SQL: the least value of PART, as the table of kept rows has it, in part `part`."""
+    return str(part) if plan.seed is None else f"'{first_key(part, plan.num_parts)}'"
 
 
 @contextmanager
@@ -66,7 +136,9 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
     files = ", ".join(DUCKDB.quote_text(_escape_glob(str(path))) for path in tables.paths)
     try:
         with duckdb.connect(":memory:", config=config) as connection:
-            connection.execute("SET enable_progress_bar = false")
+            # Measured for our own bars, and not printed.
+            connection.execute("SET enable_progress_bar_print = false")
+            connection.execute("SET enable_progress_bar = true")
             connection.execute(
                 f"CREATE TEMP VIEW {_ROWS} AS SELECT *, file_index AS {FILE}, file_row_number AS {ROW} "
                 f"FROM read_parquet([{files}])"

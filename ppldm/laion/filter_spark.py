@@ -5,10 +5,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from ..utils.errors import DataError
-from ..utils.log import get_logger
 from .filter_plan import Plan
 from .metadata import Tables
-from .spark import spark_session
+from .spark import following_tasks, spark_session
 from .sql import FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
 
 _ROWS, _KEPT = "ppldm_rows", "ppldm_kept"
@@ -24,15 +23,15 @@ def filter_tables(plan: Plan, folder: Path, memory_gb: float, master: str | None
     """
     with spark_session(master, memory_gb) as spark:
         _make_relation(spark, plan.tables)
-        get_logger().info("counting %s rows by condition", f"{plan.tables.rows:,}")
-        counts = {row.code: row.n for row in spark.sql(plan.count_query(_ROWS, SPARK)).collect()}
-        get_logger().info("taking %s rows", f"{counts.get(0, 0):,}")
+        with following_tasks(spark, "counting", 1):
+            counts = {row.code: row.n for row in spark.sql(plan.count_query(_ROWS, SPARK)).collect()}
         spark.sql(plan.kept_query(_ROWS, SPARK)).createOrReplaceTempView(_KEPT)
         order = ", ".join(plan.order)
         rows = spark.sql(f"SELECT {plan.output_columns(SPARK)}, {order}, {_part_sql(plan)} AS {PART} FROM {_KEPT}")
         sorted_rows = rows.repartition(plan.num_parts, PART).sortWithinPartitions(PART, *plan.order)
         staging = folder / _STAGING
-        sorted_rows.drop(*plan.order).write.partitionBy(PART).parquet(staging.absolute().as_uri())
+        with following_tasks(spark, "sorting and writing", plan.num_parts):
+            sorted_rows.drop(*plan.order).write.partitionBy(PART).parquet(staging.absolute().as_uri())
     _collect_parts(staging, folder, plan.num_parts)
     return counts
 

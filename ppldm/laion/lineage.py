@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ..utils.errors import ConfigError, DataError
+from ..utils.files import local_path
 from ..utils.workers import check_workers
 from . import filter_duckdb
 from .converted import find_rows, read_manifest
@@ -26,7 +27,7 @@ def lineage(
 
     `key` is in the metadata column of each row; `ppldm head --json` and `ppldm show` print it.
     """
-    found = trace_rows(Path(data), key, metadata, check_workers(num_workers))
+    found = trace_rows(local_path(data), key, metadata, check_workers(num_workers))
     sys.stdout.write((dumps(found, indent=2, ensure_ascii=False, default=str) if json else describe(found)) + "\n")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..utils.errors import ConfigError, DataError
+from ..utils.files import local_path
 from ..utils.workers import map_in_threads
 from .columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
 
@@ -45,7 +46,7 @@ def read_tables(inputs: Sequence[str]) -> Tables:
     Raises ConfigError for what is missing, empty or named twice, or files of different columns; DataError for one that
     is no parquet file.
     """
-    paths = [path for name in inputs for path in _list_files(Path(name))]
+    paths = [path for name in inputs for path in _list_files(local_path(name))]
     doubles = {path for path in paths if paths.count(path) > 1} if len(set(paths)) < len(paths) else set()
     if doubles:
         raise ConfigError(f"--input names {min(doubles)} twice; name it once")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, get_args, get_origin
 
 from ..utils.errors import ConfigError
+from ..utils.files import local_path
 
 STAGES = ("filter", "download", "annotate", "convert")
 _ALWAYS = ("download", "convert")
@@ -67,14 +68,14 @@ def read_config(path) -> PipelineConfig:
     whole_rows = settings.get("whole_rows")
     if whole_rows is not None and (not isinstance(whole_rows, int) or whole_rows < 1):
         raise ConfigError(f"{path}: `whole_rows` is {whole_rows!r}; it must be a number of rows")
-    resolved = tuple((path.parent / one).absolute() for one in metadata)
+    resolved = tuple((path.parent / local_path(one)).absolute() for one in metadata)
     missing = [str(one) for one in resolved if not one.exists()]
     if missing:
         raise ConfigError(f"{path}: `metadata` {missing[0]} does not exist")
     stages = {
         name: _check_stage(path, name, settings.get(name)) for name in STAGES if name in settings or name in _ALWAYS
     }
-    return PipelineConfig((path.parent / settings["out"]).absolute(), resolved, whole_rows, stages)
+    return PipelineConfig((path.parent / local_path(settings["out"])).absolute(), resolved, whole_rows, stages)
 
 
 def _check_stage(path: Path, stage: str, settings: dict | None) -> dict:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..utils.errors import DataError, EnvironmentProblem
+from ..utils.log import following
 from ..utils.machine import count_usable_cores, parse_java_major, read_java_version
 
 # Spark 4 wants it.
@@ -16,7 +17,7 @@ _INSTALL_JAVA = (
 )
 _SETTINGS = {
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "true",
+    "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
 # What decides results, and is therefore not left to a cluster's own settings.
@@ -70,6 +71,32 @@ def spark_session(master: str | None, memory_gb: float) -> Iterator:
     finally:
         if not existing and (started := SparkSession.getActiveSession()):
             started.stop()
+
+
+@contextmanager
+def following_tasks(spark, name: str, num_tasks: int) -> Iterator[None]:
+    """A progress bar over the tasks of what Spark does in the block; `num_tasks` are those of the last stage, known
+    before it begins. The total grows with the stages before that one."""
+    tracker, group = spark.sparkContext.statusTracker(), f"ppldm {name}"
+
+    def measure() -> tuple[int, int]:
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
+        numbers = {number for job in jobs if job for number in job.stageIds}
+        # Of a stage that is there already from an earlier job, Spark lists a copy that never begins.
+        begun = [stage for stage in map(tracker.getStageInfo, numbers) if stage and _has_begun(stage)]
+        done = sum(stage.numCompletedTasks for stage in begun)
+        return done, max(num_tasks, sum(stage.numTasks for stage in begun))
+
+    spark.sparkContext.setJobGroup(group, name)
+    try:
+        with following(measure, desc=name, unit="task"):
+            yield
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+
+
+def _has_begun(stage) -> bool:
+    return stage.numActiveTasks + stage.numCompletedTasks > 0
 
 
 def _start(builder, master: str | None, memory_gb: float):

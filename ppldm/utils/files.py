@@ -4,14 +4,40 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from .errors import OutputError
+from .errors import ConfigError, DataError, OutputError
 from .log import get_logger
+
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_MOUNTS = {
+    "hdfs": "by HDFS's NFS gateway or fuse_dfs",
+    "s3": "by mount-s3 or s3fs",
+    "s3a": "by mount-s3 or s3fs",
+    "s3n": "by mount-s3 or s3fs",
+    "gs": "by gcsfuse",
+}
+
+
+def local_path(path) -> Path:
+    """The path that a flag names, `file:///folder` being /folder. Raises ConfigError for an address of another kind,
+    which `Path` would take for a folder of that name."""
+    found = _ADDRESS.match(str(path))
+    if not found:
+        return Path(path)
+    scheme = found.group(1).lower()
+    if scheme == "file":
+        return Path(unquote(urlsplit(str(path)).path))
+    raise ConfigError(
+        f"{path} is an address, and ppldm reads and writes folders; mount it at the same place on every machine"
+        f"{' ' + _MOUNTS[scheme] if scheme in _MOUNTS else ''}, or copy it, and name that folder"
+    )
 
 
 def make_output_dir(path) -> Path:
@@ -58,6 +84,14 @@ def atomic_write(path, mode="wb", **kwargs):
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def finish_file(temporary, path) -> None:
+    """Give a file that is whole its name, for files that another library writes; both in one folder."""
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_dir(Path(path).parent)
 
 
 @contextmanager
@@ -125,32 +159,39 @@ def link_or_copy(source, target) -> None:
 
 
 @contextmanager
-def claimed_dir(path):
+def claimed_dir(path, plan=None):
     """As `atomic_dir`, for long work on a folder that must not be there, or be empty, yet.
 
     The temporary folder has a fixed name beside it, so that what a killed run left is found and removed, and is locked,
-    so that no two runs make the same folder. Raises OutputError.
+    so that no two runs make the same folder. With a `plan`, which goes through JSON unchanged, an interrupted block
+    leaves the temporary folder, and the next one of an equal plan finds its files there; what a DataError ended would
+    end so again, and is removed. Raises OutputError.
     """
     path = Path(path)
     make_output_dir(path.parent)
     temporary = path.with_name(f".{path.name}.unfinished")
     temporary.mkdir(exist_ok=True)
     lock = lock_folder(temporary)
-    mark = temporary / ".lock"
+    mark, plan_path = temporary / ".lock", temporary / ".plan.json"
     try:
         if not mark.exists() or (path.is_dir() and any(path.iterdir())):
             raise OutputError(f"another process has just finished {path}; run the same command again")
-        for left in temporary.iterdir():
-            if left != mark:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        if plan is None or read_json(plan_path) != plan:
+            for left in temporary.iterdir():
+                if left != mark:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if plan is not None:
+                write_json(plan_path, plan)
         yield temporary
-        mark.unlink()
         _fsync_tree(temporary)
         os.chmod(temporary, 0o777 & ~_umask())
+        mark.unlink()
+        plan_path.unlink(missing_ok=True)
         os.replace(temporary, path)
         fsync_dir(path.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException as error:
+        if plan is None or isinstance(error, DataError):
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     finally:
         lock.close()

@@ -2,10 +2,15 @@
 
 import logging
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
 from .errors import debugging
+
+_FOLLOW_SECONDS = 0.5
 
 
 class _Handler(logging.StreamHandler):
@@ -60,6 +65,26 @@ def progress(iterable=None, **kwargs) -> tqdm:
     if sys.stderr.isatty():
         return tqdm(iterable, file=sys.stderr, dynamic_ncols=True, **kwargs)
     return tqdm(iterable, file=_Lines(), ncols=100, **{"mininterval": 30, "delay": 10, **kwargs})
+
+
+@contextmanager
+def following(measure: Callable[[], tuple[float, float]], **kwargs) -> Iterator[None]:
+    """A progress bar that follows `measure()`, (done, total), which a thread asks for as long as the block runs."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(_FOLLOW_SECONDS):
+            done, bar.total = measure()
+            bar.update(max(0, min(done, bar.total) - bar.n))
+
+    with progress(total=0, **kwargs) as bar:
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 def quiet_libraries() -> None:

@@ -1,6 +1,7 @@
 """Laws: rows in = rows out + dropped; both engines write the same rows into the same parts in the same order; the
 output is finished or absent."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -186,6 +187,60 @@ def test_a_killed_run_leaves_nothing_and_the_same_command_finishes(tables, tmp_p
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def part_files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("part_*.parquet")}
+
+
+@pytest.mark.parametrize("options", [{"parts": 5}, {"parts": 4, "dedup": "url", "seed": 3}, {"seed": None}], ids=str)
+def test_interrupted_at_any_point_the_same_command_comes_to_the_same_bytes(tables, tmp_path, options):
+    whole = run(tables, tmp_path / "whole", **options)
+    replace, stop, manifest = os.replace, 0, None
+    while not manifest:
+        calls = iter(range(100))
+
+        def dying(*arguments, calls=calls, stop=stop):
+            if next(calls) >= stop:
+                raise KeyboardInterrupt
+            replace(*arguments)
+
+        # By an error where the kill would be: what runs after it removes the file at hand alone.
+        out = tmp_path / str(stop)
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(os, "replace", dying)
+            manifest = run(tables, out, **options)
+        unfinished = tmp_path / f".{stop}.unfinished"
+        # Between the removal of its plan and the last rename, all is made anew.
+        finished = part_files(unfinished) if (unfinished / ".plan.json").exists() else {}
+        times = {name: (unfinished / name).stat().st_mtime_ns for name in finished}
+        again = run(tables, out, **options)
+        assert {name: (out / name).stat().st_mtime_ns for name in finished} == times
+        assert part_files(out) == part_files(tmp_path / "whole")
+        assert {name: again[name] for name in ("rows_in", "rows_out", "dropped", "parts")} == {
+            name: whole[name] for name in ("rows_in", "rows_out", "dropped", "parts")
+        }
+        assert sorted(path.name for path in out.iterdir()) == sorted(["manifest.json", *part_files(out)])
+        stop += 1
+    assert stop > whole["num_partitions"] + 3
+
+
+@pytest.mark.parametrize("changed", ["nothing", "plan", "input"])
+def test_an_unfinished_output_of_another_plan_or_input_is_made_anew(tables, tmp_path, changed):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def times(folder):
+        return {(path.name, path.stat().st_mtime_ns) for path in folder.glob("part_*.parquet")}
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("ppldm.laion.filter.write_json", interrupt)
+        run(tables, tmp_path / "out", parts=2, seed=1 if changed == "plan" else 0)
+    before = times(tmp_path / ".out.unfinished")
+    if changed == "input":
+        os.utime(tables / "2B-en-4.5_1.parquet")
+    run(tables, tmp_path / "out", parts=2)
+    assert len(before) == 2 and len(before & times(tmp_path / "out")) == (2 if changed == "nothing" else 0)
+
+
 def test_what_cannot_work_is_one_line(tables, tmp_path):
     with pytest.raises(DataError, match="no row is left.*width >= 9999"):
         run(tables, tmp_path / "out", min_width=9999)
@@ -207,6 +262,10 @@ def test_what_cannot_work_is_one_line(tables, tmp_path):
         read_tables([str(tables)])
     with pytest.raises(ConfigError, match="is not there"):
         read_tables([str(tmp_path / "nowhere")])
+    with pytest.raises(ConfigError, match="hdfs://name/folder is an address.*mount it"):
+        read_tables(["hdfs://name/folder"])
+    with pytest.raises(ConfigError, match="s3a://name/folder is an address.*mount it"):
+        filter(input=[(tables / "2B-en-4.5_1.parquet").as_uri()], output="s3a://name/folder")
     with pytest.raises(ConfigError, match="twice"):
         read_tables([str(tables / "2B-en-4.5_1.parquet")] * 2)
     with pytest.raises(ConfigError, match="--output is missing"):

@@ -3,15 +3,17 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from ppldm.utils.errors import OutputError
+from ppldm.utils.errors import ConfigError, DataError, OutputError
 from ppldm.utils.files import (
     atomic_dir,
     atomic_write,
     claimed_dir,
     link_or_copy,
+    local_path,
     lock_folder,
     make_output_dir,
     remove_dir,
@@ -121,6 +123,39 @@ def test_a_claimed_folder_is_finished_or_absent_and_what_a_killed_run_left_is_go
         (folder / "half").write_text("half")
         raise KeyError
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_interrupted_claim_is_gone_on_with_under_an_equal_plan_alone(tmp_path):
+    plan = {"a": [1, "ü"]}
+
+    def interrupt(error, plan, name):
+        with pytest.raises(error), claimed_dir(tmp_path / "out", plan) as folder:
+            (folder / name).write_text(name)
+            raise error("no")
+
+    def names(folder):
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+    interrupt(KeyboardInterrupt, plan, "1")
+    interrupt(OutputError, plan, "2")
+    assert names(tmp_path / ".out.unfinished") == ["1", "2"]
+    interrupt(OSError, {"a": 2}, "3")
+    assert names(tmp_path / ".out.unfinished") == ["3"]
+    interrupt(DataError, {"a": 2}, "4")
+    assert list(tmp_path.iterdir()) == []
+    interrupt(KeyboardInterrupt, plan, "1")
+    with claimed_dir(tmp_path / "out", plan) as folder:
+        (folder / "2").write_text("2")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["1", "2"]
+
+
+def test_addresses_are_no_folders(tmp_path):
+    assert local_path("a//b") == Path("a/b") and local_path(tmp_path) == tmp_path
+    assert local_path("file:///a%20b/c") == Path("/a b/c")
+    for address, remedy in (("hdfs://host:8020/a", "NFS gateway"), ("S3A://b/c", "mount-s3"), ("x-y://z", "mount it")):
+        with pytest.raises(ConfigError, match=f"{address} is an address.*{remedy}"):
+            local_path(address)
 
 
 def test_a_folder_is_claimed_by_one_process(tmp_path):
