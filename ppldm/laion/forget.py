@@ -3,21 +3,37 @@
 A part is rewritten as a whole and renamed into place, then its index, its record and the manifest are; the other rows
 keep their bytes. What is forgotten is written down first, in OUT/forgotten.json, so that no later `ppldm convert` into
 the folder brings it back. Stopped at any point, the same command goes on.
+
+The rows that were there are all reported, whatever the interruptions: OUT/.forget.json, the journal, names them before
+the first part is rewritten and is removed after the report has been given. A command with other entries carries out an
+interrupted one as well, and reports the rows of both.
 """
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
-from json import dumps
+from json import JSONDecodeError, dumps, loads
 from pathlib import Path
 
 from ..data.filelist import write_filelist
 from ..data.part import Part, index_path, write_lines
-from ..utils.errors import DataError
-from ..utils.files import file_sha256, lock_folder, read_json, write_json
+from ..utils.errors import DataError, OutputError
+from ..utils.files import file_sha256, local_path, lock_folder, read_json, write_json
+from ..utils.log import get_logger
 from ..utils.workers import check_workers
 from .converted import find_rows, read_manifest
-from .forgotten import FORGOTTEN, Forgotten, read_entries, read_forgotten, write_forgotten
+from .forgotten import (
+    FORGOTTEN,
+    Forgotten,
+    list_forgotten,
+    parse_forgotten,
+    read_entries,
+    read_forgotten,
+    write_forgotten,
+)
+
+_JOURNAL = ".forget.json"
 
 
 def forget(
@@ -35,39 +51,49 @@ def forget(
     the parts elsewhere, are not touched.
     """
     wanted = read_entries(url, domain, key)
-    report = forget_rows(Path(data), wanted, check_workers(num_workers), dry_run)
-    sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
+
+    def tell(report: dict) -> None:
+        sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
+        sys.stdout.flush()
+
+    forget_rows(local_path(data), wanted, check_workers(num_workers), dry_run, tell)
 
 
-def forget_rows(data: Path, wanted: Forgotten, num_workers: int = 1, dry_run: bool = False) -> dict:
-    """Take rows out and return {rows_found, entries: {entry: rows}, not_found: [entry], rows: [{part, row, key, url}]}.
+def forget_rows(
+    data: Path,
+    wanted: Forgotten,
+    num_workers: int = 1,
+    dry_run: bool = False,
+    tell: Callable[[dict], None] = lambda report: None,
+) -> dict:
+    """Take rows out and return {rows_found, removed, entries: {entry: rows}, not_found: [entry], rows: [{part, row,
+    key, url, entries}]}, which `tell` is given before the journal of it goes.
 
     Row numbers are those before. Raises ConfigError, DataError, OutputError.
     """
     manifest = read_manifest(data)
-    lock = None if dry_run else lock_folder(data)
-    counts, rows = Counter(), []
-    try:
-        if not dry_run:
-            write_forgotten(data, read_forgotten(data) | wanted)
-        for path, found in find_rows(data, manifest, wanted, num_workers):
-            for row, (entries, meta) in found.items():
-                counts.update(entries)
-                rows.append({"part": path, "row": row, "key": meta.get("key"), "url": meta.get("url")})
-            if not dry_run:
-                _update_part(data, manifest, path, set(found))
-        if not dry_run:
+    if dry_run:
+        report = _make_report(wanted, _list_rows(_find(data, manifest, wanted, num_workers)), removed=False)
+        tell(report)
+        return report
+    with closing(lock_folder(data)):
+        manifest = read_manifest(data)  # again: another process may have held the folder
+        earlier, earlier_rows = _read_journal(data)
+        wanted |= earlier
+        write_forgotten(data, read_forgotten(data) | wanted)
+        found = _find(data, manifest, wanted, num_workers)
+        rows = _merge_rows(earlier_rows, _list_rows(found))
+        _write_journal(data, wanted, rows)
+        for path in [part["path"] for part in manifest["parts"]]:
+            _update_part(data, manifest, path, set(found.get(path, ())))
+        if manifest["parts"]:
             _update_filelists(data, manifest)
-    finally:
-        if lock:
-            lock.close()
-    return {
-        "rows_found": len(rows),
-        "removed": not dry_run,
-        "entries": {entry: counts[entry] for entry in wanted.entries if counts[entry]},
-        "not_found": [entry for entry in wanted.entries if not counts[entry]],
-        "rows": sorted(rows, key=lambda row: (row["part"], row["row"])),
-    }
+        report = _make_report(wanted, rows, removed=True)
+        tell(report)
+        if not manifest["parts"]:
+            raise DataError(f"no row of {data} is left; delete the folder")
+        (data / _JOURNAL).unlink()
+    return report
 
 
 def describe(report: dict) -> str:
@@ -77,6 +103,57 @@ def describe(report: dict) -> str:
     lines += [f"  {entry}: {count}" for entry, count in report["entries"].items()]
     lines += [f"  {entry}: not there" for entry in report["not_found"]]
     return "\n".join(lines)
+
+
+def _find(data: Path, manifest: dict, wanted: Forgotten, num_workers: int) -> dict[str, dict]:
+    """{path of a part: {row: (entries that name it, its metadata)}}, of parts with such rows."""
+    return {path: found for path, found in find_rows(data, manifest, wanted, num_workers) if found}
+
+
+def _list_rows(found: dict[str, dict]) -> list[dict]:
+    return [
+        {"part": path, "row": row, "key": meta.get("key"), "url": meta.get("url"), "entries": entries}
+        for path, rows in found.items()
+        for row, (entries, meta) in rows.items()
+    ]
+
+
+def _merge_rows(earlier: list[dict], now: list[dict]) -> list[dict]:
+    """The rows of a journal and those found now, each once: what an interrupted run left is found again as it was."""
+    rows = {(row["part"], row["row"], row["key"], row["url"]): row for row in (*earlier, *now)}
+    return sorted(rows.values(), key=lambda row: (row["part"], row["row"]))
+
+
+def _make_report(wanted: Forgotten, rows: list[dict], removed: bool) -> dict:
+    counts = Counter(entry for row in rows for entry in row["entries"])
+    return {
+        "rows_found": len(rows),
+        "removed": removed,
+        "entries": {entry: counts[entry] for entry in wanted.entries if counts[entry]},
+        "not_found": [entry for entry in wanted.entries if not counts[entry]],
+        "rows": sorted(rows, key=lambda row: (row["part"], row["row"])),
+    }
+
+
+def _read_journal(data: Path) -> tuple[Forgotten, list[dict]]:
+    """The entries of an interrupted run and the rows that it had found. Raises OutputError where it is damaged."""
+    path = data / _JOURNAL
+    try:
+        journal = loads(path.read_text(encoding="utf-8"))
+        entries, rows = parse_forgotten(journal["entries"]), list(journal["rows"])
+    except FileNotFoundError:
+        return Forgotten(), []
+    except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise OutputError(
+            f"{path} is damaged ({error}), the journal of an interrupted `ppldm forget`; delete it, and the rows that "
+            "were taken out before will not be reported"
+        ) from error
+    get_logger().info("an interrupted `ppldm forget` of %d entries is finished and reported too", len(entries.entries))
+    return entries, rows
+
+
+def _write_journal(data: Path, wanted: Forgotten, rows: list[dict]) -> None:
+    write_json(data / _JOURNAL, {"entries": list_forgotten(wanted), "rows": rows})
 
 
 def _update_part(data: Path, manifest: dict, path: str, rows: set[int]) -> None:
@@ -101,7 +178,8 @@ def _update_part(data: Path, manifest: dict, path: str, rows: set[int]) -> None:
     entry |= facts
     if not kept:
         manifest["parts"].remove(entry)
-        _update_filelists(data, manifest)
+        if manifest["parts"]:
+            _update_filelists(data, manifest)
     write_json(data / "manifest.json", manifest)
 
 
@@ -129,6 +207,4 @@ def _count(account: dict, num_removed: int) -> None:
 
 
 def _update_filelists(data: Path, manifest: dict) -> None:
-    if not manifest["parts"]:
-        raise DataError(f"no row of {data} is left; delete the folder")
     write_filelist(data / f"{manifest['name']}.filelist", [part["path"] for part in manifest["parts"]])

@@ -62,8 +62,7 @@ def read_forgotten(out: Path) -> Forgotten:
     """What was forgotten in the folder `out` of a conversion. Raises OutputError where its list is damaged."""
     path = out / "forgotten.json"
     try:
-        lists = loads(path.read_text(encoding="utf-8"))
-        return Forgotten(*(frozenset(lists[name]) for name in ("urls", "domains", "keys")))
+        return parse_forgotten(loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Forgotten()
     except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
@@ -72,7 +71,17 @@ def read_forgotten(out: Path) -> Forgotten:
 
 def write_forgotten(out: Path, forgotten: Forgotten) -> None:
     """The other direction."""
-    write_json(out / "forgotten.json", {name: sorted(entries) for name, entries in vars(forgotten).items()})
+    write_json(out / "forgotten.json", list_forgotten(forgotten))
+
+
+def list_forgotten(forgotten: Forgotten) -> dict[str, list[str]]:
+    """As JSON has it."""
+    return {name: sorted(entries) for name, entries in vars(forgotten).items()}
+
+
+def parse_forgotten(lists: dict[str, list[str]]) -> Forgotten:
+    """The other direction. Raises KeyError or TypeError for what is no such thing."""
+    return Forgotten(*(frozenset(lists[name]) for name in ("urls", "domains", "keys")))
 
 
 def _read_lines(flag: str, path: str | None) -> set[str]:

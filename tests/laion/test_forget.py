@@ -18,7 +18,7 @@ from ppldm.laion.convert import convert_source, describe
 from ppldm.laion.forget import forget, forget_rows
 from ppldm.laion.forgotten import Forgotten, host_of, read_entries, read_forgotten
 from ppldm.laion.lineage import lineage, trace_rows
-from ppldm.utils.errors import ConfigError, DataError
+from ppldm.utils.errors import ConfigError, DataError, OutputError
 from ppldm.utils.pictures import save_png
 
 URLS = [
@@ -97,29 +97,81 @@ def test_a_dry_run_changes_nothing(data):
     assert contents(data) == before
 
 
-def test_killed_at_any_point_the_same_command_finishes(tmp_path, data):
+def forget_and_die(data, wanted, stop: int) -> list[dict]:
+    """Forget up to the renaming of file number `stop`; the reports that were given until then.
+
+    By an error where the kill would be: of ours, nothing but the end of a lock runs after it.
+    """
+    calls, replace, told = iter(range(1000)), os.replace, []
+
+    def dying(*arguments):
+        if next(calls) >= stop:
+            raise KeyboardInterrupt
+        replace(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", dying)
+        with contextlib.suppress(KeyboardInterrupt):
+            forget_rows(data, wanted, tell=told.append)
+    return told
+
+
+def copy_folder(source, target) -> None:
+    subprocess.run(["rm", "-rf", target], check=True)
+    subprocess.run(["cp", "-a", source, target], check=True)
+
+
+def test_killed_at_any_point_the_same_command_finishes_and_reports_every_row(tmp_path, data):
     wanted = Forgotten(domains=frozenset(["example.com", "b.org"]))
-    (tmp_path / "copy").mkdir()
-    subprocess.run(["cp", "-a", tmp_path / "out", tmp_path / "in", tmp_path / "copy"], check=True)
-    forget_rows(data, wanted)
-    # By an error where the kill would be: of ours, nothing but the end of a lock runs after it.
-    whole, replace = contents(data), os.replace
-    for stop in range(20):
-        subprocess.run(["rm", "-rf", tmp_path / "again"], check=True)
-        subprocess.run(["cp", "-a", tmp_path / "copy", tmp_path / "again"], check=True)
-        calls = iter(range(1000))
+    copy_folder(data, tmp_path / "copy")
+    report = forget_rows(data, wanted)
+    assert report["entries"] == {"b.org": 3, "example.com": 2}
+    whole, stop, finished = contents(data), 0, False
+    while not finished:
+        copy_folder(tmp_path / "copy", tmp_path / "again")
+        told = forget_and_die(tmp_path / "again", wanted, stop)
+        # Once more, at another place, before it is left to finish.
+        told += told or forget_and_die(tmp_path / "again", wanted, stop // 2)
+        finished = bool(told)
+        assert (told[0] if finished else forget_rows(tmp_path / "again", wanted)) == report
+        assert contents(tmp_path / "again") == whole
+        stop += 1
+    assert stop > 12
 
-        def dying(*arguments, calls=calls, stop=stop):
-            if next(calls) >= stop:
-                raise KeyboardInterrupt
-            replace(*arguments)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "replace", dying)
-            with contextlib.suppress(KeyboardInterrupt):
-                forget_rows(tmp_path / "again/out", wanted)
-        forget_rows(tmp_path / "again/out", wanted)
-        assert contents(tmp_path / "again/out") == whole
+def test_a_report_that_nobody_got_is_given_again(data):
+    def dying(report):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forget_rows(data, Forgotten(keys=frozenset(["0001", "0002"])), tell=dying)
+    assert forget_rows(data, Forgotten(keys=frozenset(["0001", "0002"])))["rows_found"] == 2
+    assert forget_rows(data, Forgotten(keys=frozenset(["0001", "0002"])))["rows_found"] == 0
+
+
+@pytest.mark.parametrize("stop", range(2, 14, 3))
+def test_other_entries_finish_an_interrupted_command_and_report_its_rows_too(tmp_path, data, stop):
+    copy_folder(data, tmp_path / "copy")
+    forget_rows(data, Forgotten(keys=frozenset(["0000", "0003", "0006"])))
+    forget_rows(data, Forgotten(keys=frozenset(["0001", "0002"])))
+    again = tmp_path / "copy"
+    assert not forget_and_die(again, Forgotten(keys=frozenset(["0000", "0003", "0006"])), stop)
+    report = forget_rows(again, Forgotten(keys=frozenset(["0001", "0002"])))
+    assert sorted(row["key"] for row in report["rows"]) == ["0000", "0001", "0002", "0003", "0006"]
+    assert contents(again) == contents(data)
+
+
+def test_a_damaged_journal_is_named(data):
+    (data / ".forget.json").write_text("{}")
+    with pytest.raises(OutputError, match="forget.json is damaged.*delete it"):
+        forget_rows(data, Forgotten(keys=frozenset(["0001"])))
+
+
+def test_where_no_row_is_left_the_report_comes_before_the_error(data, capsys):
+    (data / "keys").write_text("\n".join(f"{row:04}" for row in range(7)))
+    with pytest.raises(DataError, match="no row .* is left"):
+        forget(str(data), key=str(data / "keys"), num_workers=1)
+    assert "7 row(s) taken out" in capsys.readouterr().out
 
 
 def test_entries_are_read_from_files_and_the_command_reports(tmp_path, data, capsys):
