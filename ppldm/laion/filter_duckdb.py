@@ -144,6 +144,10 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
                 f"FROM read_parquet([{files}])"
             )
             yield connection
+    except RuntimeError as error:
+        if "interrupted" in str(error):  # DuckDB's way to pass on Ctrl-C
+            raise KeyboardInterrupt from error
+        raise
     except duckdb.OutOfMemoryException as error:
         raise OutputError(
             f"{memory_gb:.1f} GB of memory, or the disk, do not suffice ({_one_line(error)}); give more by --memory-gb "

@@ -83,9 +83,10 @@ def following_tasks(spark, name: str, num_tasks: int) -> Iterator[None]:
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
         numbers = {number for job in jobs if job for number in job.stageIds}
         # Of a stage that is there already from an earlier job, Spark lists a copy that never begins.
-        begun = [stage for stage in map(tracker.getStageInfo, numbers) if stage and _has_begun(stage)]
-        done = sum(stage.numCompletedTasks for stage in begun)
-        return done, max(num_tasks, sum(stage.numTasks for stage in begun))
+        begun = [stage for stage in map(tracker.getStageInfo, sorted(numbers)) if stage and _has_begun(stage)]
+        is_last = len(begun) > 1 and begun[-1].numTasks == num_tasks
+        total = sum(stage.numTasks for stage in begun) + (0 if is_last else num_tasks)
+        return sum(stage.numCompletedTasks for stage in begun), total
 
     spark.sparkContext.setJobGroup(group, name)
     try:

@@ -142,6 +142,30 @@ def test_laion_art_by_other_names_is_written_under_the_published_ones(tmp_path):
     assert 'dropped by language == "en"' in describe(manifest)
 
 
+@pytest.mark.slow
+def test_ctrl_c_is_one_line_and_leaves_what_is_finished(tmp_path):
+    """In the middle of a query of DuckDB, which has its own way to say so."""
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    for number in range(4):
+        pq.write_table(laion2b(250_000, number), tables / f"{number}.parquet")
+    code = (
+        "import ppldm.cli, ppldm.laion.filter_duckdb as f\n"
+        "import os, signal, threading\n"
+        "run = f._execute\n"
+        "def execute(connection, query, name, rows):\n"
+        "    if name == 'sorting':\n"
+        "        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    return run(connection, query, name, rows)\n"
+        "f._execute = execute\n"
+        "ppldm.cli.main()"
+    )
+    command = [sys.executable, "-c", code, "filter", "--input", str(tables), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.getcwd()}, capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr.splitlines()[-1].startswith("stopped by Ctrl-C")
+    assert (tmp_path / ".out.unfinished/.counts.json").exists() and not (tmp_path / "out").exists()
+
+
 def test_an_unknown_language_column_is_said_and_taken_to_be_right(tables, tmp_path, caplog):
     plan = plan_of(tables, language="en")
     assert plan.reasons == ["width >= 512", "height >= 512", "punsafe <= 0.98", "aesthetic >= 4.5"]
