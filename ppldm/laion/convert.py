@@ -108,7 +108,7 @@ def convert_source(
     _claim_folder(Path(out), source, name, rows_per_part, treatment)
     records = _make_parts(tasks, num_workers, master)
     _sweep(Path(out), name, {task.path.name for task in tasks})
-    manifest = _merge_records(records, tasks, source, name, rows_per_part)
+    manifest = _merge_records(records, tasks, name, rows_per_part)
     _refuse_bad_source(manifest, source)
     write_filelist(Path(out, f"{name}.filelist"), [part["path"] for part in manifest["parts"]])
     write_filelist(Path(out, f"{name}.filelist.list"), [f"{name}.filelist"])
@@ -140,9 +140,10 @@ def describe(manifest: dict) -> str:
 
 @dataclass(frozen=True)
 class _PartTask:
-    """One part to be: its path and the source rows that belong to it."""
+    """One part to be: its path and the source rows that belong to it. `source`: the unit's path in the whole source."""
 
     path: Path
+    source: str
     unit: Unit
     span: Span
     treatment: Treatment
@@ -170,7 +171,7 @@ def _make_tasks(source, out: Path, rows_per_part: int, treatment: Treatment, num
     if not cut:
         raise DataError(f"{source} holds no rows; name another source")
     return [
-        _PartTask(out / "parts" / f"part-{number:05}.gz", unit, span, treatment)
+        _PartTask(out / "parts" / f"part-{number:05}.gz", os.path.relpath(unit.path, source), unit, span, treatment)
         for number, (unit, span) in enumerate(cut)
     ]
 
@@ -294,7 +295,7 @@ def _usable_rows(task: _PartTask, skipped: Counter, examples: dict) -> Iterator[
     for source_row in task.unit.read(task.span):
         try:
             row = _make_row(source_row, task.treatment)
-            if forgotten.covers(row.meta):
+            if forgotten.covers(row.meta, task.source):
                 skipped[FORGOTTEN] += 1
             else:
                 yield row
@@ -339,7 +340,7 @@ def _sweep(out: Path, name: str, part_names: set[str]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _merge_records(records: list[dict], tasks: list[_PartTask], source, name: str, rows_per_part: int) -> dict:
+def _merge_records(records: list[dict], tasks: list[_PartTask], name: str, rows_per_part: int) -> dict:
     skipped, examples, parts = Counter(), {}, []
     for number, (record, task) in enumerate(zip(records, tasks, strict=True)):
         skipped.update(record["skipped"])
@@ -348,7 +349,7 @@ def _merge_records(records: list[dict], tasks: list[_PartTask], source, name: st
         if record["rows_out"]:
             path = f"parts/part-{number:05}.gz"
             facts = {"rows": record["rows_out"], "bytes": record["bytes"], "sha256": record["sha256"]}
-            parts.append({"path": path, **facts, "source": os.path.relpath(task.unit.path, source)})
+            parts.append({"path": path, **facts, "source": task.source})
     return {
         "name": name,
         "rows_per_part": rows_per_part,

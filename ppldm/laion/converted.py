@@ -25,15 +25,15 @@ def read_manifest(data: Path) -> dict:
 
 def find_rows(data: Path, manifest: dict, wanted: Forgotten, num_workers: int) -> Iterator[tuple[str, dict]]:
     """(path of a part, {row: (entries that name it, its metadata)}) of each part of a manifest."""
-    paths = [part["path"] for part in manifest["parts"]]
-    with progress(total=len(paths), desc="searching", unit="part") as bar:
-        for path, found in map_unordered(partial(_search, data=data, wanted=wanted), paths, num_workers):
+    parts = [(part["path"], part.get("source", "")) for part in manifest["parts"]]
+    with progress(total=len(parts), desc="searching", unit="part") as bar:
+        for (path, _), found in map_unordered(partial(_search, data=data, wanted=wanted), parts, num_workers):
             yield path, found
             bar.update()
 
 
-def _search(path: str, data: Path, wanted: Forgotten) -> dict[int, tuple[list[str], dict]]:
-    found = {}
+def _search(named: tuple[str, str], data: Path, wanted: Forgotten) -> dict[int, tuple[list[str], dict]]:
+    found, (path, source) = {}, named
     if not (data / path).exists():  # a killed `ppldm forget` has taken the whole part out
         return found
     with closing(Part(data / path)) as part:
@@ -42,6 +42,6 @@ def _search(path: str, data: Path, wanted: Forgotten) -> dict[int, tuple[list[st
                 _, meta = part.read_fields(row)
             except RowError:
                 continue  # `ppldm verify` counts these
-            if entries := wanted.covers(meta):
+            if entries := wanted.covers(meta, source):
                 found[row] = entries, meta
     return found

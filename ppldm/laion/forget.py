@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..data.filelist import write_filelist
 from ..data.part import Part, index_path, write_lines
-from ..utils.errors import DataError, OutputError
+from ..utils.errors import ConfigError, DataError, OutputError
 from ..utils.files import file_sha256, local_path, lock_folder, read_json, write_json
 from ..utils.log import get_logger
 from ..utils.workers import check_workers
@@ -40,7 +40,7 @@ def forget(
     data: str,  # folder that `ppldm convert` has written
     url: str = None,  # text file of URLs, one a line
     domain: str = None,  # text file of domains, one a line; example.com covers www.example.com
-    key: str = None,  # text file of keys, one a line
+    key: str = None,  # text file of keys, one a line; part_1/000010002 where several parts have a row 000010002
     num_workers: int = 0,  # processes; 0 means one per core
     dry_run: bool = False,  # say which rows are there and change nothing
     json: bool = False,  # print the report as JSON
@@ -80,8 +80,9 @@ def forget_rows(
         manifest = read_manifest(data)  # again: another process may have held the folder
         earlier, earlier_rows = _read_journal(data)
         wanted |= earlier
-        write_forgotten(data, read_forgotten(data) | wanted)
         found = _find(data, manifest, wanted, num_workers)
+        _refuse_ambiguous_keys(manifest, wanted, found)
+        write_forgotten(data, read_forgotten(data) | wanted)
         rows = _merge_rows(earlier_rows, _list_rows(found))
         _write_journal(data, wanted, rows)
         for path in [part["path"] for part in manifest["parts"]]:
@@ -108,6 +109,22 @@ def describe(report: dict) -> str:
 def _find(data: Path, manifest: dict, wanted: Forgotten, num_workers: int) -> dict[str, dict]:
     """{path of a part: {row: (entries that name it, its metadata)}}, of parts with such rows."""
     return {path: found for path, found in find_rows(data, manifest, wanted, num_workers) if found}
+
+
+def _refuse_ambiguous_keys(manifest: dict, wanted: Forgotten, found: dict[str, dict]) -> None:
+    """Raises ConfigError where a key names rows of several folders: most of them are somebody else's."""
+    sources = {part["path"]: part.get("source", "") for part in manifest["parts"]}
+    named = {}
+    for path, rows in found.items():
+        for entries, _ in rows.values():
+            for entry in wanted.keys.intersection(entries):
+                named.setdefault(entry, set()).add(sources[path])
+    for key, several in sorted(named.items()):
+        if len(several) > 1:
+            raise ConfigError(
+                f"key {key} is in {len(several)} places ({', '.join(sorted(several)[:3])}); name the one that "
+                f"is meant, such as {min(several)}/{key.rpartition('/')[2]}"
+            )
 
 
 def _list_rows(found: dict[str, dict]) -> list[dict]:

@@ -14,21 +14,24 @@ FORGOTTEN = "forgotten"
 
 @dataclass(frozen=True)
 class Forgotten:
-    """`domains` cover their subdomains, and are in lower case."""
+    """`domains` cover their subdomains, and are in lower case. Keys repeat from part to part of a download: in `keys`,
+    `part_1/000010002` is the one of that folder, `000010002` all."""
 
     urls: frozenset[str] = field(default_factory=frozenset)
     domains: frozenset[str] = field(default_factory=frozenset)
     keys: frozenset[str] = field(default_factory=frozenset)
 
-    def covers(self, meta: dict) -> list[str]:
-        """Which entries a row of this metadata is named by."""
+    def covers(self, meta: dict, source: str) -> list[str]:
+        """Which entries a row of this metadata is named by. `source`: what it was made from, such as part_1/00000."""
         url, key = meta.get("url"), meta.get("key")
         found = [url] if isinstance(url, str) and url in self.urls else []
         if self.domains and isinstance(url, str):
             labels = host_of(url).split(".")
             parents = {".".join(labels[start:]) for start in range(len(labels))}
             found += sorted(self.domains & parents)
-        return found + ([key] if isinstance(key, str) and key in self.keys else [])
+        if self.keys and isinstance(key, str):
+            found += [name for name in _names_of(key, source) if name in self.keys]
+        return found
 
     def __or__(self, other: "Forgotten") -> "Forgotten":
         return Forgotten(self.urls | other.urls, self.domains | other.domains, self.keys | other.keys)
@@ -37,6 +40,12 @@ class Forgotten:
     def entries(self) -> list[str]:
         """Everything named, sorted."""
         return sorted(self.urls | self.domains | self.keys)
+
+
+def _names_of(key: str, source: str) -> list[str]:
+    """The key alone, and in each folder that holds it: part_1/KEY, part_1/00000/KEY."""
+    folders = source.split("/")
+    return [key, *("/".join((*folders[:depth], key)) for depth in range(1, len(folders) + 1))]
 
 
 def host_of(url: str) -> str:

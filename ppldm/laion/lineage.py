@@ -18,7 +18,9 @@ from .sql import DUCKDB, FILE, ROW
 
 def lineage(
     data: str,  # folder that `ppldm convert` has written
-    key: Annotated[str, {"opt": True, "required": True, "nargs": "+"}],  # keys of rows, as in their metadata
+    key: Annotated[
+        str, {"opt": True, "required": True, "nargs": "+"}
+    ],  # keys of rows, as in their metadata; part_1/KEY is that of one folder
     metadata: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # parquet files, or folders of them, to look in
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print JSON
@@ -36,12 +38,13 @@ def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, n
     that have its URL: {file, row, values}. Raises DataError where a key is nowhere."""
     manifest = read_manifest(data)
     sources = {part["path"]: part.get("source") for part in manifest["parts"]}
-    traced = [
-        {"key": meta["key"], "part": path, "row": row, "source": sources[path], "meta": meta, "tables": []}
-        for path, found in find_rows(data, manifest, Forgotten(keys=frozenset(keys)), num_workers)
-        for row, (_, meta) in found.items()
-    ]
-    if missing := sorted(set(keys) - {row["key"] for row in traced}):
+    traced, missing = [], set(keys)
+    for path, found in find_rows(data, manifest, Forgotten(keys=frozenset(keys)), num_workers):
+        for row, (entries, meta) in found.items():
+            missing.difference_update(entries)
+            place = {"key": meta["key"], "part": path, "row": row, "source": sources[path]}
+            traced.append(place | {"meta": meta, "tables": []})
+    if missing := sorted(missing):
         raise DataError(f"no row of {data} has the key {', '.join(missing[:5])}; `ppldm head --json` prints keys")
     traced.sort(key=lambda row: (row["part"], row["row"]))
     if metadata:

@@ -161,6 +161,35 @@ def test_other_entries_finish_an_interrupted_command_and_report_its_rows_too(tmp
     assert contents(again) == contents(data)
 
 
+def test_a_key_of_several_parts_is_named_by_its_folder(tmp_path):
+    """Keys are numbers of shard and row, and begin anew in each part of a download."""
+    for part in ("part_1", "part_2"):
+        shard = tmp_path / "in" / part / "00000"
+        shard.mkdir(parents=True)
+        for row in range(2):
+            save_png(shard / f"{row:04}.png", np.full((8, 8, 3), row * 20, np.uint8))
+            (shard / f"{row:04}.txt").write_text(f"{part} {row}")
+    convert(tmp_path)
+    data = tmp_path / "out"
+    before = contents(data)
+    with pytest.raises(ConfigError, match="key 0001 is in 2 places.*such as part_1/00000/0001"):
+        forget_rows(data, Forgotten(keys=frozenset(["0001"])))
+    assert contents(data) == before
+    rows = trace_rows(data, ["part_2/0001", "0000"])
+    assert [(row["key"], row["source"]) for row in rows] == [
+        ("0000", "part_1/00000"), ("0000", "part_2/00000"), ("0001", "part_2/00000"),
+    ]  # fmt: skip
+    report = forget_rows(data, Forgotten(keys=frozenset(["part_2/0001", "part_1/00000/0000", "part_3/0001"])))
+    assert report["entries"] == {"part_1/00000/0000": 1, "part_2/0001": 1} and report["not_found"] == ["part_3/0001"]
+    captions = [Part(path).read(0).caption for path in read_filelist(data / "custom.filelist")]
+    assert captions == ["part_1 1", "part_2 0"]
+    after = contents(data)
+    for path in (data / "parts").iterdir():
+        path.unlink()
+    convert(tmp_path)
+    assert contents(data) == after
+
+
 def test_a_damaged_journal_is_named(data):
     (data / ".forget.json").write_text("{}")
     with pytest.raises(OutputError, match="forget.json is damaged.*delete it"):
