@@ -253,6 +253,8 @@ def _count_rows(plan: Plan, counts: dict[int, int], parts: list[dict]) -> dict:
             f"{plan.tables.rows} rows went in, {rows_out} came out and {num_dropped} were dropped: the tables changed "
             "meanwhile; run the same command again"
         )
+    if not plan.tables.rows:
+        raise DataError("the tables of --input hold no rows; name others")
     if not rows_out:
         worst = max(dropped, key=lambda entry: entry["rows"], default={"condition": "nothing", "rows": 0})
         raise DataError(

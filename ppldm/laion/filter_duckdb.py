@@ -159,8 +159,22 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
         ) from error
     except duckdb.Error as error:
         raise DataError(
-            f"DuckDB cannot read the tables ({_one_line(error)}); get them again or leave them out"
+            f"{_find_damaged(tables)} cannot be read ({_one_line(error)}); get it again or leave it out"
         ) from error
+
+
+def _find_damaged(tables: Tables) -> str:
+    """The first file of which not all columns can be read, which DuckDB's errors do not name."""
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        for path in tables.paths:
+            try:
+                file = DUCKDB.quote_text(_escape_glob(str(path)))
+                connection.execute(f"SELECT max(hash(COLUMNS(*))) FROM read_parquet([{file}])").fetchall()
+            except duckdb.Error:
+                return str(path)
+    return "the input"
 
 
 def _escape_glob(path: str) -> str:

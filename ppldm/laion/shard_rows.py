@@ -85,6 +85,14 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         raise DataError(f"{path} is not a parquet file that can be read ({error}); fetch or make it again") from error
 
 
+def _read_batches(path: Path, file: pq.ParquetFile, **options) -> Iterator[pa.RecordBatch]:
+    """Raises DataError where the file's end, which tells of its rows, is sound and they are not."""
+    try:
+        yield from file.iter_batches(_BATCH_ROWS, **options)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} is damaged ({error}); fetch or make it again") from error
+
+
 def find_columns(path: Path, url: str = "", caption: str = "", kept: Sequence[str] = ()) -> RowColumns:
     """The columns of a parquet file: those named, else those known by their names (`columns`). Raises ConfigError."""
     schema = open_parquet(path).schema_arrow
@@ -110,7 +118,7 @@ def count_shards(num_rows: int, samples_per_shard: int) -> int:
 def read_shards(part: MetadataPart, columns: RowColumns, size: int, wanted: Collection[int]) -> Iterator[tuple]:
     """(number, table) of each wanted shard, `size` rows each but the last. Columns: those kept, caption, url."""
     names = [*columns.kept, columns.caption, columns.url]
-    batches = open_parquet(part.path).iter_batches(_BATCH_ROWS, columns=names)
+    batches = _read_batches(part.path, open_parquet(part.path), columns=names)
     tables = (pa.Table.from_batches([batch]).select(names) for batch in batches)
     tables = (table.rename_columns([*columns.kept, "caption", "url"]) for table in tables)
     for number, table in enumerate(regroup(tables, size)):
@@ -147,7 +155,7 @@ def sample_urls(part: MetadataPart, url_column: str, num_urls: int) -> list[str]
     num_rows = sum(file.metadata.row_group(group).num_rows for group in groups)
     wanted = np.sort(rng.choice(num_rows, min(num_urls, num_rows), replace=False))
     urls, start = [], 0
-    for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=[url_column]) if groups else ():
+    for batch in _read_batches(part.path, file, row_groups=groups, columns=[url_column]) if groups else ():
         here = wanted[(wanted >= start) & (wanted < start + batch.num_rows)] - start
         urls += batch[url_column].take(pa.array(here)).to_pylist()
         start += batch.num_rows

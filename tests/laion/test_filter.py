@@ -281,6 +281,14 @@ def test_what_cannot_work_is_one_line(tables, tmp_path):
     (tables / "3.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match="3.parquet is no parquet"):
         read_tables([str(tables)])
+    damaged = bytearray((tables / "2B-en-4.5_2.parquet").read_bytes())
+    damaged[10:400] = b"\xff" * 390
+    (tables / "3.parquet").write_bytes(damaged)
+    with pytest.raises(DataError, match="/3.parquet cannot be read .*get it again"):
+        run(tables, tmp_path / "out")
+    pq.write_table(laion2b(0), tmp_path / "empty.parquet")
+    with pytest.raises(DataError, match="hold no rows"):
+        run(tmp_path / "empty.parquet", tmp_path / "out")
     pq.write_table(laion2b(3).drop_columns(["hash"]), tables / "3.parquet")
     with pytest.raises(ConfigError, match="'hash'.*missing"):
         read_tables([str(tables)])

@@ -111,3 +111,16 @@ def test_the_sample_is_of_rows_that_have_a_url_and_always_the_same(tmp_path):
     urls = sample_urls(part, "URL", 6)
     assert urls and len(set(urls)) == len(urls) and urls == sample_urls(part, "URL", 6)
     assert sample_urls(part, "URL", 99) == [f"http://a/{row}" for row in range(0, 10, 2)]
+
+
+def test_a_damaged_file_is_named_whether_it_is_sampled_or_read(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    columns = find_columns(path)
+    damaged = bytearray(path.read_bytes())
+    damaged[10:100] = b"\xff" * 90
+    path.write_bytes(damaged)
+    part = MetadataPart(1, path, 10)
+    with pytest.raises(DataError, match="a.parquet is damaged.*fetch"):
+        list(read_shards(part, columns, 4, {0}))
+    with pytest.raises(DataError, match="a.parquet is damaged.*fetch"):
+        sample_urls(part, columns.url, 10)
