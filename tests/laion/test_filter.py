@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -336,6 +337,30 @@ def test_without_java_the_error_says_how_to_get_it(tmp_path, monkeypatch):
         spark.check_java()
     for words in ("apt-get install openjdk-17", "dnf install", "brew install", "conda install"):
         assert words in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(read_java_version() is None, reason="Spark needs Java")
+def test_spark_submit_runs_the_same_command(tables, tmp_path):
+    import pyspark
+
+    words = ["filter", "--input", tables, "--output", tmp_path / "submitted", "--preset", "laion2b-en"]
+    done = subprocess.run(
+        [
+            Path(pyspark.__file__).parent / "bin/spark-submit",
+            "--master",
+            "local[2]",
+            "run_scripts/spark_ppldm.py",
+            *words,
+        ],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "by spark" in done.stdout, done.stderr
+    run(tables, tmp_path / "here")
+    submitted, here = (read_parts(tmp_path / name) for name in ("submitted", "here"))
+    assert [as_text(part.to_pylist()) for part in submitted] == [as_text(part.to_pylist()) for part in here]
 
 
 @pytest.fixture(scope="module")
