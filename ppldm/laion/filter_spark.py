@@ -10,7 +10,7 @@ from .metadata import Tables
 from .spark import following_tasks, spark_session
 from .sql import FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
 
-_ROWS, _KEPT = "ppldm_rows", "ppldm_kept"
+_TABLES, _ROWS, _KEPT = "ppldm_tables", "ppldm_rows", "ppldm_kept"
 _STAGING = ".spark"
 
 dialect = SPARK
@@ -22,9 +22,9 @@ def filter_tables(plan: Plan, folder: Path, memory_gb: float, master: str | None
     Raises EnvironmentProblem, DataError.
     """
     with spark_session(master, memory_gb) as spark:
-        _make_relation(spark, plan.tables)
+        _make_relations(spark, plan.tables)
         with following_tasks(spark, "counting", 1):
-            counts = {row.code: row.n for row in spark.sql(plan.count_query(_ROWS, SPARK)).collect()}
+            counts = {row.code: row.n for row in spark.sql(plan.count_query(_TABLES, SPARK)).collect()}
         spark.sql(plan.kept_query(_ROWS, SPARK)).createOrReplaceTempView(_KEPT)
         order = ", ".join(plan.order)
         rows = spark.sql(f"SELECT {plan.output_columns(SPARK)}, {order}, {_part_sql(plan)} AS {PART} FROM {_KEPT}")
@@ -37,23 +37,28 @@ def filter_tables(plan: Plan, folder: Path, memory_gb: float, master: str | None
 
 
 def run_query(tables: Tables, query, memory_gb: float, master: str | None = None) -> list[tuple]:
-    """The rows of a query, `query` being a function of the name of the relation of all rows."""
+    """The rows of a query, `query` being a function of the name of a relation of the tables' own columns."""
     with spark_session(master, memory_gb) as spark:
-        _make_relation(spark, tables)
-        return [tuple(row) for row in spark.sql(query(_ROWS)).collect()]
+        _make_relations(spark, tables)
+        return [tuple(row) for row in spark.sql(query(_TABLES)).collect()]
 
 
-def _make_relation(spark, tables: Tables) -> None:
+def _make_relations(spark, tables: Tables) -> None:
+    """The tables as they are, and with FILE and ROW, which take a join."""
     from pyspark.sql.functions import expr
 
     frame = spark.read.parquet(*(f"file://{_escape_glob(str(path))}" for path in tables.paths))
     numbers = {str(path): number for number, path in enumerate(tables.paths)}
+    frame.createOrReplaceTempView(_TABLES)
     # Spark writes the same file with one slash or three.
     encoded = [urlparse(name).path for name in frame.inputFiles()]
-    values = ", ".join(f"({SPARK.quote_text(path)}, {numbers[unquote(path)]})" for path in encoded)
+    values = ", ".join(
+        f"({SPARK.quote_text(start + path)}, {numbers[unquote(path)]})"
+        for path in encoded
+        for start in ("file:", "file://")
+    )
     files = spark.sql(f"SELECT * FROM VALUES {values} AS t(ppldm_path, {FILE})")
-    place = "regexp_replace(_metadata.file_path, '^file:/*', '/') AS ppldm_place"
-    rows = frame.selectExpr("*", place, f"_metadata.row_index AS {ROW}").join(
+    rows = frame.selectExpr("*", "_metadata.file_path AS ppldm_place", f"_metadata.row_index AS {ROW}").join(
         files.hint("broadcast"), expr("ppldm_path = ppldm_place")
     )
     rows.drop("ppldm_path", "ppldm_place").createOrReplaceTempView(_ROWS)
