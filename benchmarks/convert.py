@@ -3,6 +3,8 @@
 Makes photographs as JPEG files of about 64 KB (`photographs.py`), as img2dataset lays them out, and converts them in
 one process on one core, without start-up. Beside it stands the floor: what decoding each picture once and compressing
 its base64 take alone. Each is the best of `--repeats`, by turns, so that other load on the machine strikes both alike.
+With `--commands`, also whole commands, their start included: annotate, convert in one process, convert on Spark with
+one task at once.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pybase64
+from commands import Cost, measure_command
 from isal import isal_zlib
 from photographs import make_rows
 
@@ -34,6 +37,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000, help="rows to convert, the pictures again and again")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
     parser.add_argument("--sources", nargs="+", default=["files", "webdataset"], help="how the rows lie on disk")
+    parser.add_argument("--commands", action="store_true", help="also measure whole commands")
     parser.add_argument("--json", help="also write the results here")
     arguments = parser.parse_args()
     made = make_rows(min(arguments.photographs, arguments.rows))
@@ -49,12 +53,19 @@ def main() -> None:
             for source in arguments.sources:
                 measured[source] = convert_cpu_sec(Path(folder, source), Path(folder, f"{source}{repeat}"))
             best = {name: min(seconds, best.get(name, seconds)) for name, seconds in measured.items()}
+        commands = measure_commands(Path(folder), rows) if arguments.commands else {}
     results |= {f"{name}_rows_per_sec": round(len(rows) / seconds) for name, seconds in best.items()}
     results["peak_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2)
     sys.stdout.write(f"{len(rows)} rows of {mean_bytes / 1000:.0f} KB, one core, {results['peak_gb']} GB\n")
     for name, seconds in best.items():
         share = f"{best['floor'] / seconds:6.0%} of the floor" if name != "floor" else "  decode, base64, deflate alone"
         sys.stdout.write(f"{name:<12}{len(rows) / seconds:8.0f} rows/s{share}\n")
+    for name, cost in commands.items():
+        results[name] = {"seconds": cost.seconds, "cpu_seconds": cost.cpu_seconds}
+        sys.stdout.write(
+            f"{name:<46}per 1,000 rows {cost.seconds / len(rows) * 1000:6.2f} s, "
+            f"{cost.cpu_seconds / len(rows) * 1000:6.2f} s of a core\n"
+        )
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
 
@@ -73,6 +84,18 @@ def convert_cpu_sec(source: Path, out: Path) -> float:
     start = time.process_time()
     convert_source(source, out, num_workers=1)
     return time.process_time() - start
+
+
+def measure_commands(folder: Path, rows) -> dict[str, Cost]:
+    """Of each command, on img2dataset's `files`."""
+    source = folder / "images"
+    write_files(source, rows)
+    commands = {
+        "annotate": ["annotate", source],
+        "convert": ["convert", source, "--out", folder / "here", "--num-workers", 1],
+        "convert --master local[1]": ["convert", source, "--out", folder / "spark", "--master", "local[1]"],
+    }
+    return {f"ppldm {name}": measure_command("ppldm", words) for name, words in commands.items()}
 
 
 def write_files(folder: Path, rows) -> None:

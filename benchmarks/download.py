@@ -3,30 +3,28 @@
 `ppldm download` beside bare img2dataset, on the same photographs (`photographs.py`) from a server of this machine, so
 that the processor is the limit and not the network: one process, 16 threads, with the settings of the published recipe
 (short side 512: these photographs pass as they are) and with a short side of 256 (all are decoded, shrunk and encoded).
-Both times are of the whole command, its start included. img2dataset alone needs wandb and albumentations, which ppldm
-does without: pip install wandb 'albumentations<2'; where they are missing, it is left out.
+`ppldm on Spark` is `--distributor pyspark` on this machine, with one task at once. All times are of the whole command,
+its start included. img2dataset alone needs wandb and albumentations, which ppldm does without: pip install wandb
+'albumentations<2'; where they are missing, it is left out.
 """
 
 import argparse
 import json
 import multiprocessing
-import os
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from commands import measure_command
 from photographs import make_rows
 
-ROOT = Path(__file__).resolve().parents[1]
 THREADS = 16
-CONTENDERS = ["ppldm"] + ["img2dataset"] * all(map(find_spec, ("img2dataset", "wandb", "albumentations")))
+CONTENDERS = ["ppldm", "ppldm on Spark"]
+CONTENDERS += ["img2dataset"] * all(map(find_spec, ("img2dataset", "wandb", "albumentations")))
 COMMON = ["--thread_count", str(THREADS), "--processes_count", "1", "--number_sample_per_shard", "10000"]
 
 
@@ -54,7 +52,7 @@ def main() -> None:
         server.terminate()
     for result in results:
         sys.stdout.write(
-            f"{result['name']:<12} size {result['size']:<4} {result['rows_per_sec']:>6.0f} rows/s, per 1,000 rows "
+            f"{result['name']:<14} size {result['size']:<4} {result['rows_per_sec']:>6.0f} rows/s, per 1,000 rows "
             f"{result['sec_per_1000']:.1f} s, {result['cpu_sec_per_1000']:.1f} s of a core, "
             f"{result['mb_per_1000']:.1f} MB\n"
         )
@@ -65,21 +63,14 @@ def main() -> None:
 def measure(name: str, metadata: Path, out: Path, size: int) -> dict:
     """Wall-clock and processor time of a whole download, per 1,000 rows, and the bytes of its pictures."""
     flags = [*COMMON, "--image_size", str(size)]
-    if name == "ppldm":
-        command = ["ppldm", "download", str(metadata), "--out", str(out), "--preflight", "0", *flags]
+    if name == "img2dataset":
+        words = ["--url_list", metadata, "--input_format", "parquet", "--url_col", "URL", "--caption_col", "TEXT",
+                 "--output_folder", out, "--resize_only_if_bigger", "True", "--resize_mode", "keep_ratio",
+                 "--skip_reencode", "True", *flags]  # fmt: skip
+        cost = measure_command("img2dataset.main", words, NO_ALBUMENTATIONS_UPDATE="1", WANDB_MODE="disabled")
     else:
-        command = ["img2dataset", "--url_list", str(metadata), "--input_format", "parquet", "--url_col", "URL",
-                   "--caption_col", "TEXT", "--output_folder", str(out), "--resize_only_if_bigger", "True",
-                   "--resize_mode", "keep_ratio", "--skip_reencode", "True", *flags]  # fmt: skip
-    module = "ppldm" if name == "ppldm" else "img2dataset.main"
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "NO_ALBUMENTATIONS_UPDATE": "1", "WANDB_MODE": "disabled"}
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", module, *command[1:]], env=environment, check=True, capture_output=True, text=True
-    )
-    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        flags += ["--distributor", "pyspark"] if name == "ppldm on Spark" else []
+        cost = measure_command("ppldm", ["download", metadata, "--out", out, "--preflight", "0", *flags])
     pictures = list(out.rglob("*.jpg"))
     rows = pq.read_metadata(metadata).num_rows
     if len(pictures) != rows:
@@ -88,9 +79,9 @@ def measure(name: str, metadata: Path, out: Path, size: int) -> dict:
         "name": name,
         "size": size,
         "rows": rows,
-        "rows_per_sec": rows / seconds,
-        "sec_per_1000": seconds / rows * 1000,
-        "cpu_sec_per_1000": cpu_seconds / rows * 1000,
+        "rows_per_sec": rows / cost.seconds,
+        "sec_per_1000": cost.seconds / rows * 1000,
+        "cpu_sec_per_1000": cost.cpu_seconds / rows * 1000,
         "mb_per_1000": sum(path.stat().st_size for path in pictures) / 1e6 / rows * 1000,
     }
 

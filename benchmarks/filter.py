@@ -10,17 +10,15 @@ machine changes less.
 import argparse
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from commands import measure_command
 
 NUM_FILES = 4
 CHUNK_ROWS = 250_000
@@ -92,48 +90,18 @@ def measure(engine: str, shuffled: bool, tables: Path, output: Path, memory_gb: 
     """Run the command once."""
     flags = ["--preset", "laion2b-en", "--engine", engine, "--memory-gb", str(memory_gb), "--json"]
     flags += [] if shuffled else ["--no-shuffle"]
-    command = [sys.executable, "-m", "ppldm", "filter", "--input", str(tables), "--output", str(output), *flags]
-    start, peak_kib = time.monotonic(), 0
-    with tempfile.TemporaryFile("w+") as printed:
-        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.DEVNULL)
-        before = os.times()
-        while process.poll() is None:
-            peak_kib = max(peak_kib, *map(read_peak_kib, descendants(process.pid)))
-            time.sleep(0.1)
-        after = os.times()
-        printed.seek(0)
-        text = printed.read()
-    if process.returncode:
-        sys.exit(f"{' '.join(command)} failed; run it to see why")
-    manifest = json.loads(text)
+    cost = measure_command("ppldm", ["filter", "--input", tables, "--output", output, *flags])
+    manifest = json.loads(cost.printed)
     return {
         "engine": engine,
         "shuffle": shuffled,
         "rows_out": manifest["rows_out"],
         "seconds": manifest["seconds"],
         "rows_per_sec": manifest["rows_in_per_sec"],
-        "whole_seconds": round(time.monotonic() - start, 2),
-        "cpu_seconds": round(sum(after[2:4]) - sum(before[2:4]), 2),
-        "peak_gb": round(peak_kib * 1024 / 1e9, 2),
+        "whole_seconds": round(cost.seconds, 2),
+        "cpu_seconds": round(cost.cpu_seconds, 2),
+        "peak_gb": round(cost.peak_gb, 2),
     }
-
-
-def descendants(pid: int) -> list[int]:
-    """A process and all that it started, directly or not."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return [pid]
-    return [pid, *(below for child in children for below in descendants(int(child)))]
-
-
-def read_peak_kib(pid: int) -> int:
-    """The most memory that a process has had; 0 where it is gone."""
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    except OSError:
-        return 0
-    return int(found.group(1)) if found else 0
 
 
 def describe(run: dict) -> str:
