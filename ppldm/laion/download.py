@@ -40,6 +40,7 @@ def download(
     save_additional_columns: str = "",  # columns kept, a comma between; by default LAION's: similarity, hash, ...
     user_agent_token: str = "",  # your name for sites that allow or forbid by name (X-Robots-Tag: NAME: noai)
     disallowed_header_directives: str = "noai,noimageai,noindex,noimageindex,noml",  # X-Robots-Tag that forbid; or none
+    ignore_ssl_certificate: bool = False,  # fetch over TLS whoever answers; for sites whose certificates have expired
     preflight: int = 500,  # URLs fetched first, to see that the network is sound; 0 means none
     retry_failed: bool = False,  # try failed rows of finished shards again, into new shards
     only: str = ",".join(TEMPORARY),  # with --retry-failed: the classes of failure to try again
@@ -75,6 +76,7 @@ def download(
         shard_seconds=shard_seconds,
         user_agent_token=user_agent_token or None,
         disallowed_header_directives=forbidding,
+        check_certificates=not ignore_ssl_certificate,
     )
     run = Run(downloads, settings, _retry_classes(only) if retry_failed else None)
     if not dry_run:

@@ -40,7 +40,12 @@ class _Fetch(threading.local):
 _fetch = _Fetch()
 
 
-def install(bounds: Bounds, last_moment: float = float("inf"), on_fetch: Callable[[], None] = lambda: None) -> None:
+def install(
+    bounds: Bounds,
+    last_moment: float = float("inf"),
+    on_fetch: Callable[[], None] = lambda: None,
+    check_certificates: bool = True,
+) -> None:
     """Make `urllib.request.urlopen` of this process keep `bounds`, until another call.
 
     `last_moment`, in seconds of time.monotonic, is when everything ends: later fetches fail at once. `on_fetch` is
@@ -57,7 +62,10 @@ def install(bounds: Bounds, last_moment: float = float("inf"), on_fetch: Callabl
     ):
         opener.add_handler(handler())
     # One context for all: each reads the system's certificates, some 20 ms.
-    opener.add_handler(_HTTPSHandler(context=ssl.create_default_context()))
+    context = ssl.create_default_context()
+    if not check_certificates:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    opener.add_handler(_HTTPSHandler(context=context))
     urllib.request.install_opener(opener)
 
 

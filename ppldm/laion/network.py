@@ -77,7 +77,8 @@ def find_network_fault(outcomes: Sequence[Outcome], ask_again: bool = False) -> 
     if over(votes["tls"], MAX_TLS):
         return (
             f"TLS: certificates are not trusted for {of(votes['tls'])}; set the clock, install ca-certificates or "
-            'export SSL_CERT_FILE="$(python -m certifi)"; behind a proxy that opens TLS, name its certificate there'
+            'export SSL_CERT_FILE="$(python -m certifi)"; behind a proxy that opens TLS, name its certificate there; '
+            "or go on with --ignore-ssl-certificate"
         )
     if over(votes["proxy"], MAX_PROXY):
         return f"the proxy refuses {of(votes['proxy'])} ({_proxies()}); mend http_proxy and https_proxy"

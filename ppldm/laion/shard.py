@@ -53,6 +53,7 @@ class ShardSettings:
     shard_seconds: float
     user_agent_token: str | None
     disallowed_header_directives: tuple[str, ...]
+    check_certificates: bool = True
 
     def __post_init__(self):
         if self.output_format not in OUTPUT_FORMATS:
@@ -117,7 +118,8 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
         rows_file = work / "rows.arrow"
         shutil.copyfile(task.rows_file, rows_file)
         downloader = _make_downloader(settings, columns, work)
-        install(settings.bounds, time.monotonic() + settings.shard_seconds, on_fetch)
+        last_moment = time.monotonic() + settings.shard_seconds
+        install(settings.bounds, last_moment, on_fetch, settings.check_certificates)
         downloader.download_shard((task.number, str(rows_file)))
         record = make_record(work, task.number)
         if record["rows"] != task.num_rows:
@@ -143,7 +145,7 @@ def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) 
     from concurrent.futures import ThreadPoolExecutor
 
     downloader = _import_downloader()
-    install(settings.bounds, time.monotonic() + seconds)
+    install(settings.bounds, time.monotonic() + seconds, check_certificates=settings.check_certificates)
 
     def fetch(url: str) -> tuple[Outcome, int]:
         _, stream, message = downloader.download_image_with_retry(

@@ -1,5 +1,8 @@
 """A server cannot hold a fetch longer, or send more, than the bounds say."""
 
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 import urllib.error
@@ -101,3 +104,18 @@ def test_quoting(url, quoted):
 def test_a_host_that_cannot_be_is_no_url():
     with pytest.raises(ValueError, match="not a URL"):
         quote_url(f"http://{'ü' * 80}.com/")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_certificates_are_checked_unless_asked_otherwise(tmp_path):
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=nobody -keyout key.pem -out certificate.pem"
+    subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "certificate.pem", tmp_path / "key.pem")
+    with web.serve() as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        url = server.url("good/1.jpg").replace("http:", "https:")
+        install(Bounds(30, 10**6))
+        assert failure(url, timeout=10) == "tls"
+        install(Bounds(30, 10**6), check_certificates=False)
+        assert fetch(url, timeout=10) == web.encode(web.picture(1))
