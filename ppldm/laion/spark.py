@@ -1,7 +1,9 @@
 """Spark sessions: on this machine, on a cluster by its master's address, or the one that spark-submit gave."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -61,16 +63,39 @@ def spark_session(master: str | None, memory_gb: float) -> Iterator:
         # Else workers would run the system's Python, which has no packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    interrupted = []
     try:
         spark = existing or _start(SparkSession.builder, master, memory_gb)
         for name, value in _RESULTS.items():
             spark.conf.set(name, value)
-        yield spark
+        with _noting_ctrl_c() as interrupted:
+            yield spark
     except (PySparkException, Py4JError) as error:
+        if interrupted:
+            raise KeyboardInterrupt from error
         raise DataError(f"Spark failed: {_describe(error)}; PPLDM_DEBUG=1 shows all it said") from error
     finally:
         if not existing and (started := SparkSession.getActiveSession()):
             started.stop()
+
+
+@contextmanager
+def _noting_ctrl_c() -> Iterator[list]:
+    """A list that is empty until Ctrl-C: Spark's own handler of it cancels all jobs, and often ends in an error."""
+    interrupted, handler = [], signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield interrupted
+        return
+
+    def note(number, frame):
+        interrupted.append(number)
+        handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ output is finished or absent."""
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -368,6 +369,19 @@ def session():
     """One Spark for all tests of this file."""
     with spark.spark_session("local[2]", MEMORY_GB) as session:
         yield session
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(read_java_version() is None, reason="Spark needs Java")
+def test_what_ctrl_c_breaks_in_spark_is_no_error_of_spark(session):
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), spark.spark_session(None, MEMORY_GB) as same:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        same.sql("SELECT no_such_column")
+    assert signal.getsignal(signal.SIGINT) is handler
+    with pytest.raises(DataError, match="Spark failed"), spark.spark_session(None, MEMORY_GB) as same:
+        same.sql("SELECT no_such_column")
 
 
 @pytest.mark.slow
