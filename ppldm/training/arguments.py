@@ -58,7 +58,7 @@ LOOP_FLAGS = {
     *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
     *("validation_prompts", "validation_guidance_scales", "validation_steps"),
     *("check_ranks_every", "data_timeout"),
-    *("tf32", "cudnn_search", "fused_adamw"),
+    *("tf32", "cudnn_search", "fused_adamw", "to_static"),
 }
 
 # Those that its Trainer alone has, and that mean something here.
@@ -66,13 +66,12 @@ TRAINER_FLAGS = {"ddp_find_unused_parameters", "release_grads", "skip_memory_met
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
 REFUSED_FLAGS = (
-    *("sharding", "unified_checkpoint", "to_static", "amp_master_grad"),
+    *("sharding", "unified_checkpoint", "amp_master_grad"),
     *("load_best_model_at_end", "do_eval", "do_predict"),
 )
 
 # What was seen to stand against a flag, on PaddleNLP 3.0.0b4 and Paddle 3.3.1.
 _WHY_NOT = {
-    "to_static": "is not supported: Paddle compiles the UNet for minutes, and again for each new shape of a batch",
     "sharding": "is not supported: every rank keeps the whole optimizer state, so that both loops and any number of "
     "ranks resume from one checkpoint, and Paddle shards stages 2 and 3 on GPUs alone",
     "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
@@ -188,6 +187,13 @@ class LDMTrainingArguments(TrainingArguments):
         default=False,
         metadata={"help": "Update all weights in a few kernel launches: the same formula, faster on GPUs."},
     )
+    to_static: bool = field(
+        default=False,
+        metadata={
+            "help": "Compile text encoder and UNet at every start, which takes seconds to minutes; then GPUs do not "
+            "wait for Python at each operation."
+        },
+    )
     benchmark: bool = field(
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
     )
@@ -200,10 +206,12 @@ class LDMTrainingArguments(TrainingArguments):
         schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
         # Its reporting callbacks are not used: training.metrics writes for both scripts.
         reporters, self.report_to = self.report_to, []
+        # With it, the base class refuses more than one rank; ours works on any number.
+        to_static, self.to_static = self.to_static, False
         if self.logging_dir is None:
             self.logging_dir = str(Path(self.output_dir, "logs"))
         super().__post_init__()
-        self.lr_scheduler_type = schedule
+        self.lr_scheduler_type, self.to_static = schedule, to_static
         self.reporters = reporters
 
     def check(self) -> None:
@@ -222,6 +230,11 @@ class LDMTrainingArguments(TrainingArguments):
         for name in ("backup_every", "check_ranks_every", "data_timeout"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name} {getattr(self, name)} must be 0 (none) or more")
+        if self.to_static and self.recompute:
+            raise ConfigError(
+                "--to_static with --recompute: a compiled model keeps its activations, so that nothing is recomputed; "
+                "leave one of them away"
+            )
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must not be negative")
         if self.fp16_opt_level not in ("O1", "O2"):

@@ -182,7 +182,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
             "brings its own config; do not give --text_encoder_config_file",
         ),
         ("--seed -1", "--seed -1 must not be negative"),
-        ("--to_static", "--to_static is not supported: Paddle compiles the UNet for minutes"),
+        ("--to_static --recompute", "nothing is recomputed; leave one of them away"),
         ("--sharding stage1", "--sharding is not supported: every rank keeps the whole optimizer state"),
         ("--unified_checkpoint", "--unified_checkpoint works for PaddleNLP's own model classes only"),
         ("--metric_for_best_model loss", "the hand-written loop has no --metric_for_best_model"),

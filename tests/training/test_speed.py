@@ -42,7 +42,7 @@ def test_attention_for_gpus_is_refused_on_a_cpu(tiny, tmp_path):
 def test_all_are_off_by_default_and_help_says_how_to_turn_off_the_tuning_of_cpus():
     for loop in (True, False):
         parser = make_parser(loop)
-        for name in ("tf32", "cudnn_search", "fused_adamw", "enable_xformers_memory_efficient_attention"):
+        for name in ("tf32", "cudnn_search", "fused_adamw", "to_static", "enable_xformers_memory_efficient_attention"):
             assert parser.get_default(name) is False
         assert "PPLDM_NO_CPU_TUNING=1" in parser.format_help()
 
