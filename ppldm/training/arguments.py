@@ -6,14 +6,17 @@ published names of its own script too, and refuses those that it does not implem
 
 import argparse
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import List, Optional  # noqa: UP035 (PaddleNLP's parser reads List)
 
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+from paddlenlp.utils.profiler import ProfilerOptions
 
 from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import parse_known_or_suggest
+from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from .optim import LR_SCHEDULES
 from .sinks import check_reporters
@@ -77,6 +80,21 @@ _WHY_NOT = {
     "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
     "number of ranks as they are",
 }
+
+# What a number must be: in words, as a condition, and the flags.
+_RANGES = (
+    ("above 0", lambda value: value > 0, (
+        "per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps", "max_samples",
+        "max_skipped_updates", "lr_batch_size", "learning_rate", "unet_learning_rate", "text_encoder_learning_rate",
+        "scale_loss", "num_cycles", "power",
+    )),
+    ("0 or more", lambda value: value >= 0, (
+        "seed", "weight_decay", "adam_epsilon", "warmup_steps", "lr_end", "dataloader_num_workers", "backup_every",
+        "check_ranks_every", "data_timeout",
+    )),
+    ("at least 0 and below 1", lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
+    ("a number", lambda value: True, ("max_grad_norm", "num_train_epochs")),
+)  # fmt: skip
 
 
 @dataclass
@@ -210,33 +228,30 @@ class LDMTrainingArguments(TrainingArguments):
         to_static, self.to_static = self.to_static, False
         if self.logging_dir is None:
             self.logging_dir = str(Path(self.output_dir, "logs"))
+        if self.device != "gpu":  # the default: a GPU where there is one
+            use_device(self.device)
         super().__post_init__()
         self.lr_scheduler_type, self.to_static = schedule, to_static
         self.reporters = reporters
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
-        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
-        for name in ("max_samples", "max_skipped_updates", "lr_batch_size", "learning_rate", "unet_learning_rate",
-                     "text_encoder_learning_rate"):  # fmt: skip
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
+        for words, holds, names in _RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not (math.isfinite(value) and holds(value)):
+                    raise ConfigError(f"--{name} {value} must be {words}")
         if self.lr_batch_size != 1 and not self.scale_lr:
             raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or leave both away")
         if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:
             raise ConfigError("nothing to train: give --max_steps, --max_samples or --num_train_epochs above 0")
-        for name in ("backup_every", "check_ranks_every", "data_timeout"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"--{name} {getattr(self, name)} must be 0 (none) or more")
         if self.to_static and self.recompute:
             raise ConfigError(
                 "--to_static with --recompute: a compiled model keeps its activations, so that nothing is recomputed; "
                 "leave one of them away"
             )
-        if self.seed < 0:
-            raise ConfigError(f"--seed {self.seed} must not be negative")
+        if self.profiler_options:
+            _check_profiler_options(self.profiler_options)
         if self.fp16_opt_level not in ("O1", "O2"):
             raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
         check_reporters(self.reporters)
@@ -306,6 +321,15 @@ def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace,
         if name not in _flags_of(loop):
             script = "the hand-written loop has no" if loop else "the Trainer script has no use for"
             raise ConfigError(f"{script} --{name}; leave it away")
+
+
+def _check_profiler_options(text: str) -> None:
+    try:
+        ProfilerOptions(text)
+    except ValueError as error:
+        raise ConfigError(
+            f'--profiler_options {text} is not understood; write "batch_range=[10,20];profile_path=model.profile"'
+        ) from error
 
 
 class _HelpFormatter(argparse.HelpFormatter):

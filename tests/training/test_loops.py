@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 
 import numpy as np
 import paddle
@@ -84,10 +85,12 @@ def _flat(state):
     return {k: v for k, v in state.items() if not isinstance(v, dict)}
 
 
-@pytest.mark.parametrize("kind", ["loop", "trainer"])
-def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, kind, monkeypatch):
-    import signal
-
+@pytest.mark.parametrize(
+    "kind, number, status",
+    [("loop", signal.SIGINT, 130), ("trainer", signal.SIGINT, 130), ("loop", signal.SIGTERM, 75),
+     ("trainer", signal.SIGTERM, 75), ("trainer", signal.SIGUSR1, 75)],
+)  # fmt: skip
+def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, kind, number, status, monkeypatch):
     from ppldm.training.report import Reporter
 
     flags = tiny.flags(tmp_path / "run", max_steps=6, save_steps=100, use_ema=True)
@@ -96,11 +99,12 @@ def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, k
     def stop_at_two(self, step, loss, batches):
         after_update(self, step, loss, batches)
         if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(Reporter, "after_update", stop_at_two)
-    with pytest.raises(Interrupted, match="the same command again"):
+    with pytest.raises(Interrupted, match="the same command again") as caught:
         train(kind, flags)
+    assert caught.value.exit_status == status
     monkeypatch.undo()
     train(kind, flags)
     assert losses(tmp_path / "run") == losses(straight[kind])
