@@ -18,6 +18,7 @@ from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import parse_known_or_suggest
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
+from .flag_help import HELP
 from .optim import LR_SCHEDULES
 from .sinks import check_reporters
 
@@ -281,6 +282,7 @@ def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
         parser.set_defaults(**LOOP_DEFAULTS)
     hidden = _training_flags() - _flags_of(loop)
     for action in parser._actions:
+        action.help = HELP.get(action.dest, action.help)
         if action.dest in hidden:
             action.help = argparse.SUPPRESS
         elif action.nargs == "?":

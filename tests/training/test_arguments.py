@@ -1,12 +1,21 @@
 """Both command lines: the published ones verbatim, and helpful words for wrong ones."""
 
+import argparse
 import shlex
 
 import pytest
 
 from ppldm.config.arguments import AutoencoderArguments
 from ppldm.models.ema import GradualDecay, IntervalDecay
-from ppldm.training.arguments import ALIASES, parse_arguments
+from ppldm.training.arguments import (
+    ALIASES,
+    LOOP_FLAGS,
+    TRAINER_FLAGS,
+    LDMTrainingArguments,
+    make_parser,
+    parse_arguments,
+)
+from ppldm.training.flag_help import HELP
 from ppldm.training.run import count_steps
 from ppldm.training.text_to_image import ema_decay
 from ppldm.utils.errors import ConfigError
@@ -229,6 +238,17 @@ def test_the_trainer_ignores_no_flag_silently(flags):
     assert parse_arguments([*base, "--skip_profile_timer", "false"], loop=False)
     with pytest.raises(ConfigError, match=f"the Trainer script has no use for {flags.split()[0]}; leave it away"):
         parse_arguments([*base, *flags.split()], loop=False)
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_every_flag_that_is_shown_is_explained_in_our_words(loop):
+    ours = set(vars(LDMTrainingArguments)["__annotations__"])
+    assert not HELP.keys() & ours and HELP.keys() <= LOOP_FLAGS | TRAINER_FLAGS
+    for action in make_parser(loop)._actions:
+        if action.help != argparse.SUPPRESS and action.dest != "help":
+            if action.dest in LOOP_FLAGS | TRAINER_FLAGS:
+                assert action.dest in HELP.keys() | ours
+            assert action.help.rstrip(")").endswith("."), action.dest
 
 
 def test_the_trainer_wants_do_train():
