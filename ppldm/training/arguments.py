@@ -18,6 +18,7 @@ from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import parse_known_or_suggest
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
+from ..utils.log import get_logger
 from .flag_help import HELP
 from .optim import LR_SCHEDULES
 from .sinks import check_reporters
@@ -95,6 +96,23 @@ _RANGES = (
     )),
     ("at least 0 and below 1", lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
     ("a number", lambda value: True, ("max_grad_norm", "num_train_epochs")),
+)  # fmt: skip
+
+# Flags that do nothing by themselves: the flag, what it needs, and whether that is there.
+_NEEDS = (
+    *((name, "--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
+      for name in ("fp16_opt_level", "amp_custom_white_list", "amp_custom_black_list")),
+    ("scale_loss", "--fp16", lambda given: given.fp16),
+    ("num_cycles", "--lr_scheduler_type cosine or cosine_with_restarts",
+     lambda given: given.lr_scheduler_type.startswith("cosine")),
+    *((name, "--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
+      for name in ("lr_end", "power")),
+    ("ema_decay", "--use_ema alone: --ema_start_iters, --ema_iters and --ema_beta have a decay of their own",
+     lambda given: given.use_ema and given.ema_start_iters is given.ema_iters is given.ema_beta is None),
+    *((name, "--image_logging_steps above 0", lambda given: given.image_logging_steps > 0)
+      for name in ("validation_prompts", "validation_guidance_scales")),
+    *((name, "--validation_file_list", lambda given: given.validation_file_list is not None)
+      for name in ("validation_rows", "validation_steps")),
 )  # fmt: skip
 
 
@@ -309,6 +327,7 @@ def parse_arguments(argv: list, loop: bool, model_group=ModelArguments) -> tuple
             raise ConfigError(f"these flags do not go together: {error}") from error
     for group in groups:
         group.check()
+    _warn_of_idle_flags(parser, namespace)
     if not loop and not groups[2].do_train:
         raise ConfigError("nothing to do: add --do_train")
     return tuple(groups)
@@ -323,6 +342,13 @@ def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace,
         if name not in _flags_of(loop):
             script = "the hand-written loop has no" if loop else "the Trainer script has no use for"
             raise ConfigError(f"{script} --{name}; leave it away")
+
+
+def _warn_of_idle_flags(parser: PdArgumentParser, namespace: argparse.Namespace) -> None:
+    for name, needed, is_there in _NEEDS:
+        given = getattr(namespace, name, None)
+        if given not in (None, parser.get_default(name)) and not is_there(namespace):
+            get_logger().warning("--%s does nothing without %s", name, needed)
 
 
 def _check_profiler_options(text: str) -> None:

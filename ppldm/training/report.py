@@ -10,6 +10,7 @@ from ..utils.log import get_logger, progress
 from ..utils.pictures import save_png
 from .interval import Interval
 from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
+from .optim import own_rates
 from .run import RUN_FILE, TrainingRun
 from .sinks import SAMPLES_DIR, open_sinks
 from .step import Update
@@ -94,7 +95,9 @@ class Reporter:
         return every > 0 and (step % every == 0 or step == self.run.max_steps)
 
     def _interval_values(self) -> dict:
-        values = self.interval.summary() | {"lr_abs": self.run.state.optimizer.get_lr()}
+        rate = self.run.state.optimizer.get_lr()
+        values = self.interval.summary() | {"lr_abs": rate}
+        values |= {f"lr_abs_{part}": rate * share for part, share in own_rates(self.run.arguments).items()}
         if self.run.arguments.benchmark:
             values["ips"] = values["images_per_second"]
             if self.writer:

@@ -232,6 +232,25 @@ def test_wrong_flags_are_named(flags, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "flags, needed",
+    [
+        ("--scale_loss 1024 --bf16", "--scale_loss does nothing without --fp16"),
+        ("--fp16_opt_level O2", "--fp16_opt_level does nothing without --bf16 or --fp16"),
+        ("--num_cycles 2", "--num_cycles does nothing without --lr_scheduler_type cosine"),
+        ("--lr_end 1e-6 --lr_scheduler cosine", "--lr_end does nothing without --lr_scheduler_type polynomial"),
+        ("--ema_decay 0.9", "--ema_decay does nothing without --use_ema"),
+        ("--validation_rows 9", "--validation_rows does nothing without --validation_file_list"),
+        ("--validation_prompts x --image_logging_steps 0", "--validation_prompts does nothing without --image_logging"),
+        ("--ema_decay 0.9 --use_ema --fp16 --fp16_opt_level O2 --scale_loss 9 --lr_scheduler polynomial --power 2", ""),
+    ],
+)
+def test_flags_without_effect_are_named(flags, needed, capsys):
+    parse_arguments(flags.split(), loop=True)
+    warnings = capsys.readouterr().err
+    assert needed in warnings if needed else not warnings
+
+
 @pytest.mark.parametrize("flags", ["--optim adamw_mini", "--metric_for_best_model loss", "--logging_strategy epoch"])
 def test_the_trainer_ignores_no_flag_silently(flags):
     base = ["--do_train", "--output_dir", "x"]

@@ -191,7 +191,10 @@ def everything(tiny, tmp_path_factory):
 def test_loop_and_trainer_agree_with_everything_on(everything, straight):
     np.testing.assert_allclose(losses(everything["loop"]), losses(everything["trainer"]), rtol=1e-5)
     assert losses(everything["loop"]) != losses(straight["loop"])
-    rates = [record["lr_abs"] for record in read_metrics(everything["loop"] / "metrics.jsonl")]
+    records = read_metrics(everything["loop"] / "metrics.jsonl")
+    rates = [record["lr_abs"] for record in records]
+    assert [r["lr_abs_unet"] for r in records] == pytest.approx([2 * rate for rate in rates])
+    assert [r["lr_abs_text_encoder"] for r in records] == pytest.approx([rate / 2 for rate in rates])
     assert rates == [record["lr_abs"] for record in read_metrics(everything["trainer"] / "metrics.jsonl")]
     # Of 1e-3 x 4 / 8: half-way through the warm-up after the first update, at the top after the second, then a cosine.
     assert rates == pytest.approx([2.5e-4, 5e-4, *(5e-4 * (1 + np.cos(np.pi * k / 4)) / 2 for k in (1, 2, 3, 4))])
