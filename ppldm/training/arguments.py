@@ -235,7 +235,11 @@ class LDMTrainingArguments(TrainingArguments):
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
     )
     profiler_options: Optional[str] = field(
-        default=None, metadata={"help": 'Paddle profiler, e.g. "batch_range=[10,20];profile_path=model.profile".'}
+        default=None,
+        metadata={
+            "help": "Profile these updates and go on: "
+            '"batch_range=[10,20];timer_only=False;profile_path=FOLDER", for chrome://tracing.'
+        },
     )
 
     def __post_init__(self):
@@ -358,6 +362,11 @@ def _check_profiler_options(text: str) -> None:
         raise ConfigError(
             f'--profiler_options {text} is not understood; write "batch_range=[10,20];profile_path=model.profile"'
         ) from error
+    if "exit_on_finished" in text:
+        raise ConfigError(
+            "--profiler_options exit_on_finished would end the run without a checkpoint; leave it away: training goes "
+            "on after the profile"
+        )
 
 
 class _HelpFormatter(argparse.HelpFormatter):

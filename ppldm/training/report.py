@@ -70,7 +70,8 @@ class Reporter:
         for batch in batches:
             self.interval.skip(batch.get("skipped", ()))
         if arguments.profiler_options:
-            add_profiler_step(arguments.profiler_options)
+            # PaddleNLP would end the process, with status 0 and without a checkpoint.
+            add_profiler_step(f"{arguments.profiler_options};exit_on_finished=false")
         self.bar.set_postfix(loss=f"{update.loss:.4f}", refresh=False)
         self.bar.update()
         numbers = self._look(step, batches[-1])

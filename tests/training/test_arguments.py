@@ -214,6 +214,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--fp16 --scale_loss 0", "--scale_loss 0.0 must be above 0"),
         ("--device tpu", "--device tpu cannot be used here: The device must be a string"),
         ("--profiler_options x", '--profiler_options x is not understood; write "batch_range='),
+        ("--profiler_options exit_on_finished=true", "would end the run without a checkpoint; leave it away"),
         ("--lr_batch_size 512", "--lr_batch_size does nothing without --scale_lr"),
         ("--fp16_opt_level O0", "--fp16_opt_level O0 must be O1 or O2"),
         ("--snr_gamma 0", "--snr_gamma 0.0 must be above 0"),

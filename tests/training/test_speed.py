@@ -56,3 +56,9 @@ def test_the_benchmark_flag_adds_its_line(tiny, tmp_path, caplog, monkeypatch):
     assert last["ips"] == last["images_per_second"] and last["avg_batch_cost"] > last["avg_reader_cost"] > 0
     line = f"avg_samples: 4, ips: {last['ips']:.5f} images/sec"
     assert line in caplog.text
+
+
+def test_profiling_does_not_end_the_run(tiny, tmp_path):
+    options = f"batch_range=[0,1];timer_only=False;profile_path={tmp_path / 'profile'}"
+    assert len(losses(tiny, tmp_path / "run", profiler_options=options)[0]) == 3
+    assert (tmp_path / "run/checkpoint-3").is_dir() and list((tmp_path / "profile").iterdir())
