@@ -251,6 +251,8 @@ class LDMTrainingArguments(TrainingArguments):
         to_static, self.to_static = self.to_static, False
         if self.logging_dir is None:
             self.logging_dir = str(Path(self.output_dir, "logs"))
+        if not 0 <= self.warmup_ratio <= 1:
+            raise ConfigError(f"--warmup_ratio {self.warmup_ratio} must be from 0 to 1")
         if self.device != "gpu":  # the default: a GPU where there is one
             use_device(self.device)
         super().__post_init__()

@@ -206,7 +206,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--adam_epsilon -1", "--adam_epsilon -1.0 must be 0 or more"),
         ("--weight_decay -1", "--weight_decay -1.0 must be 0 or more"),
         ("--warmup_steps -5", "--warmup_steps -5 must be 0 or more"),
-        ("--warmup_ratio 2", "warmup_ratio must lie in range [0,1]"),
+        ("--warmup_ratio 2", "--warmup_ratio 2.0 must be from 0 to 1"),
         ("--num_cycles 0", "--num_cycles 0.0 must be above 0"),
         ("--num_workers -1", "--dataloader_num_workers -1 must be 0 or more"),
         ("--max_grad_norm nan", "--max_grad_norm nan must be a number"),

@@ -171,6 +171,15 @@ def run(scaler, batches, max_skipped=1):
     return history, scheduler.last_epoch
 
 
+def test_a_run_that_goes_on_in_float16_begins_with_the_scale_of_the_flag(pretend_gpu, tmp_path):
+    model, scheduler = Linear(), paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 1.0)
+    parts = model, paddle.optimizer.AdamW(scheduler, parameters=model.parameters()), scheduler
+    folder = save_checkpoint(tmp_path, TrainingState(*parts), TrainerState(global_step=3), {}, None)
+    scaler = precision.make_scaler(arguments("float16"))
+    load_optimizer(folder, TrainingState(*parts, None, scaler))
+    assert scaler.state_dict()["scale"].item() == 1024
+
+
 def test_loss_scaling_changes_no_bit(pretend_gpu):
     batches = [[1.0, 2.0], [3.0, -4.0], [0.1, 0.2]]
     plain, scaled = run(None, batches)[0], run(precision.make_scaler(arguments("float16")), batches)[0]
