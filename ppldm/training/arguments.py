@@ -58,7 +58,7 @@ LOOP_FLAGS = {
     *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
     *("validation_prompts", "validation_guidance_scales", "validation_steps"),
     *("check_ranks_every", "data_timeout"),
-    *("tf32", "cudnn_search", "fused_adamw"),
+    *("tf32", "cudnn_search", "fused_adamw", "sharding"),
 }
 
 # Those that its Trainer alone has, and that mean something here.
@@ -66,15 +66,13 @@ TRAINER_FLAGS = {"ddp_find_unused_parameters", "release_grads", "skip_memory_met
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
 REFUSED_FLAGS = (
-    *("sharding", "unified_checkpoint", "to_static", "amp_master_grad"),
+    *("unified_checkpoint", "to_static", "amp_master_grad"),
     *("load_best_model_at_end", "do_eval", "do_predict"),
 )
 
 # What was seen to stand against a flag, on PaddleNLP 3.0.0b4 and Paddle 3.3.1.
 _WHY_NOT = {
     "to_static": "is not supported: Paddle compiles the UNet for minutes, and again for each new shape of a batch",
-    "sharding": "is not supported: every rank keeps the whole optimizer state, so that both loops and any number of "
-    "ranks resume from one checkpoint, and Paddle shards stages 2 and 3 on GPUs alone",
     "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
     "number of ranks as they are",
 }
@@ -188,6 +186,13 @@ class LDMTrainingArguments(TrainingArguments):
         default=False,
         metadata={"help": "Update all weights in a few kernel launches: the same formula, faster on GPUs."},
     )
+    sharding: str = field(
+        default="",
+        metadata={
+            "help": "stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same "
+            "results to the bit."
+        },
+    )
     benchmark: bool = field(
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
     )
@@ -200,11 +205,14 @@ class LDMTrainingArguments(TrainingArguments):
         schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
         # Its reporting callbacks are not used: training.metrics writes for both scripts.
         reporters, self.report_to = self.report_to, []
+        # It would start the communication groups of its own kind of sharding.
+        sharding, self.sharding = self.sharding, ""
         if self.logging_dir is None:
             self.logging_dir = str(Path(self.output_dir, "logs"))
         super().__post_init__()
         self.lr_scheduler_type = schedule
         self.reporters = reporters
+        self.sharding = sharding
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
@@ -226,6 +234,13 @@ class LDMTrainingArguments(TrainingArguments):
             raise ConfigError(f"--seed {self.seed} must not be negative")
         if self.fp16_opt_level not in ("O1", "O2"):
             raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
+        if any(word in ("stage2", "stage3", "offload") for word in self.sharding.split()):
+            raise ConfigError(
+                f"--sharding {self.sharding} is not supported: Paddle cuts gradients and weights on GPUs alone, and "
+                "saves files for each rank that no other number of ranks can read; use --sharding stage1"
+            )
+        if self.sharding not in ("", "stage1"):
+            raise ConfigError(f"--sharding {self.sharding} is not known; use stage1, or leave it away")
         check_reporters(self.reporters)
 
 
