@@ -136,7 +136,7 @@ def test_float32_masters_are_shared_out_and_gathered(runs):
     own = [set(fact["masters"]["own"]) for fact in facts]
     assert len(own[0] | own[1]) == 3 and not own[0] & own[1] and all(own)
     for fact in facts:
-        assert fact["masters"]["gathered"] and fact["masters"]["averages"]
+        assert fact["masters"]["gathered"] and fact["masters"]["averages"] and fact["masters"]["restored"]
         assert fact["masters"]["all"] == dict.fromkeys(own[0] | own[1], True)
 
 
