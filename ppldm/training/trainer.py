@@ -143,6 +143,7 @@ class _WholeRun:
 def run_trainer(run: TrainingRun) -> None:
     """Train `run` to its end, or save and raise Interrupted when a signal asks."""
     if run.start_step >= run.max_steps:
+        load_optimizer(run.checkpoint, run.state)  # the export takes its float32 masters
         get_logger().info("already trained for %d updates", run.start_step)
         run.finish()
         return
