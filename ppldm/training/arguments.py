@@ -63,7 +63,7 @@ LOOP_FLAGS = {
     *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
     *("validation_prompts", "validation_guidance_scales", "validation_steps"),
     *("check_ranks_every", "data_timeout"),
-    *("tf32", "cudnn_search", "fused_adamw", "to_static"),
+    *("tf32", "cudnn_search", "fused_adamw", "to_static", "sharding"),
 }
 
 # Those that its Trainer alone has, and that mean something here.
@@ -71,14 +71,12 @@ TRAINER_FLAGS = {"ddp_find_unused_parameters", "release_grads", "skip_memory_met
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
 REFUSED_FLAGS = (
-    *("sharding", "unified_checkpoint", "amp_master_grad"),
+    *("unified_checkpoint", "amp_master_grad"),
     *("load_best_model_at_end", "do_eval", "do_predict"),
 )
 
 # What was seen to stand against a flag, on PaddleNLP 3.0.0b4 and Paddle 3.3.1.
 _WHY_NOT = {
-    "sharding": "is not supported: every rank keeps the whole optimizer state, so that both loops and any number of "
-    "ranks resume from one checkpoint, and Paddle shards stages 2 and 3 on GPUs alone",
     "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
     "number of ranks as they are",
 }
@@ -231,6 +229,13 @@ class LDMTrainingArguments(TrainingArguments):
             "wait for Python at each operation."
         },
     )
+    sharding: str = field(
+        default="",
+        metadata={
+            "help": "stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same "
+            "results to the bit."
+        },
+    )
     benchmark: bool = field(
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
     )
@@ -249,6 +254,8 @@ class LDMTrainingArguments(TrainingArguments):
         reporters, self.report_to = self.report_to, []
         # With it, the base class refuses more than one rank; ours works on any number.
         to_static, self.to_static = self.to_static, False
+        # It would start the communication groups of its own kind of sharding.
+        sharding, self.sharding = self.sharding, ""
         if self.logging_dir is None:
             self.logging_dir = str(Path(self.output_dir, "logs"))
         if not 0 <= self.warmup_ratio <= 1:
@@ -258,6 +265,7 @@ class LDMTrainingArguments(TrainingArguments):
         super().__post_init__()
         self.lr_scheduler_type, self.to_static = schedule, to_static
         self.reporters = reporters
+        self.sharding = sharding
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
@@ -279,6 +287,13 @@ class LDMTrainingArguments(TrainingArguments):
             _check_profiler_options(self.profiler_options)
         if self.fp16_opt_level not in ("O1", "O2"):
             raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
+        if any(word in ("stage2", "stage3", "offload") for word in self.sharding.split()):
+            raise ConfigError(
+                f"--sharding {self.sharding} is not supported: Paddle cuts gradients and weights on GPUs alone, and "
+                "saves files for each rank that no other number of ranks can read; use --sharding stage1"
+            )
+        if self.sharding not in ("", "stage1"):
+            raise ConfigError(f"--sharding {self.sharding} is not known; use stage1, or leave it away")
         check_reporters(self.reporters)
 
 
