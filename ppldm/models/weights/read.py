@@ -2,7 +2,7 @@
 
     a pipeline folder     unet/, vqvae/ or vae/, bert/ or ldmbert/ or text_encoder/, scheduler/, tokenizer/: written by
                           ppldm, ppdiffusers, diffusers, or the older training scripts; Stable Diffusion's too
-    a .ckpt file          CompVis', with its YAML file
+    a .ckpt file          CompVis', with its YAML file; also by the folder that `ppldm export --to compvis` wrote
     checkpoint-<step>/    of a ppldm run, whose run.json beside it says how the model was built
 
 Nothing is built and no pickle is run here.
@@ -26,6 +26,7 @@ PART_FOLDERS = {
     "text_encoder": ("bert", "ldmbert", "text_encoder"),
     "unet": ("unet",),
 }
+EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 _SCHEDULE = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
@@ -44,7 +45,7 @@ def read_weights(path, kinds=tuple(PART_FOLDERS), yaml_file=None, ema: bool = Fa
     `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else the published one of its size. `ema`: the
     averaged weights. Raises ModelError for a path that holds no model, or that lacks averaged weights asked for.
     """
-    path = Path(path).expanduser()
+    path = _whole_model(path)
     if path.is_file():
         return _read_compvis(path, kinds, yaml_file, ema)
     if not path.is_dir():
@@ -78,13 +79,20 @@ def find_tokenizer(path: Path) -> Path | None:
 
 def read_part(kind: str, path, yaml_file=None, ema: bool = False) -> Part:
     """One part: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
-    path = Path(path).expanduser()
+    path = _whole_model(path)
     if path.is_dir() and not is_checkpoint(path) and find_part(path, kind) is None:
         return _read_part_folder(kind, path)
     parts = read_weights(path, (kind,), yaml_file, ema).parts
     if kind not in parts:
         raise ModelError(f"{path} holds no {kind}; give another")
     return parts[kind]
+
+
+def _whole_model(path) -> Path:
+    """The .ckpt of a folder that has it in place of parts; else the path itself."""
+    path = Path(path).expanduser()
+    is_exported = (path / EXPORTED_CKPT).is_file() and not any(find_part(path, kind) for kind in PART_FOLDERS)
+    return path / EXPORTED_CKPT if is_exported else path
 
 
 def _read_pipeline(path: Path, kinds) -> Weights:
@@ -161,7 +169,10 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
     configs = compvis.configs_of(params, source)
     configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
     parts = compvis.split(state_dict, configs, path, ema)
-    return Weights(parts, {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params)})
+    weights = Weights(parts, {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params)}, find_tokenizer(path))
+    if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
+        weights.facts = read_json(path.parent / "ppldm.json")
+    return weights
 
 
 def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict]:

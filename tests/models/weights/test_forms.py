@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from small_weights import CONFIGS, differences, small_weights
 
+from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.models.build import build_model, fill_part, weights_of
 from ppldm.models.weights import compvis
 from ppldm.models.weights.configs import complete_config
@@ -64,6 +65,18 @@ def test_ppdiffusers_to_diffusers_and_back(exported, tmp_path):
     scheduler = "scheduler/scheduler_config.json"
     assert (exported / "ppdiffusers" / scheduler).read_text() == (tmp_path / "p" / scheduler).read_text()
     assert differences(read_weights(exported / "ppdiffusers"), read_weights(tmp_path / "p")) == []
+
+
+def test_an_export_for_compvis_keeps_what_is_known_of_the_training(tmp_path):
+    weights = small_weights()
+    weights.facts = {"resolution": 48, "global_step": 7, "samples_seen": 56}
+    weights.tokenizer = CaptionTokenizer(build_vocab(["a red heart"]), 77)
+    write_weights(weights, "compvis", tmp_path / "c")
+    for path in (tmp_path / "c", tmp_path / "c" / "model.ckpt"):
+        again = read_weights(path)
+        assert again.facts.items() >= weights.facts.items()
+        assert again.tokenizer == tmp_path / "c" / "tokenizer"
+    assert differences_of(read_part("vae", tmp_path / "c"), weights.parts["vae"])
 
 
 def test_compvis_to_ours_and_back(exported, tmp_path):
