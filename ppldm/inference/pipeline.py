@@ -46,6 +46,9 @@ def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, 
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
     model = build_model(weights, path)
     facts = facts_of(weights)
+    for name in ("model_max_length", "resolution"):
+        if not isinstance(facts[name], int) or facts[name] < 1:
+            raise ModelError(f"{path}: {name} {facts[name]!r} of ppldm.json is no whole number from 1; copy it again")
     return TextToImage(model, load_tokenizer(folder, facts["model_max_length"]), facts["resolution"])
 
 

@@ -45,15 +45,19 @@ def configs_of(params: dict, source) -> dict[str, dict]:
         raise ModelError(f"{source} lacks {error}, which its model needs; give the YAML file of the .ckpt") from error
 
 
-def scheduler_of(params: dict) -> dict:
-    """The noise schedule and prediction type that `model.params` describes."""
+def scheduler_of(params: dict, source) -> dict:
+    """The noise schedule and prediction type that `model.params` describes. Raises ModelError."""
     kinds = {theirs: ours for ours, theirs in _PARAMETERIZATION.items()}
+    # Their "linear" is linear in sqrt(beta), ours "scaled_linear".
+    for name, known in (("parameterization", tuple(kinds)), ("beta_schedule", ("linear",))):
+        if params.get(name, known[0]) not in known:
+            raise ModelError(f"{source}: {name} {params[name]!r} is not supported; known: {', '.join(known)}")
     return {
         "num_train_timesteps": params.get("timesteps", 1000),
         "beta_start": params.get("linear_start", 1e-4),
         "beta_end": params.get("linear_end", 2e-2),
         "beta_schedule": "scaled_linear",
-        "prediction_type": kinds.get(params.get("parameterization", "eps"), "epsilon"),
+        "prediction_type": kinds[params.get("parameterization", "eps")],
     }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...config.arguments import CONFIG_DIR, ModelArguments
 from ...utils.errors import ModelError
+from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES
 from . import compvis
 from .configs import complete_config, read_config, read_json
 from .files import is_pytorch, read_arrays, weight_files
@@ -112,10 +113,23 @@ def _read_pipeline(path: Path, kinds) -> Weights:
     return weights
 
 
+def check_schedule(settings: dict, source) -> None:
+    """Raises ModelError for a noise schedule, or a kind of prediction, that a model here cannot have."""
+    steps, first, last = (settings[name] for name in ("num_train_timesteps", "beta_start", "beta_end"))
+    if not isinstance(steps, int) or steps < 1:
+        raise ModelError(f"{source}: num_train_timesteps {steps!r} is no whole number from 1; correct it")
+    if not all(isinstance(beta, (int, float)) and 0 < beta < 1 for beta in (first, last)):
+        raise ModelError(f"{source}: beta_start {first!r} and beta_end {last!r} must be numbers between 0 and 1")
+    for name, known in (("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES)):
+        if settings[name] not in known:
+            raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
+
+
 def _plain_scheduler(path: Path) -> dict:
     settings = {key: value for key, value in read_json(path).items() if not key.startswith("_")}
     if settings.get("trained_betas") is not None:
         raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
+    check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)
     return settings
 
 
@@ -169,7 +183,9 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
     configs = compvis.configs_of(params, source)
     configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
     parts = compvis.split(state_dict, configs, path, ema)
-    weights = Weights(parts, {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params)}, find_tokenizer(path))
+    schedule = {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params, source)}
+    check_schedule(schedule, source)
+    weights = Weights(parts, schedule, find_tokenizer(path))
     if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
         weights.facts = read_json(path.parent / "ppldm.json")
     return weights

@@ -17,7 +17,7 @@ from ppldm.models.weights.names import old_text_encoder_names, rename, unet_name
 from ppldm.models.weights.parts import Part, is_linear_weight
 from ppldm.models.weights.pickles import read_torch, write_torch
 from ppldm.models.weights.read import read_part, read_weights
-from ppldm.models.weights.write import write_weights
+from ppldm.models.weights.write import facts_of, write_weights
 from ppldm.utils.errors import ConfigError, ModelError
 
 
@@ -118,7 +118,10 @@ def test_published_yaml_configs():
     for kind, name in (("unet", "unet.json"), ("vae", "vae_kl_f8.json"), ("text_encoder", "ldmbert.json")):
         ours = complete_config(kind, json.loads((CONFIG_DIR / name).read_text()), name)
         assert complete_config(kind, configs[kind], "yaml") == ours
-    assert compvis.scheduler_of(params)["prediction_type"] == "epsilon"
+    assert compvis.scheduler_of(params, "yaml")["prediction_type"] == "epsilon"
+    for name, value in (("parameterization", "x0"), ("beta_schedule", "cosine"), ("parameterization", ["eps"])):
+        with pytest.raises(ModelError, match=f"yaml: {name} .* is not supported"):
+            compvis.scheduler_of(params | {name: value}, "yaml")
 
 
 def test_names_of_compvis():
@@ -273,6 +276,41 @@ def test_settings_that_a_library_lacks_are_refused():
     with pytest.raises(ModelError, match="CompVis' classes cannot build this model: the UNet's norm_num_groups"):
         weights = small_weights(unet={"norm_num_groups": 16})
         compvis.params_of(weights)
+
+
+ODD_SETTINGS = [
+    ("unet/config.json", "act_fn", ["silu"]),
+    ("unet/config.json", "cross_attention_dim", {}),
+    ("unet/config.json", "time_embedding_dim", -1),
+    ("unet/config.json", "norm_eps", None),
+    ("unet/config.json", "norm_num_groups", "x"),
+    ("unet/config.json", "down_block_types", 3),
+    ("vqvae/config.json", "scaling_factor", [1]),
+    ("vqvae/config.json", "up_block_out_channels", {}),
+    ("bert/config.json", "dropout", None),
+    ("bert/config.json", "activation_function", True),
+    ("bert/config.json", "head_dim", -1),
+    ("scheduler/scheduler_config.json", "prediction_type", "sample"),
+    ("scheduler/scheduler_config.json", "beta_schedule", "squaredcos_cap_v2"),
+    ("scheduler/scheduler_config.json", "beta_start", None),
+    ("scheduler/scheduler_config.json", "beta_end", 1.5),
+    ("scheduler/scheduler_config.json", "num_train_timesteps", 1.5),
+]
+
+
+@pytest.mark.parametrize("file, key, value", ODD_SETTINGS)
+def test_settings_that_no_model_can_have_name_their_file(exported, tmp_path, file, key, value):
+    shutil.copytree(exported / "ppdiffusers", tmp_path / "p")
+    path = tmp_path / "p" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ModelError, match=str(path.parent)):
+        build_model(read_weights(tmp_path / "p"), "p")
+
+
+def test_a_unet_that_does_not_say_its_size_has_that_of_the_vae(exported):
+    weights = read_weights(exported / "ppdiffusers")
+    weights.parts["unet"].config["sample_size"] = None
+    assert facts_of(weights)["resolution"] == CONFIGS["vae"]["sample_size"]
 
 
 def test_exports_need_everything(weights, tmp_path):
