@@ -6,6 +6,7 @@
                                                  language has is understood
     @FILE                                        any of them in a file; YAML or JSON in .yaml, .yml, .json
 
+YAML may have them below one key, such as `filters:` or `dataset_filters:`, as in the config they come from.
 All comparisons, or all rules, must hold. Fields are `width` and `height` (of the index), `caption`, and any key of a
 row's metadata.
 """
@@ -49,8 +50,18 @@ def _parse_yaml(text: str) -> Expression:
     except (yaml.YAMLError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise ConfigError(f'--where: not YAML ({problem}); a comparison goes in quotes, as in key: ">=5"') from error
+    return _parse_node(node)
+
+
+def _parse_node(node: yaml.Node | None) -> Expression:
     if isinstance(node, yaml.ScalarNode):
         return parse_expression(node.value)
+    if (
+        isinstance(node, yaml.MappingNode)
+        and len(node.value) == 1
+        and not isinstance(node.value[0][1], yaml.ScalarNode)
+    ):
+        return _parse_node(node.value[0][1])
     if isinstance(node, yaml.MappingNode) and node.value:
         return all_of(_parse_pair(key, comparison) for key, comparison in node.value)
     if isinstance(node, yaml.SequenceNode) and node.value:
