@@ -6,9 +6,8 @@
                                                  language has is understood
     @FILE                                        any of them in a file; YAML or JSON in .yaml, .yml, .json
 
-YAML may have them below one key, such as `filters:` or `dataset_filters:`, as in the config they come from.
-All comparisons, or all rules, must hold. Fields are `width` and `height` (of the index), `caption`, and any key of a
-row's metadata.
+All comparisons, or all rules, must hold. Below `filters:` or `dataset_filters:`, as in the configs that they come from,
+they are the same. Fields are `width` and `height` (of the index), `caption`, and any key of a row's metadata.
 """
 
 import os
@@ -22,6 +21,8 @@ from .expression import Expression, all_of, parse_comparison, parse_expression, 
 
 # The beginning of YAML or JSON that is no expression: a list, an object, or `key: ...`.
 _STRUCTURED = re.compile(r"""\s*(?:[\[{]|-\s|(?:[\w. -]+|"[^"]*"|'[^']*'):\s)""")
+
+_HEADINGS = ("filters", "dataset_filters")
 
 
 def parse_where(text: str) -> Expression:
@@ -56,11 +57,7 @@ def _parse_yaml(text: str) -> Expression:
 def _parse_node(node: yaml.Node | None) -> Expression:
     if isinstance(node, yaml.ScalarNode):
         return parse_expression(node.value)
-    if (
-        isinstance(node, yaml.MappingNode)
-        and len(node.value) == 1
-        and not isinstance(node.value[0][1], yaml.ScalarNode)
-    ):
+    if isinstance(node, yaml.MappingNode) and [key.value for key, _ in node.value] in ([name] for name in _HEADINGS):
         return _parse_node(node.value[0][1])
     if isinstance(node, yaml.MappingNode) and node.value:
         return all_of(_parse_pair(key, comparison) for key, comparison in node.value)
