@@ -79,9 +79,9 @@ class TextToImage:
         default those trained at. `guidance_scale`: how strongly to follow the prompt; 1 is no guidance. `seed`: from 0
         to 2**64 - 1. Raises ConfigError.
         """
-        for name, value, low in (("num_samples", num_samples, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if not isinstance(value, numbers.Integral) or not low <= value <= MAX_SEED:
-                raise ConfigError(f"{name} {value!r} must be a whole number from {low}")
+        for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
+            if not isinstance(value, numbers.Integral) or value < 1:
+                raise ConfigError(f"{name} {value!r} must be a whole number from 1")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         negative = [negative_prompts] * len(prompts) if isinstance(negative_prompts, str) else list(negative_prompts)
         if len(negative) != len(prompts):
@@ -124,6 +124,9 @@ class TextToImage:
             raise ConfigError(f"no sampler {sampler}; known: {', '.join(SAMPLERS)}")
         if not math.isfinite(guidance_scale):
             raise ConfigError(f"the guidance scale {guidance_scale} is no number")
+        for seed in seeds:
+            if not isinstance(seed, numbers.Integral) or not 0 <= seed <= MAX_SEED:
+                raise ConfigError(f"the seed {seed!r} must be a whole number from 0 to {MAX_SEED}")
         return draw(self.model, self.tokenizer, prompts, indices, self.latent_shape(*size), seeds, guidance_scale,
                     num_inference_steps, on_step, sampler, negative_prompts)  # fmt: skip
 
