@@ -179,6 +179,8 @@ def test_checkpoints_draw_what_their_export_draws(tiny, pipeline, tmp_path):
     assert "samples_seen | 8" in card and '"cross_attention_dim": 32' in card
     with pytest.raises(ConfigError, match="holds files that are no exported model"):
         run(["export", str(folder / "checkpoint-2"), "--out", str(folder)])
+    with pytest.raises(ConfigError, match="--safetensors is not for --to compvis"):
+        run(["export", str(folder / "checkpoint-2"), "--to", "compvis", "--safetensors", "--out", str(tmp_path / "c")])
     state = folder / "checkpoint-2" / "model_state.pdparams"
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.raises(ModelError, match="has changed or is cut short"):

@@ -100,7 +100,9 @@ def _read_pipeline(path: Path, kinds) -> Weights:
     folders = {kind: find_part(path, kind) for kind in kinds}
     if not any(folders.values()):
         names = " or ".join(name for kind in kinds for name in PART_FOLDERS[kind])
-        raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint")
+        inner = [one for one in (path / "pipeline", *sorted(path.glob("checkpoint-*"))) if one.is_dir()]
+        hint = f"; it holds models: give {' or '.join(map(str, inner[:3]))}" if inner else ""
+        raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint{hint}")
     weights = Weights(scheduler=dict(PUBLISHED_SCHEDULE))
     for kind, folder in folders.items():
         if folder:
