@@ -1,11 +1,13 @@
 """Every form in and out: nothing changes by a bit, and what is wrong is named before anything is built."""
 
+import functools
 import json
 import shutil
 
 import numpy as np
 import paddle
 import pytest
+import yaml
 from safetensors.numpy import load_file, save_file
 from small_weights import CONFIGS, differences, small_weights
 
@@ -140,6 +142,26 @@ def test_compvis_unets_of_stable_diffusion(tmp_path, heads, linear):
     weights = small_weights(unet={"attention_head_dim": heads, "use_linear_projection": linear})
     write_weights(weights, "compvis", tmp_path / "c")
     assert differences(read_weights(tmp_path / "c" / "model.ckpt"), weights) == []
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        ("model.params", 3),
+        ("model.params.unet_config.params", "x"),
+        ("model.params.unet_config.params.model_channels", None),
+        ("model.params.first_stage_config.params.ddconfig", "x"),
+        ("model.params.cond_stage_config.params", None),
+        ("model.params.linear_start", "x"),
+    ],
+)
+def test_a_yaml_file_of_no_model_is_named(exported, tmp_path, path, value):
+    tree = yaml.safe_load((exported / "compvis" / "model.yaml").read_text())
+    *parents, last = path.split(".")
+    functools.reduce(dict.__getitem__, parents, tree)[last] = value
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ModelError, match=r"other\.yaml"):
+        read_weights(exported / "compvis" / "model.ckpt", yaml_file=tmp_path / "other.yaml")
 
 
 def test_averaged_weights_of_a_ckpt(exported, tmp_path):
