@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from .prompts import Request, read_requests
 
@@ -69,7 +70,7 @@ def generate(
         from .pipeline import load
 
         if device:
-            _set_device(device)
+            use_device(device)
         world = _join_world()
         quiet_libraries()
         pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer, offline=offline)
@@ -245,15 +246,6 @@ def _join_world():
     if world.size > 1:
         paddle.distributed.init_parallel_env()
     return world
-
-
-def _set_device(device: str) -> None:
-    import paddle
-
-    try:
-        paddle.set_device(device)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
 
 
 def _choose_seed() -> int:

@@ -55,7 +55,7 @@ def prepare_autoencoder(
     vae_arguments: AutoencoderArguments, data_arguments: DataArguments, arguments: LDMTrainingArguments
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
-    for name in ("fp16", "recompute", "unet_learning_rate", "text_encoder_learning_rate"):
+    for name in ("fp16", "recompute", "to_static", "unet_learning_rate", "text_encoder_learning_rate"):
         if getattr(arguments, name):
             raise ConfigError(f"--{name} is not supported for autoencoders; leave it away")
     if arguments.bf16 and arguments.fp16_opt_level != "O1":

@@ -188,7 +188,8 @@ def load_optimizer(folder: Path, state: TrainingState) -> None:
             )
     state.optimizer.set_state_dict(moments)
     state.scheduler.set_state_dict(_load(folder / "scheduler.pdparams"))
-    if state.scaler:
+    # There is none where the run went on in float16 only now, which --accept_changes precision allows.
+    if state.scaler and (folder / "scaler.pdparams").is_file():
         state.scaler.load_state_dict(_load(folder / "scaler.pdparams", return_numpy=True))
 
 

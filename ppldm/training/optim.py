@@ -74,7 +74,8 @@ def build_optimizer(parameters: dict, arguments, max_steps: int, global_batch_si
     """
     scale = scaled_learning_rate(1.0, global_batch_size, arguments.lr_batch_size) if arguments.scale_lr else 1.0
     for name, parameter in parameters.items():
-        parameter.optimize_attr["learning_rate"] = _own_rate(name, arguments) / arguments.learning_rate
+        part = name.partition(".")[0]
+        parameter.optimize_attr["learning_rate"] = own_rates(arguments).get(part, 1.0)
     warmup_steps = arguments.warmup_steps or math.ceil(arguments.warmup_ratio * max_steps)
     scheduler = paddle.optimizer.lr.LambdaDecay(
         learning_rate=arguments.learning_rate * scale,
@@ -109,6 +110,7 @@ def build_optimizer(parameters: dict, arguments, max_steps: int, global_batch_si
     return optimizer, scheduler
 
 
-def _own_rate(name: str, arguments) -> float:
+def own_rates(arguments) -> dict[str, float]:
+    """Part of the model to its learning rate, as a multiple of `learning_rate`; of those that have one of their own."""
     rates = {"unet": arguments.unet_learning_rate, "text_encoder": arguments.text_encoder_learning_rate}
-    return rates.get(name.partition(".")[0]) or arguments.learning_rate
+    return {part: rate / arguments.learning_rate for part, rate in rates.items() if rate is not None}

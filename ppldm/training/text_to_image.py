@@ -24,6 +24,7 @@ from ..utils.log import get_logger, progress
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
+from .compiled import CompiledPrediction
 from .interval import Interval, gather_objects
 from .optim import build_optimizer
 from .precision import autocast, decorate, make_scaler, warn_of_cpu
@@ -77,6 +78,8 @@ def prepare_text_to_image(
         model.unet.enable_gradient_checkpointing()
         if not model.freeze_text_encoder:
             model.text_encoder.model.gradient_checkpointing = True
+    if arguments.to_static:
+        model.compiled_predict = CompiledPrediction(model, world)
     make_dataset = partial(
         TextImageDataset,
         tokenizer=tokenizer,

@@ -28,6 +28,8 @@ class LatentDiffusionTrainer(Trainer):
         run.arguments.max_steps = run.max_steps
         # Our batches start at the right step: nothing is to be skipped by reading it.
         run.arguments.ignore_data_skip = True
+        # `prepare` has seen to it; the Trainer would compile what draws and validates too.
+        run.arguments.to_static = False
         # The optimizer has its share already: the Trainer would wrap it, and save it, in a way of its own.
         run.arguments.sharding = []
         # The Trainer's way with recompute: float32 gradients are summed after backward. DataParallel would send halves.
