@@ -97,6 +97,17 @@ def test_grid_holds_every_picture():
     assert (grid == (0, 0, 255)).all(axis=-1).sum() == 3 * area
 
 
+@pytest.mark.parametrize(
+    "size, shown", [((64, 64), (128, 128)), ((32, 64), (64, 128)), ((200, 100), (200, 100)), ((512, 384), (256, 192))]
+)
+def test_a_grid_keeps_the_shape_of_pictures(size, shown):
+    red = np.full((*size, 3), (255, 0, 0), dtype=np.uint8)
+    grid = np.asarray(prompt_grid(["one picture"], [[red]]))
+    found = np.argwhere((grid == (255, 0, 0)).all(axis=-1))
+    assert tuple(np.ptp(found, axis=0) + 1) == shown
+    assert grid.shape[1] < shown[1] + 40  # no empty columns of blocks
+
+
 def pixels(folder) -> dict:
     return {str(p.relative_to(folder)): np.asarray(Image.open(p)).astype(int) for p in sorted(folder.rglob("*-*.png"))}
 
@@ -175,6 +186,8 @@ def test_checkpoints_draw_what_their_export_draws(tiny, pipeline, tmp_path):
     assert "samples_seen | 8" in card and '"cross_attention_dim": 32' in card
     with pytest.raises(ConfigError, match="holds files that are no exported model"):
         run(["export", str(folder / "checkpoint-2"), "--out", str(folder)])
+    with pytest.raises(ConfigError, match="--safetensors is not for --to compvis"):
+        run(["export", str(folder / "checkpoint-2"), "--to", "compvis", "--safetensors", "--out", str(tmp_path / "c")])
     state = folder / "checkpoint-2" / "model_state.pdparams"
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.raises(ModelError, match="has changed or is cut short"):
