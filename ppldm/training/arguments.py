@@ -229,8 +229,8 @@ class LDMTrainingArguments(TrainingArguments):
     to_static: bool = field(
         default=False,
         metadata={
-            "help": "Compile text encoder and UNet at every start, which takes seconds to minutes; then GPUs do not "
-            "wait for Python at each operation."
+            "help": "Compile text encoder and UNet at every start, which takes seconds; then GPUs do not wait for "
+            "Python at each operation."
         },
     )
     sharding: str = field(
