@@ -5,7 +5,6 @@ normalised (NFC), lower-cased, cut into words, numbers, and runs of other charac
 (Radford et al. 2021, arXiv:2103.00020, section 2.4).
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tokenizers.processors import RobertaProcessing
 
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, write_json
+from .tokenizer import read_tokenizer_json
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 _WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")
@@ -29,13 +29,13 @@ class ClipTokenizer:
         self.folder, self.max_length = Path(folder), max_length
         if max_length < 3:
             raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
+        self.ids = read_tokenizer_json(self.folder / "vocab.json")
         try:
-            self.ids = json.loads((self.folder / "vocab.json").read_text(encoding="utf-8"))
             lines = (self.folder / "merges.txt").read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise ConfigError(f"cannot read the vocabulary in {folder}: {error.strerror}; copy it again") from error
-        except ValueError as error:
-            raise ConfigError(f"the vocabulary in {folder} is not JSON ({error}); copy it again") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"merges.txt in {folder} is not UTF-8 text; copy it again") from error
         merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
         pad = self._pad_token()
         for token in (START, END, pad):
@@ -81,14 +81,9 @@ class ClipTokenizer:
         """The folder's own, which is END in Stable Diffusion 1 and "!" in 2."""
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             path = self.folder / name
-            if not path.is_file():
-                continue
-            try:
-                token = json.loads(path.read_text(encoding="utf-8")).get("pad_token")
-            except ValueError as error:
-                raise ConfigError(f"{path} is not JSON ({error}); correct or delete it") from error
+            token = read_tokenizer_json(path).get("pad_token") if path.is_file() else None
             if token:
-                return token["content"] if isinstance(token, dict) else token
+                return str(token.get("content") if isinstance(token, dict) else token)
         return END
 
 

@@ -29,7 +29,7 @@ from ..utils.files import atomic_write
 from ..utils.log import get_logger, progress
 from .image import image_size
 from .index import GZIP_MEMBERS, PLAIN_LINES, Index, IndexSummary, make_index, read_index, read_summary, write_index
-from .layouts import DEFAULT_LAYOUT, Layout, get_layout
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout
 from .row import Row, decode_row, decode_text_columns, encode_row
 from .stored import Way, find_older, find_stored, make_copy_dir, measure_file, stat_part, store_index
 
@@ -182,32 +182,35 @@ def _build(path: Path, layout: str) -> tuple[Path, Index]:
         return found
     copy = way.copy_path(path, stat_part(path))
     if not path.is_file():
-        raise PartError(f"{path} is not a part file but a folder or device; correct its line in the filelist")
-    if copy.exists():
-        path = copy
+        raise PartError(
+            f"{path} is not a part file but a folder or device; correct its line in the filelist, or say "
+            "format=folder in a list of filelists"
+        )
+    stored = copy if copy.exists() else path
     try:
-        index = _scan(path, get_layout(layout))
+        index = _scan(stored, path, get_layout(layout))
     except _PackedRows:
         # The index file may at this moment be missing again, where another process is putting its own there.
         return copy, _repack(path, copy, layout)
-    store_index(path, way, index)
-    return path, index
+    store_index(stored, way, index)
+    return stored, index
 
 
-def _scan(path: Path, layout: Layout) -> Index:
-    """Read a whole part once. Raises _PackedRows where its rows cannot be read at random."""
+def _scan(stored: Path, path: Path, layout: Layout) -> Index:
+    """Read a whole part, or the copy of it that is `stored`, once. Raises _PackedRows where its rows cannot be read at
+    random."""
     get_logger().info("indexing %s, once", path)
-    packed = _is_gzip(path)
+    packed = _is_gzip(stored)
     table = []
-    for (offset, length, _), size in _measured(path, _member_lines if packed else _plain_lines, layout):
+    for (offset, length, _), size in _measured(stored, path, _member_lines if packed else _plain_lines, layout):
         table.append((offset, length, *size))
-    return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, *measure_file(path), table)
+    return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, *measure_file(stored), table)
 
 
 def _repack(path: Path, copy: Path, layout: str) -> Index:
     make_copy_dir(path, copy)
     try:
-        lines = ((line, size) for (_, _, line), size in _measured(path, _gzip_lines, get_layout(layout)))
+        lines = ((line, size) for (_, _, line), size in _measured(path, path, _gzip_lines, get_layout(layout)))
         return write_lines(copy, lines, _way(layout))
     except OSError as error:
         raise OutputError(
@@ -225,20 +228,20 @@ def _is_gzip(path: Path) -> bool:
 
 
 def _measured(
-    path: Path, lines_of: Callable[..., Iterator[_Line]], layout: Layout
+    stored: Path, path: Path, lines_of: Callable[..., Iterator[_Line]], layout: Layout
 ) -> Iterator[tuple[_Line, tuple[int, int]]]:
-    """The lines of a part with their image sizes, under a progress bar.
+    """The lines of a file with their image sizes, under a progress bar; errors name the part, `path`.
 
     Raises PartError where none of the first rows can be read: then the file is something else.
     """
     rows, readable, first_error = 0, 0, None
     with (
-        open(path, "rb") as file,
-        progress(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, delay=3) as bar,
+        open(stored, "rb") as file,
+        progress(total=stored.stat().st_size, desc=path.name, unit="B", unit_scale=True, delay=3) as bar,
     ):
         for line in lines_of(file, path):
             if len(line[2]) > MAX_ROW_BYTES:
-                raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path)}")
+                raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path, layout)}")
             try:
                 size = _row_size(decode_row(line[2], f"{path} row {rows}", layout))
                 readable += 1
@@ -253,13 +256,15 @@ def _measured(
     if not rows:
         raise PartError(f"part file {path} holds no rows; get it again or delete its line in the filelist")
     if not readable:
-        raise PartError(f"{_not_a_part(path)} (none of the first {rows} rows can be read: {first_error})")
+        raise PartError(f"{_not_a_part(path, layout)} (none of the first {rows} rows can be read: {first_error})")
 
 
-def _not_a_part(path: Path) -> str:
+def _not_a_part(path: Path, layout: Layout) -> str:
     what = "a part that is not gzip" if path.suffix == ".gz" and not _is_gzip(path) else "not a part file"
+    rows = "caption, metadata, image" if layout is LAYOUTS[DEFAULT_LAYOUT] else "the layout that was named"
     return (
-        f"{path} is {what}, and its text is not rows of caption, metadata, image; get it again or correct the filelist"
+        f"{path} is {what}, and its text is not rows of {rows}; correct the filelist, or say what it is in a list of "
+        "filelists (layout=, format=)"
     )
 
 

@@ -136,12 +136,20 @@ def _read_vocab(path: Path) -> list[str]:
 def _read_lower_case(folder: Path) -> bool:
     """As PaddleNLP: true where the folder does not say."""
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return True
+    return bool(read_tokenizer_json(path).get("do_lower_case", True)) if path.is_file() else True
+
+
+def read_tokenizer_json(path: Path) -> dict:
+    """The object in a JSON file of a tokenizer. Raises ConfigError."""
     try:
-        return bool(json.loads(path.read_text(encoding="utf-8")).get("do_lower_case", True))
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; copy it again") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}); correct or delete it") from error
+        raise ConfigError(f"{path} is not JSON ({error}); copy it again") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds no JSON object; copy it again")
+    return value
 
 
 def _fetch(name: str, max_length: int) -> tuple[list[str], int, bool]:

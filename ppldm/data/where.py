@@ -6,8 +6,8 @@
                                                  language has is understood
     @FILE                                        any of them in a file; YAML or JSON in .yaml, .yml, .json
 
-All comparisons, or all rules, must hold. Fields are `width` and `height` (of the index), `caption`, and any key of a
-row's metadata.
+All comparisons, or all rules, must hold. Below `filters:` or `dataset_filters:`, as in the configs that they come from,
+they are the same. Fields are `width` and `height` (of the index), `caption`, and any key of a row's metadata.
 """
 
 import os
@@ -21,6 +21,8 @@ from .expression import Expression, all_of, parse_comparison, parse_expression, 
 
 # The beginning of YAML or JSON that is no expression: a list, an object, or `key: ...`.
 _STRUCTURED = re.compile(r"""\s*(?:[\[{]|-\s|(?:[\w. -]+|"[^"]*"|'[^']*'):\s)""")
+
+_HEADINGS = ("filters", "dataset_filters")
 
 
 def parse_where(text: str) -> Expression:
@@ -49,8 +51,14 @@ def _parse_yaml(text: str) -> Expression:
     except (yaml.YAMLError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise ConfigError(f'--where: not YAML ({problem}); a comparison goes in quotes, as in key: ">=5"') from error
+    return _parse_node(node)
+
+
+def _parse_node(node: yaml.Node | None) -> Expression:
     if isinstance(node, yaml.ScalarNode):
         return parse_expression(node.value)
+    if isinstance(node, yaml.MappingNode) and [key.value for key, _ in node.value] in ([name] for name in _HEADINGS):
+        return _parse_node(node.value[0][1])
     if isinstance(node, yaml.MappingNode) and node.value:
         return all_of(_parse_pair(key, comparison) for key, comparison in node.value)
     if isinstance(node, yaml.SequenceNode) and node.value:

@@ -24,6 +24,8 @@ def export(
     from ..models.weights.write import write_weights
     from ..utils.log import get_logger, quiet_libraries
 
+    if safetensors and to == "compvis":
+        raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; leave one of them away")
     quiet_libraries()
     source, target = local_path(model, PART_FOLDERS, offline), Path(out)
     refuse_to_overwrite(source, target)

@@ -10,6 +10,8 @@ All pictures are arrays of uint8 in 0 .. 255, RGB, [..., H, W, 3]; latents are f
 that scales down by f, of about unit variance.
 """
 
+import math
+import numbers
 import zlib
 from collections.abc import Callable
 from functools import cached_property
@@ -25,6 +27,7 @@ from ..models.weights.fetch import local_path
 from ..models.weights.read import PART_FOLDERS, read_weights
 from ..models.weights.write import facts_of
 from ..utils.errors import ConfigError, ModelError
+from ..utils.rng import MAX_SEED
 from .sample import draw, to_pictures
 from .samplers import SAMPLERS
 
@@ -43,6 +46,9 @@ def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, 
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
     model = build_model(weights, path)
     facts = facts_of(weights)
+    for name in ("model_max_length", "resolution"):
+        if not isinstance(facts[name], int) or facts[name] < 1:
+            raise ModelError(f"{path}: {name} {facts[name]!r} of ppldm.json is no whole number from 1; copy it again")
     return TextToImage(model, load_tokenizer(folder, facts["model_max_length"]), facts["resolution"])
 
 
@@ -70,13 +76,18 @@ class TextToImage:
 
         Picture i of a prompt is a function of (weights, prompt, negative prompt, settings, seed, i), whatever else is
         drawn with it and in which batches. `height`, `width`: pixels, multiples of the VAE's downscaling factor, by
-        default those trained at. `guidance_scale`: how strongly to follow the prompt; 1 is no guidance. Raises
-        ConfigError.
+        default those trained at. `guidance_scale`: how strongly to follow the prompt; 1 is no guidance. `seed`: from 0
+        to 2**64 - 1. Raises ConfigError.
         """
+        for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
+            if not isinstance(value, numbers.Integral) or value < 1:
+                raise ConfigError(f"{name} {value!r} must be a whole number from 1")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         negative = [negative_prompts] * len(prompts) if isinstance(negative_prompts, str) else list(negative_prompts)
         if len(negative) != len(prompts):
             raise ConfigError(f"{len(negative)} negative prompts for {len(prompts)} prompts; give one, or one for each")
+        if odd := [text for text in (*prompts, *negative) if not isinstance(text, str)]:
+            raise ConfigError(f"the prompt {odd[0]!r} is no text")
         jobs = [(number, index) for number in range(len(prompts)) for index in range(num_samples)]
         drawn = [
             self.draw(
@@ -111,19 +122,32 @@ class TextToImage:
         """One batch of pictures [B, H, W, 3] uint8; `size` is (height, width). Raises ConfigError."""
         if sampler not in SAMPLERS:
             raise ConfigError(f"no sampler {sampler}; known: {', '.join(SAMPLERS)}")
+        if not math.isfinite(guidance_scale):
+            raise ConfigError(f"the guidance scale {guidance_scale} is no number")
+        for seed in seeds:
+            if not isinstance(seed, numbers.Integral) or not 0 <= seed <= MAX_SEED:
+                raise ConfigError(f"the seed {seed!r} must be a whole number from 0 to {MAX_SEED}")
         return draw(self.model, self.tokenizer, prompts, indices, self.latent_shape(*size), seeds, guidance_scale,
                     num_inference_steps, on_step, sampler, negative_prompts)  # fmt: skip
 
     @paddle.no_grad()
     def encode(self, pictures: np.ndarray) -> np.ndarray:
-        """Pictures [B, H, W, 3] uint8 to latents [B, C, H/f, W/f] float32: the posterior's mean, scaled."""
-        pixels = paddle.to_tensor(np.ascontiguousarray(np.moveaxis(pictures, -1, 1)))
+        """Pictures [B, H, W, 3] uint8 to latents [B, C, H/f, W/f] float32: the posterior's mean, scaled. Raises
+        ConfigError."""
+        pictures = np.asarray(pictures)
+        if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3:
+            raise ConfigError(f"pictures are {_kind(pictures)}; [B, H, W, 3] of uint8 is due")
         self.latent_shape(*pictures.shape[1:3])
+        pixels = paddle.to_tensor(np.ascontiguousarray(np.moveaxis(pictures, -1, 1)))
         return (self.model.vae.encode(to_unit_range(pixels)).latent_dist.mean * self.model.scaling_factor).numpy()
 
     def decode(self, latents: np.ndarray) -> np.ndarray:
-        """Latents [B, C, h, w] float32 to pictures [B, f h, f w, 3] uint8."""
-        return to_pictures(self.model.decode(paddle.to_tensor(latents)))
+        """Latents [B, C, h, w] float32 to pictures [B, f h, f w, 3] uint8. Raises ConfigError."""
+        latents = np.asarray(latents)
+        channels = self.model.vae.config.latent_channels
+        if latents.dtype.kind != "f" or latents.ndim != 4 or latents.shape[1] != channels:
+            raise ConfigError(f"latents are {_kind(latents)}; [B, {channels}, h, w] of float32 is due")
+        return to_pictures(self.model.decode(paddle.to_tensor(latents.astype(np.float32, copy=False))))
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(C, h, w) of the latents of such pictures. Raises ConfigError where the sides do not divide."""
@@ -140,3 +164,7 @@ class TextToImage:
         for name, value in sorted(self.model.state_dict().items()):
             checksum = zlib.crc32(value.numpy().tobytes(), zlib.crc32(name.encode(), checksum))
         return f"{checksum:08x}"
+
+
+def _kind(array: np.ndarray) -> str:
+    return f"{list(array.shape)} of {array.dtype}"

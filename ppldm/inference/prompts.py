@@ -1,18 +1,20 @@
 """What to draw, from the command line and from files: text, TSV, CSV or JSON lines, by the file's suffix.
 
     .tsv, .csv          with a header; the prompt's column is the first of `prompt`, `caption_en`, `caption`, `text`
-    .jsonl, .json       an object a line, with the same names
+    .jsonl, .json       an object, or a text, a line, with the same names; or a JSON list of these
     anything else       a prompt a line; after a tab, a remark that is shown behind the prompt
 
 Optional columns: `negative_prompt`, `seed`, `remark`.
 """
 
 import csv
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..utils.errors import ConfigError
+from ..utils.rng import MAX_SEED
 
 PROMPT_COLUMNS = ("prompt", "caption_en", "caption", "text")
 _COCO_NAMES = ("coco1k", "coco10k", "coco30k")
@@ -43,9 +45,10 @@ def read_requests(path) -> list[Request]:
     if suffix in (".tsv", ".csv"):
         requests = _read_table(path, text, "\t" if suffix == ".tsv" else ",")
     elif suffix in (".jsonl", ".json"):
-        requests = _read_json_lines(path, text)
+        requests = _read_json(path, text)
     else:
-        lines = (line.partition("\t") for line in text.splitlines() if line.strip())
+        # Not splitlines, which cuts at characters that are within a prompt.
+        lines = (line.partition("\t") for line in text.split("\n") if line.strip())
         requests = [Request(prompt.strip(), remark=remark.strip()) for prompt, _, remark in lines]
     if not requests:
         raise ConfigError(f"{path} holds no prompts; write one a line")
@@ -53,35 +56,53 @@ def read_requests(path) -> list[Request]:
 
 
 def _read_table(path, text: str, delimiter: str) -> list[Request]:
-    try:
-        rows = list(csv.DictReader(text.splitlines(), delimiter=delimiter))
-    except csv.Error as error:
-        raise ConfigError(f"{path} is no table: {error}") from error
-    return [_request(path, number, row) for number, row in enumerate(rows, 2)]
-
-
-def _read_json_lines(path, text: str) -> list[Request]:
+    """Quotes as RFC 4180 says; in a TSV they may also stand inside a field, as captions have them, but not span lines:
+    that would be a quote which nobody closed."""
+    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=delimiter == ",")
     requests = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{path}, line {number} is not JSON ({error}); write an object a line") from error
-        requests.append(_request(path, number, row if isinstance(row, dict) else {"prompt": row}))
+    try:
+        for row in table:
+            if delimiter == "\t" and any("\n" in value for value in row.values() if isinstance(value, str)):
+                raise csv.Error("a quotation mark at the beginning of a field is not closed in its line")
+            requests.append(_request(f"{path}, line {table.line_num}", row))
+    except csv.Error as error:
+        raise ConfigError(
+            f"{path} is no table, up to line {table.reader.line_num}: {error}; put a field that has quotation marks in "
+            "quotation marks, and double its own"
+        ) from error
     return requests
 
 
-def _request(path, number: int, row: dict) -> Request:
+def _read_json(path, text: str) -> list[Request]:
+    if text.lstrip().startswith("["):
+        entries = ((f"{path}, item {number}", entry) for number, entry in enumerate(_parse(f"{path}", text), 1))
+    else:
+        lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+        entries = ((where, _parse(where, line)) for where, line in lines)
+    return [_request(where, entry if isinstance(entry, dict) else {"prompt": entry}) for where, entry in entries]
+
+
+def _parse(where: str, text: str):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON ({error}); write an object a line, or a list of objects") from error
+
+
+def _request(where: str, row: dict) -> Request:
     prompt = next((row[name] for name in PROMPT_COLUMNS if isinstance(row.get(name), str)), None)
     if prompt is None:
-        raise ConfigError(f"{path}, line {number} has no prompt; name its column one of {', '.join(PROMPT_COLUMNS)}")
-    seed = row.get("seed")
-    try:
-        seed = None if seed in (None, "") else int(seed)
-        if seed is not None and seed < 0:
-            raise ValueError
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}, line {number}: the seed {seed!r} is no whole number from 0") from error
-    return Request(prompt.strip(), row.get("negative_prompt") or "", seed, str(row.get("remark") or ""))
+        raise ConfigError(f"{where} has no prompt; name its column one of {', '.join(PROMPT_COLUMNS)}")
+    negative_prompt = row.get("negative_prompt") or ""
+    if not isinstance(negative_prompt, str):
+        raise ConfigError(f"{where}: the negative_prompt {negative_prompt!r} is no text; put it in quotation marks")
+    return Request(prompt.strip(), negative_prompt, _read_seed(where, row.get("seed")), str(row.get("remark") or ""))
+
+
+def _read_seed(where: str, value) -> int | None:
+    if value is None or value == "":
+        return None
+    text = str(value).strip()
+    if not text.isdecimal() or len(text) > 20 or int(text) > MAX_SEED:
+        raise ConfigError(f"{where}: the seed {value!r} is no whole number from 0 to {MAX_SEED}")
+    return int(text)

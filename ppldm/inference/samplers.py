@@ -58,6 +58,12 @@ class Sampler:
     """One run of a sampler over `num_steps` steps: `timesteps`, `scale_input`, `step`."""
 
     def __init__(self, name: str, noise_schedule: NoiseSchedule, prediction_type: str, num_steps: int):
+        """Raises ConfigError."""
+        if not 1 <= num_steps <= noise_schedule.num_train_timesteps:
+            raise ConfigError(
+                f"--num_inference_steps {num_steps} must be from 1 to {noise_schedule.num_train_timesteps}, the steps "
+                "that the model was trained with"
+            )
         self.name = name
         self.is_stochastic = name in STOCHASTIC
         self.scheduler = sampling_scheduler(noise_schedule, prediction_type, name)

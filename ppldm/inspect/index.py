@@ -4,6 +4,7 @@ import sys
 from json import dumps
 from typing import Annotated
 
+from ..data.layouts import DEFAULT_LAYOUT
 from ..utils.errors import DataError
 from ..utils.workers import check_workers
 from .parts import describe_bad_parts, index_parts, list_parts
@@ -11,11 +12,12 @@ from .parts import describe_bad_parts, index_parts, list_parts
 
 def index(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print {parts, rows, bad_parts: {path: error}} as JSON
 ):
     """Index the parts that filelists name, so that training starts at once."""
-    parts = list_parts(filelists, must_exist=False)
+    parts = list_parts(filelists, layout, must_exist=False)
     indexed = index_parts(parts, check_workers(num_workers))
     report = {"parts": len(parts), "rows": indexed.num_rows, "bad_parts": indexed.bad_parts()}
     text = f"{report['rows']} rows in {len(parts)} part(s)"

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from ..data.container import Rows, open_part, summarize
 from ..data.filelist import Source, read_sources
+from ..data.layouts import DEFAULT_LAYOUT
 from ..utils.errors import DataError, OutputError
 from ..utils.files import make_output_dir
 from ..utils.log import progress
@@ -55,9 +56,10 @@ class Span:
     stop: int
 
 
-def list_parts(filelists: list[str], must_exist: bool = True) -> list[PartName]:
-    """The parts of filelists and filelist lists, in order. Raises FilelistError."""
-    sources = [source for filelist in filelists for source in read_sources(filelist, must_exist=must_exist)]
+def list_parts(filelists: list[str], layout: str = DEFAULT_LAYOUT, must_exist: bool = True) -> list[PartName]:
+    """The parts of filelists and filelist lists, in order; `layout` of those that name none. Raises FilelistError,
+    ConfigError."""
+    sources = [source for filelist in filelists for source in read_sources(filelist, layout, must_exist)]
     return [PartName(path, source.without_parts()) for source in sources for path in source.parts]
 
 

@@ -21,11 +21,14 @@ from itertools import chain, groupby
 from json import JSONDecodeError, dumps, loads
 from pathlib import Path
 from typing import Annotated
+from zlib import crc32
 
 from ..data.container import Rows
 from ..data.filelist import write_filelist
+from ..data.layouts import DEFAULT_LAYOUT
 from ..data.part import Part, write_part
 from ..data.row import Row
+from ..data.tar_shard import read_prompts
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
 from ..utils.files import make_output_dir, write_json
 from ..utils.log import get_logger, progress
@@ -36,6 +39,7 @@ from .parts import EXAMPLES_PER_REASON, PartName, list_parts, open_rows
 def repack(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
     out: Annotated[str, {"opt": True, "required": True}],  # folder for parts and filelists; made if missing
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     json: bool = False,  # print the manifest as JSON
 ):
@@ -45,7 +49,7 @@ def repack(
     and counted by reason; images are not decoded. Stopped at any
     point, the same command goes on.
     """
-    parts = list_parts(filelists)
+    parts = list_parts(filelists, layout)
     manifest = repack_parts(parts, Path(out), check_workers(num_workers))
     text = f"{manifest['rows_out']} of {manifest['rows_in']} rows in {len(manifest['parts'])} part(s)"
     lines = [text, *(f"  skipped, {reason}: {count}" for reason, count in manifest["skipped"].items())]
@@ -63,9 +67,12 @@ class _Task:
         return self.path.parent.parent / ".repack" / f"{self.path.name}.json"
 
     def stamp(self) -> list:
-        """Tells this state of the source from any other."""
-        state = self.part.path.stat()
-        return [os.path.abspath(self.part.path), self.part.source.format, state.st_size, state.st_mtime_ns]
+        """Tells this state of the source, and way to read it, from any other."""
+        source, state = self.part.source, self.part.path.stat()
+        prompts = source.idx_to_prompt and dumps(read_prompts(str(source.idx_to_prompt)), sort_keys=True)
+        where = os.path.abspath(self.part.path)
+        return [where, source.format, source.layout, prompts and crc32(prompts.encode()),
+                state.st_size, state.st_mtime_ns]  # fmt: skip
 
 
 def repack_parts(parts: list[PartName], out: Path, num_workers: int) -> dict:

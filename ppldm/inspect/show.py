@@ -8,7 +8,9 @@ from typing import Annotated
 import numpy as np
 
 from ..data.image import decode_image
+from ..data.layouts import DEFAULT_LAYOUT
 from ..utils.errors import ConfigError, DataError, RowError
+from ..utils.log import get_logger
 from ..utils.workers import check_workers
 from .parts import Indexed, check_output, index_parts, list_parts, locate, open_rows
 
@@ -22,7 +24,8 @@ def show(
     out: Annotated[str, {"opt": True, "required": True}],  # the PNG to write
     n: int = 24,  # rows to show
     seed: int = 0,  # chooses the rows
-    side: int = 192,  # pixels of a picture's longer side
+    side: int = 192,  # longer side of a picture at most; small ones are enlarged by a whole factor up to it
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes that index parts without an index; 0 means one per core
 ):
     """Draw a contact sheet of rows chosen at random, with their captions, sizes and places.
@@ -33,8 +36,10 @@ def show(
 
     if n < 1 or side < 32:
         raise ConfigError(f"-n is {n} and --side {side}; they must be at least 1 and 32")
+    if seed < 0:
+        raise ConfigError(f"--seed {seed} must not be negative")
     check_output(out)
-    indexed = _index(filelists, num_workers)
+    indexed = _index(filelists, layout, num_workers)
     rows = choose_rows(indexed.num_rows, n, seed)
     save_png(out, draw_sheet([read_tile(indexed, row) for row in rows], side))
     sys.stdout.write(f"{len(rows)} of {indexed.num_rows} rows are drawn in {out}\n")
@@ -43,13 +48,14 @@ def show(
 def head(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
     n: int = 5,  # rows to print
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes that index parts without an index; 0 means one per core
     json: bool = False,  # print each row as a JSON object in a line of its own
 ):
     """Print the first rows: caption, image size, bytes, metadata."""
     if n < 1:
         raise ConfigError(f"-n is {n}; it must be at least 1")
-    indexed = _index(filelists, num_workers)
+    indexed = _index(filelists, layout, num_workers)
     for row in range(min(n, indexed.num_rows)):
         record = read_record(indexed, row)
         sys.stdout.write((dumps(record, ensure_ascii=False) if json else _describe(record)) + "\n")
@@ -105,7 +111,7 @@ def draw_sheet(tiles: list, side: int):
             draw.rectangle((x, y, x + side - 1, y + side - 1), fill="#eeeeee", outline="#bb3333")
             draw.text((x + 6, y + 6), "no image", fill="#bb3333", font=font)
         else:
-            image.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=3)
+            image = fit_image(image, side)
             sheet.paste(image, (x + (side - image.width) // 2, y + (side - image.height) // 2))
         draw.text((x, y + side + 2), fit_text(place, small, side), fill="#777777", font=small)
         for line, text in enumerate(wrap_text(caption, font, side, _CAPTION_LINES), start=1):
@@ -114,10 +120,24 @@ def draw_sheet(tiles: list, side: int):
     return sheet
 
 
-def _index(filelists: list[str], num_workers: int) -> Indexed:
-    indexed = index_parts(list_parts(filelists), check_workers(num_workers))
-    if indexed.bad:
+def fit_image(image, side: int):
+    """A PIL image that is at most `side` pixels long: a larger one shrunk, a small one enlarged by a whole factor, so
+    that its pixels stay what they are."""
+    from PIL import Image
+
+    factor = side // max(image.size)
+    if factor:
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=3)
+    return image
+
+
+def _index(filelists: list[str], layout: str, num_workers: int) -> Indexed:
+    indexed = index_parts(list_parts(filelists, layout), check_workers(num_workers))
+    if not indexed.rows:
         raise DataError(next(iter(indexed.bad.values())))
+    for error in indexed.bad.values():
+        get_logger().warning("left out: %s", error)
     return indexed
 
 

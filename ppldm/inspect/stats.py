@@ -12,6 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
+from ..data.layouts import DEFAULT_LAYOUT
 from ..utils.errors import RowError
 from ..utils.files import atomic_write
 from ..utils.workers import check_workers
@@ -32,13 +33,14 @@ _MEASURES = {
 def stats(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
     out: str = "",  # write histograms to this PNG
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print the numbers as JSON
 ):
     """Say what filelists hold: rows, image sizes, caption lengths, reasons of bad rows."""
     if out:
         check_output(out)
-    parts = list_parts(filelists, must_exist=False)
+    parts = list_parts(filelists, layout, must_exist=False)
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
     counts, skipped = {measure: Counter() for measure in _MEASURES}, Counter()

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from ..data.filelist import write_filelist
 from ..data.image import decode_image
+from ..data.layouts import DEFAULT_LAYOUT
 from ..utils.errors import DataError, RowError
 from ..utils.workers import check_workers
 from .parts import (
@@ -26,6 +27,7 @@ from .parts import (
 def verify(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
     out: str = "",  # write a filelist of the parts without any bad row
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print {parts, rows, ok, skipped: {reason: count}, examples, bad_parts: {path: error}} as JSON
 ):
@@ -36,7 +38,7 @@ def verify(
     """
     if out:
         check_output(out)
-    parts = list_parts(filelists, must_exist=False)
+    parts = list_parts(filelists, layout, must_exist=False)
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
     skipped, examples, unsound = Counter(), {}, set(indexed.bad)

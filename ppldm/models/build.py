@@ -28,6 +28,8 @@ from .weights.parts import Part, Weights, is_ldmbert
 from .weights.read import PART_FOLDERS, PUBLISHED_SCHEDULE, read_part, read_weights
 
 _LABELS = {"vae": "VAE", "text_encoder": "text encoder", "unet": "UNet"}
+# What the classes raise on settings that no network can have.
+_UNBUILDABLE = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
 _SHOWN = 5  # keys of each kind that a message lists
 
 
@@ -165,8 +167,10 @@ def _make(kind: str, part: Part):
         if kind == "text_encoder":
             return LDMBertModel(LDMBertConfig(**part.config))
         return {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**part.config)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"{part.source}: the config makes no {_LABELS[kind]}: {error}") from error
+    except _UNBUILDABLE as error:
+        raise ModelError(
+            f"{part.source}: the config makes no {_LABELS[kind]} ({type(error).__name__}: {error}); copy it again"
+        ) from error
 
 
 def weights_of(model: LatentDiffusionModel) -> Weights:
@@ -246,7 +250,7 @@ def _from_config(model_class, config: dict, config_file):
         raise ConfigError(f"{config_file}: {model_class.__name__} has no setting {unknown[0]!r}; correct or remove it")
     try:
         return model_class(**{key: value for key, value in config.items() if not key.startswith("_")})
-    except (TypeError, ValueError) as error:
+    except _UNBUILDABLE as error:
         raise ConfigError(f"{config_file} makes no {model_class.__name__}: {error}") from error
 
 

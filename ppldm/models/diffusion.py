@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 PREDICTION_TYPES = ("epsilon", "v_prediction")
+BETA_SCHEDULES = ("scaled_linear", "linear")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class NoiseSchedule:
         elif self.beta_schedule == "linear":
             betas = np.linspace(self.beta_start, self.beta_end, self.num_train_timesteps)
         else:
-            raise ValueError(f"beta_schedule {self.beta_schedule!r} is neither scaled_linear nor linear")
+            raise ValueError(f"beta_schedule {self.beta_schedule!r} is not one of {BETA_SCHEDULES}")
         alphas_cumprod = np.cumprod(1.0 - betas)
         if self.rescale_betas_zero_snr:
             roots = np.sqrt(alphas_cumprod)

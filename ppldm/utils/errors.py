@@ -8,10 +8,12 @@ to the cause. `exit_on_error` wraps an entry point: the user sees that line and 
 import errno
 import os
 import re
+import shutil
 import sys
 import traceback
 from contextlib import contextmanager
 
+_SHARED_MEMORY = "/dev/shm"
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -108,13 +110,22 @@ def exit_on_error():
     except OSError as error:
         if error.errno not in FULL_DISK or debugging():
             raise
-        place = f" for {error.filename}" if error.filename else ""
-        sys.stderr.write(
-            f"error: the disk is full{place} ({error.strerror}); free some and give the same command again\n"
-        )
+        sys.stderr.write(f"error: {_describe_full_disk(error)}\n")
         sys.exit(OutputError.exit_status)
     except KeyboardInterrupt:
         if debugging():
             traceback.print_exc()
         sys.stderr.write("stopped by Ctrl-C; the same command again goes on from what is finished\n")
         sys.exit(130)
+
+
+def _describe_full_disk(error: OSError) -> str:
+    # Locks between processes lie in shared memory, and their error names no file.
+    if not error.filename and os.path.isdir(_SHARED_MEMORY) and shutil.disk_usage(_SHARED_MEMORY).free < 1 << 16:
+        return (
+            f"{_SHARED_MEMORY}, the memory that processes share, is full ({error.strerror}); free some, give the "
+            "container more (docker run --shm-size 64m), or use no further processes (--dataloader_num_workers 0, "
+            "--num-workers 1)"
+        )
+    place = f" for {error.filename}" if error.filename else ""
+    return f"the disk is full{place} ({error.strerror}); free some and give the same command again"

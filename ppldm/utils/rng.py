@@ -9,6 +9,8 @@ from enum import IntEnum
 
 import numpy as np
 
+MAX_SEED = 2**64 - 1
+
 
 class Stream(IntEnum):
     """What the numbers are for. The values are part of the format of a run: append, never renumber."""

@@ -62,11 +62,12 @@ def test_words_for_bad_folders(folder, tmp_path):
 
     for name, text, message in (
         ("vocab.json", "{", "is not JSON"),
+        ("vocab.json", "[]", "holds no JSON object"),
         ("vocab.json", '{"a": 0}', "lacks <|startoftext|>"),
         ("merges.txt", "r zz\n", "do not fit its vocabulary"),
     ):
         with pytest.raises(ConfigError, match=message.replace("|", r"\|")):
             load_tokenizer(broken(name, text), 9)
     (tmp_path / "broken" / "vocab.json").unlink()
-    with pytest.raises(ConfigError, match="cannot read the vocabulary"):
+    with pytest.raises(ConfigError, match="cannot read .*vocab.json"):
         load_tokenizer(tmp_path / "broken", 9)

@@ -386,6 +386,13 @@ def test_a_part_that_cannot_be_indexed_is_named(tmp_path, make_rows, num_workers
     assert build_indexes([]) == []
 
 
+def test_another_layout_is_asked_of_the_part_and_not_of_its_copy(tmp_path, make_rows):
+    (tmp_path / "packed").write_bytes(gzip.compress(lines_of(make_rows(0, 3))))
+    Part(tmp_path / "packed")
+    with pytest.raises(PartError, match=f"{tmp_path}/packed is not a part .* rows of the layout that was named"):
+        Part(tmp_path / "packed", "vc")
+
+
 @pytest.mark.parametrize("program", ["gzip", "pigz", "bgzip"])
 def test_the_output_of_compressing_programs(tmp_path, make_rows, program):
     if not shutil.which(program):

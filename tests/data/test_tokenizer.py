@@ -129,9 +129,10 @@ def test_what_is_no_tokenizer_is_one_line(tmp_path, make, message):
 def test_a_broken_tokenizer_config_is_one_line(tmp_path):
     CaptionTokenizer(list(SPECIAL_TOKENS), 8).save(tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["do_lower_case"] is True
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ConfigError, match="tokenizer_config.json is not JSON"):
-        load_tokenizer(tmp_path, 8)
+    for text, message in (("{", "is not JSON"), ("true", "holds no JSON object")):
+        (tmp_path / "tokenizer_config.json").write_text(text)
+        with pytest.raises(ConfigError, match=f"tokenizer_config.json {message}"):
+            load_tokenizer(tmp_path, 8)
 
 
 def test_a_length_without_room_is_refused():

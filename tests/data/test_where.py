@@ -138,6 +138,8 @@ ROW = {"width": 600, "height": 512, "aesthetic": 5.5, "pwatermark": "0.25", "lic
         ("pwatermark: <=0.5\nwidth: '>=512'", True),
         ("{pwatermark: '<=0.5', license: '== \"cc1\"'}", False),
         ('{"width": ">=512", "width": "<600"}', False),
+        ("filters:\n  pwatermark: '<=0.5'\n  width: '>=512'", True),
+        ("dataset_filters:\n- ['aesthetic', 'lambda s: s > 5.5']", False),
         ("license: in ('cc0', 'by')", True),
         ("['aesthetic', 'lambda s: s > 4.5']", True),
         ("[['aesthetic', 'lambda s: s > 4.5'], ['width', 'lambda s: s > 600']]", False),

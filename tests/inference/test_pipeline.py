@@ -1,5 +1,7 @@
 """The Python API: shapes, ranges, and the same pictures whatever form the weights are in."""
 
+import shutil
+
 import numpy as np
 import pytest
 from small_weights import small_weights
@@ -48,17 +50,19 @@ def test_encode_and_decode(model):
     assert decoded.shape == pictures.shape and decoded.dtype == np.uint8
 
 
-@pytest.mark.parametrize("form, more", [("diffusers", {}), ("compvis/model.ckpt", {"tokenizer": True})])
-def test_every_form_draws_the_same(model, folder, form, more):
-    settings = {"tokenizer": folder / "compvis" / "tokenizer"} if more else {}
-    other = ppldm.load(folder / form, **settings)
+@pytest.mark.parametrize("form", ["diffusers", "compvis", "compvis/model.ckpt"])
+def test_every_form_draws_the_same(model, folder, form):
+    other = ppldm.load(folder / form)
     assert other.fingerprint == model.fingerprint
     assert (other.generate("a red heart", **FEW) == model.generate("a red heart", **FEW)).all()
 
 
 def test_words_for_what_cannot_work(model, folder, tmp_path):
+    for name in ("model.ckpt", "model.yaml"):
+        shutil.copy(folder / "compvis" / name, tmp_path)
     with pytest.raises(ModelError, match="brings no tokenizer"):
-        ppldm.load(folder / "compvis" / "model.ckpt")
+        ppldm.load(tmp_path / "model.ckpt")
+    assert ppldm.load(tmp_path, tokenizer=folder / "compvis" / "tokenizer").fingerprint == model.fingerprint
     with pytest.raises(ModelError, match="no folder or file"):
         ppldm.load(tmp_path / "none")
     with pytest.raises(ConfigError, match="--height 30 must be a multiple of 8"):
@@ -67,3 +71,21 @@ def test_words_for_what_cannot_work(model, folder, tmp_path):
         model.generate("x", sampler="dream", **FEW)
     with pytest.raises(ConfigError, match="2 negative prompts for 1 prompts"):
         model.generate("x", negative_prompts=["y", "z"], **FEW)
+    for settings in ({"num_samples": 0}, {"batch_size": 0}, {"batch_size": 1.5}, {"seed": -1}, {"seed": 1 << 64}):
+        (name,) = settings
+        with pytest.raises(ConfigError, match=f"{name} .* must be a whole number from"):
+            model.generate("x", **settings, **FEW)
+    for scale in (float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="the guidance scale"):
+            model.generate("x", guidance_scale=scale, num_inference_steps=1)
+    for steps in (0, 1001):
+        with pytest.raises(ConfigError, match=f"--num_inference_steps {steps} must be from 1 to 1000"):
+            model.generate("x", num_inference_steps=steps)
+    with pytest.raises(ConfigError, match="the prompt 3 is no text"):
+        model.generate(["x", 3], **FEW)
+    for pictures in (np.zeros((1, 16, 16, 3)), np.zeros((16, 16, 3), np.uint8), np.zeros((1, 3, 16, 16), np.uint8)):
+        with pytest.raises(ConfigError, match=r"\[B, H, W, 3\] of uint8 is due"):
+            model.encode(pictures)
+    for latents in (np.zeros((4, 2, 2), np.float32), np.zeros((1, 3, 2, 2), np.float32), np.zeros((1, 4, 2, 2), int)):
+        with pytest.raises(ConfigError, match=r"\[B, 4, h, w\] of float32 is due"):
+            model.decode(latents)

@@ -1,5 +1,6 @@
 import io
 import json
+from base64 import b64encode
 from collections import Counter
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 
 from ppldm.data.filelist import read_sources
 from ppldm.data.part import Part
-from ppldm.inspect.show import choose_rows
+from ppldm.inspect.show import choose_rows, fit_image
 from ppldm.inspect.stats import quantiles
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
@@ -82,12 +83,60 @@ def test_the_sheet_shows_the_chosen_rows(data, run):
         assert "9 of 30 rows" in run("show", "all.list", "--out", f"{name}.png", "-n", 9, "--seed", seed, "--side", 64)
     sheets = [np.asarray(Image.open(data / f"{name}.png")) for name in "abc"]
     assert np.array_equal(sheets[0], sheets[1]) and not np.array_equal(sheets[0], sheets[2])
-    # The picture of the first row chosen stands in the first tile: its own corner colours, scaled to 64 pixels high.
+    # The picture of the first row chosen stands in the middle of the first tile, twice as large.
     row = choose_rows(30, 9, 1)[0]
-    picture = Image.open(io.BytesIO(Part("a.gz").read(row).image)).convert("RGB")
-    width = picture.width
-    x = 8 + (64 - width) // 2
-    assert np.array_equal(sheets[0][8 + 17 : 8 + 47, x : x + width], np.asarray(picture))
+    picture = np.asarray(Image.open(io.BytesIO(Part("a.gz").read(row).image)).convert("RGB")).repeat(2, 0).repeat(2, 1)
+    height, width, _ = picture.shape
+    x, y = 8 + (64 - width) // 2, 8 + (64 - height) // 2
+    assert np.array_equal(sheets[0][y : y + height, x : x + width], picture)
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(32, 200))
+def test_a_picture_fills_its_tile_as_far_as_whole_factors_reach(width, height, side):
+    fitted = fit_image(Image.new("RGB", (width, height)), side)
+    assert max(fitted.size) <= side
+    if max(width, height) <= side:
+        factor = fitted.width // width
+        assert fitted.size == (width * factor, height * factor) and max(width, height) * (factor + 1) > side
+    else:
+        assert max(fitted.size) == side
+
+
+def test_a_part_that_cannot_be_opened_is_left_out_of_the_sheet(data, run, caplog):
+    (data / "tars.filelist").write_text("parts.filelist\nc.tar\n")
+    assert "9 of 30 rows" in run("show", "all.list", "--out", "a.png", "-n", 9)
+    assert "left out: parts.filelist is no tar" in caplog.text
+    (data / "tars.filelist").write_text("parts.filelist\n")
+    (data / "tars.list").write_text("tars.filelist format=webdataset\n")
+    with pytest.raises(DataError, match="parts.filelist is no tar"):
+        run("head", "tars.list")
+    with pytest.raises(ConfigError, match="--seed -1"):
+        run("show", "all.list", "--out", "a.png", "--seed", -1)
+
+
+def test_a_layout_is_named_by_flag_too(data, run):
+    """Rows of laion_aes: metadata in column 3, the picture in column 6."""
+    rows = [Part("a.gz").read(number) for number in range(3)]
+    meta = [json.dumps({"caption_en": row.caption}) for row in rows]
+    lines = [f"x\t\t{text}\t\t\t{b64encode(row.image).decode()}\n" for text, row in zip(meta, rows, strict=True)]
+    (data / "aes").write_text("".join(lines))
+    (data / "aes.filelist").write_text("aes\n")
+    flags = ("aes.filelist", "--layout", "laion_aes")
+    assert "picture 2" in run("head", *flags)
+    assert "3 of 3 rows are good" in run("verify", *flags)
+    for command in ("index", "stats"):
+        assert "3 rows in 1 part" in run(command, *flags)
+    run("show", *flags, "--out", "sheet.png")
+    assert "3 of 3 rows" in run("repack", *flags, "--out", "new")
+    assert "picture 2" in run("head", "new/repacked.filelist.list")
+    with pytest.raises(ConfigError, match="did you mean laion_aes"):
+        run("head", "aes.filelist", "--layout", "laion_ae")
+    # Another way to read the same source is another result.
+    (data / "aes").write_text("".join(line.replace("x\t\t", f"{line.split(chr(9))[5].strip()}\ty\t") for line in lines))
+    run("repack", *flags, "--out", "new")
+    image_first = "alt-text2image_gen_filted_data_shuffle_watermark"
+    run("repack", "aes.filelist", "--layout", image_first, "--out", "new")
+    assert [Part(data / "new/parts/part-00000.gz").read(number).caption for number in range(3)] == ["y"] * 3
 
 
 def test_a_result_that_cannot_be_written_is_said_before_the_work(data, run):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 
 import numpy as np
 import paddle
@@ -14,7 +15,15 @@ from ppldm.training.loop import run_loop
 from ppldm.training.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
-from ppldm.utils.errors import CheckpointError, ConfigError, DataError, DiskFullError, Interrupted, TrainingError
+from ppldm.utils.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DiskFullError,
+    Interrupted,
+    OutputError,
+    TrainingError,
+)
 
 
 def train(kind, flags):
@@ -84,10 +93,12 @@ def _flat(state):
     return {k: v for k, v in state.items() if not isinstance(v, dict)}
 
 
-@pytest.mark.parametrize("kind", ["loop", "trainer"])
-def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, kind, monkeypatch):
-    import signal
-
+@pytest.mark.parametrize(
+    "kind, number, status",
+    [("loop", signal.SIGINT, 130), ("trainer", signal.SIGINT, 130), ("loop", signal.SIGTERM, 75),
+     ("trainer", signal.SIGTERM, 75), ("trainer", signal.SIGUSR1, 75)],
+)  # fmt: skip
+def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, kind, number, status, monkeypatch):
     from ppldm.training.report import Reporter
 
     flags = tiny.flags(tmp_path / "run", max_steps=6, save_steps=100, use_ema=True)
@@ -96,11 +107,12 @@ def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, k
     def stop_at_two(self, step, loss, batches):
         after_update(self, step, loss, batches)
         if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(Reporter, "after_update", stop_at_two)
-    with pytest.raises(Interrupted, match="the same command again"):
+    with pytest.raises(Interrupted, match="the same command again") as caught:
         train(kind, flags)
+    assert caught.value.exit_status == status
     monkeypatch.undo()
     train(kind, flags)
     assert losses(tmp_path / "run") == losses(straight[kind])
@@ -187,7 +199,10 @@ def everything(tiny, tmp_path_factory):
 def test_loop_and_trainer_agree_with_everything_on(everything, straight):
     np.testing.assert_allclose(losses(everything["loop"]), losses(everything["trainer"]), rtol=1e-5)
     assert losses(everything["loop"]) != losses(straight["loop"])
-    rates = [record["lr_abs"] for record in read_metrics(everything["loop"] / "metrics.jsonl")]
+    records = read_metrics(everything["loop"] / "metrics.jsonl")
+    rates = [record["lr_abs"] for record in records]
+    assert [r["lr_abs_unet"] for r in records] == pytest.approx([2 * rate for rate in rates])
+    assert [r["lr_abs_text_encoder"] for r in records] == pytest.approx([rate / 2 for rate in rates])
     assert rates == [record["lr_abs"] for record in read_metrics(everything["trainer"] / "metrics.jsonl")]
     # Of 1e-3 x 4 / 8: half-way through the warm-up after the first update, at the top after the second, then a cosine.
     assert rates == pytest.approx([2.5e-4, 5e-4, *(5e-4 * (1 + np.cos(np.pi * k / 4)) / 2 for k in (1, 2, 3, 4))])
@@ -274,6 +289,13 @@ def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
         train("loop", tiny.flags(tmp_path))
     train("loop", tiny.flags(tmp_path, max_steps=1, overwrite_output_dir=True))
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("reporter", ["visualdl", "tensorboard"])
+def test_a_logging_folder_that_cannot_be_made_is_said_in_a_line(tiny, tmp_path, reporter):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write to the folder .*file/logs.* choose another"):
+        train("loop", tiny.flags(tmp_path / "run", report_to=reporter, logging_dir=tmp_path / "file/logs"))
 
 
 def test_overwriting_starts_anew(tiny, tmp_path):

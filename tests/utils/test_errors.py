@@ -2,6 +2,7 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,15 @@ def test_one_line_and_a_status(capsys, error, status, line):
         raise error
     assert exit.value.code == status
     assert capsys.readouterr().err == line + "\n"
+
+
+@pytest.mark.parametrize("free, named", [(0, True), (1 << 30, False)])
+def test_full_shared_memory_is_named(capsys, monkeypatch, free, named):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(SystemExit), exit_on_error():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    line = capsys.readouterr().err
+    assert ("/dev/shm" in line and "--shm-size" in line) == named and ("the disk is full" in line) != named
 
 
 def test_other_errors_of_the_system_keep_their_traceback():

@@ -24,8 +24,11 @@ _CONV_IN_ATTENTION = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.wei
 def read_yaml(path) -> dict:
     """The `model.params` of a YAML file. Raises ModelError."""
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))["model"]["params"]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        params = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["model"]["params"]
+        if not isinstance(params, dict):
+            raise TypeError("model.params is no mapping")
+        return params
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0]
         raise ModelError(f"{path} is no YAML config of latent diffusion, with model.params in it ({first})") from error
 
@@ -41,19 +44,25 @@ def configs_of(params: dict, source) -> dict[str, dict]:
         if isinstance(text, dict) and str(text.get("target", "")).endswith(".BERTEmbedder"):
             configs["text_encoder"] = _text_encoder_config(text["params"])
         return configs
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise ModelError(f"{source} lacks {error}, which its model needs; give the YAML file of the .ckpt") from error
+    except (TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"{source} describes no model ({error}); give the YAML file of the .ckpt") from error
 
 
-def scheduler_of(params: dict) -> dict:
-    """The noise schedule and prediction type that `model.params` describes."""
+def scheduler_of(params: dict, source) -> dict:
+    """The noise schedule and prediction type that `model.params` describes. Raises ModelError."""
     kinds = {theirs: ours for ours, theirs in _PARAMETERIZATION.items()}
+    # Their "linear" is linear in sqrt(beta), ours "scaled_linear".
+    for name, known in (("parameterization", tuple(kinds)), ("beta_schedule", ("linear",))):
+        if params.get(name, known[0]) not in known:
+            raise ModelError(f"{source}: {name} {params[name]!r} is not supported; known: {', '.join(known)}")
     return {
         "num_train_timesteps": params.get("timesteps", 1000),
         "beta_start": params.get("linear_start", 1e-4),
         "beta_end": params.get("linear_end", 2e-2),
         "beta_schedule": "scaled_linear",
-        "prediction_type": kinds.get(params.get("parameterization", "eps"), "epsilon"),
+        "prediction_type": kinds[params.get("parameterization", "eps")],
     }
 
 

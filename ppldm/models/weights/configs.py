@@ -44,7 +44,22 @@ def complete_config(kind: str, config: dict, source) -> dict:
     unknown = [key for key, value in config.items() if key not in defaults and value is not None]
     if unknown:
         raise ModelError(f"{source}: no setting {unknown[0]!r} is known for a {kind}; correct or remove it")
+    for key, value in config.items():
+        if key in defaults and not _is_like(value, defaults[key]):
+            raise ModelError(f"{source}: {key} {value!r} is not of the kind of {defaults[key]!r}; correct it")
     return {**defaults, **{key: value for key, value in config.items() if key in defaults}}
+
+
+def _is_like(value, default) -> bool:
+    """Whether a setting may have a value, by the kind of its default; what a class takes for one block, it takes as a
+    list for all."""
+    if default is None or value is None:
+        return value is not None or not isinstance(default, float)
+    if isinstance(default, str):
+        return isinstance(value, str)
+    if isinstance(default, list) or isinstance(value, list):
+        return isinstance(value, list) and not isinstance(default, float)
+    return isinstance(value, (int, float))
 
 
 @cache

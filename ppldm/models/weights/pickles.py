@@ -10,6 +10,7 @@ import io
 import math
 import pickle
 import zipfile
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -160,7 +161,8 @@ def read_torch(path, wanted=None) -> dict[str, np.ndarray]:
             }
     except _Refused as error:
         raise _refusal(path, error) from error
-    except zipfile.BadZipFile as error:
+    # Not implemented, or in need of a password: versions, methods and flags of a damaged zip file.
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
         raise ModelError(
             f"{path} is damaged, cut short, or was saved by PyTorch before 1.6 ({error}); copy it again, or save it "
             "anew with a newer PyTorch"

@@ -2,7 +2,7 @@
 
     a pipeline folder     unet/, vqvae/ or vae/, bert/ or ldmbert/ or text_encoder/, scheduler/, tokenizer/: written by
                           ppldm, ppdiffusers, diffusers, or the older training scripts; Stable Diffusion's too
-    a .ckpt file          CompVis', with its YAML file
+    a .ckpt file          CompVis', with its YAML file; also by the folder that `ppldm export --to compvis` wrote
     checkpoint-<step>/    of a ppldm run, whose run.json beside it says how the model was built
 
 Nothing is built and no pickle is run here.
@@ -14,6 +14,7 @@ import numpy as np
 
 from ...config.arguments import CONFIG_DIR, ModelArguments
 from ...utils.errors import ModelError
+from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES
 from . import compvis
 from .configs import complete_config, read_config, read_json
 from .files import is_pytorch, read_arrays, weight_files
@@ -26,6 +27,7 @@ PART_FOLDERS = {
     "text_encoder": ("bert", "ldmbert", "text_encoder"),
     "unet": ("unet",),
 }
+EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 _SCHEDULE = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
@@ -44,7 +46,7 @@ def read_weights(path, kinds=tuple(PART_FOLDERS), yaml_file=None, ema: bool = Fa
     `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else the published one of its size. `ema`: the
     averaged weights. Raises ModelError for a path that holds no model, or that lacks averaged weights asked for.
     """
-    path = Path(path).expanduser()
+    path = _whole_model(path)
     if path.is_file():
         return _read_compvis(path, kinds, yaml_file, ema)
     if not path.is_dir():
@@ -78,7 +80,7 @@ def find_tokenizer(path: Path) -> Path | None:
 
 def read_part(kind: str, path, yaml_file=None, ema: bool = False) -> Part:
     """One part: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
-    path = Path(path).expanduser()
+    path = _whole_model(path)
     if path.is_dir() and not is_checkpoint(path) and find_part(path, kind) is None:
         return _read_part_folder(kind, path)
     parts = read_weights(path, (kind,), yaml_file, ema).parts
@@ -87,11 +89,20 @@ def read_part(kind: str, path, yaml_file=None, ema: bool = False) -> Part:
     return parts[kind]
 
 
+def _whole_model(path) -> Path:
+    """The .ckpt of a folder that has it in place of parts; else the path itself."""
+    path = Path(path).expanduser()
+    is_exported = (path / EXPORTED_CKPT).is_file() and not any(find_part(path, kind) for kind in PART_FOLDERS)
+    return path / EXPORTED_CKPT if is_exported else path
+
+
 def _read_pipeline(path: Path, kinds) -> Weights:
     folders = {kind: find_part(path, kind) for kind in kinds}
     if not any(folders.values()):
         names = " or ".join(name for kind in kinds for name in PART_FOLDERS[kind])
-        raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint")
+        inner = [one for one in (path / "pipeline", *sorted(path.glob("checkpoint-*"))) if one.is_dir()]
+        hint = f"; it holds models: give {' or '.join(map(str, inner[:3]))}" if inner else ""
+        raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint{hint}")
     weights = Weights(scheduler=dict(PUBLISHED_SCHEDULE))
     for kind, folder in folders.items():
         if folder:
@@ -104,10 +115,23 @@ def _read_pipeline(path: Path, kinds) -> Weights:
     return weights
 
 
+def check_schedule(settings: dict, source) -> None:
+    """Raises ModelError for a noise schedule, or a kind of prediction, that a model here cannot have."""
+    steps, first, last = (settings[name] for name in ("num_train_timesteps", "beta_start", "beta_end"))
+    if not isinstance(steps, int) or steps < 1:
+        raise ModelError(f"{source}: num_train_timesteps {steps!r} is no whole number from 1; correct it")
+    if not all(isinstance(beta, (int, float)) and 0 < beta < 1 for beta in (first, last)):
+        raise ModelError(f"{source}: beta_start {first!r} and beta_end {last!r} must be numbers between 0 and 1")
+    for name, known in (("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES)):
+        if settings[name] not in known:
+            raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
+
+
 def _plain_scheduler(path: Path) -> dict:
     settings = {key: value for key, value in read_json(path).items() if not key.startswith("_")}
     if settings.get("trained_betas") is not None:
         raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
+    check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)
     return settings
 
 
@@ -161,7 +185,12 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
     configs = compvis.configs_of(params, source)
     configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
     parts = compvis.split(state_dict, configs, path, ema)
-    return Weights(parts, {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params)})
+    schedule = {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params, source)}
+    check_schedule(schedule, source)
+    weights = Weights(parts, schedule, find_tokenizer(path))
+    if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
+        weights.facts = read_json(path.parent / "ppldm.json")
+    return weights
 
 
 def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict]:

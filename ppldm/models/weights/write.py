@@ -67,7 +67,7 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
 def facts_of(weights: Weights) -> dict:
     """What ppldm.json says: what is known of the training, and how to sample."""
     unet, vae, text_encoder = (weights.parts[kind].config for kind in ("unet", "vae", "text_encoder"))
-    size = unet["sample_size"]
+    size = unet["sample_size"] or vae["sample_size"] // 2 ** (len(vae["block_out_channels"]) - 1)
     side = size if isinstance(size, int) else size[0]
     return {
         "resolution": side * 2 ** (len(vae["block_out_channels"]) - 1),

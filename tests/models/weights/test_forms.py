@@ -1,14 +1,17 @@
 """Every form in and out: nothing changes by a bit, and what is wrong is named before anything is built."""
 
+import functools
 import json
 import shutil
 
 import numpy as np
 import paddle
 import pytest
+import yaml
 from safetensors.numpy import load_file, save_file
 from small_weights import CONFIGS, differences, small_weights
 
+from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.models.build import build_model, fill_part, weights_of
 from ppldm.models.weights import compvis
 from ppldm.models.weights.configs import complete_config
@@ -16,7 +19,7 @@ from ppldm.models.weights.names import old_text_encoder_names, rename, unet_name
 from ppldm.models.weights.parts import Part, is_linear_weight
 from ppldm.models.weights.pickles import read_torch, write_torch
 from ppldm.models.weights.read import read_part, read_weights
-from ppldm.models.weights.write import write_weights
+from ppldm.models.weights.write import facts_of, write_weights
 from ppldm.utils.errors import ConfigError, ModelError
 
 
@@ -66,6 +69,18 @@ def test_ppdiffusers_to_diffusers_and_back(exported, tmp_path):
     assert differences(read_weights(exported / "ppdiffusers"), read_weights(tmp_path / "p")) == []
 
 
+def test_an_export_for_compvis_keeps_what_is_known_of_the_training(tmp_path):
+    weights = small_weights()
+    weights.facts = {"resolution": 48, "global_step": 7, "samples_seen": 56}
+    weights.tokenizer = CaptionTokenizer(build_vocab(["a red heart"]), 77)
+    write_weights(weights, "compvis", tmp_path / "c")
+    for path in (tmp_path / "c", tmp_path / "c" / "model.ckpt"):
+        again = read_weights(path)
+        assert again.facts.items() >= weights.facts.items()
+        assert again.tokenizer == tmp_path / "c" / "tokenizer"
+    assert differences_of(read_part("vae", tmp_path / "c"), weights.parts["vae"])
+
+
 def test_compvis_to_ours_and_back(exported, tmp_path):
     first = exported / "compvis"
     write_weights(read_weights(first / "model.ckpt"), "ppdiffusers", tmp_path / "p")
@@ -105,7 +120,10 @@ def test_published_yaml_configs():
     for kind, name in (("unet", "unet.json"), ("vae", "vae_kl_f8.json"), ("text_encoder", "ldmbert.json")):
         ours = complete_config(kind, json.loads((CONFIG_DIR / name).read_text()), name)
         assert complete_config(kind, configs[kind], "yaml") == ours
-    assert compvis.scheduler_of(params)["prediction_type"] == "epsilon"
+    assert compvis.scheduler_of(params, "yaml")["prediction_type"] == "epsilon"
+    for name, value in (("parameterization", "x0"), ("beta_schedule", "cosine"), ("parameterization", ["eps"])):
+        with pytest.raises(ModelError, match=f"yaml: {name} .* is not supported"):
+            compvis.scheduler_of(params | {name: value}, "yaml")
 
 
 def test_names_of_compvis():
@@ -124,6 +142,26 @@ def test_compvis_unets_of_stable_diffusion(tmp_path, heads, linear):
     weights = small_weights(unet={"attention_head_dim": heads, "use_linear_projection": linear})
     write_weights(weights, "compvis", tmp_path / "c")
     assert differences(read_weights(tmp_path / "c" / "model.ckpt"), weights) == []
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        ("model.params", 3),
+        ("model.params.unet_config.params", "x"),
+        ("model.params.unet_config.params.model_channels", None),
+        ("model.params.first_stage_config.params.ddconfig", "x"),
+        ("model.params.cond_stage_config.params", None),
+        ("model.params.linear_start", "x"),
+    ],
+)
+def test_a_yaml_file_of_no_model_is_named(exported, tmp_path, path, value):
+    tree = yaml.safe_load((exported / "compvis" / "model.yaml").read_text())
+    *parents, last = path.split(".")
+    functools.reduce(dict.__getitem__, parents, tree)[last] = value
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ModelError, match=r"other\.yaml"):
+        read_weights(exported / "compvis" / "model.ckpt", yaml_file=tmp_path / "other.yaml")
 
 
 def test_averaged_weights_of_a_ckpt(exported, tmp_path):
@@ -234,6 +272,9 @@ def test_truncated_files_and_other_things_are_named(exported, tmp_path):
     (tmp_path / "pictures" / "a.png").write_bytes(b"x")
     with pytest.raises(ModelError, match="pictures has no folder .* not an exported pipeline"):
         read_weights(tmp_path / "pictures")
+    (tmp_path / "pictures" / "pipeline").mkdir()
+    with pytest.raises(ModelError, match="it holds models: give .*pictures/pipeline"):
+        read_weights(tmp_path / "pictures")
     (tmp_path / "text.ckpt").write_text("hello, this is no model")
     with pytest.raises(ModelError, match="text.ckpt is no file of weights"):
         read_weights(tmp_path / "text.ckpt")
@@ -260,6 +301,41 @@ def test_settings_that_a_library_lacks_are_refused():
     with pytest.raises(ModelError, match="CompVis' classes cannot build this model: the UNet's norm_num_groups"):
         weights = small_weights(unet={"norm_num_groups": 16})
         compvis.params_of(weights)
+
+
+ODD_SETTINGS = [
+    ("unet/config.json", "act_fn", ["silu"]),
+    ("unet/config.json", "cross_attention_dim", {}),
+    ("unet/config.json", "time_embedding_dim", -1),
+    ("unet/config.json", "norm_eps", None),
+    ("unet/config.json", "norm_num_groups", "x"),
+    ("unet/config.json", "down_block_types", 3),
+    ("vqvae/config.json", "scaling_factor", [1]),
+    ("vqvae/config.json", "up_block_out_channels", {}),
+    ("bert/config.json", "dropout", None),
+    ("bert/config.json", "activation_function", True),
+    ("bert/config.json", "head_dim", -1),
+    ("scheduler/scheduler_config.json", "prediction_type", "sample"),
+    ("scheduler/scheduler_config.json", "beta_schedule", "squaredcos_cap_v2"),
+    ("scheduler/scheduler_config.json", "beta_start", None),
+    ("scheduler/scheduler_config.json", "beta_end", 1.5),
+    ("scheduler/scheduler_config.json", "num_train_timesteps", 1.5),
+]
+
+
+@pytest.mark.parametrize("file, key, value", ODD_SETTINGS)
+def test_settings_that_no_model_can_have_name_their_file(exported, tmp_path, file, key, value):
+    shutil.copytree(exported / "ppdiffusers", tmp_path / "p")
+    path = tmp_path / "p" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ModelError, match=str(path.parent)):
+        build_model(read_weights(tmp_path / "p"), "p")
+
+
+def test_a_unet_that_does_not_say_its_size_has_that_of_the_vae(exported):
+    weights = read_weights(exported / "ppdiffusers")
+    weights.parts["unet"].config["sample_size"] = None
+    assert facts_of(weights)["resolution"] == CONFIGS["vae"]["sample_size"]
 
 
 def test_exports_need_everything(weights, tmp_path):

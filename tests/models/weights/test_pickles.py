@@ -120,6 +120,9 @@ def test_damage_is_named(tmp_path):
     data = good.read_bytes()
     cases = {
         "cut.ckpt": data[: len(data) // 2],
+        "version.ckpt": data.replace(b"PK\x01\x02\x14\x03\x14", b"PK\x01\x02\x14\x03\xff"),
+        "method.ckpt": data.replace(b"PK\x01\x02\x14\x03\x14\0\0\0\0\0", b"PK\x01\x02\x14\x03\x14\0\0\0\x63\0"),
+        "password.ckpt": data.replace(b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\x14\0\x01\0"),
         "flipped.ckpt": data.replace(np.float32(500).tobytes() + np.float32(501).tobytes(), b"\0" * 8),
         "old.ckpt": pickle.dumps(0x1950A86A20F9469CFC6C),
     }
