@@ -161,7 +161,8 @@ def describe_plan(plan: Plan) -> dict:
 
 
 def filter_tables(plan: Plan, output: Path, engine: str, memory_gb: float, master: str | None = None) -> dict:
-    """Carry out a plan and return the manifest; the one that is there where the same plan was finished before.
+    """Carry out a plan and return the manifest; the one that is there where the same plan was finished before. Its
+    `seconds` are those of the run that finished it.
 
     Raises OutputError where `output` holds anything else, DataError, EnvironmentProblem.
     """
