@@ -309,6 +309,8 @@ ODD_SETTINGS = [
     ("unet/config.json", "time_embedding_dim", -1),
     ("unet/config.json", "norm_eps", None),
     ("unet/config.json", "norm_num_groups", "x"),
+    ("unet/config.json", "norm_num_groups", 24),
+    ("vqvae/config.json", "norm_num_groups", []),
     ("unet/config.json", "down_block_types", 3),
     ("vqvae/config.json", "scaling_factor", [1]),
     ("vqvae/config.json", "up_block_out_channels", {}),
