@@ -144,8 +144,8 @@ class ModelArguments:
         if self.snr_gamma is not None:
             _require_positive("snr_gamma", self.snr_gamma)
         for name in ("noise_offset", "input_perturbation"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"--{name} {getattr(self, name)} must not be negative")
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"--{name} {getattr(self, name)} must be 0 or more")
         if self.rescale_betas_zero_snr and self.prediction_type == "epsilon":
             raise ConfigError(
                 "--rescale_betas_zero_snr with --prediction_type epsilon cannot learn: the last timestep is noise "
@@ -198,8 +198,8 @@ class AutoencoderArguments:
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
-        if self.kl_weight < 0:
-            raise ConfigError(f"--kl_weight {self.kl_weight} must not be negative")
+        if not self.kl_weight >= 0:
+            raise ConfigError(f"--kl_weight {self.kl_weight} must be 0 or more")
 
 
 @dataclass
@@ -277,5 +277,5 @@ class DataArguments:
 
 
 def _require_positive(name: str, value) -> None:
-    if value <= 0:
+    if not value > 0:  # NaN is not, either
         raise ConfigError(f"--{name} {value} must be above 0")

@@ -19,6 +19,7 @@ asked for, so that a bad row changes no number but its own pixels and caption. `
 that a row is cropped, noised and so on alike whatever else is selected.
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -91,6 +92,12 @@ class TextImageDataset:
 
     def __len__(self) -> int:
         return len(self.selection)
+
+    @property
+    def sample_bytes(self) -> int:
+        """The bytes of a sample's large arrays, pixels and noises."""
+        num_noises = 1 if self.pixels_only else 3 if self.input_perturbation else 2
+        return 3 * self.resolution**2 + num_noises * 4 * math.prod(self.latent_shape)
 
     def __getstate__(self):
         return {key: value for key, value in self.__dict__.items() if key != "_open_part"}

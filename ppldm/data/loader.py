@@ -6,9 +6,9 @@ A batch is a dict of paddle tensors, the keys of `ppldm.data.dataset` with a lea
 Paddle turns an exception in a worker, or in its reader thread, into a fatal error of its own without the message. So
 errors travel as data, in place of the batch, and are raised where the batch is taken.
 
-Batches come through pipes, not through shared memory: for that a worker would allocate in Paddle's C++, whose locks a
-fork may have copied while another thread held them, and then it waits for ever; and a small /dev/shm kills it. Pixels
-are bytes until the model has them, so that pipes are wide enough.
+Large arrays come through memory of our own (`ppldm.data.slots`), the rest through pipes, and nothing through Paddle's
+shared memory: for that a worker would allocate in Paddle's C++, whose locks a fork may have copied while another thread
+held them, and then it waits for ever; and a small /dev/shm kills it.
 
 A killed worker is reported at once: Paddle would raise its own error wherever the main process is just then, and would
 wait for ever where the worker died with half a batch in the pipe.
@@ -24,19 +24,26 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+import paddle
 from paddle.io import DataLoader, Dataset
 
 from ..utils.errors import DataError, PpldmError
 from .dataset import TextImageDataset
 from .resize import compile_kernels
 from .sampler import StepSampler
+from .slots import Slots, Stored
 
 _PREFETCH_FACTOR = 2
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when the one that started it has died
 
 
 class BatchLoader(DataLoader):
-    """A DataLoader that raises DataError where a sample could not be made or a worker was killed."""
+    """A DataLoader that raises DataError where a sample could not be made or a worker was killed.
+
+    slots: the memory of the workers' arrays, for `_outstanding_batches` and the one that is taken out; None without.
+    """
+
+    slots: Slots | None = None
 
     def __iter__(self) -> Iterator[dict]:
         on_child = signal.getsignal(signal.SIGCHLD)
@@ -48,7 +55,10 @@ class BatchLoader(DataLoader):
             for batch in batches:
                 if "error" in batch:
                     raise DataError(batch["error"])
-                yield batch
+                yield {
+                    name: paddle.to_tensor(self.slots.view(value)) if isinstance(value, Stored) else value
+                    for name, value in batch.items()
+                }
         except SystemError as error:
             if not deaths:
                 raise
@@ -64,15 +74,22 @@ class BatchLoader(DataLoader):
 def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> BatchLoader:
     """The batches of a sampler, in its order; `len()` is the sampler's. num_workers 0 loads in this process."""
     compile_kernels()  # once, and not in each worker
-    return BatchLoader(
+    slots = None
+    if num_workers:
+        # Paddle's DataLoader: so many batches are asked for and not handed out, at most.
+        num_outstanding = _PREFETCH_FACTOR * max(num_workers, 2)
+        slots = Slots(num_outstanding + 1, sampler.micro_batch_size * dataset.sample_bytes)
+    loader = BatchLoader(
         _Keys(len(dataset)),
-        batch_sampler=sampler,
+        batch_sampler=_Numbered(sampler),
         num_workers=num_workers,
-        collate_fn=partial(_make_batch, dataset),
+        collate_fn=partial(_make_batch, dataset, slots),
         prefetch_factor=_PREFETCH_FACTOR,
         worker_init_fn=_leave_signals_to_the_main_process,
         use_shared_memory=False,
     )
+    loader.slots = slots
+    return loader
 
 
 def _watch_workers(batches) -> list[str]:
@@ -109,17 +126,36 @@ def _kill_workers() -> None:
         process.kill()
 
 
-def _make_batch(dataset: TextImageDataset, keys: list[tuple[int, int]]) -> dict:
+def _make_batch(dataset: TextImageDataset, slots: Slots | None, keys: list[tuple[int, tuple[int, int]]]) -> dict:
     """The batch, or the text of the error that there was instead."""
+    number = keys[0][0]
     try:
-        return dataset.make_batch(keys)
+        batch = dataset.make_batch([key for _, key in keys])
     except PpldmError as error:
         # DataLoader's queue takes no batch without arrays.
         return {"error": str(error), "row_ids": np.empty(1, dtype=np.int64)}
+    if slots is None:
+        return batch
+    row_ids = batch.pop("row_ids")
+    return {"row_ids": row_ids, **slots.put(number, batch)}
+
+
+class _Numbered:
+    """A sampler's batches, each key with the number of its batch before it."""
+
+    def __init__(self, sampler: StepSampler):
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[tuple[int, tuple[int, int]]]]:
+        for number, keys in enumerate(self.sampler):
+            yield [(number, key) for key in keys]
 
 
 class _Keys(Dataset):
-    """(epoch, row) as the sample of itself: samples are made a batch at a time, where DataLoader collates them."""
+    """The key of a sample as the sample itself: samples are made a batch at a time, where DataLoader collates them."""
 
     def __init__(self, num_rows: int):
         self.num_rows = num_rows
@@ -127,5 +163,5 @@ class _Keys(Dataset):
     def __len__(self) -> int:
         return self.num_rows
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[int, int]:
+    def __getitem__(self, key):
         return key

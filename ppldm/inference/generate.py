@@ -5,11 +5,13 @@ with the same settings is not drawn again; so the same command goes on, and othe
 """
 
 import json
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from .prompts import Request, read_requests
 
@@ -33,7 +35,8 @@ def generate(
     height: int = None,  # in pixels, where it is not the side
     width: int = None,  # in pixels, where it is not the side
     seed: int = 23,  # the same seed and prompt give the same pictures; -1 chooses one
-    batch_size: int = 8,  # pictures at a time; does not change them
+    batch_size: int = 8,  # pictures at a time; changes at most the last bit of a pixel
+    exact: bool = False,  # the same bits for any number of processes: one picture at a time, and one thread of a CPU
     columns: int = 2,  # prompts beside one another in the grid
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     original_config_file: str = None,  # YAML file of a .ckpt; by default the one of its name beside it
@@ -56,15 +59,18 @@ def generate(
         raise ConfigError(f"--seed {seed} must be 0 or more, or -1 to have one chosen")
     plan = Plan(
         wanted, num_samples, scales, num_inference_steps, sampler, _choose_seed() if seed == -1 else seed,
-        height or resolution, width or resolution,
+        height or resolution, width or resolution, exact,
     )  # fmt: skip
+    if exact:
+        batch_size = 1
+        os.environ["OMP_NUM_THREADS"] = "1"
     with entry():
         from ..utils.log import quiet_libraries
         from ..utils.world import meet
         from .pipeline import load
 
         if device:
-            _set_device(device)
+            use_device(device)
         world = _join_world()
         quiet_libraries()
         pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer, offline=offline)
@@ -96,6 +102,7 @@ class Plan:
     seed: int
     height: int | None  # None: as trained
     width: int | None
+    exact: bool
 
     def jobs(self) -> list[tuple[float, int, int]]:
         """(guidance scale, number of the request, index) of every picture."""
@@ -131,6 +138,7 @@ class Plan:
             "height": height,
             "width": width,
             "weights": pipeline.fingerprint,
+            "exact": self.exact,
         }
 
 
@@ -238,15 +246,6 @@ def _join_world():
     if world.size > 1:
         paddle.distributed.init_parallel_env()
     return world
-
-
-def _set_device(device: str) -> None:
-    import paddle
-
-    try:
-        paddle.set_device(device)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
 
 
 def _choose_seed() -> int:

@@ -5,6 +5,7 @@ which. The number of updates is part of the state: without it, a resumed run wou
 average out.
 """
 
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ class ExponentialMovingAverage:
         self.shadow = {name: p.detach().clone().astype("float32") for name, p in parameters.items()}
 
     @paddle.no_grad()
-    def update(self, master_weights: dict) -> None:
+    def update(self, master_weights: Mapping) -> None:
         """Take in the parameters as they are after an optimizer update.
 
         `master_weights` are float32 values by Paddle's parameter name, and stand for half-precision parameters.

@@ -52,6 +52,7 @@ class LatentDiffusionModel(nn.Layer):
         self.freeze_text_encoder = freeze_text_encoder
         self.scaling_factor = float(vae.config.scaling_factor)
         self.observer = None  # while training, told of timesteps [B] and the squared error [B] float32 of each sample
+        self.compiled_predict = None  # while training, called in the place of `predict`: the same function, compiled
         self.input_names = ("pixel_values", "input_ids", "timesteps", "noise", "posterior_noise")
         if perturbed_input:
             self.input_names += ("input_noise",)
@@ -102,6 +103,10 @@ class LatentDiffusionModel(nn.Layer):
                 return self.text_encoder(input_ids)[0]
         return self.text_encoder(input_ids)[0]
 
+    def predict(self, noisy, timesteps, input_ids):
+        """The UNet's output [B, C, h, w] for x_t at these timesteps under these captions: all that is trained."""
+        return self.unet(noisy, timesteps, encoder_hidden_states=self.encode_text(input_ids)).sample
+
     def forward(self, pixel_values, input_ids, timesteps, noise, posterior_noise, input_noise=None):
         """Mean squared error between prediction and target, weighted by timestep where asked for, float32 scalar.
 
@@ -111,8 +116,8 @@ class LatentDiffusionModel(nn.Layer):
         latents = self.encode(pixel_values, posterior_noise)
         alpha_bar = self.alphas_cumprod[timesteps].reshape([-1, 1, 1, 1])
         noisy = add_noise(latents, noise if input_noise is None else input_noise, alpha_bar)
-        hidden_states = self.encode_text(input_ids)
-        predicted = self.unet(noisy, timesteps, encoder_hidden_states=hidden_states).sample
+        predict = self.compiled_predict if self.training and self.compiled_predict else self.predict
+        predicted = predict(noisy, timesteps, input_ids)
         target = training_target(latents, noise, alpha_bar, self.prediction_type)
         self._tell_observer(timesteps, predicted, target)
         if self.snr_gamma is None:

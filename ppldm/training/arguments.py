@@ -6,15 +6,20 @@ published names of its own script too, and refuses those that it does not implem
 
 import argparse
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import List, Optional  # noqa: UP035 (PaddleNLP's parser reads List)
 
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+from paddlenlp.utils.profiler import ProfilerOptions
 
 from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import parse_known_or_suggest
+from ..utils.device import use_device
 from ..utils.errors import ConfigError
+from ..utils.log import get_logger
+from .flag_help import HELP
 from .optim import LR_SCHEDULES
 from .sinks import check_reporters
 
@@ -58,7 +63,7 @@ LOOP_FLAGS = {
     *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
     *("validation_prompts", "validation_guidance_scales", "validation_steps"),
     *("check_ranks_every", "data_timeout"),
-    *("tf32", "cudnn_search", "fused_adamw"),
+    *("tf32", "cudnn_search", "fused_adamw", "to_static", "sharding"),
 }
 
 # Those that its Trainer alone has, and that mean something here.
@@ -66,18 +71,47 @@ TRAINER_FLAGS = {"ddp_find_unused_parameters", "release_grads", "skip_memory_met
 
 # What neither script does yet: the shared checkpoint would not hold the whole state.
 REFUSED_FLAGS = (
-    *("sharding", "unified_checkpoint", "to_static", "amp_master_grad"),
+    *("unified_checkpoint", "amp_master_grad"),
     *("load_best_model_at_end", "do_eval", "do_predict"),
 )
 
 # What was seen to stand against a flag, on PaddleNLP 3.0.0b4 and Paddle 3.3.1.
 _WHY_NOT = {
-    "to_static": "is not supported: Paddle compiles the UNet for minutes, and again for each new shape of a batch",
-    "sharding": "is not supported: every rank keeps the whole optimizer state, so that both loops and any number of "
-    "ranks resume from one checkpoint, and Paddle shards stages 2 and 3 on GPUs alone",
     "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
     "number of ranks as they are",
 }
+
+# What a number must be: in words, as a condition, and the flags.
+_RANGES = (
+    ("above 0", lambda value: value > 0, (
+        "per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps", "max_samples",
+        "max_skipped_updates", "lr_batch_size", "learning_rate", "unet_learning_rate", "text_encoder_learning_rate",
+        "scale_loss", "num_cycles", "power",
+    )),
+    ("0 or more", lambda value: value >= 0, (
+        "seed", "weight_decay", "adam_epsilon", "warmup_steps", "lr_end", "dataloader_num_workers", "backup_every",
+        "check_ranks_every", "data_timeout",
+    )),
+    ("at least 0 and below 1", lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
+    ("a number", lambda value: True, ("max_grad_norm", "num_train_epochs")),
+)  # fmt: skip
+
+# Flags that do nothing by themselves: the flag, what it needs, and whether that is there.
+_NEEDS = (
+    *((name, "--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
+      for name in ("fp16_opt_level", "amp_custom_white_list", "amp_custom_black_list")),
+    ("scale_loss", "--fp16", lambda given: given.fp16),
+    ("num_cycles", "--lr_scheduler_type cosine or cosine_with_restarts",
+     lambda given: given.lr_scheduler_type.startswith("cosine")),
+    *((name, "--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
+      for name in ("lr_end", "power")),
+    ("ema_decay", "--use_ema alone: --ema_start_iters, --ema_iters and --ema_beta have a decay of their own",
+     lambda given: given.use_ema and given.ema_start_iters is given.ema_iters is given.ema_beta is None),
+    *((name, "--image_logging_steps above 0", lambda given: given.image_logging_steps > 0)
+      for name in ("validation_prompts", "validation_guidance_scales")),
+    *((name, "--validation_file_list", lambda given: given.validation_file_list is not None)
+      for name in ("validation_rows", "validation_steps")),
+)  # fmt: skip
 
 
 @dataclass
@@ -188,11 +222,29 @@ class LDMTrainingArguments(TrainingArguments):
         default=False,
         metadata={"help": "Update all weights in a few kernel launches: the same formula, faster on GPUs."},
     )
+    to_static: bool = field(
+        default=False,
+        metadata={
+            "help": "Compile text encoder and UNet at every start, which takes seconds to minutes; then GPUs do not "
+            "wait for Python at each operation."
+        },
+    )
+    sharding: str = field(
+        default="",
+        metadata={
+            "help": "stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same "
+            "results to the bit."
+        },
+    )
     benchmark: bool = field(
         default=False, metadata={"help": "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers."}
     )
     profiler_options: Optional[str] = field(
-        default=None, metadata={"help": 'Paddle profiler, e.g. "batch_range=[10,20];profile_path=model.profile".'}
+        default=None,
+        metadata={
+            "help": "Profile these updates and go on: "
+            '"batch_range=[10,20];timer_only=False;profile_path=FOLDER", for chrome://tracing.'
+        },
     )
 
     def __post_init__(self):
@@ -200,32 +252,48 @@ class LDMTrainingArguments(TrainingArguments):
         schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
         # Its reporting callbacks are not used: training.metrics writes for both scripts.
         reporters, self.report_to = self.report_to, []
+        # With it, the base class refuses more than one rank; ours works on any number.
+        to_static, self.to_static = self.to_static, False
+        # It would start the communication groups of its own kind of sharding.
+        sharding, self.sharding = self.sharding, ""
         if self.logging_dir is None:
             self.logging_dir = str(Path(self.output_dir, "logs"))
+        if not 0 <= self.warmup_ratio <= 1:
+            raise ConfigError(f"--warmup_ratio {self.warmup_ratio} must be from 0 to 1")
+        if self.device != "gpu":  # the default: a GPU where there is one
+            use_device(self.device)
         super().__post_init__()
-        self.lr_scheduler_type = schedule
+        self.lr_scheduler_type, self.to_static = schedule, to_static
         self.reporters = reporters
+        self.sharding = sharding
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
-        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
-        for name in ("max_samples", "max_skipped_updates", "lr_batch_size", "learning_rate", "unet_learning_rate",
-                     "text_encoder_learning_rate"):  # fmt: skip
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ConfigError(f"--{name} {getattr(self, name)} must be above 0")
+        for words, holds, names in _RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not (math.isfinite(value) and holds(value)):
+                    raise ConfigError(f"--{name} {value} must be {words}")
         if self.lr_batch_size != 1 and not self.scale_lr:
             raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or leave both away")
         if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:
             raise ConfigError("nothing to train: give --max_steps, --max_samples or --num_train_epochs above 0")
-        for name in ("backup_every", "check_ranks_every", "data_timeout"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"--{name} {getattr(self, name)} must be 0 (none) or more")
-        if self.seed < 0:
-            raise ConfigError(f"--seed {self.seed} must not be negative")
+        if self.to_static and self.recompute:
+            raise ConfigError(
+                "--to_static with --recompute: a compiled model keeps its activations, so that nothing is recomputed; "
+                "leave one of them away"
+            )
+        if self.profiler_options:
+            _check_profiler_options(self.profiler_options)
         if self.fp16_opt_level not in ("O1", "O2"):
             raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
+        if any(word in ("stage2", "stage3", "offload") for word in self.sharding.split()):
+            raise ConfigError(
+                f"--sharding {self.sharding} is not supported: Paddle cuts gradients and weights on GPUs alone, and "
+                "saves files for each rank that no other number of ranks can read; use --sharding stage1"
+            )
+        if self.sharding not in ("", "stage1"):
+            raise ConfigError(f"--sharding {self.sharding} is not known; use stage1, or leave it away")
         check_reporters(self.reporters)
 
 
@@ -253,6 +321,7 @@ def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
         parser.set_defaults(**LOOP_DEFAULTS)
     hidden = _training_flags() - _flags_of(loop)
     for action in parser._actions:
+        action.help = HELP.get(action.dest, action.help)
         if action.dest in hidden:
             action.help = argparse.SUPPRESS
         elif action.nargs == "?":
@@ -279,6 +348,7 @@ def parse_arguments(argv: list, loop: bool, model_group=ModelArguments) -> tuple
             raise ConfigError(f"these flags do not go together: {error}") from error
     for group in groups:
         group.check()
+    _warn_of_idle_flags(parser, namespace)
     if not loop and not groups[2].do_train:
         raise ConfigError("nothing to do: add --do_train")
     return tuple(groups)
@@ -293,6 +363,27 @@ def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace,
         if name not in _flags_of(loop):
             script = "the hand-written loop has no" if loop else "the Trainer script has no use for"
             raise ConfigError(f"{script} --{name}; leave it away")
+
+
+def _warn_of_idle_flags(parser: PdArgumentParser, namespace: argparse.Namespace) -> None:
+    for name, needed, is_there in _NEEDS:
+        given = getattr(namespace, name, None)
+        if given not in (None, parser.get_default(name)) and not is_there(namespace):
+            get_logger().warning("--%s does nothing without %s", name, needed)
+
+
+def _check_profiler_options(text: str) -> None:
+    try:
+        ProfilerOptions(text)
+    except ValueError as error:
+        raise ConfigError(
+            f'--profiler_options {text} is not understood; write "batch_range=[10,20];profile_path=model.profile"'
+        ) from error
+    if "exit_on_finished" in text:
+        raise ConfigError(
+            "--profiler_options exit_on_finished would end the run without a checkpoint; leave it away: training goes "
+            "on after the profile"
+        )
 
 
 class _HelpFormatter(argparse.HelpFormatter):

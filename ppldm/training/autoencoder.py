@@ -34,6 +34,7 @@ from .run import (
     run_identity,
     select_training_rows,
 )
+from .sharding import log_share
 from .validation import (
     deal_back,
     make_batch,
@@ -54,7 +55,7 @@ def prepare_autoencoder(
     vae_arguments: AutoencoderArguments, data_arguments: DataArguments, arguments: LDMTrainingArguments
 ) -> TrainingRun:
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
-    for name in ("fp16", "recompute", "unet_learning_rate", "text_encoder_learning_rate"):
+    for name in ("fp16", "recompute", "to_static", "unet_learning_rate", "text_encoder_learning_rate"):
         if getattr(arguments, name):
             raise ConfigError(f"--{name} is not supported for autoencoders; leave it away")
     if arguments.bf16 and arguments.fp16_opt_level != "O1":
@@ -86,7 +87,8 @@ def prepare_autoencoder(
     model = AutoencoderObjective(vae, vae_arguments.reconstruction_loss, vae_arguments.kl_weight)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
-    optimizer, scheduler = build_optimizer(model.trained_parameters(), arguments, max_steps, global_batch_size)
+    optimizer, scheduler = build_optimizer(model.trained_parameters(), arguments, max_steps, global_batch_size, world)
+    log_share(optimizer)
     state = TrainingState(model, optimizer, scheduler)
     identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
     identity |= {name: getattr(vae_arguments, name) for name in ("reconstruction_loss", "kl_weight")}

@@ -24,6 +24,7 @@ import json
 import platform
 import re
 import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -37,14 +38,13 @@ from ..models.weights.pickles import refuse_programs
 from ..utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
 from ..utils.files import atomic_dir, count_free_bytes, make_output_dir, remove_dir, write_json
 from ..utils.log import get_logger
+from .sharding import ShardedOptimizer, host_memory, parameter_of
 
 MANIFEST = "manifest.json"
 _LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
 _NOTHING = ("false", "none", "no", "0")
 _OVERHEAD_BYTES = 1 << 20  # names, pickle, JSON
 _NAME = re.compile(r"checkpoint-(\d+)")
-# Paddle keys the moments of a half-precision parameter by its float32 master.
-_MOMENT = re.compile(r"(.+?)(?:_fp32_master_\d+)?_moment1_\d+")
 
 
 @dataclass
@@ -65,18 +65,20 @@ def save_checkpoint(
     facts: dict,
     save_total_limit: int | None = None,
     backup_every: int = 0,
+    optimizer_state: dict | None = None,
 ) -> Path:
     """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit` (None, 0: none).
 
     `facts` go into the manifest, JSON-ready: `samples_seen`, `identity` (what decides which samples a step sees;
     resuming compares it) and whatever else a resumed run wants back. A checkpoint after a multiple of `backup_every`
-    updates is never removed. Raises DiskFullError, with the older checkpoints untouched.
+    updates is never removed. `optimizer_state` is the whole of it where ranks have shares (None: all is in `state`).
+    Raises DiskFullError, with the older checkpoints untouched.
     """
     step = trainer_state.global_step
     folder = make_output_dir(output_dir) / f"checkpoint-{step}"
     contents = {
         "model_state.pdparams": state.model.state_dict(),
-        "optimizer.pdopt": state.optimizer.state_dict(),
+        "optimizer.pdopt": state.optimizer.state_dict() if optimizer_state is None else optimizer_state,
         "scheduler.pdparams": state.scheduler.state_dict(),
     }
     if state.scaler:
@@ -175,8 +177,9 @@ def load_optimizer(folder: Path, state: TrainingState) -> None:
 
     Raises CheckpointError where some parameters have moments and others none; before the first update, none has.
     """
-    moments = _load(folder / "optimizer.pdopt")
-    known = {match[1] for key in moments if (match := _MOMENT.fullmatch(key))}
+    with host_memory() if isinstance(state.optimizer, ShardedOptimizer) else nullcontext():
+        moments = _load(folder / "optimizer.pdopt")
+    known = {parameter_of(key) for key in moments} - {None}
     for parameter in state.model.parameters():
         if known and not parameter.stop_gradient and parameter.name not in known:
             raise CheckpointError(
@@ -185,7 +188,8 @@ def load_optimizer(folder: Path, state: TrainingState) -> None:
             )
     state.optimizer.set_state_dict(moments)
     state.scheduler.set_state_dict(_load(folder / "scheduler.pdparams"))
-    if state.scaler:
+    # There is none where the run went on in float16 only now, which --accept_changes precision allows.
+    if state.scaler and (folder / "scaler.pdparams").is_file():
         state.scaler.load_state_dict(_load(folder / "scaler.pdparams", return_numpy=True))
 
 

@@ -63,6 +63,9 @@ def describe(step: int, values: dict) -> str:
         "peak_memory_gb": "memory {:.1f} GB",
         "peak_device_memory_gb": "device {:.1f} GB",
     }
+    per_device = values.get("images_per_second_per_device")
+    if per_device not in (None, values.get("images_per_second")):
+        shown["images_per_second"] += f" ({per_device:.3g} a device)"
     words += [form.format(values[name]) for name, form in shown.items() if name in values]
     for what in ("rows", "updates"):
         if values.get(f"skipped_{what}"):

@@ -5,7 +5,10 @@ from functools import partial
 
 import paddle
 
+from ..utils.log import get_logger
+from ..utils.world import World
 from .fused_adamw import FusedAdamW
+from .sharding import ShardedAdamW, ShardedFusedAdamW
 
 LR_SCHEDULES = (
     "constant",
@@ -62,16 +65,17 @@ def scaled_learning_rate(learning_rate: float, global_batch_size: int, lr_batch_
     return learning_rate * global_batch_size / lr_batch_size
 
 
-def build_optimizer(parameters: dict, arguments, max_steps: int, global_batch_size: int):
+def build_optimizer(parameters: dict, arguments, max_steps: int, global_batch_size: int, world: World):
     """(AdamW, its learning rate scheduler) over `parameters` (name to parameter), as the training arguments say.
 
     Weight decay applies to all parameters, as published, or with `decay_norms_and_biases` false to those of two or
     more dimensions. No clipping unless `max_grad_norm` is above 0. Parameters under `unet.` and `text_encoder.` may
-    have a learning rate of their own, under the same schedule.
+    have a learning rate of their own, under the same schedule. With `sharding` each rank of `world` has a share.
     """
     scale = scaled_learning_rate(1.0, global_batch_size, arguments.lr_batch_size) if arguments.scale_lr else 1.0
     for name, parameter in parameters.items():
-        parameter.optimize_attr["learning_rate"] = _own_rate(name, arguments) / arguments.learning_rate
+        part = name.partition(".")[0]
+        parameter.optimize_attr["learning_rate"] = own_rates(arguments).get(part, 1.0)
     warmup_steps = arguments.warmup_steps or math.ceil(arguments.warmup_ratio * max_steps)
     scheduler = paddle.optimizer.lr.LambdaDecay(
         learning_rate=arguments.learning_rate * scale,
@@ -87,7 +91,12 @@ def build_optimizer(parameters: dict, arguments, max_steps: int, global_batch_si
     )
     clip = paddle.nn.ClipGradByGlobalNorm(arguments.max_grad_norm) if arguments.max_grad_norm > 0 else None
     decayed = {p.name for p in parameters.values() if arguments.decay_norms_and_biases or p.ndim > 1}
-    kind = FusedAdamW if arguments.fused_adamw else paddle.optimizer.AdamW
+    if arguments.sharding and world.size > 1:
+        kind = partial(ShardedFusedAdamW if arguments.fused_adamw else ShardedAdamW, world=world)
+    else:
+        kind = FusedAdamW if arguments.fused_adamw else paddle.optimizer.AdamW
+    if arguments.sharding and world.size == 1:
+        get_logger().info("--sharding %s does nothing here: there is one rank", arguments.sharding)
     optimizer = kind(
         learning_rate=scheduler,
         beta1=arguments.adam_beta1,
@@ -101,6 +110,7 @@ def build_optimizer(parameters: dict, arguments, max_steps: int, global_batch_si
     return optimizer, scheduler
 
 
-def _own_rate(name: str, arguments) -> float:
+def own_rates(arguments) -> dict[str, float]:
+    """Part of the model to its learning rate, as a multiple of `learning_rate`; of those that have one of their own."""
     rates = {"unet": arguments.unet_learning_rate, "text_encoder": arguments.text_encoder_learning_rate}
-    return rates.get(name.partition(".")[0]) or arguments.learning_rate
+    return {part: rate / arguments.learning_rate for part, rate in rates.items() if rate is not None}

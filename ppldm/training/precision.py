@@ -13,6 +13,7 @@ import paddle
 from ..utils.log import get_logger
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
+from .sharding import master_weights
 
 
 def autocast(arguments: LDMTrainingArguments):
@@ -41,8 +42,8 @@ def decorate(model, optimizer, arguments: LDMTrainingArguments) -> None:
 
 
 def restore_float32(state: TrainingState) -> None:
-    """Undo the casts of O2 when training is over: each weight becomes its float32 master again."""
-    masters = state.optimizer._master_weights
+    """Undo the casts of O2 when training is over: each weight becomes its float32 master again. A collective call."""
+    masters = master_weights(state.optimizer)
     if not masters:
         return
     for part in (state.model.unet, state.model.text_encoder):

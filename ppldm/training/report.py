@@ -10,6 +10,7 @@ from ..utils.log import get_logger, progress
 from ..utils.pictures import save_png
 from .interval import Interval
 from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
+from .optim import own_rates
 from .run import RUN_FILE, TrainingRun
 from .sinks import SAMPLES_DIR, open_sinks
 from .step import Update
@@ -69,7 +70,8 @@ class Reporter:
         for batch in batches:
             self.interval.skip(batch.get("skipped", ()))
         if arguments.profiler_options:
-            add_profiler_step(arguments.profiler_options)
+            # PaddleNLP would end the process, with status 0 and without a checkpoint.
+            add_profiler_step(f"{arguments.profiler_options};exit_on_finished=false")
         self.bar.set_postfix(loss=f"{update.loss:.4f}", refresh=False)
         self.bar.update()
         numbers = self._look(step, batches[-1])
@@ -94,7 +96,9 @@ class Reporter:
         return every > 0 and (step % every == 0 or step == self.run.max_steps)
 
     def _interval_values(self) -> dict:
-        values = self.interval.summary() | {"lr_abs": self.run.state.optimizer.get_lr()}
+        rate = self.run.state.optimizer.get_lr()
+        values = self.interval.summary() | {"lr_abs": rate}
+        values |= {f"lr_abs_{part}": rate * share for part, share in own_rates(self.run.arguments).items()}
         if self.run.arguments.benchmark:
             values["ips"] = values["images_per_second"]
             if self.writer:

@@ -42,8 +42,9 @@ from .checkpoint import (
 )
 from .interval import Interval
 from .metrics import METRICS_FILE
-from .precision import precision_name
+from .precision import precision_name, restore_float32
 from .ranks import check_ranks
+from .sharding import whole_state
 from .speed import apply_switches
 from .watchdog import PromptBatches
 
@@ -128,11 +129,13 @@ class TrainingRun:
         a run ends must be written, else DiskFullError is raised.
         """
         unlogged = self.interval.state()
+        with self.interval.paused():
+            optimizer_state = whole_state(self.state.optimizer)
         if self.world.is_main:
-            self._write(trainer_state, unlogged, stopping)
+            self._write(trainer_state, optimizer_state, unlogged, stopping)
         meet(self.world)
 
-    def _write(self, trainer_state: TrainerState, unlogged: dict, stopping: bool) -> None:
+    def _write(self, trainer_state: TrainerState, optimizer_state: dict, unlogged: dict, stopping: bool) -> None:
         step = trainer_state.global_step
         facts = {
             "samples_seen": step * self.global_batch_size,
@@ -144,7 +147,9 @@ class TrainingRun:
         limits = (self.arguments.save_total_limit, self.arguments.backup_every)
         try:
             with self.interval.paused():
-                folder = save_checkpoint(self.output_dir, self.state, trainer_state, facts, *limits)
+                folder = save_checkpoint(
+                    self.output_dir, self.state, trainer_state, facts, *limits, optimizer_state=optimizer_state
+                )
         except DiskFullError as error:
             if stopping or step == self.max_steps:
                 raise
@@ -158,10 +163,11 @@ class TrainingRun:
         return kind(f"stopped after update {step} of {self.max_steps}; the same command again goes on there")
 
     def finish(self) -> None:
-        """Export the trained model on the main process and say where everything is.
+        """Export the trained model on the main process and say where everything is. All ranks call it together.
 
         The last checkpoint's weights and state come to lie in the output folder too, where PaddleNLP leaves them.
         """
+        restore_float32(self.state)
         if not self.world.is_main:
             return
         facts = {

@@ -18,6 +18,7 @@ from ..utils.errors import TrainingError
 from ..utils.log import get_logger
 from ..utils.world import World
 from .checkpoint import TrainingState
+from .sharding import master_weights
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def train_step(referee: Referee, micro_batches: list[dict], stop: bool = False) 
 
 def update_average(state: TrainingState) -> None:
     """Take the new weights into the average; of half-precision ones the optimizer's float32 masters."""
-    state.ema.update(state.optimizer._master_weights)
+    state.ema.update(master_weights(state.optimizer))
 
 
 def forward(model, batch: dict, make_autocast):

@@ -24,9 +24,10 @@ from ..utils.log import get_logger, progress
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
+from .compiled import CompiledPrediction
 from .interval import Interval, gather_objects
 from .optim import build_optimizer
-from .precision import autocast, decorate, make_scaler, restore_float32, warn_of_cpu
+from .precision import autocast, decorate, make_scaler, warn_of_cpu
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -39,6 +40,7 @@ from .run import (
     run_identity,
     select_training_rows,
 )
+from .sharding import log_share
 from .validation import (
     deal_back,
     open_held_out_sources,
@@ -76,6 +78,8 @@ def prepare_text_to_image(
         model.unet.enable_gradient_checkpointing()
         if not model.freeze_text_encoder:
             model.text_encoder.model.gradient_checkpointing = True
+    if arguments.to_static:
+        model.compiled_predict = CompiledPrediction(model, world)
     make_dataset = partial(
         TextImageDataset,
         tokenizer=tokenizer,
@@ -102,8 +106,9 @@ def prepare_text_to_image(
     trained = model.trained_parameters()
     decay = ema_decay(model_arguments)
     ema = ExponentialMovingAverage(trained, decay) if decay else None
-    optimizer, scheduler = build_optimizer(trained, arguments, max_steps, global_batch_size)
+    optimizer, scheduler = build_optimizer(trained, arguments, max_steps, global_batch_size, world)
     decorate(model, optimizer, arguments)
+    log_share(optimizer)
     state = TrainingState(model, optimizer, scheduler, ema, make_scaler(arguments))
     identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
     identity |= {name: getattr(model_arguments, name) for name in _MODEL_SETTINGS}
@@ -127,7 +132,6 @@ def prepare_text_to_image(
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
         facts = {**facts, "model_max_length": model_arguments.model_max_length}
-        restore_float32(state)
         export_pipeline(model, tokenizer, folder, ema, facts)
         return folder
 

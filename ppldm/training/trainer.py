@@ -28,6 +28,10 @@ class LatentDiffusionTrainer(Trainer):
         run.arguments.max_steps = run.max_steps
         # Our batches start at the right step: nothing is to be skipped by reading it.
         run.arguments.ignore_data_skip = True
+        # `prepare` has seen to it; the Trainer would compile what draws and validates too.
+        run.arguments.to_static = False
+        # The optimizer has its share already: the Trainer would wrap it, and save it, in a way of its own.
+        run.arguments.sharding = []
         # The Trainer's way with recompute: float32 gradients are summed after backward. DataParallel would send halves.
         run.arguments.recompute |= precision_name(run.arguments).endswith("O2")
         self.run = run
@@ -141,6 +145,7 @@ class _WholeRun:
 def run_trainer(run: TrainingRun) -> None:
     """Train `run` to its end, or save and raise Interrupted when a signal asks."""
     if run.start_step >= run.max_steps:
+        load_optimizer(run.checkpoint, run.state)  # the export takes its float32 masters
         get_logger().info("already trained for %d updates", run.start_step)
         run.finish()
         return

@@ -106,7 +106,21 @@ def test_a_killed_worker_is_one_line(make_dataset, taken):
     assert not multiprocessing.active_children()
 
 
-def test_batches_do_not_go_through_shared_memory(make_dataset):
-    dataset = make_dataset()
+@pytest.mark.parametrize("input_perturbation", [0.0, 0.1])
+def test_large_arrays_do_not_go_through_pipes_nor_paddle(make_dataset, input_perturbation):
+    dataset = make_dataset(input_perturbation=input_perturbation)
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1)
-    assert not build_loader(dataset, sampler, 2).use_shared_memory
+    loader = build_loader(dataset, sampler, 2)
+    assert not loader.use_shared_memory
+    left = loader.collate_fn([(0, key) for key in next(iter(sampler))])
+    assert [name for name, value in left.items() if isinstance(value, np.ndarray)] == ["row_ids"]
+
+
+def test_a_batch_may_be_kept(make_dataset):
+    # Its memory must be its own, not that which later batches come through.
+    dataset = make_dataset()
+    sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 9)
+    kept = [list(build_loader(dataset, sampler, workers)) for workers in (0, 2)]
+    assert len(kept[0]) == len(kept[1]) == 18
+    for some, other in zip(*kept, strict=True):
+        assert all(np.array_equal(some[name].numpy(), other[name].numpy()) for name in some if name != "skipped")

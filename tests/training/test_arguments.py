@@ -1,12 +1,21 @@
 """Both command lines: the published ones verbatim, and helpful words for wrong ones."""
 
+import argparse
 import shlex
 
 import pytest
 
 from ppldm.config.arguments import AutoencoderArguments
 from ppldm.models.ema import GradualDecay, IntervalDecay
-from ppldm.training.arguments import ALIASES, parse_arguments
+from ppldm.training.arguments import (
+    ALIASES,
+    LOOP_FLAGS,
+    TRAINER_FLAGS,
+    LDMTrainingArguments,
+    make_parser,
+    parse_arguments,
+)
+from ppldm.training.flag_help import HELP
 from ppldm.training.run import count_steps
 from ppldm.training.text_to_image import ema_decay
 from ppldm.utils.errors import ConfigError
@@ -181,9 +190,13 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
             "--pretrained_text_encoder_name clip --text_encoder_config_file x.json",
             "brings its own config; do not give --text_encoder_config_file",
         ),
-        ("--seed -1", "--seed -1 must not be negative"),
-        ("--to_static", "--to_static is not supported: Paddle compiles the UNet for minutes"),
-        ("--sharding stage1", "--sharding is not supported: every rank keeps the whole optimizer state"),
+        ("--seed -1", "--seed -1 must be 0 or more"),
+        ("--to_static --recompute", "nothing is recomputed; leave one of them away"),
+        ("--sharding stage2", "--sharding stage2 is not supported: Paddle cuts gradients and weights on GPUs alone"),
+        ("--sharding stage3", "can read; use --sharding stage1"),
+        ("--sharding offload", "--sharding offload is not supported"),
+        ("--sharding stage4", "--sharding stage4 is not known; use stage1, or leave it away"),
+        ("--sharding stage1 --sharding_parallel_degree 2", "the hand-written loop has no --sharding_parallel_degree"),
         ("--unified_checkpoint", "--unified_checkpoint works for PaddleNLP's own model classes only"),
         ("--metric_for_best_model loss", "the hand-written loop has no --metric_for_best_model"),
         ("--model_name_or_path some/folder --unet_config_file u", "is a whole pipeline"),
@@ -192,11 +205,26 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--max_skipped_updates 0", "--max_skipped_updates 0 must be above 0"),
         ("--learning_rate 0", "--learning_rate 0.0 must be above 0"),
         ("--unet_learning_rate 0", "--unet_learning_rate 0.0 must be above 0"),
+        ("--learning_rate nan", "--learning_rate nan must be above 0"),
+        ("--adam_beta2 1", "--adam_beta2 1.0 must be at least 0 and below 1"),
+        ("--adam_epsilon -1", "--adam_epsilon -1.0 must be 0 or more"),
+        ("--weight_decay -1", "--weight_decay -1.0 must be 0 or more"),
+        ("--warmup_steps -5", "--warmup_steps -5 must be 0 or more"),
+        ("--warmup_ratio 2", "--warmup_ratio 2.0 must be from 0 to 1"),
+        ("--num_cycles 0", "--num_cycles 0.0 must be above 0"),
+        ("--num_workers -1", "--dataloader_num_workers -1 must be 0 or more"),
+        ("--max_grad_norm nan", "--max_grad_norm nan must be a number"),
+        ("--num_train_epochs inf", "--num_train_epochs inf must be a number"),
+        ("--fp16 --scale_loss 0", "--scale_loss 0.0 must be above 0"),
+        ("--device tpu", "--device tpu cannot be used here: The device must be a string"),
+        ("--profiler_options x", '--profiler_options x is not understood; write "batch_range='),
+        ("--profiler_options exit_on_finished=true", "would end the run without a checkpoint; leave it away"),
         ("--lr_batch_size 512", "--lr_batch_size does nothing without --scale_lr"),
         ("--fp16_opt_level O0", "--fp16_opt_level O0 must be O1 or O2"),
         ("--snr_gamma 0", "--snr_gamma 0.0 must be above 0"),
-        ("--noise_offset -0.1", "--noise_offset -0.1 must not be negative"),
-        ("--input_perturbation -1", "--input_perturbation -1.0 must not be negative"),
+        ("--snr_gamma nan", "--snr_gamma nan must be above 0"),
+        ("--noise_offset -0.1", "--noise_offset -0.1 must be 0 or more"),
+        ("--input_perturbation nan", "--input_perturbation nan must be 0 or more"),
         ("--rescale_betas_zero_snr", "add --prediction_type v_prediction"),
         ("--ema_beta 1.5", "--ema_beta 1.5 must be from 0 to 1"),
         ("--ema_iters 0", "--ema_iters 0 must be above 0"),
@@ -209,12 +237,42 @@ def test_wrong_flags_are_named(flags, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "flags, needed",
+    [
+        ("--scale_loss 1024 --bf16", "--scale_loss does nothing without --fp16"),
+        ("--fp16_opt_level O2", "--fp16_opt_level does nothing without --bf16 or --fp16"),
+        ("--num_cycles 2", "--num_cycles does nothing without --lr_scheduler_type cosine"),
+        ("--lr_end 1e-6 --lr_scheduler cosine", "--lr_end does nothing without --lr_scheduler_type polynomial"),
+        ("--ema_decay 0.9", "--ema_decay does nothing without --use_ema"),
+        ("--validation_rows 9", "--validation_rows does nothing without --validation_file_list"),
+        ("--validation_prompts x --image_logging_steps 0", "--validation_prompts does nothing without --image_logging"),
+        ("--ema_decay 0.9 --use_ema --fp16 --fp16_opt_level O2 --scale_loss 9 --lr_scheduler polynomial --power 2", ""),
+    ],
+)
+def test_flags_without_effect_are_named(flags, needed, capsys):
+    parse_arguments(flags.split(), loop=True)
+    warnings = capsys.readouterr().err
+    assert needed in warnings if needed else not warnings
+
+
 @pytest.mark.parametrize("flags", ["--optim adamw_mini", "--metric_for_best_model loss", "--logging_strategy epoch"])
 def test_the_trainer_ignores_no_flag_silently(flags):
     base = ["--do_train", "--output_dir", "x"]
     assert parse_arguments([*base, "--skip_profile_timer", "false"], loop=False)
     with pytest.raises(ConfigError, match=f"the Trainer script has no use for {flags.split()[0]}; leave it away"):
         parse_arguments([*base, *flags.split()], loop=False)
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_every_flag_that_is_shown_is_explained_in_our_words(loop):
+    ours = set(vars(LDMTrainingArguments)["__annotations__"])
+    assert not HELP.keys() & ours and HELP.keys() <= LOOP_FLAGS | TRAINER_FLAGS
+    for action in make_parser(loop)._actions:
+        if action.help != argparse.SUPPRESS and action.dest != "help":
+            if action.dest in LOOP_FLAGS | TRAINER_FLAGS:
+                assert action.dest in HELP.keys() | ours
+            assert action.help.rstrip(")").endswith("."), action.dest
 
 
 def test_the_trainer_wants_do_train():

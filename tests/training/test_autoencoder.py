@@ -76,7 +76,7 @@ def test_pictures_and_psnr_of_fixed_rows(straight):
     assert [r["global_step"] for r in read_metrics(straight / "metrics.jsonl") if "psnr" in r] == [2, 4, 6]
 
 
-@pytest.mark.parametrize("flag", ["fp16", "recompute"])
+@pytest.mark.parametrize("flag", ["fp16", "recompute", "to_static"])
 def test_what_it_cannot_do_is_refused(tiny, tmp_path, flag):
     with pytest.raises(ConfigError, match=f"--{flag} is not supported for autoencoders"):
         train(flags(tiny, tmp_path / "run", **{flag: True}))

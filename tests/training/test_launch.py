@@ -96,14 +96,20 @@ def test_an_end_of_one_rank_is_the_end_of_all(tmp_path, end):
 
 
 VICTIM = """
-import sys, time
-from ppldm.utils.failure import note_failure
+import os, sys, time
+from pathlib import Path
+from ppldm.utils.failure import FOLDER_VARIABLE, note_failure
 from ppldm.utils.world import World
 
 rank = World.detect().rank
-time.sleep(0.5 * (1 - rank))
+if rank == 0:
+    while not Path(os.environ[FOLDER_VARIABLE], "1").exists():
+        time.sleep(0.01)
 note_failure(rank)
-time.sleep(1.0 * rank)
+if rank == 1:
+    while not Path(os.environ[FOLDER_VARIABLE], "0").exists():
+        time.sleep(0.01)
+    time.sleep(0.5)
 sys.exit(3 + rank)
 """
 

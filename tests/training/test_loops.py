@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 
 import numpy as np
 import paddle
@@ -84,10 +85,12 @@ def _flat(state):
     return {k: v for k, v in state.items() if not isinstance(v, dict)}
 
 
-@pytest.mark.parametrize("kind", ["loop", "trainer"])
-def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, kind, monkeypatch):
-    import signal
-
+@pytest.mark.parametrize(
+    "kind, number, status",
+    [("loop", signal.SIGINT, 130), ("trainer", signal.SIGINT, 130), ("loop", signal.SIGTERM, 75),
+     ("trainer", signal.SIGTERM, 75), ("trainer", signal.SIGUSR1, 75)],
+)  # fmt: skip
+def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, kind, number, status, monkeypatch):
     from ppldm.training.report import Reporter
 
     flags = tiny.flags(tmp_path / "run", max_steps=6, save_steps=100, use_ema=True)
@@ -96,11 +99,12 @@ def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, k
     def stop_at_two(self, step, loss, batches):
         after_update(self, step, loss, batches)
         if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(Reporter, "after_update", stop_at_two)
-    with pytest.raises(Interrupted, match="the same command again"):
+    with pytest.raises(Interrupted, match="the same command again") as caught:
         train(kind, flags)
+    assert caught.value.exit_status == status
     monkeypatch.undo()
     train(kind, flags)
     assert losses(tmp_path / "run") == losses(straight[kind])
@@ -187,7 +191,10 @@ def everything(tiny, tmp_path_factory):
 def test_loop_and_trainer_agree_with_everything_on(everything, straight):
     np.testing.assert_allclose(losses(everything["loop"]), losses(everything["trainer"]), rtol=1e-5)
     assert losses(everything["loop"]) != losses(straight["loop"])
-    rates = [record["lr_abs"] for record in read_metrics(everything["loop"] / "metrics.jsonl")]
+    records = read_metrics(everything["loop"] / "metrics.jsonl")
+    rates = [record["lr_abs"] for record in records]
+    assert [r["lr_abs_unet"] for r in records] == pytest.approx([2 * rate for rate in rates])
+    assert [r["lr_abs_text_encoder"] for r in records] == pytest.approx([rate / 2 for rate in rates])
     assert rates == [record["lr_abs"] for record in read_metrics(everything["trainer"] / "metrics.jsonl")]
     # Of 1e-3 x 4 / 8: half-way through the warm-up after the first update, at the top after the second, then a cosine.
     assert rates == pytest.approx([2.5e-4, 5e-4, *(5e-4 * (1 + np.cos(np.pi * k / 4)) / 2 for k in (1, 2, 3, 4))])

@@ -68,6 +68,8 @@ def test_the_line_for_people():
         "step 50  loss 0.9877  by timestep 1.250 -  gradient 0.5  lr 4.69e-05  123 images/s  "
         "waited for data 1.2%  skipped 3 rows"
     )
+    for devices, words in ((1, "123 images/s  waited"), (2, "123 images/s (61.7 a device)  waited")):
+        assert words in describe(50, values | {"images_per_second_per_device": 123.4 / devices})
     assert describe(5, {"validation_loss": 0.5}) == "step 5  validation loss 0.5000"
 
 

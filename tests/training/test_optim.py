@@ -6,6 +6,7 @@ import paddle
 import pytest
 
 from ppldm.training.optim import LR_SCHEDULES, build_optimizer, lr_factor, scaled_learning_rate
+from ppldm.utils.world import World
 
 
 @pytest.mark.parametrize("schedule", LR_SCHEDULES)
@@ -67,12 +68,13 @@ def arguments(**changes):
         "num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0,
         "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
         "weight_decay": 0.5, "decay_norms_and_biases": True, "max_grad_norm": -1.0, "fused_adamw": False,
+        "sharding": "",
     } | changes)  # fmt: skip
 
 
 def test_one_scheduler_step_an_update():
     layer = paddle.nn.Linear(1, 1)
-    optimizer, scheduler = build_optimizer(dict(layer.named_parameters()), arguments(), 6, 8)
+    optimizer, scheduler = build_optimizer(dict(layer.named_parameters()), arguments(), 6, 8, World())
     rates = []
     for _ in range(7):
         rates.append(optimizer.get_lr())
@@ -83,7 +85,9 @@ def test_one_scheduler_step_an_update():
 @pytest.mark.parametrize("max_grad_norm, clipped", [(-1.0, False), (0.0, False), (1.0, True)])
 def test_clipping_only_above_zero(max_grad_norm, clipped):
     layer = paddle.nn.Linear(1, 1)
-    optimizer, _ = build_optimizer(dict(layer.named_parameters()), arguments(max_grad_norm=max_grad_norm), 6, 8)
+    optimizer, _ = build_optimizer(
+        dict(layer.named_parameters()), arguments(max_grad_norm=max_grad_norm), 6, 8, World()
+    )
     assert (optimizer._grad_clip is not None) == clipped
 
 
@@ -94,7 +98,7 @@ def test_own_rates_under_one_schedule(max_grad_norm):
     parameters = {f"{name}.weight": layer.weight for name, layer in layers.items()}
     settings = arguments(unet_learning_rate=0.02, text_encoder_learning_rate=0.3, weight_decay=0.0, scale_lr=True,
                          lr_batch_size=4, max_grad_norm=max_grad_norm)  # fmt: skip
-    optimizer, _ = build_optimizer(parameters, settings, 6, 8)
+    optimizer, _ = build_optimizer(parameters, settings, 6, 8, World())
     assert optimizer.get_lr() == 0.0  # the warm-up's first
     optimizer._learning_rate.step()
     before = {name: float(layer.weight) for name, layer in layers.items()}
@@ -113,7 +117,7 @@ def test_weight_decay_leaves_out_norms_and_biases_by_flag():
     for parameter in model.parameters():
         parameter.set_value(paddle.ones_like(parameter))
     settings = arguments(warmup_steps=0, decay_norms_and_biases=False)
-    optimizer, _ = build_optimizer(dict(model.named_parameters()), settings, 100, 8)
+    optimizer, _ = build_optimizer(dict(model.named_parameters()), settings, 100, 8, World())
     (model(paddle.ones([1, 2])) * 0).sum().backward()
     optimizer.step()
     decayed = {name for name, p in model.named_parameters() if float(p.max()) < 1}
@@ -123,7 +127,7 @@ def test_weight_decay_leaves_out_norms_and_biases_by_flag():
 def test_weight_decay_reaches_biases_too():
     layer = paddle.nn.Linear(1, 1)
     layer.bias.set_value(paddle.ones([1]))
-    optimizer, _ = build_optimizer(dict(layer.named_parameters()), arguments(warmup_steps=0), 100, 8)
+    optimizer, _ = build_optimizer(dict(layer.named_parameters()), arguments(warmup_steps=0), 100, 8, World())
     (layer(paddle.ones([1, 1])) * 0).sum().backward()
     optimizer.step()
     assert float(layer.bias) == pytest.approx(1 - 0.1 * 0.5)

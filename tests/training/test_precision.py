@@ -16,6 +16,7 @@ from tiny_model import make_batch, make_model
 
 from ppldm.training import precision
 from ppldm.training.checkpoint import TrainingState, load_model, load_optimizer, save_checkpoint
+from ppldm.training.compiled import compile_predict
 from ppldm.training.step import Referee, train_step
 from ppldm.utils.errors import TrainingError
 from ppldm.utils.world import World
@@ -39,6 +40,7 @@ def pretend_gpu(monkeypatch):
         monkeypatch.setattr(sys.modules["paddle.amp.auto_cast"], name, lambda: True)
     monkeypatch.setattr(precision, "is_mixed", lambda arguments: arguments.fp16 or arguments.bf16)
     state = sys.modules["paddle.amp.auto_cast"].amp_global_state()
+    state.amp_dtype = "float16"  # as autocast leaves it; loss scaling looks at it
     yield
     state.use_master_grad, state.model_parameters = False, []
 
@@ -61,6 +63,19 @@ def test_the_vae_runs_outside_autocast_and_the_unet_within(tiny, pretend_gpu, dt
         model(**batch)
     assert seen == {"vae.encoder": False, "unet": True, "text_encoder.model": True}
     assert latents.dtype == paddle.float32 and (latents.numpy() == expected).all()
+
+
+def test_a_compiled_unet_is_within_autocast_too(tiny, pretend_gpu):
+    model, batch = make_model(tiny), make_batch(2)
+    model.train()
+    with precision.autocast(arguments("bfloat16"))():
+        traced = compile_predict(model).get_concrete_program(batch["noise"], batch["timesteps"], batch["input_ids"])[0]
+    computed_in = {name: set() for name in ("conv2d", "matmul", "group_norm", "softmax")}
+    for operation in traced.main_program.global_block().ops:
+        if (name := operation.name().removeprefix("pd_op.")) in computed_in:
+            computed_in[name].add(operation.results()[0].dtype)
+    half, full = {paddle.bfloat16}, {paddle.float32}
+    assert computed_in == {"conv2d": half, "matmul": half, "group_norm": full, "softmax": full}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -154,6 +169,15 @@ def run(scaler, batches, max_skipped=1):
         batch = {"x": paddle.to_tensor(x), "row_ids": paddle.to_tensor([1])}
         history.append((train_step(referee, [batch, batch]), model.w.tolist()))
     return history, scheduler.last_epoch
+
+
+def test_a_run_that_goes_on_in_float16_begins_with_the_scale_of_the_flag(pretend_gpu, tmp_path):
+    model, scheduler = Linear(), paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 1.0)
+    parts = model, paddle.optimizer.AdamW(scheduler, parameters=model.parameters()), scheduler
+    folder = save_checkpoint(tmp_path, TrainingState(*parts), TrainerState(global_step=3), {}, None)
+    scaler = precision.make_scaler(arguments("float16"))
+    load_optimizer(folder, TrainingState(*parts, None, scaler))
+    assert scaler.state_dict()["scale"].item() == 1024
 
 
 def test_loss_scaling_changes_no_bit(pretend_gpu):

@@ -42,7 +42,7 @@ def test_attention_for_gpus_is_refused_on_a_cpu(tiny, tmp_path):
 def test_all_are_off_by_default_and_help_says_how_to_turn_off_the_tuning_of_cpus():
     for loop in (True, False):
         parser = make_parser(loop)
-        for name in ("tf32", "cudnn_search", "fused_adamw", "enable_xformers_memory_efficient_attention"):
+        for name in ("tf32", "cudnn_search", "fused_adamw", "to_static", "enable_xformers_memory_efficient_attention"):
             assert parser.get_default(name) is False
         assert "PPLDM_NO_CPU_TUNING=1" in parser.format_help()
 
@@ -56,3 +56,9 @@ def test_the_benchmark_flag_adds_its_line(tiny, tmp_path, caplog, monkeypatch):
     assert last["ips"] == last["images_per_second"] and last["avg_batch_cost"] > last["avg_reader_cost"] > 0
     line = f"avg_samples: 4, ips: {last['ips']:.5f} images/sec"
     assert line in caplog.text
+
+
+def test_profiling_does_not_end_the_run(tiny, tmp_path):
+    options = f"batch_range=[0,1];timer_only=False;profile_path={tmp_path / 'profile'}"
+    assert len(losses(tiny, tmp_path / "run", profiler_options=options)[0]) == 3
+    assert (tmp_path / "run/checkpoint-3").is_dir() and list((tmp_path / "profile").iterdir())

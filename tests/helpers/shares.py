@@ -1,0 +1,105 @@
+"""Runs one after another on the same ranks, as a script: python shares.py BAD_ROW FACTS RUNS.
+
+RUNS is a JSON file: [name, loop|trainer, flags] of each. Each rank writes to FACTS-<rank> the bytes of optimizer state
+that it holds at the end of each run, by name, and what becomes of float32 masters, which no CPU trains with.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+from poison import poisoned
+
+import ppldm.training.sharding
+from ppldm.models.ema import ExponentialMovingAverage, GradualDecay
+from ppldm.training.arguments import parse_arguments
+from ppldm.training.checkpoint import TrainingState, count_bytes
+from ppldm.training.loop import run_loop
+from ppldm.training.precision import restore_float32
+from ppldm.training.sharding import ShardedAdamW, master_weights, whole_state
+from ppldm.training.step import update_average
+from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.trainer import run_trainer
+from ppldm.utils.world import World
+
+
+def main(bad_row: str, facts: str, runs: str) -> None:
+    held = {}
+    ppldm.training.sharding._SMALL = 500  # elements: the tiny model has more and less
+    for name, kind, flags in json.loads(Path(runs).read_text()):
+        run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+        with poisoned([int(bad_row)]):
+            (run_loop if kind == "loop" else run_trainer)(run)
+        optimizer = run.state.optimizer
+        held[name] = count_bytes(optimizer.state_dict()) + count_bytes(optimizer._accumulators_holder)
+    facts = Path(f"{facts}-{run.world.rank}")
+    facts.write_text(json.dumps({"held": held, "masters": masters(run.world)}))
+
+
+def masters(world: World) -> dict:
+    """Whether masters and moments of half-precision weights survive being shared out and gathered again."""
+    layers, whole = half_precision_state()
+    parameters = layers.parameters()
+    optimizer = ShardedAdamW(parameters=parameters, world=world, learning_rate=paddle.optimizer.lr.NoamDecay(4, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        paddle.save(whole, f"{folder}/whole")
+        optimizer.set_state_dict(paddle.load(f"{folder}/whole"))
+        own = optimizer.state_dict()
+        gathered = whole_state(optimizer)
+        paddle.save(gathered, f"{folder}/gathered")
+        again = paddle.load(f"{folder}/gathered")
+    names = {parameter.name: parameter for parameter in parameters}
+    model = SimpleNamespace(unet=layers, text_encoder=paddle.nn.Layer())
+    state = TrainingState(model, optimizer, None, ExponentialMovingAverage(names, GradualDecay(0.0)))
+    update_average(state)
+    restore_float32(state)
+    return {
+        "own": sorted(own["master_weights"]),
+        "gathered": not world.is_main or (same(again, whole) and again.keys() == whole.keys()),
+        "all": {name: (value.numpy() == whole["master_weights"][name].numpy()).all().item()
+                for name, value in master_weights(optimizer).items()},
+        "restored": same({p.name: p for p in layers.parameters()}, whole["master_weights"], names=False),
+        "averages": all((state.ema.shadow[name].numpy() == whole["master_weights"][name].numpy()).all().item()
+                        for name in names),
+    }  # fmt: skip
+
+
+def half_precision_state() -> tuple[paddle.nn.LayerList, dict]:
+    """bfloat16 parameters, the same on each rank, and the state of an AdamW that keeps all of it."""
+    with paddle.utils.unique_name.guard():
+        layers = paddle.nn.LayerList([paddle.nn.Linear(2, size, bias_attr=False) for size in (5, 3, 1)])
+        layers.to(dtype="bfloat16")
+        parameters = layers.parameters()
+        optimizer = paddle.optimizer.AdamW(
+            paddle.optimizer.lr.NoamDecay(4, 2), parameters=parameters, multi_precision=True
+        )
+        rng = np.random.default_rng(0)
+        for parameter in parameters:
+            master = optimizer._create_master_weight(parameter)
+            master.set_value(rng.standard_normal(master.shape).astype(np.float32))
+            optimizer._add_moments_pows(master)
+            optimizer._get_accumulator("moment1", master).set_value(rng.random(master.shape, np.float32))
+    return layers, optimizer.state_dict()
+
+
+def same(one: dict, other: dict, names: bool = True) -> bool:
+    """Whether tensors are equal in value, type and name, in nested dicts."""
+    for key, value in other.items():
+        if isinstance(value, dict):
+            equal = same(one[key], value)
+        elif isinstance(value, paddle.Tensor):
+            equal = (one[key].numpy() == value.numpy()).all() and one[key].dtype == value.dtype
+            equal = equal and (one[key].name == value.name or not names)
+        else:
+            equal = one[key] == value
+        if not equal:
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
