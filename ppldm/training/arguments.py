@@ -107,6 +107,10 @@ _NEEDS = (
       for name in ("lr_end", "power")),
     ("ema_decay", "--use_ema alone: --ema_start_iters, --ema_iters and --ema_beta have a decay of their own",
      lambda given: given.use_ema and given.ema_start_iters is given.ema_iters is given.ema_beta is None),
+    ("text_encoder_learning_rate", "a text encoder that is trained: those of --freeze_text_encoder and "
+     "--pretrained_text_encoder_name are not",
+     lambda given: not (getattr(given, "freeze_text_encoder", False)
+                        or getattr(given, "pretrained_text_encoder_name", None))),
     *((name, "--image_logging_steps above 0", lambda given: given.image_logging_steps > 0)
       for name in ("validation_prompts", "validation_guidance_scales")),
     *((name, "--validation_file_list", lambda given: given.validation_file_list is not None)
@@ -225,8 +229,8 @@ class LDMTrainingArguments(TrainingArguments):
     to_static: bool = field(
         default=False,
         metadata={
-            "help": "Compile text encoder and UNet at every start, which takes seconds to minutes; then GPUs do not "
-            "wait for Python at each operation."
+            "help": "Compile text encoder and UNet at every start, which takes seconds; then GPUs do not wait for "
+            "Python at each operation."
         },
     )
     sharding: str = field(
@@ -274,6 +278,9 @@ class LDMTrainingArguments(TrainingArguments):
                 value = getattr(self, name)
                 if value is not None and not (math.isfinite(value) and holds(value)):
                     raise ConfigError(f"--{name} {value} must be {words}")
+        for scale in self.validation_guidance_scales:
+            if not math.isfinite(scale):
+                raise ConfigError(f"--validation_guidance_scales {scale} must be a number")
         if self.lr_batch_size != 1 and not self.scale_lr:
             raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or leave both away")
         if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:

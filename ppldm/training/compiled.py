@@ -36,7 +36,9 @@ class CompiledPrediction:
     def __call__(self, noisy, timesteps, input_ids):
         if self._is_ready:
             return self._predict(noisy, timesteps, input_ids)
-        get_logger().info("--to_static: compiling text encoder and UNet; large ones take minutes")
+        get_logger().info(
+            "--to_static: compiling text encoder and UNet, which takes seconds, on a busy machine minutes"
+        )
         started = time.perf_counter()
         with warnings.catch_warnings():
             # The model's code asks symbols for what only tensors know, and does without.

@@ -45,6 +45,7 @@ from .metrics import METRICS_FILE
 from .precision import precision_name, restore_float32
 from .ranks import check_ranks
 from .sharding import whole_state
+from .sinks import writes_files
 from .speed import apply_switches
 from .watchdog import PromptBatches
 
@@ -299,6 +300,8 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
         if chosen[0]:
             set_aside_after(folder, read_manifest(chosen[0])["global_step"])
         write_json(folder / RUN_FILE, config)
+        if writes_files(arguments.reporters):
+            make_output_dir(arguments.logging_dir)
     if world.size > 1:
         meet(world)
         paddle.distributed.broadcast_object_list(chosen, src=0)

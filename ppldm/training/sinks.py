@@ -39,6 +39,11 @@ def check_reporters(names: list[str]) -> None:
             )
 
 
+def writes_files(names: list[str]) -> bool:
+    """Whether a place of `--report_to` is a folder: `--logging_dir`."""
+    return not {"visualdl", "tensorboard"}.isdisjoint(names)
+
+
 def open_sinks(names: list[str], output_dir: Path, logging_dir: Path, past: list[dict], config: dict) -> list:
     """The sinks of `--report_to`. `past`: the records of `metrics.jsonl` before this start. `config`: the settings."""
     start_step = past[-1]["global_step"] if past else 0

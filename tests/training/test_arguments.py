@@ -219,6 +219,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--device tpu", "--device tpu cannot be used here: The device must be a string"),
         ("--profiler_options x", '--profiler_options x is not understood; write "batch_range='),
         ("--profiler_options exit_on_finished=true", "would end the run without a checkpoint; leave it away"),
+        ("--validation_guidance_scales 1 nan", "--validation_guidance_scales nan must be a number"),
         ("--lr_batch_size 512", "--lr_batch_size does nothing without --scale_lr"),
         ("--fp16_opt_level O0", "--fp16_opt_level O0 must be O1 or O2"),
         ("--snr_gamma 0", "--snr_gamma 0.0 must be above 0"),
@@ -245,6 +246,10 @@ def test_wrong_flags_are_named(flags, message):
         ("--num_cycles 2", "--num_cycles does nothing without --lr_scheduler_type cosine"),
         ("--lr_end 1e-6 --lr_scheduler cosine", "--lr_end does nothing without --lr_scheduler_type polynomial"),
         ("--ema_decay 0.9", "--ema_decay does nothing without --use_ema"),
+        (
+            "--freeze_text_encoder --text_encoder_learning_rate 1e-3",
+            "--text_encoder_learning_rate does nothing without a text encoder that is trained",
+        ),
         ("--validation_rows 9", "--validation_rows does nothing without --validation_file_list"),
         ("--validation_prompts x --image_logging_steps 0", "--validation_prompts does nothing without --image_logging"),
         ("--ema_decay 0.9 --use_ema --fp16 --fp16_opt_level O2 --scale_loss 9 --lr_scheduler polynomial --power 2", ""),
@@ -281,7 +286,8 @@ def test_the_trainer_wants_do_train():
 
 
 def test_autoencoder_flags():
-    vae, data, training = parse_arguments(["--kl_weight", "0.1"], loop=True, model_group=AutoencoderArguments)
+    flags = ["--kl_weight", "0.1", "--text_encoder_learning_rate", "1"]
+    vae, data, training = parse_arguments(flags, loop=True, model_group=AutoencoderArguments)
     assert vae.kl_weight == 0.1 and vae.reconstruction_loss == "l1"
     with pytest.raises(ConfigError, match="unknown flag --use_ema"):
         parse_arguments(["--use_ema"], loop=True, model_group=AutoencoderArguments)

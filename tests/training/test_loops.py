@@ -15,7 +15,15 @@ from ppldm.training.loop import run_loop
 from ppldm.training.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
-from ppldm.utils.errors import CheckpointError, ConfigError, DataError, DiskFullError, Interrupted, TrainingError
+from ppldm.utils.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DiskFullError,
+    Interrupted,
+    OutputError,
+    TrainingError,
+)
 
 
 def train(kind, flags):
@@ -281,6 +289,13 @@ def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
         train("loop", tiny.flags(tmp_path))
     train("loop", tiny.flags(tmp_path, max_steps=1, overwrite_output_dir=True))
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("reporter", ["visualdl", "tensorboard"])
+def test_a_logging_folder_that_cannot_be_made_is_said_in_a_line(tiny, tmp_path, reporter):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write to the folder .*file/logs.* choose another"):
+        train("loop", tiny.flags(tmp_path / "run", report_to=reporter, logging_dir=tmp_path / "file/logs"))
 
 
 def test_overwriting_starts_anew(tiny, tmp_path):
