@@ -19,6 +19,7 @@ from tokenizers.processors import BertProcessing
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, write_json, write_text
 from ..utils.offline import is_offline
+from ..utils.world import World, meet
 
 # The loader's workers are the parallelism: threads of the Rust library do not survive their fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -84,11 +85,8 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
         return CaptionTokenizer(_read_vocab(path / "vocab.txt"), max_length, _read_lower_case(path))
     if path.is_file():
         return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
-    if str(name_or_path) in KNOWN_NAMES and is_offline(offline):
-        raise ConfigError(f"the tokenizer {name_or_path} is fetched by its name, and the network is not to be used; "
-                          "give a folder with its vocab.txt")  # fmt: skip
     if str(name_or_path) in KNOWN_NAMES:
-        return CaptionTokenizer(*_fetch(str(name_or_path), max_length))
+        return CaptionTokenizer(*_fetch(str(name_or_path), max_length, is_offline(offline)))
     raise ConfigError(
         f"no tokenizer {name_or_path}: neither a folder with vocab.txt, nor a vocab.txt, nor one of "
         f"{', '.join(KNOWN_NAMES)}"
@@ -152,14 +150,29 @@ def read_tokenizer_json(path: Path) -> dict:
     return value
 
 
-def _fetch(name: str, max_length: int) -> tuple[list[str], int, bool]:
+def _fetch(name: str, max_length: int, offline: bool) -> tuple[list[str], int, bool]:
+    """The arguments of a CaptionTokenizer by name: from PaddleNLP's cache, into which rank 0 alone downloads."""
     import paddlenlp.transformers
+    from paddlenlp.utils.env import MODEL_HOME
 
+    tokenizer_class = getattr(paddlenlp.transformers, KNOWN_NAMES[name])
+    address = tokenizer_class.pretrained_resource_files_map["vocab_file"][name]
+    cached = Path(MODEL_HOME, name, address.rpartition("/")[2])
+    if offline and not cached.is_file():
+        raise ConfigError(
+            f"the tokenizer {name} is not in the cache ({cached}), and the network is not to be used; give a folder "
+            "with its vocab.txt, or load it once without --offline"
+        )
+    world = World.detect()
+    if not world.is_main:
+        meet(world)
     try:
-        tokenizer = getattr(paddlenlp.transformers, KNOWN_NAMES[name]).from_pretrained(name)
+        tokenizer = tokenizer_class.from_pretrained(name)
     except OSError as error:
         raise ConfigError(
             f"the tokenizer {name} could not be downloaded; give a local folder with its vocab.txt instead of the name"
         ) from error
+    if world.is_main:
+        meet(world)
     tokens = tokenizer.convert_ids_to_tokens(list(range(tokenizer.vocab_size)))
     return tokens, max_length, tokenizer.do_lower_case

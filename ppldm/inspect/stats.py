@@ -57,7 +57,7 @@ def stats(
         **{measure: quantiles(values) for measure, values in counts.items()},
     }
     if out:
-        draw_histograms(out, counts, f"{report['rows']} rows in {len(parts)} part(s)")
+        draw_histograms(out, counts, skipped, f"{report['rows']} rows in {len(parts)} part(s)")
     sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
 
 
@@ -105,8 +105,8 @@ def describe(report: dict) -> str:
     return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
 
 
-def draw_histograms(path, counts: dict[str, Counter], title: str) -> None:
-    """One histogram for each measure, into a PNG."""
+def draw_histograms(path, counts: dict[str, Counter], skipped: Counter, title: str) -> None:
+    """One histogram for each measure, and bad rows by reason, into a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 6.5), layout="constrained")
@@ -118,10 +118,23 @@ def draw_histograms(path, counts: dict[str, Counter], title: str) -> None:
         axis.yaxis.get_major_locator().set_params(integer=True)
         if values:
             axis.hist(list(values), bins=_bins(values), weights=list(values.values()), color="#4477aa")
-    for axis in axes[len(counts) :]:
-        axis.set_axis_off()
+            if all(isinstance(value, int) for value in values):
+                axis.xaxis.get_major_locator().set_params(integer=True)
+    draw_reasons(axes[len(counts)], skipped)
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)
+
+
+def draw_reasons(axis, skipped: Counter) -> None:
+    """The most frequent reasons of bad rows as bars; nothing where there are none."""
+    if not skipped:
+        axis.set_axis_off()
+        return
+    reasons = skipped.most_common(8)[::-1]
+    axis.barh([reason for reason, _ in reasons], [count for _, count in reasons], color="#bb3333")
+    axis.set_title("bad rows, by reason")
+    axis.set_xlabel("rows")
+    axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _bins(values: Counter) -> np.ndarray | int:

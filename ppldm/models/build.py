@@ -166,11 +166,20 @@ def _make(kind: str, part: Part):
             return CLIPTextModel(CLIPTextConfig(**part.config))
         if kind == "text_encoder":
             return LDMBertModel(LDMBertConfig(**part.config))
-        return {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**part.config)
+        return _make_network({"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind], part.config)
     except _UNBUILDABLE as error:
         raise ModelError(
             f"{part.source}: the config makes no {_LABELS[kind]} ({type(error).__name__}: {error}); copy it again"
         ) from error
+
+
+def _make_network(model_class, config: dict):
+    """A VAE or UNet. Raises one of _UNBUILDABLE; also for groups, which its class looks at in the first step only."""
+    network = model_class(**config)
+    groups, channels = network.config.norm_num_groups, network.config.block_out_channels
+    if groups is not None and (groups < 1 or any(one % groups for one in channels)):
+        raise ValueError(f"norm_num_groups {groups} does not divide all of block_out_channels {list(channels)}")
+    return network
 
 
 def weights_of(model: LatentDiffusionModel) -> Weights:
@@ -249,7 +258,7 @@ def _from_config(model_class, config: dict, config_file):
     if unknown:
         raise ConfigError(f"{config_file}: {model_class.__name__} has no setting {unknown[0]!r}; correct or remove it")
     try:
-        return model_class(**{key: value for key, value in config.items() if not key.startswith("_")})
+        return _make_network(model_class, {key: value for key, value in config.items() if not key.startswith("_")})
     except _UNBUILDABLE as error:
         raise ConfigError(f"{config_file} makes no {model_class.__name__}: {error}") from error
 

@@ -36,7 +36,7 @@ from .. import __version__
 from ..models.ema import ExponentialMovingAverage
 from ..models.weights.pickles import refuse_programs
 from ..utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
-from ..utils.files import atomic_dir, count_free_bytes, make_output_dir, remove_dir, write_json
+from ..utils.files import atomic_dir, checksum_file, count_free_bytes, make_output_dir, remove_dir, write_json
 from ..utils.log import get_logger
 from .sharding import ShardedOptimizer, host_memory, parameter_of
 
@@ -91,7 +91,7 @@ def save_checkpoint(
             for name, content in contents.items():
                 paddle.save(content, str(target / name))
             trainer_state.save_to_json(str(target / "trainer_state.json"))
-            files = {path.name: _identity(path) for path in sorted(target.iterdir())}
+            files = {path.name: checksum_file(path) for path in sorted(target.iterdir())}
             manifest = {"global_step": step, **facts, "versions": versions(), "files": files}
             write_json(target / MANIFEST, {**manifest, "crc32": _checksum(manifest)})
     except OSError as error:
@@ -217,7 +217,7 @@ def verify(folder) -> str | None:
         path = Path(folder, name)
         if not path.is_file():
             return f"{name} is missing"
-        if _identity(path) != expected:
+        if checksum_file(path) != expected:
             return f"{name} has changed or is cut short"
     return None
 
@@ -304,11 +304,3 @@ def set_aside_after(output_dir, step: int) -> None:
 
 def _checksum(manifest: dict) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
-
-
-def _identity(path: Path) -> dict:
-    checksum = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            checksum = zlib.crc32(block, checksum)
-    return {"bytes": path.stat().st_size, "crc32": checksum}

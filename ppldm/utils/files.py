@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 import time
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -52,6 +53,15 @@ def make_output_dir(path) -> Path:
             f"cannot write to the folder {path}: {error.strerror or error}; choose another or change its permissions"
         ) from error
     return path
+
+
+def checksum_file(path) -> dict[str, int]:
+    """The size of a file and the CRC-32 of its content, {"bytes", "crc32"}. Raises OSError."""
+    crc32 = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            crc32 = zlib.crc32(block, crc32)
+        return {"bytes": file.tell(), "crc32": crc32}
 
 
 def fsync_dir(path) -> None:

@@ -1,5 +1,7 @@
 import json
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -145,6 +147,20 @@ def test_the_module_does_not_import_paddle():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_offline_names_are_not_fetched():
-    with pytest.raises(ConfigError, match="the network is not to be used; give a folder with its vocab.txt"):
-        load_tokenizer("bert-base-chinese", 77, offline=True)
+@pytest.mark.slow
+def test_offline_names_come_from_the_cache(tmp_path):
+    """In a process of its own: PaddleNLP reads where its cache is when it is imported."""
+    cached = tmp_path / "models" / "bert-base-uncased" / "bert-base-uncased-vocab.txt"
+    cached.parent.mkdir(parents=True)
+    shutil.copy(VOCAB, cached)
+    code = (
+        "from ppldm.data.tokenizer import load_tokenizer\n"
+        "from ppldm.utils.errors import exit_on_error\n"
+        "with exit_on_error():\n"
+        "    print(load_tokenizer('bert-base-uncased', 8, offline=True).encode(['A red heart'])[0].tolist())\n"
+        "    load_tokenizer('bert-base-chinese', 8, offline=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PPNLP_HOME": str(tmp_path)},
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.stdout.splitlines()[-1] == str(load_tokenizer(VOCAB, 8).encode(["A red heart"])[0].tolist())
+    assert "bert-base-chinese is not in the cache" in done.stderr.splitlines()[-1] and done.returncode == 2

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 
 from ppldm.data.filelist import read_sources
 from ppldm.data.part import Part
 from ppldm.inspect.show import choose_rows, fit_image
-from ppldm.inspect.stats import quantiles
+from ppldm.inspect.stats import draw_reasons, quantiles
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 
@@ -66,6 +67,15 @@ def test_quantiles_are_those_of_the_sorted_values(values):
     ordered = sorted(values)
     assert found[0] == ordered[0] and found[-1] == ordered[-1]
     assert found[3] == ordered[round(0.5 * (len(values) - 1))]
+
+
+def test_reasons_of_bad_rows_are_bars_the_most_frequent_on_top():
+    axis = Figure().subplots()
+    draw_reasons(axis, Counter(image=3, base64=7))
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["image", "base64"]
+    assert [bar.get_width() for bar in axis.patches] == [3, 7]
+    draw_reasons(axis, Counter())
+    assert not axis.axison
 
 
 def test_head_prints_the_first_rows(data, run):

@@ -78,6 +78,9 @@ def test_bad_configs_name_file_and_setting(tmp_path, tiny):
     impossible.write_text(json.dumps(config | {"down_block_types": ["DownBlock2D"]}))
     with pytest.raises(ConfigError, match="impossible.json"):
         build_unet(impossible, 0)
+    impossible.write_text(json.dumps(config | {"norm_num_groups": 3}))
+    with pytest.raises(ConfigError, match="impossible.json .* norm_num_groups 3 does not divide"):
+        build_unet(impossible, 0)
 
 
 def test_bad_folders_name_the_folder(tmp_path, tiny):

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...config.arguments import CONFIG_DIR, ModelArguments
 from ...utils.errors import ModelError
+from ...utils.files import checksum_file
 from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES
 from . import compvis
 from .configs import complete_config, read_config, read_json
@@ -104,14 +105,18 @@ def _read_pipeline(path: Path, kinds) -> Weights:
         hint = f"; it holds models: give {' or '.join(map(str, inner[:3]))}" if inner else ""
         raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint{hint}")
     weights = Weights(scheduler=dict(PUBLISHED_SCHEDULE))
+    if (path / "ppldm.json").is_file():
+        weights.facts = read_json(path / "ppldm.json")
+    known = weights.facts.pop("files", {})
     for kind, folder in folders.items():
         if folder:
             weights.parts[kind] = _read_part_folder(kind, folder)
+            names = [f"{folder.name}/{file.name}" for file in weight_files(folder)]
+            remedy = "copy it again, or, if you changed it, delete its line in ppldm.json"
+            _check_files(path, known if isinstance(known, dict) else {}, names, remedy)
     if (path / "scheduler" / "scheduler_config.json").is_file():
         weights.scheduler |= _plain_scheduler(path / "scheduler" / "scheduler_config.json")
     weights.tokenizer = find_tokenizer(path)
-    if (path / "ppldm.json").is_file():
-        weights.facts = read_json(path / "ppldm.json")
     return weights
 
 
@@ -219,7 +224,8 @@ def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str,
 
 def _read_checkpoint(path: Path, kinds, ema: bool) -> Weights:
     manifest, arguments = read_json(path / "manifest.json"), _run_arguments(path)
-    _check_files(path, manifest, (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,))
+    names = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
+    _check_files(path, manifest.get("files", {}), names, "choose another checkpoint")
     state = read_arrays(path / CHECKPOINT_WEIGHTS, lambda name: name.startswith(tuple(f"{kind}." for kind in kinds)))
     if ema:
         if not (path / CHECKPOINT_AVERAGE).is_file():
@@ -256,23 +262,14 @@ def _run_arguments(checkpoint: Path) -> ModelArguments:
     return ModelArguments(**{key: value for key, value in run["ModelArguments"].items() if key in known})
 
 
-def _check_files(folder: Path, manifest: dict, names) -> None:
-    """Raises ModelError where a file has not the size and CRC-32 of the manifest."""
-    import zlib
-
+def _check_files(folder: Path, known: dict, names, remedy: str) -> None:
+    """Raises ModelError where a file has not the size and CRC-32 of `known`, which has those of some files by name."""
     for name in names:
-        expected = manifest.get("files", {}).get(name)
-        if expected is None:
-            continue
-        checksum = 0
         try:
-            with open(folder / name, "rb") as file:
-                while block := file.read(1 << 20):
-                    checksum = zlib.crc32(block, checksum)
+            if name in known and checksum_file(folder / name) != known[name]:
+                raise ModelError(f"{folder / name} has changed or is cut short; {remedy}")
         except OSError as error:
-            raise ModelError(f"cannot read {folder / name}: {error.strerror}; choose another checkpoint") from error
-        if {"bytes": (folder / name).stat().st_size, "crc32": checksum} != expected:
-            raise ModelError(f"{folder / name} has changed or is cut short; choose another checkpoint")
+            raise ModelError(f"cannot read {folder / name}: {error.strerror}; {remedy}") from error
 
 
 def _run_config(kind: str, arguments: ModelArguments, output_dir: Path) -> dict:

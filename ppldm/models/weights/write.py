@@ -5,7 +5,7 @@ ppdiffusers    model_index.json, vqvae/ and unet/ (config.json, model_state.pdpa
 diffusers      the same folders with PyTorch's names and orientation, in safetensors
 CompVis        model.ckpt and model.yaml, tokenizer/
 
-Beside them ppldm.json (what trained it) and README.md (the model card).
+Beside them ppldm.json (what trained it, and size and CRC-32 of the weight files) and README.md (the model card).
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ...utils.errors import ConfigError, ModelError
-from ...utils.files import atomic_dir, write_json, write_text
+from ...utils.files import atomic_dir, checksum_file, write_json, write_text
 from . import compvis
 from .files import write_safetensors
 from .parts import Part, Weights, cast, is_ldmbert, to_torch_config, turn_linear
@@ -60,7 +60,9 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
         else:
             _write_pipeline(weights, target, form, safetensors)
         _copy_tokenizer(weights, target)
-        write_json(target / "ppldm.json", facts_of(weights))
+        files = [*target.glob("*/*.pdparams"), *target.glob("*/*.safetensors")]
+        checksums = {str(file.relative_to(target)): checksum_file(file) for file in sorted(files)}
+        write_json(target / "ppldm.json", {**facts_of(weights), "files": checksums})
         write_text(target / "README.md", model_card(weights, form, dtype))
 
 

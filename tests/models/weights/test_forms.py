@@ -187,6 +187,7 @@ def test_averaged_weights_of_a_ckpt(exported, tmp_path):
 
 def test_older_layouts_and_names(weights, exported, tmp_path):
     shutil.copytree(exported / "diffusers", tmp_path / "old")
+    (tmp_path / "old" / "ppldm.json").unlink()
     (tmp_path / "old" / "bert").rename(tmp_path / "old" / "ldmbert")
     config = json.loads((tmp_path / "old" / "ldmbert" / "config.json").read_text())
     (tmp_path / "old" / "ldmbert" / "config.json").unlink()
@@ -283,6 +284,23 @@ def test_truncated_files_and_other_things_are_named(exported, tmp_path):
         read_weights(tmp_path / "other.ckpt")
 
 
+@pytest.mark.parametrize("form, name", [("ppdiffusers", "model_state.pdparams"),
+                                        ("diffusers", "diffusion_pytorch_model.safetensors")])  # fmt: skip
+def test_a_changed_bit_of_an_export_is_noticed(exported, weights, tmp_path, form, name):
+    shutil.copytree(exported / form, tmp_path / "p")
+    file = tmp_path / "p" / "unet" / name
+    data = bytearray(file.read_bytes())
+    data[-5000] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ModelError, match=f"unet/{name} has changed or is cut short"):
+        read_weights(tmp_path / "p")
+    assert differences_of(read_part("vae", tmp_path / "p"), weights.parts["vae"])
+    facts = json.loads((tmp_path / "p" / "ppldm.json").read_text())
+    del facts["files"][f"unet/{name}"]
+    (tmp_path / "p" / "ppldm.json").write_text(json.dumps(facts))
+    assert "files" not in read_weights(tmp_path / "p").facts
+
+
 def test_a_ckpt_of_another_config_is_refused(exported, tmp_path):
     shutil.copy(exported / "compvis" / "model.ckpt", tmp_path)
     with pytest.raises(ModelError, match=r"model\.ckpt"):
@@ -309,6 +327,8 @@ ODD_SETTINGS = [
     ("unet/config.json", "time_embedding_dim", -1),
     ("unet/config.json", "norm_eps", None),
     ("unet/config.json", "norm_num_groups", "x"),
+    ("unet/config.json", "norm_num_groups", 24),
+    ("vqvae/config.json", "norm_num_groups", []),
     ("unet/config.json", "down_block_types", 3),
     ("vqvae/config.json", "scaling_factor", [1]),
     ("vqvae/config.json", "up_block_out_channels", {}),
