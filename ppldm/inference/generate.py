@@ -6,7 +6,7 @@ with the same settings is not drawn again; so the same command goes on, and othe
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ from .prompts import Request, read_requests
 SAMPLER_NAMES = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "dpm-solver++")
 SETTINGS_CHUNK = "ppldm"
 GRID_PROMPTS = 64  # at most, in a grid
-_Scales = Annotated[list[float], {"nargs": "+", "type": float}]
+_Scales = Annotated[list[float], {"nargs": "+", "type": float, "metavar": "S"}]
 
 
 def generate(
@@ -48,7 +48,7 @@ def generate(
     from ..utils.entry import entry
 
     wanted = read_wanted(prompts, list(prompt), negative_prompt)
-    scales = list(guidance_scale)
+    scales = list(dict.fromkeys(guidance_scale))
     _require_positive(
         num_samples=num_samples, num_inference_steps=num_inference_steps, batch_size=batch_size, columns=columns
     )
@@ -58,7 +58,7 @@ def generate(
     if seed < -1:
         raise ConfigError(f"--seed {seed} must be 0 or more, or -1 to have one chosen")
     plan = Plan(
-        wanted, num_samples, scales, num_inference_steps, sampler, _choose_seed() if seed == -1 else seed,
+        wanted, num_samples, scales, num_inference_steps, sampler, seed,
         height or resolution, width or resolution, exact,
     )  # fmt: skip
     if exact:
@@ -72,6 +72,8 @@ def generate(
         if device:
             use_device(device)
         world = _join_world()
+        if seed == -1:
+            plan = replace(plan, seed=_choose_seed(world))
         quiet_libraries()
         pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer, offline=offline)
         draw_plan(pipeline, plan, Path(out), batch_size=batch_size, world=world)
@@ -248,10 +250,16 @@ def _join_world():
     return world
 
 
-def _choose_seed() -> int:
+def _choose_seed(world) -> int:
+    """One for all ranks."""
     import secrets
 
-    return secrets.randbelow(2**31)
+    import paddle
+
+    chosen = [secrets.randbelow(2**31)]
+    if world.size > 1:
+        paddle.distributed.broadcast_object_list(chosen, src=0)
+    return chosen[0]
 
 
 def _require_positive(**values) -> None:

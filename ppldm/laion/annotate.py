@@ -3,7 +3,8 @@
 Laws. Pictures = lines + pictures skipped, by reason. A line is a file that is there, with the caption of its row.
 Captions are quoted as CSV asks (RFC 4180): commas, quotes and line breaks come back as they were.
 
-    FOLDER/part_1.csv                   dir,text        dir is relative to FOLDER: part_1/00000/000000000.jpg
+    FOLDER/part_1.csv                   dir,text        dir is relative to FOLDER: part_1/00000/000000000.jpg,
+                                                        with --folder-prefix P, P/part_1/00000/000000000.jpg
     FOLDER/part_1/00000.csv             with --save-csv-per-img-folder, the same for each shard
     FOLDER/NAME.csv                     where the shards lie in FOLDER itself, NAME being that of FOLDER
 """
@@ -23,6 +24,7 @@ from .metadata import natural_key
 
 def annotate(
     folder: str,  # folder of part_1, part_2, ..., or of the shards 00000, 00001, ... of one part, in the format `files`
+    folder_prefix: str = "",  # put before every dir, such as laion/images for CSV files that are read from elsewhere
     save_csv_per_img_folder: bool = False,  # write a CSV file for each shard, too: part_1/00000.csv
     json: bool = False,  # print the counts as JSON
 ):
@@ -30,16 +32,16 @@ def annotate(
 
     For trainers that read CSV files; `ppldm convert` needs none of them.
     """
-    report = annotate_folder(local_path(folder), save_csv_per_img_folder)
+    report = annotate_folder(local_path(folder), save_csv_per_img_folder, folder_prefix)
     lines = [f"{path}: {counts['lines']:,} lines{_describe_skipped(counts)}" for path, counts in report.items()]
     sys.stdout.write((dumps(report, indent=2) if json else "\n".join(lines)) + "\n")
     return report
 
 
-def annotate_folder(folder: Path, per_shard: bool = False) -> dict[str, dict]:
+def annotate_folder(folder: Path, per_shard: bool = False, folder_prefix: str = "") -> dict[str, dict]:
     """Write the CSV files; return of each path the `pictures`, the `lines` and those `skipped`, by reason.
 
-    Raises ConfigError, DataError.
+    `folder_prefix` stands before every `dir`. Raises ConfigError, DataError.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; name the one that holds part_1, part_2, ...")
@@ -58,10 +60,13 @@ def annotate_folder(folder: Path, per_shard: bool = False) -> dict[str, dict]:
             with atomic_write(path, "w", encoding="utf-8", errors="replace", newline="") as file:
                 writer = _start(file)
                 for shard in shards:
-                    rows = list(_read_shard(shard, counts))
-                    writer.writerows((image.relative_to(folder), caption) for image, caption in rows)
+                    rows = [
+                        (Path(folder_prefix, image.relative_to(folder)), caption)
+                        for image, caption in _read_shard(shard, counts)
+                    ]
+                    writer.writerows(rows)
                     if per_shard:
-                        _write_shard(shard.with_name(f"{shard.name}.csv"), folder, rows)
+                        _write_shard(shard.with_name(f"{shard.name}.csv"), rows)
                     bar.update()
             pictures, lines = counts.pop("pictures", 0), counts.pop("lines", 0)
             report[str(path)] = {"pictures": pictures, "lines": lines, "skipped": dict(sorted(counts.items()))}
@@ -123,9 +128,9 @@ def _read_caption(image: Path) -> str:
     raise RowError("no_caption", f"{image} has neither .json nor .txt beside it")
 
 
-def _write_shard(path: Path, folder: Path, rows: list) -> None:
+def _write_shard(path: Path, rows: list) -> None:
     with atomic_write(path, "w", encoding="utf-8", errors="replace", newline="") as file:
-        _start(file).writerows((image.relative_to(folder), caption) for image, caption in rows)
+        _start(file).writerows(rows)
 
 
 def _start(file):

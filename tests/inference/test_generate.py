@@ -211,3 +211,17 @@ def test_training_starts_from_every_form(tiny, pipeline, tmp_path, form):
     assert all(
         (value.numpy() == source[name].numpy()).all() for name, value in prepared.state.model.state_dict().items()
     )
+
+
+@pytest.mark.slow
+def test_processes_share_the_seed_that_is_chosen(pipeline, tmp_path):
+    launched = subprocess.run(
+        [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log"),
+         "examples/generate_images.py", "--model", str(pipeline), "--prompt", "picture 1", "picture 2", "--seed", "-1",
+         "--num-samples", "1", "--num-inference-steps", "1", "--out", str(tmp_path / "out")],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stderr[-2000:]
+    written = [json.loads(line) for line in (tmp_path / "out" / "pictures.jsonl").read_text().splitlines()]
+    drawn = [json.loads(Image.open(tmp_path / "out" / line["file"]).text["ppldm"])["seed"] for line in written]
+    assert len(set(drawn)) == 1 and drawn == [line["seed"] for line in written]

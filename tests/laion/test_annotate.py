@@ -69,6 +69,14 @@ def test_one_level_and_a_file_for_each_shard(tmp_path):
     assert read(tmp_path / "art/art.csv")[0] == {"dir": "00000/000000000.jpg", "text": "plain"}
 
 
+def test_a_prefix_stands_before_every_path(tmp_path):
+    make_shard(tmp_path / "images" / "part_1", 0, CAPTIONS[:2])
+    annotate(str(tmp_path / "images"), folder_prefix="laion/images", save_csv_per_img_folder=True)
+    for path in ("part_1.csv", "part_1/00000.csv"):
+        rows = read(tmp_path / "images" / path)
+        assert [row["dir"] for row in rows] == [f"laion/images/part_1/00000/00000000{n}.jpg" for n in (0, 1)]
+
+
 def test_what_cannot_be_used_is_counted(tmp_path):
     shard = make_shard(tmp_path / "part_1", 0, ["good", "  ", "gone"])
     (shard / "000000002.jpg").unlink()
