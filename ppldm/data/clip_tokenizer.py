@@ -61,6 +61,10 @@ class ClipTokenizer:
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
         return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
 
+    def unknown_words(self, captions: list[str]) -> list[str]:
+        """None: all words are made of pieces, of single bytes if need be."""
+        return []
+
     def save(self, folder) -> None:
         """Write what `load_tokenizer` and CLIPTokenizer.from_pretrained read."""
         folder = make_output_dir(folder)

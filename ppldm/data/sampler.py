@@ -33,8 +33,9 @@ class StepSampler:
             )
         if mix.num_rows < global_batch_size:
             raise DataError(
-                f"the filelists hold {mix.num_rows} rows, fewer than one global batch of {global_batch_size} on "
-                f"{world.size} rank(s); add rows or make the batch smaller"
+                f"the filelists hold {mix.num_rows} rows, fewer than one global batch of {global_batch_size} "
+                f"(batch size x accumulation x {world.size} rank(s)); add rows, or make --per_device_train_batch_size "
+                "or --gradient_accumulation_steps smaller"
             )
         self.mix, self.world = mix, world
         self.global_batch_size, self.micro_batch_size = global_batch_size, micro_batch_size

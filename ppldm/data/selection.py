@@ -119,16 +119,17 @@ def select_rows(
                 skipped.update(reasons)
                 bar.update(rows_of_parts[number])
     selection = Selection(rows_of_parts, masks, [len(source.parts) for source in sources], skipped)
-    _refuse_empty(selection, sources)
+    _refuse_empty(selection, sources, min_side)
     return selection
 
 
-def _refuse_empty(selection: Selection, sources: list[Source]) -> None:
+def _refuse_empty(selection: Selection, sources: list[Source], min_side: int) -> None:
     for source, size in zip(sources, selection.list_sizes, strict=True):
         if not size and (source.weight or not len(selection)):
             reasons = ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(5))
             raise DataError(
-                f"no row of {source.path} can be used (of all: {reasons}); change --where, --resolution or the list"
+                f"no row of {source.path} can be used (of all: {reasons}; images need sides of {min_side} pixels); "
+                "change --where, --resolution or the list"
             )
 
 

@@ -61,6 +61,14 @@ class CaptionTokenizer:
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
         return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
 
+    def unknown_words(self, captions: list[str]) -> list[str]:
+        """The words that the vocabulary lacks, each once, in order."""
+        found = {}
+        for caption, encoding in zip(captions, self._tokenizer.encode_batch(captions), strict=True):
+            pairs = zip(encoding.tokens, encoding.offsets, strict=True)
+            found |= dict.fromkeys(caption[start:end] for token, (start, end) in pairs if token == _UNK)
+        return list(found)
+
     def save(self, folder) -> None:
         """Write what `load_tokenizer`, and BertTokenizer.from_pretrained of PaddleNLP, reads."""
         folder = make_output_dir(folder)

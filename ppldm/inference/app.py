@@ -38,6 +38,8 @@ def app(
         quiet_libraries()
         page = make_app(load(model, ema=ema, tokenizer=tokenizer, offline=offline), model)
         try:
+            if not 0 <= port < 1 << 16:
+                raise ConfigError(f"--port {port} must be from 0 (any) to 65535")
             server = make_server(host, port, page, threaded=True)
         except (OSError, SystemExit) as error:
             raise ConfigError(f"cannot listen at {host}:{port}; choose another --port or --host") from error

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from ..utils.errors import ConfigError
 
+DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
+
 
 def export(
     model: str,  # checkpoint-<step> folder, pipeline folder (ppldm, ppdiffusers, diffusers), CompVis' .ckpt, or a name
@@ -19,13 +21,18 @@ def export(
     offline: bool = False,  # never touch the network
 ):
     """Write a trained model for ppdiffusers, diffusers or CompVis' code."""
-    from ..models.weights.fetch import local_path
-    from ..models.weights.read import PART_FOLDERS, read_weights
-    from ..models.weights.write import write_weights
-    from ..utils.log import get_logger, quiet_libraries
+    from ..utils.cpu import import_paddle_quietly, prepare_cpu
 
     if safetensors and to == "compvis":
         raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; leave one of them away")
+    prepare_cpu()
+    import_paddle_quietly()
+    from ..models.weights.fetch import local_path
+    from ..models.weights.parts import is_ldmbert
+    from ..models.weights.read import PART_FOLDERS, read_weights
+    from ..models.weights.write import facts_of, write_weights
+    from ..utils.log import get_logger, quiet_libraries
+
     quiet_libraries()
     source, target = local_path(model, PART_FOLDERS, offline), Path(out)
     refuse_to_overwrite(source, target)
@@ -36,6 +43,13 @@ def export(
         weights.tokenizer = Path(tokenizer)
     if weights.tokenizer is None:
         get_logger().warning("%s has no tokenizer; name its folder with --tokenizer to make the export whole", model)
+    length = facts_of(weights)["model_max_length"]
+    if to == "diffusers" and is_ldmbert(weights.parts["text_encoder"].config) and length != DIFFUSERS_TEXT_LENGTH:
+        get_logger().warning(
+            "diffusers' LDMTextToImagePipeline pads captions to %d tokens, and this model was trained with %d: "
+            "ppldm draws with the export, diffusers does not",
+            *(DIFFUSERS_TEXT_LENGTH, length),
+        )
     write_weights(weights, to, target, dtype, safetensors)
     get_logger().info("%s for %s in %s", model, to, target)
 

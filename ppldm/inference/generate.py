@@ -18,6 +18,7 @@ from .prompts import Request, read_requests
 SAMPLER_NAMES = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "dpm-solver++")
 SETTINGS_CHUNK = "ppldm"
 GRID_PROMPTS = 64  # at most, in a grid
+_SHOWN_WORDS = 20
 _Scales = Annotated[list[float], {"nargs": "+", "type": float, "metavar": "S"}]
 
 
@@ -76,6 +77,8 @@ def generate(
             plan = replace(plan, seed=_choose_seed(world))
         quiet_libraries()
         pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer, offline=offline)
+        if world.is_main:
+            warn_of_unknown_words(pipeline, wanted)
         draw_plan(pipeline, plan, Path(out), batch_size=batch_size, world=world)
         meet(world)
         if world.is_main:
@@ -202,6 +205,16 @@ def _batches(jobs: list[tuple], batch_size: int):
         start = end
 
 
+def warn_of_unknown_words(pipeline, requests: list[Request]) -> None:
+    """Name the words that the model's vocabulary lacks: in their place it sees one and the same unknown word."""
+    from ..utils.log import get_logger
+
+    prompts = [text for request in requests for text in (request.prompt, request.negative_prompt) if text]
+    if words := pipeline.tokenizer.unknown_words(prompts):
+        more = ", …" if len(words) > _SHOWN_WORDS else ""
+        get_logger().warning("words that the model does not know: %s%s", ", ".join(words[:_SHOWN_WORDS]), more)
+
+
 def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
     """pictures.jsonl, a line for each picture, and for each guidance scale a grid of its first prompts."""
     import numpy as np
@@ -224,6 +237,9 @@ def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
         ]
         captions = [f"{r.prompt}  ({r.remark})" if r.remark else r.prompt for r in shown]
         save_png((out / plan.file(scale, 0, 0)).parent / "grid.png", prompt_grid(captions, rows, columns=columns))
+    known = {out / plan.file(*job) for job in plan.jobs()}
+    if others := [path for path in out.rglob("*-[0-9][0-9].png") if path not in known]:
+        get_logger().warning("%d pictures of other commands are in %s too, and not in pictures.jsonl", len(others), out)
     get_logger().info("%d pictures and grid.png in %s", len(lines), out)
 
 

@@ -213,6 +213,18 @@ def test_training_starts_from_every_form(tiny, pipeline, tmp_path, form):
     )
 
 
+def test_unknown_words_and_other_pictures_are_named(pipeline, tmp_path, capfd):
+    command = ["generate", "--model", str(pipeline), "--num-samples", "1", "--num-inference-steps", "1", "--out",
+               str(tmp_path)]  # fmt: skip
+    run([*command, "--prompt", "picture 1", "picture 2"])
+    said = capfd.readouterr().err
+    assert "does not know" not in said and "other commands" not in said
+    run([*command, "--prompt", "picture zebra", "--negative-prompt", "zebra horse"])
+    said = capfd.readouterr().err
+    assert "words that the model does not know: zebra, horse\n" in said
+    assert f"1 pictures of other commands are in {tmp_path} too" in said
+
+
 @pytest.mark.slow
 def test_processes_share_the_seed_that_is_chosen(pipeline, tmp_path):
     launched = subprocess.run(

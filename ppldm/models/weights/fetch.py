@@ -36,7 +36,7 @@ def local_path(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool 
     world = World.detect()
     repository, subfolder = "/".join(parts[:2]), "/".join(parts[2:])
     if world.is_main and not is_offline(offline):
-        get_logger().info("fetching %s", text)
+        get_logger().info("there is no folder %s here: fetching the model of this name", text)
         folder = _fetch(repository, subfolder, folders, local_only=False)
         _check_sums(folder)
     meet(world)
@@ -111,9 +111,9 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
         return folder
     except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"{repository} is not in the cache, and the "
+            f"there is no such folder here, {repository} is not in the cache, and the "
             f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
-            "give a local folder, or download it first on every machine (without --offline)"
+            "check the path, or download the model first on every machine (without --offline)"
         ) from error
     except (HfHubHTTPError, HFValidationError, RequestException, OSError) as error:
         raise ModelError(

@@ -91,9 +91,9 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
         if form == "compvis"
         else f"from {form} import {pipeline}\n"
         f'pipeline = {pipeline}.from_pretrained(".")\n'
-        'pipeline("a red heart", guidance_scale=7.5).images[0].save("heart.png")'
+        'pipeline("red heart", guidance_scale=7.5).images[0].save("heart.png")'
     )
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value is not None)
     configs = "\n\n".join(
         f"`{kind}`\n\n```json\n{json.dumps(part.config, indent=2)}\n```" for kind, part in weights.parts.items()
     )
@@ -101,7 +101,7 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
     return (
         f"# A text-to-image latent diffusion model\n\nTrained with ppldm and exported for {form}: "
         f"{count / 1e6:.1f} million parameters, {dtype}.\n\n```python\n{use}\n```\n\n"
-        f'`ppldm generate --model FOLDER --prompt "a red heart"` draws with it too.\n\n## Training\n\n'
+        f'`ppldm generate --model FOLDER --prompt "red heart"` draws with it too.\n\n## Training\n\n'
         f"| | |\n| --- | --- |\n{rows}\n\n## Configs\n\n{configs}\n"
     )
 
