@@ -61,5 +61,5 @@ def _stop(number: int, _frame) -> None:
     at the next start. No exception: a native library that is being imported would make an error of its own of it."""
     name = signal.Signals(number).name
     # Unbuffered: the signal may have come in the middle of a write.
-    os.write(2, f"error: stopped by {name}; the same command again goes on from what is finished\n".encode())
+    os.write(2, f"stopped by {name}; the same command again goes on from what is finished\n".encode())
     os._exit(Preempted.exit_status)

@@ -105,7 +105,7 @@ def exit_on_error():
     except PpldmError as error:
         if debugging():
             traceback.print_exc()
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"{error}\n" if isinstance(error, Interrupted) else f"error: {error}\n")
         sys.exit(error.exit_status)
     except OSError as error:
         if error.errno not in FULL_DISK or debugging():

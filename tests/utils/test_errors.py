@@ -13,8 +13,8 @@ from ppldm.utils.errors import ConfigError, Interrupted, PpldmError, Preempted, 
     "error, status, line",
     [
         (ConfigError("--x 1 is odd"), 2, "error: --x 1 is odd"),
-        (Interrupted("stopped"), 130, "error: stopped"),
-        (Preempted("stopped"), 75, "error: stopped"),
+        (Interrupted("stopped"), 130, "stopped"),
+        (Preempted("stopped"), 75, "stopped"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/metrics.jsonl"), 1,
          "error: the disk is full for out/metrics.jsonl (No space left on device); free some and give the same command "
          "again"),
