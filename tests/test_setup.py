@@ -83,7 +83,7 @@ def test_setup_excludes_what_env_calls_broken_and_admits_what_it_pins(declared, 
 
 
 @pytest.mark.parametrize(
-    "script", sorted((ROOT / "run_scripts").glob("*.sh")) + [ROOT / ".ci/run"], ids=lambda p: p.name
+    "script", sorted((ROOT / "run_scripts").rglob("*.s[hb]*")) + [ROOT / ".ci/run"], ids=lambda p: p.name
 )
 def test_scripts_parse(script):
     subprocess.run(["bash", "-n", script], check=True)
@@ -222,3 +222,37 @@ def test_a_signal_stops_the_stage_first_and_then_the_script(fake_run, to_group):
     assert process.returncode == 130
     assert "the same command again" in stderr
     assert calls(folder)[1:] == ["stopped"]
+
+
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+export SLURM_NODEID=1
+exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+if [ "$1" = show ]; then printf 'alpha\\nbeta\\n'; else echo "$@" > "$SAID/requeue"; fi
+"""
+TRAINING = """echo "$MASTER $NNODES $NODE_RANK $*" > "$SAID/started"; exit "$STATUS"
+"""
+
+
+@pytest.mark.parametrize("status", [0, 2, 75])
+def test_a_slurm_job_is_queued_again_where_training_was_stopped(tmp_path, status):
+    # Stand-ins for Slurm's own programs, which no machine for tests has.
+    for name, text in {"bin/srun": SRUN, "bin/scontrol": SCONTROL, "run_scripts/mine.sh": TRAINING}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    result = subprocess.run(
+        ["bash", ROOT / "run_scripts/slurm/train.sbatch", "--recompute", "--x", "a b"],
+        env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SAID": str(tmp_path), "STATUS": str(status),
+             "SCRIPT": "mine.sh", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "alpha,beta",
+             "SLURM_JOB_ID": "7", "SLURM_NNODES": "2"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (tmp_path / "started").read_text() == "alpha:20007 2 1 --recompute --x a b\n"
+    if status == 75:
+        assert (tmp_path / "requeue").read_text() == "requeue 7\n"
+    else:
+        assert result.returncode == status and not (tmp_path / "requeue").exists()
