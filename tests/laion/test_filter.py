@@ -154,10 +154,11 @@ def test_ctrl_c_is_one_line_and_leaves_what_is_finished(tmp_path):
     code = (
         "import ppldm.cli, ppldm.laion.filter_duckdb as f\n"
         "import os, signal, threading\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it may be inherited as ignored
         "run = f._execute\n"
         "def execute(connection, query, name, rows):\n"
         "    if name == 'sorting':\n"
-        "        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "    return run(connection, query, name, rows)\n"
         "f._execute = execute\n"
         "ppldm.cli.main()"
