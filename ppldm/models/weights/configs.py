@@ -47,6 +47,8 @@ def complete_config(kind: str, config: dict, source) -> dict:
     for key, value in config.items():
         if key in defaults and not _is_like(value, defaults[key]):
             raise ModelError(f"{source}: {key} {value!r} is not of the kind of {defaults[key]!r}; correct it")
+        if key.endswith(("dropout", "layerdrop")) and value is not None and not 0 <= value <= 1:
+            raise ModelError(f"{source}: {key} {value!r} is no probability; correct it")
     return {**defaults, **{key: value for key, value in config.items() if key in defaults}}
 
 

@@ -333,6 +333,8 @@ ODD_SETTINGS = [
     ("vqvae/config.json", "scaling_factor", [1]),
     ("vqvae/config.json", "up_block_out_channels", {}),
     ("bert/config.json", "dropout", None),
+    ("bert/config.json", "dropout", 1.5),
+    ("bert/config.json", "encoder_layerdrop", -1),
     ("bert/config.json", "activation_function", True),
     ("bert/config.json", "head_dim", -1),
     ("scheduler/scheduler_config.json", "prediction_type", "sample"),
