@@ -136,8 +136,7 @@ def _make_batch(dataset: TextImageDataset, slots: Slots | None, keys: list[tuple
         return {"error": str(error), "row_ids": np.empty(1, dtype=np.int64)}
     if slots is None:
         return batch
-    row_ids = batch.pop("row_ids")
-    return {"row_ids": row_ids, **slots.put(number, batch)}
+    return {"row_ids": batch.pop("row_ids"), **slots.put(number, batch)}  # again an array for the queue
 
 
 class _Numbered:

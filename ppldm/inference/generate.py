@@ -238,7 +238,8 @@ def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
         captions = [f"{r.prompt}  ({r.remark})" if r.remark else r.prompt for r in shown]
         save_png((out / plan.file(scale, 0, 0)).parent / "grid.png", prompt_grid(captions, rows, columns=columns))
     known = {out / plan.file(*job) for job in plan.jobs()}
-    if others := [path for path in out.rglob("*-[0-9][0-9].png") if path not in known]:
+    folders = {path.parent for path in known}
+    if others := [path for folder in folders for path in folder.glob("*-[0-9][0-9].png") if path not in known]:
         get_logger().warning("%d pictures of other commands are in %s too, and not in pictures.jsonl", len(others), out)
     get_logger().info("%d pictures and grid.png in %s", len(lines), out)
 

@@ -216,6 +216,7 @@ def test_training_starts_from_every_form(tiny, pipeline, tmp_path, form):
 def test_unknown_words_and_other_pictures_are_named(pipeline, tmp_path, capfd):
     command = ["generate", "--model", str(pipeline), "--num-samples", "1", "--num-inference-steps", "1", "--out",
                str(tmp_path)]  # fmt: skip
+    run([*command, "--prompt", "picture 1", "--out", str(tmp_path / "inner")])
     run([*command, "--prompt", "picture 1", "picture 2"])
     said = capfd.readouterr().err
     assert "does not know" not in said and "other commands" not in said

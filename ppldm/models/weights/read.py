@@ -195,6 +195,7 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
     weights = Weights(parts, schedule, find_tokenizer(path))
     if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
         weights.facts = read_json(path.parent / "ppldm.json")
+        weights.facts.pop("files", None)  # checksums, which are no facts of the training
     return weights
 
 
