@@ -23,6 +23,7 @@ COMMANDS = {
     "index": ("ppldm.inspect.index", "index"),
     "verify": ("ppldm.inspect.verify", "verify"),
     "stats": ("ppldm.inspect.stats", "stats"),
+    "vocab": ("ppldm.inspect.vocab", "vocab"),
     "show": ("ppldm.inspect.show", "show"),
     "head": ("ppldm.inspect.show", "head"),
     "repack": ("ppldm.inspect.repack", "repack"),

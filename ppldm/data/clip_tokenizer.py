@@ -61,6 +61,10 @@ class ClipTokenizer:
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
         return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
 
+    def to_json(self) -> str:
+        """The definition that Hugging Face's `tokenizers` reads."""
+        return self._tokenizer.to_str()
+
     def unknown_words(self, captions: list[str]) -> list[str]:
         """None: all words are made of pieces, of single bytes if need be."""
         return []

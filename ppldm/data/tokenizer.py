@@ -6,6 +6,7 @@ A tokenizer is a `vocab.txt`, one token a line, the line number its id, and whet
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -61,6 +62,10 @@ class CaptionTokenizer:
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
         return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
 
+    def to_json(self) -> str:
+        """The definition that Hugging Face's `tokenizers` reads."""
+        return self._tokenizer.to_str()
+
     def unknown_words(self, captions: list[str]) -> list[str]:
         """The words that the vocabulary lacks, each once, in order."""
         found = {}
@@ -101,14 +106,20 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
     )
 
 
-def build_vocab(captions: Iterable[str]) -> list[str]:
-    """A vocabulary for a data set of its own: special tokens, the captions' characters, alone and as ## pieces, then
-    their words. Each group is sorted, so that the same captions in any order give the same ids."""
+def count_words(captions: Iterable[str]) -> Counter:
+    """How often each word comes, after normalising and splitting as a lower-casing CaptionTokenizer does."""
     normalizer, splitter = _normalizer(lower_case=True), _splitter()
-    words = {word for caption in captions for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(caption))}
+    return Counter(
+        word for caption in captions for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(caption))
+    )
+
+
+def build_vocab(captions: Iterable[str]) -> list[str]:
+    """A vocabulary for a small data set, with every word whole: special tokens, the captions' characters, alone and as
+    ## pieces, then their words. Each group is sorted, so that the same captions in any order give the same ids."""
+    words = sorted(count_words(captions))
     characters = sorted(set("".join(words)))
-    pieces = [*SPECIAL_TOKENS, *characters, *(f"##{character}" for character in characters), *sorted(words)]
-    return list(dict.fromkeys(pieces))
+    return list(dict.fromkeys([*SPECIAL_TOKENS, *characters, *(f"##{char}" for char in characters), *words]))
 
 
 def _build(ids: dict[str, int], max_length: int, lower_case: bool) -> Tokenizer:
