@@ -89,6 +89,7 @@ class CaptionTokenizer:
 def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
     """The CaptionTokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES; the
     ClipTokenizer of a folder with merges.txt. Raises ConfigError."""
+    check_tokenizer(name_or_path)
     path = Path(name_or_path)
     if (path / "merges.txt").is_file():
         from .clip_tokenizer import ClipTokenizer
@@ -98,12 +99,16 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
         return CaptionTokenizer(_read_vocab(path / "vocab.txt"), max_length, _read_lower_case(path))
     if path.is_file():
         return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
-    if str(name_or_path) in KNOWN_NAMES:
-        return CaptionTokenizer(*_fetch(str(name_or_path), max_length, is_offline(offline)))
-    raise ConfigError(
-        f"no tokenizer {name_or_path}: neither a folder with vocab.txt, nor a vocab.txt, nor one of "
-        f"{', '.join(KNOWN_NAMES)}"
-    )
+    return CaptionTokenizer(*_fetch(str(name_or_path), max_length, is_offline(offline)))
+
+
+def check_tokenizer(name_or_path) -> None:
+    """Raises ConfigError where this is neither a folder or file that is there, nor one of KNOWN_NAMES."""
+    if not Path(name_or_path).exists() and str(name_or_path) not in KNOWN_NAMES:
+        raise ConfigError(
+            f"no tokenizer {name_or_path}: neither a folder with vocab.txt, nor a vocab.txt, nor one of "
+            f"{', '.join(KNOWN_NAMES)}; `ppldm vocab` makes one from captions"
+        )
 
 
 def count_words(captions: Iterable[str]) -> Counter:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from ..models.weights.fetch import check_name
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from .prompts import Request, read_requests
@@ -62,6 +63,7 @@ def generate(
         wanted, num_samples, scales, num_inference_steps, sampler, seed,
         height or resolution, width or resolution, exact,
     )  # fmt: skip
+    check_name(model)
     if exact:
         batch_size = 1
         os.environ["OMP_NUM_THREADS"] = "1"

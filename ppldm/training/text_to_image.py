@@ -23,6 +23,7 @@ from ..utils.errors import ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
+from .captions import report_captions
 from .checkpoint import TrainingState
 from .compiled import CompiledPrediction
 from .interval import Interval, gather_objects
@@ -100,6 +101,8 @@ def prepare_text_to_image(
         random_flip=data_arguments.random_flip,
         selection=selection,
     )
+    if world.is_main:
+        report_captions(dataset)
     mix = Mix(dataset.list_sizes, dataset.weights, arguments.seed)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
