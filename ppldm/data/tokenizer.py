@@ -62,6 +62,14 @@ class CaptionTokenizer:
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
         return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
 
+    def decode(self, ids: np.ndarray) -> list[str]:
+        """The texts of token ids [N, L] without special tokens, in lower case where the tokenizer makes it."""
+        texts = []
+        for row in ids.tolist():
+            tokens = [self.vocab[number] for number in row]
+            texts.append(" ".join(token for token in tokens if token not in (_PAD, _CLS, _SEP)).replace(" ##", ""))
+        return texts
+
     def to_json(self) -> str:
         """The definition that Hugging Face's `tokenizers` reads."""
         return self._tokenizer.to_str()

@@ -1,6 +1,6 @@
 """What can be refused at once: paths that are not there, and the Trainer script without --do_train.
 
-The whole command line is read by `training.arguments`, which takes PaddleNLP and many seconds to import. A mistyped path
+The whole command line is read by `training.arguments`, which needs PaddleNLP and with it many seconds. A mistyped path
 should not wait for that. Nothing heavy is imported here.
 """
 

@@ -13,7 +13,7 @@ from ..data.order import Mix
 from ..data.tokenizer import load_tokenizer
 from ..inference.export import export_pipeline
 from ..inference.generate import read_prompts
-from ..inference.grid import tile
+from ..inference.grid import prompt_grid, tile
 from ..inference.sample import draw, sample_latents, to_pictures
 from ..models.build import build_ldm, latent_shape
 from ..models.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
@@ -184,7 +184,8 @@ def draw_sample_pictures(
         delay=5,
         disable=not world.is_main,
     )
-    found = {"reconstruction": []} | {f"ddim-samples-{scale}": [] for scale in scales}
+    captions = my_prompts if prompts else tokenizer.decode(own["input_ids"].numpy())
+    found = {"captions": captions, "reconstruction": []} | {f"ddim-samples-{scale}": [] for scale in scales}
     with undisturbed(state), bar:
         settings = {"num_inference_steps": num_inference_steps, "on_step": bar.update}
         if len(own["noise"]):
@@ -202,9 +203,12 @@ def draw_sample_pictures(
     if not world.is_main:
         return {}
     drawn = {tag: deal_back([hand[tag] for hand in hands]) for tag in found}
-    pairs = drawn.pop("reconstruction")
+    captions, pairs = drawn.pop("captions"), drawn.pop("reconstruction")
     both = np.stack([original for original, _ in pairs] + [decoded for _, decoded in pairs])
-    samples = {tag: tile(np.stack(row), min(len(row), NUM_PICTURES)) for tag, row in drawn.items()}
+    samples = {
+        tag: np.asarray(prompt_grid(captions, [[picture] for picture in row], columns=NUM_PICTURES))
+        for tag, row in drawn.items()
+    }
     return {"reconstruction": tile(both, len(pairs))} | samples
 
 
