@@ -329,7 +329,7 @@ def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
         parser._option_string_actions[f"--{alias}"] = action
     if loop:
         actions["output_dir"].required = False
-        parser.set_defaults(**LOOP_DEFAULTS)
+        parser.set_defaults(**LOOP_DEFAULTS | model_group.loop_defaults)
     hidden = _training_flags() - _flags_of(loop)
     for action in parser._actions:
         action.help = HELP.get(action.dest, action.help)

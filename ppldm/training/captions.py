@@ -1,5 +1,7 @@
 """Said at the start of a run: how well the tokenizer fits the captions that are to be trained on."""
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from ..data.coverage import Coverage, CoverageMeter
@@ -8,6 +10,7 @@ from ..utils.errors import RowError
 from ..utils.log import get_logger
 
 _NUM_ROWS = 256
+_EXAMPLE_LENGTH = 200  # characters
 # Above these shares the line is a warning.
 _MANY_UNKNOWN, _MANY_CUT = 0.05, 0.2
 
@@ -15,14 +18,23 @@ _MANY_UNKNOWN, _MANY_CUT = 0.05, 0.2
 def measure_captions(dataset: TextImageDataset, num_rows: int = _NUM_ROWS) -> Coverage:
     """The captions of `num_rows` selected rows, or of all where there are fewer, spread evenly; bad rows are left
     out."""
-    captions = []
-    for place in np.linspace(0, len(dataset) - 1, min(num_rows, len(dataset)), dtype=np.int64):
+    places = np.linspace(0, len(dataset) - 1, min(num_rows, len(dataset)), dtype=np.int64)
+    return CoverageMeter(dataset.tokenizer).measure(list(_captions(dataset, places.tolist())))
+
+
+def first_caption(dataset: TextImageDataset) -> str | None:
+    """A caption that the model has seen, to draw as an example; None where the first rows have none that is short."""
+    captions = _captions(dataset, range(min(_NUM_ROWS, len(dataset))))
+    return next((caption for caption in captions if 0 < len(caption.strip()) <= _EXAMPLE_LENGTH), None)
+
+
+def _captions(dataset: TextImageDataset, places: Iterable[int]) -> Iterator[str]:
+    for place in places:
         try:
-            row = dataset.read_row(dataset.selection[int(place)])
+            row = dataset.read_row(dataset.selection[place])
         except RowError:
             continue  # training counts it by its reason
-        captions += [row.caption, *row.other_captions]
-    return CoverageMeter(dataset.tokenizer).measure(captions)
+        yield from (row.caption, *row.other_captions)
 
 
 def report_captions(dataset: TextImageDataset) -> None:

@@ -23,7 +23,7 @@ from ..utils.errors import ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
-from .captions import report_captions
+from .captions import first_caption, report_captions
 from .checkpoint import TrainingState
 from .compiled import CompiledPrediction
 from .interval import Interval, gather_objects
@@ -134,7 +134,10 @@ def prepare_text_to_image(
 
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
-        facts = {**facts, "model_max_length": model_arguments.model_max_length}
+        facts |= {
+            "model_max_length": model_arguments.model_max_length,
+            "example_prompt": prompts[0] if prompts else first_caption(dataset),
+        }
         export_pipeline(model, tokenizer, folder, ema, facts)
         return folder
 

@@ -5,7 +5,7 @@ from ppldm.data.filelist import read_sources
 from ppldm.data.part import write_part
 from ppldm.data.row import Row
 from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.training.captions import measure_captions, report_captions
+from ppldm.training.captions import first_caption, measure_captions, report_captions
 
 
 @pytest.fixture
@@ -40,3 +40,10 @@ def test_what_does_not_fit_is_a_warning_with_its_remedy(make_dataset, caplog, kn
     (record,) = caplog.records
     assert record.levelname == level and all(word in record.getMessage() for word in words)
     assert ("; " in record.getMessage()) == (level == "WARNING")
+
+
+@pytest.mark.parametrize(
+    "captions, expected", [(["a boat", "b"], "a boat"), (["x" * 300, "b"], "b"), (["x" * 300], None)]
+)
+def test_an_example_is_the_first_short_caption(make_dataset, captions, expected):
+    assert first_caption(make_dataset(captions, ["a"], 8)) == expected
