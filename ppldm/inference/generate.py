@@ -261,11 +261,13 @@ def read_settings(path: Path) -> dict | None:
 def _join_world():
     import paddle
 
+    from ..utils.cpu import quiet_paddle
     from ..utils.world import World
 
     world = World.detect()
     if world.size > 1:
-        paddle.distributed.init_parallel_env()
+        with quiet_paddle():
+            paddle.distributed.init_parallel_env()
     return world
 
 

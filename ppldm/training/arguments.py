@@ -17,6 +17,7 @@ from paddlenlp.utils.profiler import ProfilerOptions
 
 from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import PLACEHOLDERS, format_default, parse_known_or_suggest
+from ..utils.cpu import quiet_paddle
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
@@ -270,7 +271,8 @@ class LDMTrainingArguments(TrainingArguments):
             raise ConfigError(f"--warmup_ratio {self.warmup_ratio} must be from 0 to 1")
         if self.device != "gpu":  # the default: a GPU where there is one
             use_device(self.device)
-        super().__post_init__()
+        with quiet_paddle():  # it starts the ranks' communication
+            super().__post_init__()
         self.lr_scheduler_type, self.to_static = schedule, to_static
         self.reporters = reporters
         self.sharding = sharding
