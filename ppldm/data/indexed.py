@@ -56,6 +56,10 @@ class IndexedRows(ABC):
         read = self.read(row)
         return read.caption, read.meta
 
+    def count_blank_lines(self, start: int, stop: int) -> int:
+        """None: only parts have lines that could be blank."""
+        return 0
+
     @abstractmethod
     def _build(self) -> tuple[Path, Index]:
         """(the file with the rows, its index), the latter stored for the next time."""

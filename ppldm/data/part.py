@@ -153,8 +153,7 @@ class Part:
         return f"{self.path} row {row}"
 
     def count_blank_lines(self, start: int, stop: int) -> int:
-        """Blank lines before the rows [start, stop), and after the last row where `stop` is len: they are no rows.
-        Raises RowError where they cannot be read."""
+        """As `ppldm.data.container.Rows` has it."""
         offsets = self._index.offsets[start:stop].astype(np.int64)
         ends = offsets + self._index.lengths[start:stop]
         first = int(self._index.offsets[start - 1]) + int(self._index.lengths[start - 1]) if start else 0

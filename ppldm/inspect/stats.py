@@ -16,7 +16,17 @@ from ..data.layouts import DEFAULT_LAYOUT
 from ..utils.errors import RowError
 from ..utils.files import atomic_write
 from ..utils.workers import check_workers
-from .parts import Span, check_output, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
+from .parts import (
+    Span,
+    check_output,
+    count_not_rows,
+    describe_bad_parts,
+    describe_not_rows,
+    index_parts,
+    list_parts,
+    open_rows,
+    over_rows,
+)
 
 _QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 _MEASURES = {
@@ -43,15 +53,17 @@ def stats(
     parts = list_parts(filelists, layout, must_exist=False)
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
-    counts, skipped = {measure: Counter() for measure in _MEASURES}, Counter()
-    for _, (own_counts, own_skipped) in over_rows(measure_span, indexed, num_workers, "stats"):
+    counts, skipped, not_rows = {measure: Counter() for measure in _MEASURES}, Counter(), Counter()
+    for _, (own_counts, own_skipped, own_not_rows) in over_rows(measure_span, indexed, num_workers, "stats"):
         skipped.update(own_skipped)
+        not_rows.update(own_not_rows)
         for measure, values in own_counts.items():
             counts[measure].update(values)
     report = {
         "parts": len(parts),
         "rows": indexed.num_rows,
         "skipped": dict(skipped.most_common()),
+        "not_rows": dict(not_rows),
         "bad_parts": indexed.bad_parts(),
         "quantiles": list(_QUANTILES),
         **{measure: quantiles(values) for measure, values in counts.items()},
@@ -61,8 +73,8 @@ def stats(
     sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
 
 
-def measure_span(span: Span) -> tuple[dict[str, Counter], Counter]:
-    """(how often each value of each measure comes, bad rows by reason) over the rows of a span."""
+def measure_span(span: Span) -> tuple[dict[str, Counter], Counter, Counter]:
+    """(how often each value of each measure comes, bad rows by reason, what are no rows by reason) over a span."""
     counts, skipped = {measure: Counter() for measure in _MEASURES}, Counter()
     with closing(open_rows(span.part)) as part:
         for number in range(span.start, span.stop):
@@ -81,7 +93,7 @@ def measure_span(span: Span) -> tuple[dict[str, Counter], Counter]:
             )
             for measure, value in zip(_MEASURES, values, strict=True):
                 counts[measure][value] += 1
-    return counts, skipped
+        return counts, skipped, count_not_rows(part, span)
 
 
 def quantiles(values: Counter) -> list[float]:
@@ -102,6 +114,7 @@ def describe(report: dict) -> str:
     for measure, title in _MEASURES.items():
         lines.append(f"{title:<22}" + "".join(f"{value:>9g}" for value in report[measure]))
     lines += [f"  bad rows, {reason}: {count}" for reason, count in report["skipped"].items()]
+    lines += describe_not_rows(report["not_rows"])
     return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
 
 

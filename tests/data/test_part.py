@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ppldm.data import container
+from ppldm.data import container, part_lines
 from ppldm.data import part as part_module
-from ppldm.data import part_lines
 from ppldm.data import stored as stored_module
 from ppldm.data.filelist import Source
 from ppldm.data.index import GZIP_MEMBERS, PLAIN_LINES, read_index
