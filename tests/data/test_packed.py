@@ -13,7 +13,7 @@ from isal import igzip
 
 from ppldm.data import part as part_module
 from ppldm.data import seek_points
-from ppldm.data.index import PACKED_LINES
+from ppldm.data.index import PACKED_LINES, find_smallest_side
 from ppldm.data.part import Part, index_path, write_part
 from ppldm.data.row import Row, decode_row, encode_row
 from ppldm.utils.errors import PartError, RowError
@@ -313,3 +313,11 @@ def test_points_cover_the_text_in_order(tmp_path):
     points = seek_points.read_points(tmp_path / "p.gz.points", Part(tmp_path / "p.gz").identity[0])
     assert points.texts[0] == 0 and (np.diff(points.texts) > 0).all() and (np.diff(points.starts) >= 0).all()
     assert points.text_bytes == sum(map(len, make_lines(80)))
+
+
+@pytest.mark.parametrize(
+    "sides, smallest", [([(0, 0), (9, 5)], 5), ([(0, 7), (8, 9)], 8), ([(0, 0)], 65535), ([], 65535)]
+)
+def test_the_smallest_side_is_of_known_sizes(sides, smallest):
+    widths, heights = np.array(sides, np.uint16).reshape(-1, 2).T
+    assert find_smallest_side(widths, heights) == smallest
