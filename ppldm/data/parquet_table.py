@@ -1,8 +1,9 @@
 """`format=parquet`: tables with the bytes of an image and a caption, as Hugging Face data sets and img2dataset write.
 
 The least that is read of a table is a row group, or, of a large one, the batches up to the row; the latest are kept,
-`_CACHE_BYTES` in a process, whatever the number of tables. The index holds the row numbers and image sizes. A row
-without image or caption stays a row, one with too few columns.
+`_CACHE_BYTES` in a process, whatever the number of tables. The index holds row numbers, image sizes, and in place of
+lengths the CRC-32s of the lines that rows make, since parquet seldom has checksums. A row without image or caption
+stays a row, one with too few columns.
 """
 
 import math
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from isal import isal_zlib
 
 from ..utils.errors import PartError, RowError
 from .image import image_size
@@ -49,6 +51,8 @@ class ParquetTable(IndexedRows):
         if self._reader is None:
             self._reader = _GroupReader(self.path)
         line, _ = _line(self._reader.read(row, where), self._reader.image, self._reader.caption)
+        if isal_zlib.crc32(line) != self._index.lengths[row]:
+            raise RowError("unreadable", f"{where}: damaged parquet data (checksum); get it again")
         return decode_row(line, where)
 
     def close(self) -> None:
@@ -69,7 +73,7 @@ class ParquetTable(IndexedRows):
                 for record in _records(batch):
                     line, size = _line(record, *columns)
                     good += line != _NO_ROW
-                    rows.append((len(rows), 1, *size))
+                    rows.append((len(rows), isal_zlib.crc32(line), *size))
                 bar.update(batch.num_rows)
         if not good:
             raise PartError(

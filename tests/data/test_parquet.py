@@ -82,6 +82,6 @@ def test_a_group_damaged_behind_a_fitting_index_has_bad_rows(write_table):
     path.write_bytes(data)
     os.utime(path, ns=(before, before))
     table = ParquetTable(path)
-    with pytest.raises(RowError, match="p.parquet row 3: damaged parquet data") as caught:
-        table.read(3)
+    with pytest.raises(RowError, match="p.parquet row 0: damaged parquet data") as caught:
+        table.read(0)
     assert caught.value.reason == "unreadable" and table.read(199) == rows[199]
