@@ -77,11 +77,15 @@ def test_a_group_damaged_behind_a_fitting_index_has_bad_rows(write_table):
     path, rows = write_table(compression="gzip", use_dictionary=False)
     ParquetTable(path)
     before, data = path.stat().st_mtime_ns, bytearray(path.read_bytes())
-    for place in range(60, 400):
+    for place in range(9000, 9100):
         data[place] ^= 0xA5
     path.write_bytes(data)
     os.utime(path, ns=(before, before))
-    table = ParquetTable(path)
-    with pytest.raises(RowError, match="p.parquet row 0: damaged parquet data") as caught:
-        table.read(0)
-    assert caught.value.reason == "unreadable" and table.read(199) == rows[199]
+    table, bad = ParquetTable(path), []
+    for row in range(200):
+        try:
+            assert table.read(row) == rows[row]
+        except RowError as error:
+            assert error.reason == "unreadable" and f"p.parquet row {row}: damaged parquet data" in str(error)
+            bad.append(row)
+    assert bad and max(bad) < 50, "in the damaged group alone"
