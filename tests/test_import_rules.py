@@ -15,7 +15,16 @@ ALLOWED = {
     "data": {"config", "utils"},
     "laion": {
         *("data.row", "data.sample", "data.image", "data.part", "data.filelist", "data.index"),
-        *("data.tar_shard", "data.parquet_table", "data.csv_table", "data.expression", "data.where", "config", "utils"),
+        *(
+            "data.tar_shard",
+            "data.folder_names",
+            "data.parquet_table",
+            "data.csv_table",
+            "data.expression",
+            "data.where",
+            "config",
+            "utils",
+        ),
     },
     "demo": {"laion", "data", "config", "utils"},
     "inspect": {"data", "config", "utils"},

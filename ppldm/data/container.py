@@ -50,6 +50,10 @@ class Rows(Protocol):
     def read_fields(self, row: int) -> tuple[str, dict]:
         """(caption, metadata) of row `row`, without its image where the format allows. Raises RowError."""
 
+    def count_blank_lines(self, start: int, stop: int) -> int:
+        """Lines before the rows [start, stop), and after the last row where `stop` is len, that hold white space alone:
+        they are no rows and have no numbers. Raises RowError where they cannot be read."""
+
     def close(self) -> None: ...
 
 

@@ -20,25 +20,22 @@ that a row is cropped, noised and so on alike whatever else is selected.
 """
 
 import math
-from collections.abc import Callable
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
 from ..utils.errors import ConfigError, RowError
 from ..utils.rng import Stream, make_rng
-from .container import Rows, open_part
+from .container import Rows
 from .filelist import Source
 from .handlers import BadRows
 from .image import decode_pixels
+from .open_parts import OpenParts, count_open_parts
 from .resize import INTERPOLATIONS
 from .row import Row
 from .selection import Selection, select_rows
 from .tokenizer import CaptionTokenizer
 from .transforms import crop_pixels
-
-_MAX_OPEN_PARTS = 64
 
 
 class TextImageDataset:
@@ -83,12 +80,14 @@ class TextImageDataset:
         self.noise_offset, self.input_perturbation = noise_offset, input_perturbation
         self.pixels_only, self.bad_rows = pixels_only, bad_rows
         self.interpolation = interpolation
-        self._parts = [(path, source) for source in sources for path in source.parts]
         self.selection = select_rows(sources) if selection is None else selection
         self.list_sizes = self.selection.list_sizes
         weights = [source.weight for source in sources]
         self.weights = None if None in weights else weights
-        self._open_part = _part_opener(self._parts)
+        self._parts = OpenParts(
+            [(path, source) for source in sources for path in source.parts],
+            count_open_parts(self.selection.rows_of_parts, [len(source.parts) for source in sources], self.weights),
+        )
 
     def __len__(self) -> int:
         return len(self.selection)
@@ -98,13 +97,6 @@ class TextImageDataset:
         """The bytes of a sample's large arrays, pixels and noises."""
         num_noises = 1 if self.pixels_only else 3 if self.input_perturbation else 2
         return 3 * self.resolution**2 + num_noises * 4 * math.prod(self.latent_shape)
-
-    def __getstate__(self):
-        return {key: value for key, value in self.__dict__.items() if key != "_open_part"}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self._open_part = _part_opener(self._parts)
 
     def read_row(self, row: int) -> Row:
         """Row number `row` of all rows, selected or not. Raises RowError."""
@@ -181,7 +173,7 @@ class TextImageDataset:
         if not 0 <= row < self.selection.num_rows:
             raise IndexError(f"there are rows 0 to {self.selection.num_rows - 1}, no row {row}")
         part = int(np.searchsorted(self.selection.starts, row, side="right")) - 1
-        return self._open_part(part), row - int(self.selection.starts[part])
+        return self._parts[part], row - int(self.selection.starts[part])
 
     def _load(self, corner: tuple[float, float] | None, crop: np.ndarray, place: int) -> tuple[str, ...]:
         """The captions of a selected row, whose pixels go to `crop`. Raises RowError."""
@@ -193,8 +185,3 @@ class TextImageDataset:
         except RowError as error:
             raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
         return (loaded.caption, *loaded.other_captions)
-
-
-def _part_opener(parts: list[tuple[Path, Source]]) -> Callable[[int], Rows]:
-    """Opens a part by its number and keeps the latest ones open. A part that falls out closes with its last user."""
-    return lru_cache(maxsize=_MAX_OPEN_PARTS)(lambda number: open_part(*parts[number]))

@@ -4,7 +4,6 @@ Little endian: a header (`_HEADER`), then for n rows offset u64[n], length u32[n
 names the byte size of its part and carries checksums of its own two pieces: one that does not fit is never used.
 """
 
-import mmap
 import os
 import struct
 import zlib
@@ -15,7 +14,8 @@ import numpy as np
 from ..utils.files import atomic_write
 from ..utils.log import get_logger
 
-GZIP_MEMBERS, PLAIN_LINES, TAR_SAMPLES, CSV_RECORDS, FILE_NAMES, PARQUET_ROWS = range(6)
+GZIP_MEMBERS, PLAIN_LINES, TAR_SAMPLES, CSV_RECORDS, FILE_NAMES = range(5)
+PACKED_LINES, PARQUET_ROWS = 6, 7  # 5 were copies of the rows of parquet files
 
 _MAGIC, _VERSION = b"PPLDMIDX", 1
 # magic, version, kind, rows, part's bytes, part's CRC-32, CRC-32 of the arrays, 1 + smallest side or 0 where it is not
@@ -75,38 +75,37 @@ def write_index(path, index: Index) -> None:
 
 
 def read_index(path, part_bytes: int, kinds: tuple[int, ...]) -> Index | None:
-    """The index file, memory-mapped; None, with a line in the log, where it is of no such kind or does not fit a part
-    of that many bytes."""
-    return _log_misfit(_map_index, path, part_bytes, kinds)
+    """The index file, read whole, so that what was checked is what is used. None, with a line in the log, where it is
+    of no such kind or does not fit a part of that many bytes."""
+    return log_misfit(_read_index, path, part_bytes, kinds)
 
 
 def read_summary(path, part_bytes: int, kinds: tuple[int, ...]) -> IndexSummary | None:
     """What the header alone tells; None as `read_index`."""
-    return _log_misfit(_read_summary, path, part_bytes, kinds)
+    return log_misfit(_read_summary, path, part_bytes, kinds)
 
 
-class _Misfit(Exception):
+class Misfit(Exception):
     """Why an index cannot serve."""
 
 
-def _log_misfit(read, path, part_bytes: int, kinds: tuple[int, ...]):
+def log_misfit(read, path, part_bytes: int, kinds: tuple[int, ...]):
+    """`read` of a file; None where it is not there or, with a line in the log, does not fit."""
     try:
         return read(path, part_bytes, kinds)
     except FileNotFoundError:
         return None
-    except _Misfit as error:
+    except Misfit as error:
         get_logger().warning("index %s is not used: %s", path, error)
         return None
 
 
-def _map_index(path, part_bytes: int, kinds: tuple[int, ...]) -> Index:
-    if os.stat(path).st_size < _HEADER.size:
-        raise _Misfit("it is cut short")
-    with open(path, "rb") as file:  # np.memmap takes three times as long, and there may be 60,000 of them
-        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+def _read_index(path, part_bytes: int, kinds: tuple[int, ...]) -> Index:
+    with open(path, "rb") as file:
+        data = np.frombuffer(file.read(), dtype=np.uint8)
     kind, rows, part_crc32, arrays_crc32, _ = _check_header(bytes(data[: _HEADER.size]), len(data), part_bytes, kinds)
     if zlib.crc32(data[_HEADER.size :]) != arrays_crc32:
-        raise _Misfit("it is damaged (checksum)")
+        raise Misfit("it is damaged (checksum)")
     columns, start = [], _HEADER.size
     for dtype in map(np.dtype, _DTYPES):
         stop = start + rows * dtype.itemsize
@@ -127,16 +126,16 @@ def _check_header(
 ) -> tuple[int, int, int, int, int | None]:
     """(kind, rows, part's CRC-32, arrays' CRC-32, smallest side) of a header that fits."""
     if len(header) < _HEADER.size:
-        raise _Misfit("it is cut short")
+        raise Misfit("it is cut short")
     magic, version, kind, rows, stated_bytes, part_crc32, arrays_crc32, side, header_crc32 = _HEADER.unpack(header)
     if magic != _MAGIC or zlib.crc32(header[:-4]) != header_crc32:
-        raise _Misfit("it is damaged or no index")
+        raise Misfit("it is damaged or no index")
     if version != _VERSION:
-        raise _Misfit(f"its format is version {version}, not {_VERSION}")
+        raise Misfit(f"its format is version {version}, not {_VERSION}")
     if kind not in kinds:
-        raise _Misfit("it was made for another format")
+        raise Misfit("it was made for another format")
     if stated_bytes != part_bytes:
-        raise _Misfit(f"it is stale (made for a part of {stated_bytes} bytes, not {part_bytes})")
+        raise Misfit(f"it is stale (made for a part of {stated_bytes} bytes, not {part_bytes})")
     if index_bytes != _HEADER.size + rows * _BYTES_PER_ROW:
-        raise _Misfit("it is cut short or too long")
+        raise Misfit("it is cut short or too long")
     return kind, rows, part_crc32, arrays_crc32, side - 1 if side else None

@@ -1,7 +1,5 @@
 """What all formats but the part's own share: rows that an index finds in one file, read one at a time."""
 
-import os
-import weakref
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +8,9 @@ from ..utils.errors import PartError, RowError
 from ..utils.log import get_logger, progress
 from .image import image_size
 from .index import Index, IndexSummary, make_index, read_index, read_summary
+from .open_file import OpenFile
 from .row import Row
-from .stored import Way, find_older, find_stored, measure_file, store_index
+from .stored import Way, find_stored, measure_file, open_index, store_index
 
 MAX_ROW_BYTES = 1 << 28
 
@@ -27,12 +26,14 @@ class IndexedRows(ABC):
 
     def __init__(self, path):
         self.path = Path(path)
-        found = find_stored(self.path, self.way, read_index) or find_older(self.path, self.way)
-        stored, self._index = found or self._build()
+        stored, self._index = open_index(self.path, self.way, read_index, self._build)
         self.widths, self.heights = self._index.widths, self._index.heights
         self.identity = self._index.part_bytes, self._index.part_crc32
-        self._file = os.open(stored, os.O_RDONLY)
-        self.close = weakref.finalize(self, os.close, self._file)
+        self._file = OpenFile(stored)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
 
     @classmethod
     def summarize(cls, path) -> IndexSummary | None:
@@ -47,13 +48,17 @@ class IndexedRows(ABC):
         """Row `row` of [0, len). Raises RowError, naming file and row."""
         if not 0 <= row < len(self):
             raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
-        data = os.pread(self._file, int(self._index.lengths[row]), int(self._index.offsets[row]))
-        return self._decode(data, f"{self.path} row {row}")
+        where = f"{self.path} row {row}"
+        return self._decode(self._file.read(int(self._index.offsets[row]), int(self._index.lengths[row]), where), where)
 
     def read_fields(self, row: int) -> tuple[str, dict]:
         """(caption, metadata) of row `row`. Raises RowError."""
         read = self.read(row)
         return read.caption, read.meta
+
+    def count_blank_lines(self, start: int, stop: int) -> int:
+        """None: only parts have lines that could be blank."""
+        return 0
 
     @abstractmethod
     def _build(self) -> tuple[Path, Index]:

@@ -14,13 +14,15 @@ import numpy as np
 from ..utils.errors import ConfigError, DataError
 from ..utils.rng import Stream, make_rng
 
+RUN_LENGTH, WINDOW_RUNS = 256, 64
+
 _CYCLE_LENGTH = 10_000
 
 
 class Order:
     """A permutation of [0, num_rows) for each epoch."""
 
-    def __init__(self, num_rows: int, seed: int, run_length: int = 256, window_runs: int = 64):
+    def __init__(self, num_rows: int, seed: int, run_length: int = RUN_LENGTH, window_runs: int = WINDOW_RUNS):
         if num_rows < 1:
             raise DataError("there are no rows to put in order; check the filelist")
         self.num_rows, self.seed, self.run_length, self.window_runs = num_rows, seed, run_length, window_runs

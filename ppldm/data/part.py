@@ -4,47 +4,60 @@
 joins them, so the file is ordinary gzip; but one row costs one read. Beside the part lies its index, `<part>.idx`
 (`ppldm.data.index`). The part is renamed into place first, its index after it.
 
-`Part` opens any part. An index that is missing or does not fit is built again; one that is older than its part is
-believed only where the part's checksum says so. Image sizes depend on which column is the image, so each layout but
-the default has an index of its own, `<part>.<layout>.idx`. Of foreign parts, plain text is indexed
-as it is; one that packs many rows into a gzip member cannot be entered in the middle and is repacked, once, into the
-cache folder (`PPLDM_CACHE_DIR`, else `~/.cache/ppldm`), which also takes the indexes of parts whose own folder cannot
-be written. What a part is, its first bytes say, not its name. Rows are repacked as the lines they are, so a bad row
-stays a row; blank lines are none. Two processes that build the same thing at once make the same bytes twice.
+`Part` opens any part and reads it where it lies: plain text, a member a row, or ordinary gzip, which is entered at seek
+points (`ppldm.data.seek_points`). An index that is missing or does not fit is built again, by one process; one that is
+older than its part is believed only where the part's checksum says so. Image sizes depend on which column is the image,
+so each layout but the default has an index of its own, `<part>.<layout>.idx`. Where the part's folder cannot be
+written, its index lies in the cache folder (`ppldm.data.stored`).
 """
 
-import gzip
-import os
 import struct
-import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 from isal import isal_zlib
 
-from ..utils.errors import OutputError, PartError, RowError
+from ..utils.errors import PartError, RowError
 from ..utils.files import atomic_write
-from ..utils.log import get_logger, progress
-from .image import image_size
-from .index import GZIP_MEMBERS, PLAIN_LINES, Index, IndexSummary, make_index, read_index, read_summary, write_index
-from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout
+from ..utils.log import get_logger
+from .index import (
+    GZIP_MEMBERS,
+    PACKED_LINES,
+    PLAIN_LINES,
+    Index,
+    IndexSummary,
+    log_misfit,
+    make_index,
+    read_index,
+    read_summary,
+    write_index,
+)
+from .layouts import DEFAULT_LAYOUT, get_layout
+from .open_file import OpenFile
+from .packed_lines import PackedLines
+from .part_lines import (
+    GZIP_MAGIC,
+    Line,
+    PackedRows,
+    is_gzip,
+    measure_lines,
+    member_lines,
+    packed_lines,
+    plain_lines,
+    row_size,
+)
 from .row import Row, decode_row, decode_text_columns, encode_row
-from .stored import Way, find_older, find_stored, make_copy_dir, measure_file, stat_part, store_index
-
-GZIP_MAGIC = b"\x1f\x8b"
-MAX_ROW_BYTES = 1 << 28
+from .seek_points import read_points
+from .stored import Way, find_companion, find_stored, measure_file, open_index, store, store_index
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
-_CHUNK_BYTES = 1 << 17
 # Captions and metadata are nearly always within this many bytes, compressed or not, of a row's beginning.
 _HEAD_BYTES = 1 << 12
-# Of a file that is no part at all, no row can be read; this many are tried before saying so.
-_ROWS_TO_TRY = 100
-
-# (offset, length, line): where a row is in its file, and its text with the newline.
-_Line = tuple[int, int, bytes]
+_POINTS = Way((), ".points")
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
     The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
     Raises PartError where there are no rows.
     """
-    index = write_lines(Path(path), ((encode_row(row), _row_size(row)) for row in rows))
+    index = _write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
     return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
 
 
@@ -81,12 +94,35 @@ class Part:
     """
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
-        self.path, self._layout = Path(path), get_layout(layout)
-        stored, self._index = find_stored(self.path, _way(layout), read_index) or _build(self.path, layout)
+        self.path, self._layout, self._way = Path(path), get_layout(layout), _way(layout)
+        self._points = self._points_file = None
+        _, self._index = open_index(self.path, self._way, self._read_index, partial(self._build, layout))
         self.widths, self.heights = self._index.widths, self._index.heights
         self.identity = self._index.part_bytes, self._index.part_crc32
-        self._file = os.open(stored, os.O_RDONLY)
-        self.close = weakref.finalize(self, os.close, self._file)
+        self._file = OpenFile(self.path)
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._file.close()
+        if self._points_file:
+            self._points_file.close()
+
+    def _read_index(self, path: Path, part_bytes: int, kinds: tuple[int, ...]) -> Index | None:
+        """As `read_index`; of ordinary gzip, None also where the seek points are missing or those of another part."""
+        index = read_index(path, part_bytes, kinds)
+        if index is None or index.kind != PACKED_LINES:
+            return index
+        found = find_companion(self.path, _POINTS, partial(log_misfit, read_points))
+        if found is None or found[1].part_crc32 != index.part_crc32:
+            return None
+        self._points_file, self._points = OpenFile(found[0]), found[1]
+        return index
+
+    def _build(self, layout: str) -> tuple[Path, Index]:
+        _build_index(self.path, layout)
+        if found := find_stored(self.path, self._way, self._read_index):
+            return found
+        raise PartError(f"{self.path} or its index changed while it was indexed; run again")
 
     @staticmethod
     def summarize(path, layout: str = DEFAULT_LAYOUT) -> IndexSummary | None:
@@ -116,15 +152,46 @@ class Part:
     def _where(self, row: int) -> str:
         return f"{self.path} row {row}"
 
+    def count_blank_lines(self, start: int, stop: int) -> int:
+        """As `ppldm.data.container.Rows` has it."""
+        offsets = self._index.offsets[start:stop].astype(np.int64)
+        ends = offsets + self._index.lengths[start:stop]
+        first = int(self._index.offsets[start - 1]) + int(self._index.lengths[start - 1]) if start else 0
+        gaps = [*zip([first, *ends[:-1].tolist()], offsets.tolist(), strict=True)]
+        if stop == len(self):
+            end = self._points.text_bytes if self._points else self._index.part_bytes
+            gaps.append((int(ends[-1]), end))
+        return sum(self._read_gap(gap).count(b"\n") for gap in gaps if gap[0] < gap[1])
+
+    def _read_gap(self, gap: tuple[int, int]) -> bytes:
+        """The text between two rows, every line of it with a newline."""
+        start, stop = gap
+        where = f"{self.path}, between rows"
+        if self._index.kind == PACKED_LINES:
+            text = self._read_text(start, stop, where)
+        else:
+            text = self._file.read(start, stop - start, where)
+            if self._index.kind == GZIP_MEMBERS:
+                text = inflate_members(text, where)
+        return text if text.endswith(b"\n") or not text else text + b"\n"
+
+    def _read_text(self, start: int, stop: int, where: str, limit: int | None = None) -> bytes:
+        return self._points.read(self._file, self._points_file, start, stop, where, limit)
+
     def _read_line(self, row: int, limit: int | None) -> bytes:
         """The line of a row; or the part of it that its first `limit` stored bytes hold, and no more than that many."""
         if not 0 <= row < len(self):
             raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
-        length = int(self._index.lengths[row])
-        data = os.pread(self._file, length if limit is None else min(length, limit), int(self._index.offsets[row]))
-        if self._index.kind != GZIP_MEMBERS:
-            return data
-        return inflate_member(data, self._where(row), limit)
+        offset, length, where = int(self._index.offsets[row]), int(self._index.lengths[row]), self._where(row)
+        if self._index.kind == PACKED_LINES:
+            text = self._read_text(offset, offset + length, where, limit)
+            if limit is not None:
+                return text
+            if isal_zlib.crc32(text) != self._points.row_crc32s[row]:
+                raise RowError("gzip", f"{where}: damaged gzip data (checksum); get the part again")
+            return text if text.endswith(b"\n") else text + b"\n"
+        data = self._file.read(offset, length if limit is None else min(length, limit), where)
+        return data if self._index.kind == PLAIN_LINES else inflate_member(data, where, limit)
 
 
 def inflate_member(member: bytes, where: str, limit: int | None = None) -> bytes:
@@ -135,22 +202,26 @@ def inflate_member(member: bytes, where: str, limit: int | None = None) -> bytes
         raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
 
 
+def inflate_members(data: bytes, where: str) -> bytes:
+    """The text of gzip members that follow one another, with zeros between. Raises RowError "gzip"."""
+    text = b""
+    try:
+        while data := data.lstrip(b"\0"):
+            inflate = zlib.decompressobj(31)
+            text += inflate.decompress(data)
+            data = inflate.unused_data
+    except zlib.error as error:
+        raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
+    return text
+
+
 def _way(layout: str) -> Way:
     suffix = ".idx" if layout == DEFAULT_LAYOUT else f".{layout}.idx"
-    return Way((GZIP_MEMBERS, PLAIN_LINES), suffix)
+    return Way((GZIP_MEMBERS, PLAIN_LINES, PACKED_LINES), suffix)
 
 
-def _row_size(row: Row) -> tuple[int, int]:
-    size = row.meta.get("width"), row.meta.get("height")
-    return size if all(type(pixels) is int and 0 < pixels < 1 << 32 for pixels in size) else image_size(row.image)
-
-
-def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], way: Way | None = None) -> Index:
-    """Write (line, image size) pairs, each as its own gzip member, then the index; `way`: by default that of a part.
-
-    Raises PartError without lines.
-    """
-    way = way or _way(DEFAULT_LAYOUT)
+def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
+    """Write (line, image size) pairs, each as its own gzip member, then the index. Raises PartError without lines."""
     table, offset, crc32 = [], 0, 0
     with atomic_write(path) as file:
         for line, size in lines:
@@ -162,9 +233,9 @@ def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], way:
         if not table:
             raise PartError(f"no rows to write to {path}; a part needs at least one")
         # An older index of the same name must not outlive the part that it described.
-        way.index_path(path).unlink(missing_ok=True)
-    index = make_index(way.kinds[0], offset, crc32, table)
-    write_index(way.index_path(path), index)
+        index_path(path).unlink(missing_ok=True)
+    index = make_index(GZIP_MEMBERS, offset, crc32, table)
+    write_index(index_path(path), index)
     return index
 
 
@@ -175,143 +246,34 @@ def _compress(line: bytes) -> bytes:
     return b"".join((_MEMBER_HEADER, isal_zlib.compress(line, 1, -15), size))
 
 
-def _build(path: Path, layout: str) -> tuple[Path, Index]:
-    """Index a part, or its repacked copy, and store the result."""
-    way = _way(layout)
-    if found := find_older(path, way):
-        return found
-    copy = way.copy_path(path, stat_part(path))
+def _build_index(path: Path, layout: str) -> None:
+    """Index a part and store the result, after the seek points of ordinary gzip."""
     if not path.is_file():
         raise PartError(
             f"{path} is not a part file but a folder or device; correct its line in the filelist, or say "
             "format=folder in a list of filelists"
         )
-    stored = copy if copy.exists() else path
-    try:
-        index = _scan(stored, path, get_layout(layout))
-    except _PackedRows:
-        # The index file may at this moment be missing again, where another process is putting its own there.
-        return copy, _repack(path, copy, layout)
-    store_index(stored, way, index)
-    return stored, index
-
-
-def _scan(stored: Path, path: Path, layout: Layout) -> Index:
-    """Read a whole part, or the copy of it that is `stored`, once. Raises _PackedRows where its rows cannot be read at
-    random."""
     get_logger().info("indexing %s, once", path)
-    packed = _is_gzip(stored)
-    table = []
-    for (offset, length, _), size in _measured(stored, path, _member_lines if packed else _plain_lines, layout):
-        table.append((offset, length, *size))
-    return make_index(GZIP_MEMBERS if packed else PLAIN_LINES, *measure_file(stored), table)
+    index = _scan(path, layout)
+    store_index(path, _way(layout), index)
 
 
-def _repack(path: Path, copy: Path, layout: str) -> Index:
-    make_copy_dir(path, copy)
+def _scan(path: Path, layout: str) -> Index:
+    """Read a whole part once."""
+    columns = get_layout(layout)
+    if not is_gzip(path):
+        return make_index(PLAIN_LINES, *measure_file(path), _tabulate(measure_lines(path, plain_lines, columns)))
     try:
-        lines = ((line, size) for (_, _, line), size in _measured(path, path, _gzip_lines, get_layout(layout)))
-        return write_lines(copy, lines, _way(layout))
-    except OSError as error:
-        raise OutputError(
-            f"cannot repack {path} into {copy.parent}: {error.strerror}; set PPLDM_CACHE_DIR to a folder with space"
-        ) from error
+        table = _tabulate(measure_lines(path, member_lines, columns))
+        return make_index(GZIP_MEMBERS, *measure_file(path), table)
+    except PackedRows:
+        pass
+    packed = PackedLines()
+    table = _tabulate(measure_lines(path, partial(packed_lines, packed), columns))
+    measured = measure_file(path)
+    store(path, _POINTS, lambda target: packed.write_points(target, *measured))
+    return make_index(PACKED_LINES, *measured, table)
 
 
-class _PackedRows(Exception):
-    """A gzip member is not exactly one line."""
-
-
-def _is_gzip(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) == GZIP_MAGIC
-
-
-def _measured(
-    stored: Path, path: Path, lines_of: Callable[..., Iterator[_Line]], layout: Layout
-) -> Iterator[tuple[_Line, tuple[int, int]]]:
-    """The lines of a file with their image sizes, under a progress bar; errors name the part, `path`.
-
-    Raises PartError where none of the first rows can be read: then the file is something else.
-    """
-    rows, readable, first_error = 0, 0, None
-    with (
-        open(stored, "rb") as file,
-        progress(total=stored.stat().st_size, desc=path.name, unit="B", unit_scale=True, delay=3) as bar,
-    ):
-        for line in lines_of(file, path):
-            if len(line[2]) > MAX_ROW_BYTES:
-                raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path, layout)}")
-            try:
-                size = _row_size(decode_row(line[2], f"{path} row {rows}", layout))
-                readable += 1
-            except RowError as error:
-                size = 0, 0
-                first_error = first_error or error
-            rows += 1
-            if rows == _ROWS_TO_TRY and not readable:
-                break
-            yield line, size
-            bar.update(file.tell() - bar.n)
-    if not rows:
-        raise PartError(f"part file {path} holds no rows; get it again or delete its line in the filelist")
-    if not readable:
-        raise PartError(f"{_not_a_part(path, layout)} (none of the first {rows} rows can be read: {first_error})")
-
-
-def _not_a_part(path: Path, layout: Layout) -> str:
-    what = "a part that is not gzip" if path.suffix == ".gz" and not _is_gzip(path) else "not a part file"
-    rows = "caption, metadata, image" if layout is LAYOUTS[DEFAULT_LAYOUT] else "the layout that was named"
-    return (
-        f"{path} is {what}, and its text is not rows of {rows}; correct the filelist, or say what it is in a list of "
-        "filelists (layout=, format=)"
-    )
-
-
-def _plain_lines(file, path: Path) -> Iterator[_Line]:
-    offset = 0
-    while line := file.readline(MAX_ROW_BYTES + 1):
-        if line.strip():
-            yield offset, len(line), line
-        offset += len(line)
-
-
-def _gzip_lines(file, path: Path) -> Iterator[_Line]:
-    """Lines of ordinary gzip; there is no offset to enter at."""
-    try:
-        with gzip.open(file) as text:
-            while line := text.readline(MAX_ROW_BYTES + 1):
-                if line.strip():
-                    yield 0, 0, line if line.endswith(b"\n") else line + b"\n"
-    except EOFError as error:
-        raise PartError(f"part file {path} is truncated; get it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise PartError(f"part file {path} is damaged ({error}); get it again") from error
-
-
-def _member_lines(file, path: Path) -> Iterator[_Line]:
-    """Lines that are a gzip member each. Raises _PackedRows at the first member that is something else."""
-    offset, data = 0, b""
-    while data := data or file.read(_CHUNK_BYTES):
-        if data.startswith(b"\0"):  # the padding that RFC 1952 readers skip
-            kept = data.lstrip(b"\0")
-            offset, data = offset + len(data) - len(kept), kept
-            continue
-        inflate, line, length = zlib.decompressobj(31), b"", 0
-        while not inflate.eof:
-            data = data or file.read(_CHUNK_BYTES)
-            if not data:
-                raise PartError(f"part file {path} is truncated, at byte {offset + length}; get it again")
-            try:
-                line += inflate.decompress(data)
-            except zlib.error as error:
-                raise PartError(f"part file {path} is damaged after byte {offset} ({error}); get it again") from error
-            if -1 < line.find(b"\n") < len(line) - 1 or len(line) > MAX_ROW_BYTES:
-                raise _PackedRows
-            length, data = length + len(data), inflate.unused_data
-        length -= len(data)
-        if not line.endswith(b"\n"):
-            raise _PackedRows
-        if line.strip():
-            yield offset, length, line
-        offset += length
+def _tabulate(lines: Iterable[tuple[Line, tuple[int, int]]]) -> list[tuple[int, int, int, int]]:
+    return [(offset, length, *size) for (offset, length, _), size in lines]

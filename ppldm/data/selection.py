@@ -63,6 +63,11 @@ class Selection:
     def __len__(self) -> int:
         return int(self._selected_starts[-1])
 
+    @property
+    def rows_of_parts(self) -> np.ndarray:
+        """Selected rows of each part, int64 [parts]."""
+        return np.diff(self._selected_starts)
+
     def __getitem__(self, position: int) -> int:
         if not 0 <= position < len(self):
             raise IndexError(f"{len(self)} rows are selected, there is no place {position}")

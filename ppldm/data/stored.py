@@ -1,8 +1,8 @@
-"""Where the index of a file of rows lies, where a copy that can be read at random, and which of them fit.
+"""Where the index of a file of rows lies, and which of those that are there fits.
 
 An index lies beside its file, `<file>.idx`, or in the cache folder (`PPLDM_CACHE_DIR`, else `~/.cache/ppldm`) where
-that folder cannot be written. A file whose rows cannot be read at random has a copy in the cache folder, another one
-for each size and time of change of the original, with an index beside it.
+that folder cannot be written. The rows of a folder are lines of a list of its names, which lies in the cache folder,
+another one for each time of change of the folder, with an index beside it. Nothing else is copied.
 """
 
 import errno
@@ -18,13 +18,15 @@ from ..utils.errors import OutputError, PartError
 from ..utils.files import make_output_dir
 from ..utils.log import get_logger
 from .index import Index, read_index, write_index
+from .index_lock import build_lock
 
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to read a file. `kinds`: of indexes that serve it. The suffixes keep apart what differs between ways."""
+    """One way to read a file. `kinds`: of indexes that serve it. The suffixes keep apart what differs between ways;
+    only where there is a `copy_suffix` the rows lie in a list of their own."""
 
     kinds: tuple[int, ...]
     index_suffix: str = ".idx"
@@ -39,7 +41,7 @@ class Way:
         return cache_dir() / f"{_cache_key(path)}-{path.name}{self.index_suffix}"
 
     def copy_path(self, path: Path, status: os.stat_result) -> Path:
-        """The copy of a file whose own rows cannot be read at random; another one for each state of the original."""
+        """The list of a folder's rows; another one for each state of the folder."""
         return cache_dir() / f"{_cache_key(path)}-{status.st_size}-{status.st_mtime_ns}-{path.name}{self.copy_suffix}"
 
 
@@ -59,16 +61,44 @@ def find_stored(path: Path, way: Way, read: Callable):
     return None
 
 
-def find_older(path: Path, way: Way) -> tuple[Path, Index] | None:
+def find_older(path: Path, way: Way, read: Callable = read_index):
     """As `find_stored`, of indexes older than their file that its checksum confirms. They are stored anew, so that this
     is done once. Copied files have times in any order; a file that was replaced has another checksum."""
     for file, index, file_bytes, older in _candidates(path, way):
-        if older and (result := read_index(index, file_bytes, way.kinds)) is not None:
+        if older and (result := read(index, file_bytes, way.kinds)) is not None:
             if result.part_crc32 == measure_file(file)[1]:
                 store_index(file, way, result)
                 return file, result
             get_logger().warning("index %s is not used: its part has changed since", index)
     return None
+
+
+def open_index(path: Path, way: Way, read: Callable, build: Callable):
+    """(file that holds the rows, its index): found, confirmed, or built by one process while others wait for it.
+
+    read: as `read_index`. build: makes both, and stores the index. Raises PartError, and what `build` raises.
+    """
+    if found := find_stored(path, way, read):
+        return found
+    with build_lock(_lock_target(path, way)):
+        return find_stored(path, way, read) or find_older(path, way, read) or build()
+
+
+def find_companion(path: Path, way: Way, read: Callable):
+    """What `read` finds in a file beside the index that holds the checksum of its part, of any age; else None."""
+    for _, file, part_bytes, _ in _candidates(path, way):
+        if (result := read(file, part_bytes, way.kinds)) is not None:
+            return file, result
+    return None
+
+
+def _lock_target(path: Path, way: Way) -> Path:
+    """The index that is built where nobody holds it: beside its file, or in the cache folder."""
+    if not way.copy_suffix and os.access(path.parent, os.W_OK):
+        return way.index_path(path)
+    target = way.cached_index_path(path)
+    make_output_dir(target.parent)
+    return target
 
 
 def stat_part(path: Path) -> os.stat_result:
@@ -91,24 +121,24 @@ def measure_file(path: Path) -> tuple[int, int]:
         return file.tell(), crc32
 
 
-def make_copy_dir(path: Path, copy: Path) -> None:
-    """Make the cache folder and say what will be put there. Raises OutputError."""
-    get_logger().info("the rows of %s cannot be read at random; repacking it, once, into %s", path, copy)
-    make_output_dir(copy.parent)
-
-
 def store_index(path: Path, way: Way, index: Index) -> None:
     """Write the index of `path` beside it or into the cache folder. Raises OutputError."""
+    store(path, way, lambda target: write_index(target, index))
+
+
+def store(path: Path, way: Way, write: Callable[[Path], None]) -> None:
+    """Let `write` make the index of `path`, or what belongs to it, beside it or in the cache folder. Raises
+    OutputError."""
     target = way.index_path(path)
     try:
-        write_index(target, index)
+        write(target)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise OutputError(f"cannot write {target}: {error.strerror}; free some space") from error
         target = way.cached_index_path(path)
         get_logger().info("%s cannot be written; the index of %s goes into %s", path.parent, path.name, target)
         make_output_dir(target.parent)
-        write_index(target, index)
+        write(target)
     changed = path.stat().st_mtime_ns
     if target.stat().st_mtime_ns < changed:  # by another machine's clock
         os.utime(target, ns=(changed, changed))
@@ -120,9 +150,10 @@ def _candidates(path: Path, way: Way) -> Iterator[tuple[Path, Path, int, bool]]:
     Of 60,000 parts each costs what is done up to its first candidate, so that the others' names are made after it.
     """
     status = stat_part(path)
-    if stat.S_ISREG(status.st_mode):  # the rows of a folder lie in its copy, a list of names
+    if not way.copy_suffix:
         for index in (way.index_path, way.cached_index_path):
             yield from _candidate(path, status, index(path))
+        return
     copy = way.copy_path(path, status)
     try:
         yield from _candidate(copy, os.stat(copy), way.index_path(copy))

@@ -16,7 +16,11 @@ def index(
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print {parts, rows, bad_parts: {path: error}} as JSON
 ):
-    """Index the parts that filelists name, so that training starts at once."""
+    """Index the parts that filelists name, so that training starts at once.
+
+    Indexes lie beside the parts, or in PPLDM_CACHE_DIR (~/.cache/ppldm) where these folders cannot be written. Parts
+    are read where they lie: copies of parts that earlier versions made in that folder (*.gz, *.rows) can be deleted.
+    """
     parts = list_parts(filelists, layout, must_exist=False)
     indexed = index_parts(parts, check_workers(num_workers))
     report = {"parts": len(parts), "rows": indexed.num_rows, "bad_parts": indexed.bad_parts()}

@@ -3,6 +3,7 @@
 A part that cannot be opened is a finding, not the end of the command: it is listed with its error.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TypeVar
 from ..data.container import Rows, open_part, summarize
 from ..data.filelist import Source, read_sources
 from ..data.layouts import DEFAULT_LAYOUT
-from ..utils.errors import DataError, OutputError
+from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import make_output_dir
 from ..utils.log import progress
 from ..utils.workers import map_unordered
@@ -121,6 +122,21 @@ def describe_bad_parts(bad_parts: dict[str, str]) -> list[str]:
     """Lines for people."""
     lines = [f"  cannot be opened: {error}" for error in list(bad_parts.values())[:10]]
     return lines + ([f"  and {len(bad_parts) - 10} more"] if len(bad_parts) > 10 else [])
+
+
+def count_not_rows(part: Rows, span: Span) -> Counter:
+    """What lies between the rows of a span and has no number, by reason: `blank` lines. A gap that cannot be read is
+    that of a row that cannot, which is counted."""
+    try:
+        blank = part.count_blank_lines(span.start, span.stop)
+    except RowError:
+        blank = 0
+    return Counter({"blank": blank}) if blank else Counter()
+
+
+def describe_not_rows(not_rows: dict[str, int]) -> list[str]:
+    """Lines for people."""
+    return [f"  no rows, {reason} lines: {count}" for reason, count in not_rows.items()]
 
 
 def locate(indexed: Indexed, row: int) -> tuple[PartName, int]:

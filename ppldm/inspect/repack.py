@@ -12,10 +12,9 @@ finished when its record is there and fits the state of its source.
 
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, groupby
 from json import JSONDecodeError, dumps, loads
@@ -122,7 +121,7 @@ def _repack_part(task: _Task) -> dict:
         return record
     task.record_path.unlink(missing_ok=True)
     skipped, examples = Counter(), []
-    with _cache_inside(task.record_path.parent), closing(open_rows(task.part)) as part:
+    with closing(open_rows(task.part)) as part:
         rows = _usable_rows(part, skipped, examples)
         first = next(rows, None)
         if first is None:
@@ -164,21 +163,6 @@ def _usable_rows(part: Rows, skipped: Counter, examples: list[str]) -> Iterator[
         width, height = int(part.widths[number]), int(part.heights[number])
         known = {"width": width, "height": height} if 0 < width < 65535 and 0 < height < 65535 else {}
         yield Row(row.caption, row.image, row.meta | known)
-
-
-@contextmanager
-def _cache_inside(folder: Path):
-    """What opening a part puts into the cache (a copy of a parquet file, say) is wanted once."""
-    before = os.environ.get("PPLDM_CACHE_DIR")
-    with tempfile.TemporaryDirectory(dir=folder) as cache:
-        os.environ["PPLDM_CACHE_DIR"] = cache
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["PPLDM_CACHE_DIR"]
-            else:
-                os.environ["PPLDM_CACHE_DIR"] = before
 
 
 def _write_filelists(tasks: list[_Task], out: Path) -> None:

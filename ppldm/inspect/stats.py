@@ -20,7 +20,17 @@ from ..data.layouts import DEFAULT_LAYOUT
 from ..utils.errors import RowError
 from ..utils.files import atomic_write
 from ..utils.workers import check_workers
-from .parts import Span, check_output, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
+from .parts import (
+    Span,
+    check_output,
+    count_not_rows,
+    describe_bad_parts,
+    describe_not_rows,
+    index_parts,
+    list_parts,
+    open_rows,
+    over_rows,
+)
 
 _QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 _MEASURES = {
@@ -51,11 +61,13 @@ def stats(
     parts = list_parts(filelists, layout, must_exist=False)
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
-    counts, skipped, coverage = {measure: Counter() for measure in _MEASURES}, Counter(), Coverage()
-    for _, (own_counts, own_skipped, own_coverage) in over_rows(
+    counts, skipped, not_rows = {measure: Counter() for measure in _MEASURES}, Counter(), Counter()
+    coverage = Coverage()
+    for _, (own_counts, own_skipped, own_not_rows, own_coverage) in over_rows(
         partial(measure_span, meter=meter), indexed, num_workers, "stats"
     ):
         skipped.update(own_skipped)
+        not_rows.update(own_not_rows)
         coverage += own_coverage
         for measure, values in own_counts.items():
             counts[measure].update(values)
@@ -65,6 +77,7 @@ def stats(
         "parts": len(parts),
         "rows": indexed.num_rows,
         "skipped": dict(skipped.most_common()),
+        "not_rows": dict(not_rows),
         "bad_parts": indexed.bad_parts(),
         "quantiles": list(_QUANTILES),
         **{measure: quantiles(values) for measure, values in counts.items()},
@@ -83,9 +96,9 @@ def _open_meter(tokenizer: str, max_length: int) -> CoverageMeter:
     return CoverageMeter(load_tokenizer(tokenizer, max_length))
 
 
-def measure_span(span: Span, meter: CoverageMeter | None = None) -> tuple[dict[str, Counter], Counter, Coverage]:
-    """(how often each value of each measure comes, bad rows by reason, coverage by the tokenizer of `meter`) over the
-    rows of a span."""
+def measure_span(span: Span, meter: CoverageMeter | None = None) -> tuple[dict, Counter, Counter, Coverage]:
+    """(how often each value of each measure comes, bad rows by reason, what are no rows by reason, coverage by the
+    tokenizer of `meter`) over a span."""
     counts, skipped, captions = {measure: Counter() for measure in _MEASURES}, Counter(), []
     with closing(open_rows(span.part)) as part:
         for number in range(span.start, span.stop):
@@ -105,7 +118,8 @@ def measure_span(span: Span, meter: CoverageMeter | None = None) -> tuple[dict[s
             for measure, value in zip(_MEASURES, values, strict=True):
                 counts[measure][value] += 1
             captions += [row.caption, *row.other_captions]
-    return counts, skipped, meter.measure(captions) if meter else Coverage()
+        not_rows = count_not_rows(part, span)
+    return counts, skipped, not_rows, meter.measure(captions) if meter else Coverage()
 
 
 def quantiles(values: Counter) -> list[float]:
@@ -129,6 +143,7 @@ def describe(report: dict) -> str:
     if "tokenizer" in report:
         lines.append(report["tokenizer"])
     lines += [f"  bad rows, {reason}: {count}" for reason, count in report["skipped"].items()]
+    lines += describe_not_rows(report["not_rows"])
     return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
 
 

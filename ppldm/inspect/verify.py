@@ -16,7 +16,9 @@ from .parts import (
     EXAMPLES_PER_REASON,
     Span,
     check_output,
+    count_not_rows,
     describe_bad_parts,
+    describe_not_rows,
     index_parts,
     list_parts,
     open_rows,
@@ -29,10 +31,11 @@ def verify(
     out: str = "",  # write a filelist of the parts without any bad row
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes; 0 means one per core
-    json: bool = False,  # print {parts, rows, ok, skipped: {reason: count}, examples, bad_parts: {path: error}} as JSON
+    json: bool = False,  # print {parts, rows, ok, skipped, examples, not_rows: {reason: count}, bad_parts} as JSON
 ):
     """Check that every row can be read and its image decoded.
 
+    Blank lines are no rows: they are counted under not_rows, and are no fault.
     The exit status is 1 if any row or part is bad. A format other than part files is said where the filelist of --out
     is named, in a list of filelists, as for the original.
     """
@@ -41,8 +44,9 @@ def verify(
     parts = list_parts(filelists, layout, must_exist=False)
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
-    skipped, examples, unsound = Counter(), {}, set(indexed.bad)
-    for span, errors in over_rows(check_span, indexed, num_workers, "verify"):
+    skipped, not_rows, examples, unsound = Counter(), Counter(), {}, set(indexed.bad)
+    for span, (errors, others) in over_rows(check_span, indexed, num_workers, "verify"):
+        not_rows.update(others)
         for reason, message in errors:
             skipped[reason] += 1
             examples.setdefault(reason, []).append(message)
@@ -54,6 +58,7 @@ def verify(
         "ok": indexed.num_rows - skipped.total(),
         "skipped": dict(sorted(skipped.items())),
         "examples": dict(sorted(examples.items())),
+        "not_rows": dict(not_rows),
         "bad_parts": indexed.bad_parts(),
     }
     sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
@@ -66,8 +71,8 @@ def verify(
         )
 
 
-def check_span(span: Span) -> list[tuple[str, str]]:
-    """(reason, message) of each row of a span that cannot be used."""
+def check_span(span: Span) -> tuple[list[tuple[str, str]], Counter]:
+    """((reason, message) of each row of a span that cannot be used, what lies between its rows by reason)."""
     errors = []
     with closing(open_rows(span.part)) as part:
         for row in range(span.start, span.stop):
@@ -77,7 +82,7 @@ def check_span(span: Span) -> list[tuple[str, str]]:
                 where = f"{span.part.path} row {row}"
                 text = str(error)
                 errors.append((error.reason, text if text.startswith(where) else f"{where}: {text}"))
-    return errors
+        return errors, count_not_rows(part, span)
 
 
 def describe(report: dict) -> str:
@@ -85,4 +90,4 @@ def describe(report: dict) -> str:
     lines = [f"{report['ok']} of {report['rows']} rows are good, in {report['parts']} part(s)"]
     for reason, count in sorted(report["skipped"].items(), key=lambda item: -item[1]):
         lines.append(f"  {reason}: {count}, for example {report['examples'][reason][0]}")
-    return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
+    return "\n".join(lines + describe_not_rows(report["not_rows"]) + describe_bad_parts(report["bad_parts"]))

@@ -9,17 +9,19 @@ incomplete ones too: `load` says by a named `RowError` why a row cannot be used,
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..data.folder_names import FolderNames, list_once, split_name
 from ..data.row import Row
 from ..data.sample import decode_caption, decode_meta
 from ..utils.errors import ConfigError, DataError, RowError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+_IMAGE_SUFFIXES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
+_SUFFIXES = _IMAGE_SUFFIXES | {"txt", "json"}
 KEY_DIGITS = 9  # as img2dataset writes keys
 # The reason of rows of img2dataset's parquet files that are there to say that their download failed.
 NOT_DOWNLOADED = "not_downloaded"
@@ -97,14 +99,16 @@ class FolderUnit:
     path: Path
 
     def spans(self, rows: int) -> list[Span]:
-        total = sum(1 for _ in read_folder(self.path))
+        total = len(_list_folder(self.path))
         return [Span(start, min(start + rows, total), min(rows, total - start)) for start in range(0, total, rows)]
 
     def stamp(self, span: Span) -> list:
         return [row.stamp() for row in self.read(span)]
 
     def read(self, span: Span) -> Iterator[SourceRow]:
-        yield from list(read_folder(self.path))[span.start : span.stop]
+        names = _list_folder(self.path)
+        for number in range(span.start, min(span.stop, len(names))):
+            yield _make_row(self.path, names[number])
 
 
 def find_units(path) -> list[Unit]:
@@ -139,23 +143,41 @@ def read_folder(folder) -> Iterator[SourceRow]:
     Raises ConfigError for a folder that is missing, DataError for one without images.
     """
     folder = Path(folder)
-    images, captions, metas = defaultdict(list), {}, {}
-    for name in _list_names(folder)[0]:
-        path = folder / name
-        suffix = path.suffix.lower()
-        if suffix in IMAGE_SUFFIXES:
-            images[path.stem].append(path)
-        elif suffix == ".txt":
-            captions[path.stem] = path
-        elif suffix == ".json":
-            metas[path.stem] = path
-    if not images:
+    yield from (_make_row(folder, names) for names in _list_folder(folder))
+
+
+def _list_folder(folder: Path) -> FolderNames:
+    """Raises as `read_folder`."""
+    try:
+        names = list_once(folder, _SUFFIXES, _IMAGE_SUFFIXES, _is_no_folder)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    if not names.has_images:
         raise DataError(
             f"no images in {folder}; it should hold {', '.join(IMAGE_SUFFIXES)} files, each with a caption in a .txt "
             "of the same base name (subfolders are not searched)"
         )
-    for key in sorted(images.keys() | captions.keys()):
-        yield SourceRow(key, tuple(images.get(key, ())), captions.get(key), metas.get(key))
+    return names
+
+
+def _make_row(folder: Path, names: list[str]) -> SourceRow:
+    """The row of files of one base name."""
+    files = {name: split_name(name)[1] for name in names}
+    images = tuple(folder / name for name, suffix in files.items() if suffix in _IMAGE_SUFFIXES)
+    caption, meta = (
+        next((folder / name for name in reversed(names) if files[name] == suffix), None) for suffix in ("txt", "json")
+    )
+    return SourceRow(split_name(names[0])[0], images, caption, meta)
+
+
+def _is_no_folder(entry: os.DirEntry) -> bool:
+    return not entry.is_dir()
+
+
+def _unreadable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot read the folder {folder} ({error.strerror}); name one that holds 0000.jpg + 0000.txt, ..."
+    )
 
 
 def file_stamp(path: Path) -> list:
@@ -175,28 +197,30 @@ def read_bytes(path: Path) -> bytes:
         raise RowError("unreadable", f"{path.name}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _list_names(folder: Path) -> tuple[list[str], list[str]]:
-    """(files, folders) in a folder, sorted, hidden ones left out. Raises ConfigError."""
-    try:
-        with os.scandir(folder) as entries:
-            visible = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the folder {folder} ({error.strerror}); name one that holds 0000.jpg + 0000.txt, ..."
-        ) from error
-    return [name for name, is_folder in visible if not is_folder], [name for name, is_folder in visible if is_folder]
-
-
 def _units_of_folder(folder: Path) -> Iterator[Unit]:
     from .metadata import natural_key
     from .source_tables import IMAGEFOLDER_TABLES
 
-    files, folders = _list_names(folder)
-    files, folders = sorted(files, key=natural_key), sorted(folders, key=natural_key)
+    files, folders, has_images = [], [], False
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                suffix = split_name(entry.name)[1]
+                if entry.name.startswith("."):
+                    continue
+                if f".{suffix}" in _FILE_KINDS and not entry.is_dir():
+                    files.append(entry.name)
+                elif entry.is_dir():
+                    folders.append(entry.name)
+                elif suffix in _IMAGE_SUFFIXES:
+                    has_images = True
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    files, folders = sorted(sorted(files), key=natural_key), sorted(sorted(folders), key=natural_key)
     if tables := [name for name in files if name in IMAGEFOLDER_TABLES]:
         yield _unit_of_file(folder / tables[0])
         return
-    if any(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in files):
+    if has_images:
         yield FolderUnit(folder)
         return
     if tars := [name for name in files if name.lower().endswith(".tar")]:

@@ -243,3 +243,13 @@ def test_the_script_runs_in_its_own_folder_and_takes_flags(tmp_path):
     assert output.read_text() == f"{tmp_path / 'part-7'}\n"
     run = run_script(folder, "write_filelist.py", "--dir", str(tmp_path / "no"), "--output", str(output))
     assert run.returncode == 1 and run.stderr.startswith("error: no such folder") and run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("again", ["x/../a", "./a", "y/x/../../a", "x//../a"])
+def test_another_spelling_of_a_path_is_the_same_part(tmp_path, again):
+    (tmp_path / "y" / "x").mkdir(parents=True)
+    (tmp_path / "x").mkdir()
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "p.filelist").write_text(f"a\n{again}\n")
+    with pytest.raises(FilelistError, match="a"):
+        read_sources(tmp_path / "p.filelist")

@@ -1,3 +1,4 @@
+import gzip
 import io
 import json
 from base64 import b64encode
@@ -12,6 +13,7 @@ from PIL import Image
 
 from ppldm.data.filelist import read_sources
 from ppldm.data.part import Part
+from ppldm.data.row import encode_row
 from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.inspect.show import choose_rows, fit_image
 from ppldm.inspect.stats import draw_histogram, draw_reasons, quantiles
@@ -198,6 +200,22 @@ def test_a_source_that_changed_is_repacked_anew(data, run):
     run("repack", "x.filelist", "--out", "one")
     (data / "x").write_bytes(b"a\tb\tQUJE\n" + b"a\n" * 4)
     assert json.loads(run("repack", "x.filelist", "--out", "one", "--json"))["skipped"] == {"columns": 4}
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_blank_lines_are_counted_by_reason_and_are_no_fault(data, run, pack):
+    part = Part("a.gz")
+    lines = [encode_row(part.read(row)) for row in range(10)]
+    for place in (0, 3, 3, 7, 13):
+        lines.insert(place, b"\n")
+    (data / "p.gz").write_bytes(pack(b"".join(lines)))
+    (data / "p.filelist").write_text("p.gz\n")
+    report = json.loads(run("verify", "p.filelist", "--out", "good.filelist", "--json"))
+    assert (report["rows"], report["ok"], report["not_rows"]) == (10, 10, {"blank": 5})
+    assert (data / "good.filelist").read_text() == f"{data / 'p.gz'}\n"
+    assert "no rows, blank lines: 5" in run("verify", "p.filelist")
+    assert json.loads(run("stats", "p.filelist", "--json"))["not_rows"] == {"blank": 5}
+    assert "no rows, blank lines: 5" in run("stats", "p.filelist")
 
 
 def test_stats_with_a_tokenizer_count_tokens_and_unknown_words(data, run):

@@ -1,5 +1,6 @@
 """A file is finished or absent, and a folder belongs to one process."""
 
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from ppldm.utils.files import (
     atomic_dir,
     atomic_write,
     claimed_dir,
+    finish_file,
     link_or_copy,
     local_path,
     lock_folder,
@@ -20,6 +22,57 @@ from ppldm.utils.files import (
     remove_leftovers,
     write_text,
 )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of what is made durable and what is renamed, as ("fsync" | "rename", path), in the order of the calls."""
+    recorded, fsync, replace = [], os.fsync, os.replace
+
+    def record_fsync(handle):
+        recorded.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    def record_rename(source, target):
+        recorded.append(("rename", str(source)))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_rename)
+    return recorded
+
+
+def test_a_file_is_durable_before_it_has_its_name_and_its_name_after(tmp_path, calls):
+    with atomic_write(tmp_path / "a") as file:
+        file.write(b"x" * 100)
+        temporary = file.name if isinstance(file.name, str) else os.readlink(f"/proc/self/fd/{file.fileno()}")
+    assert calls == [("fsync", temporary), ("rename", temporary), ("fsync", str(tmp_path))]
+
+
+def test_what_is_written_is_flushed_before_it_is_made_durable(tmp_path, monkeypatch):
+    sizes, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (sizes.append(os.fstat(handle).st_size), fsync(handle)))
+    write_text(tmp_path / "a", "x" * 100)
+    assert sizes[0] == 100
+
+
+def test_a_file_of_another_library_is_durable_before_it_has_its_name(tmp_path, calls):
+    (tmp_path / "a.tmp").write_bytes(b"x")
+    finish_file(tmp_path / "a.tmp", tmp_path / "a")
+    temporary = str(tmp_path / "a.tmp")
+    assert calls == [("fsync", temporary), ("rename", temporary), ("fsync", str(tmp_path))]
+
+
+@pytest.mark.parametrize("make", [atomic_dir, claimed_dir])
+def test_all_of_a_tree_is_durable_before_it_has_its_name_and_its_name_after(tmp_path, calls, make):
+    with make(tmp_path / "tree") as folder:
+        (folder / "a").write_bytes(b"a")
+        (folder / "b" / "c").mkdir(parents=True)
+        (folder / "b" / "c" / "d").write_bytes(b"d")
+        needed = {str(folder / name) for name in ("", "a", "b", "b/c", "b/c/d")}
+    renamed = calls.index(("rename", str(folder)))
+    assert needed <= {path for call, path in calls[:renamed] if call == "fsync"}
+    assert calls[renamed + 1 :] == [("fsync", str(tmp_path))]
 
 
 def test_an_error_leaves_the_old_file_and_no_other(tmp_path):

@@ -1,0 +1,83 @@
+"""What listing a folder of pictures costs:  python benchmarks/folders.py [--names 100000 1000000] [--json OUT]
+
+Makes folders of empty files, two to a row (`.jpg`, `.txt`), and reads them as `ppldm convert` does: spans of 1,000 rows
+each, every span's rows named. Each folder is read in a process of its own. CPU seconds and peak memory should grow with
+the names, and no faster.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROWS_PER_SPAN = 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--names", type=int, nargs="+", default=[100_000, 1_000_000], help="files in the folders")
+    parser.add_argument("--quick", action="store_true", help="two small folders: to see that it runs")
+    parser.add_argument("--json", help="also write the results here")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        return sys.stdout.write(json.dumps(measure(Path(arguments.measure))) + "\n")
+    results = []
+    for count in [200, 2000] if arguments.quick else arguments.names:
+        with tempfile.TemporaryDirectory() as folder:
+            make_folder(Path(folder), count)
+            done = subprocess.run(
+                [sys.executable, __file__, "--measure", folder], capture_output=True, text=True, check=True
+            )
+            results.append({"names": count, **json.loads(done.stdout)})
+    first = results[0]
+    sys.stdout.write(f"{'names':>10}{'CPU s':>9}{'peak MB':>9}{'CPU ratio':>11}{'names ratio':>13}\n")
+    for found in results:
+        found["cpu_ratio"] = found["cpu_seconds"] / first["cpu_seconds"]
+        sys.stdout.write(
+            f"{found['names']:>10}{found['cpu_seconds']:>9.2f}{found['peak_mb']:>9}{found['cpu_ratio']:>11.1f}"
+            f"{found['names'] / first['names']:>13.1f}\n"
+        )
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({**describe_run(), "results": results}, indent=2) + "\n")
+
+
+def make_folder(folder: Path, count: int) -> None:
+    """A folder of that many empty files, made before the clock starts and long unchanged."""
+    for number in range(count // 2):
+        for suffix in ("jpg", "txt"):
+            os.close(os.open(folder / f"{number:09}.{suffix}", os.O_CREAT | os.O_WRONLY))
+    os.utime(folder, (1, 1))
+
+
+def measure(folder: Path) -> dict:
+    """CPU seconds of naming all rows, span by span, and the peak memory of this process in MB."""
+    from ppldm.laion.source import find_units
+
+    before = time.process_time()
+    (unit,) = find_units(folder)
+    rows = sum(len(list(unit.read(span))) for span in unit.spans(ROWS_PER_SPAN))
+    peak_kb = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))
+    return {"rows": rows, "cpu_seconds": time.process_time() - before, "peak_mb": peak_kb >> 10}
+
+
+def describe_run() -> dict:
+    """Where, when and of which commit a result is."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    return {
+        "machine": f"{cpu.group(1) if cpu else 'unknown'}, {os.cpu_count()} cores",
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit,
+        "command": " ".join(["python", *sys.argv]),
+        "load": os.getloadavg()[0],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""How fast rows of ordinary gzip are read, beside our own parts:  python benchmarks/packed_parts.py [--json OUT]
+
+Writes the same rows twice, with a gzip member a row and as one member (`gzip -6`), and reads both in the windowed order
+of training: the rows alone, and whole samples at 256 pixels. Turns alternate, each keeps its best; CPU time of one
+process, which other load on the machine hurts little. Prints the share of a part that its index and seek points take,
+and how fast ordinary gzip is, our own parts being 1.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from folders import describe_run
+from photographs import make_rows
+
+from ppldm.data.dataset import TextImageDataset
+from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.index import PACKED_LINES
+from ppldm.data.order import Mix
+from ppldm.data.part import Part, write_part
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1000, help="rows of the part")
+    parser.add_argument("--photographs", type=int, default=50, help="different pictures among them")
+    parser.add_argument("--level", type=int, default=6, help="of gzip")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each")
+    parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that it runs")
+    parser.add_argument("--json", help="also write the results here")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rows, arguments.photographs, arguments.repeats = 20, 4, 1
+    with tempfile.TemporaryDirectory() as folder:
+        results = compare(Path(folder), arguments)
+    lines = [
+        f"{results['rows']} rows of {results['mean_row_bytes'] / 1000:.0f} kB: index and seek points are "
+        f"{results['sidecar_share']:.1%} of the part; indexed at {results['index_mb_per_second']:.0f} MB/s",
+        *(
+            f"{name:<8}{found['own_us']:8.0f} us own{found['packed_us']:8.0f} us ordinary gzip{found['ratio']:8.2f}"
+            for name, found in results["reading"].items()
+        ),
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({**describe_run(), **results}, indent=2) + "\n")
+
+
+def compare(folder: Path, arguments: argparse.Namespace) -> dict:
+    """All numbers, as JSON has them."""
+    pictures = make_rows(arguments.photographs)
+    write_part(folder / "own.gz", (pictures[number % len(pictures)] for number in range(arguments.rows)))
+    text = gzip.decompress((folder / "own.gz").read_bytes())
+    (folder / "packed.gz").write_bytes(gzip.compress(text, arguments.level))
+    Part(folder / "packed.gz")  # the first time compiles
+    (folder / "packed.gz.idx").unlink()
+    before = time.process_time()
+    part = Part(folder / "packed.gz")
+    seconds = time.process_time() - before
+    assert part._index.kind == PACKED_LINES
+    sidecar = sum((folder / f"packed.gz.{suffix}").stat().st_size for suffix in ("idx", "points"))
+    datasets = {name: open_dataset(folder, name) for name in ("own", "packed")}
+    _, rows = Mix(datasets["own"].list_sizes, None, 0).samples(0, arguments.rows)
+    read = {
+        "rows": lambda dataset: [dataset.read_row(row) for row in rows.tolist()],
+        "samples": lambda dataset: [dataset[0, row] for row in rows.tolist()[:200]],
+    }
+    return {
+        "rows": arguments.rows,
+        "level": arguments.level,
+        "mean_row_bytes": len(text) / arguments.rows,
+        "sidecar_share": sidecar / (folder / "packed.gz").stat().st_size,
+        "index_mb_per_second": len(text) / 1e6 / seconds,
+        "reading": {name: take_turns(datasets, function, arguments.repeats) for name, function in read.items()},
+    }
+
+
+def open_dataset(folder: Path, name: str) -> TextImageDataset:
+    """One part as training reads it."""
+    write_filelist(folder / f"{name}.filelist", [f"{name}.gz"])
+    return TextImageDataset(read_sources(folder / f"{name}.filelist"), None, 256, (4, 32, 32), 0, pixels_only=True)
+
+
+def take_turns(datasets: dict, function, repeats: int) -> dict:
+    """Microseconds a row of each, the best of `repeats`."""
+    best = dict.fromkeys(datasets, np.inf)
+    for _ in range(repeats + 1):  # once more, to warm up
+        for name, dataset in datasets.items():
+            before = time.process_time()
+            count = len(function(dataset))
+            best[name] = min(best[name], 1e6 * (time.process_time() - before) / count)
+    return {"own_us": best["own"], "packed_us": best["packed"], "ratio": best["own"] / best["packed"]}
+
+
+if __name__ == "__main__":
+    main()

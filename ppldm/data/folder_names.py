@@ -1,0 +1,95 @@
+"""The files of a folder of samples, grouped by base name and in order, in memory little more than the names take.
+
+Listing is linear, but for the sort, which takes `_RUN` names at a time and merges the sorted runs; names are kept as
+bytes. A million names take some 20 MB.
+"""
+
+import heapq
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import groupby, islice
+from pathlib import Path
+
+_RUN, _BLOCK = 100_000, 1000
+# A folder that changed so short a time ago may change again within one tick of its time of change.
+_SETTLED_SECONDS = 2.0
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """(base name, suffix in lower case without its dot) of a file's name; the suffix begins at the last dot."""
+    dot = name.rfind(".")
+    return (name[:dot], name[dot + 1 :].lower()) if 0 < dot < len(name) - 1 else (name, "")
+
+
+class FolderNames:
+    """A sequence of the samples of a folder: each the names of its files, sorted; samples sorted by base name.
+
+    suffixes: of the files that count. is_file: of the entries that count. Hidden files do not, and a `.json` alone is
+    no sample. `has_images`: whether any name has one of `image_suffixes`. Raises OSError.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        suffixes: frozenset[str],
+        image_suffixes: frozenset[str],
+        is_file: Callable[[os.DirEntry], bool] = os.DirEntry.is_file,
+    ):
+        self.has_images = False
+        self._names, self._starts = bytearray(), array("q")
+        with os.scandir(folder) as entries:
+            names = (
+                entry.name
+                for entry in entries
+                if entry.name[0] != "." and split_name(entry.name)[1] in suffixes and is_file(entry)
+            )
+            runs = list(_sorted_runs(names))
+        for _, group in groupby(heapq.merge(*map(_read_run, runs)), key=lambda pair: pair[0]):
+            own = [name for _, name in group]
+            kinds = {split_name(name)[1] for name in own}
+            self.has_images |= not kinds.isdisjoint(image_suffixes)
+            if kinds != {"json"}:
+                self._starts.append(len(self._names))
+                self._names += os.fsencode("\0".join(own))
+        self._starts.append(len(self._names))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, number: int) -> list[str]:
+        if not 0 <= number < len(self):
+            raise IndexError(f"there are {len(self)} samples, no number {number}")
+        return os.fsdecode(bytes(self._names[self._starts[number] : self._starts[number + 1]])).split("\0")
+
+
+def _sorted_runs(names: Iterator[str]) -> Iterator[list[bytes]]:
+    """Runs of sorted names as blocks of bytes."""
+    while run := [(split_name(name)[0], name) for name in islice(names, _RUN)]:
+        run.sort()
+        yield [
+            os.fsencode("\0".join(name for _, name in run[start : start + _BLOCK]))
+            for start in range(0, len(run), _BLOCK)
+        ]
+
+
+def _read_run(run: list[bytes]) -> Iterator[tuple[str, str]]:
+    """(base name, name) of a sorted run."""
+    for block in run:
+        for name in os.fsdecode(block).split("\0"):
+            yield split_name(name)[0], name
+
+
+def list_once(folder: Path, *rules) -> FolderNames:
+    """`FolderNames` of a folder, from memory where it has not changed since. Raises OSError."""
+    changed = os.stat(folder).st_mtime_ns
+    if time.time() - changed / 1e9 < _SETTLED_SECONDS:
+        return FolderNames(folder, *rules)
+    return _list_once(Path(os.path.abspath(folder)), changed, *rules)
+
+
+@lru_cache(maxsize=2)
+def _list_once(folder: Path, changed: int, *rules) -> FolderNames:
+    return FolderNames(folder, *rules)

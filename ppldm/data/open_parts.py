@@ -1,0 +1,81 @@
+"""Parts that are kept open: as many as the order of rows reads from at a time, within the limit on open files.
+
+The order (`ppldm.data.order`) draws from one window of runs of consecutive rows at a time, with weights from one window
+of every list. A cache that holds the parts of these windows opens a part once a window; a smaller one opens it again
+and again.
+"""
+
+import resource
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from .container import Rows, open_part
+from .filelist import Source
+from .order import RUN_LENGTH, WINDOW_RUNS
+
+_MIN_OPEN_PARTS = 16
+# A part of ordinary gzip has two files open, itself and its seek points; the rest of the process needs some as well.
+_FILES_OF_A_PART = 2
+_OTHER_FILES = 256
+
+
+class OpenParts:
+    """Opens parts by their number and keeps the latest `count` open. One that falls out closes with its last user.
+
+    parts: (path, how to read it).
+    """
+
+    def __init__(self, parts: Sequence[tuple[Path, Source]], count: int):
+        self._parts, self._count = parts, count
+        self._open = lru_cache(maxsize=count)(self._open_part)
+
+    def __getitem__(self, number: int) -> Rows:
+        """Raises PartError, ConfigError, OutputError."""
+        return self._open(number)
+
+    def __getstate__(self):
+        return self._parts, self._count
+
+    def __setstate__(self, state):
+        self.__init__(*state)
+
+    def _open_part(self, number: int) -> Rows:
+        return open_part(*self._parts[number])
+
+
+def count_open_parts(
+    rows_of_parts: Sequence[int], parts_of_lists: Sequence[int], weights: Sequence[float] | None
+) -> int:
+    """How many parts to keep open.
+
+    rows_of_parts: rows of each part that the order draws from. parts_of_lists: how many parts each list has. weights:
+    of the lists, each of which then has an order of its own; None where one order goes over all.
+    """
+    if weights is None:
+        parts_of_lists, weights = [len(rows_of_parts)], [1.0]
+    lists = np.split(np.asarray(rows_of_parts), np.cumsum(parts_of_lists)[:-1])
+    needed = sum(count_parts_in_window(rows) for rows, weight in zip(lists, weights, strict=True) if weight)
+    return max(_MIN_OPEN_PARTS, min(needed, _count_allowed()))
+
+
+def count_parts_in_window(
+    rows_of_parts: Sequence[int], run_length: int = RUN_LENGTH, window_runs: int = WINDOW_RUNS
+) -> int:
+    """The most parts that a window of `Order` can read from: those of its runs, were they the runs with the most."""
+    ends = np.cumsum(np.asarray(rows_of_parts, dtype=np.int64))
+    if not len(ends) or not ends[-1]:
+        return 0
+    firsts = np.arange(0, ends[-1], run_length)
+    lasts = np.minimum(firsts + run_length, ends[-1]) - 1
+    parts = np.searchsorted(ends, lasts, side="right") - np.searchsorted(ends, firsts, side="right") + 1
+    if len(parts) > window_runs:
+        parts = np.partition(parts, -window_runs)[-window_runs:]
+    return min(int(parts.sum()), int(np.count_nonzero(rows_of_parts)))
+
+
+def _count_allowed() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 16 if files == resource.RLIM_INFINITY else (files - _OTHER_FILES) // _FILES_OF_A_PART

@@ -1,0 +1,91 @@
+"""Rows of parquet files are read in place, in any order and bounded memory, whatever the row groups are."""
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ppldm.data import parquet_table
+from ppldm.data.parquet_table import ParquetTable
+from ppldm.utils.errors import PartError, RowError
+
+
+@pytest.fixture
+def write_table(tmp_path, make_rows):
+    def write(count=200, rows_of_group=50, name="p.parquet", **options):
+        rows = make_rows(0, count)
+        columns = {"image": [row.image for row in rows], "text": [row.caption for row in rows]}
+        columns["key"] = [row.meta["key"] for row in rows]
+        pq.write_table(pa.table(columns), tmp_path / name, row_group_size=rows_of_group, **options)
+        return tmp_path / name, rows
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def no_groups_of_other_tests():
+    parquet_table._CACHE.clear()
+    yield
+    parquet_table._CACHE.clear()
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("rows_of_group", [1, 7, 64, 1000])
+def test_rows_come_in_any_order_from_any_groups(write_table, monkeypatch, cache_dir, large, rows_of_group):
+    if large:
+        monkeypatch.setattr(parquet_table, "_LARGE_GROUP_BYTES", 0)
+    path, rows = write_table(rows_of_group=rows_of_group)
+    table = ParquetTable(path)
+    for row in [0, 199, *np.random.default_rng(0).permutation(200).tolist(), *range(200)]:
+        assert table.read(row) == rows[row]
+    assert len(table) == 200 and table.widths.tolist() == [20 + row % 3 for row in range(200)]
+    assert sorted(path.parent.glob("p.*")) == [path, path.with_name("p.parquet.idx")] and not cache_dir.exists()
+    for outside in (-1, 200):
+        with pytest.raises(IndexError):
+            table.read(outside)
+    assert bool(parquet_table._CACHE) is not large
+    table.close()
+    assert not parquet_table._CACHE
+
+
+def test_the_groups_that_are_kept_are_bounded_over_all_tables(write_table, monkeypatch):
+    tables = [ParquetTable(write_table(name=f"{number}.parquet")[0]) for number in range(3)]
+    limit = 3 * 50 * 1300
+    monkeypatch.setattr(parquet_table, "_CACHE_BYTES", limit)
+    rows = [(table, row) for table in tables for row in range(0, 200, 50)]
+    for table, row in rows * 2:
+        table.read(row)
+        assert sum(group.nbytes for group in parquet_table._CACHE.values()) <= limit
+    assert 1 < len(parquet_table._CACHE) < len(rows)
+    latest = next(reversed(parquet_table._CACHE.values()))
+    tables[-1].read(199)
+    assert next(reversed(parquet_table._CACHE.values())) is latest, "read again from memory"
+
+
+def test_a_table_that_changes_while_it_is_open_is_an_error(write_table):
+    path, rows = write_table()
+    table = ParquetTable(path)
+    assert table.read(3) == rows[3]
+    os.utime(path, (1, 1))
+    with pytest.raises(PartError, match="p.parquet row 3: .* has changed"):
+        table.read(3)
+
+
+def test_a_group_damaged_behind_a_fitting_index_has_bad_rows(write_table):
+    path, rows = write_table(compression="gzip", use_dictionary=False)
+    ParquetTable(path)
+    before, data = path.stat().st_mtime_ns, bytearray(path.read_bytes())
+    for place in range(9000, 9100):
+        data[place] ^= 0xA5
+    path.write_bytes(data)
+    os.utime(path, ns=(before, before))
+    table, bad = ParquetTable(path), []
+    for row in range(200):
+        try:
+            assert table.read(row) == rows[row]
+        except RowError as error:
+            assert error.reason == "unreadable" and f"p.parquet row {row}: damaged parquet data" in str(error)
+            bad.append(row)
+    assert bad and max(bad) < 50, "in the damaged group alone"
