@@ -27,8 +27,8 @@ def export(
         raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; leave one of them away")
     prepare_cpu()
     import_paddle_quietly()
+    from ..models.network_configs import is_ldmbert
     from ..models.weights.fetch import local_path
-    from ..models.weights.parts import is_ldmbert
     from ..models.weights.read import PART_FOLDERS, read_weights
     from ..models.weights.write import facts_of, write_weights
     from ..utils.log import get_logger, quiet_libraries

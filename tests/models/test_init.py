@@ -9,6 +9,7 @@ from paddle import nn
 
 from ppldm.models.build import build_autoencoder, build_text_encoder, build_unet
 from ppldm.models.init import init_like_pytorch
+from ppldm.models.network_configs import read_new_config
 
 
 @pytest.mark.parametrize(
@@ -47,14 +48,16 @@ def test_autoencoder_weights_keep_the_variance(tiny):
 
 
 def test_text_encoder_embeddings(tiny):
-    text_encoder = build_text_encoder(tiny.config("ldmbert"), 5000, 12, seed=3)
+    text_encoder = build_text_encoder(
+        read_new_config("ldmbert", tiny.config("ldmbert"), "") | {"vocab_size": 5000}, seed=3
+    )
     for embedding in (text_encoder.model.embed_tokens, text_encoder.model.embed_positions):
         values = embedding.weight.numpy()
         assert abs(values.std() / 0.02 - 1) < 5 / math.sqrt(values.size)
 
 
 def test_fresh_unet_gives_exactly_zero(tiny):
-    unet = build_unet(tiny.config("unet"), seed=3)
+    unet = build_unet(read_new_config("unet", tiny.config("unet"), ""), seed=3)
     unet.eval()
     paddle.seed(0)
     out = unet(paddle.randn([2, 4, 4, 4]), 500, encoder_hidden_states=paddle.randn([2, 12, 32])).sample
@@ -66,7 +69,10 @@ def test_fresh_unet_gives_exactly_zero(tiny):
 
 def test_weights_come_from_the_seed_alone(tiny):
     def weights(seed):
-        return {name: p.numpy() for name, p in build_unet(tiny.config("unet"), seed).named_parameters()}
+        return {
+            name: p.numpy()
+            for name, p in build_unet(read_new_config("unet", tiny.config("unet"), ""), seed).named_parameters()
+        }
 
     paddle.seed(1)
     first = weights(seed=3)

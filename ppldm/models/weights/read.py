@@ -16,11 +16,12 @@ from ...config.arguments import CONFIG_DIR, ModelArguments
 from ...utils.errors import ModelError
 from ...utils.files import checksum_file
 from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES
+from ..network_configs import is_ldmbert
 from . import compvis
 from .configs import complete_config, read_config, read_json
 from .files import is_pytorch, read_arrays, weight_files
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
-from .parts import Part, Weights, is_ldmbert, turn_linear
+from .parts import Part, Weights, turn_linear
 
 # The folders of each part, by the scripts and libraries that write them.
 PART_FOLDERS = {

@@ -16,9 +16,10 @@ import numpy as np
 
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import atomic_dir, checksum_file, write_json, write_text
+from ..network_configs import is_ldmbert
 from . import compvis
 from .files import write_safetensors
-from .parts import Part, Weights, cast, is_ldmbert, to_torch_config, turn_linear
+from .parts import Part, Weights, cast, to_torch_config, turn_linear
 from .pickles import write_torch
 
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
