@@ -21,6 +21,15 @@ from ..utils.log import get_logger
 from .diffusion import NoiseSchedule
 from .init import init_autoencoder, init_text_encoder, init_unet
 from .ldm import LatentDiffusionModel
+from .model_file import (
+    AUTOENCODER,
+    LDM,
+    Component,
+    ModelDescription,
+    TokenizerFiles,
+    checksum_arrays,
+    describe,
+)
 from .network_configs import LABELS, check_config, check_fit, check_tokenizer_fit, is_ldmbert, read_new_config
 from .weights.configs import complete_config
 from .weights.fetch import local_path
@@ -201,14 +210,45 @@ def _make(kind: str, part: Part):
 
 def weights_of(model: LatentDiffusionModel) -> Weights:
     """The weights of a built model, copied, in float32."""
-    parts = {}
+    parts = {
+        kind: Part(
+            config_of(kind, getattr(model, kind)),
+            {name: value.astype("float32").numpy() for name, value in getattr(model, kind).state_dict().items()},
+            kind,
+        )
+        for kind in PART_FOLDERS
+    }
+    frozen = tuple(kind for kind in PART_FOLDERS if not _is_trained(kind, model))
+    return Weights(parts, process_of(model), frozen=frozen)
+
+
+def config_of(kind: str, layer) -> dict:
+    """The completed config of a built network."""
+    return complete_config(kind, layer.config.to_dict() if kind == "text_encoder" else dict(layer.config), kind)
+
+
+def process_of(model: LatentDiffusionModel) -> dict:
+    """The noise schedule that a model is trained under, and what it predicts."""
+    return {**model.noise_schedule.scheduler_config(), "prediction_type": model.prediction_type}
+
+
+def describe_ldm(model: LatentDiffusionModel, tokenizer: TokenizerFiles) -> ModelDescription:
+    """What model.json says of a built model: with checksums of its frozen weights, which must be in float32 yet."""
+    components = {}
     for kind in PART_FOLDERS:
-        layer = getattr(model, kind)
-        config = layer.config.to_dict() if kind == "text_encoder" else dict(layer.config)
-        arrays = {name: value.astype("float32").numpy() for name, value in layer.state_dict().items()}
-        parts[kind] = Part(complete_config(kind, config, kind), arrays, kind)
-    schedule = {**model.noise_schedule.scheduler_config(), "prediction_type": model.prediction_type}
-    return Weights(parts, schedule)
+        layer, trained = getattr(model, kind), _is_trained(kind, model)
+        arrays = ((name, value.numpy()) for name, value in layer.state_dict().items())
+        components[kind] = Component(config_of(kind, layer), trained, None if trained else checksum_arrays(arrays))
+    return describe(LDM, components, process_of(model), tokenizer)
+
+
+def describe_autoencoder(vae: AutoencoderKL) -> ModelDescription:
+    """What model.json says of an autoencoder that is trained."""
+    return describe(AUTOENCODER, {"vae": Component(config_of("vae", vae), trained=True)})
+
+
+def _is_trained(kind: str, model: LatentDiffusionModel) -> bool:
+    return kind == "unet" or (kind == "text_encoder" and not model.freeze_text_encoder)
 
 
 def noise_schedule(scheduler: dict) -> NoiseSchedule:

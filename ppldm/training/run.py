@@ -23,7 +23,8 @@ from ..data.order import Mix
 from ..data.sampler import StepSampler
 from ..data.selection import Selection, select_rows
 from ..data.where import parse_where
-from ..utils.errors import CheckpointError, ConfigError, DiskFullError, Interrupted, Preempted
+from ..models.model_file import ModelDescription
+from ..utils.errors import ConfigError, DiskFullError, Interrupted, Preempted
 from ..utils.files import link_or_copy, lock_folder, make_output_dir, remove_leftovers, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
@@ -33,12 +34,10 @@ from .checkpoint import (
     TrainingState,
     find_checkpoint,
     list_checkpoints,
-    load_model,
     named_checkpoint,
     read_manifest,
     save_checkpoint,
     set_aside_after,
-    versions,
 )
 from .interval import Interval
 from .metrics import METRICS_FILE
@@ -72,6 +71,7 @@ class TrainingRun:
     max_steps: int
     global_batch_size: int
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
+    description: ModelDescription  # what the model is made of; the same of a checkpoint
     checkpoint: Path | None
     start_step: int
     interval: Interval  # what happened since the last log line
@@ -149,7 +149,9 @@ class TrainingRun:
         try:
             with self.interval.paused():
                 folder = save_checkpoint(
-                    self.output_dir, self.state, trainer_state, facts, *limits, optimizer_state=optimizer_state
+                    *(self.output_dir, self.state, trainer_state, facts, *limits),
+                    optimizer_state=optimizer_state,
+                    description=self.description,
                 )
         except DiskFullError as error:
             if stopping or step == self.max_steps:
@@ -316,40 +318,6 @@ def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
             f"--output_dir {folder} holds files that are no run of ppldm; "
             "choose another folder, or add --overwrite_output_dir to write among them"
         )
-
-
-def restore(
-    checkpoint: Path | None, state: TrainingState, identity: dict, accepted: list[str] = ()
-) -> tuple[int, dict]:
-    """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
-
-    Raises CheckpointError naming the first setting in which the checkpoint differs from this run, and which is not
-    among those `accepted`; ConfigError for one of these that there is not. A setting that an older checkpoint does not
-    record is not compared.
-    """
-    for name in accepted:
-        if name not in identity:
-            raise ConfigError(f"--accept_changes {name}: there is no such setting; choose from {', '.join(identity)}")
-    if checkpoint is None:
-        return 0, {}
-    manifest = read_manifest(checkpoint)
-    for name, value in identity.items():
-        then = manifest["identity"].get(name, value)
-        if then == value:
-            continue
-        if name not in accepted:
-            raise CheckpointError(
-                f"{checkpoint} was trained with {name} {then}, this run has {value}; resume with the same setting, "
-                f"accept the change with --accept_changes {name}, or start anew in another --output_dir"
-            )
-        get_logger().warning("%s changes from %s to %s at update %d", name, then, value, manifest["global_step"])
-    load_model(checkpoint, state)
-    get_logger().info("resuming from %s", checkpoint)
-    for name, version in versions().items():
-        then = manifest.get("versions", {}).get(name, version)
-        if then != version:
-            get_logger().info("it was written with %s %s, this is %s: bits may differ", name, then, version)
-    return manifest["global_step"], manifest["unlogged"]
 
 
 def resolved_config(*groups) -> dict:

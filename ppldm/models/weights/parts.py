@@ -43,13 +43,14 @@ class Weights:
 
     `scheduler`: the settings of a scheduler, num_train_timesteps, beta_start, beta_end, beta_schedule, prediction_type
     among them. `tokenizer`: its folder, or an object whose `save(folder)` writes it. `facts`: what ppldm.json says:
-    steps, samples seen, resolution.
+    steps, samples seen, resolution. `frozen`: the parts that were not trained.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
     scheduler: dict = field(default_factory=dict)
     tokenizer: Path | Any = None
     facts: dict = field(default_factory=dict)
+    frozen: tuple[str, ...] = ("vae",)
 
 
 def turn_linear(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
