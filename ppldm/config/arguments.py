@@ -50,8 +50,8 @@ class ModelArguments:
     original_config_file: Optional[str] = field(
         default=None,
         metadata={
-            "help": "YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a checkpoint "
-            "that holds no model.json."
+            "help": "YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a "
+            "checkpoint that holds no model.json."
         },
     )
     load_ema: bool = field(

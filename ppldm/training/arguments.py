@@ -126,7 +126,10 @@ class LDMTrainingArguments(TrainingArguments):
 
     overwrite_output_dir: bool = field(
         default=False,
-        metadata={"help": "Start anew: checkpoints and metrics in the output folder are removed, other files stay."},
+        metadata={
+            "help": "Start anew: checkpoints and metrics in the output folder are removed, other files stay. Once: a "
+            "job that its scheduler puts back into the queue goes on."
+        },
     )
     resume_from_checkpoint: Optional[str] = field(
         default=None,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -46,6 +47,7 @@ from .ranks import check_ranks
 from .sharding import whole_state
 from .sinks import writes_files
 from .speed import apply_switches
+from .start import begins_anew, checksum_of, find_job, next_start, note_stopped, read_start, write_start
 from .watchdog import PromptBatches
 
 RUN_FILE = "run.json"
@@ -162,8 +164,12 @@ class TrainingRun:
 
     def interruption(self, step: int, number: int) -> Interrupted:
         """The error of a run that signal `number` stopped after update `step`; 0: a signal to another rank."""
-        kind = Interrupted if number == signal.SIGINT else Preempted
-        return kind(f"stopped after update {step} of {self.max_steps}; the same command again goes on there")
+        kind, again = (Interrupted if number == signal.SIGINT else Preempted), ""
+        if kind is Preempted and self.world.is_main:
+            note_stopped(self.output_dir, True)
+        elif kind is Interrupted and self.arguments.overwrite_output_dir and not find_job(os.environ):
+            again = " without --overwrite_output_dir"
+        return kind(f"stopped after update {step} of {self.max_steps}; the same command again{again} goes on there")
 
     def finish(self) -> None:
         """Export the trained model on the main process and say where everything is. All ranks call it together.
@@ -183,6 +189,7 @@ class TrainingRun:
         for name in ("model_state.pdparams", "trainer_state.json"):
             link_or_copy((last if last.is_dir() else self.checkpoint) / name, self.output_dir / name)
         folder = self.export(facts)
+        note_stopped(self.output_dir, False)
         get_logger().info("trained model: %s", folder)
 
 
@@ -284,8 +291,8 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
     """Create the output folder, hold it, write its run.json, and return the checkpoint to resume from, if any.
 
     The main process decides for all ranks. `resume_from_checkpoint` says which (`find_checkpoint`): by default the
-    newest sound one. `overwrite_output_dir` starts anew. A folder that holds something else is refused. Raises
-    ConfigError, CheckpointError or OutputError.
+    newest sound one. `overwrite_output_dir` starts anew, once (`start.begins_anew`). A folder that holds something else
+    is refused. Raises ConfigError, CheckpointError or OutputError.
     """
     folder = Path(arguments.output_dir)
     chosen = [None]
@@ -295,9 +302,7 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
         _held_folders.append(lock_folder(folder))
         if freed := remove_leftovers(folder):
             get_logger().info("removed %.3f GB that an interrupted run left unfinished", freed / 1e9)
-        if arguments.overwrite_output_dir:
-            for old in (*list_checkpoints(folder), folder / METRICS_FILE):
-                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        _record_start(arguments, folder, config)
         chosen = [find_checkpoint(folder, arguments.resume_from_checkpoint)]
         if chosen[0]:
             set_aside_after(folder, read_manifest(chosen[0])["global_step"])
@@ -308,6 +313,24 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
         meet(world)
         paddle.distributed.broadcast_object_list(chosen, src=0)
     return chosen[0]
+
+
+def _record_start(arguments: LDMTrainingArguments, folder: Path, config: dict) -> None:
+    """Begin anew where `overwrite_output_dir` means it, and leave a record of this start."""
+    last, job, command = read_start(folder), find_job(os.environ), checksum_of(config)
+    overwrites, anew = arguments.overwrite_output_dir, False
+    if overwrites:
+        anew, why_not = begins_anew(last, job, command)
+        if why_not:
+            get_logger().warning(
+                "--overwrite_output_dir: the run in %s goes on, as %s; remove the folder to start anew", folder, why_not
+            )
+    start = next_start(last, job, command, overwrites, anew)
+    if anew:
+        write_start(folder, dataclasses.replace(start, clearing=True))
+        for old in (*list_checkpoints(folder), folder / METRICS_FILE):
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+    write_start(folder, start)
 
 
 def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
