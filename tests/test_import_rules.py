@@ -56,6 +56,10 @@ LIGHT_MODULES = {
     "data.tokenizer",
     "data.clip_tokenizer",
     "data.dataset",
+    "models.model_file",
+    "models.network_configs",
+    "models.network_settings",
+    "training.network_flags",
 }
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
