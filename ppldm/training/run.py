@@ -41,7 +41,7 @@ from .checkpoint import (
     set_aside_after,
 )
 from .interval import Interval
-from .metrics import METRICS_FILE
+from .metrics import METRICS_FILE, last_step
 from .precision import precision_name, restore_float32
 from .ranks import check_ranks
 from .sharding import whole_state
@@ -92,6 +92,10 @@ class TrainingRun:
         # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
         # the one that the run goes on from will be rotated away.
         self.resumed_from: str | None = None
+        # The last line of metrics.jsonl at the checkpoint that the run goes on from, where that is of this folder.
+        self.curve_ends: int | None = None
+        if self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve():
+            self.curve_ends = read_manifest(self.checkpoint).get("curve_ends")
         if named := named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint):
             self.resumed_from = str(named.resolve())
         elif self.checkpoint:
@@ -145,6 +149,7 @@ class TrainingRun:
             "identity": self.identity,
             "unlogged": unlogged,
             "resumed_from": self.resumed_from,
+            "curve_ends": last_step(self.output_dir / METRICS_FILE),
             "config": json.loads((self.output_dir / RUN_FILE).read_text(encoding="utf-8")),
         }
         limits = (self.arguments.save_total_limit, self.arguments.backup_every)
@@ -179,13 +184,14 @@ class TrainingRun:
         restore_float32(self.state)
         if not self.world.is_main:
             return
+        step = max(self.max_steps, self.start_step)  # a budget may be lower than what was trained before
         facts = {
             "ppldm": __version__,
-            "global_step": self.max_steps,
-            "samples_seen": self.max_steps * self.global_batch_size,
+            "global_step": step,
+            "samples_seen": step * self.global_batch_size,
             **self.identity,
         }
-        last = self.output_dir / f"checkpoint-{self.max_steps}"
+        last = self.output_dir / f"checkpoint-{step}"
         for name in ("model_state.pdparams", "trainer_state.json"):
             link_or_copy((last if last.is_dir() else self.checkpoint) / name, self.output_dir / name)
         folder = self.export(facts)
@@ -297,8 +303,8 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
     folder = Path(arguments.output_dir)
     chosen = [None]
     if world.is_main:
-        _check_output(arguments, folder)
         make_output_dir(folder)
+        _check_output(arguments, folder)
         _held_folders.append(lock_folder(folder))
         if freed := remove_leftovers(folder):
             get_logger().info("removed %.3f GB that an interrupted run left unfinished", freed / 1e9)

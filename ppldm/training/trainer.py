@@ -4,6 +4,7 @@ Ours stay model, data, optimizer, schedule, checkpoint and metrics; the Trainer'
 data parallelism and loss scaling.
 """
 
+import copy
 from pathlib import Path
 
 import paddle
@@ -44,7 +45,7 @@ class LatentDiffusionTrainer(Trainer):
         )
         super().__init__(
             model=run.state.model,
-            args=run.arguments,
+            args=_seeded(run.arguments),
             train_dataset=run.dataset,
             optimizers=(run.state.optimizer, run.state.scheduler),
             callbacks=[_UpdateCallback(self, request)],
@@ -92,6 +93,15 @@ class LatentDiffusionTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint):
         if checkpoint:
             load_optimizer(Path(checkpoint), self.run.state)
+
+
+def _seeded(arguments):
+    """The Trainer's arguments, with a seed that numpy's global generator takes. Nothing here draws from that one."""
+    if arguments.seed < 2**32:
+        return arguments
+    arguments = copy.copy(arguments)
+    arguments.seed %= 2**32
+    return arguments
 
 
 class _UpdateCallback(TrainerCallback):
