@@ -67,6 +67,37 @@ def test_fresh_unet_gives_exactly_zero(tiny):
             assert (layer.conv2.weight.numpy() == 0).all() and (layer.conv1.weight.numpy() != 0).any()
 
 
+def test_every_residual_branch_of_a_unet_starts_at_zero(tiny):
+    """Resnets, transformers and plain attention: each block's last layer, weight and bias."""
+    changes = {"down_block_types": ["CrossAttnDownBlock2D", "AttnDownBlock2D"]}
+    unet = build_unet(read_new_config("unet", tiny.config("unet"), "") | changes, seed=3)
+    last = {"ResnetBlock2D": "conv2", "Transformer2DModel": "proj_out"}
+    found = {name: 0 for name in (*last, "Attention")}
+    for layer in unet.sublayers():
+        kind = type(layer).__name__
+        if kind == "Attention" and layer.group_norm is None:
+            assert (layer.to_out[0].weight.numpy() != 0).any()  # inside a transformer, whose own end is zero
+        elif kind in found:
+            end = getattr(layer, last[kind]) if kind in last else layer.to_out[0]
+            assert all((parameter.numpy() == 0).all() for parameter in end.parameters()), kind
+            found[kind] += 1
+    assert min(found.values()) > 0, found
+
+
+def test_unet_and_text_encoder_do_not_start_alike(tiny):
+    """At one seed: the k-th parameters of both are uniform numbers, and other ones."""
+    unet = build_unet(read_new_config("unet", tiny.config("unet"), ""), seed=3)
+    text_encoder = build_text_encoder(read_new_config("ldmbert", tiny.config("ldmbert"), ""), seed=3)
+    pairs = [
+        [values / np.abs(values).max() for values in (one.numpy().ravel()[:8], other.numpy().ravel()[:8])]
+        for one, other in zip(unet.parameters(), text_encoder.parameters(), strict=False)
+        if min(one.size, other.size) >= 8 and min(len(np.unique(one.numpy())), len(np.unique(other.numpy()))) > 2
+    ]
+    assert len(pairs) > 5
+    for one, other in pairs:
+        assert np.abs(one - other).max() > 0.01
+
+
 def test_weights_come_from_the_seed_alone(tiny):
     def weights(seed):
         return {

@@ -1,15 +1,18 @@
 """What a run says of itself is true: the step of its weights, where it writes, its curve."""
 
 import json
+import os
+import signal
 
 import pytest
 
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.metrics import METRICS_FILE, read_metrics
+from ppldm.training.report import Reporter
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
-from ppldm.utils.errors import ConfigError, OutputError
+from ppldm.utils.errors import ConfigError, DiskFullError, OutputError
 from ppldm.utils.rng import MAX_SEED
 
 
@@ -63,6 +66,29 @@ def test_an_address_of_a_local_folder_is_that_folder(tiny, tmp_path):
 def test_a_folder_that_cannot_be_is_said_in_a_line(tiny, tmp_path):
     with pytest.raises(OutputError, match="cannot write to the folder .*File name too long; choose another"):
         train(tiny.flags(tmp_path / ("x" * 300)))
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+@pytest.mark.parametrize("sent_before", ["update", "save"])
+def test_a_signal_on_a_full_disk_is_an_error(tiny, tmp_path, kind, sent_before, monkeypatch, caplog):
+    """What a stop promises, a checkpoint, is not there: no status that says so. A save that fails while training goes
+    on is a warning, also where the signal came too late for the update before it."""
+    free, after_update = iter([1 << 40, 0, 0]), Reporter.after_update
+
+    def send(self, step, *arguments):
+        after_update(self, step, *arguments)
+        if step == (1 if sent_before == "update" else 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Reporter, "after_update", send)
+    monkeypatch.setattr("ppldm.training.checkpoint.count_free_bytes", lambda _: next(free))
+    stopped_at = 2 if sent_before == "update" else 3
+    with pytest.raises(DiskFullError, match=f"checkpoint-{stopped_at} needs .* 0.000 GB free") as caught:
+        train(tiny.flags(tmp_path, max_steps=5, save_steps=1), kind)
+    assert caught.value.exit_status == 1
+    assert ("update 2 is not saved, training goes on" in caplog.text) is (sent_before == "save")
+    assert [path.name for path in tmp_path.glob("*checkpoint*")] == ["checkpoint-1"]
+    assert not json.loads((tmp_path / "start.json").read_text())["stopped"]
 
 
 DAMAGES = {
