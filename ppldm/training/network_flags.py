@@ -1,33 +1,38 @@
 """The configs of the networks that a command line names, checked before paddle is imported: most mistakes in them are
 known in a fraction of a second, and training would be minutes away from saying so."""
 
-import argparse
 from pathlib import Path
 
-from ..config.arguments import AutoencoderArguments, ModelArguments
+from ..config.arguments import ModelArguments
 from ..models.model_file import has_model_file, read_model_file
 from ..models.network_configs import check_fit, read_new_config
 from ..models.weights.configs import CONFIG_FILES, read_config
 from ..models.weights.read import PART_FOLDERS, find_part
 from ..utils.errors import ConfigError
 
-_SPELLINGS = {
-    "text_encoder_config_file": (), "unet_config_file": (), "vae_name_or_path": (), "unet_name_or_path": (),
-    "pretrained_text_encoder_name": (), "model_name_or_path": ("pretrained_model_name_or_path",),
-}  # fmt: skip
+_FLAGS = (
+    *("text_encoder_config_file", "unet_config_file", "vae_name_or_path", "unet_name_or_path"),
+    *("pretrained_text_encoder_name", "model_name_or_path"),
+)
 
 
-def check_network_flags(argv: list[str]) -> None:
-    """Raises ConfigError, ModelError for configs that no text-to-image model can be made of. Folders and files that are
-    not here, names among them, are left to whoever fetches them."""
-    given = _given(argv, _SPELLINGS)
-    arguments = ModelArguments(**given)
+def check_networks(given: dict) -> None:
+    """Raises ConfigError, ModelError for configs that no model can be made of: an autoencoder's where `given` has its
+    `vae_config_file`, else a text-to-image model's. `given`: flags to values, None for those that are not there. Names
+    and other forms of weights are left to whoever fetches and reads them."""
+    if file := given.get("vae_config_file"):
+        check_fit({"vae": read_new_config("vae", file, "--vae_config_file")}, file, ConfigError)
+        return
+    arguments = ModelArguments(**{name: given[name] for name in _FLAGS if given.get(name)})
     if arguments.starts_from_pipeline:
         folders = dict.fromkeys(PART_FOLDERS, arguments.model_name_or_path)
         files = {}
     else:
-        folders = {"vae": arguments.vae_name_or_path, "text_encoder": arguments.pretrained_text_encoder_name,
-                   "unet": arguments.unet_name_or_path}  # fmt: skip
+        folders = {
+            "vae": arguments.vae_name_or_path,
+            "text_encoder": arguments.pretrained_text_encoder_name,
+            "unet": arguments.unet_name_or_path,
+        }
         files = dict(zip(("text_encoder", "unet"), arguments.config_files(), strict=True))
     configs = {kind: config for kind, folder in folders.items() if folder and (config := _of_folder(kind, folder))}
     for kind, file in files.items():
@@ -35,20 +40,6 @@ def check_network_flags(argv: list[str]) -> None:
             table = "ldmbert" if kind == "text_encoder" else kind
             configs[kind] = read_new_config(table, file, f"--{kind}_config_file")
     check_fit(configs)
-
-
-def check_autoencoder_flags(argv: list[str]) -> None:
-    """The same for the config of an autoencoder."""
-    arguments = AutoencoderArguments(**_given(argv, {"vae_config_file": ()}))
-    config = read_new_config("vae", arguments.vae_config_file, "--vae_config_file")
-    check_fit({"vae": config}, arguments.vae_config_file, ConfigError)
-
-
-def _given(argv: list[str], spellings: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name, others in spellings.items():
-        parser.add_argument(*(f"--{spelling}" for spelling in (name, *others)), dest=name, nargs="?")
-    return {name: value for name, value in vars(parser.parse_known_args(argv)[0]).items() if value}
 
 
 def _of_folder(kind: str, name: str) -> dict | None:
