@@ -18,8 +18,8 @@ from ppldm.models.network_configs import (
 from ppldm.models.network_settings import IGNORED, REQUIRED, SETTINGS
 from ppldm.utils.errors import ConfigError, ModelError
 from tests.conftest import TEXT_ENCODER_CONFIG, UNET_CONFIG, VAE_CONFIG
-from tests.helpers.small_weights import CLIP
 
+CLIP = {"vocab_size": 520, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP}
 NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
 
