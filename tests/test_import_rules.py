@@ -69,6 +69,10 @@ LIGHT_MODULES = {
     "models.weights.fetch",
     "training.early",
     "data.dataset",
+    "models.model_file",
+    "models.network_configs",
+    "models.network_settings",
+    "training.network_flags",
 }
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}

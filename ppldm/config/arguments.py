@@ -49,7 +49,11 @@ class ModelArguments:
         metadata={"help": "UNet to start from, such as Stable Diffusion's: a folder, a .ckpt, or a name."},
     )
     original_config_file: Optional[str] = field(
-        default=None, metadata={"help": "YAML file of a .ckpt (default: the one of its name beside it)."}
+        default=None,
+        metadata={
+            "help": "YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a "
+            "checkpoint that holds no model.json."
+        },
     )
     load_ema: bool = field(
         default=False, metadata={"help": "Start from the averaged weights of a checkpoint or a .ckpt."}

@@ -16,7 +16,7 @@ def export(
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     dtype: Annotated[str, {"opt": True, "choices": ["float32", "float16"]}] = "float32",  # of the weights written
     safetensors: bool = False,  # for ppdiffusers: .safetensors in place of .pdparams (diffusers always gets them)
-    original_config_file: str = None,  # YAML file of a .ckpt; by default the one of its name beside it
+    original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     tokenizer: str = None,  # tokenizer folder to put in; by default the model's own
     offline: bool = False,  # never touch the network
 ):
@@ -29,7 +29,7 @@ def export(
     check_name(model)
     prepare_cpu()
     import_paddle_quietly()
-    from ..models.weights.parts import is_ldmbert
+    from ..models.network_configs import is_ldmbert
     from ..models.weights.read import PART_FOLDERS, read_weights
     from ..models.weights.write import facts_of, write_weights
     from ..utils.log import get_logger, quiet_libraries

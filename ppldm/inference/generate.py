@@ -41,7 +41,7 @@ def generate(
     exact: bool = False,  # the same bits for any number of processes: one picture at a time, and one thread of a CPU
     columns: int = 2,  # prompts beside one another in the grid
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
-    original_config_file: str = None,  # YAML file of a .ckpt; by default the one of its name beside it
+    original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     device: str = None,  # cpu, gpu or gpu:N; by default what paddle finds
     offline: bool = False,  # never touch the network

@@ -23,6 +23,7 @@ from ..data.tokenizer import CaptionTokenizer, load_tokenizer
 from ..models.autoencoder import to_unit_range
 from ..models.build import build_model, downscale_factor
 from ..models.ldm import LatentDiffusionModel
+from ..models.model_file import checksum_arrays
 from ..models.weights.fetch import local_path
 from ..models.weights.read import PART_FOLDERS, read_weights
 from ..models.weights.write import facts_of
@@ -35,7 +36,8 @@ from .samplers import SAMPLERS
 def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, offline: bool = False) -> "TextToImage":
     """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, CompVis' .ckpt, or a name.
 
-    `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt.
+    `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt,
+    or config.json of the VAE of a checkpoint that holds no model.json.
     `tokenizer`: a folder with vocab.txt, where the model brings none. `offline`: never touch the network.
     Raises ModelError or ConfigError.
     """
@@ -160,10 +162,8 @@ class TextToImage:
     @cached_property
     def fingerprint(self) -> str:
         """CRC-32 of all weights and the vocabulary, 8 hexadecimal digits: tells models apart in records."""
-        checksum = zlib.crc32("\n".join(self.tokenizer.vocab).encode())
-        for name, value in sorted(self.model.state_dict().items()):
-            checksum = zlib.crc32(value.numpy().tobytes(), zlib.crc32(name.encode(), checksum))
-        return f"{checksum:08x}"
+        arrays = ((name, value.numpy()) for name, value in self.model.state_dict().items())
+        return checksum_arrays(arrays, zlib.crc32("\n".join(self.tokenizer.vocab).encode()))
 
 
 def _kind(array: np.ndarray) -> str:

@@ -4,7 +4,6 @@ Every builder makes its parameters under a fresh `unique_name` guard, so that Pa
 its optimizer's state, are the same in every process that builds the same model.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -22,12 +21,21 @@ from ..utils.log import get_logger
 from .diffusion import NoiseSchedule
 from .init import init_autoencoder, init_text_encoder, init_unet
 from .ldm import LatentDiffusionModel
+from .model_file import (
+    AUTOENCODER,
+    LDM,
+    Component,
+    ModelDescription,
+    TokenizerFiles,
+    checksum_arrays,
+    describe,
+)
+from .network_configs import LABELS, check_config, check_fit, check_tokenizer_fit, is_ldmbert, read_new_config
 from .weights.configs import complete_config
 from .weights.fetch import local_path
-from .weights.parts import Part, Weights, is_ldmbert
+from .weights.parts import Part, Weights
 from .weights.read import PART_FOLDERS, PUBLISHED_SCHEDULE, read_part, read_weights
 
-_LABELS = {"vae": "VAE", "text_encoder": "text encoder", "unet": "UNet"}
 # What the classes raise on settings that no network can have.
 _UNBUILDABLE = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
 _SHOWN = 5  # keys of each kind that a message lists
@@ -53,19 +61,9 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
                 if before != now:
                     get_logger().warning("%s was trained with %s %s and goes on with %s",
                                          arguments.model_name_or_path, name, before, now)  # fmt: skip
-            vae, text_encoder, unet = (build_part(kind, weights, arguments.model_name_or_path) for kind in PART_FOLDERS)
+            vae, text_encoder, unet = _fill_all(weights, arguments, vocab_size)
         else:
-            text_encoder_config, unet_config = arguments.config_files()
-            vae = load_part("vae", arguments.vae_name_or_path or DEFAULT_VAE, arguments)
-            if arguments.pretrained_text_encoder_name:
-                text_encoder = load_part("text_encoder", arguments.pretrained_text_encoder_name, arguments)
-            else:
-                text_encoder = build_text_encoder(text_encoder_config, vocab_size, arguments.model_max_length, seed)
-            if arguments.unet_name_or_path:
-                unet = load_part("unet", arguments.unet_name_or_path, arguments)
-            else:
-                unet = build_unet(unet_config, seed)
-        _check_fit(vae, text_encoder, unet, vocab_size, arguments.model_max_length)
+            vae, text_encoder, unet = _build_all(arguments, vocab_size, seed)
         if arguments.enable_xformers_memory_efficient_attention:
             if not paddle.is_compiled_with_cuda():
                 raise ConfigError("--enable_xformers_memory_efficient_attention needs a GPU; leave it away on a CPU")
@@ -84,11 +82,50 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
         )
 
 
+def _fill_all(weights: Weights, arguments: ModelArguments, vocab_size: int) -> list:
+    """VAE, text encoder and UNet of a whole model to start from."""
+    for kind in PART_FOLDERS:
+        _require_part(kind, weights, arguments.model_name_or_path)
+    configs = {kind: weights.parts[kind].config for kind in PART_FOLDERS}
+    check_fit(configs)
+    check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
+    return [fill_part(kind, weights.parts[kind]) for kind in PART_FOLDERS]
+
+
+def _build_all(arguments: ModelArguments, vocab_size: int, seed: int) -> list:
+    """VAE, text encoder and UNet, each from weights of its own or anew; nothing is built before all of them fit."""
+    files = dict(zip(("text_encoder", "unet"), arguments.config_files(), strict=True))
+    names = {
+        "vae": arguments.vae_name_or_path or DEFAULT_VAE,
+        "text_encoder": arguments.pretrained_text_encoder_name,
+        "unet": arguments.unet_name_or_path,
+    }
+    tables = {"text_encoder": "ldmbert", "unet": "unet"}
+    configs = {
+        kind: read_new_config(table, files[kind], f"--{kind}_config_file")
+        for kind, table in tables.items()
+        if not names[kind]
+    }
+    if "text_encoder" in configs:
+        sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
+        configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], files["text_encoder"], sizes)
+    check_fit(configs)
+    parts = {kind: find_part_by_name(kind, name, arguments) for kind, name in names.items() if name}
+    configs |= {kind: part.config for kind, part in parts.items()}
+    check_fit(configs)
+    check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
+    make = {"text_encoder": build_text_encoder, "unet": build_unet}
+    return [fill_part(kind, parts[kind]) if kind in parts else make[kind](configs[kind], seed) for kind in PART_FOLDERS]
+
+
 def build_model(weights: Weights, source) -> LatentDiffusionModel:
     """The model of whole weights, in evaluation mode. Raises ModelError where parts are missing or do not fit."""
+    for kind in PART_FOLDERS:
+        _require_part(kind, weights, source)
+    check_fit({kind: weights.parts[kind].config for kind in PART_FOLDERS}, source)
     with paddle.utils.unique_name.guard():
         model = LatentDiffusionModel(
-            *(build_part(kind, weights, source) for kind in PART_FOLDERS),
+            *(fill_part(kind, weights.parts[kind]) for kind in PART_FOLDERS),
             noise_schedule(weights.scheduler),
             prediction_type=weights.scheduler["prediction_type"],
         )
@@ -101,22 +138,20 @@ def load_pipeline(folder: Path) -> LatentDiffusionModel:
     return build_model(read_weights(folder), folder)
 
 
-def load_part(kind: str, name_or_path, arguments: ModelArguments):
-    """One part, trained, in float32, from a folder, a .ckpt or by name. Raises ModelError."""
+def find_part_by_name(kind: str, name_or_path, arguments: ModelArguments) -> Part:
+    """One part, trained, from a folder, a .ckpt or by name. Raises ModelError."""
     path = local_path(name_or_path, {kind: PART_FOLDERS[kind]}, arguments.offline)
-    return fill_part(kind, read_part(kind, path, arguments.original_config_file, arguments.load_ema and kind == "unet"))
+    return read_part(kind, path, arguments.original_config_file, arguments.load_ema and kind == "unet")
 
 
 def load_vae(name_or_path) -> AutoencoderKL:
     """A trained VAE from a folder, a .ckpt or by name, in float32."""
-    return load_part("vae", name_or_path, ModelArguments())
+    return fill_part("vae", find_part_by_name("vae", name_or_path, ModelArguments()))
 
 
-def build_part(kind: str, weights: Weights, source):
-    """The part `kind` of `weights`. Raises ModelError where there is none."""
+def _require_part(kind: str, weights: Weights, source) -> None:
     if kind not in weights.parts:
-        raise ModelError(f"{source} has no {_LABELS[kind]} of a kind that is known; {_remedy(kind)}")
-    return fill_part(kind, weights.parts[kind])
+        raise ModelError(f"{source} has no {LABELS[kind]} of a kind that is known; {_remedy(kind)}")
 
 
 def _remedy(kind: str) -> str:
@@ -166,32 +201,54 @@ def _make(kind: str, part: Part):
             return CLIPTextModel(CLIPTextConfig(**part.config))
         if kind == "text_encoder":
             return LDMBertModel(LDMBertConfig(**part.config))
-        return _make_network({"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind], part.config)
+        return {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**part.config)
     except _UNBUILDABLE as error:
         raise ModelError(
-            f"{part.source}: the config makes no {_LABELS[kind]} ({type(error).__name__}: {error}); copy it again"
+            f"{part.source}: the config makes no {LABELS[kind]} ({type(error).__name__}: {error}); copy it again"
         ) from error
-
-
-def _make_network(model_class, config: dict):
-    """A VAE or UNet. Raises one of _UNBUILDABLE; also for groups, which its class looks at in the first step only."""
-    network = model_class(**config)
-    groups, channels = network.config.norm_num_groups, network.config.block_out_channels
-    if groups is not None and (groups < 1 or any(one % groups for one in channels)):
-        raise ValueError(f"norm_num_groups {groups} does not divide all of block_out_channels {list(channels)}")
-    return network
 
 
 def weights_of(model: LatentDiffusionModel) -> Weights:
     """The weights of a built model, copied, in float32."""
-    parts = {}
+    parts = {
+        kind: Part(
+            config_of(kind, getattr(model, kind)),
+            {name: value.astype("float32").numpy() for name, value in getattr(model, kind).state_dict().items()},
+            kind,
+        )
+        for kind in PART_FOLDERS
+    }
+    frozen = tuple(kind for kind in PART_FOLDERS if not _is_trained(kind, model))
+    return Weights(parts, process_of(model), frozen=frozen)
+
+
+def config_of(kind: str, layer) -> dict:
+    """The completed config of a built network."""
+    return complete_config(kind, layer.config.to_dict() if kind == "text_encoder" else dict(layer.config), kind)
+
+
+def process_of(model: LatentDiffusionModel) -> dict:
+    """The noise schedule that a model is trained under, and what it predicts."""
+    return {**model.noise_schedule.scheduler_config(), "prediction_type": model.prediction_type}
+
+
+def describe_ldm(model: LatentDiffusionModel, tokenizer: TokenizerFiles) -> ModelDescription:
+    """What model.json says of a built model: with checksums of its frozen weights, which must be in float32 yet."""
+    components = {}
     for kind in PART_FOLDERS:
-        layer = getattr(model, kind)
-        config = layer.config.to_dict() if kind == "text_encoder" else dict(layer.config)
-        arrays = {name: value.astype("float32").numpy() for name, value in layer.state_dict().items()}
-        parts[kind] = Part(complete_config(kind, config, kind), arrays, kind)
-    schedule = {**model.noise_schedule.scheduler_config(), "prediction_type": model.prediction_type}
-    return Weights(parts, schedule)
+        layer, trained = getattr(model, kind), _is_trained(kind, model)
+        arrays = ((name, value.numpy()) for name, value in layer.state_dict().items())
+        components[kind] = Component(config_of(kind, layer), trained, None if trained else checksum_arrays(arrays))
+    return describe(LDM, components, process_of(model), tokenizer)
+
+
+def describe_autoencoder(vae: AutoencoderKL) -> ModelDescription:
+    """What model.json says of an autoencoder that is trained."""
+    return describe(AUTOENCODER, {"vae": Component(config_of("vae", vae), trained=True)})
+
+
+def _is_trained(kind: str, model: LatentDiffusionModel) -> bool:
+    return kind == "unet" or (kind == "text_encoder" and not model.freeze_text_encoder)
 
 
 def noise_schedule(scheduler: dict) -> NoiseSchedule:
@@ -201,28 +258,31 @@ def noise_schedule(scheduler: dict) -> NoiseSchedule:
     )
 
 
-def build_text_encoder(config_file, vocab_size: int, max_length: int, seed: int) -> LDMBertModel:
-    """A new LDMBert with the tokenizer's vocabulary and length, which replace the config's."""
-    config = read_json_config(config_file, "--text_encoder_config_file")
-    for name, value in (("vocab_size", vocab_size), ("max_position_embeddings", max_length)):
-        if config.get(name) != value:
+def resize_text_encoder(config: dict, source, sizes: dict[str, int]) -> dict:
+    """`config` with the tokenizer's `sizes` (vocab_size, max_position_embeddings), checked again."""
+    for name, value in sizes.items():
+        if config[name] != value:
             get_logger().info("text encoder: %s %s of %s becomes the tokenizer's %d",
-                              name, config.get(name), config_file, value)  # fmt: skip
-            config[name] = value
+                              name, config[name], source, value)  # fmt: skip
+    return check_config("ldmbert", config | sizes, source, ConfigError)
+
+
+def build_text_encoder(config: dict, seed: int) -> LDMBertModel:
+    """A new LDMBert of a completed config."""
     return init_text_encoder(LDMBertModel(LDMBertConfig(**config)), seed)
 
 
-def build_unet(config_file, seed: int) -> UNet2DConditionModel:
-    """A new UNet from its JSON config."""
-    config = read_json_config(config_file, "--unet_config_file")
-    return init_unet(_from_config(UNet2DConditionModel, config, config_file), seed)
+def build_unet(config: dict, seed: int) -> UNet2DConditionModel:
+    """A new UNet of a completed config. Raises ConfigError."""
+    return init_unet(_from_config(UNet2DConditionModel, config), seed)
 
 
 def build_autoencoder(config_file, seed: int) -> AutoencoderKL:
     """A new AutoencoderKL from its JSON config."""
-    config = read_json_config(config_file, "--vae_config_file")
+    config = read_new_config("vae", config_file, "--vae_config_file")
+    check_fit({"vae": config}, config_file, ConfigError)
     with paddle.utils.unique_name.guard():
-        return init_autoencoder(_from_config(AutoencoderKL, config, config_file), seed)
+        return init_autoencoder(_from_config(AutoencoderKL, config), seed)
 
 
 def downscale_factor(vae: AutoencoderKL) -> int:
@@ -238,50 +298,11 @@ def latent_shape(vae: AutoencoderKL, resolution: int) -> tuple[int, int, int]:
     return (vae.config.latent_channels, resolution // factor, resolution // factor)
 
 
-def read_json_config(path, flag: str) -> dict:
-    """The object in a JSON file. Raises ConfigError naming the file and the flag it came by."""
-    path = Path(path).expanduser()
+def _from_config(model_class, config: dict):
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path} ({error.strerror}); {flag} names a JSON file") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}); {flag} names a JSON file") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} holds no JSON object; {flag} names a model config")
-    return config
-
-
-def _from_config(model_class, config: dict, config_file):
-    known = set(model_class._get_init_keys(model_class))
-    unknown = [key for key in config if key not in known and not key.startswith("_")]
-    if unknown:
-        raise ConfigError(f"{config_file}: {model_class.__name__} has no setting {unknown[0]!r}; correct or remove it")
-    try:
-        return _make_network(model_class, {key: value for key, value in config.items() if not key.startswith("_")})
+        return model_class(**config)
     except _UNBUILDABLE as error:
-        raise ConfigError(f"{config_file} makes no {model_class.__name__}: {error}") from error
-
-
-def _check_fit(vae, text_encoder, unet, vocab_size: int, max_length: int) -> None:
-    """Raises ModelError where the parts do not fit one another or the tokenizer."""
-    if unet.config.in_channels != vae.config.latent_channels:
-        raise ModelError(
-            f"the UNet takes {unet.config.in_channels} channels and the VAE gives {vae.config.latent_channels}; "
-            "in_channels and out_channels of --unet_config_file must be the VAE's latent_channels"
-        )
-    width = text_encoder.config.hidden_size
-    if unet.config.cross_attention_dim != width:
-        raise ModelError(
-            f"the UNet attends to width {unet.config.cross_attention_dim} and the text encoder gives {width}; "
-            "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
-        )
-    if text_encoder.config.vocab_size < vocab_size or text_encoder.config.max_position_embeddings < max_length:
-        raise ModelError(
-            f"the text encoder knows {text_encoder.config.vocab_size} words and "
-            f"{text_encoder.config.max_position_embeddings} positions, the tokenizer {vocab_size} and {max_length}; "
-            "use the model's own tokenizer and --model_max_length"
-        )
+        raise ConfigError(f"ppdiffusers cannot build {model_class.__name__} of this config: {error}") from error
 
 
 def save_part(part, folder) -> None:

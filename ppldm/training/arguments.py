@@ -20,7 +20,9 @@ from ..config.flags import PLACEHOLDERS, format_default, parse_known_or_suggest
 from ..utils.cpu import quiet_paddle
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
+from ..utils.files import local_path
 from ..utils.log import get_logger
+from ..utils.rng import MAX_SEED
 from .flag_help import HELP
 from .optim import LR_SCHEDULES
 from .sinks import check_reporters
@@ -94,9 +96,10 @@ _RANGES = (
         "scale_loss", "num_cycles", "power",
     )),
     ("0 or more", lambda value: value >= 0, (
-        "seed", "weight_decay", "adam_epsilon", "warmup_steps", "lr_end", "dataloader_num_workers", "backup_every",
+        "weight_decay", "adam_epsilon", "warmup_steps", "lr_end", "dataloader_num_workers", "backup_every",
         "check_ranks_every", "data_timeout",
     )),
+    (f"from 0 to {MAX_SEED}", lambda value: 0 <= value <= MAX_SEED, ("seed",)),
     ("at least 0 and below 1", lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
     ("a number", lambda value: True, ("max_grad_norm", "num_train_epochs")),
 )  # fmt: skip
@@ -131,7 +134,10 @@ class LDMTrainingArguments(TrainingArguments):
 
     overwrite_output_dir: bool = field(
         default=False,
-        metadata={"help": "Start anew: checkpoints and metrics in the output folder are removed, other files stay."},
+        metadata={
+            "help": "Start anew: checkpoints and metrics in the output folder are removed, other files stay. Once: a "
+            "job that its scheduler puts back into the queue goes on."
+        },
     )
     resume_from_checkpoint: Optional[str] = field(
         default=None,
@@ -282,7 +288,7 @@ class LDMTrainingArguments(TrainingArguments):
         for words, holds, names in _RANGES:
             for name in names:
                 value = getattr(self, name)
-                if value is not None and not (math.isfinite(value) and holds(value)):
+                if value is not None and not ((isinstance(value, int) or math.isfinite(value)) and holds(value)):
                     raise ConfigError(f"--{name} {value} must be {words}")
         for scale in self.validation_guidance_scales:
             if not math.isfinite(scale):
@@ -354,6 +360,9 @@ def parse_arguments(argv: list, loop: bool, model_group=ModelArguments) -> tuple
     parser = make_parser(loop, model_group)
     namespace = parse_known_or_suggest(parser, argv)
     _refuse_unsupported(parser, namespace, loop)
+    for name in ("output_dir", "logging_dir"):
+        if "://" in (value := getattr(namespace, name) or ""):
+            setattr(namespace, name, str(local_path(value)))
     if loop and namespace.logging_dir:
         # The published loop joins it to the output folder; an absolute path stays as it is.
         namespace.logging_dir = str(Path(namespace.output_dir, namespace.logging_dir))

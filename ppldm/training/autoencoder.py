@@ -12,7 +12,7 @@ from ..data.order import Mix
 from ..inference.grid import tile
 from ..inference.sample import to_pictures
 from ..models.autoencoder import AutoencoderObjective, latent_statistics, psnr, reconstruct
-from ..models.build import build_autoencoder, latent_shape, save_part
+from ..models.build import build_autoencoder, describe_autoencoder, latent_shape, save_part
 from ..utils.errors import ConfigError
 from ..utils.files import atomic_dir, write_json
 from ..utils.log import get_logger, progress
@@ -22,6 +22,7 @@ from .checkpoint import TrainingState
 from .interval import Interval, gather_objects
 from .optim import build_optimizer
 from .precision import autocast, warn_of_cpu
+from .resume import restore
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -30,7 +31,6 @@ from .run import (
     open_sources,
     prepare_output,
     resolved_config,
-    restore,
     run_identity,
     select_training_rows,
 )
@@ -92,7 +92,8 @@ def prepare_autoencoder(
     state = TrainingState(model, optimizer, scheduler)
     identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
     identity |= {name: getattr(vae_arguments, name) for name in ("reconstruction_loss", "kl_weight")}
-    start_step, unlogged = restore(checkpoint, state, identity, arguments.accept_changes)
+    description = describe_autoencoder(vae)
+    start_step, unlogged = restore(checkpoint, state, identity, description, arguments.accept_changes)
 
     def draw(_batch: dict) -> tuple[dict, dict]:
         return reconstruction_pictures(state, vae, dataset, world)
@@ -111,6 +112,7 @@ def prepare_autoencoder(
         max_steps=max_steps,
         global_batch_size=global_batch_size,
         identity=identity,
+        description=description,
         checkpoint=checkpoint,
         start_step=start_step,
         interval=Interval(world, state=unlogged),
@@ -151,6 +153,7 @@ def export_autoencoder(vae, dataset: TextImageDataset, folder: Path, facts: dict
     get_logger().info("latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", statistics)
     with atomic_dir(folder) as target:
         save_part(vae, target)
+        describe_autoencoder(vae).write(target)
         write_json(target / "ppldm.json", {**facts, **statistics, "scaling_factor": scaling_factor})
     return folder
 

@@ -7,6 +7,8 @@
         scaler.pdparams        loss scaler (float16 only)
         ema_state.pdparams     averaged weights and their number of updates (where an average is kept)
         trainer_state.json     PaddleNLP's TrainerState: global_step and the rest
+        model.json             what it is made of: configs of all networks, noise schedule, tokenizer
+        tokenizer/             the tokenizer's files (not of an autoencoder)
         manifest.json          written last: step, samples seen, flags, versions, size and CRC-32 of each file, its own
 
 The names are those of PaddleNLP's Trainer, so that its tools read them. There is no random state: every draw is a
@@ -34,6 +36,7 @@ from paddlenlp.trainer import TrainerState
 
 from .. import __version__
 from ..models.ema import ExponentialMovingAverage
+from ..models.model_file import ModelDescription
 from ..models.weights.pickles import refuse_programs
 from ..utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
 from ..utils.files import atomic_dir, checksum_file, count_free_bytes, make_output_dir, remove_dir, write_json
@@ -66,12 +69,14 @@ def save_checkpoint(
     save_total_limit: int | None = None,
     backup_every: int = 0,
     optimizer_state: dict | None = None,
+    description: ModelDescription | None = None,
 ) -> Path:
     """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit` (None, 0: none).
 
     `facts` go into the manifest, JSON-ready: `samples_seen`, `identity` (what decides which samples a step sees;
     resuming compares it) and whatever else a resumed run wants back. A checkpoint after a multiple of `backup_every`
     updates is never removed. `optimizer_state` is the whole of it where ranks have shares (None: all is in `state`).
+    `description`: what `state.model` is made of, without which other programs cannot read the checkpoint.
     Raises DiskFullError, with the older checkpoints untouched.
     """
     step = trainer_state.global_step
@@ -85,13 +90,17 @@ def save_checkpoint(
         contents["scaler.pdparams"] = state.scaler.state_dict()
     if state.ema:
         contents["ema_state.pdparams"] = state.ema.state_dict()
-    _require_space(folder, count_bytes(contents) + _OVERHEAD_BYTES)
+    own_bytes = description.num_bytes if description else 0
+    _require_space(folder, count_bytes(contents) + own_bytes + _OVERHEAD_BYTES)
     try:
         with atomic_dir(folder) as target:
             for name, content in contents.items():
                 paddle.save(content, str(target / name))
             trainer_state.save_to_json(str(target / "trainer_state.json"))
-            files = {path.name: checksum_file(path) for path in sorted(target.iterdir())}
+            if description:
+                description.write(target)
+            paths = sorted(path for path in target.rglob("*") if path.is_file())
+            files = {path.relative_to(target).as_posix(): checksum_file(path) for path in paths}
             manifest = {"global_step": step, **facts, "versions": versions(), "files": files}
             write_json(target / MANIFEST, {**manifest, "crc32": _checksum(manifest)})
     except OSError as error:
@@ -138,10 +147,16 @@ def versions() -> dict[str, str]:
     return {"ppldm": __version__, "python": platform.python_version(), "paddle": paddle.__version__, **packages}
 
 
-def load_model(folder: Path, state: TrainingState) -> None:
-    """Read weights and their average into `state`. Raises CheckpointError where they do not fit."""
+def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -> None:
+    """Read weights and their average into `state`, but for the components `kept`, whose weights stay as they are.
+
+    Raises CheckpointError where they do not fit.
+    """
+    kept = tuple(f"{name}." for name in kept)
     weights = _load(folder / "model_state.pdparams", return_numpy=True)
     own = state.model.state_dict()
+    weights = {name: value for name, value in weights.items() if not name.startswith(kept)}
+    weights |= {name: value.numpy() for name, value in own.items() if name.startswith(kept)}
     for name, value in own.items():
         if name not in weights or tuple(weights[name].shape) != tuple(value.shape):
             found = tuple(weights[name].shape) if name in weights else "nothing"

@@ -11,6 +11,7 @@ from ..config.arguments import KNOWN_MODELS
 from ..data.tokenizer import check_tokenizer
 from ..models.weights.fetch import check_name
 from ..utils.errors import ConfigError
+from .network_flags import check_networks
 
 
 def check_early(argv: list[str], needs_do_train: bool = False) -> None:
@@ -31,6 +32,7 @@ def check_early(argv: list[str], needs_do_train: bool = False) -> None:
             check(names[0], given[names[0]])
     if needs_do_train and given["do_train"] is None:
         raise ConfigError("nothing to do: add --do_train")
+    check_networks(given)
 
 
 def _check_file(flag: str, value: str) -> None:

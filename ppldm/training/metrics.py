@@ -15,6 +15,7 @@ from ..utils.files import atomic_write, write_text
 from ..utils.log import get_logger
 
 METRICS_FILE = "metrics.jsonl"
+_LONGEST_LINE = 1 << 16  # bytes
 NUM_QUARTERS = 4  # of the timesteps, by each of which the loss is logged; the first has the least noise
 
 
@@ -87,6 +88,8 @@ def read_metrics(path) -> list[dict]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; give a {METRICS_FILE} that training wrote") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error}); give a {METRICS_FILE} that training wrote") from error
     records = []
     for number, line in enumerate(lines, 1):
         try:
@@ -144,18 +147,67 @@ def draw_loss(axes, records: list[dict], run_name: str) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def drop_after(path: Path, step: int) -> list[dict]:
-    """Keep the lines of a metrics file up to `step`, and return them; a last line that a kill cut short goes too."""
+def drop_after(path: Path, step: int, ends: int | None = None) -> list[dict]:
+    """Keep the lines of a metrics file up to `step`, and return them; a last line that a kill cut short goes too.
+
+    `ends`: the step of the last line when the checkpoint of `step` was written, where that is known. Lines that are
+    damaged or lost meanwhile are said in a warning and never stop a run; what the file held is set aside.
+    """
     if not path.exists():
+        if ends:
+            get_logger().warning("%s is not there: the curve up to update %d is lost", path, ends)
         return []
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            break
-        if record["global_step"] > step:
-            break
-        kept.append(record)
+    content = path.read_bytes()
+    *lines, _unfinished = content.split(b"\n")
+    kept, problem = [], None
+    for number, line in enumerate(lines, 1):
+        record = _parse(line, kept[-1]["global_step"] if kept else -1)
+        if record is None:
+            kind = "a line of metrics" if _is_text(line) else "UTF-8 text"
+            problem = problem or f"line {number} is not {kind}; what it held is in {_set_aside(path, content).name}"
+        elif record["global_step"] <= step:
+            kept.append(record)
+    reached = kept[-1]["global_step"] if kept else 0
+    if problem is None and ends is not None and reached < ends:
+        problem = f"ends at update {reached} and reached {ends} when its checkpoint was written: lines are lost"
+    if problem:
+        get_logger().warning("%s: %s", path, problem)
     write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
     return kept
+
+
+def last_step(path: Path) -> int:
+    """The step of the last line of a metrics file; 0 where it has none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return 0
+    record = _parse(lines[-2], -1) if len(lines) > 1 else None
+    return record["global_step"] if record else 0
+
+
+def _parse(line: bytes, after: int) -> dict | None:
+    """The record of a line, whose step is above `after`; None where it is no such thing."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+        is_whole = isinstance(record["global_step"], int) and record["global_step"] > after
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return record if is_whole else None
+
+
+def _is_text(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _set_aside(path: Path, content: bytes) -> Path:
+    target = path.with_name(f"damaged-{path.name}")
+    with atomic_write(target) as file:
+        file.write(content)
+    return target

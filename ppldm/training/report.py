@@ -51,7 +51,7 @@ class Reporter:
             run.state.model.observer = self.interval.observe
         if run.world.is_main:
             path = run.output_dir / METRICS_FILE
-            past = drop_after(path, run.start_step)
+            past = drop_after(path, run.start_step, run.curve_ends)
             config = json.loads((run.output_dir / RUN_FILE).read_text(encoding="utf-8"))
             sinks = open_sinks(arguments.reporters, run.output_dir, Path(arguments.logging_dir), past, config)
             self.writer = MetricsWriter(path, sinks)

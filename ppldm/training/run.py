@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -23,7 +24,8 @@ from ..data.order import Mix
 from ..data.sampler import StepSampler
 from ..data.selection import Selection, select_rows
 from ..data.where import parse_where
-from ..utils.errors import CheckpointError, ConfigError, DiskFullError, Interrupted, Preempted
+from ..models.model_file import ModelDescription
+from ..utils.errors import ConfigError, DiskFullError, Interrupted, Preempted
 from ..utils.files import link_or_copy, lock_folder, make_output_dir, remove_leftovers, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
@@ -33,20 +35,19 @@ from .checkpoint import (
     TrainingState,
     find_checkpoint,
     list_checkpoints,
-    load_model,
     named_checkpoint,
     read_manifest,
     save_checkpoint,
     set_aside_after,
-    versions,
 )
 from .interval import Interval
-from .metrics import METRICS_FILE
+from .metrics import METRICS_FILE, last_step
 from .precision import precision_name, restore_float32
 from .ranks import check_ranks
 from .sharding import whole_state
 from .sinks import writes_files
 from .speed import apply_switches
+from .start import begins_anew, checksum_of, find_job, next_start, note_stopped, read_start, write_start
 from .watchdog import PromptBatches
 
 RUN_FILE = "run.json"
@@ -72,6 +73,7 @@ class TrainingRun:
     max_steps: int
     global_batch_size: int
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
+    description: ModelDescription  # what the model is made of; the same of a checkpoint
     checkpoint: Path | None
     start_step: int
     interval: Interval  # what happened since the last log line
@@ -90,6 +92,10 @@ class TrainingRun:
         # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
         # the one that the run goes on from will be rotated away.
         self.resumed_from: str | None = None
+        # The last line of metrics.jsonl at the checkpoint that the run goes on from, where that is of this folder.
+        self.curve_ends: int | None = None
+        if self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve():
+            self.curve_ends = read_manifest(self.checkpoint).get("curve_ends")
         if named := named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint):
             self.resumed_from = str(named.resolve())
         elif self.checkpoint:
@@ -143,13 +149,16 @@ class TrainingRun:
             "identity": self.identity,
             "unlogged": unlogged,
             "resumed_from": self.resumed_from,
+            "curve_ends": last_step(self.output_dir / METRICS_FILE),
             "config": json.loads((self.output_dir / RUN_FILE).read_text(encoding="utf-8")),
         }
         limits = (self.arguments.save_total_limit, self.arguments.backup_every)
         try:
             with self.interval.paused():
                 folder = save_checkpoint(
-                    self.output_dir, self.state, trainer_state, facts, *limits, optimizer_state=optimizer_state
+                    *(self.output_dir, self.state, trainer_state, facts, *limits),
+                    optimizer_state=optimizer_state,
+                    description=self.description,
                 )
         except DiskFullError as error:
             if stopping or step == self.max_steps:
@@ -160,8 +169,12 @@ class TrainingRun:
 
     def interruption(self, step: int, number: int) -> Interrupted:
         """The error of a run that signal `number` stopped after update `step`; 0: a signal to another rank."""
-        kind = Interrupted if number == signal.SIGINT else Preempted
-        return kind(f"stopped after update {step} of {self.max_steps}; the same command again goes on there")
+        kind, again = (Interrupted if number == signal.SIGINT else Preempted), ""
+        if kind is Preempted and self.world.is_main:
+            note_stopped(self.output_dir, True)
+        elif kind is Interrupted and self.arguments.overwrite_output_dir and not find_job(os.environ):
+            again = " without --overwrite_output_dir"
+        return kind(f"stopped after update {step} of {self.max_steps}; the same command again{again} goes on there")
 
     def finish(self) -> None:
         """Export the trained model on the main process and say where everything is. All ranks call it together.
@@ -171,16 +184,18 @@ class TrainingRun:
         restore_float32(self.state)
         if not self.world.is_main:
             return
+        step = max(self.max_steps, self.start_step)  # a budget may be lower than what was trained before
         facts = {
             "ppldm": __version__,
-            "global_step": self.max_steps,
-            "samples_seen": self.max_steps * self.global_batch_size,
+            "global_step": step,
+            "samples_seen": step * self.global_batch_size,
             **self.identity,
         }
-        last = self.output_dir / f"checkpoint-{self.max_steps}"
+        last = self.output_dir / f"checkpoint-{step}"
         for name in ("model_state.pdparams", "trainer_state.json"):
             link_or_copy((last if last.is_dir() else self.checkpoint) / name, self.output_dir / name)
         folder = self.export(facts)
+        note_stopped(self.output_dir, False)
         get_logger().info("trained model: %s", folder)
 
 
@@ -282,20 +297,18 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
     """Create the output folder, hold it, write its run.json, and return the checkpoint to resume from, if any.
 
     The main process decides for all ranks. `resume_from_checkpoint` says which (`find_checkpoint`): by default the
-    newest sound one. `overwrite_output_dir` starts anew. A folder that holds something else is refused. Raises
-    ConfigError, CheckpointError or OutputError.
+    newest sound one. `overwrite_output_dir` starts anew, once (`start.begins_anew`). A folder that holds something else
+    is refused. Raises ConfigError, CheckpointError or OutputError.
     """
     folder = Path(arguments.output_dir)
     chosen = [None]
     if world.is_main:
-        _check_output(arguments, folder)
         make_output_dir(folder)
+        _check_output(arguments, folder)
         _held_folders.append(lock_folder(folder))
         if freed := remove_leftovers(folder):
             get_logger().info("removed %.3f GB that an interrupted run left unfinished", freed / 1e9)
-        if arguments.overwrite_output_dir:
-            for old in (*list_checkpoints(folder), folder / METRICS_FILE):
-                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        _record_start(arguments, folder, config)
         chosen = [find_checkpoint(folder, arguments.resume_from_checkpoint)]
         if chosen[0]:
             set_aside_after(folder, read_manifest(chosen[0])["global_step"])
@@ -308,6 +321,24 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
     return chosen[0]
 
 
+def _record_start(arguments: LDMTrainingArguments, folder: Path, config: dict) -> None:
+    """Begin anew where `overwrite_output_dir` means it, and leave a record of this start."""
+    last, job, command = read_start(folder), find_job(os.environ), checksum_of(config)
+    overwrites, anew = arguments.overwrite_output_dir, False
+    if overwrites:
+        anew, why_not = begins_anew(last, job, command)
+        if why_not:
+            get_logger().warning(
+                "--overwrite_output_dir: the run in %s goes on, as %s; remove the folder to start anew", folder, why_not
+            )
+    start = next_start(last, job, command, overwrites, anew)
+    if anew:
+        write_start(folder, dataclasses.replace(start, clearing=True))
+        for old in (*list_checkpoints(folder), folder / METRICS_FILE):
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+    write_start(folder, start)
+
+
 def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
     """Raises ConfigError for a folder with files that are no run of ours."""
     ours = (folder / RUN_FILE).exists() or list_checkpoints(folder)
@@ -316,40 +347,6 @@ def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
             f"--output_dir {folder} holds files that are no run of ppldm; "
             "choose another folder, or add --overwrite_output_dir to write among them"
         )
-
-
-def restore(
-    checkpoint: Path | None, state: TrainingState, identity: dict, accepted: list[str] = ()
-) -> tuple[int, dict]:
-    """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
-
-    Raises CheckpointError naming the first setting in which the checkpoint differs from this run, and which is not
-    among those `accepted`; ConfigError for one of these that there is not. A setting that an older checkpoint does not
-    record is not compared.
-    """
-    for name in accepted:
-        if name not in identity:
-            raise ConfigError(f"--accept_changes {name}: there is no such setting; choose from {', '.join(identity)}")
-    if checkpoint is None:
-        return 0, {}
-    manifest = read_manifest(checkpoint)
-    for name, value in identity.items():
-        then = manifest["identity"].get(name, value)
-        if then == value:
-            continue
-        if name not in accepted:
-            raise CheckpointError(
-                f"{checkpoint} was trained with {name} {then}, this run has {value}; resume with the same setting, "
-                f"accept the change with --accept_changes {name}, or start anew in another --output_dir"
-            )
-        get_logger().warning("%s changes from %s to %s at update %d", name, then, value, manifest["global_step"])
-    load_model(checkpoint, state)
-    get_logger().info("resuming from %s", checkpoint)
-    for name, version in versions().items():
-        then = manifest.get("versions", {}).get(name, version)
-        if then != version:
-            get_logger().info("it was written with %s %s, this is %s: bits may differ", name, then, version)
-    return manifest["global_step"], manifest["unlogged"]
 
 
 def resolved_config(*groups) -> dict:

@@ -1,6 +1,7 @@
 """A text-to-image training run from its flags."""
 
 import os
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from ..inference.export import export_pipeline
 from ..inference.generate import read_prompts
 from ..inference.grid import prompt_grid, tile
 from ..inference.sample import draw, sample_latents, to_pictures
-from ..models.build import build_ldm, latent_shape
+from ..models.build import build_ldm, describe_ldm, latent_shape
 from ..models.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
+from ..models.model_file import TokenizerFiles
 from ..models.weights.fetch import local_path
 from ..models.weights.read import PART_FOLDERS, find_tokenizer
 from ..utils.errors import ConfigError
@@ -29,6 +31,7 @@ from .compiled import CompiledPrediction
 from .interval import Interval, gather_objects
 from .optim import build_optimizer
 from .precision import autocast, decorate, make_scaler, warn_of_cpu
+from .resume import restore
 from .run import (
     TrainingRun,
     bad_row_policy,
@@ -37,7 +40,6 @@ from .run import (
     open_sources,
     prepare_output,
     resolved_config,
-    restore,
     run_identity,
     select_training_rows,
 )
@@ -75,6 +77,7 @@ def prepare_text_to_image(
         tokenizer_source(model_arguments), model_arguments.model_max_length, model_arguments.offline
     )
     model = build_ldm(model_arguments, tokenizer.vocab_size, arguments.seed)
+    description = describe_ldm(model, files_of(tokenizer))
     if arguments.recompute:
         model.unet.enable_gradient_checkpointing()
         if not model.freeze_text_encoder:
@@ -116,7 +119,7 @@ def prepare_text_to_image(
     identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
     identity |= {name: getattr(model_arguments, name) for name in _MODEL_SETTINGS}
     identity |= {"caption_drop": data_arguments.caption_drop, "ema": str(decay)}
-    start_step, unlogged = restore(checkpoint, state, identity, arguments.accept_changes)
+    start_step, unlogged = restore(checkpoint, state, identity, description, arguments.accept_changes)
     get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters",
                       len(dataset), max_steps, global_batch_size,
                       sum(np.prod(p.shape) for p in trained.values()) / 1e6)  # fmt: skip
@@ -150,6 +153,7 @@ def prepare_text_to_image(
         max_steps=max_steps,
         global_batch_size=global_batch_size,
         identity=identity,
+        description=description,
         checkpoint=checkpoint,
         start_step=start_step,
         interval=Interval(world, model.noise_schedule.num_train_timesteps, unlogged),
@@ -234,6 +238,15 @@ def ema_decay(arguments: ModelArguments) -> GradualDecay | IntervalDecay | None:
         }  # fmt: skip
         return IntervalDecay(**{name: value for name, value in given.items() if value is not None})
     return GradualDecay(arguments.ema_decay) if arguments.use_ema else None
+
+
+def files_of(tokenizer) -> TokenizerFiles:
+    """The files of a tokenizer as they are now, whatever becomes of the folder that it was read from."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(folder)
+        return TokenizerFiles(
+            tokenizer.max_length, {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+        )
 
 
 def tokenizer_source(arguments: ModelArguments) -> str:

@@ -4,6 +4,7 @@ Ours stay model, data, optimizer, schedule, checkpoint and metrics; the Trainer'
 data parallelism and loss scaling.
 """
 
+import copy
 from pathlib import Path
 
 import paddle
@@ -36,15 +37,15 @@ class LatentDiffusionTrainer(Trainer):
         run.arguments.recompute |= precision_name(run.arguments).endswith("O2")
         self.run = run
         self.reporter = reporter
-        self.request = request
         self.micro_batches: list[dict] = []
         self.micro_losses: list = []
+        self.stopping = False  # whether all ranks agreed that the last update was the last
         self.referee = Referee(
             run.state, run.world, run.arguments.max_skipped_updates, self.autocast_smart_context_manager
         )
         super().__init__(
             model=run.state.model,
-            args=run.arguments,
+            args=_seeded(run.arguments),
             train_dataset=run.dataset,
             optimizers=(run.state.optimizer, run.state.scheduler),
             callbacks=[_UpdateCallback(self, request)],
@@ -84,7 +85,7 @@ class LatentDiffusionTrainer(Trainer):
         """Left to `_UpdateCallback`, which asks all ranks: a rank that stops alone leaves the others hanging."""
 
     def _save_checkpoint(self, model, metrics=None):
-        self.run.save(self.state, bool(self.request))
+        self.run.save(self.state, self.stopping)
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         """Weights and averages are in place: `prepare` restored them."""
@@ -92,6 +93,15 @@ class LatentDiffusionTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint):
         if checkpoint:
             load_optimizer(Path(checkpoint), self.run.state)
+
+
+def _seeded(arguments):
+    """The Trainer's arguments, with a seed that numpy's global generator takes. Nothing here draws from that one."""
+    if arguments.seed < 2**32:
+        return arguments
+    arguments = copy.copy(arguments)
+    arguments.seed %= 2**32
+    return arguments
 
 
 class _UpdateCallback(TrainerCallback):
@@ -126,6 +136,7 @@ class _UpdateCallback(TrainerCallback):
         control.should_save = at_the_end or (self.save_is_due and not trainer.referee.num_skipped_in_a_row)
         self.save_is_due &= not control.should_save
         control.should_training_stop |= self.update.stop
+        trainer.stopping = self.update.stop
 
 
 class _WholeRun:

@@ -95,7 +95,17 @@ def test_plain_ppdiffusers_pipeline_draws_the_same(model, tokenizer, tmp_path):
     ours = draw(loaded, tokenizer, ["picture 1"], [0], SHAPE, 9, 4.0, 3)[0]
     assert np.abs(np.asarray(theirs).astype(int) - ours).mean() < 1
     assert sorted(p.name for p in (tmp_path / "pipeline").iterdir()) == [
-        *("README.md", "bert", "model_index.json", "ppldm.json", "scheduler", "tokenizer", "unet", "vqvae")
+        *(
+            "README.md",
+            "bert",
+            "model.json",
+            "model_index.json",
+            "ppldm.json",
+            "scheduler",
+            "tokenizer",
+            "unet",
+            "vqvae",
+        )
     ]
 
 

@@ -12,14 +12,13 @@ from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDM
 from ppldm.config.arguments import CONFIG_DIR, KNOWN_MODELS, ModelArguments
 from ppldm.models.build import (
     build_ldm,
-    build_text_encoder,
-    build_unet,
     downscale_factor,
     latent_shape,
     load_pipeline,
     load_vae,
-    read_json_config,
+    resize_text_encoder,
 )
+from ppldm.models.network_configs import read_json_config, read_new_config
 from ppldm.utils.errors import ConfigError, ModelError
 
 
@@ -49,9 +48,18 @@ def test_published_pairs_fit(name):
 
 
 def test_vocabulary_and_length_are_the_tokenizers(tiny):
-    text_encoder = build_text_encoder(tiny.config("ldmbert"), 18000, 7, seed=0)
+    sizes = {"vocab_size": 18000, "max_position_embeddings": 7}
+    config = read_new_config("ldmbert", tiny.config("ldmbert"), "")
+    assert resize_text_encoder(config, "x", sizes) == config | sizes
+    arguments = ModelArguments(
+        vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("ldmbert"),
+        unet_config_file=tiny.config("unet"), model_max_length=7,
+    )  # fmt: skip
+    text_encoder = build_ldm(arguments, 18000, 0).text_encoder
     assert text_encoder.model.embed_tokens.weight.shape == [18000, 32]
     assert text_encoder.model.embed_positions.weight.shape == [7, 32]
+    with pytest.raises(ConfigError, match="x: pad_token_id 90 must be below vocab_size 80; correct it"):
+        resize_text_encoder(config | {"pad_token_id": 90}, "x", {"vocab_size": 80})
 
 
 def test_shapes_of_latents(tiny):
@@ -60,27 +68,6 @@ def test_shapes_of_latents(tiny):
     assert latent_shape(vae, 64) == (4, 8, 8)
     with pytest.raises(ConfigError, match="--resolution 60 must be a multiple of 8"):
         latent_shape(vae, 60)
-
-
-def test_bad_configs_name_file_and_setting(tmp_path, tiny):
-    with pytest.raises(ConfigError, match="absent.json"):
-        build_unet(tmp_path / "absent.json", 0)
-    broken = tmp_path / "broken.json"
-    broken.write_text("{")
-    with pytest.raises(ConfigError, match="broken.json is not JSON"):
-        build_unet(broken, 0)
-    config = read_json_config(tiny.config("unet"), "")
-    unknown = tmp_path / "unknown.json"
-    unknown.write_text(json.dumps(config | {"chanels": 3}))
-    with pytest.raises(ConfigError, match="no setting 'chanels'"):
-        build_unet(unknown, 0)
-    impossible = tmp_path / "impossible.json"
-    impossible.write_text(json.dumps(config | {"down_block_types": ["DownBlock2D"]}))
-    with pytest.raises(ConfigError, match="impossible.json"):
-        build_unet(impossible, 0)
-    impossible.write_text(json.dumps(config | {"norm_num_groups": 3}))
-    with pytest.raises(ConfigError, match="impossible.json .* norm_num_groups 3 does not divide"):
-        build_unet(impossible, 0)
 
 
 def test_bad_folders_name_the_folder(tmp_path, tiny):

@@ -9,6 +9,7 @@ from paddle import nn
 
 from ppldm.models.build import build_autoencoder, build_text_encoder, build_unet
 from ppldm.models.init import init_like_pytorch
+from ppldm.models.network_configs import read_new_config
 
 
 @pytest.mark.parametrize(
@@ -47,14 +48,16 @@ def test_autoencoder_weights_keep_the_variance(tiny):
 
 
 def test_text_encoder_embeddings(tiny):
-    text_encoder = build_text_encoder(tiny.config("ldmbert"), 5000, 12, seed=3)
+    text_encoder = build_text_encoder(
+        read_new_config("ldmbert", tiny.config("ldmbert"), "") | {"vocab_size": 5000}, seed=3
+    )
     for embedding in (text_encoder.model.embed_tokens, text_encoder.model.embed_positions):
         values = embedding.weight.numpy()
         assert abs(values.std() / 0.02 - 1) < 5 / math.sqrt(values.size)
 
 
 def test_fresh_unet_gives_exactly_zero(tiny):
-    unet = build_unet(tiny.config("unet"), seed=3)
+    unet = build_unet(read_new_config("unet", tiny.config("unet"), ""), seed=3)
     unet.eval()
     paddle.seed(0)
     out = unet(paddle.randn([2, 4, 4, 4]), 500, encoder_hidden_states=paddle.randn([2, 12, 32])).sample
@@ -64,9 +67,43 @@ def test_fresh_unet_gives_exactly_zero(tiny):
             assert (layer.conv2.weight.numpy() == 0).all() and (layer.conv1.weight.numpy() != 0).any()
 
 
+def test_every_residual_branch_of_a_unet_starts_at_zero(tiny):
+    """Resnets, transformers and plain attention: each block's last layer, weight and bias."""
+    changes = {"down_block_types": ["CrossAttnDownBlock2D", "AttnDownBlock2D"]}
+    unet = build_unet(read_new_config("unet", tiny.config("unet"), "") | changes, seed=3)
+    last = {"ResnetBlock2D": "conv2", "Transformer2DModel": "proj_out"}
+    found = {name: 0 for name in (*last, "Attention")}
+    for layer in unet.sublayers():
+        kind = type(layer).__name__
+        if kind == "Attention" and layer.group_norm is None:
+            assert (layer.to_out[0].weight.numpy() != 0).any()  # inside a transformer, whose own end is zero
+        elif kind in found:
+            end = getattr(layer, last[kind]) if kind in last else layer.to_out[0]
+            assert all((parameter.numpy() == 0).all() for parameter in end.parameters()), kind
+            found[kind] += 1
+    assert min(found.values()) > 0, found
+
+
+def test_unet_and_text_encoder_do_not_start_alike(tiny):
+    """At one seed: the k-th parameters of both are uniform numbers, and other ones."""
+    unet = build_unet(read_new_config("unet", tiny.config("unet"), ""), seed=3)
+    text_encoder = build_text_encoder(read_new_config("ldmbert", tiny.config("ldmbert"), ""), seed=3)
+    pairs = [
+        [values / np.abs(values).max() for values in (one.numpy().ravel()[:8], other.numpy().ravel()[:8])]
+        for one, other in zip(unet.parameters(), text_encoder.parameters(), strict=False)
+        if min(one.size, other.size) >= 8 and min(len(np.unique(one.numpy())), len(np.unique(other.numpy()))) > 2
+    ]
+    assert len(pairs) > 5
+    for one, other in pairs:
+        assert np.abs(one - other).max() > 0.01
+
+
 def test_weights_come_from_the_seed_alone(tiny):
     def weights(seed):
-        return {name: p.numpy() for name, p in build_unet(tiny.config("unet"), seed).named_parameters()}
+        return {
+            name: p.numpy()
+            for name, p in build_unet(read_new_config("unet", tiny.config("unet"), ""), seed).named_parameters()
+        }
 
     paddle.seed(1)
     first = weights(seed=3)

@@ -82,7 +82,7 @@ def test_min_snr_weights_each_sample(tiny):
         assert float(weighted(**batch)) == pytest.approx(np.mean(weights * errors), rel=1e-5)
 
 
-def test_perturbed_input_keeps_the_target(tiny):
+def test_perturbed_input_is_what_the_unet_sees(tiny):
     model, batch = make_model(tiny, input_perturbation=0.1), make_batch(4)
     assert model.input_names[-1] == "input_noise" and "input_noise" not in make_model(tiny).input_names
     for parameter in model.unet.parameters():
@@ -94,6 +94,19 @@ def test_perturbed_input_keeps_the_target(tiny):
     assert same == float(model(**batch)) != perturbed
     root = (1 - model.alphas_cumprod[batch["timesteps"]]).sqrt().reshape([-1, 1, 1, 1])
     np.testing.assert_allclose(seen[1] - seen[0], root * (other - batch["noise"]), atol=1e-5)
+
+
+@pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction"])
+def test_the_target_knows_nothing_of_the_perturbation(tiny, prediction_type):
+    """A fresh UNet gives 0, so the loss is the mean square of the target: that of `noise` and not of `input_noise`."""
+    model, batch = make_model(tiny, input_perturbation=0.1, prediction_type=prediction_type), make_batch(4)
+    other = paddle.to_tensor(np.random.default_rng(1).standard_normal((4, 4, 4, 4), dtype=np.float32))
+    abar = model.alphas_cumprod[batch["timesteps"]].reshape([-1, 1, 1, 1])
+    latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
+    velocity = abar.sqrt() * batch["noise"] - (1 - abar).sqrt() * latents
+    target = batch["noise"] if prediction_type == "epsilon" else velocity
+    loss = float(model(**batch, input_noise=other))
+    assert loss == pytest.approx(float((target**2).mean()), rel=1e-6) == float(model(**batch))
 
 
 def test_velocity_of_pure_noise_is_the_latents(tiny):

@@ -190,7 +190,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
             "--pretrained_text_encoder_name clip --text_encoder_config_file x.json",
             "brings its own config; do not give --text_encoder_config_file",
         ),
-        ("--seed -1", "--seed -1 must be 0 or more"),
+        ("--seed -1", "--seed -1 must be from 0 to 18446744073709551615"),
         ("--to_static --recompute", "nothing is recomputed; leave one of them away"),
         ("--sharding stage2", "--sharding stage2 is not supported: Paddle cuts gradients and weights on GPUs alone"),
         ("--sharding stage3", "can read; use --sharding stage1"),

@@ -13,6 +13,7 @@ from ppldm.training.metrics import (
     describe,
     describe_costs,
     drop_after,
+    last_step,
     plot_loss,
     read_metrics,
 )
@@ -93,3 +94,42 @@ def test_loss_curve(tmp_path):
         plot_loss(str(tmp_path / "empty"))
     with pytest.raises(DataError, match="cannot read"):
         plot_loss(str(tmp_path / "nowhere.jsonl"))
+
+
+STEPS = [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "change, step, ends, kept, words",
+    [
+        (lambda text: text, 4, 4, [1, 2, 4], None),
+        (lambda text: text, 3, 2, [1, 2], None),
+        (lambda text: text, 9, None, [1, 2, 4], None),
+        (lambda text: text[:-3], 3, 2, [1, 2], None),  # what a kill leaves
+        (lambda text: text[:-3], 4, 4, [1, 2], "ends at update 2 and reached 4 when its checkpoint was written"),
+        (lambda text: text + text, 4, 4, [1, 2, 4], "line 4 is not a line of metrics"),
+        (lambda text: b"\x80" + text, 4, 4, [2, 4], "line 1 is not UTF-8 text"),
+        (lambda text: b"3\n" + text, 4, 4, [1, 2, 4], "line 1 is not a line of metrics"),
+        (lambda text: text.replace(b'"global_step": 2', b'"global_step": "2"'), 4, 4, [1, 4], "line 2 is not a line"),
+    ],
+)
+def test_what_is_kept_of_a_curve_and_said_of_it(tmp_path, caplog, change, step, ends, kept, words):
+    write(tmp_path, 0, STEPS)
+    path = tmp_path / METRICS_FILE
+    assert last_step(path) == 4
+    path.write_bytes(before := change(path.read_bytes()))
+    caplog.clear()
+    assert [record["global_step"] for record in drop_after(path, step, ends)] == kept
+    assert [record["global_step"] for record in read_metrics(path)] == kept and last_step(path) == kept[-1]
+    said = [message for message in caplog.messages if METRICS_FILE in message]
+    assert len(said) == (words is not None) and (words is None or words in said[0])
+    damaged = tmp_path / f"damaged-{METRICS_FILE}"
+    assert damaged.exists() is ("line" in (words or "") and "ends" not in words)
+    assert not damaged.exists() or damaged.read_bytes() == before
+
+
+def test_a_curve_that_is_gone_is_said(tmp_path, caplog):
+    path = tmp_path / METRICS_FILE
+    assert last_step(path) == 0 and drop_after(path, 4, 0) == drop_after(path, 4) == [] and not caplog.messages
+    assert drop_after(path, 4, 4) == []
+    assert "is not there: the curve up to update 4 is lost" in caplog.text

@@ -82,6 +82,34 @@ def test_one_scheduler_step_an_update():
     assert rates == pytest.approx([0, 0.05, 0.1, 0.075, 0.05, 0.025, 0])
 
 
+def rates_of(max_steps, **changes):
+    """The learning rate of each update, and that after the last."""
+    layer = paddle.nn.Linear(1, 1)
+    optimizer, scheduler = build_optimizer(
+        dict(layer.named_parameters()), arguments(**changes), max_steps, global_batch_size=8, world=World()
+    )
+    rates = []
+    for _ in range(max_steps + 1):
+        rates.append(optimizer.get_lr())
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("ratio, steps, warmup", [(0.25, 0, 3), (0.2, 0, 2), (0.21, 0, 3), (1.0, 0, 10), (0.5, 2, 2)])
+def test_a_share_of_warm_up_is_rounded_up_and_gives_way_to_steps(ratio, steps, warmup):
+    rates = rates_of(10, lr_scheduler_type="constant", warmup_ratio=ratio, warmup_steps=steps)
+    assert rates == pytest.approx([0.1 * min(1, update / warmup) for update in range(11)])
+
+
+@pytest.mark.parametrize("scale_lr, top", [(False, 0.1), (True, 0.2)])
+@pytest.mark.parametrize("lr_end", [0.0, 1e-3, 0.05])
+def test_the_last_rate_is_the_one_given_whatever_scales_the_first(scale_lr, top, lr_end):
+    settings = {"lr_scheduler_type": "polynomial", "warmup_steps": 0, "scale_lr": scale_lr, "lr_batch_size": 4}
+    rates = rates_of(6, **settings, lr_end=lr_end)
+    assert rates == pytest.approx([top - (top - lr_end) * update / 6 for update in range(7)])
+    assert rates_of(6, **settings, lr_end=1.0) == pytest.approx([top] * 7)  # never above the first
+
+
 @pytest.mark.parametrize("max_grad_norm, clipped", [(-1.0, False), (0.0, False), (1.0, True)])
 def test_clipping_only_above_zero(max_grad_norm, clipped):
     layer = paddle.nn.Linear(1, 1)

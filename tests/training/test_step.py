@@ -139,6 +139,18 @@ def test_the_offending_micro_batch_is_named(bad, rows, pixels):
     assert referee.state.model.w.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("pixels", [[float("inf"), 1.0], [0.0, 0.0]], ids=["loss", "gradient alone"])
+def test_a_skipped_update_leaves_the_model_in_training(pixels):
+    referee, batches = toy()
+    referee.max_skipped = 3
+    batches[0]["pixels"] = paddle.to_tensor(pixels)
+    referee.state.model.train()
+    assert not train_step(referee, batches).applied
+    assert referee.state.model.training and referee.num_skipped_in_a_row == 1
+    assert all(parameter.grad is None for parameter in referee.state.model.parameters())
+    assert referee.state.model.w.tolist() == [1.0, 1.0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, recompute", [("loop", True), ("trainer", True), ("trainer", False)])
 def test_two_ranks_skip_alike(tiny, tmp_path, kind, recompute):

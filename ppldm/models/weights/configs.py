@@ -1,12 +1,11 @@
-"""Configs of parts: read from JSON, completed with the defaults of ppdiffusers' classes, and checked against them."""
+"""Configs of parts that have weights: read from the JSON files of all known forms, completed and checked."""
 
-import inspect
 import json
-from functools import cache
 from pathlib import Path
 
 from ...utils.errors import ModelError
-from .parts import CLIP_KEYS, LDMBERT_KEYS, is_ldmbert, to_paddle_config
+from ..network_configs import check_config
+from .parts import to_paddle_config
 
 CONFIG_FILES = ("config.json", "model_config.json")  # the second is PaddleNLP's name before 2.5
 
@@ -33,61 +32,8 @@ def read_config(kind: str, folder: Path) -> dict:
 
 
 def complete_config(kind: str, config: dict, source) -> dict:
-    """`config` as ppdiffusers' class takes it, with its defaults for what is not there.
-
-    Raises ModelError for a setting that the class lacks, unless it is null and so asks for nothing.
-    """
-    config = to_paddle_config(kind, config, source)
-    if not config:
-        raise ModelError(f"{source} is no config of a {kind} that is known: neither LDMBert's nor CLIP's")
-    defaults = _defaults("clip" if kind == "text_encoder" and not is_ldmbert(config) else kind)
-    unknown = [key for key, value in config.items() if key not in defaults and value is not None]
-    if unknown:
-        raise ModelError(f"{source}: no setting {unknown[0]!r} is known for a {kind}; correct or remove it")
-    for key, value in config.items():
-        if key in defaults and not _is_like(value, defaults[key]):
-            raise ModelError(f"{source}: {key} {value!r} is not of the kind of {defaults[key]!r}; correct it")
-        if key.endswith(("dropout", "layerdrop")) and value is not None and not 0 <= value <= 1:
-            raise ModelError(f"{source}: {key} {value!r} is no probability; correct it")
-    return {**defaults, **{key: value for key, value in config.items() if key in defaults}}
-
-
-def _is_like(value, default) -> bool:
-    """Whether a setting may have a value, by the kind of its default; what a class takes for one block, it takes as a
-    list for all."""
-    if default is None or value is None:
-        return value is not None or not isinstance(default, float)
-    if isinstance(default, str):
-        return isinstance(value, str)
-    if isinstance(default, list) or isinstance(value, list):
-        return isinstance(value, list) and not isinstance(default, float)
-    return isinstance(value, (int, float))
-
-
-@cache
-def _defaults(kind: str) -> dict:
-    if kind == "text_encoder":
-        from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig
-
-        defaults = _signature(LDMBertConfig)
-        return {key: defaults[key] for key in LDMBERT_KEYS}
-    if kind == "clip":
-        from ppdiffusers.transformers import CLIPTextConfig
-
-        defaults = _signature(CLIPTextConfig)
-        return {key: defaults[key] for key in CLIP_KEYS}
-    from ppdiffusers import AutoencoderKL, UNet2DConditionModel
-
-    return _signature({"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind])
-
-
-def _signature(model_class) -> dict:
-    parameters = inspect.signature(model_class.__init__).parameters.values()
-    return {p.name: _plain(p.default) for p in parameters if p.default is not inspect.Parameter.empty}
-
-
-def _plain(value):
-    return list(value) if isinstance(value, tuple) else value
+    """`config` as ppdiffusers' class takes it, with its defaults for what is not there. Raises ModelError."""
+    return check_config(kind, to_paddle_config(kind, config, source), source)
 
 
 def _flat(config: dict) -> dict:

@@ -27,19 +27,6 @@ PADDLE_ONLY = {
 }
 TORCH_ONLY = {"unet": {}, "vae": {"mid_block_add_attention": True}, "text_encoder": {}}
 
-# The settings of an LDMBert that decide its weights and what it computes.
-LDMBERT_KEYS = (
-    *("vocab_size", "max_position_embeddings", "encoder_layers", "encoder_ffn_dim", "encoder_attention_heads"),
-    *("head_dim", "encoder_layerdrop", "activation_function", "d_model", "dropout", "attention_dropout"),
-    *("activation_dropout", "init_std", "scale_embedding", "pad_token_id"),
-)
-
-# The same for a CLIP text encoder.
-CLIP_KEYS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act"),
-    *("max_position_embeddings", "layer_norm_eps", "projection_dim", "pad_token_id", "bos_token_id", "eos_token_id"),
-)
-
 
 @dataclass
 class Part:
@@ -56,13 +43,14 @@ class Weights:
 
     `scheduler`: the settings of a scheduler, num_train_timesteps, beta_start, beta_end, beta_schedule, prediction_type
     among them. `tokenizer`: its folder, or an object whose `save(folder)` writes it. `facts`: what ppldm.json says:
-    steps, samples seen, resolution.
+    steps, samples seen, resolution. `frozen`: the parts that were not trained.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
     scheduler: dict = field(default_factory=dict)
     tokenizer: Path | Any = None
     facts: dict = field(default_factory=dict)
+    frozen: tuple[str, ...] = ("vae",)
 
 
 def turn_linear(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -78,11 +66,9 @@ def is_linear_weight(name: str, array: np.ndarray) -> bool:
 
 def to_paddle_config(kind: str, config: dict, source) -> dict:
     """A config of diffusers or ppdiffusers as ppdiffusers' class takes it. Raises ModelError for a network it lacks."""
-    config = {key: value for key, value in config.items() if not key.startswith("_")}
     if kind == "text_encoder":
-        config = config.get("text_config", config)  # of a CLIP with both encoders
-        return {key: config[key] for key in (LDMBERT_KEYS if is_ldmbert(config) else CLIP_KEYS) if key in config}
-    return {**PADDLE_ONLY[kind], **_without(TORCH_ONLY[kind], config, source, "ppdiffusers")}
+        return config.get("text_config", config)  # of a CLIP with both encoders
+    return _without(TORCH_ONLY[kind], config, source, "ppdiffusers")
 
 
 def to_torch_config(kind: str, config: dict, source) -> dict:
@@ -95,11 +81,6 @@ def _without(only: dict, config: dict, source, library: str) -> dict:
         if config.get(key, neutral) != neutral:
             raise ModelError(f"{source}: {key} {config[key]!r} makes a network that {library} does not have")
     return {key: value for key, value in config.items() if key not in only}
-
-
-def is_ldmbert(config: dict) -> bool:
-    """True for the config of an LDMBert; else it is a CLIP text encoder's."""
-    return "encoder_layers" in config
 
 
 def cast(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:

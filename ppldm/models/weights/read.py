@@ -3,7 +3,7 @@
     a pipeline folder     unet/, vqvae/ or vae/, bert/ or ldmbert/ or text_encoder/, scheduler/, tokenizer/: written by
                           ppldm, ppdiffusers, diffusers, or the older training scripts; Stable Diffusion's too
     a .ckpt file          CompVis', with its YAML file; also by the folder that `ppldm export --to compvis` wrote
-    checkpoint-<step>/    of a ppldm run, whose run.json beside it says how the model was built
+    checkpoint-<step>/    of a ppldm run: its model.json and tokenizer/ say what it is; for older ones see `older`
 
 Nothing is built and no pickle is run here.
 """
@@ -12,15 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ...config.arguments import CONFIG_DIR, ModelArguments
+from ...config.arguments import CONFIG_DIR
 from ...utils.errors import ModelError
 from ...utils.files import checksum_file
 from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES
+from ..model_file import LDM, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, read_model_file
+from ..network_configs import is_ldmbert
 from . import compvis
 from .configs import complete_config, read_config, read_json
 from .files import is_pytorch, read_arrays, weight_files
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
-from .parts import Part, Weights, is_ldmbert, turn_linear
+from .parts import Part, Weights, turn_linear
 
 # The folders of each part, by the scripts and libraries that write them.
 PART_FOLDERS = {
@@ -29,6 +31,7 @@ PART_FOLDERS = {
     "unet": ("unet",),
 }
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
+NOT_TEXT_TO_IMAGE = "{} is no checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder"
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 _SCHEDULE = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
@@ -44,8 +47,9 @@ PUBLISHED_SCHEDULE = {
 def read_weights(path, kinds=tuple(PART_FOLDERS), yaml_file=None, ema: bool = False) -> Weights:
     """The parts `kinds` of whatever is at `path`, those of them that are there.
 
-    `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else the published one of its size. `ema`: the
-    averaged weights. Raises ModelError for a path that holds no model, or that lacks averaged weights asked for.
+    `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else the published one of its size; for a
+    checkpoint without model.json, config.json of its VAE. `ema`: the averaged weights. Raises ModelError for a path
+    that holds no model, or that lacks averaged weights asked for.
     """
     path = _whole_model(path)
     if path.is_file():
@@ -53,7 +57,7 @@ def read_weights(path, kinds=tuple(PART_FOLDERS), yaml_file=None, ema: bool = Fa
     if not path.is_dir():
         raise ModelError(f"no folder {path}; give that of an exported pipeline, a checkpoint, or a .ckpt file")
     if is_checkpoint(path):
-        return _read_checkpoint(path, kinds, ema)
+        return _read_checkpoint(path, kinds, yaml_file, ema)
     if ema:
         raise ModelError(
             f"{path} is a pipeline, which has one set of weights; averaged ones are in checkpoints and .ckpt files"
@@ -72,9 +76,11 @@ def find_part(folder: Path, kind: str) -> Path | None:
 
 
 def find_tokenizer(path: Path) -> Path | None:
-    """The tokenizer folder of a pipeline, of one of its parts, or of a checkpoint's run, if it has one."""
-    if is_checkpoint(path):
-        return _run_tokenizer(_run_arguments(path), path.parent)
+    """The tokenizer folder of a pipeline, of one of its parts, or of a checkpoint, if it has one."""
+    if is_checkpoint(path) and not has_model_file(path):
+        from .older import find_older_tokenizer
+
+        return find_older_tokenizer(path)
     own = (path / "tokenizer", path, path.parent / "tokenizer")
     return next((folder for folder in own if is_tokenizer(folder)), None)
 
@@ -115,7 +121,7 @@ def _read_pipeline(path: Path, kinds) -> Weights:
             remedy = "copy it again, or, if you changed it, delete its line in ppldm.json"
             _check_files(path, known if isinstance(known, dict) else {}, names, remedy)
     if (path / "scheduler" / "scheduler_config.json").is_file():
-        weights.scheduler |= _plain_scheduler(path / "scheduler" / "scheduler_config.json")
+        weights.scheduler |= read_scheduler(path / "scheduler" / "scheduler_config.json")
     weights.tokenizer = find_tokenizer(path)
     return weights
 
@@ -132,7 +138,8 @@ def check_schedule(settings: dict, source) -> None:
             raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
 
 
-def _plain_scheduler(path: Path) -> dict:
+def read_scheduler(path: Path) -> dict:
+    """The settings in a scheduler_config.json. Raises ModelError for a schedule that a model here cannot have."""
     settings = {key: value for key, value in read_json(path).items() if not key.startswith("_")}
     if settings.get("trained_betas") is not None:
         raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
@@ -223,44 +230,46 @@ def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str,
     return f"{path} (no YAML file given: taken for the published size)", params
 
 
-def _read_checkpoint(path: Path, kinds, ema: bool) -> Weights:
-    manifest, arguments = read_json(path / "manifest.json"), _run_arguments(path)
+def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
+    from .older import read_older_checkpoint  # it reads other forms in its turn
+
+    manifest = read_json(path / "manifest.json")
     names = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
-    _check_files(path, manifest.get("files", {}), names, "choose another checkpoint")
+    tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
+    own = (MODEL_FILE,) if has_model_file(path) else ()
+    _check_files(path, manifest.get("files", {}), (*own, *tokenizer, *names), "choose another checkpoint")
     state = read_arrays(path / CHECKPOINT_WEIGHTS, lambda name: name.startswith(tuple(f"{kind}." for kind in kinds)))
     if ema:
         if not (path / CHECKPOINT_AVERAGE).is_file():
             raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
         state |= {name: array for name, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if name in state}
-    weights = Weights(scheduler=PUBLISHED_SCHEDULE | _start_schedule(arguments))
-    for name in ("prediction_type", "rescale_betas_zero_snr"):
-        weights.scheduler[name] = getattr(arguments, name)
-    for kind in kinds:
-        arrays = {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
-        config = _run_config(kind, arguments, path.parent)
-        if kind == "text_encoder" and "model.embed_tokens.weight" in arrays:
-            # The tokenizer's sizes replaced the config's.
-            config["vocab_size"] = len(arrays["model.embed_tokens.weight"])
-            config["max_position_embeddings"] = len(arrays["model.embed_positions.weight"])
-        weights.parts[kind] = Part(config, arrays, str(path))
-    weights.tokenizer = _run_tokenizer(arguments, path.parent)
-    weights.facts = {
+    arrays = {
+        kind: {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
+        for kind in kinds
+    }
+    weights = _described(path, arrays) if own else read_older_checkpoint(path, arrays, config_file)
+    weights.facts |= {
         "global_step": manifest["global_step"],
         "samples_seen": manifest["samples_seen"],
         **manifest["identity"],
-        "model_max_length": arguments.model_max_length,
         "ema": ema,
     }
     return weights
 
 
-def _run_arguments(checkpoint: Path) -> ModelArguments:
-    """The flags with which the run of a checkpoint built its model. Raises ModelError."""
-    run = read_json(checkpoint.parent / "run.json")
-    if "ModelArguments" not in run:
-        raise ModelError(f"{checkpoint} is no checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder")
-    known = ModelArguments.__dataclass_fields__
-    return ModelArguments(**{key: value for key, value in run["ModelArguments"].items() if key in known})
+def _described(path: Path, arrays: dict[str, dict]) -> Weights:
+    """The parts of a checkpoint with the `arrays` of each, as its model.json describes them."""
+    described = read_model_file(path)
+    if described.family != LDM:
+        raise ModelError(NOT_TEXT_TO_IMAGE.format(path))
+    check_schedule(PUBLISHED_SCHEDULE | described.process, path / MODEL_FILE)
+    return Weights(
+        {kind: Part(described.components[kind].config, own, str(path)) for kind, own in arrays.items()},
+        described.process,
+        path / TOKENIZER_FOLDER,
+        {"model_max_length": described.tokenizer["max_length"]},
+        tuple(kind for kind, component in described.components.items() if not component.trained),
+    )
 
 
 def _check_files(folder: Path, known: dict, names, remedy: str) -> None:
@@ -271,47 +280,6 @@ def _check_files(folder: Path, known: dict, names, remedy: str) -> None:
                 raise ModelError(f"{folder / name} has changed or is cut short; {remedy}")
         except OSError as error:
             raise ModelError(f"cannot read {folder / name}: {error.strerror}; {remedy}") from error
-
-
-def _run_config(kind: str, arguments: ModelArguments, output_dir: Path) -> dict:
-    """The config with which a run built a part: that of the pipeline it exported, else what its flags name."""
-    exported = find_part(output_dir / "pipeline", kind)
-    if exported:
-        return read_config(kind, exported)
-    start = Path(arguments.model_name_or_path or "").expanduser()
-    if arguments.starts_from_pipeline:
-        if start.is_dir() and not is_checkpoint(start) and (folder := find_part(start, kind)):
-            return read_config(kind, folder)
-        return read_part(kind, start, arguments.original_config_file).config
-    if kind == "vae":
-        folder = Path(arguments.vae_name_or_path or "").expanduser()
-        if arguments.vae_name_or_path and folder.is_dir():
-            return read_config(kind, find_part(folder, kind) or folder)
-        return complete_config(kind, read_json(CONFIG_DIR / "vae_kl_f8.json"), "vae_kl_f8.json")
-    if kind == "text_encoder" and arguments.pretrained_text_encoder_name:
-        folder = Path(arguments.pretrained_text_encoder_name).expanduser()
-        return read_config(kind, find_part(folder, kind) or folder)
-    file = arguments.config_files()[("text_encoder", "unet").index(kind)]
-    return complete_config(kind, read_json(file), file)
-
-
-def _start_schedule(arguments: ModelArguments) -> dict:
-    """The scheduler's settings of the pipeline that a run started from; nothing for a run from configs."""
-    start = Path(arguments.model_name_or_path or "").expanduser()
-    if not arguments.starts_from_pipeline or not start.exists():
-        return {}
-    return read_weights(start, ("vae",), arguments.original_config_file).scheduler
-
-
-def _run_tokenizer(arguments: ModelArguments, output_dir: Path) -> Path | None:
-    for folder in (
-        output_dir / "pipeline" / "tokenizer",
-        Path(arguments.tokenizer_name or "").expanduser(),
-        Path(arguments.model_name_or_path or "").expanduser() / "tokenizer",
-    ):
-        if is_tokenizer(folder):
-            return folder
-    return None
 
 
 def is_tokenizer(folder: Path) -> bool:

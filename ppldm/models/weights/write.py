@@ -5,21 +5,34 @@ ppdiffusers    model_index.json, vqvae/ and unet/ (config.json, model_state.pdpa
 diffusers      the same folders with PyTorch's names and orientation, in safetensors
 CompVis        model.ckpt and model.yaml, tokenizer/
 
-Beside them ppldm.json (what trained it, and size and CRC-32 of the weight files) and README.md (the model card).
+Beside them model.json (what it is made of: ppldm/models/model_file.py), ppldm.json (what trained it, and size and
+CRC-32 of weight files and model.json) and README.md (the model card).
 """
 
 import json
 import shlex
 import shutil
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import atomic_dir, checksum_file, write_json, write_text
+from ..diffusion import NoiseSchedule
+from ..model_file import (
+    LDM,
+    MODEL_FILE,
+    TOKENIZER_FOLDER,
+    Component,
+    ModelDescription,
+    TokenizerFiles,
+    describe,
+)
+from ..network_configs import is_ldmbert
 from . import compvis
 from .files import write_safetensors
-from .parts import Part, Weights, cast, is_ldmbert, to_torch_config, turn_linear
+from .parts import Part, Weights, cast, to_torch_config, turn_linear
 from .pickles import write_torch
 
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
@@ -29,6 +42,9 @@ _FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
 _CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
 _TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
 _CLASSES = {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}
+
+# What of a scheduler's settings is the process that the model was trained under; the others say how to sample.
+PROCESS_KEYS = (*(one.name for one in fields(NoiseSchedule)), "prediction_type")
 
 # DDIM as the published model samples: no clipping of x_0, the last step to abar_0, one step of offset.
 _DDIM = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
@@ -54,17 +70,28 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     if form == "compvis" and not is_ldmbert(weights.parts["text_encoder"].config):
         raise ModelError("a model with a CLIP text encoder is not written for CompVis; export it to diffusers")
     parts = {kind: Part(part.config, cast(part.arrays, dtype), part.source) for kind, part in weights.parts.items()}
-    weights = Weights(parts, weights.scheduler, weights.tokenizer, weights.facts)
+    weights = replace(weights, parts=parts)
     with atomic_dir(folder) as target:
         if form == "compvis":
             _write_compvis(weights, target)
         else:
             _write_pipeline(weights, target, form, safetensors)
-        _copy_tokenizer(weights, target)
-        files = [*target.glob("*/*.pdparams"), *target.glob("*/*.safetensors")]
+        _copy_tokenizer(weights, target / TOKENIZER_FOLDER)
+        describe_weights(weights, target / TOKENIZER_FOLDER).write(target)
+        files = [*target.glob("*/*.pdparams"), *target.glob("*/*.safetensors"), target / MODEL_FILE]
         checksums = {str(file.relative_to(target)): checksum_file(file) for file in sorted(files)}
         write_json(target / "ppldm.json", {**facts_of(weights), "files": checksums})
         write_text(target / "README.md", model_card(weights, form, dtype))
+
+
+def describe_weights(weights: Weights, tokenizer: Path) -> ModelDescription:
+    """What model.json says of a whole model whose tokenizer, if it has one, was written to the folder `tokenizer`."""
+    components = {kind: Component(part.config, kind not in weights.frozen) for kind, part in weights.parts.items()}
+    process = {name: weights.scheduler[name] for name in PROCESS_KEYS if name in weights.scheduler}
+    files = {path.name: path.read_bytes() for path in sorted(tokenizer.iterdir())} if tokenizer.is_dir() else None
+    length = facts_of(weights)["model_max_length"]
+    described = describe(LDM, components, process, files and TokenizerFiles(length, files))
+    return replace(described, tokenizer_files=None)  # they are there
 
 
 def facts_of(weights: Weights) -> dict:
@@ -191,12 +218,12 @@ def _copy_tokenizer(weights: Weights, target: Path) -> None:
     if weights.tokenizer is None:
         return
     if not isinstance(weights.tokenizer, Path):
-        weights.tokenizer.save(target / "tokenizer")
+        weights.tokenizer.save(target)
         return
-    (target / "tokenizer").mkdir()
+    target.mkdir()
     for path in sorted(weights.tokenizer.iterdir()):
         if path.name in _TOKENIZER_FILES:
-            shutil.copyfile(path, target / "tokenizer" / path.name)
+            shutil.copyfile(path, target / path.name)
 
 
 def _ppdiffusers_version() -> str:
