@@ -14,14 +14,17 @@ The keys of a sample, all numpy:
     input_noise      float32 latent_shape   with `input_perturbation` alone: `noise` plus that many times another
                                             standard normal
 
-The last four are left out with `pixels_only`. All draws come from `make_rng(seed, stream, epoch, row)` with the row
-asked for, so that a bad row changes no number but its own pixels and caption. `row` is its number among all rows, so
+The last four are left out with `pixels_only`. A bad row is replaced by the next good one of its own list, in the list's
+order of that epoch (`ppldm.data.order.Successors`), so that the stand-in too is a function of (seed, epoch, row). All
+draws come from `make_rng(seed, stream, epoch, row)` with the row asked for, so that a bad row changes no number but its
+own pixels and caption. `row` is its number among all rows, so
 that a row is cropped, noised and so on alike whatever else is selected.
 """
 
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +35,7 @@ from .container import Rows, open_part
 from .filelist import Source
 from .handlers import BadRows
 from .image import decode_pixels
+from .order import Successors
 from .resize import INTERPOLATIONS
 from .row import Row
 from .selection import Selection, select_rows
@@ -88,6 +92,7 @@ class TextImageDataset:
         self.list_sizes = self.selection.list_sizes
         weights = [source.weight for source in sources]
         self.weights = None if None in weights else weights
+        self._successors = Successors(self.list_sizes, self.weights, seed)
         self._open_part = _part_opener(self._parts)
 
     def __len__(self) -> int:
@@ -121,9 +126,10 @@ class TextImageDataset:
         keys = [(epoch, self.selection[place]) for epoch, place in places]
         pixels = np.empty((len(keys), 3, self.resolution, self.resolution), dtype=np.uint8)
         captions, used_rows, skipped = [], [], []
-        for (_, place), key, crop in zip(places, keys, pixels, strict=True):
+        for (epoch, place), key, crop in zip(places, keys, pixels, strict=True):
             load = partial(self._load, self._draw_corner(key), crop)
-            choices, used_place, reasons = self.bad_rows.load(load, place, len(self))
+            candidates = chain([place], self._successors.after(epoch, place))
+            choices, used_place, reasons = self.bad_rows.load(load, candidates)
             if self.random_flip and self._rng(Stream.FLIP, key).random() < 0.5:
                 crop[:] = crop[:, :, ::-1].copy()
             captions.append(self._draw_caption(key, choices))

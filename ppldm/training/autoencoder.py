@@ -113,7 +113,7 @@ def prepare_autoencoder(
         identity=identity,
         checkpoint=checkpoint,
         start_step=start_step,
-        interval=Interval(world, state=unlogged),
+        interval=Interval(world, state=unlogged, max_skipped_share=data_arguments.max_skipped_share),
         draw_every=vae_arguments.image_logging_steps,
         draw=draw,
         export=export,

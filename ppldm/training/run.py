@@ -52,7 +52,10 @@ from .watchdog import PromptBatches
 RUN_FILE = "run.json"
 
 # Settings that every sample, or every update, depends on.
-_DATA_SETTINGS = ("resolution", "crop_fraction", "random_crop", "random_flip", "interpolation")
+_DATA_SETTINGS = (
+    *("resolution", "crop_fraction", "random_crop", "random_flip", "interpolation"),
+    *("max_skipped", "max_skipped_share"),
+)
 _OPTIMIZER_SETTINGS = (
     *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
     *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),

@@ -146,7 +146,7 @@ def prepare_text_to_image(
         identity=identity,
         checkpoint=checkpoint,
         start_step=start_step,
-        interval=Interval(world, model.noise_schedule.num_train_timesteps, unlogged),
+        interval=Interval(world, model.noise_schedule.num_train_timesteps, unlogged, data_arguments.max_skipped_share),
         draw_every=model_arguments.image_logging_steps,
         draw=draw_samples,
         export=export,

@@ -1,5 +1,6 @@
 import base64
 import gzip
+import itertools
 import pickle
 from collections import Counter
 
@@ -9,7 +10,8 @@ import pytest
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.handlers import BadRows
 from ppldm.data.image import decode_pixels
-from ppldm.data.part import write_part
+from ppldm.data.order import Mix
+from ppldm.data.part import Part, write_part
 from ppldm.data.resize import INTERPOLATIONS
 from ppldm.data.row import Row, encode_row
 from ppldm.data.transforms import crop_pixels
@@ -153,16 +155,44 @@ def bad_sources(tmp_path, make_rows, make_image):
     return read_sources(tmp_path / "bad.filelist")
 
 
-def test_a_bad_row_is_replaced_by_the_next_and_counted(make_dataset, bad_sources):
+REASONS = {1: "base64", 3: "image", 4: "too_small", 9: "columns"}
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_a_bad_row_is_replaced_by_the_next_of_the_order_and_counted(make_dataset, bad_sources, epoch):
     dataset = make_dataset(bad_sources, caption_drop_probability=0, random_crop=False)
-    used = [0, 2, 2, 5, 5, 5, 6, 7, 8, 0]
-    skipped = {1: ["base64"], 3: ["image", "too_small"], 4: ["too_small"], 9: ["columns"]}
-    for row in range(10):
-        sample, stand_in = dataset[(0, row)], dataset[(0, used[row])]
-        assert sample["row_ids"] == used[row] and sample["skipped"] == skipped.get(row, [])
+    order = Mix([10], None, 7).samples(epoch * 10, epoch * 10 + 10)[1].tolist()
+    for position, row in enumerate(order):
+        following = order[position:] + order[:position]
+        skipped = list(itertools.takewhile(REASONS.__contains__, following))
+        used = following[len(skipped)]
+        sample, stand_in = dataset[(epoch, row)], dataset[(epoch, used)]
+        assert sample["row_ids"] == used and sample["skipped"] == [REASONS[bad] for bad in skipped]
         for key in ("pixel_values", "input_ids"):
             assert np.array_equal(sample[key], stand_in[key])
-        assert (row == used[row]) == np.array_equal(sample["noise"], stand_in["noise"])
+        assert (row == used) == np.array_equal(sample["noise"], stand_in["noise"])
+
+
+@pytest.mark.parametrize("weights", [None, [1, 0], [0, 1], [1, 1]])
+def test_the_stand_in_is_of_the_same_list_wherever_the_sample_is_made(make_dataset, make_sources, weights, monkeypatch):
+    sizes = [20, 10]
+    dataset = make_dataset(make_sources(*([size] for size in sizes), weights=weights))
+    read, bad = Part.read, {*range(12, 30)} - {22, 25}  # the first list ends, the second begins with bad rows
+
+    def read_some(part, number):
+        if number + (20 if part.path.name.startswith("list1") else 0) in bad:
+            raise RowError("made", "made bad")
+        return read(part, number)
+
+    monkeypatch.setattr(Part, "read", read_some)
+    epochs, places = Mix(sizes, weights, 7).samples(0, 60)
+    keys = list(zip(epochs.tolist(), places.tolist(), strict=True))
+    whole = dataset.make_batch(keys)
+    alone = [dataset[key] for key in reversed(keys)][::-1]  # another order, one at a time, as ranks and resumes have it
+    assert [int(sample["row_ids"]) for sample in alone] == whole["row_ids"].tolist()
+    assert [reason for sample in alone for reason in sample["skipped"]] == whole["skipped"] != []
+    for (_, place), row in zip(keys, whole["row_ids"].tolist(), strict=True):
+        assert row not in bad and (place < 20) == (row < 20) and (place in bad or row == place)
 
 
 def test_a_bad_row_can_stop_the_run_with_its_place(make_dataset, bad_sources):
@@ -176,7 +206,7 @@ def test_a_bad_row_can_stop_the_run_with_its_place(make_dataset, bad_sources):
 def test_nothing_but_bad_rows_is_an_error_with_examples(make_dataset, tmp_path, make_image):
     write_part(tmp_path / "part-0.gz", [Row("small", make_image(size=(4, 4)))] * 200)
     write_filelist(tmp_path / "small.filelist", ["part-0.gz"])
-    with pytest.raises(DataError, match=r"100 bad rows in a row.*part-0.gz row 7: .*row 8: .*row 9: ") as caught:
+    with pytest.raises(DataError, match=r"100 bad rows in a row.*part-0.gz row 7: .*row \d+: .*row \d+: ") as caught:
         make_dataset(read_sources(tmp_path / "small.filelist"))[(0, 7)]
     assert "\n" not in str(caught.value)
 
