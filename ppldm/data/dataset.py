@@ -23,16 +23,15 @@ that a row is cropped, noised and so on alike whatever else is selected.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 
 from ..utils.errors import ConfigError, RowError
 from ..utils.rng import Stream, make_rng
-from .container import Rows, open_part
 from .filelist import Source
+from .fingerprint import Fingerprint, take_fingerprint
 from .handlers import BadRows
 from .image import decode_pixels
 from .order import Successors
@@ -41,6 +40,7 @@ from .row import Row
 from .selection import Selection, select_rows
 from .tokenizer import CaptionTokenizer
 from .transforms import crop_pixels
+from .watched import WatchedPart
 
 _MAX_OPEN_PARTS = 64
 
@@ -87,13 +87,13 @@ class TextImageDataset:
         self.noise_offset, self.input_perturbation = noise_offset, input_perturbation
         self.pixels_only, self.bad_rows = pixels_only, bad_rows
         self.interpolation = interpolation
-        self._parts = [(path, source) for source in sources for path in source.parts]
+        self.sources = sources
         self.selection = select_rows(sources) if selection is None else selection
         self.list_sizes = self.selection.list_sizes
         weights = [source.weight for source in sources]
         self.weights = None if None in weights else weights
         self._successors = Successors(self.list_sizes, self.weights, seed)
-        self._open_part = _part_opener(self._parts)
+        self._open_part = _part_opener(sources, self.selection.contents)
 
     def __len__(self) -> int:
         return len(self.selection)
@@ -104,12 +104,18 @@ class TextImageDataset:
         num_noises = 1 if self.pixels_only else 3 if self.input_perturbation else 2
         return 3 * self.resolution**2 + num_noises * 4 * math.prod(self.latent_shape)
 
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What all rows of the sources are, selected or not, and what makes tokens of their captions."""
+        rows = np.diff(self.selection.starts).tolist()
+        return take_fingerprint(self.sources, rows, self.selection.contents, self.tokenizer)
+
     def __getstate__(self):
         return {key: value for key, value in self.__dict__.items() if key != "_open_part"}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self._open_part = _part_opener(self._parts)
+        self._open_part = _part_opener(self.sources, self.selection.contents)
 
     def read_row(self, row: int) -> Row:
         """Row number `row` of all rows, selected or not. Raises RowError."""
@@ -182,7 +188,7 @@ class TextImageDataset:
     def _rng(self, stream: Stream, key: tuple[int, int]) -> np.random.Generator:
         return make_rng(self.seed, stream, *key)
 
-    def _locate(self, row: int) -> tuple[Rows, int]:
+    def _locate(self, row: int) -> tuple[WatchedPart, int]:
         """The part of a row, and the row's number in it."""
         if not 0 <= row < self.selection.num_rows:
             raise IndexError(f"there are rows 0 to {self.selection.num_rows - 1}, no row {row}")
@@ -201,6 +207,11 @@ class TextImageDataset:
         return (loaded.caption, *loaded.other_captions)
 
 
-def _part_opener(parts: list[tuple[Path, Source]]) -> Callable[[int], Rows]:
+def _part_opener(sources: list[Source], contents: list[tuple[int, int]] | None) -> Callable[[int], WatchedPart]:
     """Opens a part by its number and keeps the latest ones open. A part that falls out closes with its last user."""
-    return lru_cache(maxsize=_MAX_OPEN_PARTS)(lambda number: open_part(*parts[number]))
+    parts = [(path, source) for source in sources for path in source.parts]
+
+    def open_part(number: int) -> WatchedPart:
+        return WatchedPart(*parts[number], None if contents is None else contents[number])
+
+    return lru_cache(maxsize=_MAX_OPEN_PARTS)(open_part)

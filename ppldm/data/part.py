@@ -27,10 +27,12 @@ from isal import isal_zlib
 from ..utils.errors import OutputError, PartError, RowError
 from ..utils.files import atomic_write
 from ..utils.log import get_logger, progress
+from .columns import ColumnsWriter
 from .image import image_size
 from .index import GZIP_MEMBERS, PLAIN_LINES, Index, IndexSummary, make_index, read_index, read_summary, write_index
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout
 from .row import Row, decode_row, decode_text_columns, encode_row
+from .sidecar import columns_key, columns_way
 from .stored import Way, find_older, find_stored, make_copy_dir, measure_file, stat_part, store_index
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -58,7 +60,7 @@ class PartInfo:
 
 
 def write_part(path, rows: Iterable[Row]) -> PartInfo:
-    """Write rows as a part, then its index. The same rows give the same bytes.
+    """Write rows as a part, then its index and its columns (`ppldm.data.columns`). The same rows give the same bytes.
 
     The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
     Raises PartError where there are no rows.
@@ -70,6 +72,12 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
 def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
     """Where the index of a part is, if its folder can be written."""
     return _way(layout).index_path(Path(part))
+
+
+def drop_indexes(part) -> None:
+    """Remove what describes a part beside it, for a part that is replaced or removed: index and columns."""
+    for way in (_way(DEFAULT_LAYOUT), columns_way()):
+        way.index_path(Path(part)).unlink(missing_ok=True)
 
 
 class Part:
@@ -146,11 +154,33 @@ def _row_size(row: Row) -> tuple[int, int]:
 
 
 def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], way: Way | None = None) -> Index:
-    """Write (line, image size) pairs, each as its own gzip member, then the index; `way`: by default that of a part.
+    """Write (line, image size) pairs, each as its own gzip member, then the index; of a part (`way` None) its columns,
+    too. Raises PartError without lines."""
+    if way is not None:
+        return _write_members(path, lines, way)
+    with atomic_write(columns_way().index_path(path)) as file:
+        columns = ColumnsWriter(file)
+        index = _write_members(path, _noted(lines, columns), _way(DEFAULT_LAYOUT))
+        columns.finish(columns_key((index.part_bytes, index.part_crc32), len(index.offsets)))
+    return index
 
-    Raises PartError without lines.
-    """
-    way = way or _way(DEFAULT_LAYOUT)
+
+def _noted(lines: Iterable[tuple[bytes, tuple[int, int]]], columns: ColumnsWriter) -> Iterator:
+    """The same lines, whose captions and metadata go to `columns` as `Part.read_fields` will find them."""
+    layout = LAYOUTS[DEFAULT_LAYOUT]
+    for line, size in lines:
+        try:
+            fields = decode_text_columns(line, "", layout)
+            if fields is None:
+                row = decode_row(line, "", layout)
+                fields = row.caption, row.meta
+            columns.add(*fields)
+        except RowError as error:
+            columns.add_bad(error.reason)
+        yield line, size
+
+
+def _write_members(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], way: Way) -> Index:
     table, offset, crc32 = [], 0, 0
     with atomic_write(path) as file:
         for line, size in lines:
@@ -163,6 +193,7 @@ def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]], way:
             raise PartError(f"no rows to write to {path}; a part needs at least one")
         # An older index of the same name must not outlive the part that it described.
         way.index_path(path).unlink(missing_ok=True)
+        columns_way().index_path(path).unlink(missing_ok=True)
     index = make_index(way.kinds[0], offset, crc32, table)
     write_index(way.index_path(path), index)
     return index

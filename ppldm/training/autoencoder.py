@@ -92,12 +92,12 @@ def prepare_autoencoder(
     state = TrainingState(model, optimizer, scheduler)
     identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
     identity |= {name: getattr(vae_arguments, name) for name in ("reconstruction_loss", "kl_weight")}
-    start_step, unlogged = restore(checkpoint, state, identity, arguments.accept_changes)
+    start_step, unlogged = restore(checkpoint, state, identity, dataset.fingerprint, arguments.accept_changes)
 
     def draw(_batch: dict) -> tuple[dict, dict]:
         return reconstruction_pictures(state, vae, dataset, world)
 
-    held_out = select_held_out(held_out_sources, make_dataset, data_arguments, arguments, world)
+    held_out = select_held_out(held_out_sources, dataset, make_dataset, data_arguments, arguments, world)
 
     def export(facts: dict) -> Path:
         return export_autoencoder(vae, dataset, Path(arguments.output_dir, VAE_DIR), facts)

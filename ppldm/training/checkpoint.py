@@ -7,6 +7,7 @@
         scaler.pdparams        loss scaler (float16 only)
         ema_state.pdparams     averaged weights and their number of updates (where an average is kept)
         trainer_state.json     PaddleNLP's TrainerState: global_step and the rest
+        data.json.gz           what the run is trained on, part by part (ppldm.data.fingerprint)
         manifest.json          written last: step, samples seen, flags, versions, size and CRC-32 of each file, its own
 
 The names are those of PaddleNLP's Trainer, so that its tools read them. There is no random state: every draw is a
@@ -66,12 +67,14 @@ def save_checkpoint(
     save_total_limit: int | None = None,
     backup_every: int = 0,
     optimizer_state: dict | None = None,
+    records: dict[str, bytes] | None = None,
 ) -> Path:
     """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit` (None, 0: none).
 
     `facts` go into the manifest, JSON-ready: `samples_seen`, `identity` (what decides which samples a step sees;
     resuming compares it) and whatever else a resumed run wants back. A checkpoint after a multiple of `backup_every`
     updates is never removed. `optimizer_state` is the whole of it where ranks have shares (None: all is in `state`).
+    `records` are further small files, by name.
     Raises DiskFullError, with the older checkpoints untouched.
     """
     step = trainer_state.global_step
@@ -91,6 +94,8 @@ def save_checkpoint(
             for name, content in contents.items():
                 paddle.save(content, str(target / name))
             trainer_state.save_to_json(str(target / "trainer_state.json"))
+            for name, content in (records or {}).items():
+                (target / name).write_bytes(content)
             files = {path.name: checksum_file(path) for path in sorted(target.iterdir())}
             manifest = {"global_step": step, **facts, "versions": versions(), "files": files}
             write_json(target / MANIFEST, {**manifest, "crc32": _checksum(manifest)})

@@ -17,6 +17,7 @@ from ..config.arguments import DataArguments
 from ..data.dataset import TextImageDataset
 from ..data.expression import Expression
 from ..data.filelist import Source, read_sources
+from ..data.fingerprint import Fingerprint
 from ..data.handlers import BadRows
 from ..data.loader import build_loader
 from ..data.order import Mix
@@ -40,6 +41,7 @@ from .checkpoint import (
     set_aside_after,
     versions,
 )
+from .data_record import DATA_FILE, compare_data
 from .interval import Interval
 from .metrics import METRICS_FILE
 from .precision import precision_name, restore_float32
@@ -152,8 +154,9 @@ class TrainingRun:
         try:
             with self.interval.paused():
                 folder = save_checkpoint(
-                    self.output_dir, self.state, trainer_state, facts, *limits, optimizer_state=optimizer_state
-                )
+                    self.output_dir, self.state, trainer_state, facts, *limits, optimizer_state=optimizer_state,
+                    records={DATA_FILE: self.dataset.fingerprint.record},
+                )  # fmt: skip
         except DiskFullError as error:
             if stopping or step == self.max_steps:
                 raise
@@ -250,6 +253,7 @@ def run_identity(
     return {
         "seed": arguments.seed,
         "where": None if where is None else str(where),
+        "data": dataset.fingerprint.digest,
         "rows": len(dataset),
         "weights": dataset.weights,
         "global_batch_size": global_batch_size,
@@ -322,13 +326,13 @@ def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
 
 
 def restore(
-    checkpoint: Path | None, state: TrainingState, identity: dict, accepted: list[str] = ()
+    checkpoint: Path | None, state: TrainingState, identity: dict, data: Fingerprint, accepted: list[str] = ()
 ) -> tuple[int, dict]:
     """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
 
     Raises CheckpointError naming the first setting in which the checkpoint differs from this run, and which is not
-    among those `accepted`; ConfigError for one of these that there is not. A setting that an older checkpoint does not
-    record is not compared.
+    among those `accepted`, or the part in which its data differ from `data`; ConfigError for an accepted setting that
+    there is not. A setting that an older checkpoint does not record is not compared.
     """
     for name in accepted:
         if name not in identity:
@@ -336,9 +340,10 @@ def restore(
     if checkpoint is None:
         return 0, {}
     manifest = read_manifest(checkpoint)
+    accepted = compare_data(checkpoint, manifest, data, accepted)
     for name, value in identity.items():
         then = manifest["identity"].get(name, value)
-        if then == value:
+        if then == value or (name == "data" and name in accepted):
             continue
         if name not in accepted:
             raise CheckpointError(

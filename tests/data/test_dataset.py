@@ -142,6 +142,26 @@ def test_one_of_several_captions_is_drawn_by_seed_epoch_and_row(make_dataset, tm
     assert all(abs(count - 300) < 5 * (900 * 2 / 9) ** 0.5 for count in counts.values())
 
 
+def test_which_caption_is_drawn_says_nothing_of_whether_it_is_dropped(make_dataset, tmp_path, make_image):
+    columns = ["x", "pic|ture", "x", "x", "x", base64.b64encode(make_image()).decode()]
+    (tmp_path / "p").write_text("\t".join(columns) + "\n")
+    write_filelist(tmp_path / "p.filelist", ["p"])
+    write_filelist(tmp_path / "l.list", ["p.filelist layout=image_search_key_201810"])
+    dataset = make_dataset(read_sources(tmp_path / "l.list"), caption_drop_probability=0.5)
+    drawn = Counter(tuple(dataset[epoch, 0]["input_ids"]) for epoch in range(600))
+    counts = [drawn[tuple(dataset.tokenizer.encode([text])[0])] for text in ("", "pic", "ture")]
+    # Five standard deviations of the binomial distribution.
+    assert sum(counts) == 600 and abs(counts[1] - 150) < 5 * (600 * 3 / 16) ** 0.5 > abs(counts[2] - 150)
+
+
+@pytest.mark.parametrize("settings", [{}, {"input_perturbation": 0.1}, {"pixels_only": True}])
+def test_sample_bytes_are_those_of_the_large_arrays(make_dataset, settings):
+    dataset = make_dataset(latent_shape=(4, 8, 8), **settings)
+    sample = dataset[(0, 3)]
+    large = [sample[name] for name in ("pixel_values", "posterior_noise", "noise", "input_noise") if name in sample]
+    assert dataset.sample_bytes == sum(array.nbytes for array in large)
+
+
 @pytest.fixture
 def bad_sources(tmp_path, make_rows, make_image):
     """Rows 1 (no base64), 3 (no image), 4 (too small) and 9 (no columns) of ten are bad."""
@@ -218,6 +238,14 @@ def test_nothing_but_bad_rows_is_an_error_with_examples(make_dataset, tmp_path, 
 def test_settings_out_of_range_are_refused(make_dataset, setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         make_dataset(**setting)
+
+
+def test_the_perturbation_comes_on_top_of_the_offset(make_dataset):
+    settings = [{"input_perturbation": 0.25}, {"input_perturbation": 0.25, "noise_offset": 0.5}]
+    plain, offset = (make_dataset(**setting)[(1, 3)] for setting in settings)
+    seconds = [sample["input_noise"] - sample["noise"] for sample in (plain, offset)]
+    np.testing.assert_allclose(*seconds, atol=1e-6)
+    assert not np.allclose(plain["noise"], offset["noise"], atol=0.01)
 
 
 def test_perturbed_noise_is_the_noise_and_a_second_one(make_dataset):

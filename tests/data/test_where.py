@@ -100,6 +100,14 @@ def test_sizes_are_compared_as_a_whole_and_0_is_unknown(sizes, bound, number):
     assert set(reasons) <= {FALSE, "where: no field width", "where: no field height"}
 
 
+@pytest.mark.parametrize("sign", ["and", "or"])
+@pytest.mark.parametrize("term", ["a != 7", "(a != 7)", "not (a == 7)"])
+def test_terms_beside_each_other_are_not_nested(sign, term):
+    expression = parse_expression(f" {sign} ".join([term] * 150))
+    assert len(expression.terms) == 150
+    assert verdicts(expression, [{"a": 6}, {"a": 7}, {}]) == [True, False, None]
+
+
 ROW = {"width": 600, "height": 512, "aesthetic": 5.5, "pwatermark": "0.25", "license": "cc0", "nsfw": False, "n": None}
 
 
@@ -120,6 +128,14 @@ ROW = {"width": 600, "height": 512, "aesthetic": 5.5, "pwatermark": "0.25", "lic
         ("width in [599, 600.0]", True),
         ("nsfw == false and nsfw != True", True),
         ("pwatermark in (0.25)", True),
+        ('width in ("600", "x")', True),
+        ('width in ("601", "x")', False),
+        ('width in (" 6e2 ")', True),
+        ("5 < aesthetic < 5.5", False),
+        ("5 < aesthetic < 6 < width", True),
+        ("5 < aesthetic < width < 600", False),
+        ("5.5 < aesthetic < width", False),
+        ("5 < aesthetic <= 5.4", False),
         ("`width` == 6e2", True),
         ("license == 5", False),
         ("license != 5", True),
