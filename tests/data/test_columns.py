@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ppldm.data import columns as module
 from ppldm.data.columns import Columns, ColumnsWriter, Misfit
-from ppldm.data.expression import All, Any, Compare, Field, Literal, Member, Not, field_names
+from ppldm.data.expression import All, Any, Compare, Field, Literal, Member, Not, field_names, parse_expression
 from ppldm.data.judge import Distinct, judge
 
 NAMES = ["width", "height", "a", "b", "caption", "two words"]
@@ -115,6 +115,18 @@ def test_numbers_are_arrays_where_those_are_exact(tmp_path, values, expected):
     else:
         assert column.dtype.str == expected
         np.testing.assert_array_equal(column, [math.nan if value is None else value for value in values])
+
+
+@pytest.mark.parametrize("text, truth", [("a < {}", True), ("a == {}", False), ("a in ({})", False), ("a != {}", True)])
+def test_numbers_that_float64_does_not_hold_are_compared_exactly(text, truth):
+    column = np.array([1 << 53], dtype=np.float64)
+    codes, _ = judge(parse_expression(text.format((1 << 53) + 1)), {"a": column}, 1)
+    assert (codes[0] == 0) == truth
+
+
+def test_zero_is_a_number_and_nan_is_none():
+    codes, reasons = judge(parse_expression("a < 1"), {"a": np.array([0, np.nan, 2], dtype=np.float32)}, 3)
+    assert why(codes, reasons) == [None, "where: no field a", "where: false"]
 
 
 def test_rows_that_cannot_be_read_keep_their_place_and_reason(tmp_path):

@@ -2,6 +2,7 @@ import errno
 import gzip
 import itertools
 import pickle
+import shutil
 import struct
 import zlib
 from base64 import b64encode
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppldm.data import columns as columns_module
 from ppldm.data import selection as selection_module
 from ppldm.data import sidecar
 from ppldm.data.filelist import read_sources, write_filelist
@@ -154,7 +156,7 @@ def test_where_a_folder_cannot_be_written_columns_go_to_the_cache(sources, cache
     assert len(list(cache_dir.glob("*.columns"))) == 3 and not any(path.exists() for path in columns_files(sources))
 
 
-def test_each_layout_has_columns_of_its_own(tmp_path, make_image):
+def test_each_layout_has_columns_of_its_own(tmp_path, make_image, monkeypatch):
     image = b64encode(make_image()).decode()
     (tmp_path / "p").write_text(f"first\tsecond\t{image}\t{image}\t{image}\n" * 2)
     write_filelist(tmp_path / "f", ["p"])
@@ -164,6 +166,24 @@ def test_each_layout_has_columns_of_its_own(tmp_path, make_image):
             assert len(select_rows(sources, parse_where(f"caption == '{caption}'"))) == 2
             with pytest.raises(DataError, match="2 where: false"):
                 select_rows(sources, parse_where(f"caption != '{caption}'"))
+    # Nor does it help to take those of another layout for them.
+    shutil.copy(tmp_path / "p.columns", tmp_path / "p.alt_aesthetic.columns")
+    assert len(select_rows(read_sources(tmp_path / "f", "alt_aesthetic"), parse_where("caption == 'second'"))) == 2
+    monkeypatch.setattr(Part, "read_fields", refuse)
+    for layout, caption in (("default", "first"), ("alt_aesthetic", "second")):
+        sources = read_sources(tmp_path / "f", layout)
+        assert len(select_rows(sources, parse_where(f"caption == '{caption}'"))) == 2
+
+
+def test_blocks_of_a_part_are_judged_one_after_the_other(sources, monkeypatch):
+    where = parse_where("aesthetic > 3 and width < 66 or caption == 'picture 26' or width == 13")
+    expected = select_rows(sources, where)
+    monkeypatch.setattr(columns_module, "_BLOCK_ROWS", 7)
+    for path in columns_files(sources):
+        path.unlink()
+    found = select_rows(sources, where)
+    assert rows_of(found) == rows_of(expected) == [3, 26, *(i for i in range(31, 56) if i % 7)]
+    assert found.skipped == expected.skipped
 
 
 @pytest.mark.parametrize("sign, rows", [("and", [6, 7, 9]), ("or", [3, 4, 5, 6, 7, 8, 9])])
