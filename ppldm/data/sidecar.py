@@ -40,6 +40,12 @@ def read_columns(part, source: Source, names: Iterable[str]) -> list[Block]:
     return found
 
 
+def ensure_columns(part, source: Source) -> None:
+    """Store the columns of an open part where there are none that fit. Raises OutputError."""
+    if _read_stored(part, source, ()) is None:
+        build_columns(part, source)
+
+
 def build_columns(part, source: Source) -> None:
     """Read the caption and metadata of every row of an open part, once, and store them. Raises OutputError."""
     get_logger().info("reading the metadata of %s, once", part.path)

@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from expressions import make_expressions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppldm.data import columns as module
 from ppldm.data.columns import Columns, ColumnsWriter, Misfit
-from ppldm.data.expression import All, Any, Compare, Field, Literal, Member, Not, field_names, parse_expression
+from ppldm.data.expression import field_names, parse_expression
 from ppldm.data.judge import Distinct, judge
 
 NAMES = ["width", "height", "a", "b", "caption", "two words"]
@@ -27,21 +28,7 @@ values = st.none() | st.booleans() | numbers | texts | st.just(math.nan) | st.ju
 metas = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, values)), max_size=8) | st.lists(
     st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, st.none() | numbers)), max_size=8
 )
-literals = (numbers | texts.filter(lambda text: "\ud800" not in text) | st.booleans()).map(Literal)
-ordered = (numbers | texts).map(Literal)
-fields = st.sampled_from(NAMES).map(Field)
-comparisons = (
-    st.builds(Compare, fields, st.sampled_from(["==", "!="]), literals | fields)
-    | st.builds(Compare, fields, st.sampled_from(["<", "<=", ">", ">="]), ordered | fields)
-    | st.builds(Compare, ordered, st.sampled_from(["<", ">="]), fields)
-    | st.builds(Member, fields, st.lists(literals, min_size=1, max_size=4).map(tuple))
-)
-terms = lambda child: st.lists(child, min_size=2, max_size=3).map(tuple)  # noqa: E731
-expressions = st.recursive(
-    comparisons,
-    lambda child: st.builds(Not, child) | st.builds(All, terms(child)) | st.builds(Any, terms(child)),
-    max_leaves=6,
-)
+expressions = make_expressions(NAMES, numbers | texts, numbers | texts | st.booleans(), max_leaves=6)
 
 
 def write(path, rows, key=KEY):

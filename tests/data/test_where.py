@@ -4,10 +4,11 @@ import re
 
 import numpy as np
 import pytest
+from expressions import make_expressions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.expression import All, Any, Compare, Field, Literal, Member, Not, field_names, parse_expression
+from ppldm.data.expression import All, Any, Compare, Literal, Member, Not, field_names, parse_expression
 from ppldm.data.judge import FALSE, judge, read_number
 from ppldm.data.where import parse_where
 from ppldm.utils.errors import ConfigError
@@ -15,21 +16,7 @@ from ppldm.utils.errors import ConfigError
 NAMES = ["width", "a", "b_2", "and", "two words", "é"]
 numbers = st.integers(-3, 3) | st.floats(-3, 3).filter(lambda x: x == x) | st.sampled_from([10**30, 1e300, -0.0])
 texts = st.text('a1."\\ \n', max_size=3) | st.sampled_from(["1", " 2.5 ", "-3", "1e0", "x"])
-literals = (numbers | texts | st.booleans()).map(Literal)
-fields = st.sampled_from(NAMES).map(Field)
-ordered_literals = (numbers | texts).map(Literal)
-comparisons = (
-    st.builds(Compare, fields, st.sampled_from(["==", "!="]), literals | fields)
-    | st.builds(Compare, fields, st.sampled_from(["<", "<=", ">", ">="]), ordered_literals | fields)
-    | st.builds(Compare, ordered_literals, st.sampled_from(["<", ">="]), fields)
-    | st.builds(Member, fields, st.lists(literals, min_size=1, max_size=4).map(tuple))
-)
-terms = lambda child: st.lists(child, min_size=2, max_size=3).map(tuple)  # noqa: E731
-expressions = st.recursive(
-    comparisons,
-    lambda child: st.builds(Not, child) | st.builds(All, terms(child)) | st.builds(Any, terms(child)),
-    max_leaves=8,
-)
+expressions = make_expressions(NAMES, numbers | texts, numbers | texts | st.booleans(), max_leaves=8)
 values = st.none() | st.booleans() | numbers | texts | st.just(math.nan) | st.just([1]) | st.just({})
 rows = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, values)), max_size=6)
 
