@@ -3,7 +3,11 @@
 import gzip
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,6 +24,7 @@ from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, DataError
 from ppldm.utils.world import World
 
+ROOT = Path(__file__).resolve().parents[2]
 UPDATES = st.lists(st.tuples(st.sampled_from([1, 8, 99, 100, 400, 1000, 3000]), st.integers(0, 3000)), max_size=30)
 
 
@@ -104,6 +109,23 @@ def test_mostly_bad_rows_end_the_run_and_so_does_its_resume(tiny, tmp_path, most
         start(kind, tiny, tmp_path / "run", mostly_bad, **settings, max_skipped_share=1)
     start(kind, tiny, tmp_path / "run", mostly_bad, accept_changes="max_skipped_share",
           **{**settings, "max_steps": 6, "max_skipped_share": 1})  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_ranks_end_at_the_update_at_which_one_does(tiny, tmp_path, mostly_bad):
+    settings = {"max_steps": 20, "save_steps": 2, "max_skipped": 1000, "file_list": mostly_bad, "logging_steps": 1}
+    step, message = end_of("loop", tiny, tmp_path / "one", mostly_bad, per_device_train_batch_size=20,
+                           **{name: settings[name] for name in ("max_steps", "save_steps", "max_skipped")})  # fmt: skip
+    flags = tiny.flags(tmp_path / "two", per_device_train_batch_size=10, **settings)
+    script = str(ROOT / "examples/train_txt2img_laion400m_no_trainer.py")
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir",
+               str(tmp_path / "log"), script, *flags]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environment, capture_output=True, timeout=400)
+    for rank in range(2):
+        assert message in (tmp_path / f"log/workerlog.{rank}").read_text()
+    lines = (tmp_path / "two/metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["global_step"] + 1 == step
 
 
 @pytest.mark.parametrize("kind, workers", itertools.product(["loop", "trainer"], [0, 1]))
