@@ -277,6 +277,12 @@ class DataArguments:
     max_skipped: int = field(
         default=100, metadata={"help": "Stop after this many unusable rows one after another; 0 stops at the first."}
     )
+    max_skipped_share: float = field(
+        default=0.5,
+        metadata={
+            "help": "Stop when more than this share of the rows read for the last 1,000 samples was unusable; 1: never."
+        },
+    )
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
@@ -284,6 +290,10 @@ class DataArguments:
         _require_positive("validation_rows", self.validation_rows)
         if not 0 <= self.caption_drop <= 1:
             raise ConfigError(f"--caption_drop {self.caption_drop} must be from 0 to 1")
+        if self.max_skipped < 0:
+            raise ConfigError(f"--max_skipped {self.max_skipped} must be 0 or more")
+        if not 0 <= self.max_skipped_share <= 1:
+            raise ConfigError(f"--max_skipped_share {self.max_skipped_share} must be from 0 to 1")
         if not 0 < self.crop_fraction <= 1:
             raise ConfigError(f"--crop_fraction {self.crop_fraction} must be above 0 and at most 1")
 

@@ -23,6 +23,7 @@ from .indexed import IndexedRows
 from .parquet_table import ParquetTable
 from .part import Part
 from .row import Row
+from .sidecar import build_columns
 from .tar_shard import TarShard
 
 _FORMATS: dict[str, type[IndexedRows]] = {
@@ -34,8 +35,9 @@ _FORMATS: dict[str, type[IndexedRows]] = {
 
 
 class Rows(Protocol):
-    """`widths`, `heights`: uint16 [rows], pixels as shown, 0 where unknown. `identity`: another one for other rows. The
-    file is closed by `close()` or with the last reference."""
+    """`widths`, `heights`: uint16 [rows], pixels as shown, 0 where unknown. `identity`: another one for other rows; it
+    begins with bytes and CRC-32 of the file with the rows. The file is closed by `close()` or with the last reference.
+    """
 
     path: Path
     widths: np.ndarray
@@ -75,7 +77,8 @@ def summarize(path, source: Source) -> IndexSummary:
     if summary is not None:
         return summary
     with closing(open_part(path, source)) as part:
-        return IndexSummary(len(part), find_smallest_side(part.widths, part.heights))
+        build_columns(part, source)
+        return IndexSummary(len(part), find_smallest_side(part.widths, part.heights), part.identity[:2])
 
 
 def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list[IndexSummary]:

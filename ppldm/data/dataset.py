@@ -14,28 +14,33 @@ The keys of a sample, all numpy:
     input_noise      float32 latent_shape   with `input_perturbation` alone: `noise` plus that many times another
                                             standard normal
 
-The last four are left out with `pixels_only`. All draws come from `make_rng(seed, stream, epoch, row)` with the row
-asked for, so that a bad row changes no number but its own pixels and caption. `row` is its number among all rows, so
+The last four are left out with `pixels_only`. A bad row is replaced by the next good one of its own list, in the list's
+order of that epoch (`ppldm.data.order.Successors`), so that the stand-in too is a function of (seed, epoch, row). All
+draws come from `make_rng(seed, stream, epoch, row)` with the row asked for, so that a bad row changes no number but its
+own pixels and caption. `row` is its number among all rows, so
 that a row is cropped, noised and so on alike whatever else is selected.
 """
 
 import math
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 
 import numpy as np
 
 from ..utils.errors import ConfigError, RowError
 from ..utils.rng import Stream, make_rng
-from .container import Rows
 from .filelist import Source
+from .fingerprint import Fingerprint, take_fingerprint
 from .handlers import BadRows
 from .image import decode_pixels
 from .open_parts import OpenParts, count_open_parts
+from .order import Successors
 from .resize import INTERPOLATIONS
 from .row import Row
 from .selection import Selection, select_rows
 from .tokenizer import CaptionTokenizer
 from .transforms import crop_pixels
+from .watched import WatchedPart
 
 
 class TextImageDataset:
@@ -80,13 +85,16 @@ class TextImageDataset:
         self.noise_offset, self.input_perturbation = noise_offset, input_perturbation
         self.pixels_only, self.bad_rows = pixels_only, bad_rows
         self.interpolation = interpolation
+        self.sources = sources
         self.selection = select_rows(sources) if selection is None else selection
         self.list_sizes = self.selection.list_sizes
         weights = [source.weight for source in sources]
         self.weights = None if None in weights else weights
+        self._successors = Successors(self.list_sizes, self.weights, seed)
         self._parts = OpenParts(
             [(path, source) for source in sources for path in source.parts],
             count_open_parts(self.selection.rows_of_parts, [len(source.parts) for source in sources], self.weights),
+            self.selection.contents,
         )
 
     def __len__(self) -> int:
@@ -97,6 +105,11 @@ class TextImageDataset:
         """The bytes of a sample's large arrays, pixels and noises."""
         num_noises = 1 if self.pixels_only else 3 if self.input_perturbation else 2
         return 3 * self.resolution**2 + num_noises * 4 * math.prod(self.latent_shape)
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What all rows of the sources are, selected or not."""
+        return take_fingerprint(self.sources, np.diff(self.selection.starts).tolist(), self.selection.contents)
 
     def read_row(self, row: int) -> Row:
         """Row number `row` of all rows, selected or not. Raises RowError."""
@@ -113,9 +126,10 @@ class TextImageDataset:
         keys = [(epoch, self.selection[place]) for epoch, place in places]
         pixels = np.empty((len(keys), 3, self.resolution, self.resolution), dtype=np.uint8)
         captions, used_rows, skipped = [], [], []
-        for (_, place), key, crop in zip(places, keys, pixels, strict=True):
+        for (epoch, place), key, crop in zip(places, keys, pixels, strict=True):
             load = partial(self._load, self._draw_corner(key), crop)
-            choices, used_place, reasons = self.bad_rows.load(load, place, len(self))
+            candidates = chain([place], self._successors.after(epoch, place))
+            choices, used_place, reasons = self.bad_rows.load(load, candidates)
             if self.random_flip and self._rng(Stream.FLIP, key).random() < 0.5:
                 crop[:] = crop[:, :, ::-1].copy()
             captions.append(self._draw_caption(key, choices))
@@ -168,7 +182,7 @@ class TextImageDataset:
     def _rng(self, stream: Stream, key: tuple[int, int]) -> np.random.Generator:
         return make_rng(self.seed, stream, *key)
 
-    def _locate(self, row: int) -> tuple[Rows, int]:
+    def _locate(self, row: int) -> tuple[WatchedPart, int]:
         """The part of a row, and the row's number in it."""
         if not 0 <= row < self.selection.num_rows:
             raise IndexError(f"there are rows 0 to {self.selection.num_rows - 1}, no row {row}")

@@ -29,6 +29,7 @@ from .layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv")
 _CHOICES = {"layout": LAYOUTS, "format": FORMATS}
+BESIDE_PARTS = (".idx", ".columns")  # the ends of the names of files that describe a part, and are none
 _PARTS = "part files, one a line"
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
@@ -120,7 +121,7 @@ def list_parts(folder) -> list[str]:
     if not Path(folder).is_dir():
         raise FilelistError(f"no such folder {folder}; name the one that holds the part files")
     paths = (os.path.abspath(path) for path in Path(folder).glob("part-*") if path.is_file())
-    parts = sorted(path for path in paths if not path.endswith(".idx"))
+    parts = sorted(path for path in paths if not path.endswith(BESIDE_PARTS))
     if not parts:
         raise FilelistError(f"no part files (part-*) in {folder}; name the folder that holds them")
     return parts
@@ -175,7 +176,7 @@ def _expand(text: str, named_in: Path, number: int) -> list[Path]:
         return [path if not beside.exists() and path.exists() else beside]
     # An absolute path stays what it is.
     for pattern in (os.path.join(glob.escape(str(named_in.parent)), path), str(path)):
-        found = sorted(name for name in glob.glob(pattern, recursive=True) if not name.endswith(".idx"))
+        found = sorted(name for name in glob.glob(pattern, recursive=True) if not name.endswith(BESIDE_PARTS))
         if found:
             return [Path(name) for name in found]
     raise FilelistError(f"{named_in} line {number}: nothing is named {beside}; correct or delete the line")

@@ -7,7 +7,7 @@ names the byte size of its part and carries checksums of its own two pieces: one
 import os
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -45,10 +45,11 @@ class Index:
 @dataclass(frozen=True)
 class IndexSummary:
     """What the header of an index tells. `smallest_side`: of all images whose size is known, 65535 where none is; None
-    in the headers of early versions."""
+    in the headers of early versions. `content`: bytes and CRC-32 of the file with the rows."""
 
     rows: int
     smallest_side: int | None
+    content: tuple[int, int] | None = field(default=None, compare=False)
 
 
 def find_smallest_side(widths: np.ndarray, heights: np.ndarray) -> int:
@@ -117,8 +118,8 @@ def _read_index(path, part_bytes: int, kinds: tuple[int, ...]) -> Index:
 def _read_summary(path, part_bytes: int, kinds: tuple[int, ...]) -> IndexSummary:
     with open(path, "rb") as file:
         index_bytes = os.fstat(file.fileno()).st_size
-        _, rows, _, _, smallest_side = _check_header(file.read(_HEADER.size), index_bytes, part_bytes, kinds)
-    return IndexSummary(rows, smallest_side)
+        _, rows, part_crc32, _, smallest_side = _check_header(file.read(_HEADER.size), index_bytes, part_bytes, kinds)
+    return IndexSummary(rows, smallest_side, (part_bytes, part_crc32))
 
 
 def _check_header(

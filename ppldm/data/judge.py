@@ -3,6 +3,8 @@
 Truth has three values. A comparison whose field a row does not have (or null, or NaN), or has as something that has no
 order with the other side, is neither true nor false but unknown; `and`, `or` and `not` follow Kleene's logic, as in
 SQL. Text that reads as a number is one wherever it meets a number. Equality of different things is plainly false.
+
+Columns are judged as a whole: numbers as float64 where that is exact, any other values once for each distinct one.
 """
 
 import math
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .expression import ORDER_SIGNS, All, Compare, Expression, Field, Literal, Member, Not
+from .expression import ORDER_SIGNS, All, Compare, Expression, Field, Literal, Member, Not, field_names
 
 FALSE = "where: false"
 
@@ -34,17 +36,42 @@ _COMPARABLE = (_NUMERIC, _TEXT, _TRUTH)
 _KIND_NAMES = {_NUMERIC: "number", _TEXT: "text"}
 
 
-def judge(expression: Expression, columns: dict[str, Sequence], num_rows: int) -> tuple[np.ndarray, list[str]]:
+@dataclass(frozen=True)
+class Distinct:
+    """A column of few different values: row i has `values[places[i]]`."""
+
+    values: list
+    places: np.ndarray
+
+
+def judge(
+    expression: Expression, columns: dict[str, Sequence | Distinct], num_rows: int
+) -> tuple[np.ndarray, list[str]]:
     """(codes, uint16 [num_rows]; reasons): code 0 is a row for which the expression is true, any other says why it is
     not: `reasons[code - 1]`.
 
     columns: by field the value of each row, None where it has none; a field without a column is in no row. Integer
-    arrays are sizes in pixels, 0 where unknown, and are compared as a whole; other sequences go value by value.
+    arrays are sizes in pixels, 0 where unknown; arrays of float32 or float64 are numbers, NaN where there is none. Both
+    are compared as a whole, a `Distinct` value by value, other sequences row by row.
     """
-    judgement = _Judgement(columns, num_rows)
+    judgement = _Judgement({name: _classify(values) for name, values in columns.items()}, num_rows)
     truth = judgement.of(expression)
     codes = np.where(truth.true, 0, np.where(truth.unknown > 0, truth.unknown, 1)).astype(np.uint16)
     return codes, [FALSE, *judgement.reasons]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Values and their kinds, [rows]; or [distinct values], of which row i has that at `places[i]`."""
+
+    values: np.ndarray
+    kinds: np.ndarray
+    places: np.ndarray | None = None
+
+    def of_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.places is None:
+            return self.values, self.kinds
+        return self.values[self.places], self.kinds[self.places]
 
 
 @dataclass(frozen=True)
@@ -57,25 +84,39 @@ class _Truth:
     def negated(self) -> "_Truth":
         return _Truth(~self.true & (self.unknown == 0), self.unknown)
 
+    def at(self, places: np.ndarray) -> "_Truth":
+        return _Truth(self.true[places], self.unknown[places])
+
 
 class _Judgement:
-    """One evaluation over the rows of some columns."""
+    """One evaluation over the rows of some columns; reasons are added to those given."""
 
-    def __init__(self, columns: dict[str, Sequence], num_rows: int):
-        self._num_rows = num_rows
-        self._columns = {name: _classify(values) for name, values in columns.items()}
-        self.reasons: list[str] = []
+    def __init__(self, columns: dict[str, _Column], num_rows: int, reasons: list[str] | None = None):
+        self._num_rows, self._columns = num_rows, columns
+        self.reasons = [] if reasons is None else reasons
 
     def of(self, expression: Expression) -> _Truth:
-        if isinstance(expression, Compare):
-            return self._compare(expression)
-        if isinstance(expression, Member):
-            return self._member(expression)
+        if isinstance(expression, Compare | Member):
+            return self._of_values(expression) or self._of_rows(expression)
         if isinstance(expression, Not):
             return self.of(expression.term).negated()
         if isinstance(expression, All):
             return self._all([self.of(term) for term in expression.terms])
         return self._all([self.of(term).negated() for term in expression.terms]).negated()
+
+    def _of_values(self, expression: Compare | Member) -> _Truth | None:
+        """Of one field with distinct values: judged once for each."""
+        names = field_names(expression)
+        column = self._columns.get(*names) if len(names) == 1 else None
+        if column is None or column.places is None:
+            return None
+        values = {name: _Column(column.values, column.kinds) for name in names}
+        return _Judgement(values, len(column.values), self.reasons).of(expression).at(column.places)
+
+    def _of_rows(self, expression: Compare | Member) -> _Truth:
+        if isinstance(expression, Compare):
+            return self._compare(expression)
+        return self._member(expression)
 
     def _all(self, truths: list[_Truth]) -> _Truth:
         true = np.logical_and.reduce([truth.true for truth in truths])
@@ -110,20 +151,24 @@ class _Judgement:
         listed = {kind: {v.value for v in expression.values if _kind(v.value) == kind} for kind in _COMPARABLE}
         numbers = listed[_NUMERIC]
         listed[_NUMERIC] = numbers | {read_number(text) for text in listed[_TEXT]}
+        if values.dtype == np.float64:
+            exact = [float(number) for number in listed[_NUMERIC] if number is not None and _is_float(number)]
+            return _Truth(np.isin(values, exact) & (unknown == 0), unknown)
         true = np.zeros(self._num_rows, dtype=bool)
         for i in np.flatnonzero((unknown == 0) & (kinds != _OTHER)):
             true[i] = values[i] in listed[kinds[i]] or (kinds[i] == _TEXT and read_number(values[i]) in numbers)
         return _Truth(true, unknown)
 
     def _operand(self, operand: Field | Literal, beside: Field | Literal | None) -> tuple[np.ndarray, np.ndarray]:
-        """(values, their kinds), each of shape [rows]. Beside a column of float64, so is a number."""
+        """(values, their kinds), each of shape [rows]. Beside a column of float64, so is a number that is one."""
         if isinstance(operand, Field):
             if operand.name in self._columns:
-                return self._columns[operand.name]
+                return self._columns[operand.name].of_rows()
             return np.full(self._num_rows, None), np.full(self._num_rows, _MISSING, dtype=np.uint8)
         kind = _kind(operand.value)
         column = self._columns.get(beside.name) if isinstance(beside, Field) else None
-        dtype = np.float64 if kind == _NUMERIC and column and column[0].dtype == np.float64 else object
+        as_float = column is not None and column.values.dtype == np.float64 and kind == _NUMERIC
+        dtype = np.float64 if as_float and _is_float(operand.value) else object
         return np.full(self._num_rows, operand.value, dtype), np.full(self._num_rows, kind, dtype=np.uint8)
 
     def _missing(self, *operands: tuple[Field | Literal, np.ndarray]) -> np.ndarray:
@@ -148,13 +193,23 @@ def _no_order(left: Field | Literal, right: Field | Literal) -> str:
     return f"where: {field} is no {_KIND_NAMES[_kind(literal.value)]}"
 
 
-def _classify(values: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """(values, their kinds), each of shape [rows]."""
+def _classify(values: Sequence | Distinct) -> _Column:
+    if isinstance(values, Distinct):
+        column = _classify(values.values)
+        return _Column(column.values, column.kinds, values.places)
     if isinstance(values, np.ndarray):
-        return values.astype(np.float64), np.where(values > 0, _NUMERIC, _MISSING).astype(np.uint8)
-    return np.fromiter(values, dtype=object, count=len(values)), np.fromiter(
-        map(_kind, values), dtype=np.uint8, count=len(values)
-    )
+        known = values > 0 if values.dtype.kind in "ui" else ~np.isnan(values)
+        return _Column(values.astype(np.float64), np.where(known, _NUMERIC, _MISSING).astype(np.uint8))
+    kinds = np.fromiter(map(_kind, values), dtype=np.uint8, count=len(values))
+    return _Column(np.fromiter(values, dtype=object, count=len(values)), kinds)
+
+
+def _is_float(number: int | float) -> bool:
+    """Whether float64 holds a number exactly, so that comparing it there is comparing it."""
+    try:
+        return float(number) == number
+    except OverflowError:
+        return False
 
 
 def _kind(value) -> int:

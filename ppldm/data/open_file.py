@@ -16,14 +16,14 @@ class OpenFile:
             self.number = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise unreadable(self.path, error) from error
-        self._state = _state(os.fstat(self.number))
+        self._state = file_state(os.fstat(self.number))
         self.close = weakref.finalize(self, os.close, self.number)
 
     def read(self, offset: int, length: int, where: str) -> bytes:
         """Bytes [offset, offset + length); fewer at the end. `where` goes into errors. Raises PartError."""
         try:
             data = os.pread(self.number, length, offset)
-            state = _state(os.stat(self.path))
+            state = file_state(os.stat(self.path))
         except OSError as error:
             raise unreadable(where, error) from error
         if state != self._state:
@@ -36,5 +36,6 @@ def unreadable(where, error: OSError) -> PartError:
     return PartError(f"cannot read {where} ({error.strerror or error}); check the file and its disk")
 
 
-def _state(status: os.stat_result) -> tuple[int, ...]:
+def file_state(status: os.stat_result) -> tuple[int, ...]:
+    """What changes where another file takes a file's name, or its content is written anew."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .container import Rows, open_part
 from .filelist import Source
 from .order import RUN_LENGTH, WINDOW_RUNS
+from .watched import WatchedPart
 
 _MIN_OPEN_PARTS = 16
 # A part of ordinary gzip has two files open, itself and its seek points; the rest of the process needs some as well.
@@ -25,25 +25,30 @@ _OTHER_FILES = 256
 class OpenParts:
     """Opens parts by their number and keeps the latest `count` open. One that falls out closes with its last user.
 
-    parts: (path, how to read it).
+    parts: (path, how to read it). contents: (bytes, CRC-32) that each had when the run began; None: not known.
     """
 
-    def __init__(self, parts: Sequence[tuple[Path, Source]], count: int):
-        self._parts, self._count = parts, count
+    def __init__(
+        self,
+        parts: Sequence[tuple[Path, Source]],
+        count: int,
+        contents: Sequence[tuple[int, int]] | None = None,
+    ):
+        self._parts, self._count, self._contents = parts, count, contents
         self._open = lru_cache(maxsize=count)(self._open_part)
 
-    def __getitem__(self, number: int) -> Rows:
+    def __getitem__(self, number: int) -> WatchedPart:
         """Raises PartError, ConfigError, OutputError."""
         return self._open(number)
 
     def __getstate__(self):
-        return self._parts, self._count
+        return self._parts, self._count, self._contents
 
     def __setstate__(self, state):
         self.__init__(*state)
 
-    def _open_part(self, number: int) -> Rows:
-        return open_part(*self._parts[number])
+    def _open_part(self, number: int) -> WatchedPart:
+        return WatchedPart(*self._parts[number], self._contents and self._contents[number])
 
 
 def count_open_parts(

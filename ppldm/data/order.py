@@ -2,11 +2,13 @@
 
 `Order` is a windowed shuffle. The rows are cut into runs of consecutive rows, so that disks read forward; the runs are
 permuted; and the rows are permuted inside windows of permuted runs. A look-up costs one window, not the data set.
-`Mix` turns one or several lists of rows into one endless sequence.
+`Mix` turns one or several lists of rows into one endless sequence. `Successors` tells what comes after a row in the
+order of its own list, which is what stands in for a row that cannot be used.
 
 A permutation is the stable argsort of raw words of Philox, which is defined by its paper, not by a version of numpy.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +19,7 @@ from ..utils.rng import Stream, make_rng
 RUN_LENGTH, WINDOW_RUNS = 256, 64
 
 _CYCLE_LENGTH = 10_000
+_ROWS_AHEAD = 100  # looked up at a time
 
 
 class Order:
@@ -39,6 +42,15 @@ class Order:
             window += 1
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
+    def position(self, epoch: int, row: int) -> int:
+        """Where a row stands in an epoch: the inverse of `rows`."""
+        if not 0 <= row < self.num_rows:
+            raise IndexError(f"there are rows 0 to {self.num_rows - 1}, no row {row}")
+        runs, _ = _run_permutation(-(-self.num_rows // self.run_length), self.seed, epoch)
+        place = int(np.flatnonzero(runs == row // self.run_length)[0])
+        first, rows = self._window(epoch, place // self.window_runs)
+        return first + int(np.flatnonzero(rows == row)[0])
+
     def _window(self, epoch: int, window: int) -> tuple[int, np.ndarray]:
         return _window(self.num_rows, self.seed, self.run_length, self.window_runs, epoch, window)
 
@@ -60,10 +72,9 @@ class Mix:
         if weights is None:
             self._orders, self._shares = [Order(self.num_rows, seed)], None
         else:
-            # Lists of equal size must not be permuted alike, so each has a seed of its own.
-            seeds = [int(make_rng(seed, Stream.MIX, row=i).bit_generator.random_raw()) for i in range(len(list_sizes))]
-            self._orders = [Order(size, own_seed) for size, own_seed in zip(list_sizes, seeds, strict=True)]
-            self._shares = _proportional_shares(weights)
+            if any(weight and not size for weight, size in zip(weights, list_sizes, strict=True)):
+                raise DataError("a list with a weight has no rows to put in order; check the filelist")
+            self._orders, self._shares = _own_orders(list_sizes, seed), _proportional_shares(weights)
 
     def samples(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """(epochs int64 [n], rows int64 [n]) at positions [start, stop) of the sequence, n = stop - start."""
@@ -80,6 +91,36 @@ class Mix:
                 epochs[places], own_rows = _flow(self._orders[i], before, before + len(places))
                 rows[places] = own_rows + self._starts[i]
         return epochs, rows
+
+
+class Successors:
+    """What follows a row in the order of its own list, as `Mix` runs through it.
+
+    Lists without weights share one order, in which what follows may be of any of them: where there are several, each
+    is taken in the order that it would have with a weight. list_sizes, weights, seed: as of `Mix`.
+    """
+
+    def __init__(self, list_sizes: list[int], weights: list[float] | None, seed: int):
+        self._starts = np.cumsum([0, *list_sizes])
+        alone = weights is None and len(list_sizes) == 1
+        self._orders = [Order(list_sizes[0], seed)] if alone else _own_orders(list_sizes, seed)
+
+    def after(self, epoch: int, row: int) -> Iterator[int]:
+        """The other rows of the row's list, each once: those that follow it in the epoch, then the epoch's first."""
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        order, first = self._orders[number], int(self._starts[number])
+        position = order.position(epoch, row - first)
+        for start, stop in ((position + 1, order.num_rows), (0, position)):
+            for begin in range(start, stop, _ROWS_AHEAD):
+                for successor in order.rows(epoch, begin, min(begin + _ROWS_AHEAD, stop)).tolist():
+                    yield first + successor
+
+
+def _own_orders(list_sizes: list[int], seed: int) -> list[Order | None]:
+    """The order of each list, None for one without rows. Lists of equal size must not be permuted alike, so each has a
+    seed of its own."""
+    seeds = [int(make_rng(seed, Stream.MIX, row=i).bit_generator.random_raw()) for i in range(len(list_sizes))]
+    return [Order(size, own_seed) if size else None for size, own_seed in zip(list_sizes, seeds, strict=True)]
 
 
 def _flow(order: Order, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:

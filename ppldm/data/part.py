@@ -13,7 +13,7 @@ written, its index lies in the cache folder (`ppldm.data.stored`).
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from isal import isal_zlib
 from ..utils.errors import PartError, RowError
 from ..utils.files import atomic_write
 from ..utils.log import get_logger
+from .columns import ColumnsWriter
 from .index import (
     GZIP_MEMBERS,
     PACKED_LINES,
@@ -36,7 +37,7 @@ from .index import (
     read_summary,
     write_index,
 )
-from .layouts import DEFAULT_LAYOUT, get_layout
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 from .open_file import OpenFile
 from .packed_lines import PackedLines
 from .part_lines import (
@@ -52,6 +53,7 @@ from .part_lines import (
 )
 from .row import Row, decode_row, decode_text_columns, encode_row
 from .seek_points import read_points
+from .sidecar import columns_key, columns_way
 from .stored import Way, find_companion, find_stored, measure_file, open_index, store, store_index
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
@@ -71,18 +73,24 @@ class PartInfo:
 
 
 def write_part(path, rows: Iterable[Row]) -> PartInfo:
-    """Write rows as a part, then its index. The same rows give the same bytes.
+    """Write rows as a part, then its index and its columns (`ppldm.data.columns`). The same rows give the same bytes.
 
     The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
     Raises PartError where there are no rows.
     """
-    index = _write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
+    index = write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
     return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
 
 
 def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
     """Where the index of a part is, if its folder can be written."""
     return _way(layout).index_path(Path(part))
+
+
+def drop_indexes(part) -> None:
+    """Remove what describes a part beside it, for a part that is replaced or removed: index and columns."""
+    for way in (_way(DEFAULT_LAYOUT), columns_way()):
+        way.index_path(Path(part)).unlink(missing_ok=True)
 
 
 class Part:
@@ -220,8 +228,32 @@ def _way(layout: str) -> Way:
     return Way((GZIP_MEMBERS, PLAIN_LINES, PACKED_LINES), suffix)
 
 
-def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
-    """Write (line, image size) pairs, each as its own gzip member, then the index. Raises PartError without lines."""
+def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
+    """Write (line, image size) pairs, each as its own gzip member, then the columns and the index. Raises PartError
+    without lines."""
+    with atomic_write(columns_way().index_path(path)) as file:
+        columns = ColumnsWriter(file)
+        index = _write_members(path, _noted(lines, columns))
+        columns.finish(columns_key((index.part_bytes, index.part_crc32), len(index.offsets)))
+    return index
+
+
+def _noted(lines: Iterable[tuple[bytes, tuple[int, int]]], columns: ColumnsWriter) -> Iterator:
+    """The same lines, whose captions and metadata go to `columns` as `Part.read_fields` will find them."""
+    layout = LAYOUTS[DEFAULT_LAYOUT]
+    for line, size in lines:
+        try:
+            fields = decode_text_columns(line, "", layout)
+            if fields is None:
+                row = decode_row(line, "", layout)
+                fields = row.caption, row.meta
+            columns.add(*fields)
+        except RowError as error:
+            columns.add_bad(error.reason)
+        yield line, size
+
+
+def _write_members(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
     table, offset, crc32 = [], 0, 0
     with atomic_write(path) as file:
         for line, size in lines:
@@ -233,7 +265,7 @@ def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> 
         if not table:
             raise PartError(f"no rows to write to {path}; a part needs at least one")
         # An older index of the same name must not outlive the part that it described.
-        index_path(path).unlink(missing_ok=True)
+        drop_indexes(path)
     index = make_index(GZIP_MEMBERS, offset, crc32, table)
     write_index(index_path(path), index)
     return index

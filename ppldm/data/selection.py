@@ -4,50 +4,52 @@ The rows of all sources are numbered through; a `Selection` is a sequence of som
 It costs a bit a row, and nothing for a part of which every row is used. It is a function of the parts and the condition
 alone.
 
-A condition on width and height is answered by the indexes, without reading a row. Any other needs the captions and
-metadata of the rows that the sizes alone do not decide: each part is read once, and the answer kept in the cache folder
-(`PPLDM_CACHE_DIR`, else `~/.cache/ppldm`) for as long as part, layout and condition stay the same. An answer that is
-damaged or gone is found anew.
+A condition on width and height is answered by the indexes, one on captions and metadata by the columns beside them
+(`ppldm.data.sidecar`), without reading a row.
 """
 
-import hashlib
-import json
 import random
-import zlib
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from ..utils.errors import DataError, OutputError, RowError
-from ..utils.files import atomic_write, make_output_dir
+from ..utils.errors import DataError
 from ..utils.log import get_logger, progress
 from ..utils.workers import map_unordered
+from .columns import INDEX_FIELDS, Block
 from .container import Rows, build_indexes, open_part
 from .expression import Expression, field_names
 from .filelist import Source
 from .judge import judge
-from .stored import cache_dir
+from .sidecar import read_columns
 
 TOO_SMALL = "too small"
 
-_INDEX_FIELDS = {"width", "height"}
-# Part of every cache key: a change of what an expression means must change it.
-_VERSION = 1
 _MASKS_UNPACKED = 64
+_PARTS_AT_ONCE = 32  # that a process is given: handing out one by one takes as long as judging
 
 
 class Selection:
     """Some of the rows of all parts. `len()` is how many; `selection[i]` the number of the i-th, ascending.
 
     `list_sizes`: selected rows of each source. `num_rows`: all rows. `skipped`: rows that are not selected, by reason.
+    `contents`: (bytes, CRC-32) of each part as it was indexed, None where that is not known.
     """
 
-    def __init__(self, rows_of_parts: list[int], masks: list[np.ndarray | None], parts_of_lists: list[int], skipped):
+    def __init__(
+        self,
+        rows_of_parts: list[int],
+        masks: list[np.ndarray | None],
+        parts_of_lists: list[int],
+        skipped,
+        contents: list[tuple[int, int]] | None = None,
+    ):
         """masks: bits of a part's rows, packed, set where selected; None for all."""
+        self.contents = contents
         self.starts = np.cumsum([0, *rows_of_parts])
         sizes = [
             rows if mask is None else int(np.unpackbits(mask).sum())
@@ -108,8 +110,8 @@ def select_rows(
     skipped = Counter()
     if where is not None or min_side > 0:
         # Of rows that are to be read, each process takes a part at a time; sizes are faster here than there.
-        num_workers = num_workers if where is not None and field_names(where) - _INDEX_FIELDS else 1
-        judge_part = partial(_judge_part, where=where, min_side=min_side)
+        num_workers = num_workers if where is not None and field_names(where) - INDEX_FIELDS else 1
+        judge_parts = partial(_judge_parts, where=where, min_side=min_side)
         tasks = [
             (number, path, source)
             for number, ((path, source), summary) in enumerate(zip(parts, summaries, strict=True))
@@ -118,12 +120,16 @@ def select_rows(
         # Ranks that read the same parts at the same time meet at different ones.
         random.SystemRandom().shuffle(tasks)
         num_rows = sum(rows_of_parts[number] for number, _, _ in tasks)
+        at_once = max(1, min(_PARTS_AT_ONCE, len(tasks) // (4 * num_workers)))
+        groups = [tasks[start : start + at_once] for start in range(0, len(tasks), at_once)]
         with progress(total=num_rows, desc="selecting rows", unit="row", unit_scale=True, delay=3) as bar:
-            for (number, _, _), (mask, reasons) in map_unordered(judge_part, tasks, num_workers):
-                masks[number] = mask
-                skipped.update(reasons)
-                bar.update(rows_of_parts[number])
-    selection = Selection(rows_of_parts, masks, [len(source.parts) for source in sources], skipped)
+            for group, found in map_unordered(judge_parts, groups, num_workers):
+                for (number, _, _), (mask, reasons) in zip(group, found, strict=True):
+                    masks[number] = mask
+                    skipped.update(reasons)
+                    bar.update(rows_of_parts[number])
+    contents = [summary.content for summary in summaries]
+    selection = Selection(rows_of_parts, masks, [len(source.parts) for source in sources], skipped, contents)
     _refuse_empty(selection, sources, min_side)
     return selection
 
@@ -138,101 +144,52 @@ def _refuse_empty(selection: Selection, sources: list[Source], min_side: int) ->
             )
 
 
+def _judge_parts(tasks: list[tuple[int, Path, Source]], **how) -> list[tuple[np.ndarray | None, dict]]:
+    return [_judge_part(task, **how) for task in tasks]
+
+
 def _judge_part(
     task: tuple[int, Path, Source], where: Expression | None, min_side: int
 ) -> tuple[np.ndarray | None, dict]:
     """(packed mask or None for all, skipped rows by reason) of a part (number, path, how to read it)."""
     _, path, source = task
     with closing(open_part(path, source)) as part:
-        widths, heights = np.asarray(part.widths), np.asarray(part.heights)
-        small = (np.minimum(widths, heights) < min_side) & (np.minimum(widths, heights) > 0)
-        reasons = Counter({TOO_SMALL: int(small.sum())})
-        used = ~small
+        sizes = {"width": np.asarray(part.widths), "height": np.asarray(part.heights)}
+        sides = np.minimum(*sizes.values())
+        small = (sides < min_side) & (sides > 0)
+        used, reasons = ~small, Counter({TOO_SMALL: int(small.sum())})
         if where is not None:
-            verdict = _judge_rows(part, source, where)
-            counts = np.bincount(verdict.codes[used], minlength=len(verdict.reasons) + 1)
-            reasons.update(dict(zip(verdict.reasons, counts[1:].tolist(), strict=True)))
-            used &= verdict.codes == 0
+            start = 0
+            for codes, names in _judge_blocks(part, source, where, sizes):
+                block = used[start : start + len(codes)]
+                counts = np.bincount(codes[block], minlength=len(names) + 1)
+                for name, count in zip(names, counts[1:].tolist(), strict=True):
+                    reasons[name] += count
+                block &= codes == 0
+                start += len(codes)
     return None if used.all() else np.packbits(used), {reason: count for reason, count in reasons.items() if count}
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """`codes`: uint16 [rows], 0 for a row that `where` selects, else 1 + the place of its reason in `reasons`."""
-
-    codes: np.ndarray
-    reasons: list[str]
-
-
-def _judge_rows(part: Rows, source: Source, where: Expression) -> _Verdict:
-    sizes = {"width": part.widths, "height": part.heights}
-    verdict = _Verdict(*judge(where, sizes, len(part)))
-    names = field_names(where) - _INDEX_FIELDS
+def _judge_blocks(part: Rows, source: Source, where: Expression, sizes: dict) -> list[tuple[np.ndarray, list[str]]]:
+    """(code of each row, reasons), as `judge` gives them, of runs of rows, one after the other."""
+    names = field_names(where) - INDEX_FIELDS
     if not names:
-        return verdict
-    cached = _cache_path(part, source, where)
-    found = _read_verdict(cached, len(part))
-    if found is None:
-        found = _judge_read_rows(part, where, names, sizes, verdict)
-        _write_verdict(cached, found)
-    return found
+        return [judge(where, sizes, len(part))]
+    return list(_judge_columns(read_columns(part, source, names), where, sizes))
 
 
-def _judge_read_rows(part: Rows, where: Expression, names: set[str], sizes: dict, verdict: _Verdict) -> _Verdict:
-    """Read the rows that the sizes leave undecided, and judge those again."""
-    rows = np.flatnonzero(verdict.codes > 1)
-    errors: dict[int, str] = {}
-    columns: dict[str, list] = {name: [] for name in names}
-    for i, row in enumerate(rows.tolist()):
-        try:
-            caption, meta = part.read_fields(row)
-        except RowError as error:
-            errors[i] = error.reason
-            caption, meta = None, {}
-        for name, values in columns.items():
-            values.append(caption if name == "caption" else meta.get(name))
-    sizes = {name: values[rows] for name, values in sizes.items()}
-    codes_read, reasons = judge(where, {**columns, **sizes}, len(rows))
-    for i, reason in errors.items():
-        reasons += [reason] if reason not in reasons else []
-        codes_read[i] = 1 + reasons.index(reason)
-    codes = np.minimum(verdict.codes, 1)
-    codes[rows] = codes_read
-    return _Verdict(codes, reasons)
-
-
-def _cache_path(part: Rows, source: Source, where: Expression) -> Path:
-    key = json.dumps([_VERSION, part.path.name, *part.identity, len(part), source.format, source.layout, str(where)])
-    return cache_dir() / "where" / hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-def _write_verdict(path: Path, verdict: _Verdict) -> None:
-    body = zlib.compress(verdict.codes.astype("<u2").tobytes(), 1)
-    make_output_dir(path.parent)
-    try:
-        with atomic_write(path) as file:
-            file.write(json.dumps(_describe(verdict.reasons, body)).encode() + b"\n" + body)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror}; free some space or set PPLDM_CACHE_DIR to another folder"
-        ) from error
-
-
-def _describe(reasons: list[str], body: bytes) -> dict:
-    return {"reasons": reasons, "crc32": zlib.crc32(json.dumps(reasons).encode(), zlib.crc32(body))}
-
-
-def _read_verdict(path: Path, num_rows: int) -> _Verdict | None:
-    """What was found out before; None where it is not there or damaged."""
-    try:
-        head, _, body = path.read_bytes().partition(b"\n")
-        stated = json.loads(head)
-        codes = np.frombuffer(zlib.decompress(body), dtype="<u2")
-        if stated != _describe(stated["reasons"], body) or len(codes) != num_rows:
-            raise ValueError("checksum")
-        return _Verdict(codes, stated["reasons"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, zlib.error) as error:
-        get_logger().warning("%s is damaged (%s); the rows are read again", path, error)
-        return None
+def _judge_columns(blocks: list[Block], where: Expression, sizes: dict) -> Iterator[tuple[np.ndarray, list[str]]]:
+    start = 0
+    for num_rows, found, errors in blocks:
+        own_sizes = {name: values[start : start + num_rows] for name, values in sizes.items()}
+        codes, reasons = judge(where, {**found, **own_sizes}, num_rows)
+        if errors is not None:
+            # Of rows that cannot be read, what the sizes decide stays decided.
+            by_size, _ = judge(where, own_sizes, num_rows)
+            first = len(reasons) + 1
+            codes = np.where(
+                by_size > 1, np.where(errors.places < len(errors.values) - 1, first + errors.places, codes), codes
+            )
+            reasons = reasons + errors.values[:-1]
+        yield codes, reasons
+        start += num_rows

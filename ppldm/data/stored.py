@@ -21,6 +21,8 @@ from .index import Index, read_index, write_index
 from .index_lock import build_lock
 
 _CHUNK_BYTES = 1 << 20
+# Why a file cannot be written where others read it, while elsewhere it can.
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def store(path: Path, way: Way, write: Callable[[Path], None]) -> None:
     try:
         write(target)
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno not in READ_ONLY:
             raise OutputError(f"cannot write {target}: {error.strerror}; free some space") from error
         target = way.cached_index_path(path)
         get_logger().info("%s cannot be written; the index of %s goes into %s", path.parent, path.name, target)

@@ -1,4 +1,4 @@
-"""`ppldm index`: build the indexes of all parts, ahead of training."""
+"""`ppldm index`: build the indexes and columns of all parts, ahead of training."""
 
 import sys
 from json import dumps
@@ -16,13 +16,13 @@ def index(
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print {parts, rows, bad_parts: {path: error}} as JSON
 ):
-    """Index the parts that filelists name, so that training starts at once.
+    """Index the parts that filelists name, so that training, with --where too, starts at once.
 
     Indexes lie beside the parts, or in PPLDM_CACHE_DIR (~/.cache/ppldm) where these folders cannot be written. Parts
     are read where they lie: copies of parts that earlier versions made in that folder (*.gz, *.rows) can be deleted.
     """
     parts = list_parts(filelists, layout, must_exist=False)
-    indexed = index_parts(parts, check_workers(num_workers))
+    indexed = index_parts(parts, check_workers(num_workers), with_columns=True)
     report = {"parts": len(parts), "rows": indexed.num_rows, "bad_parts": indexed.bad_parts()}
     text = f"{report['rows']} rows in {len(parts)} part(s)"
     lines = [text, *describe_bad_parts(report["bad_parts"])]

@@ -5,13 +5,16 @@ A part that cannot be opened is a finding, not the end of the command: it is lis
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ..data.container import Rows, open_part, summarize
 from ..data.filelist import Source, read_sources
 from ..data.layouts import DEFAULT_LAYOUT
+from ..data.sidecar import ensure_columns
 from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import make_output_dir
 from ..utils.log import progress
@@ -64,11 +67,11 @@ def list_parts(filelists: list[str], layout: str = DEFAULT_LAYOUT, must_exist: b
     return [PartName(path, source.without_parts()) for source in sources for path in source.parts]
 
 
-def index_parts(parts: list[PartName], num_workers: int) -> Indexed:
-    """Count the rows of parts, building the indexes that are missing."""
+def index_parts(parts: list[PartName], num_workers: int, with_columns: bool = False) -> Indexed:
+    """Count the rows of parts, building the indexes that are missing; `with_columns` those too that `--where` reads."""
     counts, errors = {}, {}
     with progress(total=len(parts), desc="index", unit="part", delay=1) as bar:
-        for part, (rows, error) in map_unordered(_count, parts, num_workers):
+        for part, (rows, error) in map_unordered(partial(_count, with_columns=with_columns), parts, num_workers):
             if error:
                 errors[part] = error
             else:
@@ -153,8 +156,12 @@ def open_rows(part: PartName) -> Rows:
     return open_part(part.path, part.source)
 
 
-def _count(part: PartName) -> tuple[int, str | None]:
+def _count(part: PartName, with_columns: bool) -> tuple[int, str | None]:
     try:
-        return summarize(part.path, part.source).rows, None
+        summary = summarize(part.path, part.source)
+        if with_columns:
+            with closing(open_rows(part)) as rows:
+                ensure_columns(rows, part.source)
+        return summary.rows, None
     except DataError as error:
         return 0, str(error)

@@ -27,7 +27,7 @@ from typing import Annotated
 
 from ..data.filelist import write_filelist
 from ..data.image import check_pixels, decode_pixels
-from ..data.part import index_path, write_part
+from ..data.part import drop_indexes, index_path, write_part
 from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, PpldmError, RowError
 from ..utils.files import file_sha256, local_path, make_output_dir, read_json, write_json
@@ -269,7 +269,7 @@ def _write_part(task: _PartTask) -> dict:
     first = next(rows, None)
     if first is None:
         task.path.unlink(missing_ok=True)
-        index_path(task.path).unlink(missing_ok=True)
+        drop_indexes(task.path)
     else:
         try:
             write_part(task.path, chain([first], rows))
@@ -335,7 +335,8 @@ def _sweep(out: Path, name: str, part_names: set[str]) -> None:
     for part in sorted((out / "parts").glob("part-*.gz")):
         if part.name not in part_names:
             get_logger().info("removing %s: the source has fewer rows than before", part)
-            leftovers += [out / "manifest.json", out / ".convert" / f"{part.name}.json", part, index_path(part)]
+            leftovers += [out / "manifest.json", out / ".convert" / f"{part.name}.json", part]
+            drop_indexes(part)
     for path in leftovers:
         path.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ from json import JSONDecodeError, dumps, loads
 from pathlib import Path
 
 from ..data.filelist import write_filelist
-from ..data.part import Part, index_path, write_lines
+from ..data.part import Part, drop_indexes, index_path, write_lines
 from ..utils.errors import ConfigError, DataError, OutputError
 from ..utils.files import file_sha256, local_path, lock_folder, read_json, write_json
 from ..utils.log import get_logger
@@ -210,7 +210,7 @@ def _rewrite(path: Path, rows: set[int]) -> int:
             sizes = {row: (int(part.widths[row]), int(part.heights[row])) for row in left}
             write_lines(path, ((part.read_line(row), sizes[row]) for row in left))
     if not left:
-        index_path(path).unlink(missing_ok=True)
+        drop_indexes(path)
         path.unlink()
     return len(left)
 

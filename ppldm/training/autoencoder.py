@@ -93,12 +93,14 @@ def prepare_autoencoder(
     identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
     identity |= {name: getattr(vae_arguments, name) for name in ("reconstruction_loss", "kl_weight")}
     description = describe_autoencoder(vae)
-    start_step, unlogged = restore(checkpoint, state, identity, description, arguments.accept_changes)
+    start_step, unlogged = restore(
+        checkpoint, state, identity, description, dataset.fingerprint, arguments.accept_changes
+    )
 
     def draw(_batch: dict) -> tuple[dict, dict]:
         return reconstruction_pictures(state, vae, dataset, world)
 
-    held_out = select_held_out(held_out_sources, make_dataset, data_arguments, arguments, world)
+    held_out = select_held_out(held_out_sources, dataset, make_dataset, data_arguments, arguments, world)
 
     def export(facts: dict) -> Path:
         return export_autoencoder(vae, dataset, Path(arguments.output_dir, VAE_DIR), facts)
@@ -115,7 +117,7 @@ def prepare_autoencoder(
         description=description,
         checkpoint=checkpoint,
         start_step=start_step,
-        interval=Interval(world, state=unlogged),
+        interval=Interval(world, state=unlogged, max_skipped_share=data_arguments.max_skipped_share),
         draw_every=vae_arguments.image_logging_steps,
         draw=draw,
         export=export,

@@ -9,6 +9,7 @@
         trainer_state.json     PaddleNLP's TrainerState: global_step and the rest
         model.json             what it is made of: configs of all networks, noise schedule, tokenizer
         tokenizer/             the tokenizer's files (not of an autoencoder)
+        data.json.gz           what the run is trained on, part by part (ppldm.data.fingerprint)
         manifest.json          written last: step, samples seen, flags, versions, size and CRC-32 of each file, its own
 
 The names are those of PaddleNLP's Trainer, so that its tools read them. There is no random state: every draw is a
@@ -70,6 +71,7 @@ def save_checkpoint(
     backup_every: int = 0,
     optimizer_state: dict | None = None,
     description: ModelDescription | None = None,
+    records: dict[str, bytes] | None = None,
 ) -> Path:
     """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit` (None, 0: none).
 
@@ -77,6 +79,7 @@ def save_checkpoint(
     resuming compares it) and whatever else a resumed run wants back. A checkpoint after a multiple of `backup_every`
     updates is never removed. `optimizer_state` is the whole of it where ranks have shares (None: all is in `state`).
     `description`: what `state.model` is made of, without which other programs cannot read the checkpoint.
+    `records` are further small files, by name.
     Raises DiskFullError, with the older checkpoints untouched.
     """
     step = trainer_state.global_step
@@ -99,6 +102,8 @@ def save_checkpoint(
             trainer_state.save_to_json(str(target / "trainer_state.json"))
             if description:
                 description.write(target)
+            for name, content in (records or {}).items():
+                (target / name).write_bytes(content)
             paths = sorted(path for path in target.rglob("*") if path.is_file())
             files = {path.relative_to(target).as_posix(): checksum_file(path) for path in paths}
             manifest = {"global_step": step, **facts, "versions": versions(), "files": files}

@@ -13,6 +13,7 @@ import paddle
 from ..utils.machine import peak_memory_bytes
 from ..utils.world import World, meet
 from .metrics import NUM_QUARTERS
+from .skipped_share import SkippedShare
 
 
 class Interval:
@@ -23,8 +24,15 @@ class Interval:
     reason over the whole run, `skipped_updates` updates; the rest starts anew with each `summary`.
     """
 
-    def __init__(self, world: World, num_train_timesteps: int = 0, state: dict | None = None):
-        """`num_train_timesteps`: 0 where a loss has no timestep. `state`: what `state` gave before a stop."""
+    def __init__(
+        self, world: World, num_train_timesteps: int = 0, state: dict | None = None, max_skipped_share: float = 1.0
+    ):
+        """`num_train_timesteps`: 0 where a loss has no timestep. `state`: what `state` gave before a stop.
+
+        `max_skipped_share`: of the rows read lately (`SkippedShare`), above which `check_skipped` raises.
+        """
+        # Of checkpoints without one, the window begins anew.
+        self.skipped_share = SkippedShare(max_skipped_share, (state or {}).get("skipped_share"))
         self.world, self.num_train_timesteps = world, num_train_timesteps
         self.skipped, self.skipped_updates = Counter(), 0
         self._observed, self._settled, self._skipped_here = [], 0, Counter()
@@ -53,11 +61,15 @@ class Interval:
         finally:
             self.started += time.perf_counter() - began
 
-    def add(self, loss: float, samples: int, grad_norm: float | None = None, applied: bool = True) -> None:
-        """One update: its loss (mean over ranks and micro-batches), its samples over all ranks, the gradient's norm.
+    def add(
+        self, loss: float, samples: int, grad_norm: float | None = None, applied: bool = True, skipped_rows: int = 0
+    ) -> None:
+        """One update: its loss (mean over ranks and micro-batches), its samples over all ranks, the gradient's norm,
+        the rows skipped for it over all ranks.
 
         What an update that was skipped (not `applied`) had enters no mean.
         """
+        self.skipped_share.add(samples, skipped_rows)
         self.updates += 1
         self.samples += samples
         self.skipped_updates += not applied
@@ -76,6 +88,12 @@ class Interval:
     def skip(self, reasons) -> None:
         """Rows that this rank could not use."""
         self._skipped_here.update(reasons)
+
+    def check_skipped(self) -> None:
+        """Raises DataError, on all ranks alike, where too many of the rows read lately could not be used."""
+        if self.skipped_share.is_too_large:
+            self.gather()
+            raise self.skipped_share.error(self.skipped)
 
     def gather(self) -> None:
         """Add to `quarters` and `skipped` what each rank has seen since the last time."""
@@ -99,6 +117,7 @@ class Interval:
             "quarters": self.quarters.tolist(),
             "skipped": dict(self.skipped),
             "skipped_updates": self.skipped_updates,
+            "skipped_share": self.skipped_share.state(),
         }
 
     def summary(self) -> dict:

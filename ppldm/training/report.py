@@ -64,11 +64,15 @@ class Reporter:
         )
 
     def after_update(self, step: int, update: Update, batches: list[dict]) -> None:
-        """`step` counts finished updates; `batches` are this rank's micro-batches of it. All ranks call it together."""
+        """`step` counts finished updates; `batches` are this rank's micro-batches of it. All ranks call it together.
+
+        Raises DataError, on all alike, where `--max_skipped_share` is exceeded.
+        """
         run, arguments = self.run, self.run.arguments
-        self.interval.add(update.loss, run.global_batch_size, update.grad_norm, update.applied)
+        self.interval.add(update.loss, run.global_batch_size, update.grad_norm, update.applied, update.skipped_rows)
         for batch in batches:
             self.interval.skip(batch.get("skipped", ()))
+        self.interval.check_skipped()
         if arguments.profiler_options:
             # PaddleNLP would end the process, with status 0 and without a checkpoint.
             add_profiler_step(f"{arguments.profiler_options};exit_on_finished=false")

@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..data.fingerprint import Fingerprint
 from ..models.model_file import ModelDescription, checksum_arrays, has_model_file, read_model_file
 from ..models.weights.files import read_arrays
 from ..models.weights.read import CHECKPOINT_WEIGHTS
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.log import get_logger
 from .checkpoint import TrainingState, load_model, read_manifest, versions
+from .data_record import compare_data
 
 
 def restore(
@@ -16,12 +18,14 @@ def restore(
     state: TrainingState,
     identity: dict,
     description: ModelDescription,
+    data: Fingerprint,
     accepted: Iterable[str] = (),
 ) -> tuple[int, dict]:
     """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
 
     Raises CheckpointError naming the first setting, component, process or tokenizer in which the checkpoint differs
-    from this run, and which is not among those `accepted`; ConfigError for one of these that there is not. What an
+    from this run, and which is not among those `accepted`, or the part in which its data differ from `data`;
+    ConfigError for one of those accepted that there is not. What an
     older checkpoint does not record is not compared. A component that is frozen and whose change is accepted keeps the
     weights that this run has given it.
     """
@@ -32,11 +36,12 @@ def restore(
     if checkpoint is None:
         return 0, {}
     manifest = read_manifest(checkpoint)
+    accepted = compare_data(checkpoint, manifest, data, list(accepted))
     then = manifest["identity"] | _recorded(checkpoint, description)
     changed = []
     for name, value in now.items():
-        if (difference := differing(name, then.get(name, value), value)) is None:
-            continue
+        if name == "data" or (difference := differing(name, then.get(name, value), value)) is None:
+            continue  # of data, `compare_data` has said all
         what, before, after = difference
         if name not in accepted:
             raise CheckpointError(

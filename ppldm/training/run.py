@@ -40,6 +40,7 @@ from .checkpoint import (
     save_checkpoint,
     set_aside_after,
 )
+from .data_record import DATA_FILE
 from .interval import Interval
 from .metrics import METRICS_FILE, last_step
 from .precision import precision_name, restore_float32
@@ -53,7 +54,10 @@ from .watchdog import PromptBatches
 RUN_FILE = "run.json"
 
 # Settings that every sample, or every update, depends on.
-_DATA_SETTINGS = ("resolution", "crop_fraction", "random_crop", "random_flip", "interpolation")
+_DATA_SETTINGS = (
+    *("resolution", "crop_fraction", "random_crop", "random_flip", "interpolation"),
+    *("max_skipped", "max_skipped_share"),
+)
 _OPTIMIZER_SETTINGS = (
     *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
     *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
@@ -159,6 +163,7 @@ class TrainingRun:
                     *(self.output_dir, self.state, trainer_state, facts, *limits),
                     optimizer_state=optimizer_state,
                     description=self.description,
+                    records={DATA_FILE: self.dataset.fingerprint.record},
                 )
         except DiskFullError as error:
             if stopping or step == self.max_steps:
@@ -262,6 +267,7 @@ def run_identity(
     return {
         "seed": arguments.seed,
         "where": None if where is None else str(where),
+        "data": dataset.fingerprint.digest,
         "rows": len(dataset),
         "weights": dataset.weights,
         "global_batch_size": global_batch_size,

@@ -28,6 +28,7 @@ class Update:
     loss: float  # mean over micro-batches and ranks
     grad_norm: float  # global norm of the ranks' mean gradient, before clipping
     stop: bool  # some rank asked to stop
+    skipped_rows: int = 0  # bad rows passed over to make its samples, on all ranks
 
     @property
     def applied(self) -> bool:
@@ -59,7 +60,8 @@ class Referee:
         if scaler:
             scaler.unscale_(self.state.optimizer)
         loss = paddle.add_n(micro_losses).astype("float32") / len(micro_losses)
-        update = agree(loss, gradient_norm(self._parameters), stop, self.world)
+        skipped_rows = sum(len(batch.get("skipped", ())) for batch in micro_batches)
+        update = agree(loss, gradient_norm(self._parameters), stop, skipped_rows, self.world)
         if update.applied:
             self.num_skipped_in_a_row = 0
             return update
@@ -142,10 +144,10 @@ def gradient_norm(parameters: list):
     return paddle.add_n([_squared_l2_norm(g.astype("float32")) for g in gradients]).reshape([]).sqrt()
 
 
-def agree(loss, grad_norm, stop: bool, world: World) -> Update:
-    """The ranks' mean loss, mean gradient norm and any wish to stop, in one small all-reduce."""
-    values = paddle.stack([loss, grad_norm, paddle.to_tensor(float(stop))])
+def agree(loss, grad_norm, stop: bool, skipped_rows: int, world: World) -> Update:
+    """The ranks' mean loss, mean gradient norm, any wish to stop and all skipped rows, in one small all-reduce."""
+    values = paddle.stack([loss, grad_norm, *map(paddle.to_tensor, (float(stop), float(skipped_rows)))])
     if world.size > 1:
         paddle.distributed.all_reduce(values)
-    loss_sum, norm_sum, stops = values.tolist()
-    return Update(loss_sum / world.size, norm_sum / world.size, stops > 0)
+    loss_sum, norm_sum, stops, skipped = values.tolist()
+    return Update(loss_sum / world.size, norm_sum / world.size, stops > 0, int(skipped))

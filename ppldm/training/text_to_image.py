@@ -119,7 +119,9 @@ def prepare_text_to_image(
     identity = run_identity(arguments, data_arguments, dataset, global_batch_size, max_steps)
     identity |= {name: getattr(model_arguments, name) for name in _MODEL_SETTINGS}
     identity |= {"caption_drop": data_arguments.caption_drop, "ema": str(decay)}
-    start_step, unlogged = restore(checkpoint, state, identity, description, arguments.accept_changes)
+    start_step, unlogged = restore(
+        checkpoint, state, identity, description, dataset.fingerprint, arguments.accept_changes
+    )
     get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters",
                       len(dataset), max_steps, global_batch_size,
                       sum(np.prod(p.shape) for p in trained.values()) / 1e6)  # fmt: skip
@@ -133,7 +135,7 @@ def prepare_text_to_image(
         with autocast(arguments)():
             return make(state, tokenizer, prompts, batch, seed=arguments.seed, world=world), {}
 
-    held_out = select_held_out(held_out_sources, make_dataset, data_arguments, arguments, world)
+    held_out = select_held_out(held_out_sources, dataset, make_dataset, data_arguments, arguments, world)
 
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
@@ -156,7 +158,7 @@ def prepare_text_to_image(
         description=description,
         checkpoint=checkpoint,
         start_step=start_step,
-        interval=Interval(world, model.noise_schedule.num_train_timesteps, unlogged),
+        interval=Interval(world, model.noise_schedule.num_train_timesteps, unlogged, data_arguments.max_skipped_share),
         draw_every=model_arguments.image_logging_steps,
         draw=draw_samples,
         export=export,

@@ -14,6 +14,7 @@ import paddle
 from ..config.arguments import DataArguments
 from ..data.dataset import TextImageDataset
 from ..data.filelist import Source, read_sources
+from ..data.fingerprint import find_same_part
 from ..utils.errors import ConfigError
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
@@ -79,16 +80,25 @@ def open_held_out_sources(arguments: DataArguments, training: list[Source]) -> l
 
 def select_held_out(
     sources: list[Source],
+    training: TextImageDataset,
     make_dataset: Callable[..., TextImageDataset],
     data_arguments: DataArguments,
     arguments: LDMTrainingArguments,
     world: World,
 ) -> HeldOut | None:
-    """The rows to validate on, chosen by `--where` as those that are trained on; None without `sources`."""
+    """The rows to validate on, chosen by `--where` as those that are trained on; None without `sources`.
+
+    Raises ConfigError where a part has the content of one that is trained on, whatever their names.
+    """
     if not sources:
         return None
     selection = select_training_rows(sources, data_arguments, arguments, world)
     dataset = make_dataset(sources, caption_drop_probability=0.0, random_crop=False, selection=selection)
+    if same := find_same_part(training.fingerprint, dataset.fingerprint):
+        raise ConfigError(
+            f"{same[1]} in --validation_file_list has the content of {same[0]} in --file_list; take it out of one of "
+            "them, for a loss on rows that were trained on says nothing"
+        )
     return HeldOut(dataset, data_arguments.validation_rows, arguments.per_device_train_batch_size)
 
 

@@ -1,5 +1,6 @@
 import base64
 import gzip
+import itertools
 import pickle
 from collections import Counter
 
@@ -9,7 +10,8 @@ import pytest
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.handlers import BadRows
 from ppldm.data.image import decode_pixels
-from ppldm.data.part import write_part
+from ppldm.data.order import Mix
+from ppldm.data.part import Part, write_part
 from ppldm.data.resize import INTERPOLATIONS
 from ppldm.data.row import Row, encode_row
 from ppldm.data.transforms import crop_pixels
@@ -140,6 +142,26 @@ def test_one_of_several_captions_is_drawn_by_seed_epoch_and_row(make_dataset, tm
     assert all(abs(count - 300) < 5 * (900 * 2 / 9) ** 0.5 for count in counts.values())
 
 
+def test_which_caption_is_drawn_says_nothing_of_whether_it_is_dropped(make_dataset, tmp_path, make_image):
+    columns = ["x", "pic|ture", "x", "x", "x", base64.b64encode(make_image()).decode()]
+    (tmp_path / "p").write_text("\t".join(columns) + "\n")
+    write_filelist(tmp_path / "p.filelist", ["p"])
+    write_filelist(tmp_path / "l.list", ["p.filelist layout=image_search_key_201810"])
+    dataset = make_dataset(read_sources(tmp_path / "l.list"), caption_drop_probability=0.5)
+    drawn = Counter(tuple(dataset[epoch, 0]["input_ids"]) for epoch in range(600))
+    counts = [drawn[tuple(dataset.tokenizer.encode([text])[0])] for text in ("", "pic", "ture")]
+    # Five standard deviations of the binomial distribution.
+    assert sum(counts) == 600 and abs(counts[1] - 150) < 5 * (600 * 3 / 16) ** 0.5 > abs(counts[2] - 150)
+
+
+@pytest.mark.parametrize("settings", [{}, {"input_perturbation": 0.1}, {"pixels_only": True}])
+def test_sample_bytes_are_those_of_the_large_arrays(make_dataset, settings):
+    dataset = make_dataset(latent_shape=(4, 8, 8), **settings)
+    sample = dataset[(0, 3)]
+    large = [sample[name] for name in ("pixel_values", "posterior_noise", "noise", "input_noise") if name in sample]
+    assert dataset.sample_bytes == sum(array.nbytes for array in large)
+
+
 @pytest.fixture
 def bad_sources(tmp_path, make_rows, make_image):
     """Rows 1 (no base64), 3 (no image), 4 (too small) and 9 (no columns) of ten are bad."""
@@ -153,16 +175,44 @@ def bad_sources(tmp_path, make_rows, make_image):
     return read_sources(tmp_path / "bad.filelist")
 
 
-def test_a_bad_row_is_replaced_by_the_next_and_counted(make_dataset, bad_sources):
+REASONS = {1: "base64", 3: "image", 4: "too_small", 9: "columns"}
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_a_bad_row_is_replaced_by_the_next_of_the_order_and_counted(make_dataset, bad_sources, epoch):
     dataset = make_dataset(bad_sources, caption_drop_probability=0, random_crop=False)
-    used = [0, 2, 2, 5, 5, 5, 6, 7, 8, 0]
-    skipped = {1: ["base64"], 3: ["image", "too_small"], 4: ["too_small"], 9: ["columns"]}
-    for row in range(10):
-        sample, stand_in = dataset[(0, row)], dataset[(0, used[row])]
-        assert sample["row_ids"] == used[row] and sample["skipped"] == skipped.get(row, [])
+    order = Mix([10], None, 7).samples(epoch * 10, epoch * 10 + 10)[1].tolist()
+    for position, row in enumerate(order):
+        following = order[position:] + order[:position]
+        skipped = list(itertools.takewhile(REASONS.__contains__, following))
+        used = following[len(skipped)]
+        sample, stand_in = dataset[(epoch, row)], dataset[(epoch, used)]
+        assert sample["row_ids"] == used and sample["skipped"] == [REASONS[bad] for bad in skipped]
         for key in ("pixel_values", "input_ids"):
             assert np.array_equal(sample[key], stand_in[key])
-        assert (row == used[row]) == np.array_equal(sample["noise"], stand_in["noise"])
+        assert (row == used) == np.array_equal(sample["noise"], stand_in["noise"])
+
+
+@pytest.mark.parametrize("weights", [None, [1, 0], [0, 1], [1, 1]])
+def test_the_stand_in_is_of_the_same_list_wherever_the_sample_is_made(make_dataset, make_sources, weights, monkeypatch):
+    sizes = [20, 10]
+    dataset = make_dataset(make_sources(*([size] for size in sizes), weights=weights))
+    read, bad = Part.read, {*range(12, 30)} - {22, 25}  # the first list ends, the second begins with bad rows
+
+    def read_some(part, number):
+        if number + (20 if part.path.name.startswith("list1") else 0) in bad:
+            raise RowError("made", "made bad")
+        return read(part, number)
+
+    monkeypatch.setattr(Part, "read", read_some)
+    epochs, places = Mix(sizes, weights, 7).samples(0, 60)
+    keys = list(zip(epochs.tolist(), places.tolist(), strict=True))
+    whole = dataset.make_batch(keys)
+    alone = [dataset[key] for key in reversed(keys)][::-1]  # another order, one at a time, as ranks and resumes have it
+    assert [int(sample["row_ids"]) for sample in alone] == whole["row_ids"].tolist()
+    assert [reason for sample in alone for reason in sample["skipped"]] == whole["skipped"] != []
+    for (_, place), row in zip(keys, whole["row_ids"].tolist(), strict=True):
+        assert row not in bad and (place < 20) == (row < 20) and (place in bad or row == place)
 
 
 def test_a_bad_row_can_stop_the_run_with_its_place(make_dataset, bad_sources):
@@ -176,7 +226,7 @@ def test_a_bad_row_can_stop_the_run_with_its_place(make_dataset, bad_sources):
 def test_nothing_but_bad_rows_is_an_error_with_examples(make_dataset, tmp_path, make_image):
     write_part(tmp_path / "part-0.gz", [Row("small", make_image(size=(4, 4)))] * 200)
     write_filelist(tmp_path / "small.filelist", ["part-0.gz"])
-    with pytest.raises(DataError, match=r"100 bad rows in a row.*part-0.gz row 7: .*row 8: .*row 9: ") as caught:
+    with pytest.raises(DataError, match=r"100 bad rows in a row.*part-0.gz row 7: .*row \d+: .*row \d+: ") as caught:
         make_dataset(read_sources(tmp_path / "small.filelist"))[(0, 7)]
     assert "\n" not in str(caught.value)
 
@@ -188,6 +238,14 @@ def test_nothing_but_bad_rows_is_an_error_with_examples(make_dataset, tmp_path, 
 def test_settings_out_of_range_are_refused(make_dataset, setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         make_dataset(**setting)
+
+
+def test_the_perturbation_comes_on_top_of_the_offset(make_dataset):
+    settings = [{"input_perturbation": 0.25}, {"input_perturbation": 0.25, "noise_offset": 0.5}]
+    plain, offset = (make_dataset(**setting)[(1, 3)] for setting in settings)
+    seconds = [sample["input_noise"] - sample["noise"] for sample in (plain, offset)]
+    np.testing.assert_allclose(*seconds, atol=1e-6)
+    assert not np.allclose(plain["noise"], offset["noise"], atol=0.01)
 
 
 def test_perturbed_noise_is_the_noise_and_a_second_one(make_dataset):

@@ -80,7 +80,9 @@ def half_bad(tmp_path, make_rows, make_dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_bad_row_is_counted_whatever_the_workers(half_bad, workers):
     counted = [reason for batch in batches(half_bad(), workers, max_steps=3) for reason in batch["skipped"]]
-    assert counted == ["columns"] * 6
+    order = Mix([12], None, 7).samples(0, 12)[1].tolist()
+    passed_over = [next(i for i, row in enumerate(order[at:] + order[:at]) if row % 2 == 0) for at in range(12)]
+    assert counted == ["columns"] * sum(passed_over) and sum(passed_over) >= 6
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -108,7 +110,7 @@ def test_a_killed_worker_is_one_line(make_dataset, taken):
 
 @pytest.mark.parametrize("input_perturbation", [0.0, 0.1])
 def test_large_arrays_do_not_go_through_pipes_nor_paddle(make_dataset, input_perturbation):
-    # Noise so large that one array more than was reckoned with has no room.
+    # Each noise is larger than what rounding up to pages leaves free.
     dataset = make_dataset(input_perturbation=input_perturbation, latent_shape=(4, 64, 64))
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1)
     loader = build_loader(dataset, sampler, 2)

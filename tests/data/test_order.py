@@ -4,7 +4,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ppldm.data.order import Mix, Order
+from ppldm.data.order import Mix, Order, Successors
 from ppldm.utils.errors import ConfigError, DataError
 
 GRID = list(itertools.product([1, 2, 7, 64, 101], [1, 4, 7, 256], [1, 3, 64]))
@@ -52,6 +52,56 @@ def test_the_order_never_changes():
         (1, 7),
         (1, 5),
     ]
+
+
+@pytest.mark.parametrize("num_rows, run_length, window_runs", GRID)
+def test_the_position_of_a_row_is_where_the_order_has_it(num_rows, run_length, window_runs):
+    order = Order(num_rows, 5, run_length, window_runs)
+    for epoch in (0, 3):
+        rows = order.rows(epoch, 0, num_rows).tolist()
+        assert [order.position(epoch, row) for row in rows] == list(range(num_rows))
+    for outside in (-1, num_rows):
+        with pytest.raises(IndexError):
+            order.position(0, outside)
+
+
+@pytest.mark.parametrize("sizes, weights", [([250], None), ([250], [1]), ([7, 0, 250, 90], [1, 0, 5, 0])])
+def test_what_follows_a_row_is_the_next_of_the_sequence_of_its_list(sizes, weights):
+    successors, starts = Successors(sizes, weights, 3), np.cumsum([0, *sizes])
+    epochs, rows = Mix(sizes, weights, 3).samples(0, 10_000)
+    for number, size in enumerate(sizes):
+        mine = (starts[number] <= rows) & (rows < starts[number + 1])
+        for epoch in (0, 2) if mine.any() else ():
+            order = rows[mine & (epochs == epoch)].tolist()
+            assert len(order) == size
+            for i in range(0, size, 6):
+                assert list(successors.after(epoch, order[i])) == order[i + 1 :] + order[:i]
+
+
+@pytest.mark.parametrize("weights", [None, [1, 2, 0]])
+def test_what_follows_a_row_is_every_other_row_of_its_list_and_no_row_of_another(weights):
+    sizes, starts = [5, 300, 40], [0, 5, 305, 345]
+    successors = Successors(sizes, weights, 3)
+    for epoch, row in itertools.product((0, 1), (0, 4, 5, 170, 304, 305, 344)):
+        number = np.searchsorted(starts, row, side="right") - 1
+        expected = set(range(starts[number], starts[number + 1])) - {row}
+        following = list(successors.after(epoch, row))
+        assert len(following) == len(expected) and set(following) == expected
+
+
+def test_a_list_that_is_never_drawn_from_may_be_empty():
+    assert set(Mix([5, 0], [1, 0], 3).samples(0, 100)[1].tolist()) == set(range(5))
+    with pytest.raises(DataError, match="no rows"):
+        Mix([5, 0], [1, 1], 3)
+
+
+def test_cycles_of_a_mix_are_permuted_differently():
+    sizes = [300, 300]
+    _, rows = Mix(sizes, [1, 1], 3).samples(0, 40_000)
+    cycles = (rows < 300).reshape(4, 10_000)
+    for one, other in itertools.combinations(cycles, 2):
+        # Two independent halves agree in half of the places; five standard deviations.
+        assert abs((one == other).mean() - 0.5) < 5 * (0.25 / 10_000) ** 0.5
 
 
 def test_positions_outside_an_epoch_are_refused():

@@ -45,6 +45,11 @@ def test_a_batch_that_cannot_be_cut_is_refused(batch, micro, ranks):
         StepSampler(Mix([100], None, 5), batch, micro, World(0, ranks), 0, 1)
 
 
+def test_as_many_rows_as_a_batch_are_enough():
+    samples = flat(StepSampler(Mix([3, 5], None, 5), 8, 4, World(), 0, 2))
+    assert [sorted(row for _, row in samples[start : start + 8]) for start in (0, 8)] == [list(range(8))] * 2
+
+
 def test_fewer_rows_than_a_batch_are_refused():
     with pytest.raises(DataError, match="7 rows, fewer than one global batch of 8"):
         StepSampler(Mix([3, 4], None, 5), 8, 1, World(0, 8), 0, 1)

@@ -1,22 +1,27 @@
+import errno
 import gzip
 import itertools
 import pickle
+import shutil
 import struct
 import zlib
+from base64 import b64encode
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppldm.data import columns as columns_module
 from ppldm.data import selection as selection_module
+from ppldm.data import sidecar
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.order import Mix
 from ppldm.data.part import Part, write_part
 from ppldm.data.row import Row, encode_row
 from ppldm.data.selection import TOO_SMALL, Selection, select_rows
 from ppldm.data.where import parse_where
-from ppldm.utils.errors import DataError
+from ppldm.utils.errors import DataError, RowError
 
 
 @pytest.fixture
@@ -89,36 +94,115 @@ def test_captions_can_be_asked_for(sources):
     assert rows_of(select_rows(sources, parse_where("caption in ('picture 3', 'picture 44', 'no')"))) == [3, 44]
 
 
-def test_only_rows_that_sizes_leave_open_are_read(sources, monkeypatch):
-    read, read_fields = [], Part.read_fields
-    monkeypatch.setattr(Part, "read_fields", lambda part, row: read.append(row) or read_fields(part, row))
-    select_rows(sources[1:], parse_where("width < 60 and aesthetic > 3 or width > 65"))
-    assert read == list(range(10))
+WHERE = "aesthetic > 3"
 
 
-def test_an_answer_is_kept_until_part_or_condition_change(sources, monkeypatch, tmp_path, make_image):
-    where = parse_where("aesthetic > 3")
-    first = rows_of(select_rows(sources, where))
+def test_rows_are_read_once_and_then_no_more_whatever_is_asked(sources, monkeypatch):
+    first = rows_of(select_rows(sources, parse_where(WHERE)))
+    assert first == [i for i in range(31, 60) if i % 7]
+    monkeypatch.setattr(Part, "read", refuse)
     monkeypatch.setattr(Part, "read_fields", refuse)
-    assert rows_of(select_rows(sources, where, 16)) == first
-    assert rows_of(select_rows(sources, parse_where("((aesthetic>3))"))) == first
-    for other in (parse_where("aesthetic > 4"), parse_where("aesthetic > 3 and caption != ''")):
-        with pytest.raises(AssertionError, match="a row was read"):
-            select_rows(sources, other)
-    monkeypatch.undo()
+    assert rows_of(select_rows(sources, parse_where(WHERE), 16)) == first
+    assert rows_of(select_rows(sources, parse_where(f"{WHERE} and caption != 'picture 40'"))) == [
+        row for row in first if row != 40
+    ]
+    assert rows_of(select_rows(sources, parse_where("width < 60 and aesthetic > 3 or width > 65"))) == [
+        i for i in range(60) if (i + 10 < 60 and i % 7 and i > 30) or i + 10 > 65
+    ]
 
 
-def test_damage_to_a_kept_answer_never_goes_unnoticed(sources, cache_dir, monkeypatch):
-    where = parse_where("aesthetic > 3")
-    first = select_rows(sources[:1], where)
-    for path in (cache_dir / "where").iterdir():
+def test_parts_that_were_indexed_or_written_here_are_never_read_for_a_condition(sources, monkeypatch):
+    select_rows(sources)
+    monkeypatch.setattr(Part, "read_fields", refuse)
+    assert rows_of(select_rows(sources, parse_where("aesthetic == 2.4"))) == [24]
+
+
+def columns_files(sources):
+    return [part.with_name(f"{part.name}.columns") for source in sources for part in source.parts]
+
+
+def test_columns_that_are_missing_stale_or_damaged_are_made_again(sources, make_image, monkeypatch):
+    where = parse_where(WHERE)
+    first = select_rows(sources, where)
+    for path in columns_files(sources):
         sound = path.read_bytes()
-        flipped = [sound[:i] + bytes([sound[i] ^ 1]) + sound[i + 1 :] for i in range(0, len(sound), 3)]
-        for damaged in (*flipped, b"", sound[:9], sound[:-1]):
-            path.write_bytes(damaged)
-            again = select_rows(sources[:1], where)
+        for damaged in (b"", sound[:9], sound[:60] + bytes([sound[60] ^ 1]) + sound[61:], sound[:-1], None):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            again = select_rows(sources, where)
             assert rows_of(again) == rows_of(first) and again.skipped == first.skipped
-        assert path.read_bytes() == sound
+            assert path.read_bytes() == sound
+    # Another part of the same name: its columns must not be those of the old one.
+    part, stale = sources[0].parts[0], columns_files(sources)[0].read_bytes()
+    write_part(part, [Row(f"other {i}", make_image(), {"aesthetic": 9.0}) for i in range(25)])
+    columns_files(sources)[0].write_bytes(stale)
+    assert rows_of(select_rows(sources, where))[:25] == list(range(25))
+
+
+def test_where_a_folder_cannot_be_written_columns_go_to_the_cache(sources, cache_dir, monkeypatch):
+    expected = rows_of(select_rows(sources, parse_where(WHERE)))
+    for path in columns_files(sources):
+        path.unlink()
+    atomic_write = sidecar.atomic_write
+
+    def write(path, *args, **kwargs):
+        if cache_dir not in path.parents:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return atomic_write(path, *args, **kwargs)
+
+    monkeypatch.setattr(sidecar, "atomic_write", write)
+    assert rows_of(select_rows(sources, parse_where(WHERE))) == expected
+    monkeypatch.setattr(Part, "read_fields", refuse)
+    assert rows_of(select_rows(sources, parse_where(WHERE))) == expected
+    assert len(list(cache_dir.glob("*.columns"))) == 3 and not any(path.exists() for path in columns_files(sources))
+
+
+def test_each_layout_has_columns_of_its_own(tmp_path, make_image, monkeypatch):
+    image = b64encode(make_image()).decode()
+    (tmp_path / "p").write_text(f"first\tsecond\t{image}\t{image}\t{image}\n" * 2)
+    write_filelist(tmp_path / "f", ["p"])
+    for _ in range(2):
+        for layout, caption in (("default", "first"), ("alt_aesthetic", "second"), ("default", "first")):
+            sources = read_sources(tmp_path / "f", layout)
+            assert len(select_rows(sources, parse_where(f"caption == '{caption}'"))) == 2
+            with pytest.raises(DataError, match="2 where: false"):
+                select_rows(sources, parse_where(f"caption != '{caption}'"))
+    # Nor does it help to take those of another layout for them.
+    shutil.copy(tmp_path / "p.columns", tmp_path / "p.alt_aesthetic.columns")
+    assert len(select_rows(read_sources(tmp_path / "f", "alt_aesthetic"), parse_where("caption == 'second'"))) == 2
+    monkeypatch.setattr(Part, "read_fields", refuse)
+    for layout, caption in (("default", "first"), ("alt_aesthetic", "second")):
+        sources = read_sources(tmp_path / "f", layout)
+        assert len(select_rows(sources, parse_where(f"caption == '{caption}'"))) == 2
+
+
+def test_blocks_of_a_part_are_judged_one_after_the_other(sources, monkeypatch):
+    where = parse_where("aesthetic > 3 and width < 66 or caption == 'picture 26' or width == 13")
+    expected = select_rows(sources, where)
+    monkeypatch.setattr(columns_module, "_BLOCK_ROWS", 7)
+    for path in columns_files(sources):
+        path.unlink()
+    found = select_rows(sources, where)
+    assert rows_of(found) == rows_of(expected) == [3, 26, *(i for i in range(31, 56) if i % 7)]
+    assert found.skipped == expected.skipped
+
+
+@pytest.mark.parametrize("sign, rows", [("and", [6, 7, 9]), ("or", [3, 4, 5, 6, 7, 8, 9])])
+def test_what_sizes_decide_is_decided_for_rows_that_cannot_be_read(tmp_path, make_image, monkeypatch, sign, rows):
+    """Rows 2, 12 pixels wide, and 8, 18 pixels wide, cannot be read."""
+    lines = [encode_row(Row("x", make_image(size=(10 + i, 20)), {"a": i})) for i in range(10)]
+    (tmp_path / "p").write_bytes(b"".join(lines))
+    write_filelist(tmp_path / "f", ["p"])
+    read_fields = Part.read_fields
+
+    def read_some(part, row):
+        if row in (2, 8):
+            raise RowError("made", "made bad")
+        return read_fields(part, row)
+
+    monkeypatch.setattr(Part, "read_fields", read_some)
+    selection = select_rows(read_sources(tmp_path / "f"), parse_where(f"a > 2 {sign} width > 15"))
+    assert rows_of(selection) == rows
+    assert selection.skipped == {"made": 1, "where: false": 9 - len(rows)}
 
 
 def test_a_row_that_cannot_be_read_is_counted_by_its_reason(tmp_path, make_rows):
@@ -172,14 +256,6 @@ def test_samples_and_epochs_run_over_the_selected_rows(make_dataset, make_source
     for (epoch, _), sample in zip(zip(epochs, places, strict=True), samples, strict=True):
         same = everything[int(epoch), int(sample["row_ids"])]
         assert all(np.array_equal(same[key], sample[key]) for key in same)
-
-
-def test_the_cache_is_of_this_version(sources, monkeypatch):
-    select_rows(sources, parse_where("aesthetic > 3"))
-    monkeypatch.setattr(selection_module, "_VERSION", 2)
-    monkeypatch.setattr(Part, "read_fields", refuse)
-    with pytest.raises(AssertionError, match="a row was read"):
-        select_rows(sources, parse_where("aesthetic > 3"))
 
 
 @pytest.mark.parametrize("min_side, opened", [(10, set()), (11, {"a.gz"}), (36, {"a.gz", "b.gz", "c"})])

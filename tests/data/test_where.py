@@ -4,10 +4,11 @@ import re
 
 import numpy as np
 import pytest
+from expressions import make_expressions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.expression import All, Any, Compare, Field, Literal, Member, Not, field_names, parse_expression
+from ppldm.data.expression import All, Any, Compare, Literal, Member, Not, field_names, parse_expression
 from ppldm.data.judge import FALSE, judge, read_number
 from ppldm.data.where import parse_where
 from ppldm.utils.errors import ConfigError
@@ -15,21 +16,7 @@ from ppldm.utils.errors import ConfigError
 NAMES = ["width", "a", "b_2", "and", "two words", "é"]
 numbers = st.integers(-3, 3) | st.floats(-3, 3).filter(lambda x: x == x) | st.sampled_from([10**30, 1e300, -0.0])
 texts = st.text('a1."\\ \n', max_size=3) | st.sampled_from(["1", " 2.5 ", "-3", "1e0", "x"])
-literals = (numbers | texts | st.booleans()).map(Literal)
-fields = st.sampled_from(NAMES).map(Field)
-ordered_literals = (numbers | texts).map(Literal)
-comparisons = (
-    st.builds(Compare, fields, st.sampled_from(["==", "!="]), literals | fields)
-    | st.builds(Compare, fields, st.sampled_from(["<", "<=", ">", ">="]), ordered_literals | fields)
-    | st.builds(Compare, ordered_literals, st.sampled_from(["<", ">="]), fields)
-    | st.builds(Member, fields, st.lists(literals, min_size=1, max_size=4).map(tuple))
-)
-terms = lambda child: st.lists(child, min_size=2, max_size=3).map(tuple)  # noqa: E731
-expressions = st.recursive(
-    comparisons,
-    lambda child: st.builds(Not, child) | st.builds(All, terms(child)) | st.builds(Any, terms(child)),
-    max_leaves=8,
-)
+expressions = make_expressions(NAMES, numbers | texts, numbers | texts | st.booleans(), max_leaves=8)
 values = st.none() | st.booleans() | numbers | texts | st.just(math.nan) | st.just([1]) | st.just({})
 rows = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, values)), max_size=6)
 
@@ -100,6 +87,14 @@ def test_sizes_are_compared_as_a_whole_and_0_is_unknown(sizes, bound, number):
     assert set(reasons) <= {FALSE, "where: no field width", "where: no field height"}
 
 
+@pytest.mark.parametrize("sign", ["and", "or"])
+@pytest.mark.parametrize("term", ["a != 7", "(a != 7)", "not (a == 7)"])
+def test_terms_beside_each_other_are_not_nested(sign, term):
+    expression = parse_expression(f" {sign} ".join([term] * 150))
+    assert len(expression.terms) == 150
+    assert verdicts(expression, [{"a": 6}, {"a": 7}, {}]) == [True, False, None]
+
+
 ROW = {"width": 600, "height": 512, "aesthetic": 5.5, "pwatermark": "0.25", "license": "cc0", "nsfw": False, "n": None}
 
 
@@ -120,6 +115,14 @@ ROW = {"width": 600, "height": 512, "aesthetic": 5.5, "pwatermark": "0.25", "lic
         ("width in [599, 600.0]", True),
         ("nsfw == false and nsfw != True", True),
         ("pwatermark in (0.25)", True),
+        ('width in ("600", "x")', True),
+        ('width in ("601", "x")', False),
+        ('width in (" 6e2 ")', True),
+        ("5 < aesthetic < 5.5", False),
+        ("5 < aesthetic < 6 < width", True),
+        ("5 < aesthetic < width < 600", False),
+        ("5.5 < aesthetic < width", False),
+        ("5 < aesthetic <= 5.4", False),
         ("`width` == 6e2", True),
         ("license == 5", False),
         ("license != 5", True),

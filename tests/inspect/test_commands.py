@@ -30,6 +30,11 @@ def report_of(run, capsys, *words):
 def test_index_builds_what_is_missing_and_names_what_cannot_be_opened(data, run, capsys):
     assert json.loads(run("index", "all.list", "--json")) == {"parts": 3, "rows": 30, "bad_parts": {}}
     assert (data / "c.tar.idx").exists()
+    columns = sorted(data.glob("*.columns"))
+    for path in columns:
+        path.unlink()
+    run("index", "all.list")
+    assert sorted(data.glob("*.columns")) == columns != []
     (data / "b.gz").write_text("no part")
     (data / "a.gz").unlink()
     report, error = report_of(run, capsys, "index", "all.list", "--num-workers", "2")

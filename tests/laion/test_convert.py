@@ -147,7 +147,7 @@ def test_membership_is_fixed_before_skipping(tmp_path):
     run(bad, tmp_path / "b")
     a, b = read_output(tmp_path / "a"), read_output(tmp_path / "b")
     same = {name for name in a if name.startswith("parts/") and a[name] == b[name]}
-    assert same == {f"parts/part-0000{n}.gz{suffix}" for n in (1, 2) for suffix in ("", ".idx")}
+    assert same == {f"parts/part-0000{n}.gz{suffix}" for n in (1, 2) for suffix in ("", ".idx", ".columns")}
 
 
 @pytest.mark.slow

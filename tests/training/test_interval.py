@@ -88,6 +88,25 @@ def test_a_skipped_update_enters_no_mean():
     assert (values["loss"], values["grad_norm"], values["skipped_updates"]) == (2.0, 1.0, 2)
 
 
+def test_what_a_skipped_update_saw_is_in_no_quarter_and_it_counts_over_a_stop():
+    def observe(interval, timestep, error):
+        interval.observe(paddle.to_tensor([timestep]), paddle.to_tensor([error], dtype="float32"))
+
+    interval = Interval(World(), 1000)
+    observe(interval, 10, 1.0)
+    interval.add(1.0, 1)
+    observe(interval, 20, float("nan"))
+    observe(interval, 900, 5.0)
+    interval.add(float("nan"), 2, float("nan"), applied=False)
+    interval = Interval(World(), 1000, json.loads(json.dumps(interval.state())))
+    observe(interval, 30, 3.0)
+    interval.add(3.0, 1)
+    interval.add(float("nan"), 2, float("nan"), applied=False)
+    values = interval.summary()
+    assert values["loss_quarter_1"] == 2.0 and np.isnan(values["loss_quarter_4"])
+    assert values["skipped_updates"] == 2 and values["loss"] == 2.0
+
+
 def test_pauses_do_not_count(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])

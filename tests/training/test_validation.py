@@ -156,6 +156,16 @@ def test_a_resumed_run_sees_the_same_loss(tiny, held_out, tmp_path):
     assert list(straight) == [1, 2, 3, 4] and len(set(straight.values())) == 4
 
 
+def test_held_out_rows_keep_their_captions_and_are_cut_at_the_centre(tiny, held_out, tmp_path):
+    first = prepare(tiny, held_out, tmp_path / "a", caption_drop=1, random_crop=True, random_flip=True)
+    again = prepare(tiny, held_out, tmp_path / "b", caption_drop=0, random_crop=False, random_flip=False)
+    batches = [run.validate.args[1].batches(World()) for run in (first, again)]
+    empty = first.dataset.tokenizer.encode([""])[0]
+    for (_, one), (_, other) in zip(*batches, strict=True):
+        assert all((one[name].numpy() == other[name].numpy()).all() for name in one if name != "skipped")
+        assert not (one["input_ids"].numpy() == empty).all(axis=1).any()
+
+
 def test_a_part_that_is_trained_on_is_not_held_out(tiny, held_out, tmp_path):
     with pytest.raises(ConfigError, match="part-00001.gz is in --validation_file_list and in --file_list"):
         prepare(tiny, held_out, tmp_path / "a", file_list=tiny.file_list)
