@@ -60,7 +60,7 @@ def test_the_record_is_the_fingerprint_and_small():
     numbers = random.Random(3)
     source = Source(Path("all.filelist"), tuple(Path(f"/data/part-{number:06}.gz") for number in range(5000)))
     contents = [(numbers.randrange(10**9), numbers.randrange(2**32)) for _ in source.parts]
-    made = take_fingerprint([source], [numbers.randrange(5000, 7000) for _ in source.parts], contents, None)
+    made = take_fingerprint([source], [numbers.randrange(5000, 7000) for _ in source.parts], contents)
     assert Fingerprint.from_record(made.record) == made and len(made.record) < 20 * 5000
     assert Fingerprint.from_record(made.record).digest == made.digest
 
