@@ -32,6 +32,8 @@ def download(
     shard_seconds: float = 7200,  # seconds after which a shard is closed; what it lacks then fails as "deadline"
     retries: int = 0,  # further tries of each URL, at once
     max_bytes: int = 100_000_000,  # of one picture as the server sends it
+    requests_per_host: int = 16,  # URLs of one host fetched at once by each process; 0 means any number
+    refuse_private: bool = True,  # loopback, link-local and private addresses; --no-refuse-private fetches from them
     min_image_size: int = 0,  # pictures with a shorter short side, in pixels, are left out
     max_image_area: float = inf,  # pictures of more pixels are left out, before they are decoded
     max_aspect_ratio: float = inf,  # pictures whose long side is more than this times the short one are left out
@@ -77,6 +79,8 @@ def download(
         user_agent_token=user_agent_token or None,
         disallowed_header_directives=forbidding,
         check_certificates=not ignore_ssl_certificate,
+        refuse_private=refuse_private,
+        requests_per_host=requests_per_host,
     )
     run = Run(downloads, settings, _retry_classes(only) if retry_failed else None)
     if not dry_run:

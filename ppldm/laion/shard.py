@@ -29,12 +29,15 @@ import pyarrow.parquet as pq
 
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ..utils.files import fsync_dir, write_json
+from ..utils.text import one_line
+from .failures import CLASSES_VERSION
 from .fetch import Bounds, install
 from .fit import Fitter
-from .network import Outcome, find_network_fault
+from .network import Outcome, find_network_fault, without_password
 
 OUTPUT_FORMATS = ("files", "webdataset", "parquet")
 OOM_SHARD_COUNT = 5  # digits of a shard's number in names and keys, as img2dataset has it
+_MAX_EXAMPLE_LENGTH = 200  # characters of a message, and of a URL
 RETRY_COLUMNS = ("retry_of", "retried_after")
 
 
@@ -54,6 +57,8 @@ class ShardSettings:
     user_agent_token: str | None
     disallowed_header_directives: tuple[str, ...]
     check_certificates: bool = True
+    refuse_private: bool = True
+    requests_per_host: int = 0
 
     def __post_init__(self):
         if self.output_format not in OUTPUT_FORMATS:
@@ -62,6 +67,7 @@ class ShardSettings:
             ("number-sample-per-shard", self.samples_per_shard, 1),
             ("thread-count", self.thread_count, 1),
             ("retries", self.retries, 0),
+            ("requests-per-host", self.requests_per_host, 0),
         ):
             if value < least:
                 raise ConfigError(f"--{flag} is {value}; it must be at least {least}")
@@ -118,8 +124,7 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
         rows_file = work / "rows.arrow"
         shutil.copyfile(task.rows_file, rows_file)
         downloader = _make_downloader(settings, columns, work)
-        last_moment = time.monotonic() + settings.shard_seconds
-        install(settings.bounds, last_moment, on_fetch, settings.check_certificates)
+        _install(settings, settings.shard_seconds, on_fetch)
         downloader.download_shard((task.number, str(rows_file)))
         record = make_record(work, task.number)
         if record["rows"] != task.num_rows:
@@ -140,12 +145,23 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
     return record
 
 
+def _install(settings: ShardSettings, seconds: float, on_fetch: Callable[[], None] = lambda: None) -> None:
+    install(
+        settings.bounds,
+        time.monotonic() + seconds,
+        on_fetch,
+        settings.check_certificates,
+        settings.refuse_private,
+        settings.requests_per_host,
+    )
+
+
 def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) -> list[tuple[Outcome, int]]:
     """What becomes of each URL, fetched as a shard's are and kept nowhere, and how many bytes would be kept."""
     from concurrent.futures import ThreadPoolExecutor
 
     downloader = _import_downloader()
-    install(settings.bounds, time.monotonic() + seconds, check_certificates=settings.check_certificates)
+    _install(settings, seconds)
 
     def fetch(url: str) -> tuple[Outcome, int]:
         _, stream, message = downloader.download_image_with_retry(
@@ -182,13 +198,17 @@ def make_record(folder: Path, number: int) -> dict:
     counts, examples = Counter(outcome.name for outcome in outcomes), {}
     for outcome in outcomes:
         if outcome.name != "success":
-            examples.setdefault(outcome.name, f"{' '.join((outcome.message or '').split())} ({outcome.url})")
+            message, url = outcome.message or "", without_password(outcome.url or "no URL")
+            examples.setdefault(
+                outcome.name, f"{one_line(message, _MAX_EXAMPLE_LENGTH)} ({one_line(url, _MAX_EXAMPLE_LENGTH)})"
+            )
     path = folder / f"{shard_name(number)}.parquet"
     retried = Counter()
     if "retried_after" in pq.read_schema(path).names:
         retried.update(pq.read_table(path, columns=["retried_after"])["retried_after"].to_pylist())
     success = counts.pop("success", 0)
     return {
+        "classes_version": CLASSES_VERSION,
         "rows": len(outcomes),
         "success": success,
         "failed": dict(sorted(counts.items())),

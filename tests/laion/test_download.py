@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "processes_count": 2, "thread_count": 16, "number_sample_per_shard": 50, "timeout": 1.0, "url_seconds": 2.0,
     "max_bytes": 10**6, "image_size": 64, "preflight": 0, "json": True,
+    "refuse_private": False,
 }  # fmt: skip
 # What the server does not decide, by URL.
 ELSEWHERE = {
@@ -30,6 +31,7 @@ ELSEWHERE = {
     "http://127.0.0.1:9/closed.jpg": "refused",
     "file:///etc/hostname": "bad_url",
     "nonsense": "bad_url",
+    "http://127.0.0.1:99999/a.jpg": "bad_url",
     None: "bad_url",
 }
 
@@ -50,7 +52,10 @@ def write_metadata(path: Path, urls, **columns) -> Path:
 
 def command(metadata, out, settings=SETTINGS, **changes) -> list[str]:
     flags = settings | changes
-    words = [f"--{name}={value}" if value is not True else f"--{name}" for name, value in flags.items()]
+    special = {True: "--{}", False: "--no-{}"}
+    words = [
+        special[value].format(name) if isinstance(value, bool) else f"--{name}={value}" for name, value in flags.items()
+    ]
     return [sys.executable, "-m", "ppldm", "download", str(metadata), "--out", str(out), *words]
 
 
@@ -89,10 +94,13 @@ def test_every_row_has_its_picture_or_its_reason(server, tmp_path, output_format
     good += [server.url(path) for path in web.PICTURES] + [server.url("redirect")]
     bad = {server.url(path): name for path, name in web.FAILURES.items()} | ELSEWHERE
     bad[f"https://127.0.0.1:{server.server_port}/good/1.jpg"] = "tls"
+    bad[server.url("limited.jpg", "limited.test")] = "limited"
+    good += [server.url("secret/1.jpg").replace("//", "//me:p%40ss@"), server.url("busy/1.jpg", "busy.test")]
     urls = [url for pair in zip(good, bad, strict=False) for url in pair] + good[len(bad) :]
     metadata = write_metadata(tmp_path / "part_3.parquet", urls)
     done = run(metadata, tmp_path / "out", output_format=output_format)
     assert done.returncode == 0, done.stderr
+    assert web.ESCAPES[:1].decode() not in done.stdout + done.stderr and "p%40ss" not in done.stdout + done.stderr
     report = json.loads(done.stdout)
     folder = tmp_path / "out/part_3"
     rows = read_rows(folder)
@@ -116,6 +124,15 @@ def test_every_row_has_its_picture_or_its_reason(server, tmp_path, output_format
     assert not list((folder / ".download/work").iterdir())
 
 
+def test_a_list_from_the_web_reaches_no_private_host_unless_asked(server, tmp_path):
+    metadata = write_metadata(tmp_path / "part_1.parquet", [server.url("good/1.jpg")] * 10)
+    settings = {name: value for name, value in SETTINGS.items() if name != "refuse_private"}
+    done = run(metadata, tmp_path / "out", settings=settings)
+    assert json.loads(done.stdout)["failed"] == {"private": 10} and not server.hits
+    done = run(metadata, tmp_path / "all", settings=settings | {"no-refuse-private": True})
+    assert json.loads(done.stdout)["success"] == 10
+
+
 def test_spark_does_the_same(server, tmp_path):
     urls = [server.url(f"good/{number}.jpg") for number in range(70)] + [server.url("missing.jpg")]
     metadata = write_metadata(tmp_path / "part_1.parquet", urls)
@@ -132,7 +149,7 @@ def test_the_script_of_the_published_recipe(server, tmp_path):
     settings = {"PYTHON": sys.executable, "METADATA_DIR": str(tmp_path), "SAVE_DIR": str(tmp_path / "out")}
     done = subprocess.run(script, env=environment(**settings), capture_output=True, text=True)
     assert done.returncode == 2 and "which part?" in done.stderr
-    command = [*script, "3", "--preflight", "0"]
+    command = [*script, "3", "--preflight", "0", "--no-refuse-private"]
     done = subprocess.run(command, env=environment(**settings), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "out/part_3/00000").glob("*.jpg"))) == 3

@@ -23,6 +23,7 @@ from ppldm.utils.errors import OutputError
 SETTINGS = ShardSettings(
     fitter=Fitter(), output_format="files", columns=("hash",), samples_per_shard=10, thread_count=4, timeout=5,
     retries=0, bounds=Bounds(10, 10**6), shard_seconds=60, user_agent_token=None, disallowed_header_directives=(),
+    refuse_private=False,
 )  # fmt: skip
 
 
