@@ -206,28 +206,43 @@ def test_retries_go_to_new_shards_and_fetch_only_what_failed(server, tmp_path, c
             assert first_try[row["retry_of"]] == row["url"] and row["retried_after"] == "5xx"
 
 
-def test_a_killed_download_goes_on(server, tmp_path):
-    urls = [server.url(f"good/{number}.jpg") for number in range(100)] + [server.url("silent.jpg")] * 3
-    metadata = write_metadata(tmp_path / "part_1.parquet", urls)
-    for wanted in (1, 60):  # fetched URLs at the time of the kill
-        before = sum(server.hits.values())
+@pytest.mark.parametrize("output_format", ["files", "webdataset", "parquet"])
+def test_a_killed_download_goes_on(server, tmp_path, output_format):
+    """Two kills in the middle of the only shard: nothing that was fetched is fetched again."""
+    urls = [server.url(f"slow/{number}.jpg") for number in range(100)] + [server.url("missing.jpg")] * 2
+    urls += [server.url("silent.jpg")] * 4
+    metadata = write_metadata(tmp_path / "part_1.parquet", urls, similarity=[number / 3 for number in range(106)])
+    flags = {"number_sample_per_shard": 200, "thread_count": 4, "output_format": output_format}
+    for wanted in (30, 70):  # fetched URLs at the time of the kill
         process = subprocess.Popen(
-            command(metadata, tmp_path / "killed"), env=environment(), stdout=subprocess.DEVNULL,
+            command(metadata, tmp_path / "killed", **flags), env=environment(), stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        web.wait_for(lambda before=before, wanted=wanted: sum(server.hits.values()) >= before + wanted)
+        web.wait_for(lambda wanted=wanted: len(server.hits) >= wanted)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    done = run(metadata, tmp_path / "killed")
+    done = run(metadata, tmp_path / "killed", **flags)
     assert done.returncode == 0, done.stderr
-    report, folder = json.loads(done.stdout), tmp_path / "killed/part_1"
-    assert report["success"] == 100 and report["failed"] == {"timeout": 3} and report["shards"] == 3
-    rows = {row["key"]: int(Path(row["url"]).stem) for row in read_rows(folder) if row["status"] == "success"}
-    assert read_images(folder, "files") == {key: web.encode(web.picture(seed)) for key, seed in rows.items()}
-    assert len(rows) == 100 and sorted(path.name for path in folder.iterdir()) == [
-        ".download", *(f"{shard:05}{suffix}" for shard in range(3) for suffix in ("", ".parquet", "_stats.json")),
-    ]  # fmt: skip
-    assert not list((folder / ".download/work").iterdir())
+    # At each kill as many are lost as were on their way: fetched, and not yet given to the writer.
+    assert max(server.hits[f"slow/{number}.jpg"] for number in range(100)) <= 3
+    again = sum(server.hits[f"slow/{number}.jpg"] - 1 for number in range(100))
+    assert again <= 2 * 3 * 4, again
+    whole = run(metadata, tmp_path / "whole", **flags)
+    assert json.loads(done.stdout)["success"] == 100 and json.loads(done.stdout)["failed"] == {"4xx": 2, "timeout": 4}
+    killed, expected = (tmp_path / name / "part_1" for name in ("killed", "whole"))
+    assert json.loads(whole.stdout)["examples"].keys() == json.loads(done.stdout)["examples"].keys()
+    assert sorted(read_rows(killed), key=lambda row: row["key"]) == sorted(
+        read_rows(expected), key=lambda row: row["key"]
+    )
+    assert read_images(killed, output_format) == read_images(expected, output_format)
+    names = sorted(path.name for path in killed.iterdir())
+    assert names == sorted(path.name for path in expected.iterdir()) and len(names) == 4 - (output_format == "parquet")
+    counted = [json.loads((folder / "00000_stats.json").read_text()) for folder in (killed, expected)]
+    for stats in counted:
+        del stats["duration"], stats["start_time"], stats["end_time"]
+    assert counted[0] == counted[1] and counted[0]["count"] == 106
+    for left in ("work", "journals"):
+        assert not list((killed / ".download" / left).iterdir())
 
 
 @pytest.mark.parametrize("code", ["-3", "-2"])
@@ -241,12 +256,14 @@ def test_a_failing_resolver_stops_the_download_and_marks_nothing_complete(server
     assert last.startswith("error: DNS: ") and "resolv" in last and "nothing was marked complete" in last
     assert not (tmp_path / "out").exists()
     # The same while it runs: what was fetched meanwhile is not taken for the data.
+    server.hits.clear()
     done = run(metadata, tmp_path / "out", broken, number_sample_per_shard=100)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: DNS: ")
     assert not list((tmp_path / "out/part_1").glob("*_stats.json"))
-    # And with a resolver that works, the same command does all of it.
-    done = run(metadata, tmp_path / "out", preflight=60, number_sample_per_shard=100)
+    # And with a resolver that works, the same command does all of it, and fetches nothing again.
+    done = run(metadata, tmp_path / "out", number_sample_per_shard=100)
     assert done.returncode == 0 and json.loads(done.stdout)["success"] == 100
+    assert server.hits == Counter({f"good/{number}.jpg": 1 for number in range(100)})
 
 
 def test_dead_links_do_not_stop_it(server, tmp_path):
