@@ -33,6 +33,7 @@ from .forgotten import (
     read_forgotten,
     write_forgotten,
 )
+from .source_packed import place_of
 
 _JOURNAL = ".forget.json"
 
@@ -118,9 +119,9 @@ def _refuse_ambiguous_keys(manifest: dict, wanted: Forgotten, found: dict[str, d
     sources = {part["path"]: part.get("source", "") for part in manifest["parts"]}
     named = {}
     for path, rows in found.items():
-        for entries, _ in rows.values():
+        for entries, meta in rows.values():
             for entry in wanted.keys.intersection(entries):
-                named.setdefault(entry, set()).add(sources[path])
+                named.setdefault(entry, set()).add(place_of(meta, sources[path]))
     for key, several in sorted(named.items()):
         if len(several) > 1:
             raise ConfigError(

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from ..utils.errors import ConfigError, OutputError
 from ..utils.files import write_json
+from .source_packed import place_of
 
 # The reason under which such rows are counted.
 FORGOTTEN = "forgotten"
@@ -36,7 +37,7 @@ class Forgotten:
             parents = {".".join(labels[start:]) for start in range(len(labels))}
             found += sorted(self.domains & parents)
         if self.keys and isinstance(key, str):
-            found += [name for name in _names_of(key, source) if name in self.keys]
+            found += [name for name in _names_of(key, place_of(meta, source)) if name in self.keys]
         return found
 
     def __or__(self, other: "Forgotten") -> "Forgotten":
