@@ -52,6 +52,7 @@ def download(
 ):
     """Download the pictures of LAION-like metadata, resumable, every row accounted for.
 
+    JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF are taken; small JPEG files stay as they are, all else becomes JPEG.
     Stopped at any point, the same command goes on. Rows without a picture are counted by class: dns, timeout, 4xx, ...
     """
     from .download_run import Run, Runner
@@ -103,20 +104,22 @@ def download(
 
 
 def _plan(metadata, part_id, out, url_col, caption_col, kept, size) -> tuple[list, tuple[str, ...]]:
-    """The PartDownload of each part, and the columns kept. Raises ConfigError where parts have different columns."""
+    """The PartDownload of each part, and the columns kept, under the names of the first part. Raises ConfigError where
+    parts have different columns."""
     from .part_download import PartDownload
     from .shard_rows import find_columns, find_parts
 
     downloads = []
     for part in find_parts(metadata, part_id):
         columns = find_columns(part.path, url_col, caption_col, _words(kept))
-        downloads.append(PartDownload(part, Path(out, f"part_{part.number}"), columns, size))
-        first = downloads[0]
-        if columns.kept != first.columns.kept:
+        first = downloads[0] if downloads else None
+        same = columns.under_names(first.columns.kept) if first else columns
+        if same is None:
             raise ConfigError(
                 f"{part.path} has {', '.join(columns.kept)} and {first.part.path} {', '.join(first.columns.kept)}; "
                 "name those that all have with --save-additional-columns, or download part by part"
             )
+        downloads.append(PartDownload(part, Path(out, f"part_{part.number}"), same, size))
     return downloads, downloads[0].columns.kept
 
 

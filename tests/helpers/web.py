@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 from PIL import Image
 
+from ppldm.data.image import WEB_FORMATS
+
 
 def picture(seed: int, size=(48, 36)) -> Image.Image:
     """Blocks of random colours, `size` = (width, height)."""
@@ -26,11 +28,11 @@ def encode(image: Image.Image, image_format="JPEG", **options) -> bytes:
     return buffer.getvalue()
 
 
-def turned(image: Image.Image) -> bytes:
-    """A JPEG that its EXIF data says to turn by a quarter."""
+def turned(image: Image.Image, image_format="JPEG") -> bytes:
+    """A file that its EXIF data says to turn by a quarter."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    return encode(image, exif=exif)
+    return encode(image, image_format, exif=exif)
 
 
 def huge_png_header() -> bytes:
@@ -45,9 +47,9 @@ def animation(image: Image.Image) -> bytes:
     return encode(image, "GIF", save_all=True, append_images=[picture(99, image.size)])
 
 
-def sixteen_bit() -> bytes:
+def sixteen_bit(image_format="PNG") -> bytes:
     ramp = np.linspace(0, 65535, 48 * 36).reshape(36, 48).astype(np.uint16)
-    return encode(Image.fromarray(ramp), "PNG")
+    return encode(Image.fromarray(ramp), image_format)
 
 
 def transparent(image: Image.Image) -> bytes:
@@ -70,6 +72,11 @@ PICTURES = {
     "wrong-type.jpg": encode(picture(9)),
     "redirected": encode(picture(10)),
     "name with spaces é.jpg": encode(picture(11)),
+    "scan.tiff": encode(picture(16), "TIFF"),
+    "turned.tiff": turned(picture(17, (90, 72)), "TIFF"),
+    "16bit.tiff": sixteen_bit("TIFF"),
+    "cmyk.tiff": encode(picture(18).convert("CMYK"), "TIFF", compression="tiff_deflate"),
+    **({"new.avif": encode(picture(19), "AVIF")} if "AVIF" in WEB_FORMATS else {}),
     "gzip.jpg": encode(picture(12)),
     "deflate.jpg": encode(picture(13)),
     "bare-deflate.jpg": encode(picture(14)),

@@ -303,6 +303,30 @@ def test_all_parts_or_one(server, tmp_path, capsys):
     assert server.hits["good/2.jpg"] == 2
 
 
+def test_columns_may_have_another_name_in_each_part(server, tmp_path, capsys):
+    folder = tmp_path / "metadata"
+    folder.mkdir()
+
+    def write(part, **columns):
+        write_metadata(folder / f"part_{part}.parquet", [server.url(f"good/{part}.jpg")], **columns)
+
+    def check(out, name, **changes):
+        report = download(folder, tmp_path / out, **SETTINGS | changes)
+        for part in range(1, report["success"] + 1):
+            [row] = read_rows(tmp_path / out / f"part_{part}")
+            assert row[name] == float(part) and row["similarity"] == 0.5
+        return report["success"]
+
+    write(1, similarity=[0.5], AESTHETIC_SCORE=[1.0])
+    write(2, aesthetic=[2.0], similarity=[0.5])
+    assert check("two", "AESTHETIC_SCORE") == 2
+    write(3, Aesthetic_Score=[3.0], SIMILARITY=[0.5])
+    assert check("three", "aesthetic", save_additional_columns="similarity,aesthetic") == 3
+    write(4, similarity=[0.5], punsafe=[0.1])
+    with pytest.raises(ConfigError, match="name those that all have"):
+        download(folder, tmp_path / "four", **SETTINGS)
+
+
 def test_a_disk_that_is_too_small_is_known_before(server, tmp_path, capsys, monkeypatch):
     metadata = write_metadata(tmp_path / "part_1.parquet", [server.url("good/1.jpg")] * 30)
     monkeypatch.setattr("ppldm.laion.download_run.shutil.disk_usage", lambda path: Disk())
