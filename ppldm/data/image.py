@@ -46,6 +46,16 @@ def image_size(image: bytes, formats: tuple[str, ...] = FORMATS) -> tuple[int, i
     return (height, width) if turned else (width, height)
 
 
+def shows_otherwise(image: bytes) -> bool:
+    """Whether an image is turned by EXIF or may be transparent, so that readers which ignore both show something else
+    than `decode_image`; False where it cannot be read."""
+    try:
+        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
+            return opened.has_transparency_data or opened.getexif().get(_EXIF_ORIENTATION, 1) in range(2, 9)
+    except _DAMAGED:
+        return False
+
+
 def decode_image(image: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
     """An encoded image as RGB: turned as its EXIF says, transparency laid on white, 16-bit grey scaled to 8.
 

@@ -63,6 +63,7 @@ def convert(
     quality: int = 0,  # encode JPEG and WebP anew at this quality, 1 to 100; 0 leaves them as they are
     format: str = "",  # encode what is of another format as jpg, png or webp; default: leave it
     min_size: int = 0,  # skip pictures whose short side is shorter, in pixels
+    normalise: bool = False,  # encode anew what is rotated by EXIF or transparent, for readers that ignore both
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     master: str = None,  # convert on a Spark cluster, such as spark://host:7077, whose nodes share the folders
     dry_run: bool = False,  # say what would be done and write nothing
@@ -72,12 +73,12 @@ def convert(
 
     The source is a plain folder, what img2dataset wrote (files, webdataset, parquet), an annotated CSV file, JSON
     lines, a Hugging Face imagefolder or WebDataset tars. Training takes the result by
-    --file_list OUT/NAME.filelist.list. Images go in as they are, byte for byte, unless --size, --quality or --format
-    asks otherwise; each is decoded once as a check. What cannot be used is skipped and counted by reason. Stopped at
-    any point, the same command goes on; finished parts whose input has not changed are kept.
+    --file_list OUT/NAME.filelist.list. Images go in as they are, byte for byte, unless --size, --quality, --format or
+    --normalise asks otherwise; each is decoded once as a check. What cannot be used is skipped and counted by reason.
+    Stopped at any point, the same command goes on; finished parts whose input has not changed are kept.
     """
     folder, out = local_path(folder), local_path(out)
-    treatment = Treatment(size, quality, format, min_size)
+    treatment = Treatment(size, quality, format, min_size, normalise)
     if dry_run:
         summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers, pack_folders)
         text = (
@@ -88,6 +89,9 @@ def convert(
         summary = convert_source(folder, out, name, rows_per_part, treatment, num_workers, master, pack_folders)
         text = describe(summary) + f"\ntrain with --file_list {Path(out, name)}.filelist.list"
     sys.stdout.write((dumps(summary, indent=2, ensure_ascii=False) if json else text) + "\n")
+
+
+convert.aliases = {"--normalize": "--normalise"}
 
 
 def convert_source(
