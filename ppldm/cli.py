@@ -8,7 +8,7 @@ import sys
 from argparse import SUPPRESS
 from importlib import import_module
 
-from .config.flags import parse_known_or_suggest
+from .config.flags import parse_known_or_suggest, show_values
 from .utils.errors import ConfigError, exit_on_error
 
 COMMANDS = {
@@ -24,6 +24,7 @@ COMMANDS = {
     "index": ("ppldm.inspect.index", "index"),
     "verify": ("ppldm.inspect.verify", "verify"),
     "stats": ("ppldm.inspect.stats", "stats"),
+    "vocab": ("ppldm.inspect.vocab", "vocab"),
     "show": ("ppldm.inspect.show", "show"),
     "head": ("ppldm.inspect.show", "head"),
     "repack": ("ppldm.inspect.repack", "repack"),
@@ -75,6 +76,7 @@ def run(argv: list[str]) -> None:
             parser.add_argument(
                 f"--{action.dest.replace('_', '-')}", dest=action.dest, action="store_true", help=SUPPRESS
             )
+    show_values(parser)
     aliases = getattr(function, "aliases", {})
     flags = [_renamed(_with_hyphens(word), aliases) for word in argv[1:]]
     arguments = vars(parse_known_or_suggest(parser, flags))
