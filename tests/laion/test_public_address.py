@@ -77,6 +77,17 @@ def test_nothing_reaches_a_private_host(server):
     assert fetch(server.url("good/1.jpg")) == "success"
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_name_that_resolves_to_a_private_address_is_refused(server, monkeypatch, scheme):
+    look_up = socket.getaddrinfo
+    inner = {"inner.test": "127.0.0.1"}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *args, **kw: look_up(inner.get(host, host), *args, **kw))
+    install(Bounds(10, 10**6), refuse_private=True)
+    assert fetch(server.url("good/1.jpg", "inner.test").replace("http", scheme)) == "private" and not server.hits
+    install(Bounds(10, 10**6))
+    assert fetch(server.url("good/1.jpg", "inner.test").replace("http", scheme)) in ("success", "tls")
+
+
 def test_redirects_are_checked(server, monkeypatch):
     monkeypatch.setattr(public_address, "is_public", only("127.0.0.1"))
     install(Bounds(10, 10**6), refuse_private=True)
