@@ -65,8 +65,8 @@ def test_the_size_is_that_of_the_picture_as_shown(image_format, orientation):
 @pytest.mark.parametrize("dtype, top", [(np.float32, 1.0), (np.int32, 2**20), (np.int32, -5)])
 def test_pixels_of_unknown_range_are_refused(dtype, top):
     image = web.encode(Image.fromarray(np.linspace(0, top, 64).reshape(8, 8).astype(dtype)), "TIFF")
-    *_, message = fit(image)
-    assert classify("failed_to_resize", message) == "decode"
+    encoded, *_, message = fit(image)
+    assert encoded is None and "pixel" in message and classify("failed_to_resize", message) == "decode"
 
 
 def test_formats_of_the_web_are_not_those_of_part_files():
