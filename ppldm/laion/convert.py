@@ -36,10 +36,12 @@ from ..utils.workers import check_workers, map_unordered
 from .forgotten import FORGOTTEN, read_forgotten
 from .reencode import Treatment, treat
 from .source import NOT_DOWNLOADED, LoadableRow, Span, Unit, find_units
+from .source_packed import PACKED, PackedUnit, pack
 from .spark import is_submitted, spark_session
 
 MAX_BAD_FRACTION = 0.5
 _EXAMPLES_PER_REASON = 3
+_MANY_SMALL_PARTS = 4  # so many times more parts than packed folders make deserve a word
 # Part of every record: a change of what is written for the same input must change it.
 _RECORD_VERSION = 2
 # Of metadata: what says nothing of a picture that is there, and names of LAION's tables that have plainer ones.
@@ -56,10 +58,12 @@ def convert(
     out: Annotated[str, {"opt": True, "required": True}],  # folder for parts, filelists and manifest; made if missing
     name: str = "custom",  # names the filelists: OUT/NAME.filelist and OUT/NAME.filelist.list
     rows_per_part: int = 1000,  # rows of the input in one part file
+    pack_folders: bool = False,  # fill parts with rows of several folders; else each folder makes parts of its own
     size: int = 0,  # shrink pictures whose short side is longer to it, in pixels; 0 leaves them as they are
     quality: int = 0,  # encode JPEG and WebP anew at this quality, 1 to 100; 0 leaves them as they are
     format: str = "",  # encode what is of another format as jpg, png or webp; default: leave it
     min_size: int = 0,  # skip pictures whose short side is shorter, in pixels
+    normalise: bool = False,  # encode anew what is rotated by EXIF or transparent, for readers that ignore both
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     master: str = None,  # convert on a Spark cluster, such as spark://host:7077, whose nodes share the folders
     dry_run: bool = False,  # say what would be done and write nothing
@@ -69,22 +73,25 @@ def convert(
 
     The source is a plain folder, what img2dataset wrote (files, webdataset, parquet), an annotated CSV file, JSON
     lines, a Hugging Face imagefolder or WebDataset tars. Training takes the result by
-    --file_list OUT/NAME.filelist.list. Images go in as they are, byte for byte, unless --size, --quality or --format
-    asks otherwise; each is decoded once as a check. What cannot be used is skipped and counted by reason. Stopped at
-    any point, the same command goes on; finished parts whose input has not changed are kept.
+    --file_list OUT/NAME.filelist.list. Images go in as they are, byte for byte, unless --size, --quality, --format or
+    --normalise asks otherwise; each is decoded once as a check. What cannot be used is skipped and counted by reason.
+    Stopped at any point, the same command goes on; finished parts whose input has not changed are kept.
     """
     folder, out = local_path(folder), local_path(out)
-    treatment = Treatment(size, quality, format, min_size)
+    treatment = Treatment(size, quality, format, min_size, normalise)
     if dry_run:
-        summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers)
+        summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers, pack_folders)
         text = (
             f"{summary['rows_in']} rows, {summary['parts']} part(s) of which {summary['parts_finished']} finished; "
             "nothing was written"
         )
     else:
-        summary = convert_source(folder, out, name, rows_per_part, treatment, num_workers, master)
+        summary = convert_source(folder, out, name, rows_per_part, treatment, num_workers, master, pack_folders)
         text = describe(summary) + f"\ntrain with --file_list {Path(out, name)}.filelist.list"
     sys.stdout.write((dumps(summary, indent=2, ensure_ascii=False) if json else text) + "\n")
+
+
+convert.aliases = {"--normalize": "--normalise"}
 
 
 def convert_source(
@@ -95,6 +102,7 @@ def convert_source(
     treatment: Treatment = _UNTOUCHED,
     num_workers: int = 0,
     master: str | None = None,
+    pack_folders: bool = False,
 ) -> dict:
     """Convert what the path `source` holds into the folder `out` and return the manifest.
 
@@ -104,8 +112,8 @@ def convert_source(
     if not name or Path(name).name != name:
         raise ConfigError(f"--name {name!r} cannot name a file; use a plain word such as 'custom'")
     num_workers = check_workers(num_workers)
-    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, num_workers)
-    _claim_folder(Path(out), source, name, rows_per_part, treatment)
+    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, num_workers, pack_folders)
+    _claim_folder(Path(out), source, name, rows_per_part, treatment, pack_folders)
     records = _make_parts(tasks, num_workers, master)
     _sweep(Path(out), name, {task.path.name for task in tasks})
     manifest = _merge_records(records, tasks, name, rows_per_part)
@@ -117,10 +125,15 @@ def convert_source(
 
 
 def plan_conversion(
-    source, out, rows_per_part: int = 1000, treatment: Treatment = _UNTOUCHED, num_workers: int = 0
+    source,
+    out,
+    rows_per_part: int = 1000,
+    treatment: Treatment = _UNTOUCHED,
+    num_workers: int = 0,
+    pack_folders: bool = False,
 ) -> dict:
     """How many rows and parts there are and how many parts are finished, without writing."""
-    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, check_workers(num_workers))
+    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, check_workers(num_workers), pack_folders)
     finished = sum(_finished_record(task, task.stamp()) is not None for task in tasks)
     return {"rows_in": sum(task.span.rows for task in tasks), "parts": len(tasks), "parts_finished": finished}
 
@@ -158,7 +171,9 @@ class _PartTask:
         return hashlib.sha256(dumps(stamps).encode()).hexdigest()
 
 
-def _make_tasks(source, out: Path, rows_per_part: int, treatment: Treatment, num_workers: int) -> list[_PartTask]:
+def _make_tasks(
+    source, out: Path, rows_per_part: int, treatment: Treatment, num_workers: int, pack_folders: bool
+) -> list[_PartTask]:
     if rows_per_part < 1:
         raise ConfigError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
     units = find_units(source)
@@ -170,23 +185,33 @@ def _make_tasks(source, out: Path, rows_per_part: int, treatment: Treatment, num
     cut = [(unit, span) for unit in units for span in spans[unit]]
     if not cut:
         raise DataError(f"{source} holds no rows; name another source")
+    packed = pack(cut, Path(source), rows_per_part)
+    if pack_folders:
+        cut = packed
+    elif len(packed) * _MANY_SMALL_PARTS < len(cut):
+        get_logger().warning("%d folders make %d parts; --pack-folders makes %d", len(units), len(cut), len(packed))
     return [
-        _PartTask(out / "parts" / f"part-{number:05}.gz", os.path.relpath(unit.path, source), unit, span, treatment)
+        _PartTask(out / "parts" / f"part-{number:05}.gz", _name_source(unit, source), unit, span, treatment)
         for number, (unit, span) in enumerate(cut)
     ]
+
+
+def _name_source(unit: Unit, source) -> str:
+    return PACKED if isinstance(unit, PackedUnit) else os.path.relpath(unit.path, source)
 
 
 def _spans_of(unit: Unit, rows: int) -> list[Span]:
     return unit.spans(rows)
 
 
-def _claim_folder(out: Path, source, name: str, rows_per_part: int, treatment: Treatment) -> None:
+def _claim_folder(out: Path, source, name: str, rows_per_part: int, treatment: Treatment, pack_folders: bool) -> None:
     """Make the folders, and refuse where `out` holds parts that this conversion did not make.
 
     The source is remembered relative to `out`, so that both can be moved together.
     """
     plan = {"source": os.path.relpath(source, out), "name": name, "rows_per_part": rows_per_part}
     plan |= {option: value for option, value in vars(treatment).items() if value}
+    plan |= {"pack_folders": True} if pack_folders else {}
     plan_path = out / ".convert" / "plan.json"
     remedy = "choose another --out, or delete that folder"
     if plan_path.is_file():

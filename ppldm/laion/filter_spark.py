@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from ..utils.errors import DataError
+from ..utils.errors import ConfigError, DataError
 from .filter_plan import Plan
 from .metadata import Tables
 from .spark import following_tasks, spark_session
@@ -47,6 +47,12 @@ def _make_relations(spark, tables: Tables) -> None:
     """The tables as they are, and with FILE and ROW, which take a join."""
     from pyspark.sql.functions import expr
 
+    if tables.spellings:
+        name, others = min(tables.spellings.items())
+        raise ConfigError(
+            f"column {name!r} is named {min(others)!r} in some files, which only --engine duckdb reads together; filter"
+            " them one by one"
+        )
     frame = spark.read.parquet(*(f"file://{_escape_glob(str(path))}" for path in tables.paths))
     numbers = {str(path): number for number, path in enumerate(tables.paths)}
     frame.createOrReplaceTempView(_TABLES)
