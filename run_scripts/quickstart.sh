@@ -46,10 +46,12 @@ done
 [[ -n $out ]] || die "--out needs the name of a folder"
 [[ $out == /* ]] || out=$PWD/$out
 
-# Small networks gain nothing from a second thread, but two processes train twice as fast as one. The global batch, and
-# with it the result, is the same for both.
+# On a CPU small networks gain nothing from a second thread, but two processes train twice as fast as one; a GPU takes
+# one process. The global batch, and with it the result, is the same for both.
+decide_device
 python=$VENV/bin/python
 processes=$(($(nproc) > 1 ? 2 : 1))
+[[ $DEVICE == cpu ]] || processes=1
 train=("$python" -u)
 ((processes == 1)) || train+=(-m ppldm.training.launch --nproc_per_node "$processes" --log_dir "$out/log")
 
@@ -186,9 +188,7 @@ remove_results_from() {
 }
 
 if [[ $dry_run == yes ]]; then
-    base_python=$(find_python)
-    printf '# the environment\n%q -m venv %q\n' "$base_python" "$VENV"
-    printf '%q -m pip install --no-deps --no-build-isolation -r %q -e %q\n' "$python" "$LOCK" "$ROOT"
+    show_environment_commands
 else
     make_venv
     mkdir -p "$out/.done" 2>/dev/null || die "cannot write to $out; choose another folder with --out"
