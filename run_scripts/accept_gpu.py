@@ -64,15 +64,22 @@ def try_case(case: Case, settings: Settings, seconds: float) -> dict:
             problem = next((line for line in reversed(log.read_text().splitlines()) if line.startswith("error: ")),
                            f"ended with status {status}, see {log}")  # fmt: skip
     found["seconds"] = round(time.monotonic() - began, 1)
-    text = log.read_text(errors="replace")
     found |= read_figures(folder_of(case, settings) / "metrics.jsonl")
+    outcome, why = judge(found, problem, settings, log.read_text(errors="replace"))
+    return found | {"outcome": outcome, "why": why}
+
+
+def judge(found: dict, problem: str | None, settings: Settings, log: str) -> tuple[str, str]:
+    """The outcome by what the run itself left, and why."""
     if problem:
-        unavailable = settings.device == "cpu" and "needs a GPU" in problem
-        return found | {"outcome": "not run" if unavailable else "failed", "why": problem}
+        return ("not run" if settings.device == "cpu" and "needs a GPU" in problem else "failed"), problem
     if len(found["losses"]) != settings.steps:
-        return found | {"outcome": "failed", "why": f"{len(found['losses'])} of {settings.steps} updates were logged"}
-    no_effect = "does nothing on a CPU" in text or "do nothing, this is float32" in text
-    return found | {"outcome": "no effect" if no_effect else "passed", "why": "the CPU has no such switch" * no_effect}
+        return "failed", f"{len(found['losses'])} of {settings.steps} updates were logged"
+    if settings.device == "gpu" and not found["on_gpu"]:
+        return "failed", "it ran on the CPU: is Paddle's GPU build installed? bash run_scripts/setup.sh installs it"
+    if "does nothing on a CPU" in log or "do nothing, this is float32" in log:
+        return "no effect", "the CPU has no such switch"
+    return "passed", ""
 
 
 def stop_midway(case: Case, command: list[str], settings: Settings, log: Path, seconds: float) -> str | None:
@@ -142,6 +149,7 @@ def read_figures(metrics: Path) -> dict:
     return {
         "losses": [record["loss"] for record in records],
         "images_per_second": round(statistics.median(speeds), 3) if speeds else None,
+        "on_gpu": "peak_device_memory_gb" in last,
         "peak_memory_gb": last.get("peak_device_memory_gb", last.get("peak_memory_gb")),
     }
 

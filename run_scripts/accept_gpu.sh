@@ -7,7 +7,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 for argument in "$@"; do
     # What needs no environment does not make one.
     if [[ $argument == -h || $argument == --help || $argument == --dry-run ]]; then
-        PPLDM_PYTHON=$VENV/bin/python exec "$(find_python)" "$ROOT/run_scripts/accept_gpu.py" "$@"
+        python=$(find_python)
+        PPLDM_PYTHON=$VENV/bin/python exec "$python" "$ROOT/run_scripts/accept_gpu.py" "$@"
     fi
 done
 make_venv

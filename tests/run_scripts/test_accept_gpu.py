@@ -103,6 +103,24 @@ def test_a_case_passes_up_to_its_bar_and_fails_beyond(accept):
     assert accept.compare(found([1.0]), case, found([1.0], "failed"))["difference"] is None
 
 
+def test_a_run_that_fell_back_to_the_cpu_is_no_proof_of_a_gpu(accept, settings, tmp_path):
+    lines = [
+        {"global_step": step, "loss": 1.0, "images_per_second": step, "peak_memory_gb": 2.0} for step in range(1, 7)
+    ]
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figures = accept.read_figures(metrics)
+    assert figures["images_per_second"] == 5 and figures["peak_memory_gb"] == 2.0
+    outcome, why = accept.judge(figures, None, settings, "")
+    assert outcome == "failed" and "ran on the CPU" in why
+    metrics.write_text("".join(json.dumps(line | {"peak_device_memory_gb": 3.0}) + "\n" for line in lines))
+    figures = accept.read_figures(metrics)
+    assert accept.judge(figures, None, settings, "") == ("passed", "") and figures["peak_memory_gb"] == 3.0
+    assert accept.judge(figures, "error: x", settings, "")[0] == "failed"
+    figures["losses"].pop()
+    assert accept.judge(figures, None, settings, "")[1] == "5 of 6 updates were logged"
+
+
 def test_what_cannot_run_is_said_and_not_failed(accept, settings, monkeypatch):
     monkeypatch.setattr(accept.machine, "list_gpus", lambda: ["one"])
     monkeypatch.setattr(accept, "try_case", lambda case, settings, seconds: found([1.0]) | {"name": case.name})
