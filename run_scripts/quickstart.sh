@@ -6,43 +6,52 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
     cat <<'END'
-usage: bash run_scripts/quickstart.sh [--steps N] [--out DIR] [--dry-run] [--help]
+usage: bash run_scripts/quickstart.sh [--steps N] [--autoencoder-steps N] [--out DIR] [--dry-run] [--help]
 
 Makes .venv, draws captioned pictures, trains a small autoencoder and a small text-to-image model on them, and draws
 what the model makes of a list of prompts. On 2 cores it takes about 15 minutes after the installation.
 Stopped at any point, the same command goes on from what is finished.
 
-  --steps N   updates of the text-to-image model (1400 without it)
-  --out DIR   where data, models and pictures go (quickstart/ in the repository without it)
-  --dry-run   print the commands and run none
-  --help      this text
+  --steps N              updates of the text-to-image model (1400 without it)
+  --autoencoder-steps N  updates of the autoencoder (2000 without it)
+  --out DIR              where data, models and pictures go (quickstart/ in the repository without it)
+  --dry-run              print the commands and run none
+  --help                 this text
 
 environment: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the virtual environment, .venv without it)
 END
 }
 
 steps=1400
+autoencoder_steps=2000
 out=$ROOT/quickstart
 dry_run=no
 while (($#)); do
     case $1 in
-        --steps | --out)
+        --steps | --autoencoder-steps | --out)
             (($# >= 2)) || die "$1 needs a value (--help explains the flags)"
-            if [[ $1 == --steps ]]; then steps=$2; else out=$2; fi
+            case $1 in
+                --steps) steps=$2 ;;
+                --autoencoder-steps) autoencoder_steps=$2 ;;
+                --out) out=$2 ;;
+            esac
             shift
             ;;
         --steps=*) steps=${1#*=} ;;
+        --autoencoder-steps=*) autoencoder_steps=${1#*=} ;;
         --out=*) out=${1#*=} ;;
         --dry-run) dry_run=yes ;;
         -h | --help)
             usage
             exit
             ;;
-        *) die "unknown flag $1; known: --steps N, --out DIR, --dry-run, --help" ;;
+        *) die "unknown flag $1; known: --steps N, --autoencoder-steps N, --out DIR, --dry-run, --help" ;;
     esac
     shift
 done
 [[ $steps =~ ^[1-9][0-9]*$ ]] || die "--steps $steps: a whole number of at least 1 is needed"
+[[ $autoencoder_steps =~ ^[1-9][0-9]*$ ]] ||
+    die "--autoencoder-steps $autoencoder_steps: a whole number of at least 1 is needed"
 [[ -n $out ]] || die "--out needs the name of a folder"
 [[ $out == /* ]] || out=$PWD/$out
 
@@ -75,7 +84,7 @@ autoencoder_command=(
     --kl_weight 0.02
     --per_device_train_batch_size $((4 / processes))
     --gradient_accumulation_steps 1
-    --max_steps 2000
+    --max_steps "$autoencoder_steps"
     --learning_rate 2e-3
     --lr_scheduler_type cosine
     --warmup_steps 100

@@ -113,12 +113,22 @@ def test_dry_run_prints_the_commands_and_does_nothing(tmp_path):
     assert commands[:-5] == [line for line in setup.splitlines() if not line.startswith("#")]
 
 
+def test_each_number_of_steps_goes_to_its_training(tmp_path):
+    variables = {"PPLDM_VENV": str(tmp_path / "venv"), "PYTHON": sys.executable}
+    for flags in (["--steps", "7", "--autoencoder-steps", "9"], ["--steps=7", "--autoencoder-steps=9"]):
+        stdout = run_script("bash", QUICKSTART, "--dry-run", *flags, **variables)[1]
+        (autoencoder,) = (line for line in stdout.splitlines() if "train_autoencoder.py" in line)
+        (diffusion,) = (line for line in stdout.splitlines() if "train_txt2img" in line)
+        assert "--max_steps 9 " in autoencoder and "--max_steps 7 " in diffusion
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--setps", "3"], "unknown flag --setps"),
         (["--steps", "many"], "whole number"),
         (["--steps"], "--steps needs a value"),
+        (["--autoencoder-steps", "0"], "--autoencoder-steps 0: a whole number"),
         (["--out="], "--out needs"),
     ],
 )
