@@ -59,7 +59,8 @@ done
 # one process. The global batch, and with it the result, is the same for both.
 decide_device
 python=$VENV/bin/python
-processes=$(($(nproc) > 1 ? 2 : 1))
+cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc believes these, and they say nothing of processes
+processes=$((cores > 1 ? 2 : 1))
 [[ $DEVICE == cpu ]] || processes=1
 train=("$python" -u)
 ((processes == 1)) || train+=(-m ppldm.training.launch --nproc_per_node "$processes" --log_dir "$out/log")

@@ -113,6 +113,13 @@ def test_dry_run_prints_the_commands_and_does_nothing(tmp_path):
     assert commands[:-5] == [line for line in setup.splitlines() if not line.startswith("#")]
 
 
+def test_the_number_of_processes_is_that_of_cores_and_not_of_threads(tmp_path):
+    variables = {"PPLDM_VENV": str(tmp_path / "venv"), "PYTHON": sys.executable}
+    for threads in ("1", "64"):
+        stdout = run_script("bash", QUICKSTART, "--dry-run", OMP_NUM_THREADS=threads, **variables)[1]
+        assert ("--nproc_per_node 2" in stdout) == (len(os.sched_getaffinity(0)) > 1)
+
+
 def test_each_number_of_steps_goes_to_its_training(tmp_path):
     variables = {"PPLDM_VENV": str(tmp_path / "venv"), "PYTHON": sys.executable}
     for flags in (["--steps", "7", "--autoencoder-steps", "9"], ["--steps=7", "--autoencoder-steps=9"]):
