@@ -75,6 +75,9 @@ setup(
     description="Text-to-image latent diffusion models, trained from scratch on PaddlePaddle",
     license="Apache-2.0",
     license_files=["LICENSE"],
+    # Stated so that an editable install is a line in a .pth file, and not setuptools' finder: that one comes after the
+    # folders of sys.path, among them the current one, where a clone named `ppldm` looks like a namespace package.
+    package_dir={"": "."},
     packages=find_packages(include=["ppldm", "ppldm.*"]),
     python_requires=">=3.10,<3.13",
     install_requires=CORE,

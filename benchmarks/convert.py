@@ -1,4 +1,4 @@
-"""How fast pictures become part files:  python benchmarks/convert.py [--rows 1000] [--json OUT]
+"""How fast pictures become part files:  python benchmarks/convert.py [--rows 1000] [--json [OUT]]
 
 Makes photographs as JPEG files of about 64 KB (`photographs.py`), as img2dataset lays them out, and converts them in
 one process on one core, without start-up. Beside it stands the floor: what decoding each picture once and compressing
@@ -24,6 +24,7 @@ import pybase64
 from commands import Cost, measure_command
 from isal import isal_zlib
 from photographs import make_rows
+from results import add_result_flags, save_results
 
 from ppldm.data.image import decode_pixels
 from ppldm.laion.convert import convert_source
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
     parser.add_argument("--sources", nargs="+", default=["files", "webdataset"], help="how the rows lie on disk")
     parser.add_argument("--commands", action="store_true", help="also measure whole commands")
-    parser.add_argument("--json", help="also write the results here")
+    add_result_flags(parser, "convert")
     arguments = parser.parse_args()
     made = make_rows(min(arguments.photographs, arguments.rows))
     rows = [made[i % len(made)] for i in range(arguments.rows)]
@@ -66,8 +67,7 @@ def main() -> None:
             f"{name:<46}per 1,000 rows {cost.seconds / len(rows) * 1000:6.2f} s, "
             f"{cost.cpu_seconds / len(rows) * 1000:6.2f} s of a core\n"
         )
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+    save_results(arguments, results)
 
 
 def floor_cpu_sec(rows) -> float:

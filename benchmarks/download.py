@@ -1,4 +1,4 @@
-"""How fast URLs become shards:  python benchmarks/download.py [--quick] [--json OUT]
+"""How fast URLs become shards:  python benchmarks/download.py [--quick] [--json [OUT]]
 
 `ppldm download` beside bare img2dataset, on the same photographs (`photographs.py`) from a server of this machine, so
 that the processor is the limit and not the network: one process, 16 threads, with the settings of the published recipe
@@ -9,7 +9,6 @@ its start included. img2dataset alone needs wandb and albumentations, which ppld
 """
 
 import argparse
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from commands import measure_command
 from photographs import make_rows
+from results import add_result_flags, save_results
 
 THREADS = 16
 CONTENDERS = ["ppldm", "ppldm on Spark"]
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--photographs", type=int, default=100, help="different photographs among them")
     parser.add_argument("--sizes", type=int, nargs="+", default=[512, 256], help="short sides kept, pixels")
     parser.add_argument("--quick", action="store_true", help="a few rows: to see that it runs")
-    parser.add_argument("--json", help="also write the results here")
+    add_result_flags(parser, "download")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rows, arguments.photographs, arguments.sizes = 20, 4, [512]
@@ -56,8 +56,7 @@ def main() -> None:
             f"{result['sec_per_1000']:.1f} s, {result['cpu_sec_per_1000']:.1f} s of a core, "
             f"{result['mb_per_1000']:.1f} MB\n"
         )
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+    save_results(arguments, results)
 
 
 def measure(name: str, metadata: Path, out: Path, size: int) -> dict:

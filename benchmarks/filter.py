@@ -1,4 +1,4 @@
-"""How fast metadata is filtered:  python benchmarks/filter.py [--rows 10000000] [--json OUT]
+"""How fast metadata is filtered:  python benchmarks/filter.py [--rows 10000000] [--json [OUT]]
 
 Makes four tables in the columns of LAION2B-en, of which the conditions of `--preset laion2b-en` keep one row in four,
 as they do of the real one. Filters them by each engine as a user does, by the command, with the seeded shuffle and
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from commands import measure_command
+from results import add_result_flags, save_results
 
 NUM_FILES = 4
 CHUNK_ROWS = 250_000
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["duckdb", "spark"], help="engines to measure")
     parser.add_argument("--memory-gb", type=float, default=2.5, help="memory to give to the engine")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each; the best counts")
-    parser.add_argument("--json", help="also write the results here")
+    add_result_flags(parser, "filter")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         tables = Path(folder, "tables")
@@ -46,9 +47,7 @@ def main() -> None:
                 ]
                 results.append(max(runs, key=lambda run: run["rows_per_sec"]))
                 sys.stdout.write(describe(results[-1]) + "\n")
-    if arguments.json:
-        report = {"rows": arguments.rows, "bytes": size, "cores": os.cpu_count(), "runs": results}
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+    save_results(arguments, {"rows": arguments.rows, "bytes": size, "runs": results})
 
 
 def write_tables(folder: Path, num_rows: int) -> None:

@@ -1,4 +1,4 @@
-"""How fast rows become batches:  python benchmarks/loader.py [--quick] [--json OUT]
+"""How fast rows become batches:  python benchmarks/loader.py [--quick] [--json [OUT]]
 
 Compares ppldm with the usual pipeline, WebDataset and MosaicML streaming (`loaders.py`) on the same photographs, which
 it makes itself (`photographs.py`). Each measurement is a process of its own: on one core without workers, on as many
@@ -26,6 +26,7 @@ from isal import isal_zlib
 from loaders import BATCH_SIZE, CROP_FRACTION, LOADERS, NEEDS, open_dataset, usual_stages, write_rows
 from photographs import make_rows
 from PIL import Image
+from results import add_result_flags, save_results
 
 from ppldm.data.image import decode_image, decode_pixels
 from ppldm.data.index import GZIP_MEMBERS, read_index
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--resolutions", type=int, nargs="+", default=[256, 512], help="sides of the crops, pixels")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="numbers of worker processes")
     parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that it runs")
-    parser.add_argument("--json", help="also write the results here")
+    add_result_flags(parser, "loader")
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)  # folder, loader, resolution, workers
     arguments = parser.parse_args()
     if arguments.quick:
@@ -60,8 +61,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = compare(Path(folder), arguments)
     show(results)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+    save_results(arguments, results)
 
 
 def compare(folder: Path, arguments: argparse.Namespace) -> dict:

@@ -1,10 +1,12 @@
-"""What our training step costs:  python benchmarks/train_step.py [--quick] [--json OUT]
+"""What our training step costs:  python benchmarks/train_step.py [--networks tiny middle 12] [--quick] [--json [OUT]]
 
-Three measurements, each in processes of its own, on pictures that it makes itself and a small model:
+Three measurements of each size of networks (examples/config: 5 M trained parameters, 11 M, and the published 12 layers
+with 1 G, which takes 20 GB of memory), each in processes of its own, on pictures that it makes itself:
 
 - overhead: our step (`train_step` and what is reported after it) against a bare loop over the same modules, with the
   same batches and an optimizer of the same settings. The two take turns, step by step, on one thread, and each keeps
-  its least CPU time, so that other load on the machine hurts little, and both alike;
+  its least CPU time, so that other load on the machine hurts little, and both alike. Two models of 12 layers do not
+  fit beside each other: there each loop has a process of its own, with the same settings;
 - settings: our step with the threads and the MKL path that ppldm chooses, against the bare loop without (the two take
   turns, process by process);
 - data: the share of time that a whole run, with 2 loader workers, waits for batches.
@@ -15,7 +17,6 @@ OMP_NUM_THREADS and MKL_DEBUG_CPU_TYPE of the environment are left out: choosing
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,9 +24,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from results import add_result_flags, processor, save_results
+
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "examples/config"
 MAX_LENGTH = 12
+NETWORKS = ("tiny", "middle", "12")
+FIT_TWICE = ("tiny", "middle")  # two trainings in one process
 MOST_OVERHEAD, LEAST_SPEEDUP, MOST_WAIT = 0.03, 1.5, 0.02  # the bars; the second is for AMD processors
 
 
@@ -33,11 +38,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30, help="steps of each kind in the first measurement")
     parser.add_argument("--repeats", type=int, default=3, help="processes of each kind in the second")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["tiny"], help="sizes to measure")
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--resolution", type=int, default=128, help="side of the pictures, 8 times the latents")
     parser.add_argument("--rows", type=int, default=64, help="photographs to make; they are read again and again")
     parser.add_argument("--quick", action="store_true", help="a few steps, once: to see that it runs")
-    parser.add_argument("--json", help="also write the results here")
+    add_result_flags(parser, "train_step")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)  # kind, folder
     arguments = parser.parse_args()
     if arguments.quick:
@@ -45,26 +51,32 @@ def main() -> None:
     if arguments.measure:
         kind, folder = arguments.measure
         return sys.stdout.write(json.dumps(MEASUREMENTS[kind](Path(folder), arguments)) + "\n")
-    with tempfile.TemporaryDirectory() as folder:
-        results = compare(Path(folder), arguments)
-    sys.stdout.write(table(results) + "\n")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+    results = {}
+    for networks in arguments.networks:
+        with tempfile.TemporaryDirectory() as folder:
+            results[networks] = compare(Path(folder), arguments, networks)
+        sys.stdout.write(table(networks, results[networks]) + "\n\n")
+        sys.stdout.flush()
+    save_results(arguments, results)
 
 
-def compare(folder: Path, arguments: argparse.Namespace) -> dict:
+def compare(folder: Path, arguments: argparse.Namespace, networks: str) -> dict:
     """Everything there is to say, as JSON has it. Seconds a step, the fastest of each kind."""
     load_before = os.getloadavg()[0]
+    arguments = argparse.Namespace(**{**vars(arguments), "networks": [networks]})
     run("prepare", folder, arguments)
-    turns = run("turns", folder, arguments, OMP_NUM_THREADS="1")
+    one_thread = {"OMP_NUM_THREADS": "1"}
+    if networks in FIT_TWICE:
+        turns = run("turns", folder, arguments, **one_thread)
+    else:
+        turns = {kind: run(kind, folder, arguments, **one_thread) for kind in ("ours", "bare")}
+        turns["parameters"] = turns["ours"]["parameters"]
     tuned, untuned = [], []
     for _ in range(arguments.repeats):
         tuned.append(run("ours", folder, arguments))
         untuned.append(run("bare", folder, arguments, PPLDM_NO_CPU_TUNING="1"))
     fastest, slowest = (min(found["seconds"] for found in several) for several in (tuned, untuned))
     return {
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
         "batch_size": arguments.batch_size,
         "resolution": arguments.resolution,
         "parameters": turns["parameters"],
@@ -89,6 +101,7 @@ def run(kind: str, folder: Path, arguments: argparse.Namespace, **variables: str
     command = [sys.executable, __file__, "--measure", kind, str(folder)]
     for name in ("steps", "batch_size", "resolution", "rows"):
         command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+    command += ["--networks", *arguments.networks]
     environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")]), **variables}
     done = subprocess.run(command, capture_output=True, text=True, env=environ)
     if done.returncode:
@@ -123,8 +136,8 @@ def prepare_run(folder: Path, arguments: argparse.Namespace, name: str, workers:
         "overwrite_output_dir": True,
         "file_list": folder / "train.filelist",
         "vae_name_or_path": folder / "vae",
-        "text_encoder_config_file": CONFIGS / "ldmbert_tiny.json",
-        "unet_config_file": CONFIGS / "unet_tiny.json",
+        "text_encoder_config_file": CONFIGS / f"ldmbert_{arguments.networks[0]}.json",
+        "unet_config_file": CONFIGS / f"unet_{arguments.networks[0]}.json",
         "tokenizer_name": folder / "tokenizer",
         "model_max_length": MAX_LENGTH,
         "resolution": arguments.resolution,
@@ -192,12 +205,7 @@ def measure_turns(folder: Path, arguments: argparse.Namespace) -> dict:
     for number in range(arguments.steps + 2):
         for name, step in steps.items():
             times[name].append(_time(step, batches[number % len(batches)]))
-    found = {}
-    for name, pairs in times.items():
-        seconds, cpu = zip(*pairs[2:], strict=True)
-        found[name] = {"cpu": min(cpu), "cpu_median": statistics.median(cpu), "seconds": min(seconds)}
-    trained = runs["ours"].state.model.trained_parameters().values()
-    return {**found, "parameters": int(sum(p.size for p in trained))}
+    return {name: _figures(pairs) for name, pairs in times.items()} | {"parameters": _num_trained(runs["ours"])}
 
 
 def measure_one(kind: str, folder: Path, arguments: argparse.Namespace) -> dict:
@@ -206,7 +214,8 @@ def measure_one(kind: str, folder: Path, arguments: argparse.Namespace) -> dict:
     step, batches = (our_step if kind == "ours" else bare_step)(run), _some_batches(run)
     times = [_time(step, batches[number % len(batches)]) for number in range(arguments.steps // 2 + 2)]
     return {
-        "seconds": min(seconds for seconds, _ in times[2:]),
+        **_figures(times),
+        "parameters": _num_trained(run),
         "threads": os.environ.get("OMP_NUM_THREADS", "1 (Paddle's default)"),
     }
 
@@ -248,6 +257,16 @@ def _some_batches(run, count: int = 4) -> list[dict]:
     return [next(batches) for _ in range(count)]
 
 
+def _figures(times: list[tuple[float, float]]) -> dict:
+    """Of (seconds, CPU seconds) of each step, the first two left out."""
+    seconds, cpu = zip(*times[2:], strict=True)
+    return {"cpu": min(cpu), "cpu_median": statistics.median(cpu), "seconds": min(seconds)}
+
+
+def _num_trained(run) -> int:
+    return int(sum(parameter.size for parameter in run.state.model.trained_parameters().values()))
+
+
 def _time(step, batch: dict) -> tuple[float, float]:
     """Seconds of a step, by the clock and of this process's CPU time."""
     started, cpu_started = time.perf_counter(), time.process_time()
@@ -255,29 +274,23 @@ def _time(step, batch: dict) -> tuple[float, float]:
     return time.perf_counter() - started, time.process_time() - cpu_started
 
 
-def processor() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def table(results: dict) -> str:
-    """The results as text."""
+def table(networks: str, results: dict) -> str:
+    """The results of one size of networks as text."""
     overhead, settings, data = results["overhead"], results["settings"], results["data"]
+
+    turns = "one thread" + ", in turn" * (networks in FIT_TWICE)
 
     def verdict(held: bool) -> str:
         return "held" if held else "NOT HELD"
 
     return "\n".join(
         [
-            f"{results['processor']}, {results['cores']} cores, load {results['load_before']:.1f} before, "
+            f"{processor()}, {len(os.sched_getaffinity(0))} cores, load {results['load_before']:.1f} before, "
             f"{results['load_after']:.1f} after",
-            f"{results['parameters'] / 1e6:.1f} M trained parameters, batch {results['batch_size']}, "
-            f"{results['resolution']} px",
+            f"networks {networks}: {results['parameters'] / 1e6:.1f} M trained parameters, "
+            f"batch {results['batch_size']}, {results['resolution']} px",
             "",
-            f"{'one thread, in turn':<38}{'least CPU s':>12}{'median CPU s':>14}{'fastest s':>11}",
+            f"{turns:<38}{'least CPU s':>12}{'median CPU s':>14}{'fastest s':>11}",
             *(
                 f"{name:<38}{found['cpu']:>12.3f}{found['cpu_median']:>14.3f}{found['seconds']:>11.3f}"
                 for name, found in (("bare loop", overhead["bare"]), ("our step", overhead["ours"]))

@@ -3,11 +3,13 @@
 #
 #   PYTHON      the interpreter to use (3.10 to 3.12); without it the first fitting one on PATH
 #   PPLDM_VENV  where the virtual environment goes; .venv in the repository without it
+#
+# Which commands make the environment, and which build of Paddle a machine needs, says ppldm/utils/setup_plan.py.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${PPLDM_VENV:-$ROOT/.venv}
 LOCK=$ROOT/requirements/lock.txt
-NEED_GIB=4 # free disk space for the environment and the files that pip unpacks on the way
+DEVICE=   # cpu, or the name of Paddle's GPU build (cu126); decide_device sets it
 
 # Another environment's packages must not get into ours.
 unset PYTHONPATH PYTHONHOME
@@ -77,10 +79,61 @@ find_python() {
     "$found" -c 'import sys; print(sys.executable)'
 }
 
+# An environment that exists keeps its Python: say so where PYTHON asks for another one.
+check_asked_python() {
+    local asked has
+    [[ -n ${PYTHON:-} && -x $VENV/bin/python ]] || return 0
+    asked=$(find_python)
+    asked=$(name_python "$asked")
+    has=$(name_python "$VENV/bin/python" 2>/dev/null) || return 0 # broken; it is made anew
+    [[ $asked == "$has" ]] || die "$VENV was made with Python $has, and PYTHON=$PYTHON is Python $asked;" \
+        "unset PYTHON, remove that folder, or name another place: PPLDM_VENV=/path/to/venv bash $0"
+}
+
+# Version and installation of an interpreter; those of the one that made it for a virtual environment's.
+name_python() {
+    "$1" -c 'import os, platform, sys; print(platform.python_version(), "in", os.path.realpath(sys.base_prefix))'
+}
+
+# Set DEVICE: by the flags of setup.sh ("$@": --device, --cuda), else what the environment was made for, else what the
+# machine has.
+decide_device() {
+    local python
+    if (($# == 0)) && [[ -f $VENV/ppldm.device ]]; then
+        DEVICE=$(<"$VENV/ppldm.device")
+        return
+    fi
+    python=$(find_python)
+    DEVICE=$(run_plan "$python" device "$@")
+}
+
+# ppldm/utils/setup_plan.py, which needs no package.
+run_plan() {
+    (cd "$ROOT" && "$1" -m ppldm.utils.setup_plan "${@:2}")
+}
+
+# The commands that are still to be run, one a line.
+environment_commands() {
+    local python has_venv=()
+    python=$(find_python)
+    if has_sound_venv; then has_venv=(--has-venv); fi
+    run_plan "$python" commands "$DEVICE" --python "$python" --venv "$VENV" "${has_venv[@]}" \
+        --installed "$(cat "$VENV/ppldm.device" 2>/dev/null || echo cpu)"
+}
+
+has_sound_venv() {
+    { [[ -f $VENV/pyvenv.cfg ]] && is_supported_python "$VENV/bin/python" && "$VENV/bin/python" -m pip --version; } \
+        >/dev/null 2>&1
+}
+
+is_ready() {
+    [[ -x $VENV/bin/python && -f $VENV/ppldm.stamp && $(<"$VENV/ppldm.stamp") == "$(environment_stamp)" ]]
+}
+
 # What the environment was made from: when this changes, it is installed again.
 environment_stamp() {
     {
-        echo "$ROOT" "$VENV"
+        echo "$ROOT" "$VENV" "$DEVICE"
         "$VENV/bin/python" --version
         cat "$LOCK" "$ROOT/setup.py"
     } | sha256sum
@@ -97,52 +150,73 @@ provide_libgomp() {
     export LD_LIBRARY_PATH=$VENV/lib/native${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 }
 
-# Make the virtual environment, or finish an interrupted one. Where nothing is missing, it takes no time.
+# Make the virtual environment, or finish an interrupted one: make_venv [flags of setup.sh]. Where nothing is missing,
+# it takes no time.
 make_venv() {
-    if [[ -x $VENV/bin/python && -f $VENV/ppldm.stamp && $(<"$VENV/ppldm.stamp") == "$(environment_stamp)" ]]; then
+    local commands line started=$SECONDS
+    check_asked_python
+    decide_device "$@"
+    if is_ready; then
         provide_libgomp
         return
     fi
-    local python num_packages started=$SECONDS
-    if ! { [[ -f $VENV/pyvenv.cfg ]] && is_supported_python "$VENV/bin/python" && "$VENV/bin/python" -m pip --version; } \
-        >/dev/null 2>&1; then
-        python=$(find_python)
-        say "making $VENV with $("$python" --version)"
-        check_disk_space
-        run_stoppable "$python" -m venv --clear "$VENV" || die "cannot make $VENV; see above"
+    commands=$(environment_commands)
+    check_disk_space
+    if ! has_sound_venv; then
+        line=${commands%%$'\n'*}
+        commands=${commands#*$'\n'}
+        printf '    %s\n' "$line" >&2
+        run_stoppable bash -c "$line" || die "cannot make $VENV; see above"
     fi
     rm -f "$VENV/ppldm.stamp"
-    num_packages=$(grep -oE '^[a-z0-9._-]+' "$LOCK" | sort -u | wc -l)
-    say "installing about $num_packages packages, 0.6 GB to fetch, 2 GB on disk: 2 to 10 minutes" \
-        "(log: $VENV/install.log)"
-    run_stoppable install_packages "$num_packages" ||
+    say "installing $(describe_size): 2 to 10 minutes (log: $VENV/install.log)"
+    run_stoppable install_packages "$commands" ||
         die "the installation failed (log: $VENV/install.log). Without a way to PyPI, name a mirror with" \
             "PIP_INDEX_URL; then run the same command again: it goes on from here"
+    echo "$DEVICE" >"$VENV/ppldm.device"
     environment_stamp >"$VENV/ppldm.stamp.tmp"
     mv "$VENV/ppldm.stamp.tmp" "$VENV/ppldm.stamp"
     provide_libgomp
     say "the environment is ready after $((SECONDS - started)) s"
 }
 
+# Print what make_venv would run: show_environment_commands [flags of setup.sh].
+show_environment_commands() {
+    check_asked_python
+    decide_device "$@"
+    printf '# the environment, for %s\n' "$DEVICE"
+    if is_ready; then echo "# nothing to do: $VENV is ready"; else environment_commands; fi
+}
+
+num_packages() { grep -oE '^[a-z0-9._-]+' "$LOCK" | sort -u | wc -l; }
+
+describe_size() {
+    if [[ $DEVICE == cpu ]]; then
+        echo "about $(num_packages) packages, 0.9 GB to fetch, 2.8 GB on disk"
+    else
+        echo "about $(num_packages) packages and Paddle for CUDA, several GB to fetch, about 8 GB on disk"
+    fi
+}
+
+# Free disk space for the environment and for the files that pip unpacks on the way.
 check_disk_space() {
-    local parent free_kib
+    local parent free_kib need_gib=5
+    [[ $DEVICE == cpu ]] || need_gib=14
     parent=$(dirname "$VENV")
     mkdir -p "$parent"
     free_kib=$(df -Pk "$parent" | awk 'NR == 2 { print $4 }')
-    ((free_kib >= NEED_GIB * 1024 * 1024)) ||
-        die "$parent has $((free_kib / 1024 / 1024)) GiB free, the environment needs $NEED_GIB; free some," \
+    ((free_kib >= need_gib * 1024 * 1024)) ||
+        die "$parent has $((free_kib / 1024 / 1024)) GiB free, the environment needs $need_gib; free some," \
             "or name another place: PPLDM_VENV=/path/to/venv bash $0"
 }
 
-# Exactly the versions of the lock, without a look at what packages say they require. The few packages without a wheel
-# are built with the lock's own setuptools, not with the newest.
+# Run the commands, one a line, each shown before it runs.
 install_packages() {
-    local pip=("$VENV/bin/python" -m pip install --no-input --no-warn-script-location)
-    {
-        "${pip[@]}" --constraint "$LOCK" pip setuptools setuptools-scm &&
-            "${pip[@]}" --no-deps --no-build-isolation --requirement "$LOCK" &&
-            "${pip[@]}" --no-deps --no-build-isolation --editable "$ROOT"
-    } 2>&1 | tee "$VENV/install.log" | show_pip_progress "$1"
+    local line
+    while IFS= read -r line; do
+        printf '+ %s\n' "$line"
+        bash -c "$line" </dev/null || exit 1
+    done <<<"$1" 2>&1 | tee "$VENV/install.log" | show_pip_progress "$(num_packages)"
 }
 
 # Turn pip's many lines into one that counts (on a terminal), or into one line in 25.
@@ -155,6 +229,7 @@ show_pip_progress() {
             number += 1
             if (terminal || number % 25 == 0) show(number " of about " total " packages fetched")
         }
+        /^\+ / { if (terminal) printf("\r\033[K") > "/dev/stderr"; print "    " substr($0, 3) > "/dev/stderr"; fflush() }
         /^Building wheels/ { show("building the packages that have no wheel") }
         /^Installing collected packages/ { show("unpacking") }
         /^ERROR|^error/ { show($0 "\n") }

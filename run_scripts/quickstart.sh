@@ -6,50 +6,62 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
     cat <<'END'
-usage: bash run_scripts/quickstart.sh [--steps N] [--out DIR] [--dry-run] [--help]
+usage: bash run_scripts/quickstart.sh [--steps N] [--autoencoder-steps N] [--out DIR] [--dry-run] [--help]
 
 Makes .venv, draws captioned pictures, trains a small autoencoder and a small text-to-image model on them, and draws
 what the model makes of a list of prompts. On 2 cores it takes about 15 minutes after the installation.
 Stopped at any point, the same command goes on from what is finished.
 
-  --steps N   updates of the text-to-image model (1400 without it)
-  --out DIR   where data, models and pictures go (quickstart/ in the repository without it)
-  --dry-run   print the commands and run none
-  --help      this text
+  --steps N              updates of the text-to-image model (1400 without it)
+  --autoencoder-steps N  updates of the autoencoder (2000 without it)
+  --out DIR              where data, models and pictures go (quickstart/ in the repository without it)
+  --dry-run              print the commands and run none
+  --help                 this text
 
 environment: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the virtual environment, .venv without it)
 END
 }
 
 steps=1400
+autoencoder_steps=2000
 out=$ROOT/quickstart
 dry_run=no
 while (($#)); do
     case $1 in
-        --steps | --out)
+        --steps | --autoencoder-steps | --out)
             (($# >= 2)) || die "$1 needs a value (--help explains the flags)"
-            if [[ $1 == --steps ]]; then steps=$2; else out=$2; fi
+            case $1 in
+                --steps) steps=$2 ;;
+                --autoencoder-steps) autoencoder_steps=$2 ;;
+                --out) out=$2 ;;
+            esac
             shift
             ;;
         --steps=*) steps=${1#*=} ;;
+        --autoencoder-steps=*) autoencoder_steps=${1#*=} ;;
         --out=*) out=${1#*=} ;;
         --dry-run) dry_run=yes ;;
         -h | --help)
             usage
             exit
             ;;
-        *) die "unknown flag $1; known: --steps N, --out DIR, --dry-run, --help" ;;
+        *) die "unknown flag $1; known: --steps N, --autoencoder-steps N, --out DIR, --dry-run, --help" ;;
     esac
     shift
 done
 [[ $steps =~ ^[1-9][0-9]*$ ]] || die "--steps $steps: a whole number of at least 1 is needed"
+[[ $autoencoder_steps =~ ^[1-9][0-9]*$ ]] ||
+    die "--autoencoder-steps $autoencoder_steps: a whole number of at least 1 is needed"
 [[ -n $out ]] || die "--out needs the name of a folder"
 [[ $out == /* ]] || out=$PWD/$out
 
-# Small networks gain nothing from a second thread, but two processes train twice as fast as one. The global batch, and
-# with it the result, is the same for both.
+# On a CPU small networks gain nothing from a second thread, but two processes train twice as fast as one; a GPU takes
+# one process. The global batch, and with it the result, is the same for both.
+decide_device
 python=$VENV/bin/python
-processes=$(($(nproc) > 1 ? 2 : 1))
+cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc believes these, and they say nothing of processes
+processes=$((cores > 1 ? 2 : 1))
+[[ $DEVICE == cpu ]] || processes=1
 train=("$python" -u)
 ((processes == 1)) || train+=(-m ppldm.training.launch --nproc_per_node "$processes" --log_dir "$out/log")
 
@@ -73,7 +85,7 @@ autoencoder_command=(
     --kl_weight 0.02
     --per_device_train_batch_size $((4 / processes))
     --gradient_accumulation_steps 1
-    --max_steps 2000
+    --max_steps "$autoencoder_steps"
     --learning_rate 2e-3
     --lr_scheduler_type cosine
     --warmup_steps 100
@@ -186,9 +198,7 @@ remove_results_from() {
 }
 
 if [[ $dry_run == yes ]]; then
-    base_python=$(find_python)
-    printf '# the environment\n%q -m venv %q\n' "$base_python" "$VENV"
-    printf '%q -m pip install --no-deps --no-build-isolation -r %q -e %q\n' "$python" "$LOCK" "$ROOT"
+    show_environment_commands
 else
     make_venv
     mkdir -p "$out/.done" 2>/dev/null || die "cannot write to $out; choose another folder with --out"

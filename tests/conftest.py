@@ -9,13 +9,25 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import needs
 import numpy as np
 import pytest
 from PIL import Image
+from sampling import pytest_addoption, pytest_collection_modifyitems, pytest_report_header  # noqa: F401
 
 from ppldm.utils.log import get_logger
 
 get_logger()  # pytest listens to loggers that pass nothing on only where they are there before the test
+
+
+def pytest_configure(config):
+    needs.required()  # a misspelt name must not pass unseen
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("needs"):
+        needs.need(*mark.args)
+
 
 VAE_CONFIG = {
     "in_channels": 3,

@@ -8,6 +8,7 @@ import pytest
 
 from ppldm.cli import COMMANDS
 from ppldm.training.arguments import make_parser
+from ppldm.utils.device import BUILDS
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README_cn.md"))
@@ -55,6 +56,14 @@ def test_defaults_of_the_table_are_the_defaults(loop):
         for name, value in zip(names, values, strict=False):
             if re.fullmatch(r"-?[\d.e-]+", value):
                 assert float(parser.get_default(name)) == float(value), (name, value)
+
+
+def test_the_builds_for_gpus_are_those_that_setup_installs():
+    for text in (ENGLISH, CHINESE):
+        for build in BUILDS:
+            assert build.cuda in text and build.min_driver in text
+        indexes = re.findall(r"-i (https://\S+)", text)
+        assert indexes and set(indexes) <= {build.index_url for build in BUILDS}
 
 
 def test_files_and_commands_that_are_named_exist():

@@ -2,10 +2,12 @@
 
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -95,7 +97,7 @@ def run_script(*command, **variables):
     return done.returncode, done.stdout, done.stderr
 
 
-QUICKSTART = ROOT / "run_scripts/quickstart.sh"
+QUICKSTART, SETUP = ROOT / "run_scripts/quickstart.sh", ROOT / "run_scripts/setup.sh"
 
 
 def test_dry_run_prints_the_commands_and_does_nothing(tmp_path):
@@ -105,8 +107,26 @@ def test_dry_run_prints_the_commands_and_does_nothing(tmp_path):
     assert status == 0
     assert not venv.exists() and not out.exists()
     commands = [line for line in stdout.splitlines() if not line.startswith("#")]
-    assert len(commands) == 7 and str(out) in commands[-1]
-    assert "train_txt2img_laion400m_trainer.py" in commands[4] and "--max_steps 7 " in commands[4]
+    assert str(out) in commands[-1]
+    assert "train_txt2img_laion400m_trainer.py" in commands[-3] and "--max_steps 7 " in commands[-3]
+    setup = run_script("bash", SETUP, "--dry-run", **variables)[1]
+    assert commands[:-5] == [line for line in setup.splitlines() if not line.startswith("#")]
+
+
+def test_the_number_of_processes_is_that_of_cores_and_not_of_threads(tmp_path):
+    variables = {"PPLDM_VENV": str(tmp_path / "venv"), "PYTHON": sys.executable}
+    for threads in ("1", "64"):
+        stdout = run_script("bash", QUICKSTART, "--dry-run", OMP_NUM_THREADS=threads, **variables)[1]
+        assert ("--nproc_per_node 2" in stdout) == (len(os.sched_getaffinity(0)) > 1)
+
+
+def test_each_number_of_steps_goes_to_its_training(tmp_path):
+    variables = {"PPLDM_VENV": str(tmp_path / "venv"), "PYTHON": sys.executable}
+    for flags in (["--steps", "7", "--autoencoder-steps", "9"], ["--steps=7", "--autoencoder-steps=9"]):
+        stdout = run_script("bash", QUICKSTART, "--dry-run", *flags, **variables)[1]
+        (autoencoder,) = (line for line in stdout.splitlines() if "train_autoencoder.py" in line)
+        (diffusion,) = (line for line in stdout.splitlines() if "train_txt2img" in line)
+        assert "--max_steps 9 " in autoencoder and "--max_steps 7 " in diffusion
 
 
 @pytest.mark.parametrize(
@@ -115,6 +135,7 @@ def test_dry_run_prints_the_commands_and_does_nothing(tmp_path):
         (["--setps", "3"], "unknown flag --setps"),
         (["--steps", "many"], "whole number"),
         (["--steps"], "--steps needs a value"),
+        (["--autoencoder-steps", "0"], "--autoencoder-steps 0: a whole number"),
         (["--out="], "--out needs"),
     ],
 )
@@ -153,8 +174,9 @@ if [[ -e {tmp_path}/slow ]]; then trap 'sleep 0.3; echo stopped >>{tmp_path}/cal
     )
     python.chmod(0o755)
     variables = {**os.environ, "PPLDM_VENV": str(venv)}
+    (venv / "ppldm.device").write_text("cpu\n")
     stamp = subprocess.run(
-        ["bash", "-c", f"source {root}/run_scripts/lib.sh; environment_stamp"],
+        ["bash", "-c", f"source {root}/run_scripts/lib.sh; decide_device; environment_stamp"],
         env=variables,
         capture_output=True,
         text=True,
@@ -222,6 +244,138 @@ def test_a_signal_stops_the_stage_first_and_then_the_script(fake_run, to_group):
     assert process.returncode == 130
     assert "the same command again" in stderr
     assert calls(folder)[1:] == ["stopped"]
+
+
+@pytest.fixture
+def machine_with(tmp_path):
+    """Make a machine: the variables under which nvidia-smi (a stand-in, or none) shows what is given, and no .venv."""
+
+    def make(driver=None, capabilities=(), broken=False):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        for tool in ("bash", "dirname", "cat", "grep", "sort", "wc", "sha256sum", "nproc"):
+            (folder / tool).symlink_to(shutil.which(tool))
+        if driver or broken:
+            program = folder / "nvidia-smi"
+            program.write_text(NVIDIA_SMI.format(driver=driver, cards=" ".join(capabilities), broken=broken))
+            program.chmod(0o755)
+        return {"PATH": str(folder), "PPLDM_VENV": str(tmp_path / "venv"), "PYTHON": sys.executable}
+
+    return make
+
+
+# What nvidia-smi prints for the two questions that ppldm asks; before driver 510 it did not know compute_cap.
+NVIDIA_SMI = """#!/usr/bin/env bash
+if [[ {broken} == True ]]; then echo "NVIDIA-SMI has failed because it could not reach the driver."; exit 9; fi
+driver={driver}
+for card in {cards}; do
+    case $* in
+        *compute_cap*)
+            if ((${{driver%%.*}} < 510)); then echo 'Field "compute_cap" is not a valid field to query.'; exit 2; fi
+            echo "NVIDIA Card, 32768 MiB, $driver, $card" ;;
+        *) echo "NVIDIA Card, 32768 MiB, $driver" ;;
+    esac
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "cards", "build"),
+    [
+        ("550.54.14", ["7.0"], "cu126"),
+        ("580.65.06", ["8.0", "9.0"], "cu126"),
+        ("570.86.10", ["12.0"], "cu129"),
+        ("575.51.03", ["8.6", "12.0"], "cu129"),
+        ("535.183.01", ["8.0"], "cu118"),
+        ("470.82.01", ["7.5"], "cu118"),
+    ],
+)
+def test_a_machine_with_gpus_gets_the_build_that_they_run(machine_with, driver, cards, build):
+    status, stdout, stderr = run_script("bash", SETUP, "--dry-run", **machine_with(driver, cards))
+    assert status == 0, stderr
+    index = f"--index-url https://www.paddlepaddle.org.cn/packages/stable/{build}/"
+    assert sum(index in line and "paddlepaddle-gpu==3.3.1" in line for line in stdout.splitlines()) == 1
+    assert "grep -v ^paddlepaddle== " in stdout and f"driver {driver}" in stderr
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_machine_without_a_gpu_that_works_gets_the_lock(machine_with, broken):
+    status, stdout, stderr = run_script("bash", SETUP, "--dry-run", **machine_with(broken=broken))
+    assert status == 0 and "shows no GPU" in stderr
+    assert "requirements/lock.txt" in stdout and "paddlepaddle" not in stdout
+
+
+@pytest.mark.parametrize("cuda", ["11.8", "12.6", "12.9", "13.0"])
+def test_a_build_can_be_asked_for_where_there_is_no_gpu_to_see(machine_with, cuda):
+    status, stdout, stderr = run_script("bash", SETUP, "--dry-run", "--device", "gpu", f"--cuda={cuda}",
+                                        **machine_with())  # fmt: skip
+    assert status == 0 and f"/stable/cu{cuda.replace('.', '')}/" in stdout and "not checked" in stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "driver", "words"),
+    [
+        (["--cuda", "12.5"], None, "11.8, 12.6, 12.9, 13.0"),
+        (["--device", "tpu"], None, "choose cpu or gpu"),
+        (["--device", "cpu", "--cuda", "12.6"], None, "omit one"),
+        (["--cuda", "13.0"], "550.54.14", "needs 580.65.06 or newer"),
+        ([], "390.48", "needs 450.80.02 or newer"),
+        (["--cdua", "12.6"], None, "unknown flag --cdua"),
+        (["--cuda"], None, "--cuda needs a value"),
+    ],
+)
+def test_what_setup_cannot_do_is_refused_in_one_line(machine_with, flags, driver, words):
+    status, stdout, stderr = run_script("bash", SETUP, "--dry-run", *flags, **machine_with(driver, ["8.0"]))
+    assert status != 0 and words in stderr and stderr.startswith("error: ") and stderr.count("\n") == 1
+    assert "pip install" not in stdout
+
+
+def test_what_was_chosen_is_kept_by_the_other_scripts(fake_run):
+    folder, command, variables = fake_run
+    (folder / "venv/ppldm.device").write_text("cu126\n")
+    (folder / "repo/ppldm").symlink_to(ROOT / "ppldm")
+    planned = subprocess.run([*command, "--dry-run"], env=variables, capture_output=True, text=True, check=True).stdout
+    assert "# the environment, for cu126" in planned and "/stable/cu126/" in planned
+    # A GPU takes one process, a CPU one for each of two cores; the batch stays the same.
+    assert "launch" not in planned and "--per_device_train_batch_size 16" in planned
+
+
+def test_an_environment_of_another_python_is_not_used_silently(fake_run):
+    folder, command, variables = fake_run
+    python = folder / "venv/bin/python"
+    python.write_text(
+        python.read_text().replace(
+            "if [[ $1 == --version",
+            "if [[ $2 == *base_prefix* ]]; then\necho 3.10.1 in /elsewhere; exit; fi\nif [[ $1 == --version",
+        )
+    )
+    done = subprocess.run(command, env={**variables, "PYTHON": sys.executable}, capture_output=True, text=True)
+    assert done.returncode == 1 and "was made with Python 3.10.1 in /elsewhere" in done.stderr
+    assert sys.executable in done.stderr and done.stderr.count("\n") == 1 and calls(folder) == []
+
+
+@pytest.mark.parametrize("script", ["quickstart.sh", "setup.sh", "test.sh"])
+def test_help_installs_nothing(machine_with, tmp_path, script):
+    status, stdout, stderr = run_script("bash", ROOT / "run_scripts" / script, "--help", **machine_with())
+    assert status == 0 and stdout.startswith(f"usage: bash run_scripts/{script}") and not stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_clone_does_not_shadow_the_package_in_its_parent_folder(tmp_path):
+    clone, site = tmp_path / "work/ppldm", tmp_path / "site"
+    clone.mkdir(parents=True)
+    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    shutil.copytree(ROOT / "ppldm", clone / "ppldm", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run([sys.executable, "setup.py", "-q", "editable_wheel", "--dist-dir", tmp_path], cwd=clone, check=True,
+                   capture_output=True)  # fmt: skip
+    (wheel,) = tmp_path.glob("ppldm-*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    program = f"import site; site.addsitedir({str(site)!r}); import ppldm; print(ppldm.__file__, callable(ppldm.load))"
+    for folder in (clone.parent, clone, tmp_path):
+        # -S: without the packages of this Python, among them an installation of ppldm.
+        done = subprocess.run([sys.executable, "-S", "-c", program], cwd=folder, capture_output=True, text=True)
+        assert done.stdout == f"{clone}/ppldm/__init__.py True\n", (folder, done.stderr)
 
 
 SRUN = """#!/bin/bash

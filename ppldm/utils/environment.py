@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from . import machine
+from .device import BUILDS, why_none_fits
 from .errors import EnvironmentProblem
 
 # This very environment: a bare `python` may be another one.
@@ -120,8 +121,11 @@ def check(versions: dict[str, str]) -> list[Problem]:
 def fix_command(package: str) -> str:
     """The command that installs a version of `package` that works."""
     if package == "paddlepaddle-gpu":
-        pin = PINS["paddlepaddle"]
-        return f"{PIP} install 'paddlepaddle-gpu{pin}' --index-url (Paddle's own for your CUDA: see its install page)"
+        gpus = machine.list_gpus()
+        fitting = [build for build in BUILDS if all(build.fits(gpu) for gpu in gpus)]
+        if not fitting:
+            return f"{why_none_fits(gpus)}, or train on the CPU (--device cpu)"
+        return f"{PIP} install 'paddlepaddle-gpu{PINS['paddlepaddle']}' --index-url {fitting[0].index_url}"
     return f"{PIP} install '{package}{PINS[package]}'"
 
 
@@ -220,16 +224,17 @@ def shared_memory_row(size: int | None) -> Row:
     return Row("/dev/shm", value, "note", reason, "docker run --shm-size=2g ...")
 
 
-def gpu_row(gpus: list[str], has_gpu_build: bool) -> Row:
+def gpu_row(gpus: list[machine.Gpu], has_gpu_build: bool) -> Row:
     """The GPUs, and whether the installed Paddle uses them."""
+    names = "; ".join(map(str, gpus))
     if gpus and not has_gpu_build:
         fix = f"{PIP} uninstall -y paddlepaddle && {fix_command('paddlepaddle-gpu')}"
-        return Row("GPUs", "; ".join(gpus), "note", "the installed Paddle is a CPU build and leaves them idle", fix)
+        return Row("GPUs", names, "note", "the installed Paddle is a CPU build and leaves them idle", fix)
     if has_gpu_build and not gpus:
         return Row(
             "GPUs", "none", "note", "nvidia-smi finds none; Paddle's GPU build will run on the CPU", "--device cpu"
         )
-    return Row("GPUs", "; ".join(gpus) or "none (training runs on the CPU)")
+    return Row("GPUs", names or "none (training runs on the CPU)")
 
 
 def java_row(version: str | None, has_spark: bool) -> Row:

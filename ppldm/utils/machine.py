@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -95,9 +96,35 @@ def has_library(name: str) -> bool:
     return True
 
 
-def list_gpus() -> list[str]:
-    """Name and memory of each NVIDIA GPU, from nvidia-smi; empty where there is none."""
-    return _run("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader").splitlines()
+@dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU. `driver` is a version ("550.54.14"), `capability` its compute capability, None where unknown."""
+
+    name: str
+    driver: str
+    capability: float | None = None
+    memory: str = ""
+
+    def __str__(self):
+        return f"{self.name} {self.memory}".rstrip() + f", driver {self.driver}"
+
+
+def list_gpus() -> list[Gpu]:
+    """Every NVIDIA GPU that nvidia-smi shows; empty where there is none, or no driver that works."""
+    query = ("nvidia-smi", "--format=csv,noheader", "--query-gpu=name,memory.total,driver_version")
+    # Drivers before 510 do not know compute_cap and refuse the whole question.
+    return parse_gpus(_run(*query[:-1], f"{query[-1]},compute_cap")) or parse_gpus(_run(*query))
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """The GPUs of nvidia-smi's CSV lines: name, memory, driver and, where it is there, compute capability."""
+    gpus = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) >= 3 and re.fullmatch(r"\d+(\.\d+)+", words[2]):
+            known = len(words) > 3 and re.fullmatch(r"\d+\.\d+", words[3])
+            gpus.append(Gpu(words[0], words[2], float(words[3]) if known else None, words[1]))
+    return gpus
 
 
 def read_java_version() -> str | None:

@@ -19,7 +19,7 @@ def test_the_benchmark_of_convert_runs(tmp_path, flags):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
     assert results["rows"] == 4
     assert all(results[f"{name}_rows_per_sec"] > 0 for name in ("floor", "files", "webdataset"))
     assert ("ppldm convert" in results) == bool(flags)

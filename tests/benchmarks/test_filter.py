@@ -16,6 +16,6 @@ def test_the_benchmark_of_filters_runs(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    runs = json.loads((tmp_path / "results.json").read_text())["results"]["runs"]
     assert [run["shuffle"] for run in runs] == [True, False] and all(run["rows_per_sec"] > 0 for run in runs)
     assert len({run["rows_out"] for run in runs}) == 1 and 150 < runs[0]["rows_out"] < 350

@@ -16,7 +16,7 @@ def test_the_benchmark_of_loaders_runs_and_the_pixels_agree(tmp_path):
         command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
     measured = {found["loader"] for found in results["loaders"]}
     assert measured >= {"usual", "ppldm lanczos", "ppldm area"}
     assert measured | set(results["missing"]) == measured | {"webdataset", "streaming"}

@@ -15,7 +15,7 @@ def test_the_benchmark_of_the_step_runs(tmp_path):
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((tmp_path / "results.json").read_text())["results"]["tiny"]
     overhead, settings = results["overhead"], results["settings"]
     assert overhead["share"] == pytest.approx(overhead["ours"]["cpu"] / overhead["bare"]["cpu"] - 1)
     assert settings["speedup"] == pytest.approx(settings["bare_without"] / settings["ours"])

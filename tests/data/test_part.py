@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import needs
 import numpy as np
 import pytest
 from PIL import Image
@@ -395,8 +396,7 @@ def test_another_layout_is_asked_of_the_part_and_not_of_its_copy(tmp_path, make_
 
 @pytest.mark.parametrize("program", ["gzip", "pigz", "bgzip"])
 def test_the_output_of_compressing_programs(tmp_path, make_rows, program):
-    if not shutil.which(program):
-        pytest.skip(f"{program} is not installed")
+    needs.need(program)
     rows = make_rows(0, 400)
     (tmp_path / "part").write_bytes(lines_of(rows))
     subprocess.run([program, str(tmp_path / "part")], check=True)

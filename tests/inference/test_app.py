@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import os
-import shutil
 import subprocess
 import threading
 
@@ -73,7 +72,7 @@ def test_the_page_shows_the_name_as_text(client):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
+@pytest.mark.needs("browser")
 def test_in_a_real_browser(model, tmp_path):
     """The page's own script, in Chromium: filled in and sent as a person does, by a few lines added at its end."""
     from werkzeug.serving import make_server

@@ -1,7 +1,6 @@
 """A server cannot hold a fetch longer, or send more, than the bounds say; what it says is harmless; where it asks to be
 left alone, it is."""
 
-import shutil
 import ssl
 import subprocess
 import threading
@@ -198,7 +197,7 @@ def test_a_host_that_cannot_be_is_no_url():
         quote_url(f"http://{'ü' * 80}.com/")
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+@pytest.mark.needs("openssl")
 def test_certificates_are_checked_unless_asked_otherwise(tmp_path):
     command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=nobody -keyout key.pem -out certificate.pem"
     subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)

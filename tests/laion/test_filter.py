@@ -19,7 +19,6 @@ from ppldm.laion.conditions import merge_bounds
 from ppldm.laion.filter import check_tables, choose_engine, describe, filter, filter_tables, make_plan
 from ppldm.laion.metadata import read_tables
 from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError
-from ppldm.utils.machine import read_java_version
 
 MEMORY_GB = 1.0
 
@@ -365,7 +364,7 @@ def test_without_java_the_error_says_how_to_get_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(read_java_version() is None, reason="Spark needs Java")
+@pytest.mark.needs("java")
 def test_spark_submit_runs_the_same_command(tables, tmp_path):
     import pyspark
 
@@ -396,7 +395,7 @@ def session():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(read_java_version() is None, reason="Spark needs Java")
+@pytest.mark.needs("java")
 def test_what_ctrl_c_breaks_in_spark_is_no_error_of_spark(session):
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), spark.spark_session(None, MEMORY_GB) as same:
@@ -409,7 +408,7 @@ def test_what_ctrl_c_breaks_in_spark_is_no_error_of_spark(session):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(read_java_version() is None, reason="Spark needs Java")
+@pytest.mark.needs("java")
 @pytest.mark.parametrize(
     "options",
     [

@@ -1,12 +1,15 @@
 """Initial weights beside PyTorch's own, layer type by layer type. Needs the extra `parity`."""
 
+import needs
 import numpy as np
 import paddle
 import pytest
 
 from ppldm.models.init import init_like_pytorch
 
-torch = pytest.importorskip("torch")
+needs.need("parity")
+
+import torch  # noqa: E402
 
 PAIRS = {
     "Linear": (lambda: paddle.nn.Linear(300, 400), lambda: torch.nn.Linear(300, 400)),

@@ -72,7 +72,6 @@ def events(path):
 
 
 def test_tensorboard_takes_back_what_is_past_the_step(tmp_path):
-    pytest.importorskip("tensorboardX")
     write(tmp_path, ["tensorboard"], 0, range(1, 7), factor=7.0)
     first = set((tmp_path / "logs").iterdir())
     write(tmp_path, ["tensorboard"], 3, range(4, 9))
@@ -92,8 +91,8 @@ def test_tensorboard_takes_back_what_is_past_the_step(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.needs("wandb")
 def test_wandb_goes_on_under_one_number(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     write(tmp_path, ["wandb"], 0, range(1, 5))

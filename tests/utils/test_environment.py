@@ -9,6 +9,7 @@ from packaging.specifiers import SpecifierSet
 from ppldm.utils import environment
 from ppldm.utils.environment import KNOWN_BAD, PINS, check
 from ppldm.utils.errors import EnvironmentProblem
+from ppldm.utils.machine import Gpu
 
 GOOD = {
     "pip": "26.3",
@@ -76,6 +77,13 @@ def test_gpu_builds():
     assert "installed over it" in problem.reason
 
 
+def test_the_fix_of_a_gpu_build_fits_driver_and_card(monkeypatch):
+    for driver, card, word in [("550.54.14", 12.0, "/cu129/"), ("470.1", 7.0, "/cu118/"), ("390.1", 6.1, "too old")]:
+        gpus = [Gpu("A", driver, card)]
+        monkeypatch.setattr(environment.machine, "list_gpus", gpus.copy)
+        assert word in environment.fix_command("paddlepaddle-gpu")
+
+
 def test_every_pin_is_free_of_known_bad_versions():
     grid = [f"{major}.{minor}.{patch}" for major in range(8) for minor in range(40) for patch in (0, 2, 5)]
     for known in KNOWN_BAD:
@@ -102,8 +110,9 @@ def test_rows_of_the_machine():
     assert environment.shared_memory_row(2**31).status == "ok"
     assert environment.shared_memory_row(64 * 2**20).status == "note"
     assert environment.shared_memory_row(None).status == "note"
-    assert environment.gpu_row([], False).status == environment.gpu_row(["A"], True).status == "ok"
-    assert environment.gpu_row(["A"], False).status == environment.gpu_row([], True).status == "note"
+    gpus = [Gpu("A", "550.54.14", 8.0)]
+    assert environment.gpu_row([], False).status == environment.gpu_row(gpus, True).status == "ok"
+    assert environment.gpu_row(gpus, False).status == environment.gpu_row([], True).status == "note"
     assert [environment.java_row(v, True).status for v in ("17.0.1", "21", "1.8.0_4", None)] == ["ok"] * 2 + [
         "note"
     ] * 2

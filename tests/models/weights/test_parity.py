@@ -1,17 +1,20 @@
-"""The same numbers as PyTorch diffusers, in both directions. Needs the extra `parity` (run_scripts/test.sh --parity).
+"""The same numbers as PyTorch diffusers, in both directions. Needs requirements/parity.txt,
+which run_scripts/test.sh --all installs.
 
 Bars: 1e-4 of the largest absolute difference for every network and a whole trajectory of 10 steps; 1 of 255 on average
 for pictures.
 """
 
+import needs
 import numpy as np
 import paddle
 import pytest
 from small_weights import CONFIGS, differences, small_weights
 
-torch = pytest.importorskip("torch")
-diffusers = pytest.importorskip("diffusers")
+needs.need("parity")
 
+import diffusers  # noqa: E402
+import torch  # noqa: E402
 from diffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel  # noqa: E402
 
 from ppldm.data.tokenizer import CaptionTokenizer, build_vocab  # noqa: E402

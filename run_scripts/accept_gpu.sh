@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Does everything that needs a GPU work on this one?  bash run_scripts/accept_gpu.sh [--help]
+set -euo pipefail
+# shellcheck source=run_scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+for argument in "$@"; do
+    # What needs no environment does not make one.
+    if [[ $argument == -h || $argument == --help || $argument == --dry-run ]]; then
+        python=$(find_python)
+        PPLDM_PYTHON=$VENV/bin/python exec "$python" "$ROOT/run_scripts/accept_gpu.py" "$@"
+    fi
+done
+make_venv
+run_stoppable "$VENV/bin/python" "$ROOT/run_scripts/accept_gpu.py" "$@"

@@ -1,0 +1,125 @@
+# shellcheck shell=bash
+# What .ci/run and `test.sh --all` do: every test with nothing skipped, on every Python that ppldm supports. Sourced
+# after lib.sh.
+
+PYTHON_VERSIONS=(3.10 3.11 3.12)
+BAR='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!'
+PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+# prove quick|full: every test on one Python (make_venv's), and on the others every test (full) or a sample of the quick
+# ones (quick; SAMPLE is its share). Everything runs, whatever fails; the exit status tells.
+prove() {
+    local own version python status started=$SECONDS failed=() missing=() others=()
+    make_venv
+    install_programs
+    install_references "$VENV" || failed+=("installing PyTorch and wandb")
+    own=$("$VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    say "Python $own: every test, and none may be skipped for what is missing"
+    PPLDM_REQUIRE=all "$VENV/bin/python" -m pytest -rs || failed+=("the tests on Python $own")
+    say "Python $own: done after $(((SECONDS - started) / 60)) minutes"
+    [[ $1 == full ]] || others=(-m "not slow" --sample "${SAMPLE:-0.5}" --sample-seed "$(sample_seed)")
+    for version in "${PYTHON_VERSIONS[@]}"; do
+        [[ $version != "$own" ]] || continue
+        status=0
+        python=$(obtain_python "$version") || status=$?
+        if ((status)); then
+            missing+=("$version")
+            # In CI the versions are part of the proof, unless nothing on the machine could bring them.
+            ((status == 2)) || [[ ${CI:-} != true ]] || failed+=("obtaining Python $version")
+            continue
+        fi
+        say "Python $version: $([[ $1 == full ]] && echo "every test" || echo "a sample of the quick tests")"
+        prove_on "$python" "$version" "$1" "${others[@]}" || failed+=("the tests on Python $version")
+        say "Python $version: done after $(((SECONDS - started) / 60)) minutes"
+    done
+    ((${#missing[@]} == 0)) || warn_loudly "NOT TESTED, since this machine has no such Python: ${missing[*]}"
+    ((${#failed[@]} == 0)) || die "failed:$(printf ' %s;' "${failed[@]}")"
+}
+
+# prove_on PYTHON VERSION quick|full PYTEST_ARGUMENTS...
+prove_on() (
+    PYTHON=$1
+    VENV=$ROOT/.venv-$2
+    make_venv
+    PPLDM_REQUIRE=browser,java,gzip,pigz,bgzip,openssl
+    if [[ $3 == full ]]; then
+        install_references "$VENV" || exit 1
+        PPLDM_REQUIRE=all
+    fi
+    export PPLDM_REQUIRE
+    "$VENV/bin/python" -m pytest "${@:4}"
+)
+
+# Another sample for every commit, the same for the same commit.
+sample_seed() {
+    echo $((16#$(git -C "$ROOT" rev-parse --short=7 HEAD 2>/dev/null || echo 0)))
+}
+
+# Print the path of Python $1: on PATH, of pyenv, of Debian's packages or of uv. Status 2 where nothing could bring it,
+# 1 where what should have brought it failed.
+obtain_python() {
+    local candidate tried=2
+    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+        if is_python "$candidate" "$1"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    if may_install && apt-cache policy "python$1" 2>/dev/null | grep -q 'Candidate: [0-9]'; then
+        install_packages_of_debian "python$1" "python$1-venv" && command -v "python$1" && return
+        tried=1
+    fi
+    if command -v uv >/dev/null; then
+        uv python install --quiet "$1" >&2 && uv python find "$1" && return
+        tried=1
+    fi
+    return "$tried"
+}
+
+is_python() {
+    [[ $("$1" -c 'import ensurepip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) == "$2" ]]
+}
+
+# The programs that some tests need, as packages of Debian and Ubuntu.
+install_programs() {
+    local program missing=()
+    local -A packages=([chromium]=chromium [chromedriver]=chromium-driver [pigz]=pigz [bgzip]=tabix
+        [java]=openjdk-17-jre-headless [openssl]=openssl)
+    for program in "${!packages[@]}"; do
+        command -v "$program" >/dev/null || missing+=("${packages[$program]}")
+    done
+    if ((${#missing[@]} == 0)); then
+        return
+    elif may_install; then
+        say "installing ${missing[*]}"
+        install_packages_of_debian "${missing[@]}" || warn_loudly "apt-get could not install ${missing[*]}: tests fail"
+    else
+        warn_loudly "installing ${missing[*]} takes apt-get and root (or sudo without a password): tests fail"
+    fi
+}
+
+may_install() {
+    command -v apt-get >/dev/null && { ((EUID == 0)) || sudo -n true 2>/dev/null; }
+}
+
+install_packages_of_debian() {
+    local as_root=()
+    ((EUID == 0)) || as_root=(sudo -n)
+    {
+        "${as_root[@]}" apt-get update -qq || true # packages of the last update may do
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+    } </dev/null >&2
+}
+
+# What tests compare with, into the environment $1: PyTorch's CPU build (from what pip knows, else from PyTorch's own
+# index) and wandb.
+install_references() {
+    local pip=("$1/bin/python" -m pip install --quiet --no-input --no-deps)
+    "${pip[@]}" --requirement "$ROOT/requirements/wandb.txt" || return 1
+    "${pip[@]}" --requirement "$ROOT/requirements/parity.txt" 2>/dev/null ||
+        "${pip[@]}" --extra-index-url "$PYTORCH_INDEX" --requirement "$ROOT/requirements/parity.txt"
+}
+
+warn_loudly() {
+    printf '\n%s\n!! %s\n%s\n\n' "$BAR" "$*" "$BAR" >&2
+}

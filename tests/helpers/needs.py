@@ -1,0 +1,60 @@
+"""What some tests need beyond the lock. Without it a test is skipped, or fails where PPLDM_REQUIRE names it.
+
+    @pytest.mark.needs("browser")            on a test
+    needs.need("parity")                     above a module's `import torch`
+
+PPLDM_REQUIRE is a list such as `parity,browser`, or `all`: what an environment is to prove. Continuous integration sets
+it (run_scripts/proof.sh), so that nothing is skipped there unseen.
+"""
+
+import importlib
+import os
+import shutil
+
+import pytest
+
+from ppldm.utils.machine import read_java_version
+
+
+def _modules(*names):
+    def missing():
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                return f"{name} cannot be imported ({error})"
+        return None
+
+    return missing
+
+
+def _program(name):
+    return lambda: None if shutil.which(name) else f"no program {name} on PATH"
+
+
+# What there is to need: a function that says what is missing, None where nothing is.
+NEEDS = {
+    "parity": _modules("torch", "diffusers", "transformers"),
+    "wandb": _modules("wandb"),
+    "browser": _program("chromium"),
+    "java": lambda: None if read_java_version() else "no Java on PATH",
+    **{name: _program(name) for name in ("gzip", "pigz", "bgzip", "openssl")},
+}
+
+
+def required() -> set[str]:
+    """The names in PPLDM_REQUIRE. Raises pytest.UsageError for one that is not known."""
+    names = {name.strip() for name in os.environ.get("PPLDM_REQUIRE", "").split(",") if name.strip()}
+    unknown = names - NEEDS.keys() - {"all"}
+    if unknown:
+        raise pytest.UsageError(f"PPLDM_REQUIRE names {', '.join(sorted(unknown))}; known: all, {', '.join(NEEDS)}")
+    return set(NEEDS) if "all" in names else names
+
+
+def need(name: str) -> None:
+    """Skip the test or module that calls this where `name` is missing; fail it where PPLDM_REQUIRE names it."""
+    missing = NEEDS[name]()
+    if missing and name in required():
+        pytest.fail(f"PPLDM_REQUIRE asks for {name}, and {missing}", pytrace=False)
+    if missing:
+        pytest.skip(f"needs {name}: {missing}", allow_module_level=True)
