@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from results import add_result_flags, save_results
+
 ROWS_PER_SPAN = 1000
 
 
@@ -22,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", type=int, nargs="+", default=[100_000, 1_000_000], help="files in the folders")
     parser.add_argument("--quick", action="store_true", help="two small folders: to see that it runs")
-    parser.add_argument("--json", help="also write the results here")
+    add_result_flags(parser, "folders")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
@@ -43,8 +45,7 @@ def main() -> None:
             f"{found['names']:>10}{found['cpu_seconds']:>9.2f}{found['peak_mb']:>9}{found['cpu_ratio']:>11.1f}"
             f"{found['names'] / first['names']:>13.1f}\n"
         )
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps({**describe_run(), "results": results}, indent=2) + "\n")
+    save_results(arguments, results)
 
 
 def make_folder(folder: Path, count: int) -> None:
@@ -64,19 +65,6 @@ def measure(folder: Path) -> dict:
     rows = sum(len(list(unit.read(span))) for span in unit.spans(ROWS_PER_SPAN))
     peak_kb = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))
     return {"rows": rows, "cpu_seconds": time.process_time() - before, "peak_mb": peak_kb >> 10}
-
-
-def describe_run() -> dict:
-    """Where, when and of which commit a result is."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    return {
-        "machine": f"{cpu.group(1) if cpu else 'unknown'}, {os.cpu_count()} cores",
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit,
-        "command": " ".join(["python", *sys.argv]),
-        "load": os.getloadavg()[0],
-    }
 
 
 if __name__ == "__main__":

@@ -8,15 +8,14 @@ and how fast ordinary gzip is, our own parts being 1.
 
 import argparse
 import gzip
-import json
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from folders import describe_run
 from photographs import make_rows
+from results import add_result_flags, save_results
 
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
@@ -32,7 +31,7 @@ def main() -> None:
     parser.add_argument("--level", type=int, default=6, help="of gzip")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each")
     parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that it runs")
-    parser.add_argument("--json", help="also write the results here")
+    add_result_flags(parser, "packed_parts")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rows, arguments.photographs, arguments.repeats = 20, 4, 1
@@ -47,8 +46,7 @@ def main() -> None:
         ),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps({**describe_run(), **results}, indent=2) + "\n")
+    save_results(arguments, results)
 
 
 def compare(folder: Path, arguments: argparse.Namespace) -> dict:

@@ -10,16 +10,15 @@ load are too low; its load average per core is told, and the time that the cores
 import argparse
 import json
 import os
-import platform
 import random
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from results import add_result_flags, save_results
 
 from ppldm.data.columns import ColumnsWriter
 from ppldm.data.filelist import read_sources
@@ -40,9 +39,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40_000_000, help="rows of all parts")
     parser.add_argument("--where", default=WHERE, help="the condition")
     parser.add_argument("--workers", type=int, default=CORES, help="processes")
-    parser.add_argument("--json", help="also write the results here")
+    add_result_flags(parser, "select_rows")
     arguments = parser.parse_args()
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with tempfile.TemporaryDirectory() as folder:
         filelist, columns_bytes = make_parts(Path(folder), max(1, arguments.rows // ROWS_PER_PART))
         sources = read_sources(filelist)
@@ -66,14 +64,9 @@ def main() -> None:
             for name, who in (("main", resource.RUSAGE_SELF), ("largest_worker", resource.RUSAGE_CHILDREN))
         },
         "columns_bytes_per_row": round(columns_bytes / ROWS_PER_PART, 1),
-        "load_per_core_before": round(load, 2),
-        "machine": {"cores": os.cpu_count(), "processor": processor(), "python": platform.python_version()},
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
     }
     sys.stdout.write(json.dumps(result, indent=1) + "\n")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+    save_results(arguments, result)
 
 
 def make_parts(folder: Path, num_parts: int) -> tuple[Path, int]:
@@ -120,20 +113,6 @@ def cpu_seconds() -> float:
     """Of this process and those that it waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
-
-
-def processor() -> str:
-    """The name of the processor, as Linux tells it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def commit() -> str:
-    """The commit that was measured."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def test_the_benchmark_of_selection_runs(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "results.json").read_text())
+    found = json.loads((tmp_path / "results.json").read_text())["results"]
     assert (found["rows"], found["parts"]) == (20001, 3) and found["rows_per_second"] > 0
     # Chances of the fields: about 0.694² · 0.5 · 0.75 · 0.5 · 0.5.
     assert 0.02 < found["rows_selected"] / found["rows"] < 0.12
