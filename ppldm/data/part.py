@@ -76,7 +76,7 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
     The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
     Raises PartError where there are no rows.
     """
-    index = _write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
+    index = write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
     return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
 
 
@@ -220,7 +220,7 @@ def _way(layout: str) -> Way:
     return Way((GZIP_MEMBERS, PLAIN_LINES, PACKED_LINES), suffix)
 
 
-def _write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
+def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
     """Write (line, image size) pairs, each as its own gzip member, then the index. Raises PartError without lines."""
     table, offset, crc32 = [], 0, 0
     with atomic_write(path) as file:
