@@ -1,0 +1,26 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", ["folders", "packed_parts"])
+def test_the_benchmarks_of_reading_in_place_run(tmp_path, name):
+    done = subprocess.run(
+        [sys.executable, ROOT / f"benchmarks/{name}.py", "--quick", "--json", tmp_path / "results.json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {"machine", "date", "commit", "command"} <= set(results)
+    if name == "folders":
+        assert [(found["names"], found["rows"]) for found in results["results"]] == [(200, 100), (2000, 1000)]
+    else:
+        assert results["reading"]["rows"]["ratio"] > 0 and 0 < results["sidecar_share"] < 1
