@@ -8,7 +8,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ...utils.errors import ModelError
-from .pickles import read_pdparams, read_torch, widen_bfloat16
+from .paddle_files import read_pdparams, widen_bfloat16
+from .torch_files import read_torch
 
 # Names of weight files in a part's folder, the safest format first.
 WEIGHT_FILES = (

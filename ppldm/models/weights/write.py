@@ -19,7 +19,7 @@ from ...utils.files import atomic_dir, checksum_file, write_json, write_text
 from . import compvis
 from .files import write_safetensors
 from .parts import Part, Weights, cast, is_ldmbert, to_torch_config, turn_linear
-from .pickles import write_torch
+from .torch_files import write_torch
 
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
 DTYPES = ("float32", "float16")

@@ -17,8 +17,8 @@ from ppldm.models.weights import compvis
 from ppldm.models.weights.configs import complete_config
 from ppldm.models.weights.names import old_text_encoder_names, rename, unet_names, vae_names
 from ppldm.models.weights.parts import Part, is_linear_weight
-from ppldm.models.weights.pickles import read_torch, write_torch
 from ppldm.models.weights.read import read_part, read_weights
+from ppldm.models.weights.torch_files import read_torch, write_torch
 from ppldm.models.weights.write import facts_of, write_weights
 from ppldm.utils.errors import ConfigError, ModelError
 
