@@ -19,7 +19,7 @@ from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
 from ..config.arguments import DEFAULT_VAE, ModelArguments
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
-from .diffusion import NoiseSchedule
+from .diffusion import NoiseSchedule, sampling_settings
 from .init import init_autoencoder, init_text_encoder, init_unet
 from .ldm import LatentDiffusionModel
 from .weights.configs import complete_config
@@ -81,6 +81,7 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
             freeze_text_encoder=arguments.freeze_text_encoder or bool(arguments.pretrained_text_encoder_name),
             snr_gamma=arguments.snr_gamma,
             perturbed_input=arguments.input_perturbation > 0,
+            sampling=sampling_settings(schedule),
         )
 
 
@@ -91,6 +92,7 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
             *(build_part(kind, weights, source) for kind in PART_FOLDERS),
             noise_schedule(weights.scheduler),
             prediction_type=weights.scheduler["prediction_type"],
+            sampling=sampling_settings(weights.scheduler),
         )
     model.eval()
     return model
@@ -191,6 +193,7 @@ def weights_of(model: LatentDiffusionModel) -> Weights:
         arrays = {name: value.astype("float32").numpy() for name, value in layer.state_dict().items()}
         parts[kind] = Part(complete_config(kind, config, kind), arrays, kind)
     schedule = {**model.noise_schedule.scheduler_config(), "prediction_type": model.prediction_type}
+    schedule |= model.sampling
     return Weights(parts, schedule)
 
 

@@ -13,13 +13,15 @@ from PIL import Image
 
 import ppldm
 from ppldm.cli import run
-from ppldm.inference.generate import read_prompts
+from ppldm.inference.generate import Plan, read_prompts
 from ppldm.inference.grid import prompt_grid, tile
 from ppldm.inference.pipeline import TextToImage
+from ppldm.inference.prompts import Request
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.utils.pictures import caption_font, fit_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +57,14 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
         (["--model", "m"], "no prompts"),
         (["--model", "m", "--prompts", "nowhere.txt"], "cannot read the prompts in nowhere.txt"),
         (["--model", "m", "--prompt", "x", "--num-samples", "0"], "--num-samples 0 must be above 0"),
+        (["--model", "m", "--prompt", "x", "--resolution", "0"], "--resolution 0 must be above 0"),
+        (["--model", "m", "--prompt", "x", "--height", "-8"], "--height -8 must be above 0"),
+        (
+            ["--model", "m", "--prompt", "x", "--seed", "18446744073709551616"],
+            "--seed 18446744073709551616 must be from",
+        ),
+        (["--model", "m", "--prompt", "x", "--guidance-scale", "nan"], "--guidance-scale nan is no number"),
+        (["--model", "m", "--prompt", "red \udcff"], "--prompt is not UTF-8 text, after 'red '"),
         (["--model", "m", "--prompt", "x", "--guidance", "2"], "did you mean --guidance-scale?"),
     ],
 )
@@ -107,6 +117,23 @@ def test_a_grid_keeps_the_shape_of_pictures(size, shown):
     found = np.argwhere((grid == (255, 0, 0)).all(axis=-1))
     assert tuple(np.ptp(found, axis=0) + 1) == shown
     assert grid.shape[1] < shown[1] + 40  # no empty columns of blocks
+
+
+def test_long_prompts_are_cut_in_the_grid():
+    red = np.full((8, 8, 3), (255, 0, 0), dtype=np.uint8)
+    font = caption_font()
+    for text in ("word " * 40_000, "w" * 200_000):
+        assert prompt_grid([text], [[red, red]]).width < 400
+        cut = fit_text(text, font, 200)
+        assert cut.endswith("…") and font.getlength(cut) <= 200 < font.getlength(cut[:-1] + "ww…")
+    assert fit_text("short", font, 200) == "short" and fit_text("word", font, 1) == "…"
+
+
+def test_scales_that_hardly_differ_have_folders_of_their_own():
+    scales = [7.5, 7.50000001, 1e-7, 12345678.0, 12345679.0, 1.0, 0.1]
+    plan = Plan([Request("x")], 1, scales, 1, "ddim", 0, None, None, False)
+    files = [plan.file(scale, 0, 0) for scale in scales]
+    assert len(set(files)) == len(scales) and files[0] == "g7.5/000-00.png" and files[-1] == "g0.1/000-00.png"
 
 
 def pixels(folder) -> dict:

@@ -15,7 +15,7 @@ import numpy as np
 from ...config.arguments import CONFIG_DIR, ModelArguments
 from ...utils.errors import ModelError
 from ...utils.files import checksum_file
-from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES
+from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES, TIMESTEP_SPACINGS
 from . import compvis
 from .configs import complete_config, read_config, read_json
 from .files import is_pytorch, read_arrays, weight_files
@@ -31,6 +31,7 @@ PART_FOLDERS = {
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
+SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
 _SCHEDULE = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
 PUBLISHED_SCHEDULE = {
     "num_train_timesteps": 1000,
@@ -130,10 +131,29 @@ def check_schedule(settings: dict, source) -> None:
     for name, known in (("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES)):
         if settings[name] not in known:
             raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
+    _check_sampling(settings, source)
+
+
+def _check_sampling(settings: dict, source) -> None:
+    """Raises ModelError for a stored setting of sampling that no sampler can take."""
+    if settings.get("timestep_spacing", TIMESTEP_SPACINGS[0]) not in TIMESTEP_SPACINGS:
+        known = ", ".join(TIMESTEP_SPACINGS)
+        raise ModelError(f"{source}: timestep_spacing {settings['timestep_spacing']!r} is not one of {known}")
+    offset = settings.get("steps_offset", 0)
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < settings["num_train_timesteps"]:
+        raise ModelError(f"{source}: steps_offset {offset!r} must be a whole number from 0; correct it")
+    for name in ("clip_sample", "set_alpha_to_one", "thresholding"):
+        if not isinstance(settings.get(name, False), bool):
+            raise ModelError(f"{source}: {name} {settings[name]!r} must be true or false; correct it")
+    for name in ("dynamic_thresholding_ratio", "clip_sample_range", "sample_max_value"):
+        if not isinstance(settings.get(name, 1.0), (int, float)) or not settings.get(name, 1.0) > 0:
+            raise ModelError(f"{source}: {name} {settings[name]!r} must be a number above 0; correct it")
 
 
 def _plain_scheduler(path: Path) -> dict:
-    settings = {key: value for key, value in read_json(path).items() if not key.startswith("_")}
+    settings = {
+        key: value for key, value in read_json(path).items() if not key.startswith("_") or key == SCHEDULER_CLASS
+    }
     if settings.get("trained_betas") is not None:
         raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
     check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)

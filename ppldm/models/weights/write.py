@@ -16,6 +16,7 @@ import numpy as np
 
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import atomic_dir, checksum_file, write_json, write_text
+from ..diffusion import PUBLISHED_SAMPLING, sampling_settings
 from . import compvis
 from .files import write_safetensors
 from .parts import Part, Weights, cast, is_ldmbert, to_torch_config, turn_linear
@@ -28,13 +29,8 @@ _FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
 _CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
 _TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
 _CLASSES = {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}
-
-# DDIM as the published model samples: no clipping of x_0, the last step to abar_0, one step of offset.
-_DDIM = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
-_DDIM_KEYS = (
-    *("num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "prediction_type", *_DDIM),
-    *("rescale_betas_zero_snr", "timestep_spacing", "thresholding", "dynamic_thresholding_ratio"),
-    *("clip_sample_range", "sample_max_value"),
+_SCHEDULE_KEYS = (
+    *("num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "prediction_type", "rescale_betas_zero_snr"),
 )
 
 
@@ -159,10 +155,10 @@ def _index(ldmbert: bool, library: str, version: str) -> tuple[dict[str, str], d
 
 def scheduler_settings(scheduler: dict) -> dict:
     """The settings of the DDIM scheduler that an exported pipeline samples with, sorted by name."""
-    known = {name: value for name, value in scheduler.items() if name in _DDIM_KEYS}
+    known = {name: scheduler[name] for name in _SCHEDULE_KEYS if name in scheduler} | sampling_settings(scheduler)
     # A schedule that ends in noise alone is sampled from its very last timestep (arXiv:2305.08891, section 3.3).
     spacing = {"timestep_spacing": "trailing"} if scheduler.get("rescale_betas_zero_snr") else {}
-    return dict(sorted({**_DDIM, **spacing, **known}.items()))
+    return dict(sorted({**PUBLISHED_SAMPLING, **spacing, **known}.items()))
 
 
 def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle_form: bool, safetensors: bool) -> None:
