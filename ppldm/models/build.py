@@ -24,6 +24,7 @@ from .init import init_autoencoder, init_text_encoder, init_unet
 from .ldm import LatentDiffusionModel
 from .weights.configs import complete_config
 from .weights.fetch import local_path
+from .weights.limits import within_file
 from .weights.parts import Part, Weights, is_ldmbert
 from .weights.read import PART_FOLDERS, PUBLISHED_SCHEDULE, read_part, read_weights
 
@@ -130,9 +131,11 @@ def _remedy(kind: str) -> str:
 def fill_part(kind: str, part: Part):
     """A network of `part.config` that holds `part.arrays` in float32.
 
-    Raises ModelError that lists the keys which are missing, not expected or of another shape.
+    Raises ModelError that lists the keys which are missing, not expected or of another shape; and before it is built
+    where the config describes a far larger network.
     """
-    layer = _make(kind, part)
+    with within_file(part):
+        layer = _make(kind, part)
     own = layer.state_dict()
     problems = [
         *_listed("missing", own.keys() - part.arrays.keys()),

@@ -57,9 +57,9 @@ def weight_files(folder: Path) -> list[Path]:
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
             return [folder / name]
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            return _shards(index)
+        # The whole weights before others, such as those in half precision: name.index.fp16.json.
+        if indexes := sorted(folder.glob(f"{name}.index*.json"), key=lambda path: (len(path.name), path.name)):
+            return _shards(indexes[0])
     others = sorted(path for pattern in _WEIGHT_PATTERNS for path in folder.glob(pattern))
     if len(others) == 1:
         return others

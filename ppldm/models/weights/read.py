@@ -19,6 +19,7 @@ from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES, TIMESTEP_SPACINGS
 from . import compvis
 from .configs import complete_config, read_config, read_json
 from .files import is_pytorch, read_arrays, weight_files
+from .limits import require_few_layers
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .parts import Part, Weights, is_ldmbert, turn_linear
 
@@ -178,12 +179,15 @@ def _read_part_folder(kind: str, folder: Path) -> Part:
 
 def _modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:
     """An LDMBert of the older layout under today's names. It had no `to_logits`, which nothing uses: zeros."""
+    require_few_layers(config, len(arrays), folder)
     theirs = {theirs: ours for ours, theirs in old_text_encoder_names(config).items()}
     try:
         renamed = {rename(name, theirs): array for name, array in arrays.items()}
     except Unmapped as error:
         raise ModelError(f"{folder} holds {error}, which its config has no place for; copy both again") from error
-    width, words = config["d_model"], config["vocab_size"]
+    if arrays["embeddings.word_embeddings.weight"].ndim != 2:
+        raise ModelError(f"{folder}: embeddings.word_embeddings.weight is not a table of words; copy it again")
+    words, width = arrays["embeddings.word_embeddings.weight"].shape
     logits = {"weight": np.zeros((width, words), np.float32), "bias": np.zeros(words, np.float32)}
     return {**renamed, **{f"to_logits.{name}": array for name, array in logits.items()}}
 

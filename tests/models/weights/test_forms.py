@@ -245,6 +245,8 @@ def test_shards(exported, weights, tmp_path):
     index = file.with_name(file.name + ".index.json")
     index.write_text(json.dumps({"weight_map": {name: part for part, own in parts.items() for name in own}}))
     assert differences(read_weights(tmp_path / "s"), weights) == []
+    index.rename(index.with_name(file.name + ".index.fp16.json"))
+    assert differences(read_weights(tmp_path / "s"), weights) == []
     (file.parent / "two.safetensors").unlink()
     with pytest.raises(ModelError, match="names two.safetensors, which is not there"):
         read_weights(tmp_path / "s")
@@ -425,3 +427,37 @@ def test_a_schedule_without_signal_at_its_end(tmp_path):
     assert build_model(read_weights(tmp_path / "d"), "d").noise_schedule.alphas_cumprod()[-1] == 0
     with pytest.raises(ModelError, match="know the scaled_linear noise schedule alone"):
         write_weights(weights, "compvis", tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "kind, changes",
+    [
+        ("unet", {"block_out_channels": [102_400, 102_400, 102_400]}),
+        ("unet", {"block_out_channels": [32, 64, 8192]}),
+        ("unet", {"layers_per_block": 10**9}),
+        ("unet", {"cross_attention_dim": 10**9}),
+        ("unet", {"in_channels": 10**9}),
+        ("vae", {"block_out_channels": [8192] * 4}),
+        ("vae", {"layers_per_block": 10**9}),
+        ("vae", {"latent_channels": 10**7}),
+        ("text_encoder", {"vocab_size": 10**9}),
+        ("text_encoder", {"d_model": 102_400}),
+        ("text_encoder", {"encoder_layers": 10**9}),
+        ("text_encoder", {"encoder_ffn_dim": 10**12}),
+        ("text_encoder", {"max_position_embeddings": 10**11}),
+    ],
+)
+def test_no_more_is_built_than_the_file_can_fill(weights, kind, changes):
+    part = weights.parts[kind]
+    with pytest.raises(ModelError, match=f"{kind}: the config describes a far larger network than the weights"):
+        fill_part(kind, Part({**part.config, **changes}, part.arrays, kind))
+    fill_part(kind, part)
+
+
+def test_layers_without_end_have_no_names(exported, tmp_path):
+    for path, key in (("unet_config", "num_res_blocks"), ("cond_stage_config", "n_layer")):
+        params = yaml.safe_load((exported / "compvis" / "model.yaml").read_text())
+        params["model"]["params"][path]["params"][key] = 10**9
+        (tmp_path / "many.yaml").write_text(yaml.safe_dump(params))
+        with pytest.raises(ModelError, match="the config has 1000000000 layers"):
+            read_weights(exported / "compvis" / "model.ckpt", yaml_file=tmp_path / "many.yaml")
