@@ -221,10 +221,18 @@ def warn_of_unknown_words(pipeline, requests: list[Request]) -> None:
     """Name the words that the model's vocabulary lacks: in their place it sees one and the same unknown word."""
     from ..utils.log import get_logger
 
-    prompts = [text for request in requests for text in (request.prompt, request.negative_prompt) if text]
-    if words := pipeline.tokenizer.unknown_words(prompts):
-        more = ", …" if len(words) > _SHOWN_WORDS else ""
-        get_logger().warning("words that the model does not know: %s%s", ", ".join(words[:_SHOWN_WORDS]), more)
+    said = describe_unknown_words(
+        pipeline, [text for request in requests for text in (request.prompt, request.negative_prompt)]
+    )
+    if said:
+        get_logger().warning("%s", said)
+
+
+def describe_unknown_words(pipeline, texts: list[str]) -> str:
+    """The words that the model's vocabulary lacks, as a sentence; "" where it knows all."""
+    words = pipeline.tokenizer.unknown_words([text for text in texts if text])
+    more = ", …" if len(words) > _SHOWN_WORDS else ""
+    return f"words that the model does not know: {', '.join(words[:_SHOWN_WORDS])}{more}" if words else ""
 
 
 def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:

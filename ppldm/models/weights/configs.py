@@ -11,6 +11,16 @@ from .parts import CLIP_KEYS, LDMBERT_KEYS, is_ldmbert, to_paddle_config
 CONFIG_FILES = ("config.json", "model_config.json")  # the second is PaddleNLP's name before 2.5
 
 
+# The blocks that ppdiffusers' classes run. It has others, whose forward fails in a network of this kind.
+BLOCK_TYPES = {
+    "unet": {
+        *("DownBlock2D", "CrossAttnDownBlock2D", "ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+        *("UpBlock2D", "CrossAttnUpBlock2D", "ResnetUpsampleBlock2D", "SimpleCrossAttnUpBlock2D", "AttnUpBlock2D"),
+    },
+    "vae": {"DownEncoderBlock2D", "AttnDownEncoderBlock2D", "UpDecoderBlock2D", "AttnUpDecoderBlock2D"},
+}
+
+
 def read_json(path) -> dict:
     """The object in a JSON file. Raises ModelError."""
     try:
@@ -49,7 +59,14 @@ def complete_config(kind: str, config: dict, source) -> dict:
             raise ModelError(f"{source}: {key} {value!r} is not of the kind of {defaults[key]!r}; correct it")
         if key.endswith(("dropout", "layerdrop")) and value is not None and not 0 <= value <= 1:
             raise ModelError(f"{source}: {key} {value!r} is no probability; correct it")
+        if key in ("down_block_types", "up_block_types") and (odd := [one for one in value if not _runs(kind, one)]):
+            known = ", ".join(sorted(BLOCK_TYPES[kind]))
+            raise ModelError(f"{source}: {key} {odd[0]!r} does not run in a {kind} of ppdiffusers; known: {known}")
     return {**defaults, **{key: value for key, value in config.items() if key in defaults}}
+
+
+def _runs(kind: str, block_type) -> bool:
+    return isinstance(block_type, str) and block_type in BLOCK_TYPES[kind]
 
 
 def _is_like(value, default) -> bool:

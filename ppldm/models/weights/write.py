@@ -24,7 +24,13 @@ from .torch_files import write_torch
 
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
 DTYPES = ("float32", "float16")
+DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
+_OWN_USE = """import ppldm
+from PIL import Image
+
+picture = ppldm.load(".").generate("red heart", guidance_scale=7.5)[0, 0]
+Image.fromarray(picture).save("heart.png")"""
 _FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
 _CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
 _TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
@@ -76,6 +82,12 @@ def facts_of(weights: Weights) -> dict:
     }
 
 
+def drawn_by_diffusers(weights: Weights) -> bool:
+    """Whether diffusers' own pipeline can draw with an export of this model."""
+    ldmbert = is_ldmbert(weights.parts["text_encoder"].config)
+    return not ldmbert or facts_of(weights)["model_max_length"] == DIFFUSERS_TEXT_LENGTH
+
+
 def model_card(weights: Weights, form: str, dtype: str) -> str:
     """README.md of an exported model: what it is, what it was trained on, how to draw with it."""
     facts = facts_of(weights)
@@ -83,12 +95,17 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
         "LDMTextToImagePipeline" if is_ldmbert(weights.parts["text_encoder"].config) else "StableDiffusionPipeline"
     )
     use = (
-        "# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads"
-        if form == "compvis"
-        else f"from {form} import {pipeline}\n"
+        f"from {form} import {pipeline}\n\n"
         f'pipeline = {pipeline}.from_pretrained(".")\n'
         'pipeline("red heart", guidance_scale=7.5).images[0].save("heart.png")'
     )
+    if form == "compvis":
+        use = "# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads\n" + _OWN_USE
+    elif not drawn_by_diffusers(weights) and form == "diffusers":
+        use = (
+            f"# diffusers' {pipeline} pads captions to {DIFFUSERS_TEXT_LENGTH} tokens and this model takes "
+            f"{facts['model_max_length']}: draw with ppldm\n{_OWN_USE}"
+        )
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value is not None)
     configs = "\n\n".join(
         f"`{kind}`\n\n```json\n{json.dumps(part.config, indent=2)}\n```" for kind, part in weights.parts.items()

@@ -461,3 +461,29 @@ def test_layers_without_end_have_no_names(exported, tmp_path):
         (tmp_path / "many.yaml").write_text(yaml.safe_dump(params))
         with pytest.raises(ModelError, match="the config has 1000000000 layers"):
             read_weights(exported / "compvis" / "model.ckpt", yaml_file=tmp_path / "many.yaml")
+
+
+@pytest.mark.parametrize("kind, key", [("unet", "down_block_types"), ("vae", "up_block_types")])
+@pytest.mark.parametrize("name", ["AttnDownBlock2D", "SkipUpBlock2D", "Dream", 3])
+def test_blocks_that_do_not_run_are_refused(kind, key, name):
+    blocks = CONFIGS[kind][key][:-1] + [name]
+    with pytest.raises(ModelError, match=f"{key} {name!r} does not run in a {kind} of ppdiffusers; known: "):
+        complete_config(kind, CONFIGS[kind] | {key: blocks}, "a.json")
+
+
+@pytest.mark.parametrize("form, length", [("ppdiffusers", 77), ("ppdiffusers", 12), ("diffusers", 12), ("compvis", 77)])
+def test_the_example_of_the_model_card_runs(tmp_path, monkeypatch, form, length):
+    weights = small_weights()
+    text_encoder = weights.parts["text_encoder"]
+    text_encoder.config["max_position_embeddings"] = length
+    table = text_encoder.arrays["model.embed_positions.weight"]
+    text_encoder.arrays["model.embed_positions.weight"] = table[:length]
+    weights.tokenizer = CaptionTokenizer(build_vocab(["red heart"]), length)
+    write_weights(weights, form, tmp_path / "m")
+    monkeypatch.chdir(tmp_path / "m")
+    example = (tmp_path / "m" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(
+        compile(example.replace("guidance_scale=7.5", "guidance_scale=7.5, num_inference_steps=2"), "card", "exec"), {}
+    )
+    assert (tmp_path / "m" / "heart.png").is_file()
+    assert ("takes 12: draw with ppldm" in example) == (form == "diffusers")
