@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from ..models.weights.fetch import check_name
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from ..utils.rng import MAX_SEED
@@ -66,6 +67,7 @@ def generate(
     _require_positive(**{name: side for name, side in sides.items() if side is not None})
     height, width = (resolution if side is None else side for side in (height, width))
     plan = Plan(wanted, num_samples, scales, num_inference_steps, sampler, seed, height, width, exact)
+    check_name(model)
     if exact:
         batch_size = 1
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -279,11 +281,13 @@ def read_settings(path: Path) -> dict | None:
 def _join_world():
     import paddle
 
+    from ..utils.cpu import quiet_paddle
     from ..utils.world import World
 
     world = World.detect()
     if world.size > 1:
-        paddle.distributed.init_parallel_env()
+        with quiet_paddle():
+            paddle.distributed.init_parallel_env()
     return world
 
 

@@ -9,6 +9,7 @@ Beside them ppldm.json (what trained it, and size and CRC-32 of the weight files
 """
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -26,11 +27,6 @@ FORMATS = ("ppdiffusers", "diffusers", "compvis")
 DTYPES = ("float32", "float16")
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
-_OWN_USE = """import ppldm
-from PIL import Image
-
-picture = ppldm.load(".").generate("red heart", guidance_scale=7.5)[0, 0]
-Image.fromarray(picture).save("heart.png")"""
 _FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
 _CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
 _TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
@@ -88,25 +84,36 @@ def drawn_by_diffusers(weights: Weights) -> bool:
     return not ldmbert or facts_of(weights)["model_max_length"] == DIFFUSERS_TEXT_LENGTH
 
 
+def _example(weights: Weights, form: str, prompt: str) -> str:
+    """Lines of Python that draw `prompt` in the folder of an export, with its own library where that can."""
+    quoted = json.dumps(prompt, ensure_ascii=False)
+    own = (
+        "import ppldm\nfrom PIL import Image\n\n"
+        f'picture = ppldm.load(".").generate({quoted}, guidance_scale=7.5)[0, 0]\n'
+        'Image.fromarray(picture).save("picture.png")'
+    )
+    if form == "compvis":
+        return f"# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads\n{own}"
+    name = "LDMTextToImagePipeline" if is_ldmbert(weights.parts["text_encoder"].config) else "StableDiffusionPipeline"
+    if form == "diffusers" and not drawn_by_diffusers(weights):
+        length = facts_of(weights)["model_max_length"]
+        return (
+            f"# diffusers' {name} pads captions to {DIFFUSERS_TEXT_LENGTH} tokens and this model takes {length}: draw "
+            f"with ppldm\n{own}"
+        )
+    return (
+        f'from {form} import {name}\n\npipeline = {name}.from_pretrained(".")\n'
+        f'pipeline({quoted}, guidance_scale=7.5).images[0].save("picture.png")'
+    )
+
+
 def model_card(weights: Weights, form: str, dtype: str) -> str:
     """README.md of an exported model: what it is, what it was trained on, how to draw with it."""
     facts = facts_of(weights)
-    pipeline = (
-        "LDMTextToImagePipeline" if is_ldmbert(weights.parts["text_encoder"].config) else "StableDiffusionPipeline"
-    )
-    use = (
-        f"from {form} import {pipeline}\n\n"
-        f'pipeline = {pipeline}.from_pretrained(".")\n'
-        'pipeline("red heart", guidance_scale=7.5).images[0].save("heart.png")'
-    )
-    if form == "compvis":
-        use = "# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads\n" + _OWN_USE
-    elif not drawn_by_diffusers(weights) and form == "diffusers":
-        use = (
-            f"# diffusers' {pipeline} pads captions to {DIFFUSERS_TEXT_LENGTH} tokens and this model takes "
-            f"{facts['model_max_length']}: draw with ppldm\n{_OWN_USE}"
-        )
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value is not None)
+    prompt = facts.get("example_prompt") or "a red heart"
+    use = _example(weights, form, prompt)
+    shown = {name: value for name, value in facts.items() if value is not None and name != "example_prompt"}
+    rows = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
     configs = "\n\n".join(
         f"`{kind}`\n\n```json\n{json.dumps(part.config, indent=2)}\n```" for kind, part in weights.parts.items()
     )
@@ -114,7 +121,7 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
     return (
         f"# A text-to-image latent diffusion model\n\nTrained with ppldm and exported for {form}: "
         f"{count / 1e6:.1f} million parameters, {dtype}.\n\n```python\n{use}\n```\n\n"
-        f'`ppldm generate --model FOLDER --prompt "red heart"` draws with it too.\n\n## Training\n\n'
+        f"`ppldm generate --model FOLDER --prompt {shlex.quote(prompt)}` draws with it too.\n\n## Training\n\n"
         f"| | |\n| --- | --- |\n{rows}\n\n## Configs\n\n{configs}\n"
     )
 

@@ -485,5 +485,5 @@ def test_the_example_of_the_model_card_runs(tmp_path, monkeypatch, form, length)
     exec(
         compile(example.replace("guidance_scale=7.5", "guidance_scale=7.5, num_inference_steps=2"), "card", "exec"), {}
     )
-    assert (tmp_path / "m" / "heart.png").is_file()
+    assert (tmp_path / "m" / "picture.png").is_file()
     assert ("takes 12: draw with ppldm" in example) == (form == "diffusers")
