@@ -223,7 +223,7 @@ def test_slices_of_big_arrays_are_joined(tmp_path):
             read_pdparams(path)
 
 
-FORGED = b"cnumpy\ndtype\nX\2\0\0\0u8\x89\x88\x87R(K\3X\1\0\0\0|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x3ftb"
+NAMED_NUMBER = b"cnumpy\ndtype\nX\2\0\0\0u8\x89\x88\x87R"
 NAMED_OBJECT = b"cnumpy\ndtype\nX\2\0\0\0O8\x89\x88\x87R"
 
 
@@ -231,8 +231,11 @@ NAMED_OBJECT = b"cnumpy\ndtype\nX\2\0\0\0O8\x89\x88\x87R"
     "kind, state",
     [
         (NAMED_OBJECT, b""),
+        (NAMED_NUMBER.replace(b"u8", b"V8"), b""),
         # A field of type object with no flags: numpy follows the bytes as a pointer.
-        (FORGED, b"(K\3X\1\0\0\0|N(X\1\0\0\0ft}X\1\0\0\0f" + NAMED_OBJECT + b"K\0\x86sK\x08K\1K\0tb"),
+        (NAMED_NUMBER, b"(K\3X\1\0\0\0|N(X\1\0\0\0ft}X\1\0\0\0f" + NAMED_OBJECT + b"K\0\x86sK\x08K\1K\0tb"),
+        (NAMED_NUMBER, b"(K\3X\1\0\0\0|N(X\1\0\0\0ft}X\1\0\0\0f" + NAMED_NUMBER + b"K\0\x86sK\x08K\1K\0tb"),
+        (NAMED_NUMBER, b"(K\3X\1\0\0\0|NNNK\x10K\1K\0tb"),
     ],
 )
 def test_a_forged_type_is_refused(tmp_path, kind, state):
@@ -241,6 +244,28 @@ def test_a_forged_type_is_refused(tmp_path, kind, state):
     for read in (read_pdparams, read_tree):
         with pytest.raises(ModelError, match="refused"):
             read(tmp_path / "a.pdparams")
+
+
+# (what stands for twelve bytes, what would stand for so many others), by protocol
+STORED = {
+    2: lambda n: (b"X\x0c\0\0\0" + b"a" * 12, b"X" + n.to_bytes(4, "little") + b"a" * n),
+    4: lambda n: (b"C\x0c" + b"a" * 12, b"B" + n.to_bytes(4, "little") + b"a" * n),
+    5: lambda n: (b"\x96\x0c" + bytes(7) + b"a" * 12, b"\x96" + n.to_bytes(8, "little") + b"a" * n),
+}
+
+
+@pytest.mark.parametrize("protocol", STORED)
+@pytest.mark.parametrize("count", [0, 8, 11, 13, 16, 70_000])
+def test_an_array_has_the_bytes_of_its_shape(tmp_path, protocol, count):
+    path, array = tmp_path / "a.pdparams", np.frombuffer(b"a" * 12, "f4").copy()
+    path.write_bytes(pickle.dumps({"w": array}, protocol=protocol))
+    assert read_pdparams(path)["w"].tobytes() == b"a" * 12
+    data = path.read_bytes().replace(*STORED[protocol](count))
+    assert data != path.read_bytes()
+    path.write_bytes(data)
+    for read in (read_pdparams, read_tree):
+        with pytest.raises(ModelError, match="an array"):
+            read(path)
 
 
 def bombs() -> dict[str, bytes]:
