@@ -14,6 +14,7 @@ import traceback
 from contextlib import contextmanager
 
 _SHARED_MEMORY = "/dev/shm"
+_LONGEST_QUOTE = 200  # letters of another library's message
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -99,7 +100,7 @@ def debugging() -> bool:
 
 @contextmanager
 def exit_on_error():
-    """Turn a `PpldmError`, a full disk or Ctrl-C inside the block into one line on stderr and an exit status."""
+    """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C inside the block into one line on stderr and an exit status."""
     try:
         yield
     except PpldmError as error:
@@ -112,6 +113,13 @@ def exit_on_error():
             raise
         sys.stderr.write(f"error: {_describe_full_disk(error)}\n")
         sys.exit(OutputError.exit_status)
+    except MemoryError as error:
+        if debugging():
+            raise
+        what = _UNPRINTABLE.sub(" ", str(error)).strip()[:_LONGEST_QUOTE]
+        quoted = f" ({what})" if what else ""
+        sys.stderr.write(f"error: out of memory{quoted}; use smaller batches or pictures, or a machine with more\n")
+        sys.exit(PpldmError.exit_status)
     except KeyboardInterrupt:
         if debugging():
             traceback.print_exc()
