@@ -100,7 +100,7 @@ def debugging() -> bool:
 
 @contextmanager
 def exit_on_error():
-    """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C inside the block into one line on stderr and an exit status."""
+    """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C in the block into one line and an exit status."""
     try:
         yield
     except PpldmError as error:
