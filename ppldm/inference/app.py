@@ -8,20 +8,39 @@ JSON and gives JSON, so that scripts can ask it too:
 
 import base64
 import io
+import ipaddress
+import secrets
+import socket
 import threading
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from ..utils.errors import ConfigError, PpldmError
+from .generate import describe_unknown_words
+from .prompts import check_prompt
 
 LIMITS = {"num_samples": (1, 16), "num_inference_steps": (1, 1000), "seed": (0, 2**31 - 1), "guidance_scale": (0, 50)}
 DEFAULTS = {"num_samples": 4, "num_inference_steps": 50, "seed": 23, "guidance_scale": 7.5, "sampler": "ddim"}
 MAX_REQUEST_BYTES = 64 << 10
+# What HTTP's own errors mean here, by status.
+_SENTENCES = {
+    400: "the request is not JSON; send an object with a prompt",
+    404: "there is no such page; the page is at /",
+    405: "this page does not take that method; ask / with GET and /draw with POST",
+    413: f"the request is larger than {MAX_REQUEST_BYTES >> 10} kB; shorten the prompt",
+    415: "the request is not JSON; send it with Content-Type: application/json",
+    500: "drawing failed; the terminal of ppldm app shows why",
+}
+_HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 def app(
     model: Annotated[str, {"opt": True, "required": True}],  # pipeline folder, checkpoint, CompVis' .ckpt, or a name
     host: str = "127.0.0.1",  # address to listen at; 0.0.0.0 lets other machines draw too
     port: int = 8080,  # of the page
+    allow_host: Annotated[
+        list[str], {"nargs": "+", "type": str, "metavar": "NAME"}
+    ] = (),  # further names of the machine
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     offline: bool = False,  # never touch the network
@@ -38,7 +57,8 @@ def app(
         from .pipeline import load
 
         quiet_libraries()
-        page = make_app(load(model, ema=ema, tokenizer=tokenizer, offline=offline), model)
+        names = [host, *allow_host]
+        page = make_app(load(model, ema=ema, tokenizer=tokenizer, offline=offline), model, names)
         try:
             if not 0 <= port < 1 << 16:
                 raise ConfigError(f"--port {port} must be from 0 (any) to 65535")
@@ -49,9 +69,13 @@ def app(
         server.serve_forever()
 
 
-def make_app(pipeline, name: str):
-    """The Flask application that draws with `pipeline`; `name` is shown as its title."""
-    from flask import Flask, jsonify, render_template_string, request
+def make_app(pipeline, name: str, hosts=()):
+    """The Flask application that draws with `pipeline`; `name` is shown as its title. `hosts`: names of this machine.
+
+    Every answer of it but the page is JSON, errors too: {"error": "a sentence"}.
+    """
+    from flask import Flask, g, jsonify, render_template_string, request
+    from werkzeug.exceptions import HTTPException
 
     from .samplers import SAMPLERS
 
@@ -59,31 +83,75 @@ def make_app(pipeline, name: str):
     flask.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     drawing = threading.Lock()
 
+    @flask.before_request
+    def refuse_strangers():
+        if not is_own_host(request.host, hosts):
+            return jsonify(error=f"{request.host[:80]} is not this machine; name it with --allow-host"), 403
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            return jsonify(error="the request comes from another site's page"), 403
+
+    @flask.after_request
+    def protect(response):
+        nonce = f"'nonce-{g.nonce}'" if "nonce" in g else "'none'"
+        response.headers["Content-Security-Policy"] = (
+            f"default-src 'none'; script-src {nonce}; style-src {nonce}; img-src data:; connect-src 'self'; "
+            "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+        )
+        response.headers.update(_HEADERS)
+        return response
+
     @flask.get("/")
     def page():
-        return render_template_string(
-            _PAGE, name=name, defaults=DEFAULTS, limits=LIMITS, samplers=list(SAMPLERS), side=pipeline.resolution
-        )
+        g.nonce = secrets.token_urlsafe(16)
+        shown = {"name": name, "defaults": DEFAULTS, "limits": LIMITS, "nonce": g.nonce}
+        return render_template_string(_PAGE, samplers=list(SAMPLERS), side=pipeline.resolution, **shown)
 
     @flask.post("/draw")
     def draw():
         # Only JSON: another site's form, which the browser would send unasked, is refused here.
         settings = read_settings(request.get_json())
+        prompt = settings.pop("prompt")
         with drawing:
-            pictures = pipeline.generate([settings.pop("prompt")], **settings)[0]
-        return jsonify(pictures=[_data_url(picture) for picture in pictures], settings=settings)
+            pictures = pipeline.generate([prompt], **settings)[0]
+        warning = describe_unknown_words(pipeline, [prompt, settings["negative_prompts"]])
+        return jsonify(pictures=[_data_url(picture) for picture in pictures], settings=settings, warning=warning)
 
     @flask.errorhandler(PpldmError)
     def refused(error):
         return jsonify(error=str(error)), 400
 
+    @flask.errorhandler(HTTPException)
+    def failed(error):
+        return jsonify(error=_SENTENCES.get(error.code, f"HTTP {error.code}: {error.name}")), error.code
+
     return flask
+
+
+def is_own_host(host: str, names=()) -> bool:
+    """Whether a Host header, name:port, is an address, localhost, this machine's name, or one of `names`.
+
+    Another site's name that leads to this address is refused: its pages could read what is drawn here (DNS rebinding).
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+        return True
+    except ValueError:
+        own = ("localhost", socket.gethostname(), socket.getfqdn(), *names)
+        return name in {one.lower() for one in own}
 
 
 def read_settings(asked) -> dict:
     """The keyword arguments of `generate`, and `prompt`, from a request's JSON. Raises ConfigError."""
     if not isinstance(asked, dict) or not isinstance(asked.get("prompt"), str):
         raise ConfigError('send an object with a "prompt"')
+    check_prompt(asked["prompt"], "the prompt")
+    if not asked["prompt"].strip():
+        raise ConfigError("the prompt is empty; write what to draw")
     known = {"prompt", "negative_prompt", *DEFAULTS}
     unknown = sorted(asked.keys() - known)
     if unknown:
@@ -97,8 +165,7 @@ def read_settings(asked) -> dict:
     if not isinstance(settings["sampler"], str):
         raise ConfigError("sampler must be a name")
     negative = settings.pop("negative_prompt", "")
-    if not isinstance(negative, str):
-        raise ConfigError("negative_prompt must be a text")
+    check_prompt(negative, "negative_prompt")
     return {**settings, "negative_prompts": negative}
 
 
@@ -115,21 +182,25 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>ppldm: {{ name }}</title>
-<style>
+<style nonce="{{ nonce }}">
   body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
   h1 { font-size: 1.2rem; overflow-wrap: anywhere; }
   form { display: grid; grid-template-columns: 12rem 1fr 4rem; gap: .5rem 1rem; align-items: center; }
-  input, select, button { font: inherit; } input[type=text] { grid-column: 2 / 4; padding: .3rem .5rem; }
+  input, select, button { font: inherit; min-width: 0; } input[type=text] { grid-column: 2 / 4; padding: .3rem .5rem; }
   button { grid-column: 2 / 4; padding: .5rem; }
   #pictures { display: flex; flex-wrap: wrap; gap: .5rem; margin-top: 1rem; }
-  #pictures img { width: max(8rem, {{ side }}px); image-rendering: auto; }
-  #status { min-height: 1.5rem; margin-top: .5rem; } #status.error { color: #a00; }
+  #pictures img { width: max(8rem, {{ side }}px); max-width: 100%; image-rendering: auto; }
+  #status { min-height: 1.5rem; margin-top: .5rem; overflow-wrap: anywhere; } #status.error { color: #a00; }
+  @media (max-width: 36rem) {
+    form { grid-template-columns: 1fr 4rem; gap: .2rem .5rem; }
+    label { grid-column: 1 / 3; } input[type=text], button { grid-column: 1 / 3; } button { margin-top: .5rem; }
+  }
 </style>
 </head>
 <body>
 <h1>{{ name }}</h1>
 <form id="form">
-  <label for="prompt">Prompt</label><input type="text" id="prompt" autofocus required>
+  <label for="prompt">Prompt</label><input type="text" id="prompt" autofocus>
   <label for="negative_prompt">Not in the picture</label><input type="text" id="negative_prompt">
   <label for="guidance_scale">Guidance</label>
   <input type="range" id="guidance_scale" min="1" max="20" step="0.5" value="{{ defaults.guidance_scale }}">
@@ -148,7 +219,7 @@ _PAGE = """<!doctype html>
 </form>
 <div id="status" role="status"></div>
 <div id="pictures"></div>
-<script>
+<script nonce="{{ nonce }}">
   const field = id => document.getElementById(id);
   const numbers = ["guidance_scale", "num_inference_steps", "num_samples", "seed"];
   for (const output of document.querySelectorAll("output")) {
@@ -170,7 +241,13 @@ _PAGE = """<!doctype html>
       const answer = await fetch("draw", {
         method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(settings),
       });
-      const result = await answer.json();
+      const text = await answer.text();
+      let result;
+      try {
+        result = JSON.parse(text);
+      } catch {
+        throw new Error(`no answer of ppldm: HTTP ${answer.status} ${answer.statusText}`);
+      }
       if (!answer.ok) throw new Error(result.error);
       field("pictures").replaceChildren(...result.pictures.map(url => {
         const picture = new Image();
@@ -179,10 +256,12 @@ _PAGE = """<!doctype html>
         return picture;
       }));
       const seconds = ((performance.now() - started) / 1000).toFixed(1);
-      field("status").textContent = `${result.pictures.length} pictures in ${seconds} s`;
+      const done = `${result.pictures.length} pictures in ${seconds} s`;
+      field("status").textContent = result.warning ? `${done}; ${result.warning}` : done;
     } catch (error) {
       field("status").className = "error";
-      field("status").textContent = error.message;
+      field("status").textContent =
+        error instanceof TypeError ? "ppldm app does not answer; is it still running?" : error.message;
     }
     field("draw").disabled = false;
   });

@@ -6,8 +6,6 @@ from typing import Annotated
 
 from ..utils.errors import ConfigError
 
-DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
-
 
 def export(
     model: str,  # checkpoint-<step> folder, pipeline folder (ppldm, ppdiffusers, diffusers), CompVis' .ckpt, or a name
@@ -29,9 +27,8 @@ def export(
     check_name(model)
     prepare_cpu()
     import_paddle_quietly()
-    from ..models.network_configs import is_ldmbert
     from ..models.weights.read import PART_FOLDERS, read_weights
-    from ..models.weights.write import facts_of, write_weights
+    from ..models.weights.write import DIFFUSERS_TEXT_LENGTH, drawn_by_diffusers, facts_of, write_weights
     from ..utils.log import get_logger, quiet_libraries
 
     quiet_libraries()
@@ -44,12 +41,11 @@ def export(
         weights.tokenizer = Path(tokenizer)
     if weights.tokenizer is None:
         get_logger().warning("%s has no tokenizer; name its folder with --tokenizer to make the export whole", model)
-    length = facts_of(weights)["model_max_length"]
-    if to == "diffusers" and is_ldmbert(weights.parts["text_encoder"].config) and length != DIFFUSERS_TEXT_LENGTH:
+    if to == "diffusers" and not drawn_by_diffusers(weights):
         get_logger().warning(
             "diffusers' LDMTextToImagePipeline pads captions to %d tokens, and this model was trained with %d: "
             "ppldm draws with the export, diffusers does not",
-            *(DIFFUSERS_TEXT_LENGTH, length),
+            *(DIFFUSERS_TEXT_LENGTH, facts_of(weights)["model_max_length"]),
         )
     write_weights(weights, to, target, dtype, safetensors)
     get_logger().info("%s for %s in %s", model, to, target)

@@ -5,6 +5,7 @@ with the same settings is not drawn again; so the same command goes on, and othe
 """
 
 import json
+import math
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,8 @@ from typing import Annotated
 from ..models.weights.fetch import check_name
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
-from .prompts import Request, read_requests
+from ..utils.rng import MAX_SEED
+from .prompts import Request, check_prompt, read_requests
 
 SAMPLER_NAMES = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "dpm-solver++")
 SETTINGS_CHUNK = "ppldm"
@@ -54,15 +56,17 @@ def generate(
     _require_positive(
         num_samples=num_samples, num_inference_steps=num_inference_steps, batch_size=batch_size, columns=columns
     )
+    if odd := [scale for scale in scales if not math.isfinite(scale)]:
+        raise ConfigError(f"--guidance-scale {odd[0]} is no number; 7.5 is usual")
     sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
     if sampler not in SAMPLER_NAMES:
         raise ConfigError(f"--sampler {sampler} is not one of {', '.join(SAMPLER_NAMES)}")
-    if seed < -1:
-        raise ConfigError(f"--seed {seed} must be 0 or more, or -1 to have one chosen")
-    plan = Plan(
-        wanted, num_samples, scales, num_inference_steps, sampler, seed,
-        height or resolution, width or resolution, exact,
-    )  # fmt: skip
+    if not -1 <= seed <= MAX_SEED:
+        raise ConfigError(f"--seed {seed} must be from 0 to {MAX_SEED}, or -1 to have one chosen")
+    sides = {"resolution": resolution, "height": height, "width": width}
+    _require_positive(**{name: side for name, side in sides.items() if side is not None})
+    height, width = (resolution if side is None else side for side in (height, width))
+    plan = Plan(wanted, num_samples, scales, num_inference_steps, sampler, seed, height, width, exact)
     check_name(model)
     if exact:
         batch_size = 1
@@ -122,13 +126,14 @@ class Plan:
 
     def file(self, scale: float, number: int, index: int) -> str:
         """A picture's path in the output folder."""
-        folder = "" if len(self.guidance_scales) == 1 else f"g{scale:g}/"
+        folder = "" if len(self.guidance_scales) == 1 else f"g{_short(scale)}/"
         digits = max(3, len(str(len(self.requests) - 1)))
         return f"{folder}{number:0{digits}d}-{index:02d}.png"
 
     def size(self, resolution: int) -> tuple[int, int]:
         """(height, width) for a model that was trained at `resolution`."""
-        return self.height or resolution, self.width or resolution
+        height, width = (resolution if side is None else side for side in (self.height, self.width))
+        return height, width
 
     def record(self, pipeline, scale: float, number: int, index: int) -> dict:
         """Everything that decides a picture."""
@@ -149,8 +154,15 @@ class Plan:
         }
 
 
+def _short(scale: float) -> str:
+    """A guidance scale as a person writes it; two that differ have different texts."""
+    return f"{scale:g}" if float(f"{scale:g}") == scale else repr(scale)
+
+
 def read_wanted(prompts_file: str | None, prompts: list[str], negative_prompt: str = "") -> list[Request]:
     """Requests from the command line and from a file. Raises ConfigError where there are none."""
+    for text, flag in (*((prompt, "--prompt") for prompt in prompts), (negative_prompt, "--negative-prompt")):
+        check_prompt(text, flag)
     wanted = [Request(prompt) for prompt in prompts]
     if prompts_file:
         wanted += read_requests(prompts_file)
@@ -211,10 +223,18 @@ def warn_of_unknown_words(pipeline, requests: list[Request]) -> None:
     """Name the words that the model's vocabulary lacks: in their place it sees one and the same unknown word."""
     from ..utils.log import get_logger
 
-    prompts = [text for request in requests for text in (request.prompt, request.negative_prompt) if text]
-    if words := pipeline.tokenizer.unknown_words(prompts):
-        more = ", …" if len(words) > _SHOWN_WORDS else ""
-        get_logger().warning("words that the model does not know: %s%s", ", ".join(words[:_SHOWN_WORDS]), more)
+    said = describe_unknown_words(
+        pipeline, [text for request in requests for text in (request.prompt, request.negative_prompt)]
+    )
+    if said:
+        get_logger().warning("%s", said)
+
+
+def describe_unknown_words(pipeline, texts: list[str]) -> str:
+    """The words that the model's vocabulary lacks, as a sentence; "" where it knows all."""
+    words = pipeline.tokenizer.unknown_words([text for text in texts if text])
+    more = ", …" if len(words) > _SHOWN_WORDS else ""
+    return f"words that the model does not know: {', '.join(words[:_SHOWN_WORDS])}{more}" if words else ""
 
 
 def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:

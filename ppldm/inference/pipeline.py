@@ -25,12 +25,16 @@ from ..models.build import build_model, downscale_factor
 from ..models.ldm import LatentDiffusionModel
 from ..models.model_file import checksum_arrays
 from ..models.weights.fetch import local_path
-from ..models.weights.read import PART_FOLDERS, read_weights
+from ..models.weights.read import PART_FOLDERS, SCHEDULER_CLASS, read_weights
 from ..models.weights.write import facts_of
 from ..utils.errors import ConfigError, ModelError
+from ..utils.log import get_logger
 from ..utils.rng import MAX_SEED
+from .prompts import check_prompt
 from .sample import draw, to_pictures
 from .samplers import SAMPLERS
+
+DDIM = "DDIMScheduler"  # the class of a stored scheduler that ddim is
 
 
 def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, offline: bool = False) -> "TextToImage":
@@ -46,6 +50,13 @@ def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, 
     folder = tokenizer or weights.tokenizer
     if folder is None:
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
+    own = weights.scheduler.get(SCHEDULER_CLASS, DDIM)
+    if own != DDIM:
+        get_logger().info(
+            "%s brings a %s; pictures are drawn with ddim unless another sampler is chosen, and it is exported with "
+            "ddim: in the noise schedule and with the timesteps that it stores",
+            *(path, own),
+        )
     model = build_model(weights, path)
     facts = facts_of(weights)
     for name in ("model_max_length", "resolution"):
@@ -88,8 +99,9 @@ class TextToImage:
         negative = [negative_prompts] * len(prompts) if isinstance(negative_prompts, str) else list(negative_prompts)
         if len(negative) != len(prompts):
             raise ConfigError(f"{len(negative)} negative prompts for {len(prompts)} prompts; give one, or one for each")
-        if odd := [text for text in (*prompts, *negative) if not isinstance(text, str)]:
-            raise ConfigError(f"the prompt {odd[0]!r} is no text")
+        for text in (*prompts, *negative):
+            check_prompt(text, "the prompt")
+        height, width = (self.resolution if side is None else side for side in (height, width))
         jobs = [(number, index) for number in range(len(prompts)) for index in range(num_samples)]
         drawn = [
             self.draw(
@@ -100,11 +112,10 @@ class TextToImage:
                 guidance_scale=guidance_scale,
                 num_inference_steps=num_inference_steps,
                 sampler=sampler,
-                size=(height or self.resolution, width or self.resolution),
+                size=(height, width),
             )
             for batch in (jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size))
         ]
-        height, width = height or self.resolution, width or self.resolution
         flat = np.concatenate(drawn) if drawn else np.zeros((0, height, width, 3), dtype=np.uint8)
         return flat.reshape(len(prompts), num_samples, height, width, 3)
 

@@ -17,6 +17,7 @@ from ..utils.errors import ConfigError
 from ..utils.rng import MAX_SEED
 
 PROMPT_COLUMNS = ("prompt", "caption_en", "caption", "text")
+_SHOWN = 40  # letters of a prompt in a message
 _COCO_NAMES = ("coco1k", "coco10k", "coco30k")
 
 
@@ -53,6 +54,17 @@ def read_requests(path) -> list[Request]:
     if not requests:
         raise ConfigError(f"{path} holds no prompts; write one a line")
     return requests
+
+
+def check_prompt(text, what: str) -> None:
+    """Raises ConfigError for what is no text, or holds bytes that were no UTF-8 on the command line or in JSON."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} {text!r} is no text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = text[: error.start].encode().decode()[-_SHOWN:]
+        raise ConfigError(f"{what} is not UTF-8 text, after {shown!r}; write it in UTF-8") from error
 
 
 def _read_table(path, text: str, delimiter: str) -> list[Request]:
@@ -94,8 +106,8 @@ def _request(where: str, row: dict) -> Request:
     if prompt is None:
         raise ConfigError(f"{where} has no prompt; name its column one of {', '.join(PROMPT_COLUMNS)}")
     negative_prompt = row.get("negative_prompt") or ""
-    if not isinstance(negative_prompt, str):
-        raise ConfigError(f"{where}: the negative_prompt {negative_prompt!r} is no text; put it in quotation marks")
+    check_prompt(prompt, f"{where}: the prompt")
+    check_prompt(negative_prompt, f"{where}: the negative_prompt")
     return Request(prompt.strip(), negative_prompt, _read_seed(where, row.get("seed")), str(row.get("remark") or ""))
 
 

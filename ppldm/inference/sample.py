@@ -7,8 +7,11 @@ import numpy as np
 import paddle
 
 from ..models.ldm import LatentDiffusionModel
+from ..utils.errors import ModelError
 from ..utils.rng import Stream, make_rng
 from .samplers import Sampler
+
+_SHOWN = 60  # letters of a prompt in a message
 
 
 def noises(seed: int, prompt: str, index: int, shape: tuple[int, int, int]) -> Iterator[np.ndarray]:
@@ -45,7 +48,7 @@ def sample_latents(
     guidance_scale (cond - uncond); 1 costs a single pass. `next_noise()` gives the noise [B, C, h, w] of each step to a
     stochastic sampler.
     """
-    run = Sampler(sampler, model.noise_schedule, model.prediction_type, num_inference_steps)
+    run = Sampler(sampler, model.noise_schedule, model.prediction_type, num_inference_steps, model.sampling)
     context = model.encode_text(input_ids)
     guided = guidance_scale != 1.0
     if guided:
@@ -87,10 +90,12 @@ def draw(
     on_step: Callable | None = None,
     sampler: str = "ddim",
     negative_prompts: list[str] | None = None,
+    check: bool = True,
 ) -> np.ndarray:
     """Pictures [B, H, W, 3] uint8: one for each pair of `prompts` and `indices`. The model must be in eval mode.
 
-    `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default.
+    `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default. `check`: raise
+    ModelError where the sampler ends in values that are not finite; else those pictures are black.
     """
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
     streams = [noises(*key, shape) for key in zip(seeds, prompts, indices, strict=True)]
@@ -109,4 +114,20 @@ def draw(
         sampler,
         next_noise,
     )
-    return to_pictures(model.decode(latents))
+    pixels = model.decode(latents)
+    if check:
+        for values in (latents, pixels):
+            _require_finite(values, prompts, f"{num_inference_steps} steps of {sampler} at guidance {guidance_scale:g}")
+    pixels = paddle.where(paddle.isfinite(pixels), pixels, paddle.full_like(pixels, -1.0))
+    return to_pictures(pixels)
+
+
+def _require_finite(values, prompts: list[str], how: str) -> None:
+    """Raises ModelError where a picture's values are not all finite; rounded, they would be black."""
+    finite = paddle.isfinite(values.astype("float32")).reshape([len(prompts), -1]).all(axis=1).numpy()
+    if not finite.all():
+        prompt = prompts[int(np.argmin(finite))]
+        raise ModelError(
+            f"{how} ended in values that are not finite for the prompt {prompt[:_SHOWN]!r}; "
+            "lower the guidance scale, change the sampler or its steps, or check the weights"
+        )

@@ -18,7 +18,7 @@ from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
 from ..config.arguments import DEFAULT_VAE, ModelArguments
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
-from .diffusion import NoiseSchedule
+from .diffusion import NoiseSchedule, sampling_settings
 from .init import init_autoencoder, init_text_encoder, init_unet
 from .ldm import LatentDiffusionModel
 from .model_file import (
@@ -33,6 +33,7 @@ from .model_file import (
 from .network_configs import LABELS, check_config, check_fit, check_tokenizer_fit, is_ldmbert, read_new_config
 from .weights.configs import complete_config
 from .weights.fetch import local_path
+from .weights.limits import within_file
 from .weights.parts import Part, Weights
 from .weights.read import PART_FOLDERS, PUBLISHED_SCHEDULE, read_part, read_weights
 
@@ -79,6 +80,7 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
             freeze_text_encoder=arguments.freeze_text_encoder or bool(arguments.pretrained_text_encoder_name),
             snr_gamma=arguments.snr_gamma,
             perturbed_input=arguments.input_perturbation > 0,
+            sampling=sampling_settings(schedule),
         )
 
 
@@ -128,6 +130,7 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
             *(fill_part(kind, weights.parts[kind]) for kind in PART_FOLDERS),
             noise_schedule(weights.scheduler),
             prediction_type=weights.scheduler["prediction_type"],
+            sampling=sampling_settings(weights.scheduler),
         )
     model.eval()
     return model
@@ -163,9 +166,11 @@ def _remedy(kind: str) -> str:
 def fill_part(kind: str, part: Part):
     """A network of `part.config` that holds `part.arrays` in float32.
 
-    Raises ModelError that lists the keys which are missing, not expected or of another shape.
+    Raises ModelError that lists the keys which are missing, not expected or of another shape; and before it is built
+    where the config describes a far larger network.
     """
-    layer = _make(kind, part)
+    with within_file(part):
+        layer = _make(kind, part)
     own = layer.state_dict()
     problems = [
         *_listed("missing", own.keys() - part.arrays.keys()),
@@ -219,7 +224,7 @@ def weights_of(model: LatentDiffusionModel) -> Weights:
         for kind in PART_FOLDERS
     }
     frozen = tuple(kind for kind in PART_FOLDERS if not _is_trained(kind, model))
-    return Weights(parts, process_of(model), frozen=frozen)
+    return Weights(parts, process_of(model) | model.sampling, frozen=frozen)
 
 
 def config_of(kind: str, layer) -> dict:

@@ -11,6 +11,15 @@ import numpy as np
 
 PREDICTION_TYPES = ("epsilon", "v_prediction")
 BETA_SCHEDULES = ("scaled_linear", "linear")
+TIMESTEP_SPACINGS = ("leading", "trailing", "linspace")
+
+# DDIM as the published model samples: no clipping of x_0, the last step to abar_0, one step of offset.
+PUBLISHED_SAMPLING = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
+# What a stored scheduler says of sampling, beside its noise schedule.
+SAMPLING_KEYS = (
+    *(*PUBLISHED_SAMPLING, "timestep_spacing", "thresholding", "dynamic_thresholding_ratio"),
+    *("clip_sample_range", "sample_max_value"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,11 @@ class NoiseSchedule:
     def scheduler_config(self) -> dict:
         """The keyword arguments that make a ppdiffusers scheduler of this schedule."""
         return asdict(self)
+
+
+def sampling_settings(scheduler: dict) -> dict:
+    """The settings of a stored scheduler that say how to sample, those that it has."""
+    return {name: scheduler[name] for name in SAMPLING_KEYS if name in scheduler}
 
 
 def add_noise(latents, noise, alpha_bar):

@@ -37,8 +37,10 @@ class LatentDiffusionModel(nn.Layer):
         freeze_text_encoder: bool = False,
         snr_gamma: float | None = None,
         perturbed_input: bool = False,
+        sampling: dict | None = None,
     ):
-        """`snr_gamma` weights the loss by `min_snr_weights`; `perturbed_input` asks batches for `input_noise`."""
+        """`snr_gamma` weights the loss by `min_snr_weights`; `perturbed_input` asks batches for `input_noise`;
+        `sampling`: `diffusion.sampling_settings` that the model came with, for samplers and exports."""
         super().__init__()
         if prediction_type not in PREDICTION_TYPES:
             raise ValueError(f"prediction_type {prediction_type!r} is not one of {PREDICTION_TYPES}")
@@ -49,6 +51,7 @@ class LatentDiffusionModel(nn.Layer):
         self.unet = unet
         self.noise_schedule = noise_schedule
         self.prediction_type = prediction_type
+        self.sampling = dict(sampling or {})
         self.freeze_text_encoder = freeze_text_encoder
         self.scaling_factor = float(vae.config.scaling_factor)
         self.observer = None  # while training, told of timesteps [B] and the squared error [B] float32 of each sample

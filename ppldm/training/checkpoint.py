@@ -32,13 +32,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import paddle
 from paddlenlp.trainer import TrainerState
 
 from .. import __version__
 from ..models.ema import ExponentialMovingAverage
 from ..models.model_file import ModelDescription
-from ..models.weights.pickles import refuse_programs
+from ..models.weights.paddle_files import NAME_TABLE, read_tree
 from ..utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
 from ..utils.files import atomic_dir, checksum_file, count_free_bytes, make_output_dir, remove_dir, write_json
 from ..utils.log import get_logger
@@ -169,7 +170,7 @@ def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -
                 f"{folder} holds {found} for {name}, this model wants {tuple(value.shape)}; "
                 "resume with the flags the run was started with, or use another --output_dir"
             )
-    if unknown := weights.keys() - own.keys() - {"StructuredToParameterName@@"}:
+    if unknown := weights.keys() - own.keys():
         raise CheckpointError(
             f"{folder} holds weights that this model has not, {min(unknown)} for one; "
             "resume with the flags the run was started with, or use another --output_dir"
@@ -186,10 +187,29 @@ def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -
         get_logger().warning("%s holds averaged weights, which go no further: there is no --use_ema", folder)
 
 
-def _load(path: Path, **options) -> dict:
-    """paddle.load, which would run whatever a pickle names, of a file that was seen to be data. Raises ModelError."""
-    refuse_programs(path)
-    return paddle.load(str(path), **options)
+def _load(path: Path, return_numpy: bool = False) -> dict:
+    """What paddle.load would give of a file that paddle.save wrote; nothing in it is run. Raises ModelError."""
+    tree = read_tree(path)
+    names = tree.pop(NAME_TABLE, {})
+    for key, name in names.items() if isinstance(names, dict) else ():
+        if isinstance(tree.get(key), np.ndarray):
+            tree[key] = (name, tree[key])
+    return _as_tensors(tree, return_numpy)
+
+
+def _as_tensors(value, return_numpy: bool):
+    """Arrays, alone or as (name, array), as tensors of that name on the current device, or as arrays."""
+    if isinstance(value, dict):
+        return {key: _as_tensors(one, return_numpy) for key, one in value.items()}
+    name, array = value if isinstance(value, tuple) and len(value) == 2 else (None, value)
+    if not isinstance(array, np.ndarray):
+        return value
+    if return_numpy:
+        return array
+    tensor = paddle.to_tensor(array)  # of uint16, which stands for it, bfloat16
+    if name:
+        tensor.name = name
+    return tensor
 
 
 def load_optimizer(folder: Path, state: TrainingState) -> None:

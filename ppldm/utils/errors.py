@@ -16,6 +16,7 @@ from .text import escape, escaped_stdout, one_line
 
 _SHARED_MEMORY = "/dev/shm"
 _MAX_LENGTH = 2000  # of a message, in characters
+_LONGEST_QUOTE = 200  # letters of another library's message
 
 
 class PpldmError(Exception):
@@ -100,7 +101,7 @@ def debugging() -> bool:
 
 @contextmanager
 def exit_on_error():
-    """Turn a `PpldmError`, a full disk or Ctrl-C inside the block into one line on stderr and an exit status.
+    """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C in the block into one line and an exit status.
 
     What the block writes to stdout is escaped (`text`).
     """
@@ -117,6 +118,13 @@ def exit_on_error():
             raise
         sys.stderr.write(f"error: {one_line(_describe_full_disk(error))}\n")
         sys.exit(OutputError.exit_status)
+    except MemoryError as error:
+        if debugging():
+            raise
+        what = one_line(str(error), _LONGEST_QUOTE).strip()
+        quoted = f" ({what})" if what else ""
+        sys.stderr.write(f"error: out of memory{quoted}; use smaller batches or pictures, or a machine with more\n")
+        sys.exit(PpldmError.exit_status)
     except KeyboardInterrupt:
         if debugging():
             sys.stderr.write(escape(traceback.format_exc()))

@@ -56,9 +56,13 @@ def find_face(families: tuple[str, ...], files: Iterable[str]) -> str | None:
 
 def fit_text(text: str, font, width: int) -> str:
     """The text, cut and ended by an ellipsis where it is over `width` pixels wide."""
-    while text and font.getlength(text) > width:
-        text = text[:-2] + "…" if text.endswith("…") else text[:-1] + "…"
-    return text
+    if font.getlength(text) <= width:
+        return text
+    fits, limit = 0, len(text)  # letters before the ellipsis
+    while fits < limit:
+        tried = (fits + limit + 1) // 2
+        fits, limit = (tried, limit) if font.getlength(text[:tried] + "…") <= width else (fits, tried - 1)
+    return text[:fits] + "…"
 
 
 def wrap_text(text: str, font, width: int, max_lines: int) -> list[str]:

@@ -28,17 +28,17 @@ def _modules(*names):
     return missing
 
 
-def _program(name):
-    return lambda: None if shutil.which(name) else f"no program {name} on PATH"
+def _programs(*names):
+    return lambda: next((f"no program {name} on PATH" for name in names if not shutil.which(name)), None)
 
 
 # What there is to need: a function that says what is missing, None where nothing is.
 NEEDS = {
     "parity": _modules("torch", "diffusers", "transformers"),
     "wandb": _modules("wandb"),
-    "browser": _program("chromium"),
+    "browser": _programs("chromium", "chromedriver"),
     "java": lambda: None if read_java_version() else "no Java on PATH",
-    **{name: _program(name) for name in ("gzip", "pigz", "bgzip", "openssl")},
+    **{name: _programs(name) for name in ("gzip", "pigz", "bgzip", "openssl")},
 }
 
 

@@ -10,16 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from small_weights import small_weights
 
 import ppldm
 from ppldm.cli import run
-from ppldm.inference.generate import read_prompts
+from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.inference.generate import Plan, read_prompts
 from ppldm.inference.grid import prompt_grid, tile
 from ppldm.inference.pipeline import TextToImage
+from ppldm.inference.prompts import Request
+from ppldm.models.weights.write import write_weights
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.utils.pictures import caption_font, fit_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +60,14 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
         (["--model", "m"], "no prompts"),
         (["--model", "m", "--prompts", "nowhere.txt"], "cannot read the prompts in nowhere.txt"),
         (["--model", "m", "--prompt", "x", "--num-samples", "0"], "--num-samples 0 must be above 0"),
+        (["--model", "m", "--prompt", "x", "--resolution", "0"], "--resolution 0 must be above 0"),
+        (["--model", "m", "--prompt", "x", "--height", "-8"], "--height -8 must be above 0"),
+        (
+            ["--model", "m", "--prompt", "x", "--seed", "18446744073709551616"],
+            "--seed 18446744073709551616 must be from",
+        ),
+        (["--model", "m", "--prompt", "x", "--guidance-scale", "nan"], "--guidance-scale nan is no number"),
+        (["--model", "m", "--prompt", "red \udcff"], "--prompt is not UTF-8 text, after 'red '"),
         (["--model", "m", "--prompt", "x", "--guidance", "2"], "did you mean --guidance-scale?"),
     ],
 )
@@ -109,6 +122,23 @@ def test_a_grid_keeps_the_shape_of_pictures(size, shown):
     assert grid.shape[1] < shown[1] + 40  # no empty columns of blocks
 
 
+def test_long_prompts_are_cut_in_the_grid():
+    red = np.full((8, 8, 3), (255, 0, 0), dtype=np.uint8)
+    font = caption_font()
+    for text in ("word " * 40_000, "w" * 200_000):
+        assert prompt_grid([text], [[red, red]]).width < 400
+        cut = fit_text(text, font, 200)
+        assert cut.endswith("…") and font.getlength(cut) <= 200 < font.getlength(cut[:-1] + "ww…")
+    assert fit_text("short", font, 200) == "short" and fit_text("word", font, 1) == "…"
+
+
+def test_scales_that_hardly_differ_have_folders_of_their_own():
+    scales = [7.5, 7.50000001, 1e-7, 12345678.0, 12345679.0, 1.0, 0.1]
+    plan = Plan([Request("x")], 1, scales, 1, "ddim", 0, None, None, False)
+    files = [plan.file(scale, 0, 0) for scale in scales]
+    assert len(set(files)) == len(scales) and files[0] == "g7.5/000-00.png" and files[-1] == "g0.1/000-00.png"
+
+
 def pixels(folder) -> dict:
     return {str(p.relative_to(folder)): np.asarray(Image.open(p)).astype(int) for p in sorted(folder.rglob("*-*.png"))}
 
@@ -149,21 +179,38 @@ def test_the_same_command_draws_only_what_is_missing(pipeline, tmp_path, monkeyp
 def test_processes_do_not_change_pictures(pipeline, tmp_path):
     command = ["--model", str(pipeline), "--prompt", "picture 1", "picture 2", "picture 3", "--num-samples", "1",
                "--num-inference-steps", "2", "--sampler", "ddpm"]  # fmt: skip
-    launches = {
-        "one": ["examples/generate_images.py", *command, "--batch-size", "3"],
-        "two": ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log"),
-                "examples/generate_images.py", *command],
-    }  # fmt: skip
-    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    for name, launch in launches.items():
-        launched = subprocess.run(
-            [sys.executable, *launch, "--out", str(tmp_path / name)],
-            cwd=ROOT, env=environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert launched.returncode == 0, launched.stderr[-2000:]
-    one, two = pixels(tmp_path / "one"), pixels(tmp_path / "two")
+    one = launch(tmp_path / "one", 1, [*command, "--batch-size", "3"])
+    two = launch(tmp_path / "two", 2, command)
     assert one.keys() == two.keys() and all(np.abs(one[name] - two[name]).max() <= 1 for name in one)
     assert (tmp_path / "one" / "pictures.jsonl").read_text() == (tmp_path / "two" / "pictures.jsonl").read_text()
+
+
+def launch(folder: Path, processes: int, command: list[str]) -> dict:
+    """The pictures that a command draws into `folder`, in one process or several."""
+    one = [sys.executable]
+    several = ["-m", "paddle.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", f"{folder}-log"]
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    launched = subprocess.run(
+        [*one, *(several if processes > 1 else []), "examples/generate_images.py", *command, "--out", str(folder)],
+        cwd=ROOT, env=environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stderr[-2000:]
+    return pixels(folder)
+
+
+@pytest.mark.slow
+def test_exact_pictures_are_the_same_to_the_bit(tmp_path):
+    """With this model and strong guidance, one process differs in some 20 values when its batches do."""
+    weights = small_weights(4)
+    weights.tokenizer = CaptionTokenizer(build_vocab(["a red heart", "two boats"]), 77)
+    write_weights(weights, "ppdiffusers", tmp_path / "m")
+    command = ["--model", str(tmp_path / "m"), "--prompt", "a red heart", "two boats", "--num-samples", "3", "--exact",
+               "--guidance-scale", "30", "--num-inference-steps", "8", "--sampler", "euler-ancestral"]  # fmt: skip
+    alone = launch(tmp_path / "alone", 1, [*command, "--batch-size", "1"])
+    for name, processes, batch_size in (("batch", 1, 6), ("two", 2, 2)):
+        other = launch(tmp_path / name, processes, [*command, "--batch-size", str(batch_size)])
+        assert alone.keys() == other.keys() and len(alone) == 6
+        assert all((alone[file] == other[file]).all() for file in alone)
 
 
 def test_checkpoints_draw_what_their_export_draws(tiny, pipeline, tmp_path):

@@ -1,5 +1,6 @@
 """The Python API: shapes, ranges, and the same pictures whatever form the weights are in."""
 
+import json
 import shutil
 
 import numpy as np
@@ -57,6 +58,21 @@ def test_every_form_draws_the_same(model, folder, form):
     assert (other.generate("a red heart", **FEW) == model.generate("a red heart", **FEW)).all()
 
 
+def test_another_kind_of_stored_scheduler_is_named(folder, tmp_path, capfd):
+    shutil.copytree(folder / "diffusers", tmp_path / "d")
+    ppldm.load(tmp_path / "d")
+    assert "brings a" not in capfd.readouterr().err
+    path = tmp_path / "d" / "scheduler" / "scheduler_config.json"
+    settings = json.loads(path.read_text()) | {"_class_name": "PNDMScheduler", "timestep_spacing": "trailing"}
+    path.write_text(json.dumps(settings))
+    assert ppldm.load(tmp_path / "d").model.sampling["timestep_spacing"] == "trailing"
+    assert "brings a PNDMScheduler; pictures are drawn" in capfd.readouterr().err
+    for name, value in (("timestep_spacing", "odd"), ("steps_offset", -1), ("clip_sample", 3), ("sample_max_value", 0)):
+        path.write_text(json.dumps(settings | {name: value}))
+        with pytest.raises(ModelError, match=f"{name} {value!r}"):
+            ppldm.load(tmp_path / "d")
+
+
 def test_words_for_what_cannot_work(model, folder, tmp_path):
     for name in ("model.ckpt", "model.yaml"):
         shutil.copy(folder / "compvis" / name, tmp_path)
@@ -75,6 +91,12 @@ def test_words_for_what_cannot_work(model, folder, tmp_path):
         (name,) = settings
         with pytest.raises(ConfigError, match=f"{name} .* must be a whole number from"):
             model.generate("x", **settings, **FEW)
+    assert model.generate("x", seed=(1 << 64) - 1, num_inference_steps=1).shape == (1, 1, 64, 64, 3)
+    for side in ({"height": 0}, {"width": 0}):
+        with pytest.raises(ConfigError, match="0 must be a multiple of 8"):
+            model.generate("x", **side, **FEW)
+    with pytest.raises(ConfigError, match="the prompt is not UTF-8 text, after 'a'"):
+        model.generate("a\udcffb", **FEW)
     for scale in (float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="the guidance scale"):
             model.generate("x", guidance_scale=scale, num_inference_steps=1)

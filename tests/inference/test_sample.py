@@ -72,13 +72,16 @@ def test_guidance_follows_its_formula(model, tokenizer):
     unconditional = sample_latents(model, empty, empty, noise, 1.0, 1).numpy()
     assert np.abs(conditional - unconditional).max() > 1e-3
     # One DDIM step is affine in the prediction, so guidance extrapolates its result.
-    guided = sample_latents(model, ids, empty, noise, 5.0, 1).numpy()
-    np.testing.assert_allclose(guided, unconditional + 5 * (conditional - unconditional), atol=2e-4)
+    for scale in (0.0, 0.5, 5.0):
+        guided = sample_latents(model, ids, empty, noise, scale, 1).numpy()
+        np.testing.assert_allclose(guided, unconditional + scale * (conditional - unconditional), atol=2e-4)
 
 
-def test_plain_ppdiffusers_pipeline_draws_the_same(model, tokenizer, tmp_path):
+@pytest.mark.parametrize("sampling", [{}, {"timestep_spacing": "trailing"}, {"steps_offset": 0, "clip_sample": True}])
+def test_plain_ppdiffusers_pipeline_draws_the_same(model, tokenizer, tmp_path, sampling, monkeypatch):
     from ppdiffusers import LDMTextToImagePipeline
 
+    monkeypatch.setattr(model, "sampling", sampling)
     facts = {"prediction_type": model.prediction_type, "resolution": 32, "model_max_length": 12}
     export_pipeline(model, tokenizer, tmp_path / "pipeline", None, facts)
     pipeline = LDMTextToImagePipeline.from_pretrained(str(tmp_path / "pipeline"))
@@ -92,6 +95,7 @@ def test_plain_ppdiffusers_pipeline_draws_the_same(model, tokenizer, tmp_path):
         latents=paddle.to_tensor(noise[None]),
     ).images[0]
     loaded = load_pipeline(tmp_path / "pipeline")
+    assert loaded.sampling.items() >= sampling.items()
     ours = draw(loaded, tokenizer, ["picture 1"], [0], SHAPE, 9, 4.0, 3)[0]
     assert np.abs(np.asarray(theirs).astype(int) - ours).mean() < 1
     assert sorted(p.name for p in (tmp_path / "pipeline").iterdir()) == [

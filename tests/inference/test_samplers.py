@@ -9,8 +9,8 @@ from ppldm.inference.generate import SAMPLER_NAMES
 from ppldm.inference.sample import draw, initial_noise, noises, sample_latents
 from ppldm.inference.samplers import SAMPLERS, STOCHASTIC, Sampler
 from ppldm.models.build import build_model
-from ppldm.models.diffusion import NoiseSchedule
-from ppldm.utils.errors import ConfigError
+from ppldm.models.diffusion import TIMESTEP_SPACINGS, NoiseSchedule
+from ppldm.utils.errors import ConfigError, ModelError
 
 SHAPE = (4, 8, 8)
 
@@ -50,33 +50,91 @@ def test_batches_and_global_random_state_do_not_change_pictures(model, sampler):
 @pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in STOCHASTIC])
 def test_deterministic_samplers_agree_in_the_limit(sampler):
     """A UNet that predicts no noise at all: every solver of the same equation scales the start by the same number."""
-    schedule = NoiseSchedule()
-    start = paddle.to_tensor(initial_noise(1, "a", 0, SHAPE)[None])
-    run = Sampler(sampler, schedule, "epsilon", 50)
-    latents = start * run.initial_scale
-    for timestep in run.timesteps:
-        run.scale_input(latents, timestep)
-        latents = run.step(paddle.zeros_like(latents), timestep, latents)
-    scale = float(schedule.alphas_cumprod()[-1]) ** -0.5
-    ratio = (latents / start).numpy()
+    silent = build_model(small_weights(2), "small")
+    for parameter in silent.unet.conv_out.parameters():
+        parameter.set_value(paddle.zeros_like(parameter))
+    start = initial_noise(1, "a", 0, SHAPE)[None]
+    ids = paddle.to_tensor(Words().encode(["a"]))
+    latents = sample_latents(silent, ids, ids, paddle.to_tensor(start), 1.0, 50, sampler=sampler).numpy()
+    ratio = latents / start
     assert ratio.std() < 1e-3 * ratio.mean()
-    assert abs(ratio.mean() / scale - 1) < 0.15
+    assert abs(ratio.mean() * float(NoiseSchedule().alphas_cumprod()[-1]) ** 0.5 - 1) < 0.15
 
 
-@pytest.mark.parametrize("sampler", STOCHASTIC)
-def test_stochastic_samplers_keep_the_variance(sampler):
-    """Where the data are unit normal, the best prediction of the noise is sqrt(1 - abar) x_t, and samples stay so."""
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction"])
+def test_the_noise_of_a_step_has_the_published_variance(kind):
+    """ddpm: equation 7 of Ho et al. 2020 between the timesteps; euler-ancestral: sigma_up of Karras et al. 2022."""
     schedule = NoiseSchedule()
-    alpha_bar = schedule.alphas_cumprod()
-    rng = np.random.default_rng(0)
-    run = Sampler(sampler, schedule, "epsilon", 100)
-    latents = paddle.to_tensor(rng.standard_normal((8, 4, 16, 16), dtype=np.float32)) * run.initial_scale
-    for timestep in run.timesteps:
-        seen = run.scale_input(latents, timestep)
-        predicted = seen * float(1 - alpha_bar[int(timestep)]) ** 0.5
-        noise = paddle.to_tensor(rng.standard_normal(latents.shape, dtype=np.float32))
-        latents = run.step(predicted, timestep, latents, noise)
-    assert abs(float(latents.std()) - 1) < 0.05
+    alpha_bar = schedule.alphas_cumprod().astype(np.float64)
+    latents, one, two = (paddle.to_tensor(initial_noise(i, "a", 0, SHAPE)[None]) for i in range(3))
+    for position in (0, 3, 8):
+        steps = {}
+        for sampler in STOCHASTIC:
+            for noise in (one, two):
+                run = Sampler(sampler, schedule, kind, 10)
+                for timestep in run.timesteps[: position + 1]:
+                    run.scale_input(latents, timestep)
+                    after = run.step(latents * 0.1, timestep, latents, noise)
+                steps.setdefault(sampler, []).append(after)
+        shares = {name: ((a - b) / (one - two)).numpy() for name, (a, b) in steps.items()}
+        assert all(share.std() < 1e-3 for share in shares.values())
+        before, now = alpha_bar[(9 - position) * 100 - 100], alpha_bar[(9 - position) * 100]
+        variance = (1 - before) / (1 - now) * (1 - now / before)
+        assert shares["ddpm"].mean() == pytest.approx(variance**0.5, rel=1e-3)
+        sigma, target = (float(value) for value in run.scheduler.sigmas[position : position + 2])
+        up = target * (1 - target**2 / sigma**2) ** 0.5
+        assert shares["euler-ancestral"].mean() == pytest.approx(up, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("num_steps", range(1, 201, 7))
+def test_ddpm_from_noise_alone_is_finite(num_steps):
+    run = Sampler("ddpm", NoiseSchedule(rescale_betas_zero_snr=True), "v_prediction", num_steps)
+    latents = paddle.to_tensor(initial_noise(1, "a", 0, SHAPE)[None])
+    latents = run.step(latents * 0.5, run.timesteps[0], latents, latents * 0.3)
+    assert np.isfinite(latents.numpy()).all()
+
+
+@pytest.mark.parametrize("num_steps", [6, 10, 13, 14, 19, 20, 23, 24, 25])
+def test_ddpm_from_noise_alone_where_rounding_went_below_zero(num_steps):
+    test_ddpm_from_noise_alone_is_finite(num_steps)
+
+
+@pytest.mark.parametrize("spacing", [None, *TIMESTEP_SPACINGS])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_as_many_steps_as_were_trained(sampler, spacing):
+    for num_train in (1, 2, 30):
+        schedule = NoiseSchedule(num_train_timesteps=num_train)
+        run = Sampler(sampler, schedule, "epsilon", num_train, {"timestep_spacing": spacing} if spacing else None)
+        latents = paddle.to_tensor(initial_noise(1, "a", 0, SHAPE)[None]) * run.initial_scale
+        for timestep in run.timesteps:
+            assert 0 <= float(timestep) < num_train
+            seen = run.scale_input(latents, timestep)
+            latents = run.step(seen * 0.5, timestep, latents, latents * 0)
+        assert np.isfinite(latents.numpy()).all()
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm", "euler", "euler-ancestral", "dpm-solver++"])
+def test_noise_alone_is_sampled_from_its_last_timestep(sampler):
+    """And a spacing that the model came with goes before."""
+    schedule = NoiseSchedule(rescale_betas_zero_snr=True)
+    assert float(Sampler(sampler, schedule, "v_prediction", 10).timesteps[0]) == 999
+    spaced = Sampler(sampler, schedule, "v_prediction", 10, {"timestep_spacing": "leading"})
+    assert float(spaced.timesteps[0]) < 999
+    plain = Sampler(sampler, NoiseSchedule(), "v_prediction", 10, {"timestep_spacing": "trailing"})
+    assert [float(one) for one in plain.timesteps] == [*range(999, 0, -100)]
+
+
+def test_dpm_solver_ends_at_the_picture():
+    run = Sampler("dpm-solver++", NoiseSchedule(), "epsilon", 20)
+    assert float(run.scheduler.sigmas[-1]) == 0
+
+
+def test_what_is_not_finite_is_an_error(model):
+    settings = dict(negative_prompts=["b", "b"], check=True)
+    with pytest.raises(ModelError, match="at guidance 1e\\+39 ended in values that are not finite for the prompt 'a'"):
+        draw(model, Words(), ["a", "c"], [0, 0], SHAPE, 9, 1e39, 2, **settings)
+    black = draw(model, Words(), ["a", "c"], [0, 0], SHAPE, 9, 1e39, 2, **settings | {"check": False})
+    assert black.shape == (2, 64, 64, 3)
 
 
 def test_negative_prompts_take_the_place_of_the_empty_one(model):

@@ -12,6 +12,7 @@ from paddlenlp.trainer import Trainer, TrainerState, TrainingArguments
 
 from ppldm.training.checkpoint import (
     TrainingState,
+    _load,
     count_bytes,
     find_checkpoint,
     list_checkpoints,
@@ -84,6 +85,32 @@ def test_a_program_in_the_place_of_weights_is_not_run(tmp_path, name):
         load_model(folder, state)
         load_optimizer(folder, state)
     assert not (tmp_path / "was here").exists()
+
+
+@pytest.mark.parametrize("return_numpy", [True, False])
+def test_files_are_read_as_paddle_reads_its_own(tmp_path, return_numpy):
+    """Values, types and generated names, by which an optimizer finds its state, of every layout of paddle.save."""
+    layer = paddle.nn.Linear(3, 4)
+    weight, bias = layer.weight, layer.bias
+    nested = {"w": weight, "master_weights": {"m": bias}, "LR": {"last_lr": 0.1, "last_epoch": 2}, "n": None}
+    half = {"half": weight.astype("bfloat16"), "scale": paddle.to_tensor(2.0)}
+    for number, state in enumerate((layer.state_dict(), nested, {"w": weight.numpy(), "k": 3}, half)):
+        path = tmp_path / f"{number}.pdparams"
+        paddle.save(state, str(path))
+        ours, theirs = _load(path, return_numpy), paddle.load(str(path), return_numpy=return_numpy)
+        ours, theirs = (tree | tree.pop("master_weights", {}) | tree.pop("LR", {}) for tree in (ours, theirs))
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert type(ours[name]) is type(value)
+            if isinstance(value, paddle.Tensor):
+                assert (ours[name].dtype, ours[name].shape) == (value.dtype, value.shape)
+                assert bool((ours[name] == value).all())
+                if not value.name.startswith("generated_tensor"):
+                    assert ours[name].name == value.name
+            elif isinstance(value, np.ndarray):
+                assert ours[name].dtype == value.dtype and (ours[name] == value).all()
+            else:
+                assert ours[name] == value
 
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])

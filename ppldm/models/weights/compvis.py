@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from ...utils.errors import ModelError
+from .limits import require_few_layers
 from .names import Unmapped, rename, text_encoder_names, unet_names, vae_names
 from .parts import Part, Weights, turn_linear
 
@@ -82,6 +83,7 @@ def split(state_dict: dict[str, np.ndarray], configs: dict[str, dict], source, e
             own = {name: _averaged(state_dict, name, source) for name in own}
         if not own:
             continue
+        require_few_layers(config, len(own), source)
         theirs = {theirs: ours for ours, theirs in NAMES[kind](config).items()}
         try:
             arrays = {rename(name, theirs): array for name, array in own.items()}

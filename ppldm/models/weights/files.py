@@ -8,7 +8,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ...utils.errors import ModelError
-from .pickles import read_pdparams, read_torch, widen_bfloat16
+from .paddle_files import read_pdparams, widen_bfloat16
+from .torch_files import read_torch
 
 # Names of weight files in a part's folder, the safest format first.
 WEIGHT_FILES = (
@@ -56,9 +57,9 @@ def weight_files(folder: Path) -> list[Path]:
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
             return [folder / name]
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            return _shards(index)
+        # The whole weights before others, such as those in half precision: name.index.fp16.json.
+        if indexes := sorted(folder.glob(f"{name}.index*.json"), key=lambda path: (len(path.name), path.name)):
+            return _shards(indexes[0])
     others = sorted(path for pattern in _WEIGHT_PATTERNS for path in folder.glob(pattern))
     if len(others) == 1:
         return others

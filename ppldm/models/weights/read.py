@@ -15,12 +15,13 @@ import numpy as np
 from ...config.arguments import CONFIG_DIR
 from ...utils.errors import ModelError
 from ...utils.files import checksum_file
-from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES
+from ..diffusion import BETA_SCHEDULES, PREDICTION_TYPES, TIMESTEP_SPACINGS
 from ..model_file import LDM, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, read_model_file
 from ..network_configs import is_ldmbert
 from . import compvis
 from .configs import complete_config, read_config, read_json
 from .files import is_pytorch, read_arrays, weight_files
+from .limits import require_few_layers
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .parts import Part, Weights, turn_linear
 
@@ -34,6 +35,7 @@ EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokeniz
 NOT_TEXT_TO_IMAGE = "{} is no checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder"
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
+SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
 _SCHEDULE = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
 PUBLISHED_SCHEDULE = {
     "num_train_timesteps": 1000,
@@ -136,11 +138,31 @@ def check_schedule(settings: dict, source) -> None:
     for name, known in (("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES)):
         if settings[name] not in known:
             raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
+    _check_sampling(settings, source)
+
+
+def _check_sampling(settings: dict, source) -> None:
+    """Raises ModelError for a stored setting of sampling that no sampler can take."""
+    if settings.get("timestep_spacing", TIMESTEP_SPACINGS[0]) not in TIMESTEP_SPACINGS:
+        known = ", ".join(TIMESTEP_SPACINGS)
+        raise ModelError(f"{source}: timestep_spacing {settings['timestep_spacing']!r} is not one of {known}")
+    offset = settings.get("steps_offset", 0)
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < settings["num_train_timesteps"]:
+        raise ModelError(f"{source}: steps_offset {offset!r} must be a whole number from 0; correct it")
+    for name in ("clip_sample", "set_alpha_to_one", "thresholding"):
+        if not isinstance(settings.get(name, False), bool):
+            raise ModelError(f"{source}: {name} {settings[name]!r} must be true or false; correct it")
+    for name in ("dynamic_thresholding_ratio", "clip_sample_range", "sample_max_value"):
+        if not isinstance(settings.get(name, 1.0), (int, float)) or not settings.get(name, 1.0) > 0:
+            raise ModelError(f"{source}: {name} {settings[name]!r} must be a number above 0; correct it")
 
 
 def read_scheduler(path: Path) -> dict:
-    """The settings in a scheduler_config.json. Raises ModelError for a schedule that a model here cannot have."""
-    settings = {key: value for key, value in read_json(path).items() if not key.startswith("_")}
+    """The settings in a scheduler_config.json, and its class. Raises ModelError for a schedule that a model here cannot
+    have."""
+    settings = {
+        key: value for key, value in read_json(path).items() if not key.startswith("_") or key == SCHEDULER_CLASS
+    }
     if settings.get("trained_betas") is not None:
         raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
     check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)
@@ -165,12 +187,15 @@ def _read_part_folder(kind: str, folder: Path) -> Part:
 
 def _modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:
     """An LDMBert of the older layout under today's names. It had no `to_logits`, which nothing uses: zeros."""
+    require_few_layers(config, len(arrays), folder)
     theirs = {theirs: ours for ours, theirs in old_text_encoder_names(config).items()}
     try:
         renamed = {rename(name, theirs): array for name, array in arrays.items()}
     except Unmapped as error:
         raise ModelError(f"{folder} holds {error}, which its config has no place for; copy both again") from error
-    width, words = config["d_model"], config["vocab_size"]
+    if arrays["embeddings.word_embeddings.weight"].ndim != 2:
+        raise ModelError(f"{folder}: embeddings.word_embeddings.weight is not a table of words; copy it again")
+    words, width = arrays["embeddings.word_embeddings.weight"].shape
     logits = {"weight": np.zeros((width, words), np.float32), "bias": np.zeros(words, np.float32)}
     return {**renamed, **{f"to_logits.{name}": array for name, array in logits.items()}}
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import atomic_dir, checksum_file, write_json, write_text
-from ..diffusion import NoiseSchedule
+from ..diffusion import PUBLISHED_SAMPLING, NoiseSchedule, sampling_settings
 from ..model_file import (
     LDM,
     MODEL_FILE,
@@ -33,10 +33,11 @@ from ..network_configs import is_ldmbert
 from . import compvis
 from .files import write_safetensors
 from .parts import Part, Weights, cast, to_torch_config, turn_linear
-from .pickles import write_torch
+from .torch_files import write_torch
 
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
 DTYPES = ("float32", "float16")
+DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
 _FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
 _CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
@@ -44,14 +45,9 @@ _TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.j
 _CLASSES = {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}
 
 # What of a scheduler's settings is the process that the model was trained under; the others say how to sample.
-PROCESS_KEYS = (*(one.name for one in fields(NoiseSchedule)), "prediction_type")
-
-# DDIM as the published model samples: no clipping of x_0, the last step to abar_0, one step of offset.
-_DDIM = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
-_DDIM_KEYS = (
-    *("num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "prediction_type", *_DDIM),
-    *("rescale_betas_zero_snr", "timestep_spacing", "thresholding", "dynamic_thresholding_ratio"),
-    *("clip_sample_range", "sample_max_value"),
+PROCESS_KEYS = (
+    *(one.name for one in fields(NoiseSchedule)),
+    "prediction_type",
 )
 
 
@@ -108,20 +104,40 @@ def facts_of(weights: Weights) -> dict:
     }
 
 
+def drawn_by_diffusers(weights: Weights) -> bool:
+    """Whether diffusers' own pipeline can draw with an export of this model."""
+    ldmbert = is_ldmbert(weights.parts["text_encoder"].config)
+    return not ldmbert or facts_of(weights)["model_max_length"] == DIFFUSERS_TEXT_LENGTH
+
+
+def _example(weights: Weights, form: str, prompt: str) -> str:
+    """Lines of Python that draw `prompt` in the folder of an export, with its own library where that can."""
+    quoted = json.dumps(prompt, ensure_ascii=False)
+    own = (
+        "import ppldm\nfrom PIL import Image\n\n"
+        f'picture = ppldm.load(".").generate({quoted}, guidance_scale=7.5)[0, 0]\n'
+        'Image.fromarray(picture).save("picture.png")'
+    )
+    if form == "compvis":
+        return f"# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads\n{own}"
+    name = "LDMTextToImagePipeline" if is_ldmbert(weights.parts["text_encoder"].config) else "StableDiffusionPipeline"
+    if form == "diffusers" and not drawn_by_diffusers(weights):
+        length = facts_of(weights)["model_max_length"]
+        return (
+            f"# diffusers' {name} pads captions to {DIFFUSERS_TEXT_LENGTH} tokens and this model takes {length}: draw "
+            f"with ppldm\n{own}"
+        )
+    return (
+        f'from {form} import {name}\n\npipeline = {name}.from_pretrained(".")\n'
+        f'pipeline({quoted}, guidance_scale=7.5).images[0].save("picture.png")'
+    )
+
+
 def model_card(weights: Weights, form: str, dtype: str) -> str:
     """README.md of an exported model: what it is, what it was trained on, how to draw with it."""
     facts = facts_of(weights)
     prompt = facts.get("example_prompt") or "a red heart"
-    pipeline = (
-        "LDMTextToImagePipeline" if is_ldmbert(weights.parts["text_encoder"].config) else "StableDiffusionPipeline"
-    )
-    use = (
-        "# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads"
-        if form == "compvis"
-        else f"from {form} import {pipeline}\n"
-        f'pipeline = {pipeline}.from_pretrained(".")\n'
-        f'pipeline({json.dumps(prompt, ensure_ascii=False)}, guidance_scale=7.5).images[0].save("picture.png")'
-    )
+    use = _example(weights, form, prompt)
     shown = {name: value for name, value in facts.items() if value is not None and name != "example_prompt"}
     rows = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
     configs = "\n\n".join(
@@ -189,10 +205,10 @@ def _index(ldmbert: bool, library: str, version: str) -> tuple[dict[str, str], d
 
 def scheduler_settings(scheduler: dict) -> dict:
     """The settings of the DDIM scheduler that an exported pipeline samples with, sorted by name."""
-    known = {name: value for name, value in scheduler.items() if name in _DDIM_KEYS}
+    known = {name: scheduler[name] for name in PROCESS_KEYS if name in scheduler} | sampling_settings(scheduler)
     # A schedule that ends in noise alone is sampled from its very last timestep (arXiv:2305.08891, section 3.3).
     spacing = {"timestep_spacing": "trailing"} if scheduler.get("rescale_betas_zero_snr") else {}
-    return dict(sorted({**_DDIM, **spacing, **known}.items()))
+    return dict(sorted({**PUBLISHED_SAMPLING, **spacing, **known}.items()))
 
 
 def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle_form: bool, safetensors: bool) -> None:

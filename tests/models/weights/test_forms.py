@@ -17,8 +17,8 @@ from ppldm.models.weights import compvis
 from ppldm.models.weights.configs import complete_config
 from ppldm.models.weights.names import old_text_encoder_names, rename, unet_names, vae_names
 from ppldm.models.weights.parts import Part, is_linear_weight
-from ppldm.models.weights.pickles import read_torch, write_torch
 from ppldm.models.weights.read import read_part, read_weights
+from ppldm.models.weights.torch_files import read_torch, write_torch
 from ppldm.models.weights.write import facts_of, write_weights
 from ppldm.utils.errors import ConfigError, ModelError
 
@@ -245,6 +245,8 @@ def test_shards(exported, weights, tmp_path):
     index = file.with_name(file.name + ".index.json")
     index.write_text(json.dumps({"weight_map": {name: part for part, own in parts.items() for name in own}}))
     assert differences(read_weights(tmp_path / "s"), weights) == []
+    index.rename(index.with_name(file.name + ".index.fp16.json"))
+    assert differences(read_weights(tmp_path / "s"), weights) == []
     (file.parent / "two.safetensors").unlink()
     with pytest.raises(ModelError, match="names two.safetensors, which is not there"):
         read_weights(tmp_path / "s")
@@ -425,3 +427,63 @@ def test_a_schedule_without_signal_at_its_end(tmp_path):
     assert build_model(read_weights(tmp_path / "d"), "d").noise_schedule.alphas_cumprod()[-1] == 0
     with pytest.raises(ModelError, match="know the scaled_linear noise schedule alone"):
         write_weights(weights, "compvis", tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "kind, changes",
+    [
+        ("unet", {"block_out_channels": [102_400, 102_400, 102_400]}),
+        ("unet", {"block_out_channels": [32, 64, 8192]}),
+        ("unet", {"layers_per_block": 10**9}),
+        ("unet", {"cross_attention_dim": 10**9}),
+        ("unet", {"in_channels": 10**9}),
+        ("vae", {"block_out_channels": [8192] * 4}),
+        ("vae", {"layers_per_block": 10**9}),
+        ("vae", {"latent_channels": 10**7}),
+        ("text_encoder", {"vocab_size": 10**9}),
+        ("text_encoder", {"d_model": 102_400}),
+        ("text_encoder", {"encoder_layers": 10**9}),
+        ("text_encoder", {"encoder_ffn_dim": 10**12}),
+        ("text_encoder", {"max_position_embeddings": 10**11}),
+    ],
+)
+def test_no_more_is_built_than_the_file_can_fill(weights, kind, changes):
+    part = weights.parts[kind]
+    with pytest.raises(ModelError, match=f"{kind}: the config describes a far larger network than the weights"):
+        fill_part(kind, Part({**part.config, **changes}, part.arrays, kind))
+    fill_part(kind, part)
+
+
+def test_layers_without_end_have_no_names(exported, tmp_path):
+    for path, key in (("unet_config", "num_res_blocks"), ("cond_stage_config", "n_layer")):
+        params = yaml.safe_load((exported / "compvis" / "model.yaml").read_text())
+        params["model"]["params"][path]["params"][key] = 10**9
+        (tmp_path / "many.yaml").write_text(yaml.safe_dump(params))
+        with pytest.raises(ModelError, match="the config has 1000000000 layers"):
+            read_weights(exported / "compvis" / "model.ckpt", yaml_file=tmp_path / "many.yaml")
+
+
+@pytest.mark.parametrize("kind, key", [("unet", "down_block_types"), ("vae", "up_block_types")])
+@pytest.mark.parametrize("name", ["AttnDownBlock2D", "SkipUpBlock2D", "Dream", 3])
+def test_blocks_that_do_not_run_are_refused(kind, key, name):
+    blocks = CONFIGS[kind][key][:-1] + [name]
+    with pytest.raises(ModelError, match=f"{key} {name!r} does not run in a {kind} of ppdiffusers; known: "):
+        complete_config(kind, CONFIGS[kind] | {key: blocks}, "a.json")
+
+
+@pytest.mark.parametrize("form, length", [("ppdiffusers", 77), ("ppdiffusers", 12), ("diffusers", 12), ("compvis", 77)])
+def test_the_example_of_the_model_card_runs(tmp_path, monkeypatch, form, length):
+    weights = small_weights()
+    text_encoder = weights.parts["text_encoder"]
+    text_encoder.config["max_position_embeddings"] = length
+    table = text_encoder.arrays["model.embed_positions.weight"]
+    text_encoder.arrays["model.embed_positions.weight"] = table[:length]
+    weights.tokenizer = CaptionTokenizer(build_vocab(["red heart"]), length)
+    write_weights(weights, form, tmp_path / "m")
+    monkeypatch.chdir(tmp_path / "m")
+    example = (tmp_path / "m" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(
+        compile(example.replace("guidance_scale=7.5", "guidance_scale=7.5, num_inference_steps=2"), "card", "exec"), {}
+    )
+    assert (tmp_path / "m" / "picture.png").is_file()
+    assert ("takes 12: draw with ppldm" in example) == (form == "diffusers")

@@ -23,8 +23,8 @@ from ppldm.models.build import build_model  # noqa: E402
 from ppldm.models.weights import compvis  # noqa: E402
 from ppldm.models.weights.names import rename, text_encoder_names, unet_names, vae_names  # noqa: E402
 from ppldm.models.weights.parts import PADDLE_ONLY, TORCH_ONLY  # noqa: E402
-from ppldm.models.weights.pickles import read_torch  # noqa: E402
 from ppldm.models.weights.read import read_weights  # noqa: E402
+from ppldm.models.weights.torch_files import read_torch  # noqa: E402
 from ppldm.models.weights.write import write_weights  # noqa: E402
 
 CLASSES = {"vae": diffusers.AutoencoderKL, "unet": diffusers.UNet2DConditionModel}
