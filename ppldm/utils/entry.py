@@ -9,6 +9,7 @@ from .cpu import import_paddle_quietly, prepare_cpu
 from .environment import require_working_environment
 from .errors import Preempted, exit_on_error
 from .failure import note_failure
+from .signals import handle
 from .world import World
 
 
@@ -53,7 +54,8 @@ def _show_and_leave(*error) -> None:
 
 def _stop_on_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _stop)
+        handle(number, _stop)
+    signal.siginterrupt(signal.SIGINT, False)
 
 
 def _stop(number: int, _frame) -> None:
