@@ -21,12 +21,13 @@ that a row is cropped, noised and so on alike whatever else is selected.
 
 import math
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from ..utils.errors import ConfigError, RowError
+from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Stream, make_rng
 from .container import Rows, open_part
 from .filelist import Source
@@ -107,9 +108,10 @@ class TextImageDataset:
         self._open_part = _part_opener(self._parts)
 
     def read_row(self, row: int) -> Row:
-        """Row number `row` of all rows, selected or not. Raises RowError."""
-        part, number = self._locate(row)
-        return part.read(number)
+        """Row number `row` of all rows, selected or not. Raises RowError, DataError."""
+        with self._naming(row):
+            part, number = self._locate(row)
+            return part.read(number)
 
     def __getitem__(self, key: tuple[int, int]) -> dict:
         """The sample of (epoch, place among the selected rows); see the module. Raises DataError."""
@@ -178,21 +180,43 @@ class TextImageDataset:
 
     def _locate(self, row: int) -> tuple[Rows, int]:
         """The part of a row, and the row's number in it."""
+        part, number = self._number_in_part(row)
+        return self._open_part(part), number
+
+    def _number_in_part(self, row: int) -> tuple[int, int]:
+        """(number of a row's part, the row's number in it)."""
         if not 0 <= row < self.selection.num_rows:
             raise IndexError(f"there are rows 0 to {self.selection.num_rows - 1}, no row {row}")
         part = int(np.searchsorted(self.selection.starts, row, side="right")) - 1
-        return self._open_part(part), row - int(self.selection.starts[part])
+        return part, row - int(self.selection.starts[part])
+
+    @contextmanager
+    def _naming(self, row: int):
+        """Makes of whatever reading a row raises, and nobody foresaw, a DataError that names its part and number: a
+        disk that fails, a file that is changed while it is used."""
+        try:
+            yield
+        except PpldmError:
+            raise
+        except Exception as error:
+            part, number = self._number_in_part(row)
+            raise DataError(
+                f"{self._parts[part][0]} row {number} cannot be read: {describe(error)}; see to its storage, and leave "
+                "parts and their indexes as they are while a run uses them; the same command goes on"
+            ) from error
 
     def _load(self, corner: tuple[float, float] | None, crop: np.ndarray, place: int) -> tuple[str, ...]:
         """The captions of a selected row, whose pixels go to `crop`. Raises RowError."""
-        part, number = self._locate(self.selection[place])
-        loaded = part.read(number)
-        try:
-            pixels = decode_pixels(loaded.image, exact=self.interpolation != "area")
-            crop_pixels(pixels, self.crop_fraction, corner, self.interpolation, crop)
-        except RowError as error:
-            raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
-        return (loaded.caption, *loaded.other_captions)
+        row = self.selection[place]
+        with self._naming(row):
+            part, number = self._locate(row)
+            loaded = part.read(number)
+            try:
+                pixels = decode_pixels(loaded.image, exact=self.interpolation != "area")
+                crop_pixels(pixels, self.crop_fraction, corner, self.interpolation, crop)
+            except RowError as error:
+                raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
+            return (loaded.caption, *loaded.other_captions)
 
 
 def _part_opener(parts: list[tuple[Path, Source]]) -> Callable[[int], Rows]:

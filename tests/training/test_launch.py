@@ -1,6 +1,7 @@
 """Whatever ends one of two ranks, the terminal says which and why, and nothing goes on running."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -166,4 +167,24 @@ def test_two_machines_end_together(tmp_path):
     assert launchers[1].returncode == 128 + signal.SIGKILL, texts
     assert "rank 1 failed first: it was killed by SIGKILL" in texts[1]
     assert launchers[0].returncode != 0 and "error: " in texts[0]
+    assert not running(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, workers", [("loop", 0), ("trainer", 1), ("loop", 2)])
+def test_a_failing_disk_ends_all_ranks_at_once(tiny, tmp_path, kind, workers):
+    flags = tiny.flags(tmp_path / "out", max_steps=1000, data_timeout=0, dataloader_num_workers=workers,
+                       per_device_train_batch_size=2)  # fmt: skip
+    script = Path(__file__).parents[1] / "helpers" / "failing_disk.py"
+    result = subprocess.run(
+        [sys.executable, "-m", "ppldm.training.launch", "--nproc_per_node", "2", "--log_dir", tmp_path / "log", script,
+         kind, *flags],
+        capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "error: rank 1 failed first" in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert re.match(r"  \[1\] error: \S+part-0000\d\.gz row \d+ cannot be read: OSError: \[Errno 5\]", last), last
+    assert "Traceback" not in result.stderr
     assert not running(tmp_path)
