@@ -62,7 +62,7 @@ LOOP_FLAGS = {
     *("dataloader_num_workers", "recompute", "benchmark", "profiler_options"),
     *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
     *("validation_prompts", "validation_guidance_scales", "validation_steps"),
-    *("check_ranks_every", "data_timeout"),
+    *("check_ranks_every", "data_timeout", "rank_timeout"),
     *("tf32", "cudnn_search", "fused_adamw", "to_static", "sharding"),
 }
 
@@ -90,7 +90,7 @@ _RANGES = (
     )),
     ("0 or more", lambda value: value >= 0, (
         "seed", "weight_decay", "adam_epsilon", "warmup_steps", "lr_end", "dataloader_num_workers", "backup_every",
-        "check_ranks_every", "data_timeout",
+        "check_ranks_every", "data_timeout", "rank_timeout",
     )),
     ("at least 0 and below 1", lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
     ("a number", lambda value: True, ("max_grad_norm", "num_train_epochs")),
@@ -148,6 +148,13 @@ class LDMTrainingArguments(TrainingArguments):
     data_timeout: float = field(
         default=600.0,
         metadata={"help": "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."},
+    )
+    rank_timeout: float = field(
+        default=1800.0,
+        metadata={
+            "help": "Seconds that a rank may wait for the others, as while one saves, before the run ends with an error "
+            "that names who is late; 0: for ever."
+        },
     )
     accept_changes: List[str] = field(  # noqa: UP006
         default_factory=list,

@@ -11,6 +11,7 @@ import numpy as np
 import paddle
 
 from ..utils.machine import peak_memory_bytes
+from ..utils.rank_watch import waiting
 from ..utils.world import World, meet
 from .metrics import NUM_QUARTERS
 
@@ -138,8 +139,9 @@ def gather_objects(value, world: World) -> list:
     if world.size == 1:
         return [value]
     values = []
-    meet(world)
-    paddle.distributed.all_gather_object(values, value)
+    with waiting(world):
+        meet(world)
+        paddle.distributed.all_gather_object(values, value)
     return values
 
 

@@ -27,6 +27,7 @@ from ..utils.errors import CheckpointError, ConfigError, DiskFullError, Interrup
 from ..utils.files import link_or_copy, lock_folder, make_output_dir, remove_leftovers, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
+from ..utils.rank_watch import leave_signs, waiting, watch_ranks
 from ..utils.world import World, meet
 from .arguments import LOOP_DEFAULTS, LDMTrainingArguments
 from .checkpoint import (
@@ -265,6 +266,7 @@ def bad_row_policy(arguments: DataArguments) -> BadRows:
 def detect_world(arguments: LDMTrainingArguments) -> World:
     """The ranks of this run. PaddleNLP's arguments have started the communication already."""
     world = World.detect()
+    watch_ranks(world, arguments.rank_timeout)
     apply_switches(arguments)
     per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     get_logger().info(
@@ -303,8 +305,10 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
         if writes_files(arguments.reporters):
             make_output_dir(arguments.logging_dir)
     if world.size > 1:
-        meet(world)
-        paddle.distributed.broadcast_object_list(chosen, src=0)
+        with waiting(world):
+            meet(world)
+            paddle.distributed.broadcast_object_list(chosen, src=0)
+    leave_signs(folder)
     return chosen[0]
 
 

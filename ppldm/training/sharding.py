@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import paddle
 
 from ..utils.log import get_logger
+from ..utils.rank_watch import waiting
 from ..utils.world import World
 from .fused_adamw import FusedAdamW
 from .interval import gather_objects
@@ -70,7 +71,8 @@ class ShardedOptimizer:
         done = super()._create_optimization_pass(own, *args, **kwargs)
         updated = [parameter for parameter, _ in parameters_and_grads]
         self.names_with_master.update(p.name for p in updated if has_master(self, p))
-        self._hand_out(updated)
+        with waiting(self.world):
+            self._hand_out(updated)
         return done
 
     def _hand_out(self, parameters: list) -> None:
@@ -158,7 +160,8 @@ def _gather_tensors(tensors: dict, world: World) -> dict:
 def _broadcast(value, shape, rank: int, world: World):
     """The float32 `value` of `rank`, on all ranks."""
     value = value if world.rank == rank else paddle.empty(shape, "float32")
-    paddle.distributed.broadcast(value, rank)
+    with waiting(world):
+        paddle.distributed.broadcast(value, rank)
     return value
 
 

@@ -16,6 +16,7 @@ from paddle.nn.clip import _squared_l2_norm
 
 from ..utils.errors import TrainingError
 from ..utils.log import get_logger
+from ..utils.rank_watch import waiting
 from ..utils.world import World
 from .checkpoint import TrainingState
 from .sharding import master_weights
@@ -110,7 +111,8 @@ def train_step(referee: Referee, micro_batches: list[dict], stop: bool = False) 
         scaled = loss / len(micro_batches)
         (state.scaler.scale(scaled) if state.scaler else scaled).backward()
     if world.size > 1:
-        fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
+        with waiting(world):
+            fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
     update = referee.settle(micro_losses, micro_batches, stop)
     if state.scaler:
         state.scaler.step(state.optimizer)
@@ -146,6 +148,7 @@ def agree(loss, grad_norm, stop: bool, world: World) -> Update:
     """The ranks' mean loss, mean gradient norm and any wish to stop, in one small all-reduce."""
     values = paddle.stack([loss, grad_norm, paddle.to_tensor(float(stop))])
     if world.size > 1:
-        paddle.distributed.all_reduce(values)
+        with waiting(world):
+            paddle.distributed.all_reduce(values)
     loss_sum, norm_sum, stops = values.tolist()
     return Update(loss_sum / world.size, norm_sum / world.size, stops > 0)

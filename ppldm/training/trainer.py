@@ -10,6 +10,7 @@ import paddle
 from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback
 
 from ..utils.log import get_logger
+from ..utils.rank_watch import waiting
 from .checkpoint import load_optimizer
 from .precision import autocast, half_type, precision_name
 from .report import Reporter, TimedBatches
@@ -62,7 +63,8 @@ class LatentDiffusionTrainer(Trainer):
     def training_step(self, model, inputs):
         """One micro-batch forward and back. Rows and skip counts stay here; the model gets its inputs."""
         self.micro_batches.append(inputs)
-        loss = super().training_step(model, {name: inputs[name] for name in self.model.input_names})
+        with waiting(self.run.world):  # data parallelism sends gradients while it goes back
+            loss = super().training_step(model, {name: inputs[name] for name in self.model.input_names})
         self.micro_losses.append(loss * self.args.gradient_accumulation_steps)
         return loss
 

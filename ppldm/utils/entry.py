@@ -9,7 +9,7 @@ from .cpu import import_paddle_quietly, prepare_cpu
 from .environment import require_working_environment
 from .errors import Preempted, exit_on_error
 from .failure import note_failure
-from .signals import handle
+from .signals import end_with_parent, handle
 from .world import World
 
 
@@ -23,6 +23,8 @@ def entry():
     is_rank = World.detect().size > 1
     if is_rank:
         sys.excepthook = _show_and_leave
+        if "PADDLE_LOCAL_RANK" in os.environ:  # a launcher started it, and alone it would train on and save
+            end_with_parent(os.getppid())
     try:
         with exit_on_error():
             _stop_on_signals()
