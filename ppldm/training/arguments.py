@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import List, Optional  # noqa: UP035 (PaddleNLP's parser reads List)
 
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
-from paddlenlp.utils.profiler import ProfilerOptions
 
 from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import parse_known_or_suggest
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
+from .argument_checks import check_profiler_options, check_ranges, check_sharding, check_workers, warn_of_workers
 from .flag_help import HELP
 from .optim import LR_SCHEDULES
 from .sinks import check_reporters
@@ -81,21 +81,6 @@ _WHY_NOT = {
     "number of ranks as they are",
 }
 
-# What a number must be: in words, as a condition, and the flags.
-_RANGES = (
-    ("above 0", lambda value: value > 0, (
-        "per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps", "max_samples",
-        "max_skipped_updates", "lr_batch_size", "learning_rate", "unet_learning_rate", "text_encoder_learning_rate",
-        "scale_loss", "num_cycles", "power",
-    )),
-    ("0 or more", lambda value: value >= 0, (
-        "seed", "weight_decay", "adam_epsilon", "warmup_steps", "lr_end", "dataloader_num_workers", "backup_every",
-        "check_ranks_every", "data_timeout", "rank_timeout",
-    )),
-    ("at least 0 and below 1", lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
-    ("a number", lambda value: True, ("max_grad_norm", "num_train_epochs")),
-)  # fmt: skip
-
 # Flags that do nothing by themselves: the flag, what it needs, and whether that is there.
 _NEEDS = (
     *((name, "--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
@@ -152,8 +137,8 @@ class LDMTrainingArguments(TrainingArguments):
     rank_timeout: float = field(
         default=1800.0,
         metadata={
-            "help": "Seconds that a rank may wait for the others, as while one saves, before the run ends with an error "
-            "that names who is late; 0: for ever."
+            "help": "Seconds that a rank may wait for the others, as while one saves, before the run ends with an "
+            "error that names who is late; 0: for ever."
         },
     )
     accept_changes: List[str] = field(  # noqa: UP006
@@ -259,6 +244,7 @@ class LDMTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self):
+        check_ranges(self)  # the base class says some of it worse
         # The base class knows fewer schedules than ours; the learning rate is set by training.optim in any case.
         schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
         # Its reporting callbacks are not used: training.metrics writes for both scripts.
@@ -280,11 +266,6 @@ class LDMTrainingArguments(TrainingArguments):
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
-        for words, holds, names in _RANGES:
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and not (math.isfinite(value) and holds(value)):
-                    raise ConfigError(f"--{name} {value} must be {words}")
         for scale in self.validation_guidance_scales:
             if not math.isfinite(scale):
                 raise ConfigError(f"--validation_guidance_scales {scale} must be a number")
@@ -298,16 +279,11 @@ class LDMTrainingArguments(TrainingArguments):
                 "leave one of them away"
             )
         if self.profiler_options:
-            _check_profiler_options(self.profiler_options)
+            check_profiler_options(self.profiler_options)
         if self.fp16_opt_level not in ("O1", "O2"):
             raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
-        if any(word in ("stage2", "stage3", "offload") for word in self.sharding.split()):
-            raise ConfigError(
-                f"--sharding {self.sharding} is not supported: Paddle cuts gradients and weights on GPUs alone, and "
-                "saves files for each rank that no other number of ranks can read; use --sharding stage1"
-            )
-        if self.sharding not in ("", "stage1"):
-            raise ConfigError(f"--sharding {self.sharding} is not known; use stage1, or leave it away")
+        check_sharding(self.sharding)
+        check_workers(self.dataloader_num_workers)
         check_reporters(self.reporters)
 
 
@@ -380,24 +356,12 @@ def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace,
 
 
 def _warn_of_idle_flags(parser: PdArgumentParser, namespace: argparse.Namespace) -> None:
+    if namespace.dataloader_num_workers != parser.get_default("dataloader_num_workers"):
+        warn_of_workers(namespace.dataloader_num_workers)
     for name, needed, is_there in _NEEDS:
         given = getattr(namespace, name, None)
         if given not in (None, parser.get_default(name)) and not is_there(namespace):
             get_logger().warning("--%s does nothing without %s", name, needed)
-
-
-def _check_profiler_options(text: str) -> None:
-    try:
-        ProfilerOptions(text)
-    except ValueError as error:
-        raise ConfigError(
-            f'--profiler_options {text} is not understood; write "batch_range=[10,20];profile_path=model.profile"'
-        ) from error
-    if "exit_on_finished" in text:
-        raise ConfigError(
-            "--profiler_options exit_on_finished would end the run without a checkpoint; leave it away: training goes "
-            "on after the profile"
-        )
 
 
 class _HelpFormatter(argparse.HelpFormatter):

@@ -19,6 +19,7 @@ from ..utils.log import get_logger
 from ..utils.rank_watch import waiting
 from ..utils.world import World
 from .checkpoint import TrainingState
+from .interval import gather_objects
 from .sharding import master_weights
 
 
@@ -53,7 +54,7 @@ class Referee:
         """Agree on an update whose gradients, averaged over the ranks, are there and have changed nothing yet.
 
         `micro_losses` are this rank's, one of each micro-batch; `stop` is this rank's wish. The gradients of an update
-        to skip are cleared, so that the optimizer's step is none. Logs the rows of this rank's offending micro-batches.
+        to skip are cleared, so that the optimizer's step is none. The main rank logs the rows of the offending micro-batches.
         Raises TrainingError on all ranks alike.
         """
         scaler = self.state.scaler if self.state.scaler and self.state.scaler.is_enable() else None
@@ -69,15 +70,16 @@ class Referee:
             get_logger().info("update skipped: the scaled gradient overflows; the loss scale is lowered")
             return update
         self.num_skipped_in_a_row += 1
-        rows = self._find_rows(micro_losses, micro_batches)
+        by_rank = gather_objects(self._find_rows(micro_losses, micro_batches), self.world)
         what = f"the loss is {update.loss} and the norm of the gradient {update.grad_norm}"
-        where = f"rows of rank {self.world.rank}: {rows}" if rows else "the rows are another rank's"
+        where = "; ".join(f"rows of rank {rank}: {rows}" for rank, rows in enumerate(by_rank) if rows)
+        where = where or "no rank's rows alone have such a gradient"
         if self.num_skipped_in_a_row >= self.max_skipped:
             raise TrainingError(
                 f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; look at these rows, or lower "
                 "--learning_rate and resume with --accept_changes learning_rate"
             )
-        if rows or self.world.is_main:
+        if self.world.is_main:
             get_logger().warning("update skipped: %s; %s", what, where)
         return update
 

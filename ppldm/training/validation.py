@@ -13,13 +13,13 @@ import paddle
 
 from ..config.arguments import DataArguments
 from ..data.dataset import TextImageDataset
-from ..data.filelist import Source, read_sources
+from ..data.filelist import Source
 from ..utils.errors import ConfigError
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
 from .interval import gather_objects
-from .run import select_training_rows
+from .run import open_sources, select_training_rows
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def open_held_out_sources(arguments: DataArguments, training: list[Source]) -> l
     """
     if arguments.validation_file_list is None:
         return []
-    sources = read_sources(arguments.validation_file_list, arguments.layout)
+    sources = open_sources(arguments, "validation_file_list")
     refuse_overlap(training, sources)
     return sources
 
