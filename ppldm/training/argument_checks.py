@@ -9,7 +9,7 @@ from ..utils.log import get_logger
 from ..utils.machine import count_usable_cores
 from ..utils.text import count_of
 
-SHARDING_STAGES = ("stage1",)
+SHARDING_STAGES = ("stage1", "stage2")
 _MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8
 
 
@@ -53,15 +53,20 @@ def check_profiler_options(text: str) -> None:
         )
 
 
-def check_sharding(sharding: str) -> None:
-    """Raises ConfigError for all but no sharding and the stages that are built."""
-    if any(word in ("stage2", "stage3", "offload") for word in sharding.split()):
+def check_sharding(arguments) -> None:
+    """Raises ConfigError for all but no sharding and the stages that are built, and for what stage 2 cannot yet."""
+    sharding = arguments.sharding
+    if any(word in ("stage3", "offload") for word in sharding.split()):
         raise ConfigError(
-            f"--sharding {sharding} is not supported: Paddle cuts gradients and weights on GPUs alone, and "
-            "saves files for each rank that no other number of ranks can read; use --sharding stage1"
+            f"--sharding {sharding} is not supported: Paddle cuts weights on GPUs only, and saves files for each rank "
+            "that no other number of ranks can read; use --sharding stage2"
         )
     if sharding not in ("", *SHARDING_STAGES):
-        raise ConfigError(f"--sharding {sharding} is not known; use stage1, or leave it away")
+        raise ConfigError(f"--sharding {sharding} is not known; use stage1 or stage2, or omit it")
+    halves = arguments.fp16 or (arguments.bf16 and arguments.fp16_opt_level == "O2")
+    if sharding == "stage2" and (halves or arguments.to_static):
+        what = "gradients in half precision" if halves else "--to_static"
+        raise ConfigError(f"--sharding stage2 was never run with {what}; use --sharding stage1")
 
 
 def check_workers(num_workers: int) -> None:

@@ -229,7 +229,7 @@ class LDMTrainingArguments(TrainingArguments):
         default="",
         metadata={
             "help": "stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same "
-            "results to the bit."
+            "results to the bit; stage2: and the gradients of its share only, once it has gone back."
         },
     )
     benchmark: bool = field(
@@ -282,7 +282,7 @@ class LDMTrainingArguments(TrainingArguments):
             check_profiler_options(self.profiler_options)
         if self.fp16_opt_level not in ("O1", "O2"):
             raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
-        check_sharding(self.sharding)
+        check_sharding(self)
         check_workers(self.dataloader_num_workers)
         check_reporters(self.reporters)
 

@@ -5,6 +5,7 @@ finite, the update is skipped on all of them: weights, optimizer and average sta
 and the learning rate goes on, so that which samples and which rate belong to a step never depends on what was skipped.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..utils.rank_watch import waiting
 from ..utils.world import World
 from .checkpoint import TrainingState
 from .interval import gather_objects
-from .sharding import master_weights
+from .sharding import gradient_shares, master_weights
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,16 @@ class Referee:
         """Agree on an update whose gradients, averaged over the ranks, are there and have changed nothing yet.
 
         `micro_losses` are this rank's, one of each micro-batch; `stop` is this rank's wish. The gradients of an update
-        to skip are cleared, so that the optimizer's step is none. The main rank logs the rows of the offending micro-batches.
-        Raises TrainingError on all ranks alike.
+        to skip are cleared, so that the optimizer's step is none. The main rank logs the offending micro-batches'
+        rows. Raises TrainingError on all ranks alike.
         """
         scaler = self.state.scaler if self.state.scaler and self.state.scaler.is_enable() else None
         if scaler:
             scaler.unscale_(self.state.optimizer)
         loss = paddle.add_n(micro_losses).astype("float32") / len(micro_losses)
-        update = agree(loss, gradient_norm(self._parameters), stop, self.world)
+        shares = gradient_shares(self.state.optimizer)
+        norm = norm_of(shares.squares()) if shares else gradient_norm(self._parameters)
+        update = agree(loss, norm, stop, self.world)
         if update.applied:
             self.num_skipped_in_a_row = 0
             return update
@@ -106,13 +109,14 @@ def train_step(referee: Referee, micro_batches: list[dict], stop: bool = False) 
     Raises TrainingError as `Referee.settle` does.
     """
     state, world = referee.state, referee.world
-    micro_losses = []
-    for batch in micro_batches:
+    micro_losses, shares = [], gradient_shares(state.optimizer)
+    for number, batch in enumerate(micro_batches, 1):
         loss = forward(state.model, batch, referee.make_autocast)
         micro_losses.append(loss.detach())
         scaled = loss / len(micro_batches)
-        (state.scaler.scale(scaled) if state.scaler else scaled).backward()
-    if world.size > 1:
+        with shares.reducing() if shares and number == len(micro_batches) else nullcontext():
+            (state.scaler.scale(scaled) if state.scaler else scaled).backward()
+    if world.size > 1 and not shares:
         with waiting(world):
             fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
     update = referee.settle(micro_losses, micro_batches, stop)
@@ -143,7 +147,13 @@ def forward(model, batch: dict, make_autocast):
 def gradient_norm(parameters: list):
     """Global L2 norm of the gradients that are there, a float32 tensor; not finite as soon as one element is not."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return paddle.add_n([_squared_l2_norm(g.astype("float32")) for g in gradients]).reshape([]).sqrt()
+    return norm_of([_squared_l2_norm(g.astype("float32")) for g in gradients])
+
+
+@paddle.no_grad()
+def norm_of(squares: list):
+    """The norm of gradients of which these are the squared ones."""
+    return paddle.add_n(squares).reshape([]).sqrt()
 
 
 def agree(loss, grad_norm, stop: bool, world: World) -> Update:

@@ -1,4 +1,4 @@
-"""Runs that a signal stops, one after another on the same ranks, as a script: python signalled.py SEED COUNT FACTS FLAGS.
+"""Runs that a signal stops, one after another on the same ranks: python signalled.py SEED COUNT FACTS FLAGS.
 
 FLAGS is a JSON list. Run n of COUNT writes to FLAGS' output folder with -n after its name; loop, signal, moment and
 the ranks that get it are drawn from (SEED, n). Each rank writes how each of its runs ended to FACTS-<rank>.

@@ -1,6 +1,6 @@
 """A signal at any moment to any of two ranks ends the run as documented: status 130 or 75, and a checkpoint.
 
-`PPLDM_NUM_SIGNALS=100 pytest tests/training/test_signals.py` plays more of them than the few that are played by default.
+`PPLDM_NUM_SIGNALS=100 pytest tests/training/test_signals.py` plays more than the few that are played by default.
 """
 
 import json
