@@ -38,6 +38,15 @@ def check_ranges(arguments) -> None:
                 raise ConfigError(f"--{name} {value} must be {words}")
 
 
+def check_training(arguments) -> None:
+    """Raises ConfigError for all that the functions below find."""
+    check_precision(arguments)
+    if arguments.profiler_options:
+        check_profiler_options(arguments.profiler_options)
+    check_sharding(arguments)
+    check_workers(arguments.dataloader_num_workers)
+
+
 def check_profiler_options(text: str) -> None:
     """Raises ConfigError for what PaddleNLP's profiler does not take, or what would end the run."""
     try:
@@ -50,6 +59,19 @@ def check_profiler_options(text: str) -> None:
         raise ConfigError(
             "--profiler_options exit_on_finished would end the run without a checkpoint; leave it away: training goes "
             "on after the profile"
+        )
+
+
+def check_precision(arguments) -> None:
+    """Raises ConfigError for kinds of computing that do not go together."""
+    if arguments.to_static and arguments.recompute:
+        raise ConfigError(
+            "--to_static with --recompute: a compiled model keeps its activations, so that nothing is recomputed; "
+            "leave one of them away"
+        )
+    if arguments.fp16_opt_level not in ("O1", "O2"):
+        raise ConfigError(
+            f"--fp16_opt_level {arguments.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32"
         )
 
 

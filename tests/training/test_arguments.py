@@ -312,3 +312,10 @@ def test_loader_processes_above_the_cores_are_told_where_they_were_asked_for(cap
     parse_arguments(["--num_workers", "128"], loop=True)
     with pytest.raises(ConfigError, match="this machine has 2 cores; give as many, and at most 128"):
         parse_arguments(["--num_workers", "129"], loop=True)
+
+
+def test_the_autoencoder_has_defaults_of_its_own():
+    training = parse_arguments([], loop=True, model_group=AutoencoderArguments)[2]
+    batch = training.per_device_train_batch_size * training.gradient_accumulation_steps
+    assert (batch, training.learning_rate, training.output_dir) == (4, 1e-4, "./output-autoencoder")
+    assert parse_arguments([], loop=True)[2].gradient_accumulation_steps == 10
