@@ -69,6 +69,10 @@ class ShardedOptimizer:
         if self._grad_clip is not None:
             self._grad_clip = ClipSharedGradients(self._grad_clip.clip_norm, self.gradients)
 
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Shared gradients give back their memory: zeros would be whole gradients on every rank."""
+        super().clear_grad(set_to_zero and self.gradients is None)
+
     def owns(self, name: str) -> bool:
         """Whether the state of the parameter with this name is here."""
         return self.owners[name] == self.world.rank

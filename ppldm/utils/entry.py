@@ -61,7 +61,7 @@ def _show_and_leave(*error) -> None:
 def _stop_on_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         handle(number, _stop)
-    signal.siginterrupt(signal.SIGINT, False)
+    handle(signal.SIGINT, signal.getsignal(signal.SIGINT))
 
 
 def _stop(number: int, _frame) -> None:

@@ -4,17 +4,21 @@ import ctypes
 import os
 import signal
 
+from .world import World
+
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when the one that started it has died
 
 
 def handle(number: int, handler):
-    """`signal.signal`, after which a system call that the signal meets goes on instead of failing with EINTR.
+    """`signal.signal`; in a rank of several, a system call that the signal meets then goes on.
 
-    Python repeats its own calls; the libraries do not. Paddle's key-value store, through which ranks find and wait for
-    one another, takes EINTR for a lost connection. Returns the handler before. Main thread only.
+    Else it fails with EINTR. Python repeats its own calls, the libraries do not: Paddle's key-value store, by which
+    ranks find and wait for one another, takes EINTR for a lost connection. The price is that Python's handler runs when
+    the call is done, so that one process alone keeps to EINTR. Returns the handler before. Main thread only.
     """
     before = signal.signal(number, handler)
-    signal.siginterrupt(number, False)
+    if World.detect().size > 1:
+        signal.siginterrupt(number, False)
     return before
 
 

@@ -110,7 +110,8 @@ def update(world: World) -> dict:
             done = train_step(referee, micro_batches)
             updates.append([done.loss, done.grad_norm, done.applied])
             check_ranks(dict(model.named_parameters()), step, world)
-        facts[kind] = {"updates": updates, "weights": bits(model.parameters())}
+        left = count_gradient_bytes(model.parameters())
+        facts[kind] = {"updates": updates, "weights": bits(model.parameters()), "left": left}
     return facts
 
 

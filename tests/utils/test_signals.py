@@ -1,6 +1,7 @@
 """What a signal meets goes on, and a process does not outlive the one that started it."""
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -36,7 +37,13 @@ def receive_through(number: int) -> tuple[int, int]:
     return received
 
 
+@pytest.fixture
+def one_of_two_ranks(monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+
+
 @pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.usefixtures("one_of_two_ranks")
 def test_a_wait_outlives_a_signal(number):
     with stop_on_signals() as request:
         assert receive_through(number) == (1, 0)
@@ -44,6 +51,14 @@ def test_a_wait_outlives_a_signal(number):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
+def test_one_process_alone_answers_at_once(number):
+    with stop_on_signals() as request:
+        assert receive_through(number) == (-1, errno.EINTR)
+        assert request.number == number
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.usefixtures("one_of_two_ranks")
 def test_the_handler_before_comes_back_as_patient_as_it_was(number):
     came = []
     before = handle(number, lambda *_: came.append(number))
