@@ -47,8 +47,8 @@ def test_what_is_there_runs_and_what_is_not_known_is_an_error(monkeypatch):
 
 def test_modules_and_programs_that_are_missing_are_named():
     assert needs._modules("json", "no_such_module")().startswith("no_such_module cannot be imported")
-    assert needs._modules("json")() is None and needs._program("bash")() is None
-    assert needs._program("no-such-program")() == "no program no-such-program on PATH"
+    assert needs._modules("json")() is None and needs._programs("bash")() is None
+    assert needs._programs("no-such-program")() == "no program no-such-program on PATH"
 
 
 def test_a_test_with_a_need_fails_where_it_is_required(tmp_path):

@@ -115,7 +115,7 @@ class ModelArguments:
         default=200, metadata={"help": "DDIM steps of the sample pictures drawn while training."}
     )
     image_logging_steps: int = field(
-        default=1000, metadata={"help": "Draw sample pictures every this many updates; 0 or less: never."}
+        default=1000, metadata={"help": "Draw sample pictures every this many updates; 0: never."}
     )
     enable_xformers_memory_efficient_attention: bool = field(
         default=False, metadata={"help": "Memory-efficient attention in the UNet (GPU only)."}
@@ -128,10 +128,11 @@ class ModelArguments:
             self.pretrained_text_encoder_name,
         )  # fmt: skip
         if self.starts_from_pipeline and any(parts):
+            name = self.model_name_or_path
+            what = "is a whole pipeline" if Path(name).exists() else "is not here, so it must be a pipeline on a hub"
             raise ConfigError(
-                f"--model_name_or_path {self.model_name_or_path} is a whole pipeline; do not give "
-                "--vae_name_or_path, --unet_name_or_path, --pretrained_text_encoder_name, --text_encoder_config_file "
-                "or --unet_config_file beside it"
+                f"--model_name_or_path {name} {what}; correct it, or omit --vae_name_or_path, --unet_name_or_path, "
+                "--pretrained_text_encoder_name, --text_encoder_config_file and --unet_config_file"
             )
         if self.unet_name_or_path and self.unet_config_file:
             raise ConfigError("--unet_name_or_path brings its own config; do not give --unet_config_file beside it")
@@ -141,6 +142,7 @@ class ModelArguments:
             )
         _require_positive("model_max_length", self.model_max_length)
         _require_positive("num_inference_steps", self.num_inference_steps)
+        _require_not_negative("image_logging_steps", self.image_logging_steps)
         for name in ("ema_decay", "ema_beta"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"--{name} {getattr(self, name)} must be from 0 to 1")
@@ -149,8 +151,7 @@ class ModelArguments:
         if self.snr_gamma is not None:
             _require_positive("snr_gamma", self.snr_gamma)
         for name in ("noise_offset", "input_perturbation"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"--{name} {getattr(self, name)} must be 0 or more")
+            _require_not_negative(name, getattr(self, name))
         if self.rescale_betas_zero_snr and self.prediction_type == "epsilon":
             raise ConfigError(
                 "--rescale_betas_zero_snr with --prediction_type epsilon cannot learn: the last timestep is noise "
@@ -210,8 +211,8 @@ class AutoencoderArguments:
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
-        if not self.kl_weight >= 0:
-            raise ConfigError(f"--kl_weight {self.kl_weight} must be 0 or more")
+        _require_not_negative("kl_weight", self.kl_weight)
+        _require_not_negative("image_logging_steps", self.image_logging_steps)
 
 
 @dataclass
@@ -288,6 +289,7 @@ class DataArguments:
         """Raises ConfigError for values that cannot work."""
         _require_positive("resolution", self.resolution)
         _require_positive("validation_rows", self.validation_rows)
+        _require_not_negative("max_skipped", self.max_skipped)
         if not 0 <= self.caption_drop <= 1:
             raise ConfigError(f"--caption_drop {self.caption_drop} must be from 0 to 1")
         if self.max_skipped < 0:
@@ -296,6 +298,11 @@ class DataArguments:
             raise ConfigError(f"--max_skipped_share {self.max_skipped_share} must be from 0 to 1")
         if not 0 < self.crop_fraction <= 1:
             raise ConfigError(f"--crop_fraction {self.crop_fraction} must be above 0 and at most 1")
+
+
+def _require_not_negative(name: str, value) -> None:
+    if not value >= 0:
+        raise ConfigError(f"--{name} {value} must be 0 or more")
 
 
 def _require_positive(name: str, value) -> None:

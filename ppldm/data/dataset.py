@@ -22,12 +22,13 @@ that a row is cropped, noised and so on alike whatever else is selected.
 """
 
 import math
+from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import chain
 
 import numpy as np
 
-from ..utils.errors import ConfigError, RowError
+from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Stream, make_rng
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
@@ -112,9 +113,10 @@ class TextImageDataset:
         return take_fingerprint(self.sources, np.diff(self.selection.starts).tolist(), self.selection.contents)
 
     def read_row(self, row: int) -> Row:
-        """Row number `row` of all rows, selected or not. Raises RowError."""
-        part, number = self._locate(row)
-        return part.read(number)
+        """Row number `row` of all rows, selected or not. Raises RowError, DataError."""
+        with self._naming(row):
+            part, number = self._locate(row)
+            return part.read(number)
 
     def __getitem__(self, key: tuple[int, int]) -> dict:
         """The sample of (epoch, place among the selected rows); see the module. Raises DataError."""
@@ -184,18 +186,40 @@ class TextImageDataset:
 
     def _locate(self, row: int) -> tuple[WatchedPart, int]:
         """The part of a row, and the row's number in it."""
+        part, number = self._number_in_part(row)
+        return self._parts[part], number
+
+    def _number_in_part(self, row: int) -> tuple[int, int]:
+        """(number of a row's part, the row's number in it)."""
         if not 0 <= row < self.selection.num_rows:
             raise IndexError(f"there are rows 0 to {self.selection.num_rows - 1}, no row {row}")
         part = int(np.searchsorted(self.selection.starts, row, side="right")) - 1
-        return self._parts[part], row - int(self.selection.starts[part])
+        return part, row - int(self.selection.starts[part])
+
+    @contextmanager
+    def _naming(self, row: int):
+        """Makes of whatever reading a row raises, and nobody foresaw, a DataError that names its part and number: a
+        disk that fails, a file that is changed while it is used."""
+        try:
+            yield
+        except PpldmError:
+            raise
+        except Exception as error:
+            part, number = self._number_in_part(row)
+            raise DataError(
+                f"{self._parts.path(part)} row {number} cannot be read: {describe(error)}; see to its storage, and "
+                "leave parts and their indexes as they are while a run uses them; the same command goes on"
+            ) from error
 
     def _load(self, corner: tuple[float, float] | None, crop: np.ndarray, place: int) -> tuple[str, ...]:
         """The captions of a selected row, whose pixels go to `crop`. Raises RowError."""
-        part, number = self._locate(self.selection[place])
-        loaded = part.read(number)
-        try:
-            pixels = decode_pixels(loaded.image, exact=self.interpolation != "area")
-            crop_pixels(pixels, self.crop_fraction, corner, self.interpolation, crop)
-        except RowError as error:
-            raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
-        return (loaded.caption, *loaded.other_captions)
+        row = self.selection[place]
+        with self._naming(row):
+            part, number = self._locate(row)
+            loaded = part.read(number)
+            try:
+                pixels = decode_pixels(loaded.image, exact=self.interpolation != "area")
+                crop_pixels(pixels, self.crop_fraction, corner, self.interpolation, crop)
+            except RowError as error:
+                raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
+            return (loaded.caption, *loaded.other_captions)

@@ -152,7 +152,7 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise FilelistError(f"no such filelist {path}; `--file_list` takes a text file that names {due}") from error
+        raise FilelistError(f"no such filelist {path}; give a text file that names {due}") from error
     except IsADirectoryError as error:
         raise FilelistError(f"{path} is a folder; name a text file in it that names {due}") from error
     except UnicodeDecodeError as error:

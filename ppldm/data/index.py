@@ -8,6 +8,7 @@ import os
 import struct
 import zlib
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -97,8 +98,14 @@ def log_misfit(read, path, part_bytes: int, kinds: tuple[int, ...]):
     except FileNotFoundError:
         return None
     except Misfit as error:
-        get_logger().warning("index %s is not used: %s", path, error)
+        _warn(path, str(error))
         return None
+
+
+@cache
+def _warn(path, reason: str) -> None:
+    """Once in a process: an index is asked for its summary, then for its rows, and each time by more than one."""
+    get_logger().warning("index %s is not used: %s", path, reason)
 
 
 def _read_index(path, part_bytes: int, kinds: tuple[int, ...]) -> Index:

@@ -15,11 +15,12 @@ wait for ever where the worker died with half a batch in the pipe.
 """
 
 import atexit
-import ctypes
 import multiprocessing.connection
+import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from functools import partial
 
@@ -27,14 +28,14 @@ import numpy as np
 import paddle
 from paddle.io import DataLoader, Dataset
 
-from ..utils.errors import DataError, PpldmError
+from ..utils.errors import DataError, PpldmError, debugging, describe
+from ..utils.signals import end_with_parent
 from .dataset import TextImageDataset
 from .resize import compile_kernels
 from .sampler import StepSampler
 from .slots import Slots, Stored
 
 _PREFETCH_FACTOR = 2
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when the one that started it has died
 
 
 class BatchLoader(DataLoader):
@@ -85,7 +86,7 @@ def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: i
         num_workers=num_workers,
         collate_fn=partial(_make_batch, dataset, slots),
         prefetch_factor=_PREFETCH_FACTOR,
-        worker_init_fn=_leave_signals_to_the_main_process,
+        worker_init_fn=partial(_leave_signals_to_the_main_process, os.getpid()),
         use_shared_memory=False,
     )
     loader.slots = slots
@@ -111,12 +112,12 @@ def _watch_workers(batches) -> list[str]:
     return deaths
 
 
-def _leave_signals_to_the_main_process(_worker: int) -> None:
+def _leave_signals_to_the_main_process(main_process: int, _worker: int) -> None:
     """Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM every one of the job. The main process
     decides; a worker ends when it is told to, or killed, or with the main process."""
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(main_process)
 
 
 @atexit.register
@@ -128,19 +129,25 @@ def _kill_workers() -> None:
 
 def _make_batch(dataset: TextImageDataset, slots: Slots | None, keys: list[tuple[int, tuple[int, int]]]) -> dict:
     """The batch, or the text of the error that there was instead."""
-    number = keys[0][0]
+    number, first = keys[0]
     try:
+        if isinstance(first, str):
+            raise DataError(first)
         batch = dataset.make_batch([key for _, key in keys])
+        if slots is None:
+            return batch
+        return {"row_ids": batch.pop("row_ids"), **slots.put(number, batch)}  # an array for DataLoader's queue
     except PpldmError as error:
-        # DataLoader's queue takes no batch without arrays.
-        return {"error": str(error), "row_ids": np.empty(1, dtype=np.int64)}
-    if slots is None:
-        return batch
-    return {"row_ids": batch.pop("row_ids"), **slots.put(number, batch)}  # again an array for the queue
+        text = str(error)
+    except Exception as error:  # whatever it is, it ends the run where the batch is taken
+        if debugging():
+            traceback.print_exc()
+        text = f"batch {number} of samples {[key for _, key in keys]} cannot be made: {describe(error)}"
+    return {"error": text, "row_ids": np.empty(1, dtype=np.int64)}
 
 
 class _Numbered:
-    """A sampler's batches, each key with the number of its batch before it."""
+    """A sampler's batches, each key with the number of its batch before it; its error as the last batch's only key."""
 
     def __init__(self, sampler: StepSampler):
         self.sampler = sampler
@@ -149,8 +156,12 @@ class _Numbered:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[list[tuple[int, tuple[int, int]]]]:
-        for number, keys in enumerate(self.sampler):
-            yield [(number, key) for key in keys]
+        number = -1
+        try:
+            for number, keys in enumerate(self.sampler):
+                yield [(number, key) for key in keys]
+        except Exception as error:  # in DataLoader's reader thread
+            yield [(number + 1, f"the samples of batch {number + 1} cannot be listed: {describe(error)}")]
 
 
 class _Keys(Dataset):

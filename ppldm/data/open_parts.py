@@ -41,6 +41,10 @@ class OpenParts:
         """Raises PartError, ConfigError, OutputError."""
         return self._open(number)
 
+    def path(self, number: int) -> Path:
+        """Where a part lies."""
+        return self._parts[number][0]
+
     def __getstate__(self):
         return self._parts, self._count, self._contents
 

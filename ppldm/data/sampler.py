@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ..utils.errors import ConfigError, DataError
+from ..utils.text import count_of
 from ..utils.world import World
 from .order import Mix
 
@@ -29,13 +30,13 @@ class StepSampler:
         if min(global_batch_size, micro_batch_size) < 1 or global_batch_size % (world.size * micro_batch_size):
             raise ConfigError(
                 f"a global batch of {global_batch_size} rows cannot be cut into micro-batches of {micro_batch_size} on "
-                f"{world.size} rank(s); make it a multiple of {world.size * micro_batch_size}"
+                f"{count_of(world.size, 'rank')}; make it a multiple of {world.size * micro_batch_size}"
             )
         if mix.num_rows < global_batch_size:
             raise DataError(
                 f"the filelists hold {mix.num_rows} rows, fewer than one global batch of {global_batch_size} "
-                f"(batch size x accumulation x {world.size} rank(s)); add rows, or make --per_device_train_batch_size "
-                "or --gradient_accumulation_steps smaller"
+                f"(batch size x accumulation x {count_of(world.size, 'rank')}); add rows, or make "
+                "--per_device_train_batch_size or --gradient_accumulation_steps smaller"
             )
         self.mix, self.world = mix, world
         self.global_batch_size, self.micro_batch_size = global_batch_size, micro_batch_size

@@ -13,7 +13,6 @@ from typing import List, Optional  # noqa: UP035 (PaddleNLP's parser reads List)
 
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.trainer.argparser import strtobool
-from paddlenlp.utils.profiler import ProfilerOptions
 
 from ..config.arguments import DataArguments, ModelArguments
 from ..config.flags import PLACEHOLDERS, format_default, parse_known_or_suggest
@@ -22,7 +21,7 @@ from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
 from ..utils.log import get_logger
-from ..utils.rng import MAX_SEED
+from .argument_checks import check_ranges, check_training, warn_of_workers
 from .flag_help import HELP
 from .optim import LR_SCHEDULES
 from .sinks import check_reporters
@@ -66,7 +65,7 @@ LOOP_FLAGS = {
     *("dataloader_num_workers", "recompute", "benchmark", "profiler_options"),
     *("bf16", "fp16", "fp16_opt_level", "scale_loss", "amp_custom_white_list", "amp_custom_black_list"),
     *("validation_prompts", "validation_guidance_scales", "validation_steps"),
-    *("check_ranks_every", "data_timeout"),
+    *("check_ranks_every", "data_timeout", "rank_timeout"),
     *("tf32", "cudnn_search", "fused_adamw", "to_static", "sharding"),
 }
 
@@ -87,22 +86,6 @@ _WHY_NOT = {
 
 # Endings of flags that name a file or a folder.
 _PATHS = ("_dir", "_path", "file_list", "_file", "_checkpoint")
-
-# What a number must be: in words, as a condition, and the flags.
-_RANGES = (
-    ("above 0", lambda value: value > 0, (
-        "per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps", "max_samples",
-        "max_skipped_updates", "lr_batch_size", "learning_rate", "unet_learning_rate", "text_encoder_learning_rate",
-        "scale_loss", "num_cycles", "power",
-    )),
-    ("0 or more", lambda value: value >= 0, (
-        "weight_decay", "adam_epsilon", "warmup_steps", "lr_end", "dataloader_num_workers", "backup_every",
-        "check_ranks_every", "data_timeout",
-    )),
-    (f"from 0 to {MAX_SEED}", lambda value: 0 <= value <= MAX_SEED, ("seed",)),
-    ("at least 0 and below 1", lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
-    ("a number", lambda value: True, ("max_grad_norm", "num_train_epochs")),
-)  # fmt: skip
 
 # Flags that do nothing by themselves: the flag, what it needs, and whether that is there.
 _NEEDS = (
@@ -159,6 +142,13 @@ class LDMTrainingArguments(TrainingArguments):
     data_timeout: float = field(
         default=600.0,
         metadata={"help": "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."},
+    )
+    rank_timeout: float = field(
+        default=1800.0,
+        metadata={
+            "help": "Seconds that a rank may wait for the others, as while one saves, before the run ends with an "
+            "error that names who is late; 0: for ever."
+        },
     )
     accept_changes: List[str] = field(  # noqa: UP006
         default_factory=list,
@@ -248,7 +238,7 @@ class LDMTrainingArguments(TrainingArguments):
         default="",
         metadata={
             "help": "stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same "
-            "results to the bit."
+            "results to the bit; stage2: and the gradients of its share only, once it has gone back."
         },
     )
     benchmark: bool = field(
@@ -263,6 +253,7 @@ class LDMTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self):
+        check_ranges(self)  # the base class says some of it worse
         # The base class knows fewer schedules than ours; the learning rate is set by training.optim in any case.
         schedule, self.lr_scheduler_type = self.lr_scheduler_type, "constant"
         # Its reporting callbacks are not used: training.metrics writes for both scripts.
@@ -285,34 +276,14 @@ class LDMTrainingArguments(TrainingArguments):
 
     def check(self) -> None:
         """Raises ConfigError for values that cannot work."""
-        for words, holds, names in _RANGES:
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and not ((isinstance(value, int) or math.isfinite(value)) and holds(value)):
-                    raise ConfigError(f"--{name} {value} must be {words}")
         for scale in self.validation_guidance_scales:
             if not math.isfinite(scale):
                 raise ConfigError(f"--validation_guidance_scales {scale} must be a number")
         if self.lr_batch_size != 1 and not self.scale_lr:
-            raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or leave both away")
+            raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or omit both")
         if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:
             raise ConfigError("nothing to train: give --max_steps, --max_samples or --num_train_epochs above 0")
-        if self.to_static and self.recompute:
-            raise ConfigError(
-                "--to_static with --recompute: a compiled model keeps its activations, so that nothing is recomputed; "
-                "leave one of them away"
-            )
-        if self.profiler_options:
-            _check_profiler_options(self.profiler_options)
-        if self.fp16_opt_level not in ("O1", "O2"):
-            raise ConfigError(f"--fp16_opt_level {self.fp16_opt_level} must be O1 or O2; leave --fp16 away for float32")
-        if any(word in ("stage2", "stage3", "offload") for word in self.sharding.split()):
-            raise ConfigError(
-                f"--sharding {self.sharding} is not supported: Paddle cuts gradients and weights on GPUs alone, and "
-                "saves files for each rank that no other number of ranks can read; use --sharding stage1"
-            )
-        if self.sharding not in ("", "stage1"):
-            raise ConfigError(f"--sharding {self.sharding} is not known; use stage1, or leave it away")
+        check_training(self)
         check_reporters(self.reporters)
 
 
@@ -386,31 +357,19 @@ def _refuse_unsupported(parser: PdArgumentParser, namespace: argparse.Namespace,
         if getattr(namespace, name) == parser.get_default(name):
             continue
         if name in REFUSED_FLAGS:
-            raise ConfigError(f"--{name} {_WHY_NOT.get(name, 'is not supported yet')}; leave it away")
+            raise ConfigError(f"--{name} {_WHY_NOT.get(name, 'is not supported yet')}; omit it")
         if name not in _flags_of(loop):
             script = "the hand-written loop has no" if loop else "the Trainer script has no use for"
-            raise ConfigError(f"{script} --{name}; leave it away")
+            raise ConfigError(f"{script} --{name}; omit it")
 
 
 def _warn_of_idle_flags(parser: PdArgumentParser, namespace: argparse.Namespace) -> None:
+    if namespace.dataloader_num_workers != parser.get_default("dataloader_num_workers"):
+        warn_of_workers(namespace.dataloader_num_workers)
     for name, needed, is_there in _NEEDS:
         given = getattr(namespace, name, None)
         if given not in (None, parser.get_default(name)) and not is_there(namespace):
             get_logger().warning("--%s does nothing without %s", name, needed)
-
-
-def _check_profiler_options(text: str) -> None:
-    try:
-        ProfilerOptions(text)
-    except ValueError as error:
-        raise ConfigError(
-            f'--profiler_options {text} is not understood; write "batch_range=[10,20];profile_path=model.profile"'
-        ) from error
-    if "exit_on_finished" in text:
-        raise ConfigError(
-            "--profiler_options exit_on_finished would end the run without a checkpoint; leave it away: training goes "
-            "on after the profile"
-        )
 
 
 def _placeholder(action: argparse.Action) -> str:

@@ -57,7 +57,7 @@ def prepare_autoencoder(
     """Everything between the flags and the first update. Raises a PpldmError for whatever cannot work."""
     for name in ("fp16", "recompute", "to_static", "unet_learning_rate", "text_encoder_learning_rate"):
         if getattr(arguments, name):
-            raise ConfigError(f"--{name} is not supported for autoencoders; leave it away")
+            raise ConfigError(f"--{name} is not supported for autoencoders; omit it")
     if arguments.bf16 and arguments.fp16_opt_level != "O1":
         raise ConfigError(f"--fp16_opt_level {arguments.fp16_opt_level} is not supported for autoencoders; use O1")
     sources = open_sources(data_arguments)

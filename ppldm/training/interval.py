@@ -11,6 +11,7 @@ import numpy as np
 import paddle
 
 from ..utils.machine import peak_memory_bytes
+from ..utils.rank_watch import waiting
 from ..utils.world import World, meet
 from .metrics import NUM_QUARTERS
 from .skipped_share import SkippedShare
@@ -157,8 +158,9 @@ def gather_objects(value, world: World) -> list:
     if world.size == 1:
         return [value]
     values = []
-    meet(world)
-    paddle.distributed.all_gather_object(values, value)
+    with waiting(world):
+        meet(world)
+        paddle.distributed.all_gather_object(values, value)
     return values
 
 

@@ -8,6 +8,7 @@ Paddle's launcher starts the processes, on this machine or as one of several, an
   of another one.)
 - SIGTERM, SIGUSR1 and Ctrl-C go to every rank's main process and to no loader process, and the ranks may take as long
   as they need to save. (Paddle's own kills them after 30 seconds, or dies of SIGUSR1 and leaves them running.)
+- A second Ctrl-C kills them at once. Where the launcher itself is killed, its ranks end with it (`utils/entry.py`).
 - With several machines, their launchers tell each other through the launcher of the first how they are: where one
   fails, or is silent for SILENCE_SECONDS, the others stop as well. (Paddle's own leaves them waiting.)
 """
@@ -40,7 +41,7 @@ _STOPPED = (130, os.EX_TEMPFAIL)  # exit statuses of a rank that saved and ended
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 HINTS = {
-    signal.SIGKILL: "most often for want of memory: see dmesg; take fewer loader processes or a smaller batch",
+    signal.SIGKILL: "most often as memory ran out: see dmesg; take fewer loader processes or a smaller batch",
     signal.SIGBUS: "most often /dev/shm is too small",
     signal.SIGSEGV: "a fault in native code",
     signal.SIGABRT: "native code gave up; its reason stands above",
@@ -154,7 +155,7 @@ class WatchedController(CollectiveController):
     """Paddle's controller of one machine's processes, with another way to watch and to end them."""
 
     def __init__(self, context: Context):
-        self.stop_number = 0
+        self.stop_number, self.is_given_up = 0, False
         self.ranks: list[Rank] = []
         self.peers: Peers | None = None
         super().__init__(context)
@@ -162,12 +163,12 @@ class WatchedController(CollectiveController):
             signal.signal(number, self._forward)
 
     def _forward(self, number: int, _frame) -> None:
-        again = self.stop_number == signal.SIGINT == number
+        self.is_given_up |= self.stop_number == signal.SIGINT == number
         self.stop_number = number
         if not self.ranks:  # still waiting for the other machines
             sys.exit(self._stop_status())
         for rank in self.ranks:
-            rank.kill_all() if again else rank.send(number)
+            rank.kill_all() if self.is_given_up else rank.send(number)
 
     def _stop_status(self) -> int:
         return 130 if self.stop_number == signal.SIGINT else os.EX_TEMPFAIL
@@ -215,6 +216,8 @@ class WatchedController(CollectiveController):
     def _find_problem(self) -> tuple[int, str] | None:
         """(exit status, what to tell) of the first rank that failed, or of another machine."""
         failed = [rank for rank in self.ranks if rank.failed]
+        if failed and self.is_given_up:
+            return 130, "stopped; the same command again goes on from the last checkpoint\n"
         if self.stop_number and any(rank.status == -self.stop_number for rank in failed):
             return self._stop_status(), "stopped before training began\n"
         if failed:

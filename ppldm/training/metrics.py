@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..utils.errors import DataError, OutputError
-from ..utils.files import atomic_write, write_text
+from ..utils.files import atomic_write, naming_full_disk, write_text
 from ..utils.log import get_logger
 
 METRICS_FILE = "metrics.jsonl"
@@ -29,7 +29,7 @@ class MetricsWriter:
         """Append {"global_step": step, "time": seconds since 1970, **values}, and show it. NaN is written as null."""
         record = {name: value if np.isfinite(value) else None for name, value in values.items()}
         record = {"global_step": step, "time": round(time.time(), 3), **record}
-        with open(self.path, "a", encoding="utf-8") as file:
+        with naming_full_disk(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         for sink in self.sinks:
             sink.add_numbers(record)

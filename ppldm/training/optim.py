@@ -107,6 +107,8 @@ def build_optimizer(parameters: dict, arguments, max_steps: int, global_batch_si
         apply_decay_param_fun=decayed.__contains__,
         grad_clip=clip,
     )
+    if arguments.sharding == "stage2" and world.size > 1:
+        optimizer.share_gradients()
     return optimizer, scheduler
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import paddle
 
 from ..utils.errors import TrainingError
+from ..utils.rank_watch import waiting
+from ..utils.text import name_ranks
 from ..utils.world import World
 
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by bytes of an element
@@ -27,12 +29,13 @@ def check_ranks(parameters: dict, step: int, world: World) -> None:
     if world.size == 1:
         return
     gathered: list = []
-    paddle.distributed.all_gather(gathered, checksums(parameters))
+    with waiting(world):
+        paddle.distributed.all_gather(gathered, checksums(parameters))
     difference = first_difference(list(parameters), np.stack([one.numpy() for one in gathered]))
     if difference:
         name, ranks = difference
         raise TrainingError(
-            f"after update {step}, {name} on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} "
+            f"after update {step}, {name} on {name_ranks(ranks)} "
             f"differs from the others' of {world.size}; go on from the last checkpoint, and if it comes again "
             "look for a device with faulty memory"
         )

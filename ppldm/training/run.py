@@ -25,10 +25,12 @@ from ..data.sampler import StepSampler
 from ..data.selection import Selection, select_rows
 from ..data.where import parse_where
 from ..models.model_file import ModelDescription
-from ..utils.errors import ConfigError, DiskFullError, Interrupted, Preempted
+from ..utils.errors import ConfigError, DiskFullError, FilelistError, Interrupted, Preempted
 from ..utils.files import link_or_copy, lock_folder, make_output_dir, remove_leftovers, write_json
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
+from ..utils.rank_watch import leave_signs, waiting, watch_ranks
+from ..utils.text import count_of
 from ..utils.world import World, meet
 from .arguments import LOOP_DEFAULTS, LDMTrainingArguments
 from .checkpoint import (
@@ -222,16 +224,22 @@ def count_steps(arguments: LDMTrainingArguments, num_rows: int, global_batch_siz
     return math.ceil(arguments.num_train_epochs * num_rows / global_batch_size)
 
 
-def open_sources(arguments: DataArguments) -> list[Source]:
-    """The weighted lists of parts behind `--file_list`, and a line in the log about them.
+def open_sources(arguments: DataArguments, flag: str = "file_list") -> list[Source]:
+    """The weighted lists of parts behind `flag`, and a line in the log about them.
 
-    Raises FilelistError, and ConfigError for a `--layout` or `--where` that cannot be.
+    Raises FilelistError that names the flag, and ConfigError for a `--layout` or `--where` that cannot be.
     """
     quiet_libraries()
     _where(arguments)
-    sources = read_sources(arguments.file_list, arguments.layout)
-    get_logger().info("data: %d parts in %d lists from %s",
-                      sum(len(source.parts) for source in sources), len(sources), arguments.file_list)  # fmt: skip
+    path = getattr(arguments, flag)
+    try:
+        sources = read_sources(path, arguments.layout)
+    except FilelistError as error:
+        raise FilelistError(f"--{flag}: {error}") from error
+    num_parts = sum(len(source.parts) for source in sources)
+    get_logger().info("%s: %s in %s from %s",
+                      "data" if flag == "file_list" else "held out", count_of(num_parts, "part"),
+                      count_of(len(sources), "list"), path)  # fmt: skip
     return sources
 
 
@@ -286,12 +294,13 @@ def bad_row_policy(arguments: DataArguments) -> BadRows:
 def detect_world(arguments: LDMTrainingArguments) -> World:
     """The ranks of this run. PaddleNLP's arguments have started the communication already."""
     world = World.detect()
+    watch_ranks(world, arguments.rank_timeout)
     apply_switches(arguments)
     per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     get_logger().info(
-        "global_batch_size %d = %d per device x %d accumulation x %d ranks on %s",
+        "global_batch_size %d = %d per device x %d accumulation x %s on %s",
         *(per_step, arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps),
-        *(world.size, paddle.get_device()),
+        *(count_of(world.size, "rank"), paddle.get_device()),
     )
     return world
 
@@ -322,8 +331,10 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
         if writes_files(arguments.reporters):
             make_output_dir(arguments.logging_dir)
     if world.size > 1:
-        meet(world)
-        paddle.distributed.broadcast_object_list(chosen, src=0)
+        with waiting(world):
+            meet(world)
+            paddle.distributed.broadcast_object_list(chosen, src=0)
+    leave_signs(folder)
     return chosen[0]
 
 

@@ -1,4 +1,4 @@
-"""`--sharding stage1`: each rank keeps the optimizer's state of its share of the parameters only.
+"""`--sharding stage1` and `stage2`: each rank keeps the optimizer's state of its share of the parameters only.
 
 Law: losses, parameters and checkpoints are, to the bit, those of a run without it. Gradients are all-reduced and
 clipped as ever; then each rank updates the parameters that it owns, and hands their new values to the others. This is
@@ -16,8 +16,10 @@ from contextlib import contextmanager
 import paddle
 
 from ..utils.log import get_logger
+from ..utils.rank_watch import waiting
 from ..utils.world import World
 from .fused_adamw import FusedAdamW
+from .gradient_shares import ClipSharedGradients, GradientShares
 from .interval import gather_objects
 
 _MOMENT_BYTES = 8  # of an element: two moments in float32
@@ -58,19 +60,31 @@ class ShardedOptimizer:
         self.world = world
         self.owners = dict(zip([p.name for p in parameters], assign_owners([p.size for p in parameters], world.size),
                                strict=True))  # fmt: skip
+        self.gradients: GradientShares | None = None  # stage 2
         self.names_with_master: set[str] = set()  # parameters that have a float32 master on the rank that owns them
+
+    def share_gradients(self) -> None:
+        """Stage 2 from here on: `gradients.reducing` takes the place of an all-reduce."""
+        self.gradients = GradientShares(self)
+        if self._grad_clip is not None:
+            self._grad_clip = ClipSharedGradients(self._grad_clip.clip_norm, self.gradients)
+
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Shared gradients give back their memory: zeros would be whole gradients on every rank."""
+        super().clear_grad(set_to_zero and self.gradients is None)
 
     def owns(self, name: str) -> bool:
         """Whether the state of the parameter with this name is here."""
         return self.owners[name] == self.world.rank
 
     def _create_optimization_pass(self, parameters_and_grads, *args, **kwargs):
-        """Of all parameters and their gradients, clipped already."""
+        """Of all parameters and their gradients, clipped already; of the own ones alone with shared gradients."""
         own = [(parameter, gradient) for parameter, gradient in parameters_and_grads if self.owns(parameter.name)]
         done = super()._create_optimization_pass(own, *args, **kwargs)
-        updated = [parameter for parameter, _ in parameters_and_grads]
+        updated = self.gradients.reduced if self.gradients else [parameter for parameter, _ in parameters_and_grads]
         self.names_with_master.update(p.name for p in updated if has_master(self, p))
-        self._hand_out(updated)
+        with waiting(self.world):
+            self._hand_out(updated)
         return done
 
     def _hand_out(self, parameters: list) -> None:
@@ -117,6 +131,11 @@ class ShardedFusedAdamW(ShardedOptimizer, FusedAdamW):
     """`FusedAdamW` over ranks."""
 
 
+def gradient_shares(optimizer) -> GradientShares | None:
+    """What reduces the gradients of this optimizer's parameters to their owners; None but with stage 2."""
+    return optimizer.gradients if isinstance(optimizer, ShardedOptimizer) else None
+
+
 def whole_state(optimizer) -> dict:
     """The `state_dict` of all ranks together, in host memory on the main process; nothing on the others.
 
@@ -158,7 +177,8 @@ def _gather_tensors(tensors: dict, world: World) -> dict:
 def _broadcast(value, shape, rank: int, world: World):
     """The float32 `value` of `rank`, on all ranks."""
     value = value if world.rank == rank else paddle.empty(shape, "float32")
-    paddle.distributed.broadcast(value, rank)
+    with waiting(world):
+        paddle.distributed.broadcast(value, rank)
     return value
 
 
@@ -220,5 +240,6 @@ def log_share(optimizer) -> None:
         num_bytes = parameter.size * (_MOMENT_BYTES + _MASTER_BYTES * has_master(optimizer, parameter))
         total += num_bytes
         own += num_bytes * optimizer.owns(parameter.name)
-    get_logger().info("--sharding stage1: this rank keeps %.3f GB of the optimizer's %.3f GB, rank %d of %d",
-                      own / 1e9, total / 1e9, optimizer.world.rank, optimizer.world.size)  # fmt: skip
+    get_logger().info("--sharding %s: this rank keeps %.3f GB of the optimizer's %.3f GB, rank %d of %d",
+                      "stage2" if optimizer.gradients else "stage1", own / 1e9, total / 1e9, optimizer.world.rank,
+                      optimizer.world.size)  # fmt: skip

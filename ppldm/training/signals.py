@@ -3,6 +3,8 @@
 import signal
 from contextlib import contextmanager
 
+from ..utils.signals import handle
+
 
 class StopRequest:
     """Set by SIGINT, SIGTERM or SIGUSR1; `number` is the signal's, 0 while there is none."""
@@ -25,9 +27,9 @@ def stop_on_signals():
         request.number = number
 
     watched = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.signal(number, ask) for number in watched}
+    before = {number: handle(number, ask) for number in watched}
     try:
         yield request
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            handle(number, handler)

@@ -35,7 +35,7 @@ def check_reporters(names: list[str]) -> None:
         if importlib.util.find_spec(PACKAGES[name]) is None:
             raise ConfigError(
                 f"--report_to {name} needs a package that is not installed; "
-                f"run pip install {PACKAGES[name]}, or leave {name} away"
+                f"run pip install {PACKAGES[name]}, or omit {name}"
             )
 
 

@@ -5,6 +5,7 @@ finite, the update is skipped on all of them: weights, optimizer and average sta
 and the learning rate goes on, so that which samples and which rate belong to a step never depends on what was skipped.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,11 @@ from paddle.nn.clip import _squared_l2_norm
 
 from ..utils.errors import TrainingError
 from ..utils.log import get_logger
+from ..utils.rank_watch import waiting
 from ..utils.world import World
 from .checkpoint import TrainingState
-from .sharding import master_weights
+from .interval import gather_objects
+from .sharding import gradient_shares, master_weights
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,17 @@ class Referee:
         """Agree on an update whose gradients, averaged over the ranks, are there and have changed nothing yet.
 
         `micro_losses` are this rank's, one of each micro-batch; `stop` is this rank's wish. The gradients of an update
-        to skip are cleared, so that the optimizer's step is none. Logs the rows of this rank's offending micro-batches.
-        Raises TrainingError on all ranks alike.
+        to skip are cleared, so that the optimizer's step is none. The main rank logs the offending micro-batches'
+        rows. Raises TrainingError on all ranks alike.
         """
         scaler = self.state.scaler if self.state.scaler and self.state.scaler.is_enable() else None
         if scaler:
             scaler.unscale_(self.state.optimizer)
         loss = paddle.add_n(micro_losses).astype("float32") / len(micro_losses)
+        shares = gradient_shares(self.state.optimizer)
+        norm = norm_of(shares.squares()) if shares else gradient_norm(self._parameters)
         skipped_rows = sum(len(batch.get("skipped", ())) for batch in micro_batches)
-        update = agree(loss, gradient_norm(self._parameters), stop, skipped_rows, self.world)
+        update = agree(loss, norm, stop, skipped_rows, self.world)
         if update.applied:
             self.num_skipped_in_a_row = 0
             return update
@@ -70,15 +75,16 @@ class Referee:
             get_logger().info("update skipped: the scaled gradient overflows; the loss scale is lowered")
             return update
         self.num_skipped_in_a_row += 1
-        rows = self._find_rows(micro_losses, micro_batches)
+        by_rank = gather_objects(self._find_rows(micro_losses, micro_batches), self.world)
         what = f"the loss is {update.loss} and the norm of the gradient {update.grad_norm}"
-        where = f"rows of rank {self.world.rank}: {rows}" if rows else "the rows are another rank's"
+        where = "; ".join(f"rows of rank {rank}: {rows}" for rank, rows in enumerate(by_rank) if rows)
+        where = where or "no rank's rows alone have such a gradient"
         if self.num_skipped_in_a_row >= self.max_skipped:
             raise TrainingError(
                 f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; look at these rows, or lower "
                 "--learning_rate and resume with --accept_changes learning_rate"
             )
-        if rows or self.world.is_main:
+        if self.world.is_main:
             get_logger().warning("update skipped: %s; %s", what, where)
         return update
 
@@ -105,14 +111,16 @@ def train_step(referee: Referee, micro_batches: list[dict], stop: bool = False) 
     Raises TrainingError as `Referee.settle` does.
     """
     state, world = referee.state, referee.world
-    micro_losses = []
-    for batch in micro_batches:
+    micro_losses, shares = [], gradient_shares(state.optimizer)
+    for number, batch in enumerate(micro_batches, 1):
         loss = forward(state.model, batch, referee.make_autocast)
         micro_losses.append(loss.detach())
         scaled = loss / len(micro_batches)
-        (state.scaler.scale(scaled) if state.scaler else scaled).backward()
-    if world.size > 1:
-        fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
+        with shares.reducing() if shares and number == len(micro_batches) else nullcontext():
+            (state.scaler.scale(scaled) if state.scaler else scaled).backward()
+    if world.size > 1 and not shares:
+        with waiting(world):
+            fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
     update = referee.settle(micro_losses, micro_batches, stop)
     if state.scaler:
         state.scaler.step(state.optimizer)
@@ -141,13 +149,20 @@ def forward(model, batch: dict, make_autocast):
 def gradient_norm(parameters: list):
     """Global L2 norm of the gradients that are there, a float32 tensor; not finite as soon as one element is not."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return paddle.add_n([_squared_l2_norm(g.astype("float32")) for g in gradients]).reshape([]).sqrt()
+    return norm_of([_squared_l2_norm(g.astype("float32")) for g in gradients])
+
+
+@paddle.no_grad()
+def norm_of(squares: list):
+    """The norm of gradients of which these are the squared ones."""
+    return paddle.add_n(squares).reshape([]).sqrt()
 
 
 def agree(loss, grad_norm, stop: bool, skipped_rows: int, world: World) -> Update:
     """The ranks' mean loss, mean gradient norm, any wish to stop and all skipped rows, in one small all-reduce."""
     values = paddle.stack([loss, grad_norm, *map(paddle.to_tensor, (float(stop), float(skipped_rows)))])
     if world.size > 1:
-        paddle.distributed.all_reduce(values)
+        with waiting(world):
+            paddle.distributed.all_reduce(values)
     loss_sum, norm_sum, stops, skipped = values.tolist()
     return Update(loss_sum / world.size, norm_sum / world.size, stops > 0, int(skipped))

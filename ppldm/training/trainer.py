@@ -5,16 +5,19 @@ data parallelism and loss scaling.
 """
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 
 import paddle
 from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback
 
 from ..utils.log import get_logger
+from ..utils.rank_watch import waiting
 from .checkpoint import load_optimizer
 from .precision import autocast, half_type, precision_name
 from .report import Reporter, TimedBatches
 from .run import TrainingRun
+from .sharding import gradient_shares
 from .signals import stop_on_signals
 from .step import Referee, update_average
 
@@ -63,9 +66,19 @@ class LatentDiffusionTrainer(Trainer):
     def training_step(self, model, inputs):
         """One micro-batch forward and back. Rows and skip counts stay here; the model gets its inputs."""
         self.micro_batches.append(inputs)
-        loss = super().training_step(model, {name: inputs[name] for name in self.model.input_names})
+        shares, is_last = gradient_shares(self.run.state.optimizer), self._has_all_micro_batches()
+        reducing = shares.reducing() if shares and is_last else nullcontext()
+        with waiting(self.run.world), reducing:  # data parallelism sends gradients while it goes back
+            loss = super().training_step(model, {name: inputs[name] for name in self.model.input_names})
         self.micro_losses.append(loss * self.args.gradient_accumulation_steps)
         return loss
+
+    def _has_all_micro_batches(self) -> bool:
+        return len(self.micro_batches) == self.args.gradient_accumulation_steps
+
+    def _wrap_model(self, model, training=True):
+        """As it is where ranks share gradients: Paddle's data parallelism would give all of them to each."""
+        return model if gradient_shares(self.run.state.optimizer) else super()._wrap_model(model, training)
 
     def autocast_smart_context_manager(self):
         """That of the hand-written loop."""

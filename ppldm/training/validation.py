@@ -13,14 +13,14 @@ import paddle
 
 from ..config.arguments import DataArguments
 from ..data.dataset import TextImageDataset
-from ..data.filelist import Source, read_sources
+from ..data.filelist import Source
 from ..data.fingerprint import find_same_part
 from ..utils.errors import ConfigError
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
 from .checkpoint import TrainingState
 from .interval import gather_objects
-from .run import select_training_rows
+from .run import open_sources, select_training_rows
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def open_held_out_sources(arguments: DataArguments, training: list[Source]) -> l
     """
     if arguments.validation_file_list is None:
         return []
-    sources = read_sources(arguments.validation_file_list, arguments.layout)
+    sources = open_sources(arguments, "validation_file_list")
     refuse_overlap(training, sources)
     return sources
 

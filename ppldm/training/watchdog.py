@@ -1,13 +1,11 @@
 """The end of a rank that waits for its data for ever, so that it does not keep all the others waiting."""
 
 import faulthandler
-import os
-import sys
 import threading
 import time
 from contextlib import closing
 
-from ..utils.failure import note_failure
+from ..utils.failure import end_process
 
 
 class PromptBatches:
@@ -45,11 +43,9 @@ class PromptBatches:
         while not ended.wait(min(1.0, self.seconds / 4)):
             since = self._waiting_since
             if since is not None and time.monotonic() - since > self.seconds:
-                note_failure(self.rank)
                 faulthandler.dump_traceback()
-                sys.stderr.write(
-                    f"error: rank {self.rank} has waited {self.seconds:g} s for a batch; see to its storage, "
-                    "or allow more with --data_timeout\n"
+                end_process(
+                    self.rank,
+                    f"rank {self.rank} has waited {self.seconds:g} s for a batch; see to its storage, "
+                    "or allow more with --data_timeout",
                 )
-                sys.stderr.flush()
-                os._exit(1)

@@ -110,6 +110,7 @@ def use_device(name: str) -> None:
     try:
         paddle.set_device(name)
     except (ValueError, RuntimeError) as error:
+        found = ", ".join(["cpu", *paddle.device.get_available_device()])
         raise ConfigError(
-            f"--device {name} cannot be used here: {str(error).splitlines()[0]}; leave it away, or choose cpu"
+            f"--device {name} cannot be used here; this Paddle finds {found}: choose one of these, or omit --device"
         ) from error

@@ -10,6 +10,7 @@ from .cpu import import_paddle_quietly, prepare_cpu
 from .environment import require_working_environment
 from .errors import Preempted, exit_on_error
 from .failure import note_failure
+from .signals import end_with_parent, handle
 from .world import World
 
 
@@ -25,6 +26,8 @@ def entry(check_early: Callable[[], None] = lambda: None):
     is_rank = World.detect().size > 1
     if is_rank:
         sys.excepthook = _show_and_leave
+        if "PADDLE_LOCAL_RANK" in os.environ:  # a launcher started it, and alone it would train on and save
+            end_with_parent(os.getppid())
     try:
         with exit_on_error():
             check_early()
@@ -57,7 +60,8 @@ def _show_and_leave(*error) -> None:
 
 def _stop_on_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _stop)
+        handle(number, _stop)
+    handle(signal.SIGINT, signal.getsignal(signal.SIGINT))
 
 
 def _stop(number: int, _frame) -> None:

@@ -99,6 +99,11 @@ def debugging() -> bool:
     return os.environ.get("PPLDM_DEBUG", "0") not in ("", "0")
 
 
+def describe(error: Exception) -> str:
+    """An exception of another library in a few words: its kind, and what it says."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 @contextmanager
 def exit_on_error():
     """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C in the block into one line and an exit status.

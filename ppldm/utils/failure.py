@@ -5,6 +5,7 @@ notes the moment before it lets go of its connections. A rank that is killed can
 """
 
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,14 @@ def note_failure(rank: int) -> None:
     if folder := os.environ.get(FOLDER_VARIABLE):
         with suppress(OSError):
             Path(folder, str(rank)).write_text(repr(time.monotonic()))
+
+
+def end_process(rank: int, text: str):
+    """End this process at once, from any of its threads: one line on stderr, exit status 1."""
+    note_failure(rank)
+    sys.stderr.write(f"error: {text}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def failure_time_sec(folder: str | Path, rank: int) -> float:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from .errors import ConfigError, DataError, OutputError
+from .errors import FULL_DISK, ConfigError, DataError, OutputError
 from .log import get_logger
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -79,12 +79,23 @@ def count_free_bytes(folder) -> int:
 
 
 @contextmanager
+def naming_full_disk(path):
+    """Inside the block, the error of a full disk that names no file, as that of a write does not, names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_DISK and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def atomic_write(path, mode="wb", **kwargs):
     """Open a temporary file that becomes `path` when the block ends without an error, and vanishes otherwise."""
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, mode, **kwargs) as file:
+        with naming_full_disk(path), os.fdopen(handle, mode, **kwargs) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -114,8 +125,9 @@ def atomic_dir(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
     try:
-        yield temporary
-        _fsync_tree(temporary)
+        with naming_full_disk(path):
+            yield temporary
+            _fsync_tree(temporary)
         os.chmod(temporary, 0o777 & ~_umask())
         if path.exists():
             old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))

@@ -1,4 +1,4 @@
-r"""Text from anywhere, made fit to be shown: in errors, logs, progress bars, tables and records of failures.
+r"""Text made fit to be shown: in errors, logs, progress bars, tables and records of failures.
 
 What servers, file names, captions and metadata hold is not ours: a status line with escape sequences retitles and
 clears a terminal, bidi controls make a URL read as another one, a lone surrogate cannot be written at all. Such
@@ -8,7 +8,7 @@ that JSON which is escaped as a whole still says the same.
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
 # Controls of C0 and C1 but tab and line feed, bidi controls, separators of lines, lone surrogates, byte order marks.
@@ -37,6 +37,17 @@ def shorten(text: str, max_length: int) -> str:
         return text
     tail = (max_length - len(_CUT)) // 3
     return text[: max_length - len(_CUT) - tail] + _CUT + text[len(text) - tail :]
+
+
+def count_of(number: int, thing: str) -> str:
+    """`number` things: "1 list", "2 lists", "1,000 lists". `thing` takes a plain s."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """ "rank 3", or "ranks 1, 3"."""
+    numbers = sorted(ranks)
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
 
 
 class EscapingStream:

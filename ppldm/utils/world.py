@@ -4,6 +4,8 @@ import os
 import time
 from dataclasses import dataclass
 
+from .rank_watch import waiting
+
 
 @dataclass(frozen=True)
 class World:
@@ -31,7 +33,7 @@ _calls = 0  # of `meet` in this process
 
 
 def meet(world: World) -> None:
-    """A barrier that waits as long as it takes; every rank must call it the same number of times.
+    """A barrier that waits as long as `watch_ranks` lets it; every rank must call it the same number of times.
 
     Paddle's collectives on CPUs (gloo) fail after 30 seconds: a rank must not be in one while another one, as a rule
     the main one, saves a large checkpoint or waits for a lock. Here counts go through the key-value store of rank 0,
@@ -41,11 +43,12 @@ def meet(world: World) -> None:
     if world.size == 1:
         return
     _calls += 1
-    _count_up("ppldm/arrived", 1, _calls * world.size)
-    if world.is_main:
-        _count_up("ppldm/left", 0, _calls * (world.size - 1))
-    else:
-        _count_up("ppldm/left", 1, 0)
+    with waiting(world):
+        _count_up("ppldm/arrived", 1, _calls * world.size)
+        if world.is_main:
+            _count_up("ppldm/left", 0, _calls * (world.size - 1))
+        else:
+            _count_up("ppldm/left", 1, 0)
 
 
 def _count_up(key: str, own: int, expected: int) -> None:

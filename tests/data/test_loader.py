@@ -1,3 +1,4 @@
+import errno
 import gzip
 import itertools
 import multiprocessing
@@ -127,3 +128,47 @@ def test_a_batch_may_be_kept(make_dataset):
     assert len(kept[0]) == len(kept[1]) == 18
     for some, other in zip(*kept, strict=True):
         assert all(np.array_equal(some[name].numpy(), other[name].numpy()) for name in some if name != "skipped")
+
+
+def disk_error(*_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_failing_disk_is_one_line_with_part_and_row(make_dataset, monkeypatch, workers):
+    dataset = make_dataset()  # workers are forked, and read by the same os.pread
+    whole = batches(dataset, 0, max_steps=1)
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *place: pread(*place) if place[2] < 2500 else disk_error())
+    with pytest.raises(
+        DataError, match=r"^\S+\.gz row [1-9]\d* cannot be read: OSError: \[Errno 5\][^\n]*error; see to"
+    ):
+        batches(dataset, workers)
+    monkeypatch.undo()
+    assert same(batches(dataset, workers, max_steps=1), whole)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_what_nobody_foresaw_in_a_batch_is_one_line(make_dataset, monkeypatch, workers):
+    dataset = make_dataset()
+    draw, calls = dataset._draw_caption, itertools.count()
+    monkeypatch.setattr(dataset, "_draw_caption", lambda *args: draw(*args) if next(calls) < 4 else {}["nothing"])
+    with pytest.raises(DataError, match=r"^batch \d+ of samples \[\(0, \d+\), \(0, \d+\)\] cannot be made: KeyError:"):
+        batches(dataset, workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_samples_that_cannot_be_listed_are_one_line(make_dataset, workers):
+    dataset = make_dataset()
+
+    class Broken(StepSampler):
+        def __iter__(self):
+            yield from itertools.islice(super().__iter__(), 3)
+            raise OverflowError("no such sample")
+
+    sampler = Broken(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 9)
+    taken = []
+    with pytest.raises(DataError, match="^the samples of batch 3 cannot be listed: OverflowError: no such sample$"):
+        for batch in build_loader(dataset, sampler, workers):
+            taken.append(batch)
+    assert len(taken) == 3

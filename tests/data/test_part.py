@@ -409,3 +409,11 @@ def test_gb18030_and_further_columns_in_a_foreign_part(tmp_path, make_image):
     for name, pack in {"plain": bytes, "packed": gzip.compress, "bgzip": bgzip}.items():
         (tmp_path / name).write_bytes(pack(b"".join(lines)))
         assert read_all(tmp_path / name) == [Row("caption", make_image()), Row("一张照片", make_image())]
+
+
+def test_one_stale_index_is_one_warning(tmp_path, make_rows, capsys):
+    write_part(tmp_path / "part.gz", make_rows(0, 3))
+    write_part(tmp_path / "other.gz", make_rows(0, 4))
+    os.replace(tmp_path / "part.gz.idx", tmp_path / "other.gz.idx")
+    build_indexes([tmp_path / "other.gz"])
+    assert capsys.readouterr().err.count("is not used: it is stale") == 1

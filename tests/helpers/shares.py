@@ -7,6 +7,7 @@ that it holds at the end of each run, by name, and what becomes of float32 maste
 import json
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,30 +15,64 @@ import numpy as np
 import paddle
 from poison import poisoned
 
+import ppldm.training.gradient_shares
 import ppldm.training.sharding
 from ppldm.models.ema import ExponentialMovingAverage, GradualDecay
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint import TrainingState, count_bytes
+from ppldm.training.gradient_shares import count_gradient_bytes
 from ppldm.training.loop import run_loop
 from ppldm.training.precision import restore_float32
 from ppldm.training.sharding import ShardedAdamW, master_weights, whole_state
-from ppldm.training.step import update_average
+from ppldm.training.step import Referee, update_average
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.world import World
 
 
 def main(bad_row: str, facts: str, runs: str) -> None:
-    held = {}
-    ppldm.training.sharding._SMALL = 500  # elements: the tiny model has more and less
+    held, gradients = {}, {}
+    for module in (ppldm.training.sharding, ppldm.training.gradient_shares):
+        module._SMALL = 500  # elements: the tiny model has more and less
     for name, kind, flags in json.loads(Path(runs).read_text()):
         run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
-        with poisoned([int(bad_row)]):
+        with poisoned([int(bad_row)]), gradients_counted(run.state, gradients.setdefault(name, {})):
             (run_loop if kind == "loop" else run_trainer)(run)
         optimizer = run.state.optimizer
         held[name] = count_bytes(optimizer.state_dict()) + count_bytes(optimizer._accumulators_holder)
     facts = Path(f"{facts}-{run.world.rank}")
-    facts.write_text(json.dumps({"held": held, "masters": masters(run.world)}))
+    facts.write_text(json.dumps({"held": held, "gradients": gradients, "masters": masters(run.world)}))
+
+
+@contextmanager
+def gradients_counted(state: TrainingState, facts: dict):
+    """Bytes of gradients on this rank, as long as the block runs: most while backward went on (`peak`), most when an
+    update was settled (`settled`), and how many there are in all (`all`)."""
+    parameters = [p for p in state.model.parameters() if not p.stop_gradient]
+    facts |= {"all": sum(4 * p.size for p in parameters), "peak": 0, "settled": 0}
+    settle, find_rows, looking = Referee.settle, Referee._find_rows, []
+
+    def count(what):
+        if not looking:
+            facts[what] = max(facts[what], count_gradient_bytes(parameters))
+
+    def found(referee, *args):  # goes back once more, on this rank alone
+        looking.append(True)
+        rows = find_rows(referee, *args)
+        looking.clear()
+        return rows
+
+    def counted(referee, *args):
+        count("settled")
+        return settle(referee, *args)
+
+    Referee.settle, Referee._find_rows = counted, found
+    hooks = [p._register_backward_hook(lambda *_: count("peak")) for p in parameters]
+    try:
+        yield
+    finally:
+        Referee.settle, Referee._find_rows = settle, find_rows
+        del hooks
 
 
 def masters(world: World) -> dict:

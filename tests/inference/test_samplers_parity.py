@@ -8,6 +8,7 @@ trailing, some numbers of steps          it has one step more, at timestep -1; o
 ddpm from noise alone                    its rounding gives the root of a negative number; ours is finite
 """
 
+import needs
 import numpy as np
 import paddle
 import pytest
@@ -15,8 +16,9 @@ import pytest
 from ppldm.inference.samplers import SAMPLERS, Sampler
 from ppldm.models.diffusion import TIMESTEP_SPACINGS, NoiseSchedule
 
-torch = pytest.importorskip("torch")
-diffusers = pytest.importorskip("diffusers")
+needs.need("parity")
+import diffusers  # noqa: E402
+import torch  # noqa: E402
 
 CLASSES = {
     "ddim": (diffusers.DDIMScheduler, {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}),

@@ -192,14 +192,17 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ),
         ("--seed -1", "--seed -1 must be from 0 to 18446744073709551615"),
         ("--to_static --recompute", "nothing is recomputed; leave one of them away"),
-        ("--sharding stage2", "--sharding stage2 is not supported: Paddle cuts gradients and weights on GPUs alone"),
-        ("--sharding stage3", "can read; use --sharding stage1"),
+        ("--sharding stage2 --fp16", "--sharding stage2 was never run with gradients in half precision"),
+        ("--sharding stage2 --bf16 --fp16_opt_level O2", "was never run with gradients in half precision; use --sh"),
+        ("--sharding stage2 --to_static", "--sharding stage2 was never run with --to_static; use --sharding stage1"),
+        ("--sharding stage3", "--sharding stage3 is not supported: Paddle cuts weights on GPUs only"),
+        ("--sharding stage3", "can read; use --sharding stage2"),
         ("--sharding offload", "--sharding offload is not supported"),
-        ("--sharding stage4", "--sharding stage4 is not known; use stage1, or leave it away"),
+        ("--sharding stage4", "--sharding stage4 is not known; use stage1 or stage2, or omit it"),
         ("--sharding stage1 --sharding_parallel_degree 2", "the hand-written loop has no --sharding_parallel_degree"),
         ("--unified_checkpoint", "--unified_checkpoint works for PaddleNLP's own model classes only"),
         ("--metric_for_best_model loss", "the hand-written loop has no --metric_for_best_model"),
-        ("--model_name_or_path some/folder --unet_config_file u", "is a whole pipeline"),
+        ("--model_name_or_path . --unet_config_file u", "is a whole pipeline"),
         ("--max_samples 0", "--max_samples 0 must be above 0"),
         ("--num_examples_to_see -1", "--max_samples -1 must be above 0"),
         ("--max_skipped_updates 0", "--max_skipped_updates 0 must be above 0"),
@@ -216,7 +219,15 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--max_grad_norm nan", "--max_grad_norm nan must be a number"),
         ("--num_train_epochs inf", "--num_train_epochs inf must be a number"),
         ("--fp16 --scale_loss 0", "--scale_loss 0.0 must be above 0"),
-        ("--device tpu", "--device tpu cannot be used here: The device must be a string"),
+        ("--device tpu", "--device tpu cannot be used here; this Paddle finds cpu: choose one of these"),
+        ("--device gpu:7", "--device gpu:7 cannot be used here; this Paddle finds cpu: choose one of these"),
+        ("--logging_steps 0", "--logging_steps 0 must be above 0"),
+        ("--save_total_limit -1", "--save_total_limit -1 must be 0 or more"),
+        ("--image_logging_steps -1", "--image_logging_steps -1 must be 0 or more"),
+        ("--max_skipped -1", "--max_skipped -1 must be 0 or more"),
+        ("--rank_timeout -1", "--rank_timeout -1.0 must be 0 or more"),
+        ("--num_workers 100000", "--dataloader_num_workers 100000: this machine has "),
+        ("--model_name_or_path /nope --unet_config_file x", "/nope is not here, so it must be a pipeline on a hub"),
         ("--profiler_options x", '--profiler_options x is not understood; write "batch_range='),
         ("--profiler_options exit_on_finished=true", "would end the run without a checkpoint; leave it away"),
         ("--validation_guidance_scales 1 nan", "--validation_guidance_scales nan must be a number"),
@@ -291,6 +302,16 @@ def test_autoencoder_flags():
     assert vae.kl_weight == 0.1 and vae.reconstruction_loss == "l1"
     with pytest.raises(ConfigError, match="unknown flag --use_ema"):
         parse_arguments(["--use_ema"], loop=True, model_group=AutoencoderArguments)
+
+
+def test_loader_processes_above_the_cores_are_told_where_they_were_asked_for(capsys, monkeypatch):
+    monkeypatch.setattr("ppldm.training.argument_checks.count_usable_cores", lambda: 2)
+    for flags, is_told in (([], False), (["--num_workers", "2"], False), (["--num_workers", "3"], True)):
+        parse_arguments(flags, loop=True)
+        assert ("3 is above the 2 cores of this machine" in capsys.readouterr().err) == is_told
+    parse_arguments(["--num_workers", "128"], loop=True)
+    with pytest.raises(ConfigError, match="this machine has 2 cores; give as many, and at most 128"):
+        parse_arguments(["--num_workers", "129"], loop=True)
 
 
 def test_the_autoencoder_has_defaults_of_its_own():

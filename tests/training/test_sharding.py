@@ -28,8 +28,12 @@ SETTINGS = {
     "unet_learning_rate": 2e-3, "decay_norms_and_biases": False, "check_ranks_every": 1,
 }  # fmt: skip
 SPLIT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}  # over two ranks, 8 samples
+AT_ONCE = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
 SHARES = {"sharding": "stage1"}
-PAIRS = [("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares")]
+GRADIENTS = {"sharding": "stage2"}
+PAIRS = [("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares"),
+         ("loop whole", "loop gradients"), ("trainer whole", "trainer gradients"),
+         ("at once whole", "at once gradients")]  # fmt: skip
 
 
 @settings(deadline=None)
@@ -74,12 +78,25 @@ def runs(tiny, tmp_path_factory):
     plan("trainer shares", "trainer", **SHARES)
     plan("shares then whole", "trainer", resume_from_checkpoint=top / "trainer shares/checkpoint-2")
     plan("one then shares", "loop", **SHARES, resume_from_checkpoint=top / "one" / "checkpoint-2")
+    plan("loop gradients", "loop", recompute=True, **GRADIENTS)
+    plan(
+        "whole then gradients",
+        "loop",
+        recompute=True,
+        **GRADIENTS,
+        resume_from_checkpoint=top / "loop whole/checkpoint-2",
+    )
+    plan("trainer gradients", "trainer", **GRADIENTS)
+    plan("gradients then whole", "trainer", resume_from_checkpoint=top / "trainer gradients/checkpoint-2")
+    plan("one then gradients", "loop", **GRADIENTS, resume_from_checkpoint=top / "one" / "checkpoint-2")
+    plan("at once whole", "loop", **AT_ONCE)
+    plan("at once gradients", "loop", **AT_ONCE, **GRADIENTS)
     (top / "plans.json").write_text(json.dumps(plans))
     result = subprocess.run(
         [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", top / "log",
          ROOT / "tests/helpers/shares.py", str(bad_row), top / "facts", top / "plans.json"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        cwd=ROOT, capture_output=True, text=True, timeout=240,
+        cwd=ROOT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return top, [json.loads((top / f"facts-{rank}").read_text()) for rank in (0, 1)], bad_row
@@ -97,8 +114,10 @@ def test_shares_change_no_bit(runs, whole, shares):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "straight, changed", [("loop whole", "whole then shares"), ("trainer whole", "shares then whole")]
-)
+    "straight, changed",
+    [("loop whole", "whole then shares"), ("trainer whole", "shares then whole"),
+     ("loop whole", "whole then gradients"), ("trainer whole", "gradients then whole")],
+)  # fmt: skip
 def test_a_run_goes_on_with_shares_or_without(runs, straight, changed):
     top, _, _ = runs
     assert losses(top / straight)[2:] == losses(top / changed)
@@ -108,11 +127,13 @@ def test_a_run_goes_on_with_shares_or_without(runs, straight, changed):
 @pytest.mark.slow
 def test_the_number_of_ranks_may_change(tiny, runs, tmp_path):
     top, _, bad_row = runs
-    settings = {**SETTINGS, **SHARES, "per_device_train_batch_size": 8}
-    with poisoned([bad_row]):
-        run_loop(prepare(tiny.flags(tmp_path, **settings, resume_from_checkpoint=top / "loop shares/checkpoint-2")))
+    settings = {**SETTINGS, **GRADIENTS, "per_device_train_batch_size": 8}
+    for stage in ("shares", "gradients"):
+        flags = tiny.flags(tmp_path / stage, **settings, resume_from_checkpoint=top / f"loop {stage}/checkpoint-2")
+        with poisoned([bad_row]):
+            run_loop(prepare(flags))
     straight = losses(top / "one")[2:]
-    for folder in (tmp_path, top / "one then shares"):
+    for folder in (tmp_path / "shares", tmp_path / "gradients", top / "one then shares", top / "one then gradients"):
         found = losses(folder)
         assert found[0] is None is straight[0]
         np.testing.assert_allclose(found[1:], straight[1:], rtol=1e-5)
@@ -127,7 +148,21 @@ def test_each_rank_keeps_half(runs, whole, shares):
     held = [fact["held"][shares] for fact in facts]
     assert sum(held) == in_all and max(held) < 0.51 * in_all
     logs = [(top / "log" / f"workerlog.{rank}").read_text(errors="replace") for rank in (0, 1)]
-    assert all("--sharding stage1: this rank keeps 0.000 GB of the optimizer's 0.00" in log for log in logs)
+    assert all(f"--sharding {stage}: this rank keeps 0.000 GB of the optimizer's 0.00" in log
+               for log in logs for stage in ("stage1", "stage2"))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["loop gradients", "trainer gradients", "at once gradients", "whole then gradients"])
+def test_gradients_end_whole_on_their_owner_and_nowhere_else(runs, name):
+    facts = [fact["gradients"][name] for fact in runs[1]]
+    in_all = facts[0]["all"]
+    assert sum(fact["settled"] for fact in facts) == in_all
+    assert max(fact["settled"] for fact in facts) < 0.51 * in_all
+    if name == "at once gradients":  # with accumulation, the sum of a rank's micro-batches is nowhere else
+        assert max(fact["peak"] for fact in facts) < 0.75 * in_all
+    for other in ("loop whole", "trainer whole", "loop shares"):
+        assert [fact["gradients"][other]["settled"] for fact in runs[1]] == [in_all, in_all]
 
 
 @pytest.mark.slow

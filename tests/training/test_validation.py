@@ -20,7 +20,7 @@ from ppldm.training.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image, read_validation_prompts
 from ppldm.training.trainer import run_trainer
 from ppldm.training.validation import deal_back, share, spread, undisturbed, validation_loss
-from ppldm.utils.errors import ConfigError
+from ppldm.utils.errors import ConfigError, FilelistError
 from ppldm.utils.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,3 +226,15 @@ def launch(kind, flags, log_dir):
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
     output_dir = Path(flags[flags.index("--output_dir") + 1])
     assert (output_dir / "pipeline").is_dir(), done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_a_missing_list_is_blamed_on_its_own_flag(tiny, tmp_path):
+    for flag in ("file_list", "validation_file_list"):
+        with pytest.raises(FilelistError, match=f"^--{flag}: no such filelist /nope; give a text file"):
+            prepare_text_to_image(*parse_arguments(tiny.flags(tmp_path, **{flag: "/nope"}), loop=True))
+
+
+def test_one_is_one_in_the_log(tiny, tmp_path, capsys):
+    prepare_text_to_image(*parse_arguments(tiny.flags(tmp_path), loop=True))
+    told = capsys.readouterr().err
+    assert " 2 parts in 1 list from " in told and " x 1 rank on cpu" in told

@@ -1,5 +1,6 @@
 """A file is finished or absent, and a folder belongs to one process."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from ppldm.utils.files import (
     local_path,
     lock_folder,
     make_output_dir,
+    naming_full_disk,
     remove_dir,
     remove_leftovers,
     write_text,
@@ -223,3 +225,25 @@ def test_a_folder_is_claimed_by_one_process(tmp_path):
     second = subprocess.run([*command, "second"], capture_output=True, text=True)
     assert first.wait() == 0 and second.returncode == 1 and "another process has just finished" in second.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["first"]
+
+
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_names_what_was_being_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError) as caught, atomic_write(tmp_path / "file") as file:
+        file.write(b"x")
+    assert caught.value.filename == str(tmp_path / "file")
+    with pytest.raises(OSError) as caught, atomic_dir(tmp_path / "folder") as folder:
+        (folder / "file").write_bytes(b"x")
+    assert caught.value.filename == str(tmp_path / "folder")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_names_its_file_keeps_the_name(tmp_path):
+    for number, name in ((errno.ENOSPC, "other"), (errno.EIO, None)):
+        with pytest.raises(OSError) as caught, naming_full_disk(tmp_path / "file"):
+            raise OSError(number, "no", name)
+        assert caught.value.filename == name

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.utils.text import escape, one_line, shorten
+from ppldm.utils.text import count_of, escape, name_ranks, one_line, shorten
 
 BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
@@ -56,3 +56,12 @@ def test_what_is_too_long_keeps_its_ends(text, length):
 def test_one_line_cuts_after_escaping():
     assert one_line("a\r\n\tb\x1bc") == "a b\\u001bc"
     assert len(one_line("\x1b" * 100, 50)) == 50
+
+
+@pytest.mark.parametrize("number, words", [(0, "0 lists"), (1, "1 list"), (2, "2 lists"), (1000, "1,000 lists")])
+def test_one_thing_has_no_s(number, words):
+    assert count_of(number, "list") == words
+
+
+def test_ranks_are_named_in_order():
+    assert name_ranks([3]) == "rank 3" and name_ranks({3, 1}) == "ranks 1, 3"

@@ -10,7 +10,6 @@ from .parts import to_paddle_config
 CONFIG_FILES = ("config.json", "model_config.json")  # the second is PaddleNLP's name before 2.5
 
 
-
 def read_json(path) -> dict:
     """The object in a JSON file. Raises ModelError."""
     try:

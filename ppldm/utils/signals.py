@@ -1,0 +1,29 @@
+"""What a signal does to this process, and what becomes of it without its parent."""
+
+import ctypes
+import os
+import signal
+
+from .world import World
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when the one that started it has died
+
+
+def handle(number: int, handler):
+    """`signal.signal`; in a rank of several, a system call that the signal meets then goes on.
+
+    Else it fails with EINTR. Python repeats its own calls, the libraries do not: Paddle's key-value store, by which
+    ranks find and wait for one another, takes EINTR for a lost connection. The price is that Python's handler runs when
+    the call is done, so that one process alone keeps to EINTR. Returns the handler before. Main thread only.
+    """
+    before = signal.signal(number, handler)
+    if World.detect().size > 1:
+        signal.siginterrupt(number, False)
+    return before
+
+
+def end_with_parent(parent: int) -> None:
+    """From here on, this process is killed as soon as process `parent`, which started it, has ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,157 @@
+"""One of two ranks that do together what training does, as a script: python two_ranks.py FACTS. Writes FACTS-<rank>."""
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
+
+from ppldm.training import gradient_shares as shares_module
+from ppldm.training.checkpoint import TrainingState
+from ppldm.training.gradient_shares import count_gradient_bytes
+from ppldm.training.interval import gather_objects
+from ppldm.training.ranks import check_ranks
+from ppldm.training.sharding import ShardedAdamW
+from ppldm.training.step import Referee, agree, train_step
+from ppldm.utils.errors import TrainingError
+from ppldm.utils.world import World, meet
+
+SIZES = [(4, 6), (6, 30), (30, 3)]
+
+
+class Layers(paddle.nn.Layer):
+    """The loss is the mean of squares of what some layers make of `pixels`, [B, 4]; one of them is never asked."""
+
+    input_names = ("pixels",)
+
+    def __init__(self):
+        super().__init__()
+        with paddle.utils.unique_name.guard():
+            self.layers = paddle.nn.LayerList([paddle.nn.Linear(*size) for size in SIZES])
+            self.idle = paddle.nn.Linear(2, 2)
+        rng = np.random.default_rng(0)
+        for parameter in self.parameters():
+            parameter.set_value(rng.standard_normal(parameter.shape).astype(np.float32))
+
+    def forward(self, pixels):
+        for layer in self.layers:
+            pixels = layer(pixels).tanh()
+        return (pixels**2).mean()
+
+
+def batches(rank: int, step: int = 0) -> list[dict]:
+    """Two micro-batches of one rank."""
+    rng = np.random.default_rng(10 * step + rank)
+    return [
+        {"pixels": paddle.to_tensor(rng.standard_normal((2, 4), dtype=np.float32)),
+         "row_ids": paddle.to_tensor([100 * rank + 2 * number, 100 * rank + 2 * number + 1])}
+        for number in range(2)
+    ]  # fmt: skip
+
+
+def start(model, world: World, sharded: bool, clip: float | None = 0.01) -> Referee:
+    """AdamW and the rest of an update."""
+    clip = paddle.nn.ClipGradByGlobalNorm(clip) if clip else None
+    scheduler = paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 1.0)
+    settings = {"learning_rate": scheduler, "parameters": model.parameters(), "grad_clip": clip}
+    optimizer = ShardedAdamW(world=world, **settings) if sharded else paddle.optimizer.AdamW(**settings)
+    if sharded:
+        optimizer.share_gradients()
+    return Referee(TrainingState(model, optimizer, scheduler), world, 1, nullcontext)
+
+
+def bits(tensors) -> list:
+    return [None if tensor is None else tensor.numpy().tobytes().hex() for tensor in tensors]
+
+
+def reduce_gradients(world: World) -> dict:
+    """The gradients of two micro-batches, whole and shared out."""
+    whole, model = Layers(), Layers()
+    for batch in batches(world.rank):
+        whole(batch["pixels"]).backward()
+    fused_allreduce_gradients(whole.parameters(), None)
+    optimizer = start(model, world, True).state.optimizer
+    shares, (first, last) = optimizer.gradients, batches(world.rank)
+    model(first["pixels"]).backward()
+    before = count_gradient_bytes(model.parameters())
+    with shares.reducing():
+        model(last["pixels"]).backward()
+    pairs = list(zip(whole.parameters(), model.parameters(), strict=True))
+    gradients = [p.grad for p in whole.parameters() if p.grad is not None]
+    found = {
+        "whole": bits(one.grad for one, _ in pairs),
+        "shared": bits(other.grad for _, other in pairs),
+        "owned": [optimizer.owns(other.name) for _, other in pairs],
+        "bytes": [before, count_gradient_bytes(model.parameters()), count_gradient_bytes(whole.parameters())],
+        "norms": [float(sum(shares.squares())) ** 0.5, float(sum((g**2).sum() for g in gradients)) ** 0.5],
+    }
+    for clip, parameters in ((optimizer._grad_clip, model.parameters()),
+                             (paddle.nn.ClipGradByGlobalNorm(0.01), whole.parameters())):  # fmt: skip
+        clip([(p, p.grad) for p in parameters if p.grad is not None])  # in place
+    found["clipped"] = bits(one.grad for one, _ in pairs), bits(other.grad for _, other in pairs)
+    return found
+
+
+def update(world: World) -> dict:
+    """Three updates of either kind, the second of which is skipped."""
+    facts = {}
+    for kind in ("whole", "shared"):
+        model = Layers()
+        referee = start(model, world, kind == "shared")
+        referee.max_skipped = 2
+        updates = []
+        for step in range(3):
+            micro_batches = batches(world.rank, step)
+            if step == 1 and world.rank == 1:
+                micro_batches[1]["pixels"][0, 0] = float("nan")
+            done = train_step(referee, micro_batches)
+            updates.append([done.loss, done.grad_norm, done.applied])
+            check_ranks(dict(model.named_parameters()), step, world)
+        left = count_gradient_bytes(model.parameters())
+        facts[kind] = {"updates": updates, "weights": bits(model.parameters()), "left": left}
+    return facts
+
+
+def fail(world: World) -> dict:
+    """What the ranks say of a bad row of rank 1, and of a parameter that differs there."""
+    texts = {}
+    micro_batches = batches(world.rank)
+    if world.rank == 1:
+        micro_batches[0]["pixels"][0, 0] = float("inf")
+    parameters = {"same": paddle.ones([3]), "other": paddle.full([3], 1.0 + world.rank)}
+    for name, act in (
+        ("bad row", lambda: train_step(start(Layers(), world, False, None), micro_batches)),
+        ("differs", lambda: check_ranks(parameters, 7, world)),
+    ):
+        try:
+            act()
+            texts[name] = None
+        except TrainingError as error:
+            texts[name] = str(error)
+    return texts
+
+
+def main(facts: str) -> None:
+    paddle.distributed.init_parallel_env()
+    world = World.detect()
+    shares_module._SMALL = 50  # elements: some gradients go alone, some together
+    one, nan = paddle.to_tensor(1.0), paddle.to_tensor(float("nan"))
+    agreed = agree(one + world.rank, 3 + 2 * one * world.rank, world.rank == 1, world)
+    not_agreed = agree(one, nan if world.rank else one, False, world)
+    found = {
+        "agreed": [agreed.loss, agreed.grad_norm, agreed.stop, agreed.applied],
+        "not agreed": [not_agreed.stop, not_agreed.applied],
+        "gathered": gather_objects({"rank": world.rank}, world),
+        "gradients": reduce_gradients(world),
+        "update": update(world),
+        "errors": fail(world),
+    }
+    Path(f"{facts}-{world.rank}").write_text(json.dumps(found))
+    meet(world)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
