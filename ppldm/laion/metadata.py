@@ -24,10 +24,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """Parquet files of the same columns."""
+    """Parquet files of the same columns. `names`: what they were asked for by, as absolute paths."""
 
     files: tuple[Table, ...]
     columns: Columns
+    names: tuple[str, ...] = ()
 
     @property
     def paths(self) -> list[Path]:
@@ -60,7 +61,8 @@ def read_tables(inputs: Sequence[str]) -> Tables:
                 f"column {name!r} is {types[0]} in {first.path} and {types[1]} in {file.path}; filter them one by one"
             )
     check_names((name for name, _ in first.schema), first.path)
-    return Tables(files, Columns({name: _kind(type_name) for name, type_name in first.schema}))
+    names = tuple(os.path.abspath(local_path(name)) for name in inputs)
+    return Tables(files, Columns({name: _kind(type_name) for name, type_name in first.schema}), names)
 
 
 def natural_key(path) -> list:
