@@ -9,8 +9,12 @@ Tables whose content has changed are filtered again (`ppldm.utils.jobs` has the 
     OUT/manifest.json                         what was asked for, rows in, out and dropped by condition
 """
 
+import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +27,9 @@ from ..utils.machine import usable_memory_bytes
 from . import filter_duckdb, filter_spark
 from .conditions import BOUNDS, make_conditions, merge_bounds
 from .filter_plan import Plan
+from .hadoop import AddressPlace, Hadoop, fingerprint_at, is_address, read_tables_at
 from .metadata import Tables, read_tables
-from .spark import check_java, is_submitted
+from .spark import check_java, is_submitted, spark_session
 from .sql import number_sql
 
 DEDUP_COLUMNS = ("url", "hash")
@@ -74,43 +79,70 @@ def filter(
     counted under the first condition that it does not meet.
     """
     flags = dict(locals())
-    engine = choose_engine(engine, master)
+    engine = choose_engine(engine, master, [*input, output])
     memory_gb = check_memory(memory_gb)
-    if check:
-        report = check_tables(read_tables(input), engine, memory_gb, master)
-        sys.stdout.write((dumps(report, indent=2) if json else describe_check(report)) + "\n")
-        return
-    plan = plan_filter(**flags)
-    if dry_run:
-        if engine == "spark" and not is_submitted():
-            check_java()
-        manifest = describe_plan(plan) | {"engine": engine}
-        if output:
-            find_result(plan, local_path(output), redo)
-    elif not output:
-        raise ConfigError("--output is missing; name a new folder for the filtered tables")
-    else:
-        manifest = filter_tables(plan, local_path(output), engine, memory_gb, master, redo)
+    with _reaching([*input, output], engine, memory_gb, master) as spark:
+        if check:
+            report = check_tables(_read_tables(input, spark), engine, memory_gb, master)
+            sys.stdout.write((dumps(report, indent=2) if json else describe_check(report)) + "\n")
+            return
+        plan = plan_filter(**flags, spark=spark)
+        if dry_run:
+            if engine == "spark" and not is_submitted():
+                check_java()
+            manifest = describe_plan(plan) | {"engine": engine}
+            if output:
+                find_result(plan, _place_of(output, spark), redo)
+        elif not output:
+            raise ConfigError("--output is missing; name a new folder for the filtered tables")
+        else:
+            manifest = filter_tables(plan, _place_of(output, spark), engine, memory_gb, master, redo)
     sys.stdout.write((dumps(manifest, indent=2, ensure_ascii=False) if json else describe(manifest)) + "\n")
 
 
 def plan_filter(
-    input, preset=None, where=None, dedup=None, seed=0, no_shuffle=False, num_partitions=0, **flags
+    input, preset=None, where=None, dedup=None, seed=0, no_shuffle=False, num_partitions=0, spark=None, **flags
 ) -> Plan:
     """The plan of the arguments of `filter`; only footers are read. Raises ConfigError, DataError."""
     bounds = {name: flags.get(name) for name in BOUNDS}
     seed = None if no_shuffle else seed
-    return make_plan(read_tables(input), merge_bounds(preset, bounds), where, dedup, seed, num_partitions)
+    return make_plan(_read_tables(input, spark), merge_bounds(preset, bounds), where, dedup, seed, num_partitions)
 
 
-def choose_engine(engine: str, master: str | None) -> str:
-    """The engine that is meant by --engine and --master. Raises ConfigError."""
+@contextmanager
+def _reaching(names: list[str | None], engine: str, memory_gb: float, master: str | None) -> Iterator:
+    """A Spark session where addresses are to be reached, else None."""
+    if engine == "spark" and any(map(is_address, names)):
+        with spark_session(master, memory_gb) as spark:
+            yield spark
+    else:
+        yield None
+
+
+def _read_tables(names: list[str], spark) -> Tables:
+    return read_tables(names) if spark is None else read_tables_at(spark, list(map(_address_of, names)))
+
+
+def _place_of(output: str, spark) -> "FolderPlace | AddressPlace":
+    if spark is None:
+        return FolderPlace(local_path(output))
+    return AddressPlace(Hadoop(spark), _address_of(output).rstrip("/"))
+
+
+def _address_of(name: str) -> str:
+    is_remote = is_address(name) and not str(name).lower().startswith("file:")
+    return str(name) if is_remote else f"file://{os.path.abspath(local_path(name))}"
+
+
+def choose_engine(engine: str, master: str | None, names: Iterable[str | None] = ()) -> str:
+    """The engine that is meant by --engine, --master and the places named. Raises ConfigError."""
     if engine not in ("auto", "duckdb", "spark"):
         raise ConfigError(f"--engine {engine} is not known; choose duckdb, spark or auto")
     if engine == "duckdb" and master:
         raise ConfigError("--master is of Spark alone; leave it out, or use --engine spark")
     if engine == "auto":
-        return "spark" if master or is_submitted() else "duckdb"
+        remote = any(is_address(name) and not str(name).lower().startswith("file:") for name in names)
+        return "spark" if master or remote or is_submitted() else "duckdb"
     return engine
 
 
@@ -166,12 +198,46 @@ def describe_plan(plan: Plan) -> dict:
     }
 
 
-def find_result(plan: Plan, output: Path, redo: bool = False) -> dict | None:
-    """The manifest that `output` holds; None where it is missing or empty. Raises OutputError where the result is of
+@dataclass(frozen=True)
+class FolderPlace:
+    """A folder of this machine that a result goes to; `hadoop.AddressPlace` is its like at an address."""
+
+    path: Path
+
+    @property
+    def address(self) -> str:
+        """As Spark takes it."""
+        return f"file://{self.path.absolute()}"
+
+    def read_manifest(self) -> dict | None:
+        """None where there is none, or it is damaged."""
+        return read_json(self.path / "manifest.json")
+
+    def is_vacant(self) -> bool:
+        """Whether nothing is there, or an empty folder."""
+        return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+
+    def list_parts(self, num_parts: int) -> list[dict]:
+        """Path, rows and bytes of the parts that are there."""
+        return _list_parts(self.path, num_parts)
+
+    def write_manifest(self, manifest: dict) -> None:
+        """The last file."""
+        write_json(self.path / "manifest.json", manifest)
+
+    @contextmanager
+    def claimed(self, plan: dict, replace: bool) -> Iterator["FolderPlace"]:
+        """`files.claimed_dir`."""
+        with claimed_dir(self.path, plan, replace) as folder:
+            yield FolderPlace(folder)
+
+
+def find_result(plan: Plan, place: FolderPlace | AddressPlace, redo: bool = False) -> dict | None:
+    """The manifest that a place holds; None where it is missing or empty. Raises OutputError where the result is of
     other settings and may not be replaced (`redo`), or the files are of unknown origin."""
-    found = read_json(output / "manifest.json")
+    found, output = place.read_manifest(), getattr(place, "path", place.address)
     if not isinstance(found, dict) or "num_partitions" not in found:
-        if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        if not place.is_vacant():
             raise OutputError(f"--output {output} holds files of unknown origin; name a new folder, or delete that one")
         return None
     if (changes := _find_changes(found, describe_plan(plan))) and not redo:
@@ -183,33 +249,37 @@ def find_result(plan: Plan, output: Path, redo: bool = False) -> dict | None:
 
 
 def filter_tables(
-    plan: Plan, output: Path, engine: str, memory_gb: float, master: str | None = None, redo: bool = False
+    plan: Plan,
+    output: Path | FolderPlace | AddressPlace,
+    engine: str,
+    memory_gb: float,
+    master: str | None = None,
+    redo: bool = False,
 ) -> dict:
     """Carry out a plan and return the manifest; the one that is there where the same plan was finished before. Its
     `seconds` are those of the run that finished it.
 
     Raises OutputError as `find_result`, DataError, EnvironmentProblem.
     """
-    start, found = time.monotonic(), find_result(plan, output, redo)
+    place = FolderPlace(output) if isinstance(output, Path) else output
+    start, found = time.monotonic(), find_result(plan, place, redo)
     wanted, earlier = describe_plan(plan), (found or {}).get("fingerprint")
-    fingerprint = take_fingerprint([Piece(path, path.name) for path in plan.tables.paths], earlier)
+    fingerprint = _take_fingerprint(plan.tables, place, earlier)
     content = {"content": fingerprint["content"]}
     if found:
         changes = _find_changes(found, wanted)
         same = not changes and earlier and earlier["content"] == fingerprint["content"]
-        if same and _list_parts(output, plan.num_parts) == found["parts"]:
-            get_logger().info("%s was finished before", output)
+        if same and place.list_parts(plan.num_parts) == found["parts"]:
+            get_logger().info("%s was finished before", place.address)
             return found
         why = "; ".join(changes) or ("parts are missing" if same else "the tables have other content than then")
-        get_logger().info("%s is made again: %s", output, why)
-    # Spark writes all parts at once: what it has not finished cannot be gone on with.
-    with claimed_dir(output, wanted | content if engine == "duckdb" else None, replace=bool(found)) as folder:
+        get_logger().info("%s is made again: %s", place.address, why)
+    with place.claimed(wanted | content | {"engine": engine}, bool(found)) as folder:
         if engine == "spark":
-            counts = filter_spark.filter_tables(plan, folder, memory_gb, master)
+            counts = filter_spark.filter_tables(plan, folder.address, memory_gb, master)
         else:
-            counts = filter_duckdb.filter_tables(plan, folder, memory_gb)
-        parts = _list_parts(folder, plan.num_parts)
-        manifest = wanted | _count_rows(plan, counts, parts)
+            counts = filter_duckdb.filter_tables(plan, folder.path, memory_gb)
+        manifest = wanted | _count_rows(plan, counts, folder.list_parts(plan.num_parts))
         seconds = round(time.monotonic() - start, 2)
         manifest |= {
             "fingerprint": fingerprint,
@@ -217,8 +287,14 @@ def filter_tables(
             "seconds": seconds,
             "rows_in_per_sec": round(plan.tables.rows / seconds),
         }
-        write_json(folder / "manifest.json", manifest)
+        folder.write_manifest(manifest)
     return manifest
+
+
+def _take_fingerprint(tables: Tables, place: FolderPlace | AddressPlace, earlier: dict | None) -> dict[str, str]:
+    if isinstance(place, AddressPlace):
+        return fingerprint_at(place.hadoop, tables)
+    return take_fingerprint([Piece(path, path.name) for path in tables.paths], earlier)
 
 
 def describe(manifest: dict) -> str:

@@ -14,9 +14,9 @@ from .columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
 
 @dataclass(frozen=True)
 class Table:
-    """A parquet file. `schema`: the name and type of each column, as text."""
+    """A parquet file, by its path or, as text, its address. `schema`: the name and type of each column, as text."""
 
-    path: Path
+    path: Path | str
     rows: int
     bytes: int
     schema: tuple[tuple[str, str], ...]
@@ -34,6 +34,11 @@ class Tables:
     def paths(self) -> list[Path]:
         """Of all files."""
         return [file.path for file in self.files]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of all files."""
+        return [file.path if isinstance(file.path, str) else f"file://{file.path}" for file in self.files]
 
     @property
     def rows(self) -> int:
