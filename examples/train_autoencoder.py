@@ -5,10 +5,11 @@ python -u examples/train_autoencoder.py --output_dir OUT --file_list LIST --vae_
 
 import sys
 
+from ppldm.training.early import check_early
 from ppldm.utils.entry import entry
 
 if __name__ == "__main__":  # worker processes import this file
-    with entry():
+    with entry(lambda: check_early(sys.argv[1:])):
         from ppldm.config.arguments import AutoencoderArguments
         from ppldm.training.arguments import parse_arguments
         from ppldm.training.autoencoder import prepare_autoencoder

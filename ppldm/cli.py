@@ -7,7 +7,7 @@ needs. fastcore's `anno_parser` makes the argument parser from the function's si
 import sys
 from importlib import import_module
 
-from .config.flags import parse_known_or_suggest
+from .config.flags import parse_known_or_suggest, show_values
 from .utils.errors import ConfigError, exit_on_error
 
 COMMANDS = {
@@ -23,6 +23,7 @@ COMMANDS = {
     "index": ("ppldm.inspect.index", "index"),
     "verify": ("ppldm.inspect.verify", "verify"),
     "stats": ("ppldm.inspect.stats", "stats"),
+    "vocab": ("ppldm.inspect.vocab", "vocab"),
     "show": ("ppldm.inspect.show", "show"),
     "head": ("ppldm.inspect.show", "head"),
     "repack": ("ppldm.inspect.repack", "repack"),
@@ -70,6 +71,7 @@ def run(argv: list[str]) -> None:
         if action.dest == "num_workers":
             action.option_strings.append("--workers")
             parser._option_string_actions["--workers"] = action
+    show_values(parser)
     aliases = getattr(function, "aliases", {})
     flags = [_renamed(_with_hyphens(word), aliases) for word in argv[1:]]
     arguments = vars(parse_known_or_suggest(parser, flags))

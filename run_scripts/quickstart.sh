@@ -202,5 +202,5 @@ stage 5 "drawing the loss curve (seconds)" "${curve_command[@]}"
 if [[ $dry_run == no ]]; then
     printf '%s\n' "${report[@]}" >&2
     say "the pictures: $out/pictures/grid.png (every prompt), $out/pictures/loss.png (the loss curve)"
-    say "the runs' curves and samples: $VENV/bin/visualdl --logdir $out"
+    say "the runs' curves and samples: $VENV/bin/visualdl --logdir $out --language en"
 fi

@@ -58,3 +58,21 @@ def test_the_number_of_workers_has_a_short_name(tmp_path, flag):
     (tmp_path / "x.filelist").write_text("part\n")
     with pytest.raises(ConfigError, match="--num-workers is -1"):
         run(["index", str(tmp_path / "x.filelist"), f"{flag}=-1"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_values_as_one_types_them(name, capsys):
+    with pytest.raises(SystemExit):
+        run([name, "--help"])
+    text = capsys.readouterr().out
+    wrong = ["(str)", "(int)", "(float)", "(default: [", "(default: (", "(default: '", "(default: False", "str)"]
+    assert [word for word in wrong if word in text] == []
+
+
+def test_help_shows_lists_words_and_numbers(capsys):
+    with pytest.raises(SystemExit):
+        run(["generate", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("--guidance-scale S [S ...]", "(default: 7.5)", "--num-samples N", "(default: pictures)", "--exact "):
+        assert words in text
+    assert "prompts on the command line --negative-prompt" in text  # nothing for an empty default

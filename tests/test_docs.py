@@ -1,5 +1,6 @@
 """The READMEs say the same in both languages, and nothing in them names what is not there."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -65,3 +66,28 @@ def test_files_and_commands_that_are_named_exist():
                 assert (ROOT / path).exists(), path
         for name in re.findall(r"^ppldm ([\w-]+)", "\n".join(commands(text)), re.MULTILINE):
             assert name in COMMANDS, name
+
+
+def messages() -> list[str]:
+    """All texts in the code, with … for what is filled in."""
+    found = []
+    for path in (ROOT / "ppldm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "cn"])
+def test_messages_of_the_troubleshooting_table_are_messages_of_the_code(text):
+    """The first cell of a row quotes what one sees; of other words than ours (libGL) it names a file."""
+    table = text[text.index("PPLDM_DEBUG=1") :].split("\n\n")[0]
+    quoted = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    ours = [quote for quote in quoted if quote != "libGL.so.1"]
+    assert len(ours) >= 3
+    known = messages()
+    for quote in ours:
+        pattern = ".*".join(re.escape(piece) for piece in re.sub(r"CompVis/(?=…)", "", quote).strip("…").split("…"))
+        assert any(re.search(pattern, message, re.DOTALL) for message in known), quote

@@ -55,6 +55,10 @@ LIGHT_MODULES = {
     "data.handlers",
     "data.tokenizer",
     "data.clip_tokenizer",
+    "data.coverage",
+    "data.vocabulary",
+    "models.weights.fetch",
+    "training.early",
     "data.dataset",
 }
 

@@ -5,7 +5,7 @@ A field is a flag: its type, default and help. `check` refuses what cannot work,
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
+from typing import ClassVar, Optional
 
 from ..utils.errors import ConfigError
 
@@ -27,6 +27,7 @@ class ModelArguments:
     """What is trained: which parts, from where, with which target."""
 
     _argument_group_name = "model"
+    loop_defaults: ClassVar[dict] = {}
 
     model_name_or_path: Optional[str] = field(
         default=None,
@@ -176,6 +177,13 @@ class AutoencoderArguments:
     """What an autoencoder is trained as."""
 
     _argument_group_name = "autoencoder"
+    # Of the hand-written loop's flags, where the defaults of the published text-to-image script do not fit.
+    loop_defaults: ClassVar[dict] = {
+        "output_dir": "./output-autoencoder",
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 1e-4,
+    }
 
     vae_config_file: str = field(
         default=str(CONFIG_DIR / "vae_tiny.json"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 from tokenizers.processors import RobertaProcessing
 
@@ -60,6 +61,20 @@ class ClipTokenizer:
         """Token ids, int64 [len(captions), max_length]: START caption END, cut before END, padded."""
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
         return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
+
+    def decode(self, ids: np.ndarray) -> list[str]:
+        """The texts of token ids [N, L] without special tokens, in lower case."""
+        texts, pad = [], self._pad_token()
+        for row in ids.tolist():
+            tokens = [token for token in map(self._tokenizer.id_to_token, row) if token not in (START, END)]
+            while tokens and tokens[-1] == pad:
+                tokens.pop()
+            texts.append(ByteLevel().decode(tokens).replace("</w>", " ").strip())
+        return texts
+
+    def to_json(self) -> str:
+        """The definition that Hugging Face's `tokenizers` reads."""
+        return self._tokenizer.to_str()
 
     def unknown_words(self, captions: list[str]) -> list[str]:
         """None: all words are made of pieces, of single bytes if need be."""

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -9,6 +10,9 @@ import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..utils.errors import RowError
+
+# Between 89 and 179 million pixels Pillow warns; a picture is a bad row only where it refuses.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 

@@ -6,6 +6,7 @@ A tokenizer is a `vocab.txt`, one token a line, the line number its id, and whet
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -61,6 +62,18 @@ class CaptionTokenizer:
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
         return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
 
+    def decode(self, ids: np.ndarray) -> list[str]:
+        """The texts of token ids [N, L] without special tokens, in lower case where the tokenizer makes it."""
+        texts = []
+        for row in ids.tolist():
+            tokens = [self.vocab[number] for number in row]
+            texts.append(" ".join(token for token in tokens if token not in (_PAD, _CLS, _SEP)).replace(" ##", ""))
+        return texts
+
+    def to_json(self) -> str:
+        """The definition that Hugging Face's `tokenizers` reads."""
+        return self._tokenizer.to_str()
+
     def unknown_words(self, captions: list[str]) -> list[str]:
         """The words that the vocabulary lacks, each once, in order."""
         found = {}
@@ -84,6 +97,7 @@ class CaptionTokenizer:
 def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
     """The CaptionTokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES; the
     ClipTokenizer of a folder with merges.txt. Raises ConfigError."""
+    check_tokenizer(name_or_path)
     path = Path(name_or_path)
     if (path / "merges.txt").is_file():
         from .clip_tokenizer import ClipTokenizer
@@ -93,22 +107,32 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
         return CaptionTokenizer(_read_vocab(path / "vocab.txt"), max_length, _read_lower_case(path))
     if path.is_file():
         return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
-    if str(name_or_path) in KNOWN_NAMES:
-        return CaptionTokenizer(*_fetch(str(name_or_path), max_length, is_offline(offline)))
-    raise ConfigError(
-        f"no tokenizer {name_or_path}: neither a folder with vocab.txt, nor a vocab.txt, nor one of "
-        f"{', '.join(KNOWN_NAMES)}"
+    return CaptionTokenizer(*_fetch(str(name_or_path), max_length, is_offline(offline)))
+
+
+def check_tokenizer(name_or_path) -> None:
+    """Raises ConfigError where this is neither a folder or file that is there, nor one of KNOWN_NAMES."""
+    if not Path(name_or_path).exists() and str(name_or_path) not in KNOWN_NAMES:
+        raise ConfigError(
+            f"no tokenizer {name_or_path}: neither a folder with vocab.txt, nor a vocab.txt, nor one of "
+            f"{', '.join(KNOWN_NAMES)}; `ppldm vocab` makes one from captions"
+        )
+
+
+def count_words(captions: Iterable[str]) -> Counter:
+    """How often each word comes, after normalising and splitting as a lower-casing CaptionTokenizer does."""
+    normalizer, splitter = _normalizer(lower_case=True), _splitter()
+    return Counter(
+        word for caption in captions for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(caption))
     )
 
 
 def build_vocab(captions: Iterable[str]) -> list[str]:
-    """A vocabulary for a data set of its own: special tokens, the captions' characters, alone and as ## pieces, then
-    their words. Each group is sorted, so that the same captions in any order give the same ids."""
-    normalizer, splitter = _normalizer(lower_case=True), _splitter()
-    words = {word for caption in captions for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(caption))}
+    """A vocabulary for a small data set, with every word whole: special tokens, the captions' characters, alone and as
+    ## pieces, then their words. Each group is sorted, so that the same captions in any order give the same ids."""
+    words = sorted(count_words(captions))
     characters = sorted(set("".join(words)))
-    pieces = [*SPECIAL_TOKENS, *characters, *(f"##{character}" for character in characters), *sorted(words)]
-    return list(dict.fromkeys(pieces))
+    return list(dict.fromkeys([*SPECIAL_TOKENS, *characters, *(f"##{char}" for char in characters), *words]))
 
 
 def _build(ids: dict[str, int], max_length: int, lower_case: bool) -> Tokenizer:

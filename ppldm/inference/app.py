@@ -27,8 +27,10 @@ def app(
     offline: bool = False,  # never touch the network
 ):
     """Draw with a trained model on a small web page."""
+    from ..models.weights.fetch import check_name
     from ..utils.entry import entry
 
+    check_name(model)
     with entry():
         from werkzeug.serving import make_server
 

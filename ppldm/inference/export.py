@@ -21,13 +21,14 @@ def export(
     offline: bool = False,  # never touch the network
 ):
     """Write a trained model for ppdiffusers, diffusers or CompVis' code."""
+    from ..models.weights.fetch import check_name, local_path
     from ..utils.cpu import import_paddle_quietly, prepare_cpu
 
     if safetensors and to == "compvis":
         raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; leave one of them away")
+    check_name(model)
     prepare_cpu()
     import_paddle_quietly()
-    from ..models.weights.fetch import local_path
     from ..models.weights.parts import is_ldmbert
     from ..models.weights.read import PART_FOLDERS, read_weights
     from ..models.weights.write import facts_of, write_weights

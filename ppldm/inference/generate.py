@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from ..models.weights.fetch import check_name
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from .prompts import Request, read_requests
@@ -62,6 +63,7 @@ def generate(
         wanted, num_samples, scales, num_inference_steps, sampler, seed,
         height or resolution, width or resolution, exact,
     )  # fmt: skip
+    check_name(model)
     if exact:
         batch_size = 1
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -259,11 +261,13 @@ def read_settings(path: Path) -> dict | None:
 def _join_world():
     import paddle
 
+    from ..utils.cpu import quiet_paddle
     from ..utils.world import World
 
     world = World.detect()
     if world.size > 1:
-        paddle.distributed.init_parallel_env()
+        with quiet_paddle():
+            paddle.distributed.init_parallel_env()
     return world
 
 

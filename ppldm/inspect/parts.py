@@ -4,7 +4,7 @@ A part that cannot be opened is a finding, not the end of the command: it is lis
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,18 +80,34 @@ def index_parts(parts: list[PartName], num_workers: int) -> Indexed:
 
 
 def over_rows(
-    function: Callable[[Span], Result], indexed: Indexed, num_workers: int, name: str
+    function: Callable[[Span], Result],
+    indexed: Indexed,
+    num_workers: int,
+    name: str,
+    max_rows: int | None = None,
 ) -> Iterator[tuple[Span, Result]]:
-    """`function` over all rows of the parts that can be opened, cut into spans, under a progress bar named `name`."""
+    """`function` over all rows of the parts that can be opened, cut into spans, under a progress bar named `name`; with
+    `max_rows`, over about so many, evenly spread: the same ones for any number of processes."""
     spans = [
         Span(part, start, min(start + _ROWS_PER_TASK, rows))
         for part, rows in indexed.rows.items()
         for start in range(0, rows, _ROWS_PER_TASK)
     ]
-    with progress(total=indexed.num_rows, desc=name, unit="row") as bar:
+    if max_rows is not None and max_rows < indexed.num_rows:
+        spans = thin_out(spans, max_rows)
+    with progress(total=sum(span.stop - span.start for span in spans), desc=name, unit="row") as bar:
         for span, result in map_unordered(function, spans, num_workers):
             yield span, result
             bar.update(span.stop - span.start)
+
+
+def thin_out(spans: list[Span], max_rows: int) -> list[Span]:
+    """The beginning of each span, of equal shares, or of evenly spread spans where even one row of each is too much."""
+    spans = spans[:: -(-len(spans) // max_rows)]
+    share = max_rows / sum(span.stop - span.start for span in spans)
+    if share >= 1:
+        return spans
+    return [replace(span, stop=span.start + max(1, int((span.stop - span.start) * share))) for span in spans]
 
 
 def check_output(path: str) -> None:

@@ -62,9 +62,9 @@ def head(
 
 
 def choose_rows(num_rows: int, n: int, seed: int) -> list[int]:
-    """n different rows in ascending order, or all where there are fewer."""
+    """n different rows in random order, or all where there are fewer."""
     rng = np.random.Generator(np.random.Philox(seed))
-    return sorted(rng.choice(num_rows, min(n, num_rows), replace=False, shuffle=False).tolist())
+    return rng.choice(num_rows, min(n, num_rows), replace=False, shuffle=True).tolist()
 
 
 def read_record(indexed: Indexed, row: int) -> dict:
@@ -112,7 +112,9 @@ def draw_sheet(tiles: list, side: int):
             draw.text((x + 6, y + 6), "no image", fill="#bb3333", font=font)
         else:
             image = fit_image(image, side)
-            sheet.paste(image, (x + (side - image.width) // 2, y + (side - image.height) // 2))
+            left, top = x + (side - image.width) // 2, y + (side - image.height) // 2
+            sheet.paste(image, (left, top))
+            draw.rectangle((left - 1, top - 1, left + image.width, top + image.height), outline="#cccccc")
         draw.text((x, y + side + 2), fit_text(place, small, side), fill="#777777", font=small)
         for line, text in enumerate(wrap_text(caption, font, side, _CAPTION_LINES), start=1):
             color = "black" if image else "#bb3333"

@@ -1,5 +1,7 @@
 """`ppldm stats`: what is in the parts: rows, sizes, caption lengths, and the reasons why rows are bad.
 
+With a tokenizer, captions are counted in tokens too, and the words that it does not know.
+
 Images are not decoded: their sizes come from the index, their bytes and captions from the rows.
 """
 
@@ -7,11 +9,13 @@ import math
 import sys
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from json import dumps
 from typing import Annotated
 
 import numpy as np
 
+from ..data.coverage import Coverage, CoverageMeter
 from ..data.layouts import DEFAULT_LAYOUT
 from ..utils.errors import RowError
 from ..utils.files import atomic_write
@@ -28,11 +32,14 @@ _MEASURES = {
     "caption_words": "caption, words",
     "caption_chars": "caption, characters",
 }
+_TOKENS = {"caption_tokens": "caption, tokens"}
 
 
 def stats(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
     out: str = "",  # write histograms to this PNG
+    tokenizer: str = "",  # folder with a tokenizer (`ppldm vocab` makes one): also count tokens and unknown words
+    max_length: int = 77,  # with --tokenizer: tokens of a caption, as --model_max_length; longer ones are cut
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print the numbers as JSON
@@ -40,14 +47,20 @@ def stats(
     """Say what filelists hold: rows, image sizes, caption lengths, reasons of bad rows."""
     if out:
         check_output(out)
+    meter = _open_meter(tokenizer, max_length) if tokenizer else None
     parts = list_parts(filelists, layout, must_exist=False)
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
-    counts, skipped = {measure: Counter() for measure in _MEASURES}, Counter()
-    for _, (own_counts, own_skipped) in over_rows(measure_span, indexed, num_workers, "stats"):
+    counts, skipped, coverage = {measure: Counter() for measure in _MEASURES}, Counter(), Coverage()
+    for _, (own_counts, own_skipped, own_coverage) in over_rows(
+        partial(measure_span, meter=meter), indexed, num_workers, "stats"
+    ):
         skipped.update(own_skipped)
+        coverage += own_coverage
         for measure, values in own_counts.items():
             counts[measure].update(values)
+    if meter:
+        counts["caption_tokens"] = coverage.lengths
     report = {
         "parts": len(parts),
         "rows": indexed.num_rows,
@@ -56,14 +69,24 @@ def stats(
         "quantiles": list(_QUANTILES),
         **{measure: quantiles(values) for measure, values in counts.items()},
     }
+    if meter:
+        report["unknown_share"], report["cut_share"] = coverage.unknown_share, coverage.cut_share(max_length)
+        report["tokenizer"] = f"of all captions, {coverage.describe(max_length)}"
     if out:
         draw_histograms(out, counts, skipped, f"{report['rows']} rows in {len(parts)} part(s)")
     sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
 
 
-def measure_span(span: Span) -> tuple[dict[str, Counter], Counter]:
-    """(how often each value of each measure comes, bad rows by reason) over the rows of a span."""
-    counts, skipped = {measure: Counter() for measure in _MEASURES}, Counter()
+def _open_meter(tokenizer: str, max_length: int) -> CoverageMeter:
+    from ..data.tokenizer import load_tokenizer
+
+    return CoverageMeter(load_tokenizer(tokenizer, max_length))
+
+
+def measure_span(span: Span, meter: CoverageMeter | None = None) -> tuple[dict[str, Counter], Counter, Coverage]:
+    """(how often each value of each measure comes, bad rows by reason, coverage by the tokenizer of `meter`) over the
+    rows of a span."""
+    counts, skipped, captions = {measure: Counter() for measure in _MEASURES}, Counter(), []
     with closing(open_rows(span.part)) as part:
         for number in range(span.start, span.stop):
             try:
@@ -81,7 +104,8 @@ def measure_span(span: Span) -> tuple[dict[str, Counter], Counter]:
             )
             for measure, value in zip(_MEASURES, values, strict=True):
                 counts[measure][value] += 1
-    return counts, skipped
+            captions += [row.caption, *row.other_captions]
+    return counts, skipped, meter.measure(captions) if meter else Coverage()
 
 
 def quantiles(values: Counter) -> list[float]:
@@ -99,8 +123,11 @@ def describe(report: dict) -> str:
     lines = [f"{report['rows']} rows in {report['parts']} part(s)"]
     heads = [{0: "min", 0.5: "median", 1: "max"}.get(share, f"{share:.0%}") for share in report["quantiles"]]
     lines.append(f"{'':<22}" + "".join(f"{head:>9}" for head in heads))
-    for measure, title in _MEASURES.items():
-        lines.append(f"{title:<22}" + "".join(f"{value:>9g}" for value in report[measure]))
+    for measure, title in (_MEASURES | _TOKENS).items():
+        if measure in report:
+            lines.append(f"{title:<22}" + "".join(f"{value:>9g}" for value in report[measure]))
+    if "tokenizer" in report:
+        lines.append(report["tokenizer"])
     lines += [f"  bad rows, {reason}: {count}" for reason, count in report["skipped"].items()]
     return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
 
@@ -109,20 +136,34 @@ def draw_histograms(path, counts: dict[str, Counter], skipped: Counter, title: s
     """One histogram for each measure, and bad rows by reason, into a PNG."""
     from matplotlib.figure import Figure
 
+    shown = [measure for measure in _MEASURES | _TOKENS if measure in counts]
     figure = Figure(figsize=(13, 6.5), layout="constrained")
     figure.suptitle(title)
-    axes = figure.subplots(2, 4).ravel()
-    for axis, (measure, values) in zip(axes, counts.items(), strict=False):
-        axis.set_title(_MEASURES[measure])
+    axes = figure.subplots(2, 5 if len(shown) > len(_MEASURES) else 4).ravel()
+    for axis, measure in zip(axes, shown, strict=False):
+        axis.set_title((_MEASURES | _TOKENS)[measure])
         axis.set_ylabel("rows")
-        axis.yaxis.get_major_locator().set_params(integer=True)
-        if values:
-            axis.hist(list(values), bins=_bins(values), weights=list(values.values()), color="#4477aa")
-            if all(isinstance(value, int) for value in values):
-                axis.xaxis.get_major_locator().set_params(integer=True)
-    draw_reasons(axes[len(counts)], skipped)
+        draw_histogram(axis, counts[measure])
+    draw_reasons(axes[len(shown)], skipped)
+    for axis in axes[len(shown) + 1 :]:
+        axis.set_axis_off()
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)
+
+
+def draw_histogram(axis, values: Counter) -> None:
+    """How often each value comes; of one value alone, which it is."""
+    axis.yaxis.get_major_locator().set_params(integer=True)
+    if not values:
+        return
+    if len(values) == 1:
+        (value,) = values
+        axis.bar([f"{value:g}"], [values[value]], width=0.3, color="#4477aa")
+        axis.set_xlim(-1, 1)
+        return
+    axis.hist(list(values), bins=_bins(values), weights=list(values.values()), color="#4477aa")
+    if all(isinstance(value, int) for value in values):
+        axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def draw_reasons(axis, skipped: Counter) -> None:

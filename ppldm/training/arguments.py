@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import List, Optional  # noqa: UP035 (PaddleNLP's parser reads List)
 
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+from paddlenlp.trainer.argparser import strtobool
 from paddlenlp.utils.profiler import ProfilerOptions
 
 from ..config.arguments import DataArguments, ModelArguments
-from ..config.flags import parse_known_or_suggest
+from ..config.flags import PLACEHOLDERS, format_default, parse_known_or_suggest
+from ..utils.cpu import quiet_paddle
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
@@ -80,6 +82,9 @@ _WHY_NOT = {
     "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
     "number of ranks as they are",
 }
+
+# Endings of flags that name a file or a folder.
+_PATHS = ("_dir", "_path", "file_list", "_file", "_checkpoint")
 
 # What a number must be: in words, as a condition, and the flags.
 _RANGES = (
@@ -266,7 +271,8 @@ class LDMTrainingArguments(TrainingArguments):
             raise ConfigError(f"--warmup_ratio {self.warmup_ratio} must be from 0 to 1")
         if self.device != "gpu":  # the default: a GPU where there is one
             use_device(self.device)
-        super().__post_init__()
+        with quiet_paddle():  # it starts the ranks' communication
+            super().__post_init__()
         self.lr_scheduler_type, self.to_static = schedule, to_static
         self.reporters = reporters
         self.sharding = sharding
@@ -325,7 +331,7 @@ def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
         parser._option_string_actions[f"--{alias}"] = action
     if loop:
         actions["output_dir"].required = False
-        parser.set_defaults(**LOOP_DEFAULTS)
+        parser.set_defaults(**LOOP_DEFAULTS | model_group.loop_defaults)
     hidden = _training_flags() - _flags_of(loop)
     for action in parser._actions:
         action.help = HELP.get(action.dest, action.help)
@@ -333,6 +339,11 @@ def make_parser(loop: bool, model_group=ModelArguments) -> PdArgumentParser:
             action.help = argparse.SUPPRESS
         elif action.nargs == "?":
             action.metavar = "BOOL"
+        elif action.nargs != 0 and not action.choices:
+            action.metavar = PLACEHOLDERS.get(action.type, _placeholder(action))
+        elif action.choices and len(action.option_strings) > 1:  # argparse would list them behind each spelling
+            action.metavar = "NAME"
+            action.help += f" One of {', '.join(action.choices)}."
         elif action.option_strings[0].startswith("--no_"):
             action.help = f"The same as --{action.dest} false."
     return parser
@@ -393,6 +404,12 @@ def _check_profiler_options(text: str) -> None:
         )
 
 
+def _placeholder(action: argparse.Action) -> str:
+    if action.type is strtobool:
+        return "BOOL"
+    return "PATH" if action.dest.endswith(_PATHS) else "TEXT"
+
+
 class _HelpFormatter(argparse.HelpFormatter):
     """Shows the default of a flag that has one; most of PaddleNLP's have none."""
 
@@ -400,8 +417,10 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=30, width=100)
 
     def _get_help_string(self, action):
-        shown = action.default not in (None, "", argparse.SUPPRESS) and not action.required
-        return f"{action.help} (default: %(default)s)" if shown and action.nargs != 0 else action.help
+        if action.required or action.nargs == 0:
+            return action.help
+        shown = str(action.default).lower() if isinstance(action.default, bool) else format_default(action.default)
+        return f"{action.help} (default: {shown.replace('%', '%%')})" if shown else action.help
 
 
 def _flags_of(loop: bool) -> set[str]:

@@ -23,11 +23,13 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from paddle.distributed.launch.context import Context
-from paddle.distributed.launch.controllers.collective import CollectiveController
-
-from ..utils.errors import ConfigError, exit_on_error
+from ..utils.cpu import quiet_paddle
+from ..utils.errors import ConfigError, debugging, exit_on_error
 from ..utils.failure import FOLDER_VARIABLE, failure_time_sec
+
+with quiet_paddle():
+    from paddle.distributed.launch.context import Context
+    from paddle.distributed.launch.controllers.collective import CollectiveController
 
 GRACE_SECONDS = 10.0  # for the other ranks to end by themselves, after one failed
 SETTLE_SECONDS = 2.0  # after a rank failed, for the one that it is a victim of to end
@@ -242,6 +244,8 @@ class WatchedController(CollectiveController):
 def run() -> None:
     """Start what the command line says and end with its exit status. Raises ConfigError for another kind of launch."""
     context = Context()
+    if context.args.log_level.upper() == "INFO" and not debugging():
+        context.logger.setLevel("WARNING")  # of its default, which says nothing to a user
     if context.is_legacy_mode() or context.is_auto_tuner_mode() or context.args.run_mode not in (None, "collective"):
         raise ConfigError("only collective runs are watched; use python -m paddle.distributed.launch for other kinds")
     ips = (context.args.ips or "").split(",")

@@ -101,38 +101,47 @@ def plot_loss(
     out: str = None,  # PNG to write; by default loss.png beside the metrics
 ):
     """Draw a run's loss curve as PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     source = Path(metrics) / METRICS_FILE if Path(metrics).is_dir() else Path(metrics)
     records = [r for r in read_metrics(source) if r.get("loss") is not None]
     if not records:
         raise DataError(f"{source} has no losses; train first")
-    steps, losses = [r["global_step"] for r in records], np.array([r["loss"] for r in records])
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    window = max(1, len(losses) // 25)
-    axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="logged")
-    if window > 1:
-        smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
-        axes.plot(steps[window - 1 :], smooth, color="#08519c", label=f"mean of {window}")
-        axes.legend()
-    axes.set(xlabel="global step (optimizer updates)", ylabel="training loss", yscale="log")
-    axes.grid(True, which="both", alpha=0.3)
-    held_out = [(r["global_step"], r["validation_loss"]) for r in records if r.get("validation_loss") is not None]
-    if held_out:
-        axes.plot(*zip(*held_out, strict=True), "o-", color="#e6550d", markersize=3, label="held-out rows")
-        axes.legend()
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    draw_loss(figure.subplots(), records, source.resolve().parent.name)
     target = Path(out) if out else source.parent / "loss.png"
     try:
         with atomic_write(target) as file:
             figure.savefig(file, format="png", dpi=120)
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror}; give another --out") from error
-    finally:
-        pyplot.close(figure)
     get_logger().info("loss curve: %s", target)
+
+
+def draw_loss(axes, records: list[dict], run_name: str) -> None:
+    """The losses of `records` against their steps, their running mean, and the losses of held-out rows."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    steps, losses = [r["global_step"] for r in records], np.array([r["loss"] for r in records])
+    window = max(1, len(losses) // 25)
+    axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="logged")
+    if window > 1:
+        smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
+        axes.plot(steps[window - 1 :], smooth, color="#08519c", label=f"mean of {window}")
+    held_out = [(r["global_step"], r["validation_loss"]) for r in records if r.get("validation_loss") is not None]
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), "o-", color="#e6550d", markersize=3, label="held-out rows")
+    if window > 1 or held_out:
+        axes.legend()
+    axes.set(xlabel="global step (optimizer updates)", ylabel="training loss")
+    axes.set_title(f"{run_name}: loss {losses[-window:].mean():.4g} at step {steps[-1]:,}")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(True, which="both", alpha=0.3)
+    if losses.min() > 0 and losses.max() > 3 * losses.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def drop_after(path: Path, step: int) -> list[dict]:

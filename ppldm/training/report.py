@@ -7,7 +7,7 @@ from pathlib import Path
 from paddlenlp.utils.profiler import add_profiler_step
 
 from ..utils.log import get_logger, progress
-from ..utils.pictures import save_png
+from ..utils.pictures import save_png, with_title
 from .interval import Interval
 from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
 from .optim import own_rates
@@ -108,9 +108,10 @@ class Reporter:
     def _keep(self, step: int, pictures: dict) -> None:
         folder = self.run.output_dir / SAMPLES_DIR
         folder.mkdir(exist_ok=True)
-        for tag, picture in pictures.items():
+        titled = {tag: with_title(picture, f"{tag}, step {step:,}") for tag, picture in pictures.items()}
+        for tag, picture in titled.items():
             save_png(folder / f"step-{step:06d}-{tag}.png", picture)
-        self.writer.add_pictures(step, pictures)
+        self.writer.add_pictures(step, titled)
 
     def __enter__(self):
         return self

@@ -13,7 +13,7 @@ from ..data.order import Mix
 from ..data.tokenizer import load_tokenizer
 from ..inference.export import export_pipeline
 from ..inference.generate import read_prompts
-from ..inference.grid import tile
+from ..inference.grid import prompt_grid, tile
 from ..inference.sample import draw, sample_latents, to_pictures
 from ..models.build import build_ldm, latent_shape
 from ..models.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
@@ -23,6 +23,7 @@ from ..utils.errors import ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
+from .captions import first_caption, report_captions
 from .checkpoint import TrainingState
 from .compiled import CompiledPrediction
 from .interval import Interval, gather_objects
@@ -100,6 +101,8 @@ def prepare_text_to_image(
         random_flip=data_arguments.random_flip,
         selection=selection,
     )
+    if world.is_main:
+        report_captions(dataset)
     mix = Mix(dataset.list_sizes, dataset.weights, arguments.seed)
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
@@ -131,7 +134,10 @@ def prepare_text_to_image(
 
     def export(facts: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
-        facts = {**facts, "model_max_length": model_arguments.model_max_length}
+        facts |= {
+            "model_max_length": model_arguments.model_max_length,
+            "example_prompt": prompts[0] if prompts else first_caption(dataset),
+        }
         export_pipeline(model, tokenizer, folder, ema, facts)
         return folder
 
@@ -181,7 +187,8 @@ def draw_sample_pictures(
         delay=5,
         disable=not world.is_main,
     )
-    found = {"reconstruction": []} | {f"ddim-samples-{scale}": [] for scale in scales}
+    captions = my_prompts if prompts else tokenizer.decode(own["input_ids"].numpy())
+    found = {"captions": captions, "reconstruction": []} | {f"ddim-samples-{scale}": [] for scale in scales}
     with undisturbed(state), bar:
         settings = {"num_inference_steps": num_inference_steps, "on_step": bar.update}
         if len(own["noise"]):
@@ -199,9 +206,12 @@ def draw_sample_pictures(
     if not world.is_main:
         return {}
     drawn = {tag: deal_back([hand[tag] for hand in hands]) for tag in found}
-    pairs = drawn.pop("reconstruction")
+    captions, pairs = drawn.pop("captions"), drawn.pop("reconstruction")
     both = np.stack([original for original, _ in pairs] + [decoded for _, decoded in pairs])
-    samples = {tag: tile(np.stack(row), min(len(row), NUM_PICTURES)) for tag, row in drawn.items()}
+    samples = {
+        tag: np.asarray(prompt_grid(captions, [[picture] for picture in row], columns=NUM_PICTURES))
+        for tag, row in drawn.items()
+    }
     return {"reconstruction": tile(both, len(pairs))} | samples
 
 

@@ -11,20 +11,25 @@ import sys
 import warnings
 from collections.abc import Mapping
 
+from .errors import debugging
 from .log import get_logger
 from .machine import count_usable_cores, read_cpu_vendor
 from .world import World
 
 # What every user of paddle sees and none can act on: warnings, and lines that `import paddle` prints on stderr.
 _HARMLESS_WARNINGS = ("No ccache found", "Setuptools is replacing distutils")
-_HARMLESS_LINES = ("WARNING: OMP_NUM_THREADS set to", "PLEASE USE OMP_NUM_THREADS WISELY")
+_HARMLESS_LINES = (
+    *("WARNING: OMP_NUM_THREADS set to", "PLEASE USE OMP_NUM_THREADS WISELY"),
+    *("======================= Modified FLAGS", "FLAGS(name=", "=" * 71),
+)
 
 
 def prepare_cpu() -> None:
     """Set this process's thread variables and filters; call it before paddle is imported. Logs one line."""
-    for message in _HARMLESS_WARNINGS:
-        warnings.filterwarnings("ignore", message=message, category=UserWarning)
-    os.environ.setdefault("GLOG_minloglevel", "1")  # without the INFO lines of paddle's C++ side
+    if not debugging():
+        _ignore_harmless_warnings()
+        # Without the INFO and WARNING lines of paddle's C++ side, which are about its own code.
+        os.environ.setdefault("GLOG_minloglevel", "2")
     if os.environ.get("PPLDM_NO_CPU_TUNING", "0") not in ("", "0"):
         return
     num_cores = count_usable_cores()
@@ -38,12 +43,29 @@ def prepare_cpu() -> None:
 
 def import_paddle_quietly() -> None:
     """`import paddle` without its complaint that OMP_NUM_THREADS is set; all else that it prints is passed on."""
+    with quiet_paddle():
+        import paddle  # noqa: F401
+
+
+@contextlib.contextmanager
+def quiet_paddle():
+    """Around what imports paddle or starts its communication: without the lines and warnings that nobody can act on.
+    All else that is printed on stderr is passed on when the block ends, however it ends."""
+    if debugging():
+        yield
+        return
+    _ignore_harmless_warnings()
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            import paddle  # noqa: F401
+            yield
     finally:
         sys.stderr.writelines(line for line in said.getvalue().splitlines(True) if not line.startswith(_HARMLESS_LINES))
+
+
+def _ignore_harmless_warnings() -> None:
+    for message in _HARMLESS_WARNINGS:
+        warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
 def choose_variables(environ: Mapping[str, str], num_cores: int, num_local_ranks: int, vendor: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
 
 from .cpu import import_paddle_quietly, prepare_cpu
@@ -13,8 +14,10 @@ from .world import World
 
 
 @contextmanager
-def entry():
+def entry(check_early: Callable[[], None] = lambda: None):
     """Around a script's main: check the environment, prepare the CPU before paddle is imported, print errors well.
+
+    `check_early`: raises what is known to be wrong before anything heavy is imported.
 
     One rank of several ends without the interpreter's and the libraries' last rites: there it may abort, or wait for
     ever for ranks that are gone.
@@ -24,6 +27,7 @@ def entry():
         sys.excepthook = _show_and_leave
     try:
         with exit_on_error():
+            check_early()
             _stop_on_signals()
             require_working_environment()
             prepare_cpu()

@@ -1,16 +1,19 @@
 """Pictures with words under them, and where they are written."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from .files import atomic_write
 from .log import get_logger
 
 _CJK_FAMILIES = ("Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Droid Sans Fallback", "SimHei", "Microsoft YaHei")
+_TITLE_HEIGHT, _TITLE_MARGIN = 22, 6
+_ORDINARY_STYLES = ("Regular", "Book", "Normal", "Medium")
 
 
 def caption_font(size: int = 14, text: str = ""):
@@ -24,14 +27,31 @@ def caption_font(size: int = 14, text: str = ""):
 
 @lru_cache(maxsize=1)
 def _cjk_font() -> str | None:
-    from matplotlib.font_manager import fontManager
+    # Not matplotlib's list of fonts, which is as old as its cache.
+    from matplotlib.font_manager import findSystemFonts
 
-    for family in _CJK_FAMILIES:
-        for font in fontManager.ttflist:
-            if font.name.startswith(family):
-                return font.fname
-    get_logger().warning("no font with Chinese characters is installed, so boxes stand for them; see fonts-noto-cjk")
-    return None
+    found = find_face(_CJK_FAMILIES, findSystemFonts())
+    if found is None:
+        get_logger().warning(
+            "no font with Chinese characters is installed, so boxes stand for them; on Debian and Ubuntu: "
+            "sudo apt install fonts-noto-cjk"
+        )
+    return found
+
+
+def find_face(families: tuple[str, ...], files: Iterable[str]) -> str | None:
+    """Of font files the one of the first family (by the beginning of its name) that there is, upright and of ordinary
+    weight where there is such a one; None where there is no family."""
+    found = []
+    for path in files:
+        try:
+            family, style = ImageFont.truetype(path, 10).getname()
+        except OSError:
+            continue  # not a font that FreeType reads
+        for rank, known in enumerate(families):
+            if (family or "").startswith(known):
+                found.append((rank, style not in _ORDINARY_STYLES, family, path))
+    return min(found)[-1] if found else None
 
 
 def fit_text(text: str, font, width: int) -> str:
@@ -51,6 +71,16 @@ def wrap_text(text: str, font, width: int, max_lines: int) -> list[str]:
         lines.append(fit_text(" ".join(words[:taken]), font, width))
         words = words[taken:]
     return lines + ([fit_text(" ".join(words), font, width)] if words else [])
+
+
+def with_title(picture: np.ndarray, title: str) -> np.ndarray:
+    """[H, W, 3] uint8 with a line of text above it, on white; at least as wide as the text."""
+    font = caption_font(14, title)
+    width = max(picture.shape[1], int(font.getlength(title)) + 2 * _TITLE_MARGIN)
+    canvas = Image.new("RGB", (width, picture.shape[0] + _TITLE_HEIGHT), "white")
+    ImageDraw.Draw(canvas).text((_TITLE_MARGIN, 3), title, fill="black", font=font)
+    canvas.paste(Image.fromarray(picture), (0, _TITLE_HEIGHT))
+    return np.asarray(canvas)
 
 
 def save_png(path, image, texts: dict[str, str] | None = None) -> None:

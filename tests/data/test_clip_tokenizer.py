@@ -71,3 +71,9 @@ def test_words_for_bad_folders(folder, tmp_path):
     (tmp_path / "broken" / "vocab.json").unlink()
     with pytest.raises(ConfigError, match="cannot read .*vocab.json"):
         load_tokenizer(tmp_path / "broken", 9)
+
+
+def test_what_is_encoded_is_decoded_without_special_tokens(folder):
+    tokenizer = load_tokenizer(folder, 40)
+    ids = tokenizer.encode(["a red blue heart", "", "é 红心"])
+    assert tokenizer.decode(ids) == ["a red blue heart", "", "é 红心"]

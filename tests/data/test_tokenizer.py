@@ -164,3 +164,11 @@ def test_offline_names_come_from_the_cache(tmp_path):
                           capture_output=True, text=True, timeout=120)  # fmt: skip
     assert done.stdout.splitlines()[-1] == str(load_tokenizer(VOCAB, 8).encode(["A red heart"])[0].tolist())
     assert "bert-base-chinese is not in the cache" in done.stderr.splitlines()[-1] and done.returncode == 2
+
+
+def test_what_is_encoded_is_decoded_without_special_tokens():
+    tokenizer = CaptionTokenizer(build_vocab(["red heart", "blue 图"]), 10)
+    assert tokenizer.decode(tokenizer.encode(["Red heart", "", "blue 图 red", "hearted zzz"])) == [
+        *("red heart", "", "blue 图 red"),
+        "hearted [UNK]",
+    ]

@@ -12,8 +12,9 @@ from PIL import Image
 
 from ppldm.data.filelist import read_sources
 from ppldm.data.part import Part
+from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.inspect.show import choose_rows, fit_image
-from ppldm.inspect.stats import draw_reasons, quantiles
+from ppldm.inspect.stats import draw_histogram, draw_reasons, quantiles
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 
@@ -199,3 +200,20 @@ def test_a_source_that_changed_is_repacked_anew(data, run):
     run("repack", "x.filelist", "--out", "one")
     (data / "x").write_bytes(b"a\tb\tQUJE\n" + b"a\n" * 4)
     assert json.loads(run("repack", "x.filelist", "--out", "one", "--json"))["skipped"] == {"columns": 4}
+
+
+def test_stats_with_a_tokenizer_count_tokens_and_unknown_words(data, run):
+    CaptionTokenizer(build_vocab(["picture 1 2 3"]), 8).save("tok")
+    report = json.loads(run("stats", "all.list", "--tokenizer", "tok", "--max-length", "4", "--out", "s.png", "--json"))
+    # 27 good rows: "picture" and a number, which the vocabulary spells with 1, 2 and 3 alone.
+    known = sum(set(str(i)) <= set("123") for i in range(30) if i not in (13, 17, 26))
+    assert report["caption_tokens"][0] == 4 and report["unknown_share"] == pytest.approx((27 - known) / 54)
+    assert report["cut_share"] == pytest.approx(sum(i in (11, 12, 21, 22, 23) for i in range(30)) / 27)
+    assert "caption, tokens" in run("stats", "all.list", "--tokenizer", "tok")
+
+
+def test_a_constant_is_drawn_as_its_value():
+    axis = Figure().subplots()
+    draw_histogram(axis, Counter({48: 7}))
+    assert [bar.get_height() for bar in axis.patches] == [7]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["48"]

@@ -291,3 +291,10 @@ def test_autoencoder_flags():
     assert vae.kl_weight == 0.1 and vae.reconstruction_loss == "l1"
     with pytest.raises(ConfigError, match="unknown flag --use_ema"):
         parse_arguments(["--use_ema"], loop=True, model_group=AutoencoderArguments)
+
+
+def test_the_autoencoder_has_defaults_of_its_own():
+    training = parse_arguments([], loop=True, model_group=AutoencoderArguments)[2]
+    batch = training.per_device_train_batch_size * training.gradient_accumulation_steps
+    assert (batch, training.learning_rate, training.output_dir) == (4, 1e-4, "./output-autoencoder")
+    assert parse_arguments([], loop=True)[2].gradient_accumulation_steps == 10

@@ -175,12 +175,18 @@ def test_prompts_and_scales_give_the_grids(tiny, held_out, tmp_path):
     flags = tiny.flags(tmp_path / "run", max_steps=1, image_logging_steps=1)
     run = prepare_text_to_image(*parse_arguments([*flags, *words], loop=True))
     run_loop(run)
-    sizes = {path.name: Image.open(path).size for path in (tmp_path / "run/samples").iterdir()}
-    assert sizes == {
-        "step-000001-ddim-samples-1.0.png": (8 * 32, 2 * 32),
-        "step-000001-ddim-samples-3.0.png": (8 * 32, 2 * 32),
-        "step-000001-reconstruction.png": (4 * 32, 2 * 32),
+    pictures = {path.name: np.asarray(Image.open(path)) for path in (tmp_path / "run/samples").iterdir()}
+    assert set(pictures) == {
+        *("step-000001-ddim-samples-1.0.png", "step-000001-ddim-samples-3.0.png", "step-000001-reconstruction.png")
     }
+    for scale in ("1.0", "3.0"):
+        # Nine prompts in rows of eight, each with a caption: the ninth stands alone in its row.
+        grid = pictures[f"step-000001-ddim-samples-{scale}.png"]
+        first, second = grid[22 : 22 + (grid.shape[0] - 22) // 2], grid[22 + (grid.shape[0] - 22) // 2 :]
+        eighth = grid.shape[1] // 8
+        assert (first[:, -eighth:] < 255).any() and (second[:, :eighth] < 255).any()
+        assert (second[:, eighth + 20 :] == 255).all()
+    assert pictures["step-000001-reconstruction.png"].shape[0] == 2 * 32 + 22  # the title above both rows
 
 
 @pytest.mark.slow

@@ -67,3 +67,26 @@ def test_import_of_paddle_passes_on_all_but_the_harmless_lines(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True)
     assert "OMP_NUM_THREADS" not in done.stderr
     assert "something new" in done.stderr and "ImportError: why" in done.stderr
+
+
+def test_paddles_chatter_is_silenced_and_nothing_else():
+    program = (
+        "import sys\n"
+        "from ppldm.utils.cpu import quiet_paddle\n"
+        "with quiet_paddle():\n"
+        "    from paddle.distributed.parallel import _print_modified_flags\n"
+        "    _print_modified_flags(['FLAGS(name=1)'])\n"
+        "    sys.stderr.write('something new\\n')\n"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PPLDM_DEBUG": debug},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+        for debug in ("0", "1")
+    ]
+    assert said[0] == "something new\n"
+    assert "Modified FLAGS" in said[1] and "FLAGS(name=1)" in said[1]

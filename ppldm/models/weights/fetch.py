@@ -21,18 +21,12 @@ def local_path(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool 
 
     `folders`: the folders of the parts that are wanted. Raises ModelError.
     """
+    check_name(name_or_path)
     text = str(name_or_path)
     path = Path(text).expanduser()
     if path.exists():
         return path
     parts = text.split("/")
-    if (
-        path.is_absolute()
-        or text.startswith((".", "~"))
-        or not 2 <= len(parts) <= 3
-        or path.suffix in (".ckpt", ".bin")
-    ):
-        raise ModelError(f"no folder or file {path}; check the path")
     world = World.detect()
     repository, subfolder = "/".join(parts[:2]), "/".join(parts[2:])
     if world.is_main and not is_offline(offline):
@@ -46,6 +40,15 @@ def local_path(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool 
     if not found.is_dir():
         raise ModelError(f"the model {repository} has no folder {subfolder}; check the name")
     return found
+
+
+def check_name(name_or_path) -> None:
+    """Raises ModelError where this is neither a folder or file that is there, nor in the form of a name."""
+    text = str(name_or_path)
+    path = Path(text).expanduser()
+    is_path = path.is_absolute() or text.startswith((".", "~")) or path.suffix in (".ckpt", ".bin")
+    if not path.exists() and (is_path or not 2 <= len(text.split("/")) <= 3):
+        raise ModelError(f"no folder or file {path}; check the path")
 
 
 def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:

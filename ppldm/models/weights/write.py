@@ -9,6 +9,7 @@ Beside them ppldm.json (what trained it, and size and CRC-32 of the weight files
 """
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def facts_of(weights: Weights) -> dict:
 def model_card(weights: Weights, form: str, dtype: str) -> str:
     """README.md of an exported model: what it is, what it was trained on, how to draw with it."""
     facts = facts_of(weights)
+    prompt = facts.get("example_prompt") or "a red heart"
     pipeline = (
         "LDMTextToImagePipeline" if is_ldmbert(weights.parts["text_encoder"].config) else "StableDiffusionPipeline"
     )
@@ -91,9 +93,10 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
         if form == "compvis"
         else f"from {form} import {pipeline}\n"
         f'pipeline = {pipeline}.from_pretrained(".")\n'
-        'pipeline("red heart", guidance_scale=7.5).images[0].save("heart.png")'
+        f'pipeline({json.dumps(prompt, ensure_ascii=False)}, guidance_scale=7.5).images[0].save("picture.png")'
     )
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value is not None)
+    shown = {name: value for name, value in facts.items() if value is not None and name != "example_prompt"}
+    rows = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
     configs = "\n\n".join(
         f"`{kind}`\n\n```json\n{json.dumps(part.config, indent=2)}\n```" for kind, part in weights.parts.items()
     )
@@ -101,7 +104,7 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
     return (
         f"# A text-to-image latent diffusion model\n\nTrained with ppldm and exported for {form}: "
         f"{count / 1e6:.1f} million parameters, {dtype}.\n\n```python\n{use}\n```\n\n"
-        f'`ppldm generate --model FOLDER --prompt "red heart"` draws with it too.\n\n## Training\n\n'
+        f"`ppldm generate --model FOLDER --prompt {shlex.quote(prompt)}` draws with it too.\n\n## Training\n\n"
         f"| | |\n| --- | --- |\n{rows}\n\n## Configs\n\n{configs}\n"
     )
 

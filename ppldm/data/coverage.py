@@ -1,0 +1,76 @@
+"""How well a tokenizer fits captions: words that it does not know, and captions that are longer than it takes."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+_UNKNOWN = "[UNK]"
+
+
+@dataclass
+class Coverage:
+    """Counts over captions. `lengths`: captions by their number of tokens, special tokens included, before cutting.
+    `unknown`: words without a token, by how often they come. Two of them add up."""
+
+    captions: int = 0
+    words: int = 0
+    unknown: Counter = field(default_factory=Counter)
+    lengths: Counter = field(default_factory=Counter)
+
+    def __add__(self, other: "Coverage") -> "Coverage":
+        return Coverage(
+            self.captions + other.captions,
+            self.words + other.words,
+            self.unknown + other.unknown,
+            self.lengths + other.lengths,
+        )
+
+    @property
+    def unknown_share(self) -> float:
+        """Of all words, from 0 to 1."""
+        return self.unknown.total() / max(1, self.words)
+
+    def cut_share(self, max_length: int) -> float:
+        """The share of captions with more than `max_length` tokens, from 0 to 1."""
+        return sum(count for length, count in self.lengths.items() if length > max_length) / max(1, self.captions)
+
+    def length_at(self, share: float) -> int:
+        """The number of tokens that at least `share` of the captions do not exceed; 0 without captions."""
+        covered = 0
+        for length in sorted(self.lengths):
+            covered += self.lengths[length]
+            if covered >= share * self.captions:
+                return length
+        return 0
+
+    def describe(self, max_length: int) -> str:
+        """A sentence for the log."""
+        words = f"{self.unknown_share:.1%} of their words are unknown"
+        if self.unknown:
+            words += f" ({', '.join(word for word, _ in self.unknown.most_common(5))})"
+        return f"{words}, {self.cut_share(max_length):.1%} are cut at {max_length} tokens (the median has " + (
+            f"{self.length_at(0.5)}, the longest {self.length_at(1)})"
+        )
+
+
+class CoverageMeter:
+    """Measures captions with a CaptionTokenizer or ClipTokenizer."""
+
+    def __init__(self, tokenizer):
+        from tokenizers import Tokenizer
+
+        self._whole = Tokenizer.from_str(tokenizer.to_json())
+        self._whole.no_truncation()
+        self._whole.no_padding()
+
+    def measure(self, captions: list[str]) -> Coverage:
+        """Counts over these captions."""
+        found = Coverage(captions=len(captions))
+        for caption, encoding in zip(captions, self._whole.encode_batch(captions), strict=True):
+            found.lengths[len(encoding.ids)] += 1
+            found.words += len({word for word in encoding.word_ids if word is not None})
+            found.unknown.update(
+                caption[start:end].lower()
+                for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
+                if token == _UNKNOWN and end > start
+            )
+        return found

@@ -1,0 +1,135 @@
+"""`ppldm vocab`: a tokenizer of one's own, learned from the captions that filelists hold.
+
+Captions in, `vocab.txt` and its settings out: a folder for `--tokenizer_name`. The same captions give the same
+vocabulary, whatever the number of processes.
+"""
+
+import sys
+from collections import Counter
+from contextlib import closing
+from functools import partial
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from ..data.layouts import DEFAULT_LAYOUT
+from ..utils.errors import ConfigError, DataError, OutputError, RowError
+from ..utils.workers import check_workers
+from .parts import Indexed, Span, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
+
+DEFAULT_SIZE = 30_000
+_MEASURED_ROWS = 20_000
+_COVERED_SHARE = 0.99
+_Languages = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "L"}]
+
+
+def vocab(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    out: Annotated[str, {"opt": True, "required": True}],  # folder to write, for --tokenizer_name
+    size: int = DEFAULT_SIZE,  # tokens at most; few captions give fewer
+    language: _Languages = ("en",),  # en, zh or both: their characters are known even where no caption has them
+    max_length: int = 77,  # tokens of a caption, as --model_max_length of the training to come
+    max_rows: int = 1_000_000,  # rows to learn from, spread evenly over all
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    num_workers: int = 0,  # processes; 0 means one per core
+    overwrite: bool = False,  # replace a vocabulary that is there
+    json: bool = False,  # print the numbers as JSON
+):  # fmt: skip
+    """Make a tokenizer from captions: English, Chinese, or both mixed."""
+    from ..data.tokenizer import SPECIAL_TOKENS, CaptionTokenizer
+    from ..data.vocabulary import LANGUAGES, learn_vocabulary
+
+    languages = list(dict.fromkeys(language))
+    if unknown := [name for name in languages if name not in LANGUAGES]:
+        raise ConfigError(f"--language {unknown[0]} is not one of {', '.join(LANGUAGES)}")
+    if size <= len(SPECIAL_TOKENS) or max_length < 3 or max_rows < 1:
+        raise ConfigError(
+            f"--size {size}, --max-length {max_length} and --max-rows {max_rows} must be at least "
+            f"{len(SPECIAL_TOKENS) + 1}, 3 and 1"
+        )
+    if (Path(out) / "vocab.txt").exists() and not overwrite:
+        raise OutputError(f"{out} holds a vocabulary; name another folder, or add --overwrite to replace it")
+    learn_vocabulary(Counter(), size, languages)  # refuses a size too small before any row is read
+    num_workers = check_workers(num_workers)
+    indexed = index_parts(list_parts(filelists, layout, must_exist=False), num_workers)
+    counts, rows = count_caption_words(indexed, max_rows, num_workers)
+    if not counts:
+        raise DataError(f"no caption of {' '.join(filelists)} holds a word; check the files with `ppldm head`")
+    tokenizer = CaptionTokenizer(learn_vocabulary(counts, size, languages), max_length)
+    tokenizer.save(out)
+    report = {
+        "out": str(out),
+        "size": tokenizer.vocab_size,
+        "rows": rows,
+        "words": counts.total(),
+        "different_words": len(counts),
+        "bad_parts": indexed.bad_parts(),
+        **measure_fit(tokenizer, indexed, max_length, num_workers),
+    }
+    sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
+
+
+def count_caption_words(indexed: Indexed, max_rows: int, num_workers: int) -> tuple[Counter, int]:
+    """(how often each word comes in the captions, rows read)."""
+    counts, rows = Counter(), 0
+    for span, own in over_rows(count_span, indexed, num_workers, "captions", max_rows):
+        counts.update(own)
+        rows += span.stop - span.start
+    return counts, rows
+
+
+def count_span(span: Span) -> Counter:
+    """How often each word comes in the captions of a span."""
+    from ..data.tokenizer import count_words
+
+    return count_words(read_captions(span))
+
+
+def read_captions(span: Span) -> list[str]:
+    """All captions of the rows of a span that can be read."""
+    captions = []
+    with closing(open_rows(span.part)) as part:
+        for number in range(span.start, span.stop):
+            try:
+                row = part.read(number)
+            except RowError:
+                continue  # `ppldm verify` and training count these by reason
+            captions += [row.caption, *row.other_captions]
+    return captions
+
+
+def measure_fit(tokenizer, indexed: Indexed, max_length: int, num_workers: int) -> dict:
+    """How the tokenizer fits captions, of at most 20,000 rows spread evenly."""
+    from ..data.coverage import Coverage, CoverageMeter
+
+    measure = partial(measure_span, meter=CoverageMeter(tokenizer))
+    found = Coverage()
+    for _, own in over_rows(measure, indexed, num_workers, "coverage", _MEASURED_ROWS):
+        found += own
+    return {
+        "unknown_share": found.unknown_share,
+        "unknown_words": [word for word, _ in found.unknown.most_common(20)],
+        "max_length": max_length,
+        "cut_share": found.cut_share(max_length),
+        "median_tokens": found.length_at(0.5),
+        "tokens_of_99_percent": found.length_at(_COVERED_SHARE),
+    }
+
+
+def measure_span(span: Span, meter):
+    """The coverage of the captions of a span."""
+    return meter.measure(read_captions(span))
+
+
+def describe(report: dict) -> str:
+    """A report for people."""
+    unknown = f" ({', '.join(report['unknown_words'][:10])})" if report["unknown_words"] else ""
+    lines = [
+        f"{report['size']} tokens from {report['words']} words ({report['different_words']} different) of "
+        f"{report['rows']} rows, in {report['out']}",
+        f"  unknown words: {report['unknown_share']:.2%}{unknown}",
+        f"  captions cut at {report['max_length']} tokens: {report['cut_share']:.2%}; the median has "
+        f"{report['median_tokens']}, 99 % have at most {report['tokens_of_99_percent']}",
+        f"train with --tokenizer_name {report['out']} --model_max_length {report['max_length']}",
+    ]
+    return "\n".join(lines + describe_bad_parts(report["bad_parts"]))

@@ -1,0 +1,69 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppldm.training.early import check_early
+from ppldm.utils.errors import ConfigError, ModelError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--file_list", "/nope"], "--file_list /nope is not there"),
+        (["--file_list", "."], "--file_list . is a folder"),
+        (["--validation_file_list=/nope"], "--validation_file_list /nope"),
+        (["--unet_config_file", "/nope"], "--unet_config_file /nope"),
+        (["--tokenizer_name", "/nope"], "no tokenizer /nope"),
+        (["--model_name_or_path", "/nope"], "no folder or file /nope"),
+        (["--pretrained_model_name_or_path", "/nope"], "no folder or file /nope"),
+        (["--vae_name_or_path", "nowhere"], "no folder or file nowhere"),
+    ],
+)
+def test_what_is_not_there_is_refused(argv, message):
+    with pytest.raises((ConfigError, ModelError)) as caught:
+        check_early(argv)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--help", "--file_list", "/nope"],
+        ["--unknown", "3", "stray"],
+        ["--model_name_or_path", "CompVis/ldm_12_laion400M_pretrain"],
+        ["--vae_name_or_path", "CompVis/stable-diffusion-v1-4/vae", "--tokenizer_name", "bert-base-chinese"],
+        ["--file_list"],
+    ],
+)
+def test_all_else_is_left_to_the_whole_parser(argv):
+    check_early(argv)
+
+
+@pytest.mark.parametrize("argv, refused", [([], True), (["--do_train"], False), (["--do_train", "true"], False)])
+def test_the_trainer_script_wants_do_train(argv, refused):
+    if refused:
+        with pytest.raises(ConfigError, match="add --do_train"):
+            check_early(argv, needs_do_train=True)
+    else:
+        check_early(argv, needs_do_train=True)
+
+
+@pytest.mark.parametrize("script", ["train_txt2img_laion400m_trainer", "train_txt2img_laion400m_no_trainer"])
+def test_the_scripts_refuse_before_they_import_anything_heavy(script):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['{script}', '--file_list', '/nope']\n"
+        "try:\n"
+        f"    runpy.run_path({str(EXAMPLES / (script + '.py'))!r}, run_name='__main__')\n"
+        "except SystemExit as error:\n"
+        "    print(error.code, *sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    status, *loaded = done.stdout.split()
+    assert status == "2" and not {"paddle", "paddlenlp", "ppdiffusers"} & set(loaded)
+    assert done.stderr == "error: --file_list /nope is not there; give the path of a file\n"
