@@ -181,7 +181,7 @@ class _PartTask:
         earlier = earlier_input(read_json(self.record_path))
         return {
             "settings": as_json(place | {"rows": self.span.rows} | vars(self.treatment)),
-            "input": take_fingerprint(self.unit.pieces(self.span), earlier),
+            "input": take_fingerprint(self.unit.input_pieces(self.span), earlier),
         }
 
 

@@ -52,7 +52,7 @@ class Unit(Protocol):
     def spans(self, rows: int) -> list[Span]:
         """Spans of at most that many rows, in order. Raises DataError where the unit cannot be read at all."""
 
-    def pieces(self, span: Span) -> list[Piece]:
+    def input_pieces(self, span: Span) -> list[Piece]:
         """The files, or bytes of them, that the rows of a span are made from."""
 
     def read(self, span: Span) -> Iterator[LoadableRow]:
@@ -102,7 +102,7 @@ class FolderUnit:
         total = sum(1 for _ in read_folder(self.path))
         return [Span(start, min(start + rows, total), min(rows, total - start)) for start in range(0, total, rows)]
 
-    def pieces(self, span: Span) -> list[Piece]:
+    def input_pieces(self, span: Span) -> list[Piece]:
         return [Piece(path, path.name) for row in self.read(span) for path in row.files]
 
     def read(self, span: Span) -> Iterator[SourceRow]:

@@ -61,7 +61,7 @@ class TarUnit:
             spans.append(Span(ends[0], last, len(ends)))
         return spans
 
-    def pieces(self, span: Span) -> list[Piece]:
+    def input_pieces(self, span: Span) -> list[Piece]:
         return [Piece(self.path, self.path.name, span.start, span.stop)]
 
     def read(self, span: Span) -> Iterator[_Sample | _BadRow]:
@@ -125,7 +125,7 @@ class ParquetUnit:
             total = table.metadata.num_rows
         return [Span(start, min(start + rows, total), min(rows, total - start)) for start in range(0, total, rows)]
 
-    def pieces(self, span: Span) -> list[Piece]:
+    def input_pieces(self, span: Span) -> list[Piece]:
         with open_table(self.path) as (table, image, caption):
             start, stop = _find_bytes(table.metadata, span)
             # What the columns are called and hold stands elsewhere in the file.

@@ -68,7 +68,7 @@ class _TableUnit:
             end = stop
         return [*spans, Span(starts[0], end, len(starts))] if starts else spans
 
-    def pieces(self, span: Span) -> list[Piece]:
+    def input_pieces(self, span: Span) -> list[Piece]:
         with open(self.path, "rb") as file:
             head = len(file.readline())
         table = [Piece(self.path, self.path.name, 0, head), Piece(self.path, self.path.name, span.start, span.stop)]

@@ -77,7 +77,7 @@ def test_all_files_of_a_row_are_pieces_of_its_span(tmp_path):
     found = []
     for files in ({}, {"a.jpg": b"y"}, {"a.txt": "b"}, {"a.json": "{}"}):
         write(tmp_path, **files)
-        found.append(take_fingerprint(unit.pieces(unit.spans(10)[0]))["content"])
+        found.append(take_fingerprint(unit.input_pieces(unit.spans(10)[0]))["content"])
     assert len(set(found)) == 4
 
 
