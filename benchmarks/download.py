@@ -70,7 +70,8 @@ def measure(name: str, metadata: Path, out: Path, size: int) -> dict:
         cost = measure_command("img2dataset.main", words, NO_ALBUMENTATIONS_UPDATE="1", WANDB_MODE="disabled")
     else:
         flags += ["--distributor", "pyspark"] if name == "ppldm on Spark" else []
-        cost = measure_command("ppldm", ["download", metadata, "--out", out, "--preflight", "0", *flags])
+        cost = measure_command("ppldm", ["download", metadata, "--out", out, "--preflight", "0", "--no-refuse-private",
+                                         "--requests-per-host", "0", *flags])  # fmt: skip
     pictures = list(out.rglob("*.jpg"))
     rows = pq.read_metadata(metadata).num_rows
     if len(pictures) != rows:

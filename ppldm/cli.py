@@ -5,6 +5,7 @@ needs. fastcore's `anno_parser` makes the argument parser from the function's si
 """
 
 import sys
+from argparse import SUPPRESS
 from importlib import import_module
 
 from .config.flags import parse_known_or_suggest, show_values
@@ -67,10 +68,14 @@ def run(argv: list[str]) -> None:
 
     function = load_command(argv[0])
     parser = anno_parser(function, prog=f"ppldm {argv[0]}")
-    for action in parser._actions:
+    for action in tuple(parser._actions):
         if action.dest == "num_workers":
             action.option_strings.append("--workers")
             parser._option_string_actions["--workers"] = action
+        if action.const is False:  # fastcore has only --no-x of what is on by default
+            parser.add_argument(
+                f"--{action.dest.replace('_', '-')}", dest=action.dest, action="store_true", help=SUPPRESS
+            )
     show_values(parser)
     aliases = getattr(function, "aliases", {})
     flags = [_renamed(_with_hyphens(word), aliases) for word in argv[1:]]

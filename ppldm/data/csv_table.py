@@ -10,13 +10,16 @@ from pathlib import Path
 
 from ..utils.errors import PartError, RowError
 from .index import CSV_RECORDS, Index
-from .indexed import IndexedRows, indexing, read_file, read_image_size, store_rows
+from .indexed import MAX_ROW_BYTES, IndexedRows, indexing, read_file, read_image_size, store_rows
 from .row import Row
 from .sample import decode_text
 from .stored import Way
 
 IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath")
 CAPTION_COLUMNS = ("text", "caption", "title")
+
+# A field that is longer is an error of the whole table; by default that is 131,072 characters.
+csv.field_size_limit(MAX_ROW_BYTES)
 
 
 class CsvTable(IndexedRows):

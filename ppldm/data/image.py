@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from ..utils.errors import RowError
 
@@ -15,6 +15,8 @@ from ..utils.errors import RowError
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+# What the web has besides, and a download turns into JPEG. Pillow has AVIF from 11.3 on, where its libavif is there.
+WEB_FORMATS = (*FORMATS, "TIFF", *(["AVIF"] if "avif" in features.modules and features.check("avif") else []))
 
 # What Pillow raises on damaged bytes, which is more than the UnidentifiedImageError (an OSError) that it documents.
 _DAMAGED = (
@@ -36,33 +38,44 @@ _JPEG_START, _START_OF_SCAN = b"\xff\xd8\xff", b"\xda"
 _TURNERS = (b"Exif\0\0", b"tiff:Orientation")
 
 
-def image_size(image: bytes) -> tuple[int, int]:
+def image_size(image: bytes, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
     """(width, height) in pixels as shown, from the header of an encoded image; (0, 0) where it has none."""
     try:
-        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
+        with Image.open(io.BytesIO(image), formats=formats) as opened:
             width, height = opened.size
-            turned = opened.getexif().get(_EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
+            # Of TIFF files Pillow gives the size as shown.
+            turned = opened.format != "TIFF" and opened.getexif().get(_EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
     except _DAMAGED:
         return 0, 0
     return (height, width) if turned else (width, height)
 
 
-def decode_image(image: bytes) -> Image.Image:
+def shows_otherwise(image: bytes) -> bool:
+    """Whether an image is turned by EXIF or may be transparent, so that readers which ignore both show something else
+    than `decode_image`; False where it cannot be read."""
+    try:
+        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
+            return opened.has_transparency_data or opened.getexif().get(_EXIF_ORIENTATION, 1) in range(2, 9)
+    except _DAMAGED:
+        return False
+
+
+def decode_image(image: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
     """An encoded image as RGB: turned as its EXIF says, transparency laid on white, 16-bit grey scaled to 8.
 
-    Raises RowError "image" where it is damaged, of no known format, or so large that Pillow calls it a bomb (179
+    Raises RowError "image" where it is damaged, of none of the formats, or so large that Pillow calls it a bomb (179
     million pixels).
     """
     try:
-        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
+        with Image.open(io.BytesIO(image), formats=formats) as opened:
             return _to_rgb(ImageOps.exif_transpose(opened))
     except UnidentifiedImageError as error:  # whose own words name an address in memory, another one each time
-        raise RowError("image", f"the image is of no known format ({', '.join(FORMATS)})") from error
+        raise RowError("image", f"the image is of no known format ({', '.join(formats)})") from error
     except _DAMAGED as error:
         raise RowError("image", f"the image cannot be decoded ({error})") from error
 
 
-def decode_pixels(image: bytes, exact: bool = True) -> np.ndarray:
+def decode_pixels(image: bytes, exact: bool = True, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
     """The pixels of `decode_image`, uint8 [height, width, 3], faster.
 
     Pillow and simplejpeg decode with the same library to the same bits, if `exact`; else chroma is enlarged by
@@ -71,7 +84,7 @@ def decode_pixels(image: bytes, exact: bool = True) -> np.ndarray:
     """
     if (pixels := _decode_plain_jpeg(image, fastupsample=not exact)) is not None:
         return pixels
-    return np.asarray(decode_image(image))
+    return np.asarray(decode_image(image, formats))
 
 
 def check_pixels(image: bytes) -> np.ndarray:
@@ -108,7 +121,12 @@ def _may_be_turned(jpeg: bytes) -> bool:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow's own conversion would clip to white
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        pixels = np.asarray(image)
+        if pixels.min() < 0 or pixels.max() > 0xFFFF:
+            raise RowError("image", "the image cannot be decoded (32 bits a pixel)")
+        image = Image.fromarray((pixels >> 8).astype(np.uint8))
+    if image.mode == "F":  # nothing says which values are black and white
+        raise RowError("image", "the image cannot be decoded (floating-point pixels)")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")

@@ -1,7 +1,9 @@
 """`ppldm annotate`: CSV files of picture and caption beside folders that img2dataset made.
 
 Laws. Pictures = lines + pictures skipped, by reason. A line is a file that is there, with the caption of its row.
-Captions are quoted as CSV asks (RFC 4180): commas, quotes and line breaks come back as they were.
+Captions are quoted as CSV asks (RFC 4180): commas, quotes and line breaks, a carriage return alone among them, come
+back as they were from any reader. Two things have no place in CSV files: NUL, where some readers cut the text and
+others give up, is written as U+FFFD; a lone surrogate, which UTF-8 does not have, as "?".
 
     FOLDER/part_1.csv                   dir,text        dir is relative to FOLDER: part_1/00000/000000000.jpg,
                                                         with --folder-prefix P, P/part_1/00000/000000000.jpg
@@ -9,9 +11,9 @@ Captions are quoted as CSV asks (RFC 4180): commas, quotes and line breaks come 
     FOLDER/NAME.csv                     where the shards lie in FOLDER itself, NAME being that of FOLDER
 """
 
-import csv
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from json import dumps
 from pathlib import Path
 
@@ -20,6 +22,10 @@ from ..utils.errors import ConfigError, DataError, RowError
 from ..utils.files import atomic_write, local_path
 from ..utils.log import get_logger, progress
 from .metadata import natural_key
+
+_HEADER = ("dir", "text")
+# What makes quotes necessary. Python's csv module before 3.13 does not quote a carriage return alone.
+_QUOTED = frozenset(',"\r\n')
 
 
 def annotate(
@@ -57,14 +63,14 @@ def annotate_folder(folder: Path, per_shard: bool = False, folder_prefix: str = 
     with progress(total=sum(map(len, parts.values())), desc="annotate", unit="shard") as bar:
         for path, shards in parts.items():
             counts = Counter()
-            with atomic_write(path, "w", encoding="utf-8", errors="replace", newline="") as file:
-                writer = _start(file)
+            with _create(path) as file:
+                file.write(_record(_HEADER))
                 for shard in shards:
                     rows = [
                         (Path(folder_prefix, image.relative_to(folder)), caption)
                         for image, caption in _read_shard(shard, counts)
                     ]
-                    writer.writerows(rows)
+                    file.writelines(map(_record, rows))
                     if per_shard:
                         _write_shard(shard.with_name(f"{shard.name}.csv"), rows)
                     bar.update()
@@ -97,6 +103,8 @@ def _read_shard(shard: Path, counts: Counter):
             caption = captions[image.stem] if image.stem in captions else _read_caption(image)
             if not caption.strip():
                 raise RowError("empty_caption", f"{image}: no text")
+            if not _is_utf8(str(image)):
+                raise RowError("file_name", f"{image}: its name is not UTF-8, so that no CSV file can hold it")
         except RowError as error:
             counts[error.reason] += 1
             continue
@@ -128,15 +136,30 @@ def _read_caption(image: Path) -> str:
     raise RowError("no_caption", f"{image} has neither .json nor .txt beside it")
 
 
+def _is_utf8(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def _write_shard(path: Path, rows: list) -> None:
-    with atomic_write(path, "w", encoding="utf-8", errors="replace", newline="") as file:
-        _start(file).writerows(rows)
+    with _create(path) as file:
+        file.writelines(map(_record, [_HEADER, *rows]))
 
 
-def _start(file):
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(("dir", "text"))
-    return writer
+def _create(path: Path):
+    return atomic_write(path, "w", encoding="utf-8", errors="replace", newline="")
+
+
+def _record(fields: Iterable) -> str:
+    """A line of a CSV file, with its end."""
+    return ",".join(map(_quote, fields)) + "\n"
+
+
+def _quote(field) -> str:
+    text = str(field).replace("\0", "\ufffd")
+    return '"' + text.replace('"', '""') + '"' if _QUOTED.intersection(text) else text
 
 
 def _describe_skipped(counts: dict) -> str:

@@ -39,8 +39,10 @@ from .converted import EXAMPLES_PER_REASON, merge_records, refuse_bad_source
 from .forgotten import FORGOTTEN, read_forgotten
 from .reencode import Treatment, treat
 from .source import LoadableRow, Span, Unit, find_units
+from .source_packed import PACKED, PackedUnit, pack
 from .spark import is_submitted, spark_session
 
+_MANY_SMALL_PARTS = 4  # so many times more parts than packed folders make deserve a word
 # Part of every record: a change of what is written for the same input must change it.
 _RECORD_VERSION = 3
 # Of metadata: what says nothing of a picture that is there, and names of LAION's tables that have plainer ones.
@@ -57,10 +59,12 @@ def convert(
     out: Annotated[str, {"opt": True, "required": True}],  # folder for parts, filelists and manifest; made if missing
     name: str = "custom",  # names the filelists: OUT/NAME.filelist and OUT/NAME.filelist.list
     rows_per_part: int = 1000,  # rows of the input in one part file
+    pack_folders: bool = False,  # fill parts with rows of several folders; else each folder makes parts of its own
     size: int = 0,  # shrink pictures whose short side is longer to it, in pixels; 0 leaves them as they are
     quality: int = 0,  # encode JPEG and WebP anew at this quality, 1 to 100; 0 leaves them as they are
     format: str = "",  # encode what is of another format as jpg, png or webp; default: leave it
     min_size: int = 0,  # skip pictures whose short side is shorter, in pixels
+    normalise: bool = False,  # encode anew what is rotated by EXIF or transparent, for readers that ignore both
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     master: str = None,  # convert on a Spark cluster, such as spark://host:7077, whose nodes share the folders
     redo: bool = False,  # make parts again that were made with other settings, or from another source
@@ -71,22 +75,26 @@ def convert(
 
     The source is a plain folder, what img2dataset wrote (files, webdataset, parquet), an annotated CSV file, JSON
     lines, a Hugging Face imagefolder or WebDataset tars. Training takes the result by
-    --file_list OUT/NAME.filelist.list. Images go in as they are, byte for byte, unless --size, --quality or --format
-    asks otherwise; each is decoded once as a check. What cannot be used is skipped and counted by reason. Stopped at
-    any point, the same command goes on; finished parts whose input has not changed are kept, the others made again.
+    --file_list OUT/NAME.filelist.list. Images go in as they are, byte for byte, unless --size, --quality, --format or
+    --normalise asks otherwise; each is decoded once as a check. What cannot be used is skipped and counted by reason.
+    Stopped at any point, the same command goes on; finished parts whose input has not changed are kept, the others made
+    again.
     """
     folder, out = local_path(folder), local_path(out)
-    treatment = Treatment(size, quality, format, min_size)
+    treatment = Treatment(size, quality, format, min_size, normalise)
     if dry_run:
-        summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers, name, redo)
+        summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers, pack_folders, name, redo)
         text = (
             f"{summary['rows_in']} rows, {summary['parts']} part(s) of which {summary['parts_finished']} finished; "
             "nothing was written"
         )
     else:
-        summary = convert_source(folder, out, name, rows_per_part, treatment, num_workers, master, redo)
+        summary = convert_source(folder, out, name, rows_per_part, treatment, num_workers, master, pack_folders, redo)
         text = describe(summary) + f"\ntrain with --file_list {Path(out, name)}.filelist.list"
     sys.stdout.write((dumps(summary, indent=2, ensure_ascii=False) if json else text) + "\n")
+
+
+convert.aliases = {"--normalize": "--normalise"}
 
 
 def convert_source(
@@ -97,6 +105,7 @@ def convert_source(
     treatment: Treatment = _UNTOUCHED,
     num_workers: int = 0,
     master: str | None = None,
+    pack_folders: bool = False,
     redo: bool = False,
 ) -> dict:
     """Convert what the path `source` holds into the folder `out` and return the manifest.
@@ -104,9 +113,9 @@ def convert_source(
     A folder takes the conversion of one source, by one name, rows_per_part and treatment; with `redo`, of others too.
     Raises ConfigError, OutputError, and DataError where more than half of the rows cannot be used.
     """
-    job, settings, num_workers = _prepare(source, out, name, rows_per_part, treatment, num_workers)
+    job, settings, num_workers = _prepare(source, out, name, rows_per_part, treatment, num_workers, pack_folders)
     job.check(settings, redo)
-    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, num_workers)
+    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, num_workers, pack_folders)
     earlier = (job.plan or settings).get("name", name)
 
     def clear() -> None:
@@ -124,10 +133,12 @@ def convert_source(
     return manifest
 
 
-def check_conversion(folder, out, name="custom", rows_per_part=1000, num_workers=0, redo=False, **options) -> None:
+def check_conversion(
+    folder, out, name="custom", rows_per_part=1000, num_workers=0, pack_folders=False, redo=False, **options
+) -> None:
     """Find what `convert`, whose arguments these are, would refuse before it looks at the source. Raises PpldmError."""
     options.pop("master", None)
-    job, settings, _ = _prepare(folder, out, name, rows_per_part, Treatment(**options), num_workers)
+    job, settings, _ = _prepare(folder, out, name, rows_per_part, Treatment(**options), num_workers, pack_folders)
     job.check(settings, redo)
 
 
@@ -137,13 +148,14 @@ def plan_conversion(
     rows_per_part: int = 1000,
     treatment: Treatment = _UNTOUCHED,
     num_workers: int = 0,
+    pack_folders: bool = False,
     name: str = "custom",
     redo: bool = False,
 ) -> dict:
     """How many rows and parts there are and how many parts are finished, without writing. Raises as the conversion."""
-    job, settings, num_workers = _prepare(source, out, name, rows_per_part, treatment, num_workers)
+    job, settings, num_workers = _prepare(source, out, name, rows_per_part, treatment, num_workers, pack_folders)
     job.check(settings, redo)
-    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, num_workers)
+    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, num_workers, pack_folders)
     finished = sum(_finished_record(task, task.key()) is not None for task in tasks)
     return {"rows_in": sum(task.span.rows for task in tasks), "parts": len(tasks), "parts_finished": finished}
 
@@ -186,7 +198,7 @@ class _PartTask:
 
 
 def _prepare(
-    source, out, name: str, rows_per_part: int, treatment: Treatment, num_workers: int
+    source, out, name: str, rows_per_part: int, treatment: Treatment, num_workers: int, pack_folders: bool
 ) -> tuple[JobFolder, dict, int]:
     """The folder, the settings that it is claimed with, the number of processes. Raises ConfigError.
 
@@ -198,10 +210,13 @@ def _prepare(
         raise ConfigError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
     settings = {"source": os.path.relpath(source, out), "name": name, "rows_per_part": rows_per_part}
     settings |= {option: value for option, value in vars(treatment).items() if value}
+    settings |= {"pack_folders": True} if pack_folders else {}
     return JobFolder(Path(out), ".convert", "conversion", "parts"), settings, check_workers(num_workers)
 
 
-def _make_tasks(source, out: Path, rows_per_part: int, treatment: Treatment, num_workers: int) -> list[_PartTask]:
+def _make_tasks(
+    source, out: Path, rows_per_part: int, treatment: Treatment, num_workers: int, pack_folders: bool
+) -> list[_PartTask]:
     units = find_units(source)
     spans = {}
     with progress(total=len(units), desc="counting rows", unit="unit", delay=3) as bar:
@@ -211,10 +226,19 @@ def _make_tasks(source, out: Path, rows_per_part: int, treatment: Treatment, num
     cut = [(unit, span) for unit in units for span in spans[unit]]
     if not cut:
         raise DataError(f"{source} holds no rows; name another source")
+    packed = pack(cut, Path(source), rows_per_part)
+    if pack_folders:
+        cut = packed
+    elif len(packed) * _MANY_SMALL_PARTS < len(cut):
+        get_logger().warning("%d folders make %d parts; --pack-folders makes %d", len(units), len(cut), len(packed))
     return [
-        _PartTask(out / "parts" / f"part-{number:05}.gz", os.path.relpath(unit.path, source), unit, span, treatment)
+        _PartTask(out / "parts" / f"part-{number:05}.gz", _name_source(unit, source), unit, span, treatment)
         for number, (unit, span) in enumerate(cut)
     ]
+
+
+def _name_source(unit: Unit, source) -> str:
+    return PACKED if isinstance(unit, PackedUnit) else os.path.relpath(unit.path, source)
 
 
 def _spans_of(unit: Unit, rows: int) -> list[Span]:

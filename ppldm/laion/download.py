@@ -33,6 +33,8 @@ def download(
     shard_seconds: float = 7200,  # seconds after which a shard is closed; what it lacks then fails as "deadline"
     retries: int = 0,  # further tries of each URL, at once
     max_bytes: int = 100_000_000,  # of one picture as the server sends it
+    requests_per_host: int = 16,  # URLs of one host fetched at once by each process; 0 means any number
+    refuse_private: bool = True,  # loopback, link-local and private addresses; --no-refuse-private fetches from them
     min_image_size: int = 0,  # pictures with a shorter short side, in pixels, are left out
     max_image_area: float = inf,  # pictures of more pixels are left out, before they are decoded
     max_aspect_ratio: float = inf,  # pictures whose long side is more than this times the short one are left out
@@ -52,6 +54,7 @@ def download(
 ):
     """Download the pictures of LAION-like metadata, resumable, every row accounted for.
 
+    JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF are taken; small JPEG files stay as they are, all else becomes JPEG.
     Stopped at any point, the same command goes on; what was fetched for other metadata, or to another size, is refused
     or, with --redo, fetched again. Rows without a picture are counted by class: dns, timeout, 4xx, ...
     """
@@ -81,6 +84,8 @@ def download(
         user_agent_token=user_agent_token or None,
         disallowed_header_directives=forbidding,
         check_certificates=not ignore_ssl_certificate,
+        refuse_private=refuse_private,
+        requests_per_host=requests_per_host,
     )
     runner = Runner(distributor, master, processes_count)
     run = Run(downloads, settings, _retry_classes(only) if retry_failed else None, redo)
@@ -108,20 +113,22 @@ def download(
 
 
 def _plan(metadata, part_id, out, url_col, caption_col, kept, size) -> tuple[list, tuple[str, ...]]:
-    """The PartDownload of each part, and the columns kept. Raises ConfigError where parts have different columns."""
+    """The PartDownload of each part, and the columns kept, under the names of the first part. Raises ConfigError where
+    parts have different columns."""
     from .part_download import PartDownload
     from .shard_rows import find_columns, find_parts
 
     downloads = []
     for part in find_parts(metadata, part_id):
         columns = find_columns(part.path, url_col, caption_col, _words(kept))
-        downloads.append(PartDownload(part, Path(out, f"part_{part.number}"), columns, size))
-        first = downloads[0]
-        if columns.kept != first.columns.kept:
+        first = downloads[0] if downloads else None
+        same = columns.under_names(first.columns.kept) if first else columns
+        if same is None:
             raise ConfigError(
                 f"{part.path} has {', '.join(columns.kept)} and {first.part.path} {', '.join(first.columns.kept)}; "
                 "name those that all have with --save-additional-columns, or download part by part"
             )
+        downloads.append(PartDownload(part, Path(out, f"part_{part.number}"), same, size))
     return downloads, downloads[0].columns.kept
 
 

@@ -13,7 +13,8 @@ _CLASSES = {
     "opt_out": (r"X-Robots-Tag", "the site forbids the use (X-Robots-Tag)"),
     "proxy": (r"HTTP Error 407|Tunnel connection failed", "the proxy refuses"),
     "redirect": (r"HTTP Error 3\d\d", "redirects that lead nowhere"),
-    "4xx": (r"HTTP Error 4\d\d", "the link is dead or forbidden"),
+    "limited": (r"HTTP Error 42[59]", "the host asks for fewer requests"),
+    "4xx": (r"HTTP Error 4(?!08)\d\d", "the link is dead or forbidden"),
     "5xx": (r"HTTP Error 5\d\d", "the site is broken or overloaded"),
     "deadline": (r"^(<urlopen error )?deadline", "too slow: the time of the URL or of its shard was over"),
     "bad_url": (
@@ -21,11 +22,13 @@ _CLASSES = {
         r"|label (empty|too)|'NoneType'|not a URL",
         "no URL that a browser would take",
     ),
+    "private": (r"private address", "an address of a private network; --no-refuse-private allows these"),
+    "empty": (r"^empty answer", "an answer without a picture"),
     "dns": (
         r"\[Errno -\d+\]|name resolution|Name or service not known|No address associated|getaddrinfo",
         "the host's name has no address",
     ),
-    "timeout": (r"timed out|\[Errno 110\]", "no answer in time"),
+    "timeout": (r"timed out|\[Errno 110\]|HTTP Error 408", "no answer in time"),
     "tls": (r"(?i)\bssl\b|certificate|TLSV1", "no trusted connection"),
     "refused": (r"\[Errno 111\]", "the host refuses connections"),
     "unreachable": (r"\[Errno (99|101|112|113)\]", "no way to the host"),
@@ -41,7 +44,9 @@ _CLASSES = {
     "other": (r"", "anything else"),
 }
 # Failures that another try may mend.
-TEMPORARY = ("dns", "timeout", "deadline", "5xx", "reset", "refused", "unreachable", "tls", "proxy")
+TEMPORARY = ("dns", "timeout", "deadline", "limited", "5xx", "reset", "refused", "unreachable", "tls", "proxy")
+# Part of every account of a shard: a change of the classes must change it.
+CLASSES_VERSION = 2
 MEANINGS = {name: meaning for name, (_, meaning) in _CLASSES.items()}
 CLASSES = tuple(MEANINGS)
 _PATTERNS = {name: re.compile(pattern) for name, (pattern, _) in _CLASSES.items()}

@@ -1,9 +1,10 @@
 """A downloaded picture made fit to keep: img2dataset's resizer, with ours in its place.
 
-Laws. A JPEG that is small enough goes through untouched, to the byte. Others are decoded as training decodes them
-(EXIF rotation applied, transparency on white, 16-bit scaled to 8, CMYK to RGB, the first frame of an animation), shrunk
-by Lanczos until the short side is `image_size`, never enlarged, never padded, and encoded as JPEG. Every picture is
-decoded once, whole: what is kept can be read. What is too large is known from its header, before it is decoded.
+Laws. A JPEG that is small enough goes through untouched, to the byte. Others, and PNG, WebP, GIF, BMP, TIFF and AVIF
+files, are decoded as training decodes pictures (EXIF rotation applied, transparency on white, 16-bit scaled to 8, CMYK
+to RGB, the first frame of an animation), shrunk by Lanczos until the short side is `image_size`, never enlarged, never
+padded, and encoded as JPEG. Every picture is decoded once, whole: what is kept can be read. What is too large is known
+from its header, before it is decoded.
 
 img2dataset's own resizer drops the EXIF rotation of what it encodes again, and turns 16-bit pictures white.
 """
@@ -11,7 +12,7 @@ img2dataset's own resizer drops the EXIF rotation of what it encodes again, and 
 import io
 from dataclasses import dataclass
 
-from ..data.image import decode_pixels, image_size
+from ..data.image import WEB_FORMATS, decode_pixels, image_size
 from ..utils.errors import ConfigError, RowError
 from .reencode import Treatment, treat
 
@@ -48,8 +49,8 @@ class Fitter:
 
     def fit(self, image: bytes) -> tuple[bytes, int, int, int, int]:
         """(encoded, width, height, original width, original height). Raises RowError."""
-        self._check_size(*image_size(image))
-        pixels = decode_pixels(image)
+        self._check_size(*image_size(image, WEB_FORMATS))
+        pixels = decode_pixels(image, formats=WEB_FORMATS)
         height, width, _ = pixels.shape
         if image.startswith(_JPEG_START) and (not self.image_size or min(width, height) <= self.image_size):
             return image, width, height, width, height

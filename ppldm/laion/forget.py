@@ -21,6 +21,7 @@ from ..data.part import Part, index_path, write_lines
 from ..utils.errors import ConfigError, DataError, OutputError
 from ..utils.files import file_sha256, local_path, lock_folder, read_json, write_json
 from ..utils.log import get_logger
+from ..utils.text import one_line
 from ..utils.workers import check_workers
 from .converted import find_rows, read_manifest
 from .forgotten import (
@@ -32,6 +33,7 @@ from .forgotten import (
     read_forgotten,
     write_forgotten,
 )
+from .source_packed import place_of
 
 _JOURNAL = ".forget.json"
 
@@ -41,6 +43,7 @@ def forget(
     url: str = None,  # text file of URLs, one a line
     domain: str = None,  # text file of domains, one a line; example.com covers www.example.com
     key: str = None,  # text file of keys, one a line; part_1/000010002 where several parts have a row 000010002
+    entries: str = None,  # text file of JSON lines, {"url": "..."}, {"domain": "..."} or {"key": "..."}, for any text
     num_workers: int = 0,  # processes; 0 means one per core
     dry_run: bool = False,  # say which rows are there and change nothing
     json: bool = False,  # print the report as JSON
@@ -50,7 +53,7 @@ def forget(
     Prints which of the entries were there, and in which rows. The pictures that the parts were made from, and copies of
     the parts elsewhere, are not touched.
     """
-    wanted = read_entries(url, domain, key)
+    wanted = read_entries(url, domain, key, entries)
 
     def tell(report: dict) -> None:
         sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
@@ -101,8 +104,8 @@ def describe(report: dict) -> str:
     """A report as text."""
     done = "taken out" if report["removed"] else "found; nothing was changed"
     lines = [f"{report['rows_found']} row(s) {done}"]
-    lines += [f"  {entry}: {count}" for entry, count in report["entries"].items()]
-    lines += [f"  {entry}: not there" for entry in report["not_found"]]
+    lines += [f"  {one_line(entry)}: {count}" for entry, count in report["entries"].items()]
+    lines += [f"  {one_line(entry)}: not there" for entry in report["not_found"]]
     return "\n".join(lines)
 
 
@@ -116,9 +119,9 @@ def _refuse_ambiguous_keys(manifest: dict, wanted: Forgotten, found: dict[str, d
     sources = {part["path"]: part.get("source", "") for part in manifest["parts"]}
     named = {}
     for path, rows in found.items():
-        for entries, _ in rows.values():
+        for entries, meta in rows.values():
             for entry in wanted.keys.intersection(entries):
-                named.setdefault(entry, set()).add(sources[path])
+                named.setdefault(entry, set()).add(place_of(meta, sources[path]))
     for key, several in sorted(named.items()):
         if len(several) > 1:
             raise ConfigError(

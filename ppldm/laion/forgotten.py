@@ -1,15 +1,22 @@
 """Which rows of a converted folder must not be there: those of some URLs, domains or keys."""
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from json import JSONDecodeError, loads
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..utils.errors import ConfigError, OutputError
 from ..utils.files import write_json
+from .source_packed import place_of
 
 # The reason under which such rows are counted.
 FORGOTTEN = "forgotten"
+_KINDS = ("url", "domain", "key")
+# What no name of a host has, and URLs and patterns do.
+_NO_DOMAIN = re.compile(r"[\s/:@?#*\\]|^$")
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Forgotten:
             parents = {".".join(labels[start:]) for start in range(len(labels))}
             found += sorted(self.domains & parents)
         if self.keys and isinstance(key, str):
-            found += [name for name in _names_of(key, source) if name in self.keys]
+            found += [name for name in _names_of(key, place_of(meta, source)) if name in self.keys]
         return found
 
     def __or__(self, other: "Forgotten") -> "Forgotten":
@@ -56,15 +63,41 @@ def host_of(url: str) -> str:
         return ""
 
 
-def read_entries(url: str | None, domain: str | None, key: str | None) -> Forgotten:
-    """What three files name, an entry a line; None for no file. Raises ConfigError."""
-    domains = {entry.lower().strip(".") for entry in _read_lines("--domain", domain)}
+def read_entries(url: str | None, domain: str | None, key: str | None, entries: str | None = None) -> Forgotten:
+    """What files name; None for no file. Of three files each line is an entry, of `entries` a JSON object. Raises
+    ConfigError."""
+    named = {
+        "url": _read_lines("--url", url),
+        "domain": _read_lines("--domain", domain),
+        "key": _read_lines("--key", key),
+    }
+    for kind, entry in _read_objects("--entries", entries):
+        named[kind].add(entry)
     forgotten = Forgotten(
-        frozenset(_read_lines("--url", url)), frozenset(domains), frozenset(_read_lines("--key", key))
+        frozenset(named["url"]), frozenset(map(_check_domain, named["domain"])), frozenset(named["key"])
     )
     if not forgotten.entries:
-        raise ConfigError("nothing to forget; name a file by --url, --domain or --key, with an entry a line")
+        raise ConfigError("nothing to forget; name a file by --url, --domain, --key or --entries, with an entry a line")
     return forgotten
+
+
+def _check_domain(entry: str) -> str:
+    """In lower case, without dots around it. Raises ConfigError for what no host of a URL is part of."""
+    domain = entry.lower().strip(".")
+    if not _NO_DOMAIN.search(domain) or _is_ipv6(domain):
+        return domain
+    host = host_of(entry if "//" in entry else f"//{entry}").removeprefix("*.")
+    remedy = (
+        f"write {host}, which covers its subdomains" if host and not _NO_DOMAIN.search(host) else "write example.com"
+    )
+    raise ConfigError(f"--domain: {entry!r} is not a domain; {remedy}, or name URLs by --url")
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return bool(IPv6Address(text))
+    except ValueError:
+        return False
 
 
 def read_forgotten(out: Path) -> Forgotten:
@@ -94,11 +127,31 @@ def parse_forgotten(lists: dict[str, list[str]]) -> Forgotten:
 
 
 def _read_lines(flag: str, path: str | None) -> set[str]:
+    """Lines end with a line feed only: URLs and keys may hold what Unicode calls an end of line."""
+    lines = _read_text(flag, path).split("\n")
+    return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+def _read_objects(flag: str, path: str | None) -> Iterator[tuple[str, str]]:
+    """(kind, entry) of JSON lines such as {"key": "part_1/000010002"}: for entries that hold line breaks."""
+    for number, line in enumerate(_read_text(flag, path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            [(kind, entry)] = loads(line).items()
+        except (ValueError, AttributeError):
+            kind = entry = None
+        if kind not in _KINDS or not isinstance(entry, str) or not entry:
+            raise ConfigError(f'{flag}: line {number} of {path} is not like {{"url": "http://..."}}, {{"key": "..."}}')
+        yield kind, entry
+
+
+def _read_text(flag: str, path: str | None) -> str:
+    """Empty where there is no file. Raises ConfigError."""
     if path is None:
-        return set()
+        return ""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        return Path(path).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         problem = getattr(error, "strerror", None) or error
         raise ConfigError(f"{flag}: cannot read {path} ({problem}); name a text file with an entry a line") from error
-    return {line.strip() for line in lines if line.strip() and not line.startswith("#")}

@@ -13,6 +13,7 @@ from .converted import find_rows, read_manifest
 from .filter import check_memory
 from .forgotten import Forgotten
 from .metadata import read_tables
+from .source_packed import place_of
 from .sql import DUCKDB, FILE, ROW
 
 
@@ -42,7 +43,7 @@ def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, n
     for path, found in find_rows(data, manifest, Forgotten(keys=frozenset(keys)), num_workers):
         for row, (entries, meta) in found.items():
             missing.difference_update(entries)
-            place = {"key": meta["key"], "part": path, "row": row, "source": sources[path]}
+            place = {"key": meta["key"], "part": path, "row": row, "source": place_of(meta, sources[path])}
             traced.append(place | {"meta": meta, "tables": []})
     if missing := sorted(missing):
         raise DataError(f"no row of {data} has the key {', '.join(missing[:5])}; `ppldm head --json` prints keys")

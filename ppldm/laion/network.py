@@ -7,6 +7,7 @@ half of the web at once. So hosts are counted and not URLs: each has one vote, d
 pictures of one dead host pass for a dead network.
 """
 
+import re
 import socket
 import time
 import urllib.parse
@@ -23,6 +24,7 @@ MAX_RESOLVER_TROUBLE, MAX_DNS, MAX_TLS, MAX_PROXY, MAX_UNREACHABLE, MAX_TIMEOUT 
 # So few hosts prove nothing.
 _MIN_HOSTS = 8
 _NETWORK_CLASSES = ("dns", "tls", "proxy", "unreachable", "refused", "timeout")
+_USER = re.compile(r"(?<=//)[^/?#]*@")
 _LOOKUPS, _PAUSE_SECONDS, _MAX_SECONDS = 3, 0.2, 60
 
 
@@ -46,6 +48,11 @@ class Outcome:
             return urllib.parse.urlsplit(self.url or "").hostname or ""
         except ValueError:
             return ""
+
+
+def without_password(url: str) -> str:
+    """A URL without the name and the password before its host."""
+    return _USER.sub("", url)
 
 
 def find_network_fault(outcomes: Sequence[Outcome], ask_again: bool = False) -> str | None:
@@ -94,8 +101,9 @@ def find_network_fault(outcomes: Sequence[Outcome], ask_again: bool = False) -> 
         )
     failing = sum(outcome.name in _NETWORK_CLASSES for outcome in outcomes)
     if ask_again and failing == len(outcomes) >= _MIN_HOSTS:
+        example = f"{without_password(outcomes[0].url)} ({outcomes[0].message})"
         return (
-            f"not one of {failing} URLs can be reached, for example {outcomes[0].url} ({outcomes[0].message}); "
+            f"not one of {failing} URLs can be reached, for example {example}; "
             f"{_resolvers()}, {_proxies()}: check the way to the internet; or all the hosts are gone: --preflight 0"
         )
     return None
@@ -141,9 +149,7 @@ def _resolvers() -> str:
 
 
 def _proxies() -> str:
-    proxies = {name: url for name, url in urllib.request.getproxies().items() if name in ("http", "https")}
-    return f"proxies in use: {', '.join(f'{k}={_without_password(v)}' for k, v in proxies.items()) or 'none'}"
-
-
-def _without_password(url: str) -> str:
-    return url.rpartition("@")[2]
+    # What follows the last @: the password itself may hold one, or a slash.
+    hosts = {name: url.rpartition("@")[2] for name, url in urllib.request.getproxies().items()}
+    used = [f"{name}={hosts[name]}" for name in ("http", "https") if name in hosts]
+    return f"proxies in use: {', '.join(used) or 'none'}"

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..utils.errors import ConfigError
-from ..utils.files import make_output_dir, write_json
+from ..utils.files import make_output_dir, read_json, write_json
 from ..utils.jobs import JobFolder, Piece, take_fingerprint
-from .failures import classify
+from .failures import CLASSES_VERSION, classify
 from .shard import RETRY_COLUMNS, ShardTask, make_record, record_path, remove_shard, shard_name, stats_path, work_folder
 from .shard_rows import MetadataPart, RowColumns, count_shards, read_shards, regroup, write_rows
 
@@ -143,11 +143,13 @@ class PartDownload:
 
     def _record(self, number: int) -> dict:
         path = record_path(self.folder, number)
-        if not path.is_file():  # deleted by hand
+        record = read_json(path)
+        if record is None or record.get("classes_version") != CLASSES_VERSION:  # deleted by hand, or of older classes
             path.parent.mkdir(parents=True, exist_ok=True)
             seconds = loads(stats_path(self.folder, number).read_text(encoding="utf-8"))["duration"]
-            write_json(path, make_record(self.folder, number) | {"seconds": seconds})
-        return loads(path.read_text(encoding="utf-8"))
+            record = {"seconds": seconds, **(record or {})} | make_record(self.folder, number)
+            write_json(path, record)
+        return record
 
     def _failed_rows(self, finished: list[int], classes: set[str]) -> Iterator[pa.Table]:
         last_try = {}

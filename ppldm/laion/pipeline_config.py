@@ -112,7 +112,8 @@ def command_words(stage: str, arguments: dict) -> list[str]:
         if parameters[name].default is inspect.Parameter.empty and not facts.get("opt"):
             places += values
         elif isinstance(value, bool):
-            flags += [flag] * value
+            is_default = value == parameters[name].default
+            flags += [] if is_default else [flag if value else f"--no-{flag[2:]}"]
         elif len(values) == 1:
             flags.append(f"{flag}={values[0]}" if values[0].startswith("-") or not values[0] else flag)
             flags += [] if "=" in flags[-1] else values

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from ..data.image import shows_otherwise
 from ..utils.errors import ConfigError, RowError
 
 # Names of `--format`: what Pillow calls it, and the first bytes of its files.
@@ -16,12 +17,14 @@ _DEFAULT_QUALITY = 95
 @dataclass(frozen=True)
 class Treatment:
     """`size`: short sides above it become it, in pixels; 0: no limit. `quality`: 1 to 100 of JPEG and WebP, 0: not
-    asked for. `format`: "jpg", "png", "webp", or "" for the picture's own. `min_size`: shorter sides are refused."""
+    asked for. `format`: "jpg", "png", "webp", or "" for the picture's own. `min_size`: shorter sides are refused.
+    `normalise`: pictures are encoded anew that show something else where EXIF rotation and transparency are ignored."""
 
     size: int = 0
     quality: int = 0
     format: str = ""
     min_size: int = 0
+    normalise: bool = False
 
     def __post_init__(self):
         if self.format and self.format not in _FORMATS:
@@ -33,7 +36,7 @@ class Treatment:
 
     @property
     def may_change_pixels(self) -> bool:
-        """False where every picture's bytes pass as they are."""
+        """False where every plain JPEG passes as it is: one without EXIF data."""
         return bool(self.size or self.quality or self.format)
 
 
@@ -42,8 +45,7 @@ def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes
 
     pixels: uint8 [height, width, 3], or 1 channel where none may change, what `image` shows: turned as its EXIF data
     says, transparency on white. They are made smaller by Lanczos' filter, so that the short side is `size`, never
-    larger, and never padded. Raises RowError
-    "too_small".
+    larger, and never padded. Raises RowError "too_small".
     """
     height, width, _ = pixels.shape
     if min(width, height) < treatment.min_size:
@@ -51,7 +53,8 @@ def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes
     own = next((name for name, (_, magic) in _FORMATS.items() if image.startswith(magic)), "")
     name = treatment.format or own or "jpg"
     shrinks = 0 < treatment.size < min(width, height)
-    if not shrinks and not treatment.quality and name == (own or name):
+    changes = shrinks or treatment.quality or name != (own or name)
+    if not changes and not (treatment.normalise and shows_otherwise(image)):
         return image, width, height
     picture = Image.fromarray(pixels)
     if shrinks:

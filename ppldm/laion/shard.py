@@ -2,17 +2,20 @@
 
 Laws. Rows in = rows in the shard's parquet file, each with its picture or the reason why not. A shard is downloaded in
 a folder of its own and moved to its place when it is whole, `NNNNN_stats.json` last; so where that file is, the shard
-is finished, and what a killed run left is outside of the data. After `shard_seconds` what has not been fetched fails
+is finished, and what a killed run left is outside of the data. What it had fetched is in a journal, and is not fetched
+again (`shard_journal`). After `shard_seconds` what has not been fetched fails
 as "deadline", and the shard is closed with it.
 
     part_1/00000/000000000.jpg .txt .json    or 00000.tar; in the parquet format, the pictures are in 00000.parquet
     part_1/00000.parquet                     a line for each row
     part_1/00000_stats.json                  img2dataset's counts
-    part_1/.download/                        ours: plan.json, report.json, records/ (one for each shard), work/
+    part_1/.download/                        ours: plan.json, report.json, work/; records/, journals/: one a shard
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import shutil
 import sys
@@ -28,13 +31,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
-from ..utils.files import fsync_dir, write_json
+from ..utils.files import fsync_dir, read_json, write_json
+from ..utils.text import one_line
+from .failures import CLASSES_VERSION
 from .fetch import Bounds, install
 from .fit import Fitter
-from .network import Outcome, find_network_fault
+from .network import Outcome, find_network_fault, without_password
+from .shard_journal import Journal, JournalingWriter
+from .shard_rows import write_rows
 
 OUTPUT_FORMATS = ("files", "webdataset", "parquet")
 OOM_SHARD_COUNT = 5  # digits of a shard's number in names and keys, as img2dataset has it
+_MAX_STATUSES = 100  # different messages in img2dataset's stats, as there
+_MAX_EXAMPLE_LENGTH = 200  # characters of a message, and of a URL
 RETRY_COLUMNS = ("retry_of", "retried_after")
 
 
@@ -54,6 +63,8 @@ class ShardSettings:
     user_agent_token: str | None
     disallowed_header_directives: tuple[str, ...]
     check_certificates: bool = True
+    refuse_private: bool = True
+    requests_per_host: int = 0
 
     def __post_init__(self):
         if self.output_format not in OUTPUT_FORMATS:
@@ -62,6 +73,7 @@ class ShardSettings:
             ("number-sample-per-shard", self.samples_per_shard, 1),
             ("thread-count", self.thread_count, 1),
             ("retries", self.retries, 0),
+            ("requests-per-host", self.requests_per_host, 0),
         ):
             if value < least:
                 raise ConfigError(f"--{flag} is {value}; it must be at least {least}")
@@ -98,6 +110,10 @@ def record_path(part_folder: Path, number: int) -> Path:
     return part_folder / ".download" / "records" / f"{shard_name(number)}.json"
 
 
+def journal_path(part_folder: Path, number: int) -> Path:
+    return part_folder / ".download" / "journals" / shard_name(number)
+
+
 def stats_path(part_folder: Path, number: int) -> Path:
     return part_folder / f"{shard_name(number)}_stats.json"
 
@@ -105,22 +121,17 @@ def stats_path(part_folder: Path, number: int) -> Path:
 def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[[], None] = lambda: None) -> dict:
     """Download a shard to its place and return its record (see `make_record`). `on_fetch`: see fetch.install.
 
-    Where the network turns out to fail, and for an incomplete shard, nothing is kept. Raises EnvironmentProblem,
-    OutputError.
+    Where the network turns out to fail, and for an incomplete shard, nothing is kept but the journal. Raises
+    EnvironmentProblem, OutputError.
     """
     started = time.time()
     work = work_folder(task.part_folder) / shard_name(task.number)
     shutil.rmtree(work, ignore_errors=True)
     try:
         work.mkdir(parents=True)
-        columns = (*settings.columns, *(RETRY_COLUMNS if task.is_retry else ()))
-        # Consumed by img2dataset, which deletes its input: the rows must be there for another try.
-        rows_file = work / "rows.arrow"
-        shutil.copyfile(task.rows_file, rows_file)
-        downloader = _make_downloader(settings, columns, work)
-        last_moment = time.monotonic() + settings.shard_seconds
-        install(settings.bounds, last_moment, on_fetch, settings.check_certificates)
-        downloader.download_shard((task.number, str(rows_file)))
+        journal = Journal(journal_path(task.part_folder, task.number), _stamp(task, settings))
+        with journal.opened():
+            _fetch_missing_rows(task, settings, journal, work, on_fetch)
         record = make_record(work, task.number)
         if record["rows"] != task.num_rows:
             raise OutputError(
@@ -136,8 +147,68 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
         raise OutputError(f"cannot write shard {task.number} of {task.part_folder}: {error}; make room") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    journal.path.unlink(missing_ok=True)
     task.rows_file.unlink(missing_ok=True)
     return record
+
+
+def _stamp(task: ShardTask, settings: ShardSettings) -> str:
+    """Tells the rows of a shard, and the settings that decide what becomes of one, from any other."""
+    decisive = (
+        settings.fitter,
+        settings.bounds.max_bytes,
+        settings.user_agent_token,
+        settings.disallowed_header_directives,
+        settings.check_certificates,
+        settings.refuse_private,
+        CLASSES_VERSION,
+    )
+    return hashlib.sha256(task.rows_file.read_bytes() + repr(decisive).encode()).hexdigest()
+
+
+def _fetch_missing_rows(
+    task: ShardTask, settings: ShardSettings, journal: Journal, work: Path, on_fetch: Callable[[], None]
+) -> None:
+    """Write the shard into the folder `work`: the rows of the journal, and those that it lacks, which are fetched."""
+    missing = [row for row in range(task.num_rows) if row not in journal.rows]
+    # A copy, since img2dataset deletes its input: the rows must be there for another try.
+    rows_file = work / "rows.arrow"
+    with pa.ipc.open_file(str(task.rows_file)) as file:
+        write_rows(file.read_all().take(pa.array(missing, pa.int64())), rows_file)
+    for _ in journal.rows:
+        on_fetch()
+    columns = (*settings.columns, *(RETRY_COLUMNS if task.is_retry else ()))
+    downloader = _make_downloader(settings, columns, work, task.number, missing, journal)
+    _install(settings, settings.shard_seconds, on_fetch)
+    downloader.download_shard((task.number, str(rows_file)))
+    if journal.rows:
+        _correct_stats(work, task.number)
+
+
+def _correct_stats(work: Path, number: int) -> None:
+    """img2dataset has counted the rows that were missing; count all."""
+    path, outcomes = stats_path(work, number), read_outcomes(work, number)
+    statuses = Counter(outcome.status for outcome in outcomes)
+    messages = Counter(outcome.message or outcome.status for outcome in outcomes)
+    stats = read_json(path) | {
+        "count": len(outcomes),
+        "successes": statuses["success"],
+        "failed_to_download": statuses["failed_to_download"],
+        "failed_to_resize": statuses["failed_to_resize"],
+        "status_dict": dict(messages.most_common(_MAX_STATUSES)),
+    }
+    write_json(path, stats)
+
+
+def _install(settings: ShardSettings, seconds: float, on_fetch: Callable[[], None] = lambda: None) -> None:
+    install(
+        settings.bounds,
+        time.monotonic() + seconds,
+        on_fetch,
+        settings.check_certificates,
+        settings.refuse_private,
+        settings.requests_per_host,
+    )
 
 
 def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) -> list[tuple[Outcome, int]]:
@@ -145,7 +216,7 @@ def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) 
     from concurrent.futures import ThreadPoolExecutor
 
     downloader = _import_downloader()
-    install(settings.bounds, time.monotonic() + seconds, check_certificates=settings.check_certificates)
+    _install(settings, seconds)
 
     def fetch(url: str) -> tuple[Outcome, int]:
         _, stream, message = downloader.download_image_with_retry(
@@ -182,13 +253,17 @@ def make_record(folder: Path, number: int) -> dict:
     counts, examples = Counter(outcome.name for outcome in outcomes), {}
     for outcome in outcomes:
         if outcome.name != "success":
-            examples.setdefault(outcome.name, f"{' '.join((outcome.message or '').split())} ({outcome.url})")
+            message, url = outcome.message or "", without_password(outcome.url or "no URL")
+            examples.setdefault(
+                outcome.name, f"{one_line(message, _MAX_EXAMPLE_LENGTH)} ({one_line(url, _MAX_EXAMPLE_LENGTH)})"
+            )
     path = folder / f"{shard_name(number)}.parquet"
     retried = Counter()
     if "retried_after" in pq.read_schema(path).names:
         retried.update(pq.read_table(path, columns=["retried_after"])["retried_after"].to_pylist())
     success = counts.pop("success", 0)
     return {
+        "classes_version": CLASSES_VERSION,
         "rows": len(outcomes),
         "success": success,
         "failed": dict(sorted(counts.items())),
@@ -256,7 +331,10 @@ def _import_downloader():
     return downloader
 
 
-def _make_downloader(settings: ShardSettings, columns: Sequence[str], folder: Path):
+def _make_downloader(
+    settings: ShardSettings, columns: Sequence[str], folder: Path, number: int, rows: Sequence[int], journal: Journal
+):
+    """img2dataset's Downloader for some rows of shard `number`, which takes the others from the journal."""
     downloader = _import_downloader()
     from img2dataset import writer
 
@@ -265,8 +343,18 @@ def _make_downloader(settings: ShardSettings, columns: Sequence[str], folder: Pa
         "webdataset": writer.WebDatasetSampleWriter,
         "parquet": writer.ParquetSampleWriter,
     }
+    digits = math.ceil(math.log10(settings.samples_per_shard))  # of a row's number in keys, as img2dataset has it
+
+    def make_writer(*args, **kwargs) -> JournalingWriter:
+        return JournalingWriter(
+            writers[settings.output_format](*args, **kwargs),
+            journal,
+            lambda key: rows[int(key) - number * 10**digits],
+            lambda row: downloader.compute_key(row, number, digits, OOM_SHARD_COUNT),
+        )
+
     return downloader.Downloader(
-        sample_writer_class=writers[settings.output_format],
+        sample_writer_class=make_writer,
         resizer=settings.fitter,
         thread_count=settings.thread_count,
         save_caption=True,

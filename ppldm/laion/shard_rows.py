@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +44,21 @@ class MetadataPart:
 
 @dataclass(frozen=True)
 class RowColumns:
-    """The names in the metadata of what is read: URL, caption, and what is kept beside them."""
+    """The names in the metadata of what is read: URL, caption, and what is kept beside them. `kept` are the names that
+    it is kept under, `sources` those in the metadata."""
 
     url: str
     caption: str
     kept: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    def under_names(self, kept: Sequence[str]) -> RowColumns | None:
+        """The same columns kept under the names that another file has for them; None where it has other columns."""
+        own = dict(zip(self.kept, self.sources, strict=True))
+        found = [Columns(dict.fromkeys(self.kept, "")).find(name) for name in kept]
+        if None in found or sorted(found) != sorted(self.kept):
+            return None
+        return replace(self, kept=tuple(kept), sources=tuple(own[name] for name in found))
 
 
 def find_parts(metadata, part_id: int) -> list[MetadataPart]:
@@ -94,19 +104,23 @@ def _read_batches(path: Path, file: pq.ParquetFile, **options) -> Iterator[pa.Re
 
 
 def find_columns(path: Path, url: str = "", caption: str = "", kept: Sequence[str] = ()) -> RowColumns:
-    """The columns of a parquet file: those named, else those known by their names (`columns`). Raises ConfigError."""
+    """The columns of a parquet file: those named, by this or another name for the same thing, else those known by their
+    names (`columns`). Raises ConfigError."""
     schema = open_parquet(path).schema_arrow
+    kept = tuple(kept) or tuple(name for name in KEPT_COLUMNS if name in schema.names)
+    named = Columns(dict.fromkeys(schema.names, ""))
     found = RowColumns(
         _find_column(schema.names, path, url, "URL", "--url-col"),
         _find_column(schema.names, path, caption, "TEXT", "--caption-col"),
-        tuple(kept) or tuple(name for name in KEPT_COLUMNS if name in schema.names),
+        kept,
+        tuple(named.find(name) or name for name in kept),
     )
-    for name in found.kept:
-        if name not in schema.names:
+    for name, source in zip(found.kept, found.sources, strict=True):
+        if source not in schema.names:
             raise ConfigError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}")
         if name in _RESERVED:
             raise ConfigError(f"column {name!r} cannot be kept: img2dataset writes one of that name; rename it")
-        if not _is_plain(schema.field(name).type):
+        if not _is_plain(schema.field(source).type):
             raise ConfigError(f"column {name!r} of {path} is no number, text or truth; leave it out of those kept")
     return found
 
@@ -117,7 +131,7 @@ def count_shards(num_rows: int, samples_per_shard: int) -> int:
 
 def read_shards(part: MetadataPart, columns: RowColumns, size: int, wanted: Collection[int]) -> Iterator[tuple]:
     """(number, table) of each wanted shard, `size` rows each but the last. Columns: those kept, caption, url."""
-    names = [*columns.kept, columns.caption, columns.url]
+    names = [*columns.sources, columns.caption, columns.url]
     batches = _read_batches(part.path, open_parquet(part.path), columns=names)
     tables = (pa.Table.from_batches([batch]).select(names) for batch in batches)
     tables = (table.rename_columns([*columns.kept, "caption", "url"]) for table in tables)

@@ -7,24 +7,25 @@ to the cause. `exit_on_error` wraps an entry point: the user sees that line and 
 
 import errno
 import os
-import re
 import shutil
 import sys
 import traceback
 from contextlib import contextmanager
 
+from .text import escape, escaped_stdout, one_line
+
 _SHARED_MEMORY = "/dev/shm"
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_MAX_LENGTH = 2000  # of a message, in characters
 
 
 class PpldmError(Exception):
     """Base of all errors that a user's input, files or machine can cause. `str(error)` is one line that a terminal can
-    show, also where it quotes several lines of another library or a damaged file."""
+    show, also where it quotes another library, a damaged file or a server; its middle is cut out where that is long."""
 
     exit_status = 1
 
     def __init__(self, message: str):
-        super().__init__(_UNPRINTABLE.sub(" ", message))
+        super().__init__(one_line(message, _MAX_LENGTH))
 
 
 class ConfigError(PpldmError):
@@ -99,22 +100,26 @@ def debugging() -> bool:
 
 @contextmanager
 def exit_on_error():
-    """Turn a `PpldmError`, a full disk or Ctrl-C inside the block into one line on stderr and an exit status."""
+    """Turn a `PpldmError`, a full disk or Ctrl-C inside the block into one line on stderr and an exit status.
+
+    What the block writes to stdout is escaped (`text`).
+    """
     try:
-        yield
+        with escaped_stdout():
+            yield
     except PpldmError as error:
         if debugging():
-            traceback.print_exc()
+            sys.stderr.write(escape(traceback.format_exc()))
         sys.stderr.write(f"{error}\n" if isinstance(error, Interrupted) else f"error: {error}\n")
         sys.exit(error.exit_status)
     except OSError as error:
         if error.errno not in FULL_DISK or debugging():
             raise
-        sys.stderr.write(f"error: {_describe_full_disk(error)}\n")
+        sys.stderr.write(f"error: {one_line(_describe_full_disk(error))}\n")
         sys.exit(OutputError.exit_status)
     except KeyboardInterrupt:
         if debugging():
-            traceback.print_exc()
+            sys.stderr.write(escape(traceback.format_exc()))
         sys.stderr.write("stopped by Ctrl-C; the same command again goes on from what is finished\n")
         sys.exit(130)
 

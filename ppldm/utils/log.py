@@ -1,4 +1,7 @@
-"""One logger for the package, and the progress bar that goes with it."""
+"""One logger for the package, and the progress bar that goes with it.
+
+Whatever a message quotes is escaped, and its lines are cut where they are over-long (`text`).
+"""
 
 import logging
 import sys
@@ -9,8 +12,10 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 from .errors import debugging
+from .text import escape, one_line, shorten
 
 _FOLLOW_SECONDS = 0.5
+_MAX_LINE_LENGTH, _MAX_NAME_LENGTH = 2000, 60  # characters
 
 
 class _Handler(logging.StreamHandler):
@@ -21,6 +26,12 @@ class _Handler(logging.StreamHandler):
             tqdm.write(self.format(record), file=sys.stderr)
         else:
             sys.stderr.write(self.format(record) + "\n")
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record) -> str:
+        lines = escape(super().format(record)).split("\n")
+        return "\n".join(shorten(line, _MAX_LINE_LENGTH) for line in lines)
 
 
 class _Lines:
@@ -39,7 +50,7 @@ def get_logger() -> logging.Logger:
     logger = logging.getLogger("ppldm")
     if not logger.handlers:
         handler = _Handler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
@@ -61,7 +72,7 @@ def progress(iterable=None, **kwargs) -> tqdm:
 
     Use it in a `with`, so that an error comes on a line of its own.
     """
-    kwargs = {"disable": _quiet, **kwargs}
+    kwargs = {"disable": _quiet, **kwargs, "desc": one_line(kwargs.get("desc") or "", _MAX_NAME_LENGTH) or None}
     if sys.stderr.isatty():
         return tqdm(iterable, file=sys.stderr, dynamic_ncols=True, **kwargs)
     return tqdm(iterable, file=_Lines(), ncols=100, **{"mininterval": 30, "delay": 10, **kwargs})

@@ -16,6 +16,7 @@ from typing import TypeVar
 from .errors import ConfigError, DataError, PpldmError
 from .log import be_quiet, progress
 from .machine import count_usable_cores
+from .text import EscapingStream
 
 T, R = TypeVar("T"), TypeVar("R")
 
@@ -136,8 +137,9 @@ def map_in_threads(function: Callable[[T], R], items: Sequence[T], name: str) ->
 
 def _start_worker() -> None:
     """Ctrl-C reaches the whole process group: workers finish their task, the parent hands out no more. Where the parent
-    was killed, they end as well."""
+    was killed, they end as well. What libraries print is escaped: it may quote what they were given."""
     be_quiet()
+    sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

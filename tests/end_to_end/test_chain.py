@@ -94,7 +94,8 @@ def test_from_metadata_to_training(tiny, tmp_path, write, preset, output_format)
     config.write_text(
         f"out: out\nmetadata: metadata.parquet\nfilter: {{preset: {preset}, num_partitions: 2}}\n"
         f"download: {{image_size: 64, output_format: {output_format}, processes_count: 2, thread_count: 16, timeout: 1,"
-        f" url_seconds: 2, max_bytes: 1000000, preflight: 20}}\n{annotate}convert: {{rows_per_part: 16}}\n"
+        f" url_seconds: 2, max_bytes: 1000000, preflight: 20, refuse_private: false}}\n"
+        f"{annotate}convert: {{rows_per_part: 16}}\n"
     )
     with web.serve() as server:
         rows, failures = make_rows(server)

@@ -1,6 +1,7 @@
 """Functions that tests run in other processes, which import them from here."""
 
 import os
+import sys
 import time
 
 from ppldm.utils.errors import OutputError
@@ -15,3 +16,10 @@ def work(task: str) -> str:
     if task == "fail":
         raise OutputError("no room")
     return task * 2
+
+
+def print_it(text: str) -> int:
+    """As a library that prints what it was given, and warns of it."""
+    print(text)
+    sys.stderr.write(text + "\n")
+    return 1

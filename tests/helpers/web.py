@@ -1,14 +1,19 @@
 """A web of one machine: real pictures, and every way in which servers misbehave."""
 
+import base64
+import gzip
 import io
 import threading
 import time
+import zlib
 from collections import Counter
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 from PIL import Image
+
+from ppldm.data.image import WEB_FORMATS
 
 
 def picture(seed: int, size=(48, 36)) -> Image.Image:
@@ -23,11 +28,11 @@ def encode(image: Image.Image, image_format="JPEG", **options) -> bytes:
     return buffer.getvalue()
 
 
-def turned(image: Image.Image) -> bytes:
-    """A JPEG that its EXIF data says to turn by a quarter."""
+def turned(image: Image.Image, image_format="JPEG") -> bytes:
+    """A file that its EXIF data says to turn by a quarter."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    return encode(image, exif=exif)
+    return encode(image, image_format, exif=exif)
 
 
 def huge_png_header() -> bytes:
@@ -42,9 +47,9 @@ def animation(image: Image.Image) -> bytes:
     return encode(image, "GIF", save_all=True, append_images=[picture(99, image.size)])
 
 
-def sixteen_bit() -> bytes:
+def sixteen_bit(image_format="PNG") -> bytes:
     ramp = np.linspace(0, 65535, 48 * 36).reshape(36, 48).astype(np.uint16)
-    return encode(Image.fromarray(ramp), "PNG")
+    return encode(Image.fromarray(ramp), image_format)
 
 
 def transparent(image: Image.Image) -> bytes:
@@ -67,6 +72,22 @@ PICTURES = {
     "wrong-type.jpg": encode(picture(9)),
     "redirected": encode(picture(10)),
     "name with spaces é.jpg": encode(picture(11)),
+    "scan.tiff": encode(picture(16), "TIFF"),
+    "turned.tiff": turned(picture(17, (90, 72)), "TIFF"),
+    "16bit.tiff": sixteen_bit("TIFF"),
+    "cmyk.tiff": encode(picture(18).convert("CMYK"), "TIFF", compression="tiff_deflate"),
+    **({"new.avif": encode(picture(19), "AVIF")} if "AVIF" in WEB_FORMATS else {}),
+    "gzip.jpg": encode(picture(12)),
+    "deflate.jpg": encode(picture(13)),
+    "bare-deflate.jpg": encode(picture(14)),
+    "said-to-be-gzip.jpg": encode(picture(15)),
+}
+# Content-Encoding that nobody asked for, and what it makes of a body.
+_ENCODINGS = {
+    "gzip.jpg": ("gzip", gzip.compress),
+    "deflate.jpg": ("deflate", zlib.compress),
+    "bare-deflate.jpg": ("deflate", lambda body: zlib.compress(body)[2:-4]),
+    "said-to-be-gzip.jpg": ("gzip", bytes),
 }
 # Paths of what must fail, with the class of failure.
 FAILURES = {
@@ -81,13 +102,21 @@ FAILURES = {
     "truncated.jpg": "decode",
     "short.jpg": "reset",
     "page.jpg": "decode",
-    "empty.jpg": "decode",
+    "empty.jpg": "empty",
+    "no-content.jpg": "empty",
+    "brotli.jpg": "decode",
+    "half-gzip.jpg": "decode",
+    "gzip-bomb.jpg": "too_large",
+    "retitled.jpg": "4xx",
     "huge.png": "too_large",
     "opted-out.jpg": "opt_out",
     "hung-up.jpg": "reset",
 }
 _STATUS = {"missing.jpg": 404, "forbidden.jpg": 403, "broken.jpg": 503}
-# `/good/N.jpg` is always there; `/late/N.jpg` once the server is `healed`.
+# `/good/N.jpg` is always there; `/late/N.jpg` once the server is `healed`; `/busy/N.jpg` when asked for again, a second
+# later; `/slow/N.jpg` after a while; `/secret/N.jpg` for user "me", password "p@ss"; `/to?URL` leads to the URL;
+# `/limited.jpg` asks to be left alone for a day.
+ESCAPES = b"\x1b]0;owned\x07\x1b[2J\x9b31m"
 
 
 class Web(ThreadingHTTPServer):
@@ -97,6 +126,8 @@ class Web(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.hits, self.healed, self.closing = Counter(), False, threading.Event()
+        self.running, self.most_running, self.lock = 0, 0, threading.Lock()
+        self.busy_until: dict[str, float] = {}
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.server_port}/{path}"
@@ -108,6 +139,29 @@ class Web(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
+
+    def send_slowly(self, name: str):
+        """A picture after 50 ms, in which the server counts how many it is asked for at once."""
+        with self.server.lock:
+            self.server.running += 1
+            self.server.most_running = max(self.server.most_running, self.server.running)
+        time.sleep(0.05)
+        with self.server.lock:
+            self.server.running -= 1
+        self.send(encode(picture(int(name.removesuffix(".jpg")))))
+
+    def send_when_asked_again(self, path: str, name: str):
+        """429 with Retry-After, until that time is over."""
+        now = time.monotonic()
+        if now >= self.server.busy_until.setdefault(path, now + 1):
+            return self.send(encode(picture(int(name.removesuffix(".jpg")))))
+        self.send_status(429, Retry_After="1")
+
+    def send_status(self, status: int, **headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
 
     def send(self, body: bytes, content_type="image/jpeg", length=None, **headers):
         self.send_response(200)
@@ -130,7 +184,19 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(self.path.partition("?")[0]).lstrip("/")
         self.server.hits[path] += 1
         kind, _, name = path.partition("/")
-        if kind == "good" or (kind == "late" and self.server.healed):
+        if kind == "to":
+            self.send_status(302, Location=unquote(self.path.partition("?")[2]))
+        elif kind == "slow":
+            self.send_slowly(name)
+        elif kind == "busy":
+            self.send_when_asked_again(path, name)
+        elif kind == "secret":
+            wanted = "Basic " + base64.b64encode(b"me:p@ss").decode()
+            if self.headers.get("Authorization") == wanted:
+                self.send(encode(picture(int(name.removesuffix(".jpg")))))
+            else:
+                self.send_error(401)
+        elif kind == "good" or (kind == "late" and self.server.healed):
             self.send(encode(picture(int(name.removesuffix(".jpg")))))
         elif kind == "late":
             self.send_error(503)
@@ -164,6 +230,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(huge_png_header(), "image/png")
         elif path == "opted-out.jpg":
             self.send(encode(picture(22)), X_Robots_Tag="noai")
+        elif path == "no-content.jpg":
+            self.send_status(204)
+        elif path == "brotli.jpg":
+            self.send(b"\x1b\x03", Content_Encoding="br")
+        elif path == "half-gzip.jpg":
+            self.send(gzip.compress(encode(picture(23)))[:-30], Content_Encoding="gzip")
+        elif path == "gzip-bomb.jpg":
+            self.send(gzip.compress(bytes(10**7)), Content_Encoding="gzip")
+        elif path == "retitled.jpg":
+            self.wfile.write(b"HTTP/1.0 404 " + ESCAPES + b"x" * 5000 + b"\r\n\r\n")
+        elif path == "limited.jpg":
+            self.send_status(429, Retry_After="86400")
+        elif path in _ENCODINGS:
+            encoding, pack = _ENCODINGS[path]
+            self.send(pack(PICTURES[path]), Content_Encoding=encoding)
         elif path == "hung-up.jpg":
             self.connection.close()
         elif path in PICTURES:

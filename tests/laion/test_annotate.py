@@ -3,16 +3,78 @@
 import csv
 import json
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import web
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ppldm.data.csv_table import CsvTable
+from ppldm.data.part import Part
 from ppldm.laion.annotate import annotate, annotate_folder
+from ppldm.laion.convert import convert_source
 from ppldm.utils.errors import ConfigError, DataError
 
 CAPTIONS = ["plain", 'a "quoted", one', "two\nlines", "tab\there", "图画, 红", "  spaces  ", "=1+1"]
+
+
+# Characters that end lines, fields or texts somewhere, and those that UTF-8 does not have.
+CONTROLS = [*map(chr, range(0x20)), "\x7f", *map(chr, range(0x80, 0xA0)), "\u2028", "\u2029", "\ufeff", '"', ",", "\\"]
+HARD = ["\ud800", "\udfff", '"', ",", "\0", "\r", "\n", "\x85", "\u2028", "a", " ", "图", "'", ";", "#"]
+
+
+def as_written(caption: str) -> str:
+    """A caption as CSV files can have it."""
+    return "".join("?" if "\ud800" <= c <= "\udfff" else "\ufffd" if c == "\0" else c for c in caption)
+
+
+def check_round_trip(folder, captions):
+    """Every reader finds all captions: Python's csv, pandas, `format=csv` for training, `ppldm convert`."""
+    (folder / "part_1/00000").mkdir(parents=True)
+    image = web.encode(web.picture(0))
+    for row, caption in enumerate(captions):
+        key = f"part_1/00000/{row:09}"
+        (folder / f"{key}.jpg").write_bytes(image)
+        (folder / f"{key}.json").write_text(json.dumps({"caption": caption}))
+    counts = annotate_folder(folder)[str(folder / "part_1.csv")]
+    captions = json.loads(json.dumps(captions))  # where two halves of a pair are one character
+    wanted = [as_written(caption) for caption in captions if caption.strip()]
+    assert counts["lines"] == len(wanted) and counts["pictures"] == len(captions)
+    path = folder / "part_1.csv"
+    assert [row["text"] for row in read(path)] == wanted
+    if not wanted:
+        return
+    assert pd.read_csv(path, keep_default_na=False, dtype=str)["text"].tolist() == wanted
+    folded = [" ".join(text.split()) for text in wanted]
+    table = CsvTable(path)
+    assert [table.read(row).caption for row in range(len(table))] == folded
+    manifest = convert_source(path, folder / "out", "custom")
+    assert manifest["rows_out"] == len(wanted)
+    part = Part(folder / "out" / manifest["parts"][0]["path"])
+    assert [part.read(row).caption for row in range(len(part))] == folded
+    part.close()
+
+
+def test_every_control_character_comes_back(tmp_path):
+    check_round_trip(
+        tmp_path, [f"a{c}b" for c in CONTROLS] + [f"{c}a{c}" for c in CONTROLS] + ["a\ud800b", "x" * 200_000]
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.sampled_from(HARD) | st.characters(), max_size=8).map("".join), min_size=1, max_size=8))
+def test_any_caption_comes_back(tmp_path_factory, captions):
+    check_round_trip(tmp_path_factory.mktemp("any"), captions)
+
+
+def test_a_name_that_is_not_utf8_is_counted(tmp_path):
+    shard = make_shard(tmp_path / "part_1", 0, ["good"], table=False)
+    for suffix in ("jpg", "json"):
+        (shard / f"000000000.{suffix}").rename(shard / f"caf\udce9.{suffix}")
+    report = annotate_folder(tmp_path)[str(tmp_path / "part_1.csv")]
+    assert report == {"pictures": 1, "lines": 0, "skipped": {"file_name": 1}}
 
 
 def make_shard(part, number, captions, table=True, finished=True):

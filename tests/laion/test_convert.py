@@ -13,8 +13,10 @@ import pytest
 from PIL import Image
 
 from ppldm.data.filelist import read_filelist, read_filelist_list
+from ppldm.data.image import decode_pixels
 from ppldm.data.part import Part
 from ppldm.laion.convert import convert, convert_source, plan_conversion
+from ppldm.laion.reencode import Treatment
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 
@@ -111,6 +113,62 @@ def test_alpha_palette_and_exif_rotation_pass_untouched(tmp_path):
         (12, 9),
         (9, 12),
     ]
+
+
+def save(image: Image.Image, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", **options)
+    return buffer.getvalue()
+
+
+def oriented(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def test_normalised_only_what_other_readers_would_show_otherwise_is_encoded_anew(tmp_path):
+    """Other readers: Pillow's pixels, neither turned nor laid on white."""
+    folder = make_folder(tmp_path / "in", 0)
+    palette = Image.new("P", (12, 9))
+    palette.putpalette([0, 0, 0, 200, 30, 30])
+    touched = {
+        "alpha.png": make_image(mode="RGBA"),
+        "alpha.webp": make_image(mode="RGBA", image_format="WEBP"),
+        "grey-alpha.png": make_image(mode="LA"),
+        "palette.png": save(palette, transparency=0),
+        "keyed.png": make_image(transparency=(1, 2, 3)),
+        **{f"turned{n}.jpg": make_image(image_format="JPEG", exif=oriented(n)) for n in range(2, 9)},
+        "turned.png": make_image(exif=oriented(6)),
+        "grey-turned.jpg": make_image(mode="L", image_format="JPEG", exif=oriented(8)),
+    }
+    untouched = {
+        "upright.jpg": make_image(image_format="JPEG", exif=oriented(1)),
+        "plain.jpg": make_image(image_format="JPEG"),
+        "grey.jpg": make_image(mode="L", image_format="JPEG"),
+        "opaque-palette.png": save(palette),
+        "plain.png": make_image(),
+        "plain.webp": make_image(image_format="WEBP"),
+        "cmyk.jpg": make_image(mode="CMYK", image_format="JPEG"),
+    }
+    images = touched | untouched
+    for row, (name, data) in enumerate(images.items()):
+        (folder / f"{row:04}{Path(name).suffix}").write_bytes(data)
+        (folder / f"{row:04}.txt").write_text(name)
+    convert_source(folder, tmp_path / "out", num_workers=1, treatment=Treatment(normalise=True))
+    part = Part(tmp_path / "out/parts/part-00000.gz")
+    rows = [part.read(row) for row in range(len(part))]
+    assert {row.caption for row in rows} == images.keys()
+    for row in rows:
+        before = images[row.caption]
+        assert (row.image == before) == (row.caption in untouched), row.caption
+        with Image.open(io.BytesIO(row.image)) as opened:
+            seen = np.asarray(opened.convert("RGB")).astype(int)
+            assert opened.format == Image.open(io.BytesIO(before)).format
+        assert seen.shape == decode_pixels(before).shape == (row.meta["height"], row.meta["width"], 3)
+        assert np.abs(seen - decode_pixels(before)).mean() < (
+            40 if "jpg" in row.caption or "webp" in row.caption else 1
+        )
 
 
 def spoil(folder: Path) -> dict[str, int]:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "processes_count": 2, "thread_count": 16, "number_sample_per_shard": 50, "timeout": 1.0, "url_seconds": 2.0,
     "max_bytes": 10**6, "image_size": 64, "preflight": 0, "json": True,
+    "refuse_private": False,
 }  # fmt: skip
 # What the server does not decide, by URL.
 ELSEWHERE = {
@@ -30,6 +31,7 @@ ELSEWHERE = {
     "http://127.0.0.1:9/closed.jpg": "refused",
     "file:///etc/hostname": "bad_url",
     "nonsense": "bad_url",
+    "http://127.0.0.1:99999/a.jpg": "bad_url",
     None: "bad_url",
 }
 
@@ -50,7 +52,10 @@ def write_metadata(path: Path, urls, **columns) -> Path:
 
 def command(metadata, out, settings=SETTINGS, **changes) -> list[str]:
     flags = settings | changes
-    words = [f"--{name}={value}" if value is not True else f"--{name}" for name, value in flags.items()]
+    special = {True: "--{}", False: "--no-{}"}
+    words = [
+        special[value].format(name) if isinstance(value, bool) else f"--{name}={value}" for name, value in flags.items()
+    ]
     return [sys.executable, "-m", "ppldm", "download", str(metadata), "--out", str(out), *words]
 
 
@@ -89,10 +94,13 @@ def test_every_row_has_its_picture_or_its_reason(server, tmp_path, output_format
     good += [server.url(path) for path in web.PICTURES] + [server.url("redirect")]
     bad = {server.url(path): name for path, name in web.FAILURES.items()} | ELSEWHERE
     bad[f"https://127.0.0.1:{server.server_port}/good/1.jpg"] = "tls"
+    bad[server.url("limited.jpg", "limited.test")] = "limited"
+    good += [server.url("secret/1.jpg").replace("//", "//me:p%40ss@"), server.url("busy/1.jpg", "busy.test")]
     urls = [url for pair in zip(good, bad, strict=False) for url in pair] + good[len(bad) :]
     metadata = write_metadata(tmp_path / "part_3.parquet", urls)
     done = run(metadata, tmp_path / "out", output_format=output_format)
     assert done.returncode == 0, done.stderr
+    assert web.ESCAPES[:1].decode() not in done.stdout + done.stderr and "p%40ss" not in done.stdout + done.stderr
     report = json.loads(done.stdout)
     folder = tmp_path / "out/part_3"
     rows = read_rows(folder)
@@ -116,6 +124,15 @@ def test_every_row_has_its_picture_or_its_reason(server, tmp_path, output_format
     assert not list((folder / ".download/work").iterdir())
 
 
+def test_a_list_from_the_web_reaches_no_private_host_unless_asked(server, tmp_path):
+    metadata = write_metadata(tmp_path / "part_1.parquet", [server.url("good/1.jpg")] * 10)
+    settings = {name: value for name, value in SETTINGS.items() if name != "refuse_private"}
+    done = run(metadata, tmp_path / "out", settings=settings)
+    assert json.loads(done.stdout)["failed"] == {"private": 10} and not server.hits
+    done = run(metadata, tmp_path / "all", settings=settings | {"no-refuse-private": True})
+    assert json.loads(done.stdout)["success"] == 10
+
+
 def test_spark_does_the_same(server, tmp_path):
     urls = [server.url(f"good/{number}.jpg") for number in range(70)] + [server.url("missing.jpg")]
     metadata = write_metadata(tmp_path / "part_1.parquet", urls)
@@ -132,7 +149,7 @@ def test_the_script_of_the_published_recipe(server, tmp_path):
     settings = {"PYTHON": sys.executable, "METADATA_DIR": str(tmp_path), "SAVE_DIR": str(tmp_path / "out")}
     done = subprocess.run(script, env=environment(**settings), capture_output=True, text=True)
     assert done.returncode == 2 and "which part?" in done.stderr
-    command = [*script, "3", "--preflight", "0"]
+    command = [*script, "3", "--preflight", "0", "--no-refuse-private"]
     done = subprocess.run(command, env=environment(**settings), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "out/part_3/00000").glob("*.jpg"))) == 3
@@ -189,28 +206,43 @@ def test_retries_go_to_new_shards_and_fetch_only_what_failed(server, tmp_path, c
             assert first_try[row["retry_of"]] == row["url"] and row["retried_after"] == "5xx"
 
 
-def test_a_killed_download_goes_on(server, tmp_path):
-    urls = [server.url(f"good/{number}.jpg") for number in range(100)] + [server.url("silent.jpg")] * 3
-    metadata = write_metadata(tmp_path / "part_1.parquet", urls)
-    for wanted in (1, 60):  # fetched URLs at the time of the kill
-        before = sum(server.hits.values())
+@pytest.mark.parametrize("output_format", ["files", "webdataset", "parquet"])
+def test_a_killed_download_goes_on(server, tmp_path, output_format):
+    """Two kills in the middle of the only shard: nothing that was fetched is fetched again."""
+    urls = [server.url(f"slow/{number}.jpg") for number in range(100)] + [server.url("missing.jpg")] * 2
+    urls += [server.url("silent.jpg")] * 4
+    metadata = write_metadata(tmp_path / "part_1.parquet", urls, similarity=[number / 3 for number in range(106)])
+    flags = {"number_sample_per_shard": 200, "thread_count": 4, "output_format": output_format}
+    for wanted in (30, 70):  # fetched URLs at the time of the kill
         process = subprocess.Popen(
-            command(metadata, tmp_path / "killed"), env=environment(), stdout=subprocess.DEVNULL,
+            command(metadata, tmp_path / "killed", **flags), env=environment(), stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        web.wait_for(lambda before=before, wanted=wanted: sum(server.hits.values()) >= before + wanted)
+        web.wait_for(lambda wanted=wanted: len(server.hits) >= wanted)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    done = run(metadata, tmp_path / "killed")
+    done = run(metadata, tmp_path / "killed", **flags)
     assert done.returncode == 0, done.stderr
-    report, folder = json.loads(done.stdout), tmp_path / "killed/part_1"
-    assert report["success"] == 100 and report["failed"] == {"timeout": 3} and report["shards"] == 3
-    rows = {row["key"]: int(Path(row["url"]).stem) for row in read_rows(folder) if row["status"] == "success"}
-    assert read_images(folder, "files") == {key: web.encode(web.picture(seed)) for key, seed in rows.items()}
-    assert len(rows) == 100 and sorted(path.name for path in folder.iterdir()) == [
-        ".download", *(f"{shard:05}{suffix}" for shard in range(3) for suffix in ("", ".parquet", "_stats.json")),
-    ]  # fmt: skip
-    assert not list((folder / ".download/work").iterdir())
+    # At each kill as many are lost as were on their way: fetched, and not yet given to the writer.
+    assert max(server.hits[f"slow/{number}.jpg"] for number in range(100)) <= 3
+    again = sum(server.hits[f"slow/{number}.jpg"] - 1 for number in range(100))
+    assert again <= 2 * 3 * 4, again
+    whole = run(metadata, tmp_path / "whole", **flags)
+    assert json.loads(done.stdout)["success"] == 100 and json.loads(done.stdout)["failed"] == {"4xx": 2, "timeout": 4}
+    killed, expected = (tmp_path / name / "part_1" for name in ("killed", "whole"))
+    assert json.loads(whole.stdout)["examples"].keys() == json.loads(done.stdout)["examples"].keys()
+    assert sorted(read_rows(killed), key=lambda row: row["key"]) == sorted(
+        read_rows(expected), key=lambda row: row["key"]
+    )
+    assert read_images(killed, output_format) == read_images(expected, output_format)
+    names = sorted(path.name for path in killed.iterdir())
+    assert names == sorted(path.name for path in expected.iterdir()) and len(names) == 4 - (output_format == "parquet")
+    counted = [json.loads((folder / "00000_stats.json").read_text()) for folder in (killed, expected)]
+    for stats in counted:
+        del stats["duration"], stats["start_time"], stats["end_time"]
+    assert counted[0] == counted[1] and counted[0]["count"] == 106
+    for left in ("work", "journals"):
+        assert not list((killed / ".download" / left).iterdir())
 
 
 @pytest.mark.parametrize("code", ["-3", "-2"])
@@ -224,12 +256,14 @@ def test_a_failing_resolver_stops_the_download_and_marks_nothing_complete(server
     assert last.startswith("error: DNS: ") and "resolv" in last and "nothing was marked complete" in last
     assert not (tmp_path / "out").exists()
     # The same while it runs: what was fetched meanwhile is not taken for the data.
+    server.hits.clear()
     done = run(metadata, tmp_path / "out", broken, number_sample_per_shard=100)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: DNS: ")
     assert not list((tmp_path / "out/part_1").glob("*_stats.json"))
-    # And with a resolver that works, the same command does all of it.
-    done = run(metadata, tmp_path / "out", preflight=60, number_sample_per_shard=100)
+    # And with a resolver that works, the same command does all of it, and fetches nothing again.
+    done = run(metadata, tmp_path / "out", number_sample_per_shard=100)
     assert done.returncode == 0 and json.loads(done.stdout)["success"] == 100
+    assert server.hits == Counter({f"good/{number}.jpg": 1 for number in range(100)})
 
 
 def test_dead_links_do_not_stop_it(server, tmp_path):
@@ -267,6 +301,30 @@ def test_all_parts_or_one(server, tmp_path, capsys):
     assert [part["part"] for part in report["parts"]] == [2, 10]
     assert report["success"] == report["rows"] == 12
     assert server.hits["good/2.jpg"] == 2
+
+
+def test_columns_may_have_another_name_in_each_part(server, tmp_path, capsys):
+    folder = tmp_path / "metadata"
+    folder.mkdir()
+
+    def write(part, **columns):
+        write_metadata(folder / f"part_{part}.parquet", [server.url(f"good/{part}.jpg")], **columns)
+
+    def check(out, name, **changes):
+        report = download(folder, tmp_path / out, **SETTINGS | changes)
+        for part in range(1, report["success"] + 1):
+            [row] = read_rows(tmp_path / out / f"part_{part}")
+            assert row[name] == float(part) and row["similarity"] == 0.5
+        return report["success"]
+
+    write(1, similarity=[0.5], AESTHETIC_SCORE=[1.0])
+    write(2, aesthetic=[2.0], similarity=[0.5])
+    assert check("two", "AESTHETIC_SCORE") == 2
+    write(3, Aesthetic_Score=[3.0], SIMILARITY=[0.5])
+    assert check("three", "aesthetic", save_additional_columns="similarity,aesthetic") == 3
+    write(4, similarity=[0.5], punsafe=[0.1])
+    with pytest.raises(ConfigError, match="name those that all have"):
+        download(folder, tmp_path / "four", **SETTINGS)
 
 
 def test_a_disk_that_is_too_small_is_known_before(server, tmp_path, capsys, monkeypatch):

@@ -1,5 +1,7 @@
 """Every message that urllib and img2dataset's resizer leave behind has its class, and counts add up."""
 
+from pathlib import Path
+
 import pytest
 
 from ppldm.laion.failures import CLASSES, TEMPORARY, classify, describe_failures, is_resolver_trouble, merge_reports
@@ -10,7 +12,14 @@ MESSAGES = {
     "<urlopen error Tunnel connection failed: 403 Forbidden>": "proxy",
     "HTTP Error 302: The HTTP server returned a redirect error that would lead to an infinite loop.": "redirect",
     "HTTP Error 404: Not Found": "4xx",
-    "HTTP Error 429: Too Many Requests": "4xx",
+    "HTTP Error 429: Too Many Requests": "limited",
+    "HTTP Error 425: Too Early": "limited",
+    "HTTP Error 408: Request Timeout": "timeout",
+    "HTTP Error 410: Gone": "4xx",
+    "empty answer (HTTP status 204)": "empty",
+    "<urlopen error private address 127.0.0.1, which a list from the web must not reach>": "private",
+    "cannot decode Content-Encoding br, which was not asked for": "decode",
+    "not a URL: Port out of range 0-65535": "bad_url",
     "HTTP Error 503: Service Unavailable": "5xx",
     "deadline: the time of the URL was over": "deadline",
     "<urlopen error deadline: the time of the URL was over>": "deadline",
@@ -85,3 +94,10 @@ def test_reports_of_parts_add_up():
     whole = merge_reports([part, part | {"failed": {"4xx": 2}}])
     assert whole["rows"] == whole["success"] + sum(whole["failed"].values()) + whole["pending"] == 10
     assert whole["failed"] == {"4xx": 3, "dns": 1}
+
+
+def test_the_docs_name_every_class_and_those_that_another_try_may_mend():
+    text = (Path(__file__).resolve().parents[2] / "docs/data_preparation.md").read_text(encoding="utf-8")
+    table = text[text.index("| class | meaning |") : text.index("--retry-failed --only")]
+    assert all(f"`{name}`" in table for name in CLASSES)
+    assert ", ".join(f"`{name}`" for name in TEMPORARY) in text

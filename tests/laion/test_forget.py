@@ -223,6 +223,61 @@ def test_entries_are_read_from_files_and_the_command_reports(tmp_path, data, cap
 
 
 @pytest.mark.parametrize(
+    ("entry", "remedy"),
+    [
+        ("https://Example.com/a.jpg", "write example.com,"),
+        ("example.com/", "write example.com,"),
+        ("example.com:8080", "write example.com,"),
+        ("me@example.com", "write example.com,"),
+        ("*.example.com", "write example.com,"),
+        ("two words", "write example.com,"),
+        ("http:///", "write example.com,"),
+        ("...", "write example.com,"),
+    ],
+)
+def test_what_is_no_domain_is_an_error_with_the_remedy(tmp_path, entry, remedy):
+    (tmp_path / "domains").write_text(f"good.org\n{entry}\n")
+    with pytest.raises(ConfigError, match=f"--domain: .* is not a domain; {remedy}"):
+        read_entries(None, str(tmp_path / "domains"), None)
+    (tmp_path / "entries").write_text(json.dumps({"domain": entry}))
+    with pytest.raises(ConfigError, match="is not a domain"):
+        read_entries(None, None, None, str(tmp_path / "entries"))
+
+
+HARD = ["a\nb", "a\rb", "a\u2028b", "a\x85b", "a\x0cb", " a ", "#a", "a\0b", '"', "图"]
+
+
+def test_any_text_can_be_named(tmp_path):
+    (tmp_path / "entries").write_text("\n".join(json.dumps({"key": text}) for text in HARD) + "\n\n")
+    assert read_entries(None, None, None, str(tmp_path / "entries")) == Forgotten(keys=frozenset(HARD))
+    easy = [text for text in HARD if text.strip() == text and "\n" not in text and text[0] != "#"]
+    (tmp_path / "keys").write_bytes("\r\n".join(easy).encode())
+    assert read_entries(None, None, str(tmp_path / "keys")) == Forgotten(keys=frozenset(easy))
+    lines = ({"url": "http://a/\n"}, {"domain": "A.org."}, {"key": "k"})
+    (tmp_path / "entries").write_text("\n".join(map(json.dumps, lines)))
+    assert read_entries(None, None, None, str(tmp_path / "entries")) == Forgotten(
+        frozenset(["http://a/\n"]), frozenset(["a.org"]), frozenset(["k"])
+    )
+
+
+@pytest.mark.parametrize("line", ["x", "{}", '{"urls": "a"}', '{"url": 1}', '["url", "a"]', '{"url": "a", "key": "b"}'])
+def test_a_line_that_is_no_entry_is_named(tmp_path, line):
+    (tmp_path / "entries").write_text('{"key": "a"}\n' + line)
+    with pytest.raises(ConfigError, match="--entries: line 2 of .* is not like"):
+        read_entries(None, None, None, str(tmp_path / "entries"))
+
+
+def test_a_url_with_a_line_break_is_forgotten(tmp_path, data, capsys):
+    url = "http://evil.org/a\nb\u2028"
+    (tmp_path / "in" / "0006.json").write_text(json.dumps({"url": url}))
+    convert(tmp_path)
+    (tmp_path / "entries").write_text(json.dumps({"url": url}))
+    forget(str(data), entries=str(tmp_path / "entries"), num_workers=1)
+    assert keys(data) == [f"{row:04}" for row in range(6)]
+    assert capsys.readouterr().out == "1 row(s) taken out\n  http://evil.org/a b : 1\n"
+
+
+@pytest.mark.parametrize(
     ("url", "host"),
     [("http://A.b./x", "a.b"), ("https://u:p@h:1/", "h"), ("no url", ""), ("http://[::1/", ""), ("//x.y/z", "x.y")],
 )

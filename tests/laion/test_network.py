@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppldm.laion.network import Outcome, find_network_fault
+from ppldm.laion.network import Outcome, find_network_fault, without_password
 
 MESSAGES = {
     "dns": "<urlopen error [Errno -2] Name or service not known>",
@@ -76,3 +76,20 @@ def test_the_resolver_is_to_blame_where_it_answers_when_asked_again(monkeypatch)
     flaky = [Outcome(f"http://127.0.0.{number}/a", "failed_to_download", MESSAGES["dns"]) for number in range(1, 11)]
     fault = find_network_fault(flaky + outcomes(90), ask_again=True)
     assert "10 of 100 hosts (10%), at least 8 of them for want of a sound resolver" in fault
+
+
+@pytest.mark.parametrize("password", ["geheim", "ge/heim", "ge@heim", "ge%2Fheim"])
+def test_passwords_stay_out_of_messages(monkeypatch, password):
+    monkeypatch.setenv("http_proxy", f"http://me:{password}@proxy.example:3128")
+    for counts in ({"proxy": 50}, {"refused": 50}):
+        fault = find_network_fault(outcomes(**counts))
+        assert "http=proxy.example:3128" in fault and "heim" not in fault and "me:" not in fault
+    password = password.replace("/", "")  # which ends the host of a URL
+    secret = [Outcome(f"http://me:{password}@host{n}.invalid/@a", "failed_to_download", "timed out") for n in range(20)]
+    assert "heim" not in (find_network_fault(secret, ask_again=True) or "")
+
+
+def test_a_url_without_its_password():
+    assert without_password("http://me:p@ss@host/a@b?c@d") == "http://host/a@b?c@d"
+    assert without_password("http://host/a@b") == "http://host/a@b"
+    assert without_password("nonsense") == "nonsense"

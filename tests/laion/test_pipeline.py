@@ -116,7 +116,7 @@ def test_dry_run_says_what_would_run_and_writes_nothing(folder, capsys):
 def test_the_commands_of_a_dry_run_can_be_pasted(folder, capsys):
     text = "out: it's all $here\nmetadata: a.parquet\nannotate: {save_csv_per_img_folder: true, folder_prefix: -x}\n"
     text += "filter: {where: 'TEXT != \"two words\" and TEXT != \"*\"', no_shuffle: true, language: ''}\n"
-    text += "download: {timeout: 5, user_agent_token: a b}\nconvert: {name: art, min_size: 3}\n"
+    text += "download: {timeout: 5, user_agent_token: a b, refuse_private: false}\nconvert: {name: art, min_size: 3}\n"
     pipeline(str(write(folder, text)), dry_run=True)
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
     stages = make_stages(read_config(folder / "pipeline.yaml"))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ppldm.laion.shard_rows import (
     MetadataPart,
+    RowColumns,
     count_shards,
     find_columns,
     find_parts,
@@ -124,3 +125,18 @@ def test_a_damaged_file_is_named_whether_it_is_sampled_or_read(tmp_path):
         list(read_shards(part, columns, 4, {0}))
     with pytest.raises(DataError, match="a.parquet is damaged.*fetch"):
         sample_urls(part, columns.url, 10)
+
+
+def test_columns_of_another_name_are_the_same_columns():
+    first = RowColumns("URL", "TEXT", ("similarity", "AESTHETIC_SCORE"), ("similarity", "AESTHETIC_SCORE"))
+    second = RowColumns("url", "text", ("aesthetic", "similarity"), ("aesthetic", "similarity"))
+    same = second.under_names(first.kept)
+    assert same == RowColumns("url", "text", first.kept, ("similarity", "aesthetic"))
+    assert first.under_names(first.kept) == first
+    for other in (
+        ("similarity",),
+        ("similarity", "aesthetic", "punsafe"),
+        ("similarity", "punsafe"),
+        ("aesthetic",) * 2,
+    ):
+        assert second.under_names(other) is None

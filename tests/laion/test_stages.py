@@ -417,7 +417,8 @@ def test_a_pipeline_follows_its_settings_and_keeps_what_it_fetched(server, tmp_p
         urls = [server.url(f"good/{row}.jpg") for row in rows]
         table = pa.table({"URL": urls, "TEXT": [f"row {row}" for row in rows], "WIDTH": list(rows)})
         pq.write_table(table, tmp_path / "a.parquet")
-        options = f"{{image_size: {image_size}, preflight: 0, processes_count: 1, number_sample_per_shard: 5}}"
+        options = f"image_size: {image_size}, preflight: 0, processes_count: 1, number_sample_per_shard: 5"
+        options = f"{{{options}, refuse_private: false}}"
         text = f"out: data\nmetadata: a.parquet\nfilter: {{where: 'WIDTH >= {condition}', no_shuffle: true}}\n"
         (tmp_path / "p.yaml").write_text(f"{text}download: {options}\nannotate: {{}}\nconvert: {{num_workers: 1}}\n")
 
@@ -464,6 +465,7 @@ def test_a_download_made_again_has_the_pictures_of_its_metadata(server, tmp_path
         pq.write_table(pa.table({"URL": urls, "TEXT": ["t"] * len(urls)}), tmp_path / "part_1.parquet")
 
     settings = {"preflight": 0, "processes_count": 1, "number_sample_per_shard": 4, "image_size": 64}
+    settings |= {"refuse_private": False}
     write(range(6))
     download(str(tmp_path / "part_1.parquet"), str(tmp_path / "out"), **settings)
     write(range(10, 15))

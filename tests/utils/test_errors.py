@@ -42,5 +42,21 @@ def test_other_errors_of_the_system_keep_their_traceback():
 
 
 def test_an_error_is_one_line_whatever_it_quotes():
-    assert str(PpldmError("a\nb\r\n\x1b[31m c\x00\x85d 图")) == "a b [31m c d 图"
+    assert str(PpldmError("a\nb\r\n\x1b[31m c\x00\x85d 图")) == "a b \\u001b[31m c\\u0000 d 图"
     assert str(RowError("reason", "a\n\nb")) == "a b"
+    long = str(PpldmError(f"{'x' * 10**6} is wrong; mend it"))
+    assert len(long) == 2000 and long.endswith(" is wrong; mend it")
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_nothing_that_is_shown_moves_the_cursor(capsys, monkeypatch, debug):
+    monkeypatch.setenv("PPLDM_DEBUG", debug)
+    with pytest.raises(SystemExit), exit_on_error():
+        print("a caption \x1b]0;title\x07", "图\t🟥\n", sep="\n")
+        raise ConfigError("no \x1b[2J") from ValueError("\x9b2J")
+    shown = capsys.readouterr()
+    assert shown.out == "a caption \\u001b]0;title\\u0007\n图\t🟥\n\n"
+    assert "\x1b" not in shown.err and "\x9b" not in shown.err
+    assert shown.err.endswith("error: no \\u001b[2J\n") and ("Traceback" in shown.err) == (debug == "1")
+    print("\x1b")
+    assert capsys.readouterr().out == "\x1b\n"  # outside of the block stdout is as it was

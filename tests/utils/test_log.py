@@ -1,11 +1,13 @@
-"""A progress bar follows work that reports in numbers alone, and ends with it."""
+"""A progress bar follows work that reports in numbers alone, and ends with it; what a line quotes is harmless."""
 
 import threading
 from itertools import chain, repeat
 
 import pytest
+import tasks
 
 from ppldm.utils import log
+from ppldm.utils.workers import map_with_deadline
 
 
 def test_a_bar_follows_what_is_measured_and_never_passes_the_total(monkeypatch):
@@ -31,3 +33,20 @@ def test_a_bar_follows_what_is_measured_and_never_passes_the_total(monkeypatch):
     with pytest.raises(KeyError), log.following(measure):
         raise KeyError
     assert num_asked <= num_before + 1
+
+
+def test_lines_and_names_of_bars_are_escaped_and_cut(capsys):
+    log.get_logger().warning("%s\n  two 图", "\x1b[2J" + "x" * 10**5)
+    with log.progress(total=1, desc="\x1b]0;t\x07", delay=0, mininterval=0) as bar:
+        bar.update()
+    shown = capsys.readouterr().err
+    assert "\x1b" not in shown and "\x07" not in shown
+    assert "\\u001b[2J" in shown and "\n  two 图\n" in shown and "\\u001b]0;t" in shown
+    assert max(map(len, shown.splitlines())) <= 2000
+
+
+@pytest.mark.slow
+def test_what_a_worker_prints_is_escaped(capfd):
+    assert list(map_with_deadline(tasks.print_it, ["\x1b[2J"], 1, 60)) == [("\x1b[2J", 1)]
+    shown = capfd.readouterr().err
+    assert "\x1b" not in shown and shown.count("\\u001b[2J") == 2

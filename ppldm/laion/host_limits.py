@@ -1,0 +1,81 @@
+"""How much one host is asked at once, and how long it is left alone where it says that this is too much.
+
+Laws. At most `max_requests` fetches of URLs of one host run at a time. After an answer 429, or 503 with `Retry-After`,
+the host is not asked for the time that it names, or else for 1, 2, 4, ... 60 seconds, until it answers well again. All
+of this is of one process: a download of 16 processes may ask a host 16 times as much.
+"""
+
+import threading
+import time
+from collections import Counter
+from email.utils import parsedate_to_datetime
+from urllib.error import HTTPError
+
+_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
+# A host that asks for more than this is asked again all the same.
+_MAX_RETRY_AFTER_SEC = 3600.0
+
+
+class HostLimits:
+    """The state of all hosts; `max_requests` 0 means no limit. Times are of time.monotonic, in seconds."""
+
+    def __init__(self, max_requests: int):
+        self.max_requests = max_requests
+        self._changed = threading.Condition()
+        self._running: Counter[str] = Counter()
+        self._not_before: dict[str, float] = {}
+        self._refusals: Counter[str] = Counter()
+
+    def enter(self, host: str, last_moment: float) -> None:
+        """Wait until a fetch of the host may begin; `leave` ends it. Raises TimeoutError at `last_moment`."""
+        with self._changed:
+            while self.max_requests and self._running[host] >= self.max_requests:
+                if not self._changed.wait(min(last_moment - time.monotonic(), threading.TIMEOUT_MAX)):
+                    raise TimeoutError("deadline: the time of the shard was over")
+            self._running[host] += 1
+
+    def leave(self, host: str) -> None:
+        """A fetch that had entered is over."""
+        with self._changed:
+            self._running[host] -= 1
+            self._running += Counter()  # without zeros
+            self._changed.notify_all()
+
+    def pause_sec(self, host: str) -> float:
+        """How long the host is still to be left alone."""
+        with self._changed:
+            return max(0.0, self._not_before.get(host, 0.0) - time.monotonic())
+
+    def note_success(self, host: str) -> None:
+        """The host has answered well: the next refusal is its first."""
+        with self._changed:
+            self._refusals.pop(host, None)
+
+    def note_refusal(self, host: str, error: HTTPError) -> bool:
+        """Leave the host alone for a while, where its answer asks for that; return whether it does."""
+        asked_sec = read_retry_after(error.headers.get("Retry-After", ""))
+        if error.code != 429 and not (error.code == 503 and asked_sec is not None):
+            return False
+        with self._changed:
+            now = time.monotonic()
+            if now >= self._not_before.get(host, 0.0):  # one refusal for all that were sent together
+                self._refusals[host] += 1
+            backed_off_sec = min(_FIRST_PAUSE_SEC * 2 ** min(self._refusals[host] - 1, 16), _LONGEST_PAUSE_SEC)
+            pause_sec = backed_off_sec if asked_sec is None else asked_sec
+            self._not_before[host] = max(self._not_before.get(host, 0.0), now + pause_sec)
+        return True
+
+
+def read_retry_after(value: str) -> float | None:
+    """The seconds that a header `Retry-After` asks to wait, a number or a date, at most an hour; None if it is neither.
+
+    https://www.rfc-editor.org/rfc/rfc9110#field.retry-after
+    """
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return min(float(value[:9]), _MAX_RETRY_AFTER_SEC)
+    try:
+        seconds = parsedate_to_datetime(value).timestamp() - time.time()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SEC)

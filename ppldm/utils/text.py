@@ -1,0 +1,64 @@
+r"""Text from anywhere, made fit to be shown: in errors, logs, progress bars, tables and records of failures.
+
+What servers, file names, captions and metadata hold is not ours: a status line with escape sequences retitles and
+clears a terminal, bidi controls make a URL read as another one, a lone surrogate cannot be written at all. Such
+characters are shown as `\u001b`; letters of all scripts, emoji, line breaks and tabs stay. The form is that of JSON, so
+that JSON which is escaped as a whole still says the same.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
+# Controls of C0 and C1 but tab and line feed, bidi controls, separators of lines, lone surrogates, byte order marks.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb]"
+)
+_LINE_BREAKS = re.compile("[\t-\r\x85\u2028\u2029]+")
+_CUT = " … "
+
+
+def escape(text: str) -> str:
+    r"""The text with all that a terminal would obey as `\uXXXX`."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def one_line(text: str, max_length: int = 0) -> str:
+    """The text escaped, in one line: tabs and line breaks as a space. With `max_length`, in characters, cut to it."""
+    text = escape(_LINE_BREAKS.sub(" ", text))
+    return shorten(text, max_length) if max_length else text
+
+
+def shorten(text: str, max_length: int) -> str:
+    """A text of at most `max_length` characters, which are at least 8: a longer one loses its middle, so that both
+    what it is about and the remedy at its end stay."""
+    if len(text) <= max_length:
+        return text
+    tail = (max_length - len(_CUT)) // 3
+    return text[: max_length - len(_CUT) - tail] + _CUT + text[len(text) - tail :]
+
+
+class EscapingStream:
+    """A text stream whose `write` escapes; all else is the stream's own."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(escape(text))
+        return len(text)
+
+    def writelines(self, lines) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def escaped_stdout() -> Iterator[None]:
+    """Everything written to stdout inside the block is escaped."""
+    with redirect_stdout(EscapingStream(sys.stdout)):
+        yield

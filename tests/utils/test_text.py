@@ -1,0 +1,58 @@
+"""Law: nothing that a terminal obeys is left, all that people read is; JSON says the same after it."""
+
+import json
+import re
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppldm.utils.text import escape, one_line, shorten
+
+BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+def is_dangerous(character: str) -> bool:
+    if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
+        return True
+    return unicodedata.bidirectional(character) in BIDI or character in "\u061c\u200e\u200f\ufeff"
+
+
+def test_every_character_is_escaped_or_stays():
+    for number in range(sys.maxunicode + 1):
+        character = chr(number)
+        if character in "\n\t":
+            assert escape(character) == character
+        elif is_dangerous(character):
+            assert escape(character) == f"\\u{number:04x}"
+        elif not 0xFFF9 <= number <= 0xFFFB:
+            assert escape(character) == character
+
+
+@pytest.mark.parametrize("text", ["图画，红", "👩\u200d🚀🏳️\u200d🌈", "é à ß", "العربية", "a\tb\nc", "\\u001b", ""])
+def test_what_people_read_passes(text):
+    assert escape(text) == text
+
+
+@given(st.text(st.characters()))
+def test_json_says_the_same(text):
+    assert json.loads(escape(json.dumps({"a": text}, ensure_ascii=False))) == json.loads(json.dumps({"a": text}))
+    assert escape(escape(text)) == escape(text)
+    line = one_line(text)
+    assert not any(map(is_dangerous, line)) and not re.search(r"[\t\n]", line)
+
+
+@given(st.text(), st.integers(8, 40))
+def test_what_is_too_long_keeps_its_ends(text, length):
+    short = shorten(text, length)
+    assert len(short) == min(length, len(text))
+    if len(text) > length:
+        head, tail = short.split(" … ", 1) if " … " not in text else (short[:1], short[-1:])
+        assert text.startswith(head) and text.endswith(tail) and head and tail
+
+
+def test_one_line_cuts_after_escaping():
+    assert one_line("a\r\n\tb\x1bc") == "a b\\u001bc"
+    assert len(one_line("\x1b" * 100, 50)) == 50
