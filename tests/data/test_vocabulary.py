@@ -46,6 +46,11 @@ def test_frequent_words_are_tokens_and_rare_ones_are_spelled():
     assert unknown_words(vocab, ["zyzzyva"]) == []
 
 
+def test_a_letter_seen_inside_words_only_may_begin_a_word():
+    vocab = learn_vocabulary(count_words(["привет"]), 1000, ["en"])
+    assert unknown_words(vocab, ["тир"]) == []
+
+
 def test_where_there_is_no_room_the_rarest_characters_go():
     common, rare = "中" * 9 + "文" * 9, "龘靐"
     vocab = learn_vocabulary(count_words([common, rare]), len(set(LANGUAGES["en"]())) + 5 + 2, ["en"])

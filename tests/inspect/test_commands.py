@@ -217,3 +217,10 @@ def test_a_constant_is_drawn_as_its_value():
     draw_histogram(axis, Counter({48: 7}))
     assert [bar.get_height() for bar in axis.patches] == [7]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["48"]
+
+
+@pytest.mark.parametrize("num_rows, n", [(30, 9), (30, 30), (5, 9)])
+def test_rows_are_chosen_once_each_and_in_random_order(num_rows, n):
+    rows = choose_rows(num_rows, n, 1)
+    assert len(set(rows)) == len(rows) == min(n, num_rows) and set(rows) <= set(range(num_rows))
+    assert rows != sorted(rows) and rows == choose_rows(num_rows, n, 1) != choose_rows(num_rows, n, 2)
