@@ -35,13 +35,14 @@ def swap(folder):
     "change",
     [
         lambda folder: keep_time(folder / "a", lambda: (folder / "a").write_text("eno")),
+        lambda folder: keep_time(folder / "b", lambda: (folder / "b").write_text("twO")),
         lambda folder: (folder / "b").unlink(),
         lambda folder: (folder / "b").rename(folder / "d"),
         lambda folder: (folder / "new").touch(),
         lambda folder: (folder / "sub/c").chmod(0) if os.getuid() else (folder / "sub/c").write_text("other"),
         swap,
     ],
-    ids=["content", "removal", "name", "addition", "access", "order"],
+    ids=["content", "last byte", "removal", "name", "addition", "access", "order"],
 )
 def test_any_change_of_content_is_another_content(folder, change):
     before = take_fingerprint(list_pieces(folder))
@@ -58,6 +59,12 @@ def test_touched_files_are_read_again_and_are_the_same(folder, monkeypatch):
     assert after["state"] != before["state"] and after["content"] == before["content"]
     monkeypatch.setattr(jobs, "_read_checksum", lambda piece: pytest.fail("read again"))
     assert take_fingerprint(list_pieces(folder), after) == after
+
+
+def test_content_is_that_of_all_blocks(folder, monkeypatch):
+    before = take_fingerprint(list_pieces(folder))
+    monkeypatch.setattr(jobs, "_BLOCK_BYTES", 2)
+    assert take_fingerprint(list_pieces(folder)) == before
 
 
 def test_a_piece_is_the_bytes_it_names(folder):
