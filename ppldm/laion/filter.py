@@ -48,8 +48,10 @@ _STATISTICS = (
 
 
 def filter(
-    input: Annotated[str, {"opt": True, "required": True, "nargs": "+"}],  # parquet files, or folders of *.parquet
-    output: str = None,  # folder for part_1.parquet, ... and manifest.json; must be new or empty
+    input: Annotated[
+        str, {"opt": True, "required": True, "nargs": "+"}
+    ],  # parquet files, or folders of *.parquet; for Spark, addresses too
+    output: str = None,  # new folder for part_1.parquet, ...; for Spark, an address such as hdfs://name/folder too
     preset: str = None,  # conditions of a published recipe: laion2b-en or laion-art. Flags below replace its bounds
     where: str = None,  # a further condition, such as 'pwatermark <= 0.8 and not (TEXT in ("", "untitled"))'; or @FILE
     min_width: int = None,  # pixels, inclusive, as all bounds

@@ -495,6 +495,10 @@ def test_addresses_are_read_and_written_by_hadoops_file_systems(tables, tmp_path
         filter(**flags)
     with pytest.raises(ConfigError, match="not there"):
         filter(**flags | {"input": [(tmp_path / "none").as_uri()]})
+    for address in ("s3a://bucket/folder", "nosuch://host/folder"):  # whose classes are not on this machine
+        with pytest.raises(DataError, match="Spark failed: .*(S3AFileSystem|nosuch)") as error:
+            filter(**flags | {"input": [address]})
+        assert "\n" not in str(error.value)
     capsys.readouterr()
     filter(input=[tables.as_uri()], engine="spark", check=True)
     assert "max punsafe" in capsys.readouterr().out
