@@ -76,3 +76,12 @@ def test_help_shows_lists_words_and_numbers(capsys):
     for words in ("--guidance-scale S [S ...]", "(default: 7.5)", "--num-samples N", "(default: pictures)", "--exact "):
         assert words in text
     assert "prompts on the command line --negative-prompt" in text  # nothing for an empty default
+
+
+@pytest.mark.parametrize("words", [[], ["--refuse-private"], ["--no-refuse-private"], ["--no_refuse_private"]])
+def test_what_is_on_by_default_has_a_flag_for_either(words, monkeypatch):
+    given = []
+    monkeypatch.setattr("ppldm.laion.download._plan", lambda *args: ([], ()))
+    monkeypatch.setattr("ppldm.laion.shard.ShardSettings.__post_init__", lambda self: given.append(self.refuse_private))
+    run(["download", "metadata", "--out", "out", "--dry-run", *words])
+    assert given == [not any("no" in word for word in words)]

@@ -34,7 +34,7 @@ def download(
     retries: int = 0,  # further tries of each URL, at once
     max_bytes: int = 100_000_000,  # of one picture as the server sends it
     requests_per_host: int = 16,  # URLs of one host fetched at once by each process; 0 means any number
-    refuse_private: bool = True,  # loopback, link-local and private addresses; --no-refuse-private fetches from them
+    refuse_private: bool = True,  # by default, loopback, link-local and private addresses are refused
     min_image_size: int = 0,  # pictures with a shorter short side, in pixels, are left out
     max_image_area: float = inf,  # pictures of more pixels are left out, before they are decoded
     max_aspect_ratio: float = inf,  # pictures whose long side is more than this times the short one are left out

@@ -89,6 +89,8 @@ def filter(
             sys.stdout.write((dumps(report, indent=2) if json else describe_check(report)) + "\n")
             return
         plan = plan_filter(**flags, spark=spark)
+        if engine == "spark":
+            filter_spark.check_names(plan.tables)
         if dry_run:
             if engine == "spark" and not is_submitted():
                 check_java()

@@ -140,8 +140,8 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
             connection.execute("SET enable_progress_bar_print = false")
             connection.execute("SET enable_progress_bar = true")
             connection.execute(
-                f"CREATE TEMP VIEW {_ROWS} AS SELECT *, file_index AS {FILE}, file_row_number AS {ROW} "
-                f"FROM read_parquet([{files}])"
+                f"CREATE TEMP VIEW {_ROWS} AS SELECT {_select_columns(tables)}, file_index AS {FILE}, file_row_number "
+                f"AS {ROW} FROM read_parquet([{files}], union_by_name = {bool(tables.spellings)})"
             )
             yield connection
     except RuntimeError as error:
@@ -161,6 +161,18 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
         raise DataError(
             f"{_find_damaged(tables)} cannot be read ({_one_line(error)}); get it again or leave it out"
         ) from error
+
+
+def _select_columns(tables: Tables) -> str:
+    """SQL: all columns by their names in the first file; of several names for one, the one that the row's file has."""
+    if not tables.spellings:
+        return "*"
+    found = []
+    for name in tables.columns.kinds:
+        names = [name, *sorted(tables.spellings.get(name, ()))]
+        spelled = ", ".join(map(DUCKDB.quote_name, names))
+        found.append(f"coalesce({spelled}) AS {DUCKDB.quote_name(name)}" if len(names) > 1 else spelled)
+    return ", ".join(found)
 
 
 def _find_damaged(tables: Tables) -> str:

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote
 
-from ..utils.errors import DataError
+from ..utils.errors import ConfigError, DataError
 from ..utils.log import get_logger
 from .filter_plan import Plan
 from .hadoop import Hadoop, escape_glob, split_address
@@ -81,7 +81,18 @@ def _write_missing(spark, plan: Plan, staging: str, missing: list[int]) -> dict[
     return {code: counted.get[f"n{code}"] for code in codes if counted.get[f"n{code}"]}
 
 
+def check_names(tables: Tables) -> None:
+    """Raises ConfigError where a column has several names, which Spark's reader does not bring together."""
+    if tables.spellings:
+        name, others = min(tables.spellings.items())
+        raise ConfigError(
+            f"column {name!r} is named {min(others)!r} in some files, which only --engine duckdb reads together; filter"
+            " them one by one"
+        )
+
+
 def _read_files(spark, tables: Tables):
+    check_names(tables)
     return spark.read.parquet(*map(escape_glob, tables.addresses))
 
 

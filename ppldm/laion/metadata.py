@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..utils.errors import ConfigError, DataError
@@ -24,11 +25,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """Parquet files of the same columns. `names`: what they were asked for by, as absolute paths."""
+    """Parquet files of the same columns, named as in the first. `names`: what they were asked for by, absolute paths.
+    `spellings`: the other names that some files have for a column, but for case."""
 
     files: tuple[Table, ...]
     columns: Columns
     names: tuple[str, ...] = ()
+    spellings: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def paths(self) -> list[Path]:
@@ -49,7 +52,8 @@ class Tables:
 def read_tables(inputs: Sequence[str]) -> Tables:
     """The parquet files that `--input` names, folders meaning all of theirs; only their footers are read.
 
-    Raises ConfigError for what is missing, empty or named twice, or files of different columns; DataError for one that
+    A column may have another name in each file (`columns`). Raises ConfigError for what is missing, empty or named
+    twice, or files of different columns; DataError for one that
     is no parquet file.
     """
     paths = [path for name in inputs for path in _list_files(local_path(name))]
@@ -57,17 +61,30 @@ def read_tables(inputs: Sequence[str]) -> Tables:
     if doubles:
         raise ConfigError(f"--input names {min(doubles)} twice; name it once")
     files = tuple(map_in_threads(_read_footer, paths, "reading footers"))
-    first = files[0]
+    first, spellings = files[0], defaultdict(set)
     for file in files[1:]:
         if set(file.schema) != set(first.schema):
-            name = min(set(file.schema) ^ set(first.schema))[0]
-            types = [dict(table.schema).get(name, "missing") for table in (first, file)]
-            raise ConfigError(
-                f"column {name!r} is {types[0]} in {first.path} and {types[1]} in {file.path}; filter them one by one"
-            )
+            for name, meant in _match_columns(file, first).items():
+                if name.lower() != meant.lower():
+                    spellings[meant].add(name)
     check_names((name for name, _ in first.schema), first.path)
     names = tuple(os.path.abspath(local_path(name)) for name in inputs)
-    return Tables(files, Columns({name: _kind(type_name) for name, type_name in first.schema}), names)
+    columns = Columns({name: _kind(type_name) for name, type_name in first.schema})
+    return Tables(files, columns, names, {name: frozenset(others) for name, others in spellings.items()})
+
+
+def _match_columns(file: Table, first: Table) -> dict[str, str]:
+    """What each column of a file is called in the first: the same, or a name for the same thing. Raises ConfigError."""
+    known = Columns(dict(first.schema))
+    meant = {name: known.find(name) for name, _ in file.schema}
+    schema = [(meant[name] or name, kind) for name, kind in file.schema]
+    if sorted(schema) == sorted(first.schema):
+        return meant
+    name = min(set(schema) ^ set(first.schema) or schema)[0]
+    kinds = [dict(columns).get(name, "missing") for columns in (first.schema, schema)]
+    raise ConfigError(
+        f"column {name!r} is {kinds[0]} in {first.path} and {kinds[1]} in {file.path}; filter them one by one"
+    )
 
 
 def natural_key(path) -> list:

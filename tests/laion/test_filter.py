@@ -208,6 +208,29 @@ def test_laion_art_by_other_names_is_written_under_the_published_ones(tmp_path):
     assert 'dropped by language == "en"' in describe(manifest)
 
 
+def test_a_column_may_have_another_name_in_each_file(tables, tmp_path):
+    """The same rows as from files of one naming."""
+    run(tables, tmp_path / "one", dedup="hash")
+    path = tables / "2B-en-4.5_2.parquet"
+    table = pq.read_table(path)
+    others = {"AESTHETIC_SCORE": "aesthetic", "URL": "image_url", "WIDTH": "Width", "punsafe": "p_unsafe"}
+    table = table.rename_columns([others.get(name, name) for name in table.column_names])
+    pq.write_table(table.select(table.column_names[::-1]), path, row_group_size=70)
+    assert read_tables([str(tables)]).spellings == {
+        "AESTHETIC_SCORE": {"aesthetic"}, "URL": {"image_url"}, "punsafe": {"p_unsafe"}
+    }  # fmt: skip
+    run(tables, tmp_path / "other", dedup="hash")
+    assert read_parts(tmp_path / "other") == read_parts(tmp_path / "one")
+    with pytest.raises(ConfigError, match="'AESTHETIC_SCORE' is named 'aesthetic' in some files"):
+        filter_spark.check_names(read_tables([str(tables)]))
+    with pytest.raises(ConfigError, match="'punsafe' is double in .* and missing in"):
+        pq.write_table(table.drop_columns(["p_unsafe"]), path)
+        read_tables([str(tables)])
+    with pytest.raises(ConfigError, match="'AESTHETIC_SCORE' .* filter them one by one"):
+        pq.write_table(table.append_column("aesthetic_score", table["aesthetic"]), path)
+        read_tables([str(tables)])
+
+
 @pytest.mark.slow
 def test_ctrl_c_is_one_line_and_leaves_what_is_finished(tmp_path):
     """In the middle of a query of DuckDB, which has its own way to say so."""

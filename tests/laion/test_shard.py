@@ -10,6 +10,7 @@ import web
 
 from ppldm.laion.fetch import Bounds
 from ppldm.laion.fit import Fitter
+from ppldm.laion.part_download import PartDownload
 from ppldm.laion.shard import (
     ShardSettings,
     ShardTask,
@@ -21,7 +22,7 @@ from ppldm.laion.shard import (
     record_path,
     stats_path,
 )
-from ppldm.laion.shard_rows import write_rows
+from ppldm.laion.shard_rows import MetadataPart, write_rows
 from ppldm.utils.errors import ConfigError, OutputError
 from ppldm.utils.files import read_json, write_json
 
@@ -117,3 +118,15 @@ def test_stats_of_a_shard_that_went_on_count_all_its_rows(tmp_path):
 def test_a_limit_below_zero_is_refused():
     with pytest.raises(ConfigError, match="--requests-per-host is -1"):
         replace(SETTINGS, requests_per_host=-1)
+
+
+def test_an_account_of_older_classes_is_made_again(tmp_path):
+    write_outcomes(tmp_path, [("http://a/", "failed_to_download", "HTTP Error 429: x"), ("http://b/", "success", None)])
+    write_json(stats_path(tmp_path, 0), {"duration": 9.0})
+    record_path(tmp_path, 0).parent.mkdir(parents=True)
+    write_json(record_path(tmp_path, 0), {"rows": 2, "success": 1, "failed": {"4xx": 1}, "retried": {}, "seconds": 2.5})
+    item = PartDownload(MetadataPart(1, tmp_path / "part_1.parquet", 2), tmp_path, None, 10)
+    report = item.report()
+    assert report["failed"] == {"limited": 1} and report["success"] == 1 and report["shard_seconds"] == 2.5
+    record_path(tmp_path, 0).unlink()
+    assert item.report() == report | {"shard_seconds": 9.0}

@@ -250,6 +250,23 @@ def test_a_changed_input_gives_what_a_fresh_command_gives(kind, change, tmp_path
     assert stage.read(out) == stage.read(fresh) != before
 
 
+@pytest.mark.parametrize("changed", ["text", "picture"])
+@pytest.mark.parametrize("kind", [Convert, ConvertTar, ConvertParquet, ConvertJsonLines, ConvertCsv])
+def test_a_text_or_a_picture_alone_is_content(kind, changed, tmp_path, capsys):
+    stage = kind(tmp_path)
+    stage.write(range(NUM_ROWS))
+    stage.run(tmp_path / "out")
+    before = stage.read(tmp_path / "out")
+    shutil.rmtree(tmp_path / "in")
+    (tmp_path / "in").mkdir()
+    rows = [(f"{row:04}", f"row {row}", picture(row)) for row in range(NUM_ROWS)]
+    changes = {"text": ("0001", "rew 1", picture(1)), "picture": ("0001", "row 1", picture(9))}
+    stage.fill(tmp_path / "in", [rows[0], changes[changed], *rows[2:]])
+    stage.run(tmp_path / "out")
+    stage.run(tmp_path / "fresh")
+    assert stage.read(tmp_path / "out") == stage.read(tmp_path / "fresh") != before
+
+
 @pytest.mark.parametrize("kind", [kind for kind in STAGES if kind.setting])
 def test_another_setting_is_refused_until_it_is_made_again(kind, tmp_path, capsys):
     stage, out, fresh = kind(tmp_path), tmp_path / "out", tmp_path / "fresh"
