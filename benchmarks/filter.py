@@ -2,9 +2,9 @@
 
 Makes four tables in the columns of LAION2B-en, of which the conditions of `--preset laion2b-en` keep one row in four,
 as they do of the real one. Filters them by each engine as a user does, by the command, with the seeded shuffle and
-without, each in a process of its own. Rates are of input rows and count all but the start of Python; `whole` counts
-that too. Memory is that of the largest process. `cpu` is the time that the cores worked, which other load on the
-machine changes less.
+without, each in a process of its own; bare-spark is what Spark takes without us (benchmarks/bare_spark.py). Rates are
+of input rows and count all but the start of Python; `whole` counts that too. Memory is that of the largest process.
+`cpu` is the time that the cores worked, which other load on the machine changes less.
 """
 
 import argparse
@@ -28,7 +28,7 @@ CHUNK_ROWS = 250_000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of all tables")
-    parser.add_argument("--engines", nargs="+", default=["duckdb", "spark"], help="engines to measure")
+    parser.add_argument("--engines", nargs="+", default=["duckdb", "spark", "bare-spark"], help="engines")
     parser.add_argument("--memory-gb", type=float, default=2.5, help="memory to give to the engine")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each; the best counts")
     add_result_flags(parser, "filter")
@@ -87,9 +87,12 @@ def make_table(rng: np.random.Generator, num_rows: int) -> pa.Table:
 
 def measure(engine: str, shuffled: bool, tables: Path, output: Path, memory_gb: float) -> dict:
     """Run the command once."""
-    flags = ["--preset", "laion2b-en", "--engine", engine, "--memory-gb", str(memory_gb), "--json"]
-    flags += [] if shuffled else ["--no-shuffle"]
-    cost = measure_command("ppldm", ["filter", "--input", tables, "--output", output, *flags])
+    flags = ["--memory-gb", str(memory_gb), *([] if shuffled else ["--no-shuffle"])]
+    if engine == "bare-spark":
+        cost = measure_command("benchmarks.bare_spark", [tables, output, *flags])
+    else:
+        flags += ["--preset", "laion2b-en", "--engine", engine, "--json"]
+        cost = measure_command("ppldm", ["filter", "--input", tables, "--output", output, *flags])
     manifest = json.loads(cost.printed)
     return {
         "engine": engine,
@@ -107,8 +110,9 @@ def describe(run: dict) -> str:
     """A line of the table."""
     order = "seeded shuffle" if run["shuffle"] else "order kept"
     return (
-        f"{run['engine']:<8}{order:<16}{run['rows_per_sec'] / 1e6:6.2f} million rows/s, {run['seconds']:7.2f} s (whole "
-        f"{run['whole_seconds']:.2f} s, cpu {run['cpu_seconds']:.2f} s), {run['peak_gb']:.2f} GB, {run['rows_out']:,}"
+        f"{run['engine']:<11} {order:<15}{run['rows_per_sec'] / 1e6:6.2f} million rows/s, {run['seconds']:7.2f} s "
+        f"(whole {run['whole_seconds']:.2f} s, cpu {run['cpu_seconds']:.2f} s), {run['peak_gb']:.2f} GB, "
+        f"{run['rows_out']:,}"
     )
 
 

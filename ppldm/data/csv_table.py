@@ -84,6 +84,15 @@ class CsvTable(IndexedRows):
         return self.path.parent / fields[self._image]
 
 
+def list_images(path: Path) -> Iterator[Path]:
+    """The pictures that a table names, in order; those of lines that are no rows too. Raises PartError."""
+    with open(path, "rb") as file:
+        records = read_records(file, path)
+        _, _, columns = next(records, (0, 0, []))
+        image = _find_column(columns, IMAGE_COLUMNS, path)
+        yield from (path.parent / fields[image] for _, _, fields in records if image < len(fields))
+
+
 def read_records(file, path: Path) -> Iterator[tuple[int, int, list[str]]]:
     """(offset from where the file stands, length, fields) of each record that is not blank. Raises PartError."""
     read = 0

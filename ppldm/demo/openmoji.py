@@ -6,7 +6,8 @@ the rule in `ppldm.demo.captions`; the project's own converter makes part files 
 Laws. An emoji is drawn at most once. Emoji without a drawing and drawings without a name are counted. The first N of
 the fixed order are the same whatever N is: the subset's own order; for `all`, first emoji of one code point, then of
 two and so on, within these by the SHA-256 of the code points, so that any N is a fair sample. The same versions of the
-packages give the same bytes. `demo.json` says, as its last write, that the folder is finished.
+packages give the same bytes; other versions make the data again (`ppldm.utils.jobs` has the rule). `demo.json` says, as
+its last write, that the folder is finished.
 
 Every drawing has an empty margin in its 72 x 72 box. Rendering leaves 4 units of it away on each side, so that the
 drawing fills the picture and, at 64 pixels, a unit is a pixel; 2 or 0 units where 4 would cut into the drawing.
@@ -18,7 +19,7 @@ import sys
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from json import dumps, loads
 from pathlib import Path
@@ -30,6 +31,7 @@ from ..data.filelist import write_filelist
 from ..laion.convert import convert_source
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ..utils.files import make_output_dir, write_json, write_text
+from ..utils.jobs import find_changes
 from ..utils.log import get_logger, progress
 from .captions import LANGUAGES, make_caption
 from .subsets import QUICKSTART, Subset
@@ -49,6 +51,7 @@ def demo_data(
     limit: int = 0,  # take only the first N pictures of the subset; 0 means all
     language: Annotated[str, {"choices": list(LANGUAGES)}] = "en",  # of the captions
     subset: Annotated[str, {"choices": ["all", "quickstart"]}] = "all",  # quickstart: 60 pictures and held-out prompts
+    redo: bool = False,  # make the data again where the folder holds some of other flags
 ):
     """Make a small training set without downloads: OpenMoji pictures with their names as captions.
 
@@ -61,9 +64,12 @@ def demo_data(
     arguments = {"size": size, "limit": limit, "language": language, "subset": subset}
     _check_arguments(size, limit)
     state = _read_state(Path(out))
-    if state.get("finished"):
-        _refuse_other_arguments(Path(out), state["arguments"], arguments)
-    if state.get("finished") and _is_whole(Path(out)):
+    changes = find_changes(state["arguments"], arguments) if state.get("finished") else []
+    if changes and not redo:
+        raise ConfigError(
+            f"{out} holds other demo data ({'; '.join(changes)}); choose another --out, or make it again with --redo"
+        )
+    if state.get("finished") and not changes and _has_packages(state) and _is_whole(Path(out)):
         sys.stdout.write(f"{out} holds this data already: {state['pictures']} pictures; nothing to do\n")
         return
     state = make_demo_data(Path(out), **arguments)
@@ -90,6 +96,9 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
         "drawings_without_name": catalog.num_without_name,
     }
     write_json(out / "demo.json", state)
+    for name in ("prompts.txt", "autoencoder.filelist.list"):  # of the quickstart subset alone
+        (out / name).unlink(missing_ok=True)
+    shutil.rmtree(out / "unseen", ignore_errors=True)
     get_logger().info(
         "%d pictures of %d; %d emoji have no drawing, %d drawings have no name",
         len(drawings),
@@ -252,10 +261,15 @@ def _is_whole(out: Path) -> bool:
     return all((out / part["path"]).is_file() for part in loads((out / "manifest.json").read_text())["parts"])
 
 
-def _refuse_other_arguments(out: Path, earlier: dict, arguments: dict) -> None:
-    if earlier != arguments:
-        flags = " ".join(f"--{name} {value}" for name, value in earlier.items())
-        raise ConfigError(f"{out} holds demo data made with {flags}; choose another --out, or delete that folder")
+def _has_packages(state: dict) -> bool:
+    """Whether the data was made by the versions that are installed; finished data needs no packages at all."""
+    try:
+        installed = {name: version(name) for name in PACKAGES}
+    except PackageNotFoundError:
+        return True
+    if changes := find_changes(state["packages"], installed):
+        get_logger().info("the data is made again: %s", "; ".join(changes))
+    return not changes
 
 
 def _find_openmoji() -> Path:

@@ -7,7 +7,7 @@
     OUT/.repack/                                       records by which the same command goes on
 
 Captions and image bytes stay what they are; `width` and `height` of the metadata become the image's own. A part is
-finished when its record is there and fits the state of its source.
+finished when its record is there and fits the content of its source (`ppldm.utils.jobs` has the rule).
 """
 
 import os
@@ -16,20 +16,21 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby
-from json import JSONDecodeError, dumps, loads
+from json import dumps
 from pathlib import Path
 from typing import Annotated
-from zlib import crc32
 
 from ..data.container import Rows
+from ..data.csv_table import list_images
 from ..data.filelist import write_filelist
 from ..data.layouts import DEFAULT_LAYOUT
-from ..data.part import Part, write_part
+from ..data.part import Part, index_path, write_part
 from ..data.row import Row
-from ..data.tar_shard import read_prompts
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
-from ..utils.files import make_output_dir, write_json
+from ..utils.files import read_json, write_json
+from ..utils.jobs import JobFolder, Piece, as_json, earlier_input, has_key, list_pieces, take_fingerprint
 from ..utils.log import get_logger, progress
 from ..utils.workers import check_workers, map_unordered
 from .parts import EXAMPLES_PER_REASON, PartName, list_parts, open_rows
@@ -40,16 +41,17 @@ def repack(
     out: Annotated[str, {"opt": True, "required": True}],  # folder for parts and filelists; made if missing
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
+    redo: bool = False,  # make parts again that were made of other filelists, or read in another way
     json: bool = False,  # print the manifest as JSON
 ):
     """Rewrite rows of any format as part files that are read at random at full speed.
 
     Train with --file_list OUT/repacked.filelist.list. Rows that cannot be read are left out
     and counted by reason; images are not decoded. Stopped at any
-    point, the same command goes on.
+    point, the same command goes on; parts whose source has changed are made again.
     """
     parts = list_parts(filelists, layout)
-    manifest = repack_parts(parts, Path(out), check_workers(num_workers))
+    manifest = repack_parts(parts, Path(out), check_workers(num_workers), redo)
     text = f"{manifest['rows_out']} of {manifest['rows_in']} rows in {len(manifest['parts'])} part(s)"
     lines = [text, *(f"  skipped, {reason}: {count}" for reason, count in manifest["skipped"].items())]
     lines.append(f"train with --file_list {Path(out, 'repacked.filelist.list')}")
@@ -65,27 +67,50 @@ class _Task:
     def record_path(self) -> Path:
         return self.path.parent.parent / ".repack" / f"{self.path.name}.json"
 
-    def stamp(self) -> list:
-        """Tells this state of the source, and way to read it, from any other."""
-        source, state = self.part.source, self.part.path.stat()
-        prompts = source.idx_to_prompt and dumps(read_prompts(str(source.idx_to_prompt)), sort_keys=True)
-        where = os.path.abspath(self.part.path)
-        return [where, source.format, source.layout, prompts and crc32(prompts.encode()),
-                state.st_size, state.st_mtime_ns]  # fmt: skip
+    def key(self) -> dict:
+        """How the source is read, and its fingerprint."""
+        source, path = self.part.source, self.part.path
+        pieces = [*list_pieces(path)]
+        if source.format == "csv":
+            pieces += [Piece(image, image.name) for image in list_images(path)]
+        if source.idx_to_prompt:
+            pieces.append(Piece(source.idx_to_prompt, "idx_to_prompt"))
+        return {
+            "settings": as_json({"path": os.path.abspath(path), "format": source.format, "layout": source.layout}),
+            "input": take_fingerprint(pieces, earlier_input(read_json(self.record_path))),
+        }
 
 
-def repack_parts(parts: list[PartName], out: Path, num_workers: int) -> dict:
+def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool = False) -> dict:
     """Repack parts into the folder `out` and return the manifest.
 
-    Raises OutputError, DataError for a part that cannot be opened, or of which no row can be used.
+    Raises ConfigError, OutputError, DataError for a part that cannot be opened, or of which no row can be used.
     """
     tasks = [_Task(part, out / "parts" / f"part-{number:05}.gz") for number, part in enumerate(parts)]
-    _claim(out, tasks)
+    _refuse_strangers(out, tasks)
+    with JobFolder(out, ".repack", "repack", "parts").claimed(_plan(parts, out), redo, clear=partial(_clear, out)):
+        return _repack(tasks, out, num_workers)
+
+
+def _clear(out: Path) -> None:
+    for path in (out / "manifest.json", *out.glob("*.filelist"), *out.glob("*.filelist.list")):
+        path.unlink(missing_ok=True)
+
+
+def _plan(parts: list[PartName], out: Path) -> dict:
+    """The filelists, relative to `out`, and the ways to read them: what the command was asked for."""
+    lists = {part.source.path: part.source for part in parts}
+    ways = {os.path.relpath(path, out): [source.format, source.layout] for path, source in lists.items()}
+    return {"filelists": list(ways), "formats and layouts": list(ways.values())}
+
+
+def _repack(tasks: list[_Task], out: Path, num_workers: int) -> dict:
     records = {}
     with progress(total=len(tasks), desc="repack", unit="part") as bar:
         for task, record in map_unordered(_repack_part, tasks, num_workers):
             records[task] = record
             bar.update()
+    _sweep(out, {task.path.name for task in tasks})
     skipped = Counter()
     for record in records.values():
         skipped.update(record["skipped"])
@@ -103,22 +128,31 @@ def repack_parts(parts: list[PartName], out: Path, num_workers: int) -> dict:
     return manifest
 
 
-def _claim(out: Path, tasks: list[_Task]) -> None:
-    known = {task.path.name for task in tasks}
-    strangers = [path for path in (out / "parts").glob("*.gz") if path.name not in known]
-    if strangers or ((out / "parts").exists() and not (out / ".repack").exists()):
+def _refuse_strangers(out: Path, tasks: list[_Task]) -> None:
+    known = {task.path.name for task in tasks} | {path.stem for path in (out / ".repack").glob("*.json")}
+    if any(path.name not in known for path in (out / "parts").glob("*.gz")):
         raise OutputError(f"{out / 'parts'} holds files of another origin; choose another --out, or delete that folder")
     if any(Path(os.path.abspath(task.part.path)).is_relative_to(os.path.abspath(out / "parts")) for task in tasks):
         raise ConfigError(f"--out {out} holds the parts that are to be read; choose another")
-    make_output_dir(out / ".repack")
-    make_output_dir(out / "parts")
+
+
+def _sweep(out: Path, names: set[str]) -> None:
+    """Remove the parts of an earlier, longer state of the same filelists."""
+    for path in (out / "parts").glob("*.gz"):
+        if path.name not in names:
+            get_logger().info("removing %s: the filelists have fewer parts than before", path)
+            for left in (out / "manifest.json", out / ".repack" / f"{path.name}.json", path, index_path(path)):
+                left.unlink(missing_ok=True)
 
 
 def _repack_part(task: _Task) -> dict:
-    stamp = task.stamp()
-    record = _finished_record(task, stamp)
+    key = task.key()  # before the first row is read, so that a later change is seen
+    record = _finished_record(task, key)
     if record:
+        if record["key"] != key:
+            write_json(task.record_path, record | {"key": key})
         return record
+    Path(task.path.parent.parent, "manifest.json").unlink(missing_ok=True)  # from here on it would lie
     task.record_path.unlink(missing_ok=True)
     skipped, examples = Counter(), []
     with closing(open_rows(task.part)) as part:
@@ -132,17 +166,14 @@ def _repack_part(task: _Task) -> dict:
             raise OutputError(
                 f"cannot write {task.path}: {error.strerror or error}; make room, then run the same command again"
             ) from error
-        record = {"stamp": stamp, "rows_in": len(part), "rows_out": info.rows, "skipped": dict(sorted(skipped.items()))}
+        record = {"key": key, "rows_in": len(part), "rows_out": info.rows, "skipped": dict(sorted(skipped.items()))}
     write_json(task.record_path, record)
     return record
 
 
-def _finished_record(task: _Task, stamp: list) -> dict | None:
-    try:
-        record = loads(task.record_path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, JSONDecodeError, UnicodeDecodeError):
-        return None
-    if record.get("stamp") != stamp:
+def _finished_record(task: _Task, key: dict) -> dict | None:
+    record = read_json(task.record_path)
+    if not has_key(record, key):
         return None
     try:
         summary = Part.summarize(task.path)

@@ -13,6 +13,11 @@ PRESETS = {
     "laion-art": {"language": "en", "min_width": 512, "min_height": 512},
 }
 
+# The flags of `ppldm filter` that bound a column.
+BOUNDS = (
+    "min_width", "min_height", "max_width", "max_height", "max_punsafe", "max_pwatermark", "min_aesthetic",
+    "min_similarity", "language",
+)  # fmt: skip
 # Bounds are inclusive.
 _SIGNS = {"min": ">=", "max": "<="}
 

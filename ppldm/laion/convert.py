@@ -4,7 +4,8 @@ Laws. Rows in = rows out + rows skipped, by reason. Encoded images pass through 
 for; each is decoded once, as training will, as the check. The units of the source (`ppldm.laion.source`) are cut into
 spans of rows_per_part rows, and each span makes a part, whether or not its rows can be used. A part is a function of
 its span alone, so the output is the same to the byte for any number of processes or machines and after any
-interruption. A part is finished when its record in `.convert/` is there and fits both the input and the part.
+interruption. A part is finished when its record in `.convert/` is there and fits both the input and the part
+(`ppldm.utils.jobs` has the rule).
 
     OUT/parts/part-00000.gz, part-00000.gz.idx, ...
     OUT/NAME.filelist, OUT/NAME.filelist.list     relative names inside, so that OUT can be moved
@@ -30,20 +31,20 @@ from ..data.image import check_pixels, decode_pixels
 from ..data.part import drop_indexes, index_path, write_part
 from ..data.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, PpldmError, RowError
-from ..utils.files import file_sha256, local_path, make_output_dir, read_json, write_json
+from ..utils.files import file_sha256, local_path, read_json, write_json
+from ..utils.jobs import JobFolder, as_json, earlier_input, has_key, list_pieces, take_fingerprint, take_state
 from ..utils.log import get_logger, progress
 from ..utils.workers import check_workers, map_unordered
+from .converted import EXAMPLES_PER_REASON, merge_records, refuse_bad_source
 from .forgotten import FORGOTTEN, read_forgotten
 from .reencode import Treatment, treat
-from .source import NOT_DOWNLOADED, LoadableRow, Span, Unit, find_units
+from .source import LoadableRow, Span, Unit, find_units
 from .source_packed import PACKED, PackedUnit, pack
 from .spark import is_submitted, spark_session
 
-MAX_BAD_FRACTION = 0.5
-_EXAMPLES_PER_REASON = 3
 _MANY_SMALL_PARTS = 4  # so many times more parts than packed folders make deserve a word
 # Part of every record: a change of what is written for the same input must change it.
-_RECORD_VERSION = 2
+_RECORD_VERSION = 3
 # Of metadata: what says nothing of a picture that is there, and names of LAION's tables that have plainer ones.
 _DROPPED_META = {"status", "error_message", "exif"}
 _SPARK_MEMORY_GB = 1.0  # of the driver, which has little to do
@@ -66,6 +67,7 @@ def convert(
     normalise: bool = False,  # encode anew what is rotated by EXIF or transparent, for readers that ignore both
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     master: str = None,  # convert on a Spark cluster, such as spark://host:7077, whose nodes share the folders
+    redo: bool = False,  # make parts again that were made with other settings, or from another source
     dry_run: bool = False,  # say what would be done and write nothing
     json: bool = False,  # print the manifest as JSON instead of a summary
 ):
@@ -75,18 +77,19 @@ def convert(
     lines, a Hugging Face imagefolder or WebDataset tars. Training takes the result by
     --file_list OUT/NAME.filelist.list. Images go in as they are, byte for byte, unless --size, --quality, --format or
     --normalise asks otherwise; each is decoded once as a check. What cannot be used is skipped and counted by reason.
-    Stopped at any point, the same command goes on; finished parts whose input has not changed are kept.
+    Stopped at any point, the same command goes on; finished parts whose input has not changed are kept, the others made
+    again.
     """
     folder, out = local_path(folder), local_path(out)
     treatment = Treatment(size, quality, format, min_size, normalise)
     if dry_run:
-        summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers, pack_folders)
+        summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers, pack_folders, name, redo)
         text = (
             f"{summary['rows_in']} rows, {summary['parts']} part(s) of which {summary['parts_finished']} finished; "
             "nothing was written"
         )
     else:
-        summary = convert_source(folder, out, name, rows_per_part, treatment, num_workers, master, pack_folders)
+        summary = convert_source(folder, out, name, rows_per_part, treatment, num_workers, master, pack_folders, redo)
         text = describe(summary) + f"\ntrain with --file_list {Path(out, name)}.filelist.list"
     sys.stdout.write((dumps(summary, indent=2, ensure_ascii=False) if json else text) + "\n")
 
@@ -103,25 +106,40 @@ def convert_source(
     num_workers: int = 0,
     master: str | None = None,
     pack_folders: bool = False,
+    redo: bool = False,
 ) -> dict:
     """Convert what the path `source` holds into the folder `out` and return the manifest.
 
-    A folder takes the conversion of one source, by one name, rows_per_part and treatment. Raises ConfigError,
-    OutputError, and DataError where more than half of the rows cannot be used.
+    A folder takes the conversion of one source, by one name, rows_per_part and treatment; with `redo`, of others too.
+    Raises ConfigError, OutputError, and DataError where more than half of the rows cannot be used.
     """
-    if not name or Path(name).name != name:
-        raise ConfigError(f"--name {name!r} cannot name a file; use a plain word such as 'custom'")
-    num_workers = check_workers(num_workers)
+    job, settings, num_workers = _prepare(source, out, name, rows_per_part, treatment, num_workers, pack_folders)
+    job.check(settings, redo)
     tasks = _make_tasks(source, Path(out), rows_per_part, treatment, num_workers, pack_folders)
-    _claim_folder(Path(out), source, name, rows_per_part, treatment, pack_folders)
-    records = _make_parts(tasks, num_workers, master)
-    _sweep(Path(out), name, {task.path.name for task in tasks})
-    manifest = _merge_records(records, tasks, name, rows_per_part)
-    _refuse_bad_source(manifest, source)
-    write_filelist(Path(out, f"{name}.filelist"), [part["path"] for part in manifest["parts"]])
-    write_filelist(Path(out, f"{name}.filelist.list"), [f"{name}.filelist"])
-    write_json(Path(out, "manifest.json"), manifest)
+    earlier = (job.plan or settings).get("name", name)
+
+    def clear() -> None:
+        for left in ("manifest.json", f"{earlier}.filelist", f"{earlier}.filelist.list"):
+            Path(out, left).unlink(missing_ok=True)
+
+    with job.claimed(settings, redo, clear=clear):
+        records = _make_parts(tasks, num_workers, master)
+        _sweep(Path(out), {name, earlier}, {task.path.name for task in tasks})
+        manifest = merge_records(records, [task.source for task in tasks], name, rows_per_part)
+        refuse_bad_source(manifest, source)
+        write_filelist(Path(out, f"{name}.filelist"), [part["path"] for part in manifest["parts"]])
+        write_filelist(Path(out, f"{name}.filelist.list"), [f"{name}.filelist"])
+        write_json(Path(out, "manifest.json"), manifest)
     return manifest
+
+
+def check_conversion(
+    folder, out, name="custom", rows_per_part=1000, num_workers=0, pack_folders=False, redo=False, **options
+) -> None:
+    """Find what `convert`, whose arguments these are, would refuse before it looks at the source. Raises PpldmError."""
+    options.pop("master", None)
+    job, settings, _ = _prepare(folder, out, name, rows_per_part, Treatment(**options), num_workers, pack_folders)
+    job.check(settings, redo)
 
 
 def plan_conversion(
@@ -131,10 +149,14 @@ def plan_conversion(
     treatment: Treatment = _UNTOUCHED,
     num_workers: int = 0,
     pack_folders: bool = False,
+    name: str = "custom",
+    redo: bool = False,
 ) -> dict:
-    """How many rows and parts there are and how many parts are finished, without writing."""
-    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, check_workers(num_workers), pack_folders)
-    finished = sum(_finished_record(task, task.stamp()) is not None for task in tasks)
+    """How many rows and parts there are and how many parts are finished, without writing. Raises as the conversion."""
+    job, settings, num_workers = _prepare(source, out, name, rows_per_part, treatment, num_workers, pack_folders)
+    job.check(settings, redo)
+    tasks = _make_tasks(source, Path(out), rows_per_part, treatment, num_workers, pack_folders)
+    finished = sum(_finished_record(task, task.key()) is not None for task in tasks)
     return {"rows_in": sum(task.span.rows for task in tasks), "parts": len(tasks), "parts_finished": finished}
 
 
@@ -165,17 +187,36 @@ class _PartTask:
     def record_path(self) -> Path:
         return self.path.parent.parent / ".convert" / f"{self.path.name}.json"
 
-    def stamp(self) -> str:
-        """Tells this input from any other. It covers times of change, so it is kept out of the manifest."""
-        stamps = [_RECORD_VERSION, self.unit.path.name, self.unit.stamp(self.span), vars(self.treatment)]
-        return hashlib.sha256(dumps(stamps).encode()).hexdigest()
+    def key(self) -> dict:
+        """Settings, and the fingerprint of the input. It covers times of change, so it is kept out of the manifest."""
+        place = {"version": _RECORD_VERSION, "unit": self.unit.path.name, "start": self.span.start}
+        earlier = earlier_input(read_json(self.record_path))
+        return {
+            "settings": as_json(place | {"rows": self.span.rows} | vars(self.treatment)),
+            "input": take_fingerprint(self.unit.input_pieces(self.span), earlier),
+        }
+
+
+def _prepare(
+    source, out, name: str, rows_per_part: int, treatment: Treatment, num_workers: int, pack_folders: bool
+) -> tuple[JobFolder, dict, int]:
+    """The folder, the settings that it is claimed with, the number of processes. Raises ConfigError.
+
+    The source is remembered relative to `out`, so that both can be moved together.
+    """
+    if not name or Path(name).name != name:
+        raise ConfigError(f"--name {name!r} cannot name a file; use a plain word such as 'custom'")
+    if rows_per_part < 1:
+        raise ConfigError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
+    settings = {"source": os.path.relpath(source, out), "name": name, "rows_per_part": rows_per_part}
+    settings |= {option: value for option, value in vars(treatment).items() if value}
+    settings |= {"pack_folders": True} if pack_folders else {}
+    return JobFolder(Path(out), ".convert", "conversion", "parts"), settings, check_workers(num_workers)
 
 
 def _make_tasks(
     source, out: Path, rows_per_part: int, treatment: Treatment, num_workers: int, pack_folders: bool
 ) -> list[_PartTask]:
-    if rows_per_part < 1:
-        raise ConfigError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
     units = find_units(source)
     spans = {}
     with progress(total=len(units), desc="counting rows", unit="unit", delay=3) as bar:
@@ -202,27 +243,6 @@ def _name_source(unit: Unit, source) -> str:
 
 def _spans_of(unit: Unit, rows: int) -> list[Span]:
     return unit.spans(rows)
-
-
-def _claim_folder(out: Path, source, name: str, rows_per_part: int, treatment: Treatment, pack_folders: bool) -> None:
-    """Make the folders, and refuse where `out` holds parts that this conversion did not make.
-
-    The source is remembered relative to `out`, so that both can be moved together.
-    """
-    plan = {"source": os.path.relpath(source, out), "name": name, "rows_per_part": rows_per_part}
-    plan |= {option: value for option, value in vars(treatment).items() if value}
-    plan |= {"pack_folders": True} if pack_folders else {}
-    plan_path = out / ".convert" / "plan.json"
-    remedy = "choose another --out, or delete that folder"
-    if plan_path.is_file():
-        earlier = read_json(plan_path)
-        if earlier != plan:
-            raise ConfigError(f"{out} holds another conversion ({earlier}, and this one is {plan}); {remedy}")
-    elif any((out / "parts").glob("*")):
-        raise OutputError(f"{out / 'parts'} holds files of unknown origin; {remedy}")
-    make_output_dir(out / "parts")
-    make_output_dir(out / ".convert")
-    write_json(plan_path, plan)
 
 
 def _make_parts(tasks: list[_PartTask], num_workers: int, master: str | None) -> list[dict]:
@@ -265,23 +285,32 @@ def _try_to_make_part(task: _PartTask) -> tuple[dict | None, PpldmError | None]:
 
 def _make_part(task: _PartTask) -> dict:
     """Write one part unless it is finished; return its record, with `kept` saying which."""
-    stamp = task.stamp()
-    record = _finished_record(task, stamp)
+    key = task.key()  # before the first byte is read, so that a later change is seen
+    record = _finished_record(task, key)
     if record is not None:
+        facts = {"key": key, "output": _output_state(task)}
+        if record | facts != record:
+            write_json(task.record_path, record | facts)
         return record | {"kept": True}
     # From here to the end of the conversion the old manifest would lie.
     Path(task.path.parent.parent, "manifest.json").unlink(missing_ok=True)
     task.record_path.unlink(missing_ok=True)
-    record = _write_part(task) | {"stamp": stamp}
+    record = _write_part(task) | {"key": key, "output": _output_state(task)}
     write_json(task.record_path, record)
     return record | {"kept": False}
 
 
-def _finished_record(task: _PartTask, stamp: str) -> dict | None:
+def _output_state(task: _PartTask) -> str:
+    return take_state(piece for path in (task.path, index_path(task.path)) for piece in list_pieces(path))
+
+
+def _finished_record(task: _PartTask, key: dict) -> dict | None:
     """The record of a part that is as this input makes it; None where anything is missing or differs."""
     record = read_json(task.record_path)
-    if record is None or record.get("stamp") != stamp:
+    if not has_key(record, key):
         return None
+    if record.get("output") == _output_state(task):
+        return record
     for path, digest in ((task.path, record["sha256"]), (index_path(task.path), record["index_sha256"])):
         if (file_sha256(path) if path.is_file() else None) != digest:
             return None
@@ -327,7 +356,7 @@ def _usable_rows(task: _PartTask, skipped: Counter, examples: dict) -> Iterator[
         except RowError as error:
             skipped[error.reason] += 1
             examples.setdefault(error.reason, [])
-            if len(examples[error.reason]) < _EXAMPLES_PER_REASON:
+            if len(examples[error.reason]) < EXAMPLES_PER_REASON:
                 examples[error.reason].append(f"{source_row.key!r}: {error}")
 
 
@@ -352,9 +381,11 @@ def _make_row(source_row: LoadableRow, treatment: Treatment) -> Row:
     return Row(row.caption, image, original | said | known)
 
 
-def _sweep(out: Path, name: str, part_names: set[str]) -> None:
+def _sweep(out: Path, names: set[str], part_names: set[str]) -> None:
     """Remove what a killed run left half written, and parts of an earlier, longer state of the same source."""
-    leftovers = [*out.glob(f".{name}.filelist*.tmp"), *out.glob(".manifest.json.*.tmp")]
+    leftovers = [*out.glob(".manifest.json.*.tmp")]
+    for name in names:
+        leftovers += out.glob(f".{name}.filelist*.tmp")
     for folder in (out / "parts", out / ".convert"):
         leftovers += folder.glob(".*.tmp")
     for part in sorted((out / "parts").glob("part-*.gz")):
@@ -364,37 +395,3 @@ def _sweep(out: Path, name: str, part_names: set[str]) -> None:
             drop_indexes(part)
     for path in leftovers:
         path.unlink(missing_ok=True)
-
-
-def _merge_records(records: list[dict], tasks: list[_PartTask], name: str, rows_per_part: int) -> dict:
-    skipped, examples, parts = Counter(), {}, []
-    for number, (record, task) in enumerate(zip(records, tasks, strict=True)):
-        skipped.update(record["skipped"])
-        for reason, texts in record["examples"].items():
-            examples[reason] = (examples.get(reason, []) + texts)[:_EXAMPLES_PER_REASON]
-        if record["rows_out"]:
-            path = f"parts/part-{number:05}.gz"
-            facts = {"rows": record["rows_out"], "bytes": record["bytes"], "sha256": record["sha256"]}
-            parts.append({"path": path, **facts, "source": task.source})
-    return {
-        "name": name,
-        "rows_per_part": rows_per_part,
-        "rows_in": sum(record["rows_in"] for record in records),
-        "rows_out": sum(record["rows_out"] for record in records),
-        "skipped": dict(sorted(skipped.items())),
-        "examples": dict(sorted(examples.items())),
-        "parts": parts,
-    }
-
-
-def _refuse_bad_source(manifest: dict, source) -> None:
-    bad = {reason: count for reason, count in manifest["skipped"].items() if reason not in (FORGOTTEN, NOT_DOWNLOADED)}
-    num_bad, num_rows = sum(bad.values()), sum(bad.values()) + manifest["rows_out"]
-    if num_bad > MAX_BAD_FRACTION * num_rows:
-        reasons = "; ".join(
-            f"{reason} {count}, for example {manifest['examples'][reason][0]}" for reason, count in bad.items()
-        )
-        raise DataError(
-            f"{num_bad} of {num_rows} rows of {source} cannot be used: {reasons}; mend the source, then run the same "
-            "command again"
-        )

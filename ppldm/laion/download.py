@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 from ..utils.errors import ConfigError, DataError
-from ..utils.files import local_path
+from ..utils.files import local_path, remove_dir
+from ..utils.log import get_logger
 from .failures import CLASSES, TEMPORARY, describe_report, merge_reports
 
 
@@ -47,17 +48,20 @@ def download(
     retry_failed: bool = False,  # try failed rows of finished shards again, into new shards
     only: str = ",".join(TEMPORARY),  # with --retry-failed: the classes of failure to try again
     ignore_disk_space: bool = False,  # go on where the sample says that the disk is too small
+    redo: bool = False,  # fetch parts again that were fetched for other metadata or with other settings
     dry_run: bool = False,  # say what would be done and write nothing
     json: bool = False,  # print the report as JSON instead of a table
 ):
     """Download the pictures of LAION-like metadata, resumable, every row accounted for.
 
     JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF are taken; small JPEG files stay as they are, all else becomes JPEG.
-    Stopped at any point, the same command goes on. Rows without a picture are counted by class: dns, timeout, 4xx, ...
+    Stopped at any point, the same command goes on; what was fetched for other metadata, or to another size, is refused
+    or, with --redo, fetched again. Rows without a picture are counted by class: dns, timeout, 4xx, ...
     """
     from .download_run import Run, Runner
     from .fetch import Bounds
     from .fit import Fitter
+    from .part_download import find_removed
     from .shard import ShardSettings
 
     if preflight < 0:
@@ -83,9 +87,14 @@ def download(
         refuse_private=refuse_private,
         requests_per_host=requests_per_host,
     )
-    run = Run(downloads, settings, _retry_classes(only) if retry_failed else None)
+    runner = Runner(distributor, master, processes_count)
+    run = Run(downloads, settings, _retry_classes(only) if retry_failed else None, redo)
+    removed = [] if part_id else find_removed(metadata, out, downloads, redo)
     if not dry_run:
-        run.execute(out, Runner(distributor, master, processes_count), preflight, ignore_disk_space)
+        for folder in removed:
+            get_logger().info("removing %s: the metadata has no such part", folder)
+            remove_dir(folder)
+        run.execute(out, runner, preflight, ignore_disk_space)
     report = merge_reports([item.report() for item in downloads])
     if json:
         text = dumps(report, indent=2, ensure_ascii=False)

@@ -7,8 +7,9 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError, PpldmError
@@ -36,14 +37,48 @@ _DRIVER_MEMORY_GB = 1.0
 
 @dataclass(frozen=True)
 class Run:
-    """What is to be done: each part's missing shards, or its rows that failed with one of `retry_classes`."""
+    """What is to be done: each part's missing shards, or its rows that failed with one of `retry_classes`.
+
+    Raises ConfigError, OutputError where a part is there that was made otherwise; with `redo`, it is made again.
+    """
 
     downloads: Sequence[PartDownload]
     settings: ShardSettings
     retry_classes: tuple[str, ...] | None = None
+    redo: bool = False
+
+    def __post_init__(self):
+        if self.redo and self.retry_classes is not None:
+            raise ConfigError("--redo and --retry-failed are two steps; give one after the other")
+        if self.stale:
+            get_logger().info("made again: %s", ", ".join(item.folder.name for item in self.stale))
+
+    @cached_property
+    def plans(self) -> dict[PartDownload, tuple[dict, dict]]:
+        """The plan of each part, and the fingerprint of its metadata."""
+        settings, fitter = self.settings, self.settings.fitter
+        kept = {
+            "output_format": settings.output_format,
+            "number_sample_per_shard": settings.samples_per_shard,
+            "image_size": fitter.image_size,
+            "encode_quality": fitter.encode_quality,
+            "min_image_size": fitter.min_image_size,
+            "max_image_area": fitter.max_image_area if isfinite(fitter.max_image_area) else None,
+            "max_aspect_ratio": fitter.max_aspect_ratio if isfinite(fitter.max_aspect_ratio) else None,
+            "disallowed_header_directives": sorted(settings.disallowed_header_directives),
+            "columns": list(settings.columns),
+        }
+        return {item: item.plan(kept) for item in self.downloads}
+
+    @cached_property
+    def stale(self) -> list[PartDownload]:
+        """The parts that were made otherwise."""
+        return [item for item, (plan, source) in self.plans.items() if item.job.check(plan, self.redo, source)]
 
     def count_rows(self, item: PartDownload) -> int:
         """How many rows of a part are to be fetched."""
+        if item in self.stale:
+            return item.part.num_rows
         return item.count_missing_rows() if self.retry_classes is None else item.count_retries(self.retry_classes)
 
     def tasks(self, item: PartDownload) -> Iterator[ShardTask]:
@@ -55,6 +90,10 @@ class Run:
     def execute(self, out, runner: Runner, num_sampled: int, ignore_disk_space: bool) -> None:
         """Download; what was done before is left as it is. Raises PpldmError where that makes no sense."""
         todo = [item for item in self.downloads if self.count_rows(item)]
+        for item in self.downloads:
+            if item not in todo and item.job.is_new(*self.plans[item]):
+                with item.claimed(*self.plans[item]):
+                    pass
         if not todo:
             return
         num_rows = sum(map(self.count_rows, todo))
@@ -67,14 +106,7 @@ class Run:
 
     def _download_part(self, item: PartDownload, runner: Runner) -> None:
         settings, name = self.settings, item.folder.name
-        plan = {
-            "output_format": settings.output_format,
-            "number_sample_per_shard": settings.samples_per_shard,
-            "image_size": settings.fitter.image_size,
-            "encode_quality": settings.fitter.encode_quality,
-            "columns": list(settings.columns),
-        }
-        with item.claimed(plan):
+        with item.claimed(*self.plans[item], self.redo):
             failed = runner.run(_while_room(self.tasks(item), item.folder), settings, self.count_rows(item), name)
             if failed:
                 get_logger().warning("%s: %d shard(s) are tried once more", item.folder, len(failed))

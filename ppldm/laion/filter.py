@@ -3,26 +3,33 @@
 Laws. Rows in = rows out + rows dropped, by condition. The result is a function of the tables, the conditions and the
 seed alone: DuckDB and Spark write the same rows into the same parts in the same order. The output folder is finished
 or absent; interrupted, DuckDB keeps the finished parts beside it, in `.OUT.unfinished`, and the same command goes on.
+Tables whose content has changed are filtered again (`ppldm.utils.jobs` has the rule).
 
     OUT/part_1.parquet, part_2.parquet, ...   all columns, known ones under their published names
     OUT/manifest.json                         what was asked for, rows in, out and dropped by condition
 """
 
+import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 from ..utils.errors import ConfigError, DataError, OutputError
 from ..utils.files import claimed_dir, local_path, read_json, write_json
+from ..utils.jobs import Piece, find_changes, take_fingerprint
 from ..utils.log import get_logger
 from ..utils.machine import usable_memory_bytes
 from . import filter_duckdb, filter_spark
-from .conditions import make_conditions, merge_bounds
+from .conditions import BOUNDS, make_conditions, merge_bounds
 from .filter_plan import Plan
+from .hadoop import AddressPlace, Hadoop, fingerprint_at, is_address, read_tables_at
 from .metadata import Tables, read_tables
-from .spark import is_submitted
+from .spark import check_java, is_submitted, spark_session
 from .sql import number_sql
 
 DEDUP_COLUMNS = ("url", "hash")
@@ -41,8 +48,10 @@ _STATISTICS = (
 
 
 def filter(
-    input: Annotated[str, {"opt": True, "required": True, "nargs": "+"}],  # parquet files, or folders of *.parquet
-    output: str = None,  # folder for part_1.parquet, ... and manifest.json; must be new or empty
+    input: Annotated[
+        str, {"opt": True, "required": True, "nargs": "+"}
+    ],  # parquet files, or folders of *.parquet; for Spark, addresses too
+    output: str = None,  # new folder for part_1.parquet, ...; for Spark, an address such as hdfs://name/folder too
     preset: str = None,  # conditions of a published recipe: laion2b-en or laion-art. Flags below replace its bounds
     where: str = None,  # a further condition, such as 'pwatermark <= 0.8 and not (TEXT in ("", "untitled"))'; or @FILE
     min_width: int = None,  # pixels, inclusive, as all bounds
@@ -61,6 +70,7 @@ def filter(
     engine: str = "auto",  # duckdb (one machine) or spark; auto takes spark with --master or under spark-submit
     master: str = None,  # address of a Spark cluster, such as spark://host:7077 or yarn
     memory_gb: float = 0.0,  # memory of the engine on this machine; 0 means half of what there is
+    redo: bool = False,  # replace the result of another filter that --output holds
     check: bool = False,  # only print statistics of the input
     dry_run: bool = False,  # say what would be done and write nothing
     json: bool = False,  # print the manifest as JSON instead of a table
@@ -70,42 +80,73 @@ def filter(
     Rows whose value is missing (null or NaN) do not meet a condition on it. Each dropped row is
     counted under the first condition that it does not meet.
     """
-    engine = choose_engine(engine, master)
+    flags = dict(locals())
+    engine = choose_engine(engine, master, [*input, output])
     memory_gb = check_memory(memory_gb)
-    tables = read_tables(input)
-    if check:
-        report = check_tables(tables, engine, memory_gb, master)
-        sys.stdout.write((dumps(report, indent=2) if json else describe_check(report)) + "\n")
-        return
-    bounds = {
-        "min_width": min_width,
-        "min_height": min_height,
-        "max_width": max_width,
-        "max_height": max_height,
-        "max_punsafe": max_punsafe,
-        "max_pwatermark": max_pwatermark,
-        "min_aesthetic": min_aesthetic,
-        "min_similarity": min_similarity,
-        "language": language,
-    }
-    plan = make_plan(tables, merge_bounds(preset, bounds), where, dedup, None if no_shuffle else seed, num_partitions)
-    if dry_run:
-        manifest = describe_plan(plan) | {"engine": engine}
-    elif not output:
-        raise ConfigError("--output is missing; name a new folder for the filtered tables")
-    else:
-        manifest = filter_tables(plan, local_path(output), engine, memory_gb, master)
+    with _reaching([*input, output], engine, memory_gb, master) as spark:
+        if check:
+            report = check_tables(_read_tables(input, spark), engine, memory_gb, master)
+            sys.stdout.write((dumps(report, indent=2) if json else describe_check(report)) + "\n")
+            return
+        plan = plan_filter(**flags, spark=spark)
+        if engine == "spark":
+            filter_spark.check_names(plan.tables)
+        if dry_run:
+            if engine == "spark" and not is_submitted():
+                check_java()
+            manifest = describe_plan(plan) | {"engine": engine}
+            if output:
+                find_result(plan, _place_of(output, spark), redo)
+        elif not output:
+            raise ConfigError("--output is missing; name a new folder for the filtered tables")
+        else:
+            manifest = filter_tables(plan, _place_of(output, spark), engine, memory_gb, master, redo)
     sys.stdout.write((dumps(manifest, indent=2, ensure_ascii=False) if json else describe(manifest)) + "\n")
 
 
-def choose_engine(engine: str, master: str | None) -> str:
-    """The engine that is meant by --engine and --master. Raises ConfigError."""
+def plan_filter(
+    input, preset=None, where=None, dedup=None, seed=0, no_shuffle=False, num_partitions=0, spark=None, **flags
+) -> Plan:
+    """The plan of the arguments of `filter`; only footers are read. Raises ConfigError, DataError."""
+    bounds = {name: flags.get(name) for name in BOUNDS}
+    seed = None if no_shuffle else seed
+    return make_plan(_read_tables(input, spark), merge_bounds(preset, bounds), where, dedup, seed, num_partitions)
+
+
+@contextmanager
+def _reaching(names: list[str | None], engine: str, memory_gb: float, master: str | None) -> Iterator:
+    """A Spark session where addresses are to be reached, else None."""
+    if engine == "spark" and any(map(is_address, names)):
+        with spark_session(master, memory_gb) as spark:
+            yield spark
+    else:
+        yield None
+
+
+def _read_tables(names: list[str], spark) -> Tables:
+    return read_tables(names) if spark is None else read_tables_at(spark, list(map(_address_of, names)))
+
+
+def _place_of(output: str, spark) -> "FolderPlace | AddressPlace":
+    if spark is None:
+        return FolderPlace(local_path(output))
+    return AddressPlace(Hadoop(spark), _address_of(output).rstrip("/"))
+
+
+def _address_of(name: str) -> str:
+    is_remote = is_address(name) and not str(name).lower().startswith("file:")
+    return str(name) if is_remote else f"file://{os.path.abspath(local_path(name))}"
+
+
+def choose_engine(engine: str, master: str | None, names: Iterable[str | None] = ()) -> str:
+    """The engine that is meant by --engine, --master and the places named. Raises ConfigError."""
     if engine not in ("auto", "duckdb", "spark"):
         raise ConfigError(f"--engine {engine} is not known; choose duckdb, spark or auto")
     if engine == "duckdb" and master:
         raise ConfigError("--master is of Spark alone; leave it out, or use --engine spark")
     if engine == "auto":
-        return "spark" if master or is_submitted() else "duckdb"
+        remote = any(is_address(name) and not str(name).lower().startswith("file:") for name in names)
+        return "spark" if master or remote or is_submitted() else "duckdb"
     return engine
 
 
@@ -156,37 +197,108 @@ def describe_plan(plan: Plan) -> dict:
         "num_partitions": plan.num_parts,
         "columns_found": found,
         "columns_missing": missing,
+        "input": list(plan.tables.names),
         "inputs": [{"path": str(file.path), "rows": file.rows, "bytes": file.bytes} for file in plan.tables.files],
     }
 
 
-def filter_tables(plan: Plan, output: Path, engine: str, memory_gb: float, master: str | None = None) -> dict:
+@dataclass(frozen=True)
+class FolderPlace:
+    """A folder of this machine that a result goes to; `hadoop.AddressPlace` is its like at an address."""
+
+    path: Path
+
+    @property
+    def address(self) -> str:
+        """As Spark takes it."""
+        return f"file://{self.path.absolute()}"
+
+    def read_manifest(self) -> dict | None:
+        """None where there is none, or it is damaged."""
+        return read_json(self.path / "manifest.json")
+
+    def is_vacant(self) -> bool:
+        """Whether nothing is there, or an empty folder."""
+        return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+
+    def list_parts(self, num_parts: int) -> list[dict]:
+        """Path, rows and bytes of the parts that are there."""
+        return _list_parts(self.path, num_parts)
+
+    def write_manifest(self, manifest: dict) -> None:
+        """The last file."""
+        write_json(self.path / "manifest.json", manifest)
+
+    @contextmanager
+    def claimed(self, plan: dict, replace: bool) -> Iterator["FolderPlace"]:
+        """`files.claimed_dir`."""
+        with claimed_dir(self.path, plan, replace) as folder:
+            yield FolderPlace(folder)
+
+
+def find_result(plan: Plan, place: FolderPlace | AddressPlace, redo: bool = False) -> dict | None:
+    """The manifest that a place holds; None where it is missing or empty. Raises OutputError where the result is of
+    other settings and may not be replaced (`redo`), or the files are of unknown origin."""
+    found, output = place.read_manifest(), getattr(place, "path", place.address)
+    if not isinstance(found, dict) or "num_partitions" not in found:
+        if not place.is_vacant():
+            raise OutputError(f"--output {output} holds files of unknown origin; name a new folder, or delete that one")
+        return None
+    if (changes := _find_changes(found, describe_plan(plan))) and not redo:
+        raise OutputError(
+            f"--output {output} holds another filter's result ({'; '.join(changes)}); name a new folder, or make it "
+            "again with --redo"
+        )
+    return found
+
+
+def filter_tables(
+    plan: Plan,
+    output: Path | FolderPlace | AddressPlace,
+    engine: str,
+    memory_gb: float,
+    master: str | None = None,
+    redo: bool = False,
+) -> dict:
     """Carry out a plan and return the manifest; the one that is there where the same plan was finished before. Its
     `seconds` are those of the run that finished it.
 
-    Raises OutputError where `output` holds anything else, DataError, EnvironmentProblem.
+    Raises OutputError as `find_result`, DataError, EnvironmentProblem.
     """
-    wanted = describe_plan(plan)
-    finished = read_json(output / "manifest.json")
-    if finished and {name: finished.get(name) for name in wanted} == wanted:
-        get_logger().info("%s was finished before", output)
-        return finished
-    if finished or (output.exists() and not (output.is_dir() and not any(output.iterdir()))):
-        what = "another filter's result" if finished else "files of unknown origin"
-        raise OutputError(f"--output {output} holds {what}; name a new folder, or delete that one")
-    start = time.monotonic()
-    # Spark writes all parts at once: what it has not finished cannot be gone on with.
-    with claimed_dir(output, _resumable_plan(plan, wanted) if engine == "duckdb" else None) as folder:
+    place = FolderPlace(output) if isinstance(output, Path) else output
+    start, found = time.monotonic(), find_result(plan, place, redo)
+    wanted, earlier = describe_plan(plan), (found or {}).get("fingerprint")
+    fingerprint = _take_fingerprint(plan.tables, place, earlier)
+    content = {"content": fingerprint["content"]}
+    if found:
+        changes = _find_changes(found, wanted)
+        same = not changes and earlier and earlier["content"] == fingerprint["content"]
+        if same and place.list_parts(plan.num_parts) == found["parts"]:
+            get_logger().info("%s was finished before", place.address)
+            return found
+        why = "; ".join(changes) or ("parts are missing" if same else "the tables have other content than then")
+        get_logger().info("%s is made again: %s", place.address, why)
+    with place.claimed(wanted | content | {"engine": engine}, bool(found)) as folder:
         if engine == "spark":
-            counts = filter_spark.filter_tables(plan, folder, memory_gb, master)
+            counts = filter_spark.filter_tables(plan, folder.address, memory_gb, master)
         else:
-            counts = filter_duckdb.filter_tables(plan, folder, memory_gb)
-        parts = _list_parts(folder, plan.num_parts)
-        manifest = wanted | _count_rows(plan, counts, parts)
+            counts = filter_duckdb.filter_tables(plan, folder.path, memory_gb)
+        manifest = wanted | _count_rows(plan, counts, folder.list_parts(plan.num_parts))
         seconds = round(time.monotonic() - start, 2)
-        manifest |= {"engine": engine, "seconds": seconds, "rows_in_per_sec": round(plan.tables.rows / seconds)}
-        write_json(folder / "manifest.json", manifest)
+        manifest |= {
+            "fingerprint": fingerprint,
+            "engine": engine,
+            "seconds": seconds,
+            "rows_in_per_sec": round(plan.tables.rows / seconds),
+        }
+        folder.write_manifest(manifest)
     return manifest
+
+
+def _take_fingerprint(tables: Tables, place: FolderPlace | AddressPlace, earlier: dict | None) -> dict[str, str]:
+    if isinstance(place, AddressPlace):
+        return fingerprint_at(place.hadoop, tables)
+    return take_fingerprint([Piece(path, path.name) for path in tables.paths], earlier)
 
 
 def describe(manifest: dict) -> str:
@@ -234,9 +346,20 @@ def describe_check(report: dict) -> str:
     return "\n".join(lines)
 
 
-def _resumable_plan(plan: Plan, wanted: dict) -> dict:
-    """What files of an unfinished output depend on."""
-    return wanted | {"times": [path.stat().st_mtime_ns for path in plan.tables.paths]}
+def _find_changes(found: dict, wanted: dict) -> list[str]:
+    """Which settings of a manifest differ from a plan's. That many parts as there are files is a rule, no number; a
+    manifest of an older version names the files for what was asked for."""
+    sides = []
+    for manifest in (found, wanted):
+        files = [entry["path"] for entry in manifest["inputs"]]
+        num_parts = manifest["num_partitions"]
+        sides.append({
+            "input": manifest["input"] if "input" in found else files,
+            "conditions": manifest["conditions"],
+            "seed": manifest["seed"],
+            "num_partitions": 0 if num_parts == len(files) else num_parts,
+        })  # fmt: skip
+    return find_changes(*sides)
 
 
 def _count_rows(plan: Plan, counts: dict[int, int], parts: list[dict]) -> dict:

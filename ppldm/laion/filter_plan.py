@@ -41,12 +41,19 @@ class Plan:
 
     def count_query(self, relation: str, dialect: Dialect) -> str:
         """(code, rows) by the first of `reasons` that does not hold, as `sql.first_failure` codes them."""
-        return f"SELECT {first_failure(self._terms(dialect))} AS code, count(*) AS n FROM {relation} GROUP BY 1"
+        return f"SELECT {self.failure_sql(dialect)} AS code, count(*) AS n FROM {relation} GROUP BY 1"
 
-    def kept_query(self, relation: str, dialect: Dialect) -> str:
-        """The rows that are kept: all columns, FILE, ROW and, with a seed, KEY."""
+    def failure_sql(self, dialect: Dialect) -> str:
+        """SQL: the code of a row, 0 where it is kept, but for copies of another row."""
+        return first_failure(self._terms(dialect))
+
+    def kept_query(self, relation: str, dialect: Dialect, are_kept: bool = False) -> str:
+        """The rows that are kept: all columns, FILE, ROW and, with a seed, KEY. `are_kept`: the relation has no
+        others."""
         columns = ", ".join(map(dialect.quote_name, self.tables.columns.kinds))
-        query = f"SELECT {columns}, {FILE}, {ROW} FROM {relation} WHERE {all_hold(self._terms(dialect))}"
+        query = f"SELECT {columns}, {FILE}, {ROW} FROM {relation}"
+        if not are_kept:
+            query += f" WHERE {all_hold(self._terms(dialect))}"
         if self.dedup:
             field = dialect.quote_name(self.dedup)
             copies = f"SELECT *, row_number() OVER (PARTITION BY {field} ORDER BY {FILE}, {ROW}) AS {_COPY} FROM"

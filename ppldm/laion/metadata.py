@@ -15,9 +15,9 @@ from .columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
 
 @dataclass(frozen=True)
 class Table:
-    """A parquet file. `schema`: the name and type of each column, as text."""
+    """A parquet file, by its path or, as text, its address. `schema`: the name and type of each column, as text."""
 
-    path: Path
+    path: Path | str
     rows: int
     bytes: int
     schema: tuple[tuple[str, str], ...]
@@ -25,17 +25,23 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """Parquet files of the same columns, named as in the first. `spellings`: the other names that some files have for
-    one of them, but for case."""
+    """Parquet files of the same columns, named as in the first. `names`: what they were asked for by, absolute paths.
+    `spellings`: the other names that some files have for a column, but for case."""
 
     files: tuple[Table, ...]
     columns: Columns
+    names: tuple[str, ...] = ()
     spellings: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def paths(self) -> list[Path]:
         """Of all files."""
         return [file.path for file in self.files]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of all files."""
+        return [file.path if isinstance(file.path, str) else f"file://{file.path}" for file in self.files]
 
     @property
     def rows(self) -> int:
@@ -62,8 +68,9 @@ def read_tables(inputs: Sequence[str]) -> Tables:
                 if name.lower() != meant.lower():
                     spellings[meant].add(name)
     check_names((name for name, _ in first.schema), first.path)
+    names = tuple(os.path.abspath(local_path(name)) for name in inputs)
     columns = Columns({name: _kind(type_name) for name, type_name in first.schema})
-    return Tables(files, columns, {name: frozenset(others) for name, others in spellings.items()})
+    return Tables(files, columns, names, {name: frozenset(others) for name, others in spellings.items()})
 
 
 def _match_columns(file: Table, first: Table) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 Laws. A part's rows = those with a picture + those failed, by class, whatever the number of runs and retries. A shard is
 finished or absent; the same command does the absent ones. Retried rows go to new shards, with the columns `retry_of`
-(the key of the row's first try) and `retried_after` (the class it had failed with); finished shards are never touched.
+(the key of the row's first try) and `retried_after` (the class it had failed with); finished shards are never touched,
+but where the metadata or a setting that decides what is kept has changed and `--redo` says so (`ppldm.utils.jobs`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from json import loads
@@ -20,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..utils.errors import ConfigError
-from ..utils.files import lock_folder, make_output_dir, read_json, write_json
+from ..utils.files import make_output_dir, read_json, write_json
+from ..utils.jobs import JobFolder, Piece, take_fingerprint
 from .failures import CLASSES_VERSION, classify
 from .shard import RETRY_COLUMNS, ShardTask, make_record, record_path, remove_shard, shard_name, stats_path, work_folder
 from .shard_rows import MetadataPart, RowColumns, count_shards, read_shards, regroup, write_rows
@@ -53,19 +55,25 @@ class PartDownload:
         size, total = self.samples_per_shard, self.part.num_rows
         return sum(min(size, total - number * size) for number in self.missing_shards())
 
+    @property
+    def job(self) -> JobFolder:
+        """What is known of the folder."""
+        return JobFolder(self.folder, ".download", "download")
+
+    def plan(self, settings: Mapping) -> tuple[dict, dict]:
+        """(plan, fingerprint of the metadata): what the shards depend on, of which `settings` are a part."""
+        columns = {"url_col": self.columns.url, "caption_col": self.columns.caption}
+        earlier = (self.job.plan or {}).get("input")
+        source = take_fingerprint([Piece(self.part.path, self.part.path.name)], earlier)
+        return {"metadata": self.part.path.name, "rows": self.part.num_rows, **columns, **settings}, source
+
     @contextmanager
-    def claimed(self, plan: dict) -> Iterator[None]:
+    def claimed(self, plan: dict, source: dict, redo: bool = False) -> Iterator[None]:
         """Hold the folder, made or of this very download, without what a killed run left; others hold other parts.
 
-        `plan` are the settings that shards depend on. Raises ConfigError, OutputError.
+        With `redo`, the shards of another plan are removed. Raises ConfigError, OutputError.
         """
-        plan_path = self.folder / ".download" / "plan.json"
-        plan = {"metadata": self.part.path.name, "rows": self.part.num_rows, **plan}
-        self._check_plan(plan_path, plan)
-        make_output_dir(self.folder / ".download")
-        lock = lock_folder(self.folder / ".download")
-        try:
-            write_json(plan_path, plan)
+        with self.job.claimed(plan, redo, source, self._remove_shards):
             shutil.rmtree(work_folder(self.folder), ignore_errors=True)
             make_output_dir(work_folder(self.folder))
             finished = set(self.finished_shards())
@@ -73,22 +81,11 @@ class PartDownload:
                 if (found := re.match(r"(\d+)", path.name)) and int(found.group(1)) not in finished:
                     remove_shard(self.folder, int(found.group(1)))
             yield
-        finally:
-            lock.close()
 
-    def _check_plan(self, plan_path: Path, plan: dict) -> None:
-        remedy = "choose another --out, or delete that folder"
-        if plan_path.is_file():
-            earlier = loads(plan_path.read_text(encoding="utf-8"))
-            changed = [
-                f"{name} was {earlier.get(name)!r} and is {value!r}"
-                for name, value in plan.items()
-                if earlier.get(name) != value
-            ]
-            if changed:
-                raise ConfigError(f"{self.folder} holds another download ({'; '.join(changed)}); {remedy}")
-        elif self.folder.is_dir() and any(self.folder.iterdir()):
-            raise ConfigError(f"{self.folder} holds files of unknown origin; {remedy}")
+    def _remove_shards(self) -> None:
+        for number in self.finished_shards():
+            stats_path(self.folder, number).unlink()  # first: without it, a shard is not finished
+            remove_shard(self.folder, number)
 
     def tasks(self, numbers: Collection[int]) -> Iterator[ShardTask]:
         """The shards of these numbers, their rows written when they are asked for."""
@@ -187,3 +184,19 @@ class PartDownload:
             columns += [pa.array([found[row] for row in rows], pa.string())]
             columns += [chosen["caption"], chosen["url"]]
             yield pa.table(columns, [*self.columns.kept, *RETRY_COLUMNS, "caption", "url"])
+
+
+def find_removed(metadata: Path, out: Path, downloads: Collection[PartDownload], redo: bool) -> list[Path]:
+    """The folders in `out` of parts that a folder of metadata has no longer, which later stages would take for data.
+
+    `downloads` are those of all its parts. Raises ConfigError unless `redo`.
+    """
+    wanted = {item.folder.name for item in downloads}
+    plans = out.glob("part_*/.download/plan.json") if metadata.is_dir() else ()
+    removed = sorted(path.parents[1] for path in plans if path.parents[1].name not in wanted)
+    if removed and not redo:
+        raise ConfigError(
+            f"{removed[0]} was downloaded for a part that {metadata} has no longer; choose another --out, or remove "
+            "such folders with --redo"
+        )
+    return removed

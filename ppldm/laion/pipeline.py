@@ -1,39 +1,47 @@
 """`ppldm pipeline`: filter, download, annotate and convert by one file of settings.
 
-Laws. A stage runs where it has not been finished with these settings and this input; the same command goes on where it
-stopped. What a stage is called with, the stage's own command takes as flags. Rows in = rows out + rows dropped, by
-reason, at every stage, and each stage takes in what the one before gave out.
+Laws. The stage's own command decides what is finished, by the rule of `ppldm.utils.jobs`; it is not even asked where
+nobody has touched the files that it read and wrote. The folder is the pipeline's own, so other settings make filter and
+convert again; what was downloaded is refused, unless `--redo`. What a stage is called with, its command takes as flags.
+All settings are checked before the first stage begins. Rows in = rows out + rows dropped, by reason, at every stage,
+and each stage takes in what the one before gave out.
 
     OUT/metadata/     part_1.parquet, ... of the filter; missing where the settings have no `filter`
     OUT/images/       part_1/, ... of the download; part_1.csv of annotate
     OUT/data/         part files and filelists
     OUT/report.json   rows, bytes and seconds of every stage, measured, and projected for the whole data set
-    OUT/.pipeline/    what tells a finished stage; may be deleted, the stages then look for themselves
+    OUT/.pipeline/    seconds and results of stages; may be deleted, the commands then look for themselves
 """
 
-import hashlib
+import io
+import shlex
 import sys
+import tempfile
 import time
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
-from json import JSONDecodeError, dumps, loads
+from json import dumps, loads
 from pathlib import Path
 
 from ..utils.errors import DataError
-from ..utils.files import lock_folder, make_output_dir, write_json
+from ..utils.files import lock_folder, make_output_dir, read_json, write_json
+from ..utils.jobs import Piece, list_pieces, take_state
 from ..utils.log import get_logger
-from .pipeline_config import PipelineConfig, load_stage, read_config
+from .pipeline_config import PipelineConfig, command_words, load_stage, read_config
 from .source import NOT_DOWNLOADED
 
 
 def pipeline(
     config: str,  # YAML file: out, metadata, and the flags of filter, download, annotate and convert; see the docs
-    dry_run: bool = False,  # say which stages would run, with which flags, and write nothing
+    redo: bool = False,  # also download again what was downloaded for other metadata or with other settings
+    dry_run: bool = False,  # check everything, print the commands of the stages that would run, and write nothing
     json: bool = False,  # print the report as JSON instead of a table
 ):
     """Make training data from LAION metadata: all stages, by one YAML file, each skipped where it is done."""
     settings = read_config(config)
-    stages = make_stages(settings)
+    stages = make_stages(settings, redo)
+    check_stages(stages)
     if dry_run:
         sys.stdout.write("\n".join(describe_plan(stages)) + "\n")
         return
@@ -60,24 +68,32 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: the command's function by its name, all its arguments, the files it reads, where its result lies."""
+    """One stage: the command's function by its name, all its arguments, the files it reads, where its result lies.
+
+    `redo`: whether other settings make again what is there. CSV files in the folder of pictures are annotate's alone.
+    """
 
     name: str
     arguments: dict
-    inputs: tuple[tuple[Path, str], ...]  # files, or folders with a pattern of the files in them that matter
+    inputs: tuple[Path, ...]
     output: Path
     record: Path
+    redo: bool = False
 
-    def stamp(self) -> str:
-        """Tells these settings and this input from all others."""
-        files = sorted(file for place, pattern in self.inputs for file in _files(place, pattern))
-        states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        return hashlib.sha256(dumps([self.name, self.arguments, states]).encode()).hexdigest()
+    def input_state(self) -> str:
+        """Tells files that nobody has touched."""
+        return take_state(piece for path in self.inputs for piece in _look(path, with_csv=False))
+
+    def output_state(self) -> str:
+        """As `input_state`."""
+        return take_state(_look(self.output, with_csv=self.name == "annotate"))
 
     def finished(self) -> StageResult | None:
-        """The result of an earlier run with these settings and this input; None where there is none."""
+        """The result of an earlier run with these settings, where nobody has touched its input or output since."""
         record = self._read_record()
-        if record.get("stamp") != self.stamp() or not self.output.exists():
+        if record.get("arguments") != self.arguments or "input" not in record or not self.output.exists():
+            return None
+        if (record["input"], record["output"]) != (self.input_state(), self.output_state()):
             return None
         return StageResult(**record["result"])
 
@@ -87,52 +103,98 @@ class Stage:
             get_logger().info("%s: finished before", self.name)
             return result
         get_logger().info("%s: %s", self.name, self.describe())
-        record, started = self._read_record(), time.monotonic()
+        record, started, input_state = self._read_record(), time.monotonic(), self.input_state()
         earlier = record["seconds"] if record.get("arguments") == self.arguments else 0.0
         try:
             with redirect_stdout(sys.stderr):
-                returned = load_stage(self.name)(**self.arguments)
+                returned = load_stage(self.name)(**self.all_arguments)
         finally:
             seconds = round(earlier + time.monotonic() - started, 3)
             make_output_dir(self.record.parent)
             write_json(self.record, {"arguments": self.arguments, "seconds": seconds})
         result = StageResult(**asdict(_RESULTS[self.name](self.output, returned)) | {"seconds": seconds})
-        record = {"arguments": self.arguments, "seconds": seconds, "stamp": self.stamp(), "result": asdict(result)}
+        states = {"input": input_state, "output": self.output_state()}
+        record = {"arguments": self.arguments, "seconds": seconds, "result": asdict(result), **states}
         write_json(self.record, record)
         return result
 
+    @property
+    def all_arguments(self) -> dict:
+        """What the command is called with."""
+        return self.arguments | ({"redo": True} if self.redo and self.output.exists() else {})
+
     def describe(self) -> str:
-        """The stage as a command line."""
-        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.arguments.items())
+        """The stage as a command line that can be pasted."""
+        return shlex.join(command_words(self.name, self.all_arguments))
+
+    def check(self, stand_in: Path | None = None) -> None:
+        """Find what its command would refuse, without work. Raises PpldmError.
+
+        `stand_in`: an empty table where that of `metadata` is not made yet, which `out` is then not compared with.
+        """
+        if self.name == "annotate":
+            return  # which takes any value
+        changes = {} if stand_in is None else {"metadata": str(stand_in), "out": str(stand_in / "out")}
+        if self.name == "convert":
+            from .convert import check_conversion
+
+            check_conversion(**self.all_arguments)
+            return
+        with redirect_stdout(io.StringIO()):
+            load_stage(self.name)(**self.all_arguments | changes, dry_run=True)
 
     def _read_record(self) -> dict:
-        try:
-            return loads(self.record.read_text(encoding="utf-8"))
-        except (FileNotFoundError, JSONDecodeError):
-            return {}
+        return read_json(self.record) or {}
 
 
-def make_stages(settings: PipelineConfig) -> list[Stage]:
+def make_stages(settings: PipelineConfig, redo: bool = False) -> list[Stage]:
     """The stages in their order, each reading what the one before writes."""
     out = settings.out
     metadata, images, data = out / "metadata", out / "images", out / "data"
-    source = tuple((path, "*.parquet") for path in settings.metadata)
+    source = settings.metadata
     stages = {}
 
     def add(name: str, arguments: dict, inputs: tuple, output: Path) -> None:
         if name in settings.stages:
-            record = out / ".pipeline" / f"{name}.json"
-            stages[name] = Stage(name, arguments | settings.stages[name], inputs, output, record)
+            record, again = out / ".pipeline" / f"{name}.json", {"filter": True, "download": redo, "convert": True}
+            arguments |= settings.stages[name]
+            stages[name] = Stage(name, arguments, inputs, output, record, again.get(name, False))
 
     add("filter", {"input": [str(path) for path in settings.metadata], "output": str(metadata)}, source, metadata)
     if "filter" in stages:
-        source = ((metadata, "*.parquet"),)
-    shards = ((images, "part_*/*_stats.json"),)
-    # Its own shards too: `ppldm download --retry-failed` may have added some.
-    add("download", {"metadata": str(source[0][0]), "out": str(images)}, source + shards, images)
-    add("annotate", {"folder": str(images)}, shards, images)
-    add("convert", {"folder": str(images), "out": str(data)}, shards, data / "manifest.json")
+        source = (metadata,)
+    add("download", {"metadata": str(source[0]), "out": str(images)}, source, images)
+    add("annotate", {"folder": str(images)}, (images,), images)
+    add("convert", {"folder": str(images), "out": str(data)}, (images,), data)
     return list(stages.values())
+
+
+def check_stages(stages: list[Stage]) -> None:
+    """Find what any stage would refuse before the first begins. Raises PpldmError."""
+    with _made_by(stages[0]) as stand_in:
+        for stage in stages:
+            stage.check(stand_in if stage.name == "download" else None)
+
+
+@contextmanager
+def _made_by(first: Stage) -> Iterator[Path | None]:
+    """A folder with empty tables of the columns and names that a filter, where it is `first` and not finished, will
+    write."""
+    if first.name != "filter" or first.finished():
+        yield None
+        return
+    import pyarrow.parquet as pq
+
+    from .filter import plan_filter
+
+    plan = plan_filter(**first.arguments)
+    names = plan.tables.columns.published_names()
+    schema = pq.read_schema(plan.tables.paths[0])
+    empty = schema.empty_table().rename_columns([names[name] for name in schema.names])
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(plan.num_parts):
+            pq.write_table(empty, Path(folder, f"part_{number + 1}.parquet"))
+        yield Path(folder)
 
 
 def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) -> None:
@@ -191,12 +253,12 @@ def describe(report: dict) -> str:
 
 
 def describe_plan(stages: list[Stage]) -> list[str]:
-    """A line for each stage. After one that is to run, all that read its output are to run."""
+    """The command of each stage, in words of the shell. After one that is to run, all that read its output are."""
     lines, to_do = [], False
     for stage in stages:
         to_do = to_do or stage.finished() is None
-        lines.append(f"{stage.name}: {stage.describe() if to_do else 'finished before'}")
-    return [*lines, "nothing was written"]
+        lines.append(stage.describe() if to_do else f"# {stage.name}: finished before")
+    return [*lines, "# nothing was written"]
 
 
 def _filter_result(output: Path, _) -> StageResult:
@@ -222,7 +284,7 @@ def _annotate_result(_, report: dict) -> StageResult:
 
 
 def _convert_result(output: Path, _) -> StageResult:
-    manifest = loads(output.read_text(encoding="utf-8"))
+    manifest = loads((output / "manifest.json").read_text(encoding="utf-8"))
     num_bytes = sum(part["bytes"] for part in manifest["parts"])
     # Those the download has counted.
     skipped = {reason: count for reason, count in manifest["skipped"].items() if reason != NOT_DOWNLOADED}
@@ -238,14 +300,16 @@ _RESULTS = {
 }
 
 
-def _files(place: Path, pattern: str) -> list[Path]:
-    return [place] if place.is_file() else list(place.glob(pattern))
+def _look(path: Path, with_csv: bool) -> Iterator[Piece]:
+    """Files that a stage reads or writes: CSV files, or all others."""
+    return (piece for piece in list_pieces(path) if piece.name.endswith(".csv") == with_csv)
 
 
 def _count_rows(paths: tuple[Path, ...]) -> int:
     import pyarrow.parquet as pq
 
-    return sum(pq.read_metadata(file).num_rows for path in paths for file in _files(path, "*.parquet"))
+    files = [file for path in paths for file in (path.glob("*.parquet") if path.is_dir() else [path])]
+    return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def _line(name: str, stage: dict) -> str:

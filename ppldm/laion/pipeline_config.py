@@ -23,7 +23,7 @@ STAGES = ("filter", "download", "annotate", "convert")
 _ALWAYS = ("download", "convert")
 _KEYS = ("out", "metadata", "whole_rows", *STAGES)
 # Arguments that the pipeline gives itself, or that make a command do something else.
-_OWN = {"input", "output", "metadata", "out", "folder", "json", "dry_run", "check", "retry_failed", "only"}
+_OWN = {"input", "output", "metadata", "out", "folder", "json", "dry_run", "check", "redo", "retry_failed", "only"}
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,28 @@ def _check_stage(path: Path, stage: str, settings: dict | None) -> dict:
             raise ConfigError(f"{path}: {stage}.{key} is {value!r}; it must be of type {kind.__name__}")
         arguments[name] = value
     return arguments
+
+
+def command_words(stage: str, arguments: dict) -> list[str]:
+    """The command line of a stage as words, which `shlex.join` makes one that can be pasted."""
+    parameters = inspect.signature(load_stage(stage)).parameters
+    places, flags = [], []
+    for name, value in arguments.items():
+        kind = parameters[name].annotation
+        facts = get_args(kind)[1] if get_origin(kind) is Annotated else {}
+        values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
+        flag = f"--{name.replace('_', '-')}"
+        if parameters[name].default is inspect.Parameter.empty and not facts.get("opt"):
+            places += values
+        elif isinstance(value, bool):
+            is_default = value == parameters[name].default
+            flags += [] if is_default else [flag if value else f"--no-{flag[2:]}"]
+        elif len(values) == 1:
+            flags.append(f"{flag}={values[0]}" if values[0].startswith("-") or not values[0] else flag)
+            flags += [] if "=" in flags[-1] else values
+        else:
+            flags += [flag, *values]
+    return ["ppldm", stage, *places, *flags]
 
 
 def _suggest(word: str, known) -> str:

@@ -1,8 +1,8 @@
 """Where rows come from: what a path holds, as units that are each read on their own.
 
 A unit is a folder of pictures, a tar, a parquet file or a table of names. It says into which spans its rows fall (of a
-given number of rows, the last may have fewer), tells the state of a span from any other by a stamp, and reads the rows
-of a span one by one, so that memory does not grow with the source. Every row that a unit knows of comes out, the
+given number of rows, the last may have fewer), names the files or bytes that a span is made from, and reads the rows of
+a span one by one, so that memory does not grow with the source. Every row that a unit knows of comes out, the
 incomplete ones too: `load` says by a named `RowError` why a row cannot be used, so that the converter can count it.
 """
 
@@ -18,6 +18,7 @@ from ..data.folder_names import FolderNames, list_once, split_name
 from ..data.row import Row
 from ..data.sample import decode_caption, decode_meta
 from ..utils.errors import ConfigError, DataError, RowError
+from ..utils.jobs import Piece
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _IMAGE_SUFFIXES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
@@ -53,8 +54,8 @@ class Unit(Protocol):
     def spans(self, rows: int) -> list[Span]:
         """Spans of at most that many rows, in order. Raises DataError where the unit cannot be read at all."""
 
-    def stamp(self, span: Span) -> list:
-        """Tells this state of the rows of a span from any other, without reading images."""
+    def input_pieces(self, span: Span) -> list[Piece]:
+        """The files, or bytes of them, that the rows of a span are made from."""
 
     def read(self, span: Span) -> Iterator[LoadableRow]:
         """The rows of a span."""
@@ -69,9 +70,10 @@ class SourceRow:
     caption: Path | None
     meta: Path | None
 
-    def stamp(self) -> list:
-        """What tells this state of the row from any other, without reading it: name, size, time of each file."""
-        return [self.key, *map(file_stamp, (*self.images, *filter(None, (self.caption, self.meta))))]
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files of the row."""
+        return (*self.images, *filter(None, (self.caption, self.meta)))
 
     def load(self) -> Row:
         """The row as the files say it, runs of white space in the caption as one space; the image is not looked into.
@@ -102,8 +104,8 @@ class FolderUnit:
         total = len(_list_folder(self.path))
         return [Span(start, min(start + rows, total), min(rows, total - start)) for start in range(0, total, rows)]
 
-    def stamp(self, span: Span) -> list:
-        return [row.stamp() for row in self.read(span)]
+    def input_pieces(self, span: Span) -> list[Piece]:
+        return [Piece(path, path.name) for row in self.read(span) for path in row.files]
 
     def read(self, span: Span) -> Iterator[SourceRow]:
         names = _list_folder(self.path)
@@ -178,15 +180,6 @@ def _unreadable(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"cannot read the folder {folder} ({error.strerror}); name one that holds 0000.jpg + 0000.txt, ..."
     )
-
-
-def file_stamp(path: Path) -> list:
-    """Name, size and time of change of a file; the name alone where it is not there."""
-    try:
-        state = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return [path.name]
-    return [path.name, state.st_size, state.st_mtime_ns]
 
 
 def read_bytes(path: Path) -> bytes:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..data.row import Row
+from ..utils.jobs import Piece
 from .source import FolderUnit, LoadableRow, Span, Unit
 
 # In place of the source of a part whose rows have several.
@@ -50,8 +51,12 @@ class PackedUnit:
         total = sum(span.rows for _, span in self.pieces)
         return [Span(0, total, total)]
 
-    def stamp(self, span: Span) -> list:
-        return [[name, FolderUnit(self.path / name).stamp(piece)] for name, piece in self.pieces]
+    def input_pieces(self, span: Span) -> list[Piece]:
+        return [
+            replace(piece, name=f"{name}/{piece.name}")
+            for name, rows in self.pieces
+            for piece in FolderUnit(self.path / name).input_pieces(rows)
+        ]
 
     def read(self, span: Span) -> Iterator[_RowOfFolder]:
         for name, piece in self.pieces:

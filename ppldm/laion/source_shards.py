@@ -10,7 +10,8 @@ from ..data.row import Row
 from ..data.sample import assemble_row
 from ..data.tar_shard import read_samples, scan_samples
 from ..utils.errors import PartError, RowError
-from .source import KEY_DIGITS, NOT_DOWNLOADED, Span, file_stamp
+from ..utils.jobs import Piece
+from .source import KEY_DIGITS, NOT_DOWNLOADED, Span
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class TarUnit:
             spans.append(Span(ends[0], last, len(ends)))
         return spans
 
-    def stamp(self, span: Span) -> list:
-        return [file_stamp(self.path), span.start, span.rows]
+    def input_pieces(self, span: Span) -> list[Piece]:
+        return [Piece(self.path, self.path.name, span.start, span.stop)]
 
     def read(self, span: Span) -> Iterator[_Sample | _BadRow]:
         read = 0
@@ -124,11 +125,28 @@ class ParquetUnit:
             total = table.metadata.num_rows
         return [Span(start, min(start + rows, total), min(rows, total - start)) for start in range(0, total, rows)]
 
-    def stamp(self, span: Span) -> list:
-        return [file_stamp(self.path), span.start, span.rows]
+    def input_pieces(self, span: Span) -> list[Piece]:
+        with open_table(self.path) as (table, image, caption):
+            start, stop = _find_bytes(table.metadata, span)
+            # What the columns are called and hold stands elsewhere in the file.
+            columns = str([image, caption, *((field.name, str(field.type)) for field in table.schema_arrow)])
+        return [Piece(self.path, f"{self.path.name} {columns}", start, stop)]
 
     def read(self, span: Span) -> Iterator[_Record]:
         with open_table(self.path) as (table, image, caption):
             for number, values in enumerate(read_records(table, span.start, span.stop), start=span.start):
                 key = values.get("key") if values else None
                 yield _Record(str(key or f"{number:0{KEY_DIGITS}}"), values, image, caption)
+
+
+def _find_bytes(metadata, span: Span) -> tuple[int, int]:
+    """The bytes [start, stop) of a parquet file that hold the row groups of a span."""
+    starts, stops, first = [], [], 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if first < span.stop and first + group.num_rows > span.start:
+            for column in map(group.column, range(group.num_columns)):
+                starts.append(column.dictionary_page_offset or column.data_page_offset)
+                stops.append(starts[-1] + column.total_compressed_size)
+        first += group.num_rows
+    return min(starts, default=0), max(stops, default=0)

@@ -3,7 +3,6 @@
 A picture's path is taken from the folder of its table. Other columns are metadata.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from ..data.parquet_table import is_plain
 from ..data.row import Row
 from ..data.sample import decode_meta
 from ..utils.errors import PartError, RowError
-from .source import Span, file_stamp, read_bytes
+from ..utils.jobs import Piece
+from .source import Span, read_bytes
 
 # Of a Hugging Face imagefolder, the one that is used first.
 IMAGEFOLDER_TABLES = ("metadata.jsonl", "metadata.csv")
@@ -68,13 +68,11 @@ class _TableUnit:
             end = stop
         return [*spans, Span(starts[0], end, len(starts))] if starts else spans
 
-    def stamp(self, span: Span) -> list:
+    def input_pieces(self, span: Span) -> list[Piece]:
         with open(self.path, "rb") as file:
-            head = file.readline()
-            file.seek(span.start)
-            text = file.read(span.stop - span.start)
-        images = [row.image for row in self.read(span)]
-        return [hashlib.sha256(head + text).hexdigest(), *(file_stamp(image) if image else [] for image in images)]
+            head = len(file.readline())
+        table = [Piece(self.path, self.path.name, 0, head), Piece(self.path, self.path.name, span.start, span.stop)]
+        return table + [Piece(row.image, row.image.name) for row in self.read(span) if row.image]
 
     def read(self, span: Span) -> Iterator[_NamedRow]:
         with open(self.path, "rb") as file:

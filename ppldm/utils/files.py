@@ -181,13 +181,13 @@ def link_or_copy(source, target) -> None:
 
 
 @contextmanager
-def claimed_dir(path, plan=None):
+def claimed_dir(path, plan=None, replace=False):
     """As `atomic_dir`, for long work on a folder that must not be there, or be empty, yet.
 
     The temporary folder has a fixed name beside it, so that what a killed run left is found and removed, and is locked,
     so that no two runs make the same folder. With a `plan`, which goes through JSON unchanged, an interrupted block
     leaves the temporary folder, and the next one of an equal plan finds its files there; what a DataError ended would
-    end so again, and is removed. Raises OutputError.
+    end so again, and is removed. With `replace`, an older folder stays until the new one is whole. Raises OutputError.
     """
     path = Path(path)
     make_output_dir(path.parent)
@@ -196,7 +196,7 @@ def claimed_dir(path, plan=None):
     lock = lock_folder(temporary)
     mark, plan_path = temporary / ".lock", temporary / ".plan.json"
     try:
-        if not mark.exists() or (path.is_dir() and any(path.iterdir())):
+        if not mark.exists() or (not replace and path.is_dir() and any(path.iterdir())):
             raise OutputError(f"another process has just finished {path}; run the same command again")
         if plan is None or read_json(plan_path) != plan:
             for left in temporary.iterdir():
@@ -209,6 +209,8 @@ def claimed_dir(path, plan=None):
         os.chmod(temporary, 0o777 & ~_umask())
         mark.unlink()
         plan_path.unlink(missing_ok=True)
+        if replace and path.is_dir():
+            remove_dir(path)
         os.replace(temporary, path)
         fsync_dir(path.parent)
     except BaseException as error:

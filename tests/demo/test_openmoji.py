@@ -140,7 +140,7 @@ def test_a_finished_folder_is_left_alone(quickstart, capsys):
     before = {path: path.stat().st_mtime_ns for path in quickstart.rglob("*")}
     demo_data(str(quickstart), size=48, subset="quickstart")
     assert "nothing to do" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="made with --size 48 .*choose another --out"):
+    with pytest.raises(ConfigError, match="size was 48 .*choose another --out"):
         demo_data(str(quickstart), size=64, subset="quickstart")
     assert {path: path.stat().st_mtime_ns for path in quickstart.rglob("*")} == before
 

@@ -153,7 +153,9 @@ def test_a_layout_is_named_by_flag_too(data, run):
     (data / "aes").write_text("".join(line.replace("x\t\t", f"{line.split(chr(9))[5].strip()}\ty\t") for line in lines))
     run("repack", *flags, "--out", "new")
     image_first = "alt-text2image_gen_filted_data_shuffle_watermark"
-    run("repack", "aes.filelist", "--layout", image_first, "--out", "new")
+    with pytest.raises(ConfigError, match="layout.*make it again with --redo"):
+        run("repack", "aes.filelist", "--layout", image_first, "--out", "new")
+    run("repack", "aes.filelist", "--layout", image_first, "--out", "new", "--redo")
     assert [Part(data / "new/parts/part-00000.gz").read(number).caption for number in range(3)] == ["y"] * 3
 
 

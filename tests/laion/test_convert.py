@@ -271,6 +271,14 @@ def test_the_output_folder_can_be_moved(tmp_path):
     assert all(path.is_file() for path in read_filelist(item.path))
 
 
+@pytest.mark.parametrize("num_bad, num_rows", [(2, 4), (3, 6), (2, 5)])
+def test_exactly_half_may_be_bad(tmp_path, num_bad, num_rows):
+    folder = make_folder(tmp_path / "in", num_rows)
+    for row in range(num_bad):
+        (folder / f"{row:04}.txt").write_text("")
+    assert run(folder, tmp_path / "out")["rows_out"] == num_rows - num_bad
+
+
 def test_too_many_bad_rows_are_an_error_with_an_example(tmp_path):
     folder, out = make_folder(tmp_path / "in", 4), tmp_path / "out"
     run(folder, out)

@@ -167,7 +167,7 @@ def test_the_same_command_again_fetches_nothing(server, tmp_path, capsys):
         download(metadata, tmp_path / "out", **SETTINGS | {"image_size": 32})
     (tmp_path / "foreign/part_1").mkdir(parents=True)
     (tmp_path / "foreign/part_1/precious.txt").touch()
-    with pytest.raises(ConfigError, match="unknown origin"):
+    with pytest.raises(OutputError, match="unknown origin"):
         download(metadata, tmp_path / "foreign", **SETTINGS)
 
 

@@ -4,6 +4,7 @@ output is finished or absent."""
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from ppldm.laion import filter_spark, spark
 from ppldm.laion.conditions import merge_bounds
 from ppldm.laion.filter import check_tables, choose_engine, describe, filter, filter_tables, make_plan
+from ppldm.laion.filter_plan import Plan
 from ppldm.laion.metadata import read_tables
 from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError
 
@@ -113,19 +115,81 @@ def test_the_shuffle_changes_the_order_alone_and_only_with_the_seed(tables, tmp_
     assert len(read_parts(tmp_path / "d")) == 5
 
 
+def write_small(folder, *files):
+    """Files of (url, text, hash) rows; `place` tells each row from all others."""
+    folder.mkdir()
+    place = iter(range(100))
+    for number, rows in enumerate(files):
+        urls, texts, hashes = zip(*rows, strict=True)
+        table = pa.table(
+            {
+                "URL": pa.array(urls, pa.string()),
+                "TEXT": pa.array(texts, pa.string()),
+                "hash": pa.array(hashes, pa.int64()),
+                "place": pa.array([next(place) for _ in rows], pa.int64()),
+            }
+        )
+        pq.write_table(table, folder / f"part_{number}.parquet")
+    return folder
+
+
+def places(out) -> list[int]:
+    return [row for part in read_parts(out) for row in part["place"].to_pylist()]
+
+
 @pytest.mark.parametrize("column", ["url", "hash"])
-def test_dedup_keeps_the_first_of_each(tables, tmp_path, column):
-    manifest = run(tables, tmp_path / "out", dedup=column, seed=None)
+def test_dedup_keeps_the_first_of_each(tmp_path, column):
+    """Across files and within one; rows without a value are no copies of each other, and dropped as missing."""
+    files = [
+        [("a", "t", 1), (None, "t", None), ("b", "t", 2), ("a", "t", 1)],
+        [("b", "t", 2), (None, "t", None), ("c", "t", 3), ("c", "u", 3)],
+    ]
+    folder = write_small(tmp_path / "tables", *files)
+    manifest = run(folder, tmp_path / "out", dedup=column, seed=None, preset=None)
+    assert places(tmp_path / "out") == [0, 2, 6]
     name = {"url": "URL", "hash": "hash"}[column]
-    kept = {}
-    for row in wanted_rows(tables):
-        if row[name] is not None:
-            kept.setdefault(row[name], row)
-    found = [row for part in read_parts(tmp_path / "out") for row in part.to_pylist()]
-    assert as_text(found) == as_text(kept.values())
-    entry = manifest["dropped"][-1]
-    assert entry["condition"] == f"unique {name}" and entry["rows"] == len(wanted_rows(tables)) - len(kept)
-    assert entry["missing"] == sum(row[name] is None for row in wanted_rows(tables))
+    assert manifest["dropped"] == [{"condition": f"unique {name}", "rows": 5, "missing": 2}]
+    assert manifest["rows_in"] == 8 == manifest["rows_out"] + 5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_one_shuffle_key_keep_the_order_of_the_files(tmp_path, seed):
+    copies = [("a", "t", number) for number in range(6)] + [("b", "u", 9)]
+    folder = write_small(tmp_path / "tables", copies, copies, [*reversed(copies)])
+    run(folder, tmp_path / "out", seed=seed, preset=None, parts=1)
+    found = places(tmp_path / "out")
+    urls = [row for part in read_parts(tmp_path / "out") for row in part["URL"].to_pylist()]
+    for url in "ab":
+        own = [place for place, other in zip(found, urls, strict=True) if other == url]
+        assert own == sorted(own) and len(own) == {"a": 18, "b": 3}[url]
+
+
+@pytest.mark.parametrize(
+    "where, kept",
+    [
+        ("hash <= 9223372036854775807", [0, 1, 2, 3]),
+        ("hash < 9223372036854775807", [0, 1, 2]),
+        ("hash < 9223372036854775808", [0, 1, 2]),  # as float64, which 2**63 - 1 is rounded to
+        ("hash <= 9223372036854775808", [0, 1, 2, 3]),
+        ("hash > 18446744073709551616", []),
+        ("hash >= -9223372036854775808", [0, 1, 2, 3]),
+        ("hash > -9223372036854775808", [1, 2, 3]),
+        ("hash > -9223372036854775809", [1, 2, 3]),  # as float64, which is the least int64
+        ("hash in (-9223372036854775808, 99999999999999999999)", [0]),
+        ("hash != 9223372036854775806", [0, 1, 3]),
+    ],
+)
+def test_literals_at_and_beyond_the_range_of_64_bits(tmp_path, where, kept):
+    values = [-(2**63), 0, 2**63 - 2, 2**63 - 1]
+    if where == "hash < 9223372036854775808":
+        values[2] = 2**53
+    folder = write_small(tmp_path / "tables", [("a", "t", value) for value in values])
+    if not kept:
+        with pytest.raises(DataError, match="no row is left"):
+            run(folder, tmp_path / "out", where=where, seed=None, preset=None)
+        return
+    run(folder, tmp_path / "out", where=where, seed=None, preset=None)
+    assert places(tmp_path / "out") == kept
 
 
 def test_laion_art_by_other_names_is_written_under_the_published_ones(tmp_path):
@@ -157,7 +221,7 @@ def test_a_column_may_have_another_name_in_each_file(tables, tmp_path):
     run(tables, tmp_path / "other", dedup="hash")
     assert read_parts(tmp_path / "other") == read_parts(tmp_path / "one")
     with pytest.raises(ConfigError, match="'AESTHETIC_SCORE' is named 'aesthetic' in some files"):
-        filter_spark._make_relations(None, read_tables([str(tables)]))
+        filter_spark.check_names(read_tables([str(tables)]))
     with pytest.raises(ConfigError, match="'punsafe' is double in .* and missing in"):
         pq.write_table(table.drop_columns(["p_unsafe"]), path)
         read_tables([str(tables)])
@@ -272,7 +336,16 @@ def test_interrupted_at_any_point_the_same_command_comes_to_the_same_bytes(table
     assert stop > whole["num_partitions"] + 3
 
 
-@pytest.mark.parametrize("changed", ["nothing", "plan", "input"])
+def replace_content(path):
+    """Other rows in a file of the same size and number of rows, by other captions of the same length."""
+    table = pq.read_table(path)
+    captions = pa.array([text and text.replace("text", "lost") for text in table["TEXT"].to_pylist()])
+    size = path.stat().st_size
+    pq.write_table(table.set_column(1, "TEXT", captions), path, row_group_size=70)
+    assert path.stat().st_size == size
+
+
+@pytest.mark.parametrize("changed", ["nothing", "time", "plan", "input"])
 def test_an_unfinished_output_of_another_plan_or_input_is_made_anew(tables, tmp_path, changed):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -284,10 +357,12 @@ def test_an_unfinished_output_of_another_plan_or_input_is_made_anew(tables, tmp_
         patch.setattr("ppldm.laion.filter.write_json", interrupt)
         run(tables, tmp_path / "out", parts=2, seed=1 if changed == "plan" else 0)
     before = times(tmp_path / ".out.unfinished")
-    if changed == "input":
+    if changed == "time":
         os.utime(tables / "2B-en-4.5_1.parquet")
+    if changed == "input":
+        replace_content(tables / "2B-en-4.5_1.parquet")
     run(tables, tmp_path / "out", parts=2)
-    assert len(before) == 2 and len(before & times(tmp_path / "out")) == (2 if changed == "nothing" else 0)
+    assert len(before) == 2 and len(before & times(tmp_path / "out")) == (2 if changed in ("nothing", "time") else 0)
 
 
 def test_what_cannot_work_is_one_line(tables, tmp_path):
@@ -322,7 +397,7 @@ def test_what_cannot_work_is_one_line(tables, tmp_path):
     with pytest.raises(ConfigError, match="hdfs://name/folder is an address.*mount it"):
         read_tables(["hdfs://name/folder"])
     with pytest.raises(ConfigError, match="s3a://name/folder is an address.*mount it"):
-        filter(input=[(tables / "2B-en-4.5_1.parquet").as_uri()], output="s3a://name/folder")
+        filter(input=[(tables / "2B-en-4.5_1.parquet").as_uri()], output="s3a://name/folder", engine="duckdb")
     with pytest.raises(ConfigError, match="twice"):
         read_tables([str(tables / "2B-en-4.5_1.parquet")] * 2)
     with pytest.raises(ConfigError, match="--output is missing"):
@@ -405,6 +480,78 @@ def test_what_ctrl_c_breaks_in_spark_is_no_error_of_spark(session):
     assert signal.getsignal(signal.SIGINT) is handler
     with pytest.raises(DataError, match="Spark failed"), spark.spark_session(None, MEMORY_GB) as same:
         same.sql("SELECT no_such_column")
+
+
+@pytest.mark.slow
+@pytest.mark.needs("java")
+def test_addresses_are_read_and_written_by_hadoops_file_systems(tables, tmp_path, session, capsys):
+    flags = {"preset": "laion2b-en", "num_partitions": 40, "where": "punsafe < 0.5", "engine": "spark", "json": True}
+    flags |= {"input": [tables.as_uri()], "output": (tmp_path / "out").as_uri()}
+    filter(**flags, dry_run=True)
+    assert not (tmp_path / "out").exists()
+    capsys.readouterr()
+    filter(**flags)
+    manifest = json.loads(capsys.readouterr().out)
+    here = run(tables, tmp_path / "here", parts=40, where="punsafe < 0.5")
+    for name in ("rows_in", "rows_out", "dropped", "conditions", "columns_found", "columns_missing", "seed"):
+        assert manifest[name] == here[name]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        path.name for path in (tmp_path / "here").iterdir()
+    )
+    for ours, other in zip(read_parts(tmp_path / "here"), read_parts(tmp_path / "out"), strict=True):
+        assert ours.schema.remove_metadata() == other.schema.remove_metadata()
+        assert as_text(ours.to_pylist()) == as_text(other.to_pylist())
+    inodes = {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()}
+    filter(**flags)
+    assert {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()} == inodes
+    with pytest.raises(OutputError, match="num_partitions was 40 and is 7.*--redo"):
+        filter(**flags | {"num_partitions": 7})
+    filter(**flags | {"num_partitions": 7, "redo": True})
+    assert len(read_parts(tmp_path / "out")) == 7
+    replace_content(tables / "2B-en-4.5_1.parquet")
+    filter(**flags | {"num_partitions": 7})
+    texts = [row["TEXT"] for part in read_parts(tmp_path / "out") for row in part.to_pylist()]
+    assert any(text and text.startswith("lost") for text in texts)
+    (tmp_path / "out/manifest.json").unlink()
+    with pytest.raises(OutputError, match="unknown origin"):
+        filter(**flags)
+    with pytest.raises(ConfigError, match="not there"):
+        filter(**flags | {"input": [(tmp_path / "none").as_uri()]})
+    for address in ("s3a://bucket/folder", "nosuch://host/folder"):  # whose classes are not on this machine
+        with pytest.raises(DataError, match="Spark failed: .*(S3AFileSystem|nosuch)") as error:
+            filter(**flags | {"input": [address]})
+        assert "\n" not in str(error.value)
+    capsys.readouterr()
+    filter(input=[tables.as_uri()], engine="spark", check=True)
+    assert "max punsafe" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.needs("java")
+def test_spark_counts_and_writes_in_one_pass_and_goes_on_where_it_stopped(tables, tmp_path, session, monkeypatch):
+    options = {"parts": 5, "seed": 2}
+    whole, out = run(tables, tmp_path / "whole", "spark", **options), tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(filter_spark, "_collect_parts", lambda *_: signal.raise_signal(signal.SIGINT))
+        run(tables, out, "spark", **options)
+    staging = tmp_path / ".out.unfinished/.spark"
+    places = {part: staging / f"ppldm_part={part}" for part in range(5)}
+    # As a kill leaves it: one part not there, another one twice, and what a task had not committed.
+    inodes = {part: next(places[part].glob("*.parquet")).stat().st_ino for part in (0, 1, 4)}
+    shutil.rmtree(places[2])
+    shutil.copy(next(places[3].glob("*.parquet")), places[3] / "part-twice.parquet")
+    (staging / "_temporary/0").mkdir(parents=True)
+    (staging / "_SUCCESS").unlink()
+    plan = plan_of(tables, **options)
+    monkeypatch.setattr(Plan, "count_query", lambda *_: pytest.fail("a second pass"))
+    again = filter_tables(plan, out, "spark", MEMORY_GB)
+    assert {part: (out / f"part_{part + 1}.parquet").stat().st_ino for part in inodes} == inodes
+    assert {name: again[name] for name in ("rows_out", "dropped")} == {
+        name: whole[name] for name in ("rows_out", "dropped")
+    }
+    for ours, other in zip(read_parts(tmp_path / "whole"), read_parts(out), strict=True):
+        assert as_text(ours.to_pylist()) == as_text(other.to_pylist())
+    assert {path.name.split("_")[0] for path in out.iterdir()} == {"part", "manifest.json"}
 
 
 @pytest.mark.slow

@@ -1,14 +1,20 @@
 """The file of settings is checked to the flag; reports add up."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fastcore.script import anno_parser
 
+from ppldm import cli
+from ppldm.cli import load_command
 from ppldm.laion.pipeline import StageResult, check_accounts, describe, make_report, make_stages, pipeline
 from ppldm.laion.pipeline_config import read_config
-from ppldm.utils.errors import ConfigError, DataError
+from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 
 @pytest.fixture
@@ -103,8 +109,67 @@ def test_one_part_of_many_is_projected_to_all(folder):
 def test_dry_run_says_what_would_run_and_writes_nothing(folder, capsys):
     pipeline(str(write(folder, GOOD + "download: {image_size: 64}\n")), dry_run=True)
     out = capsys.readouterr().out
-    assert out.splitlines()[0].startswith("download: --metadata ") and "--image-size 64" in out
+    assert out.splitlines()[0].startswith("ppldm download /") and "--image-size 64" in out
     assert out.endswith("nothing was written\n") and not (folder / "data").exists()
+
+
+def test_the_commands_of_a_dry_run_can_be_pasted(folder, capsys):
+    text = "out: it's all $here\nmetadata: a.parquet\nannotate: {save_csv_per_img_folder: true, folder_prefix: -x}\n"
+    text += "filter: {where: 'TEXT != \"two words\" and TEXT != \"*\"', no_shuffle: true, language: ''}\n"
+    text += "download: {timeout: 5, user_agent_token: a b, refuse_private: false}\nconvert: {name: art, min_size: 3}\n"
+    pipeline(str(write(folder, text)), dry_run=True)
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    stages = make_stages(read_config(folder / "pipeline.yaml"))
+    assert len(lines) == len(stages) == 4
+    for line, stage in zip(lines, stages, strict=True):
+        # As a shell cuts it into words, and the command reads these.
+        command, name, *words = json.loads(
+            subprocess.check_output(
+                ["bash", "-c", f"{PRINT_WORDS} {line}"], text=True, cwd=folder, env={"PATH": os.environ["PATH"]}
+            )
+        )
+        assert (command, name) == ("ppldm", stage.name)
+        read = vars(anno_parser(load_command(name)).parse_args([cli._with_hyphens(word) for word in words]))
+        assert {key: read[key] for key in stage.arguments} == stage.arguments
+
+
+PRINT_WORDS = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("filter: {preset: laion-atr}", "--preset laion-atr is not known"),
+        ("filter: {where: 'nosuch > 1'}", "no column is 'nosuch'"),
+        ("filter: {where: 'TEXT >'}", "TEXT >"),
+        ("filter: {engine: dukdb}", "--engine dukdb"),
+        ("filter: {num_partitions: -1}", "--num-partitions is -1"),
+        ("filter: {}\ndownload: {output_format: tars}", "--output-format 'tars'"),
+        ("filter: {}\ndownload: {part_id: 2}", "--part-id 2 is not in"),
+        ("filter: {}\ndownload: {url_col: nosuch}", "no column nosuch"),
+        ("download: {image_size: -1}", "--image-size is -1"),
+        ("download: {distributor: ray}", "--distributor 'ray'"),
+        ("download: {save_additional_columns: nosuch}", "no column 'nosuch'"),
+        ("download: {timeout: 0}", "--timeout is 0"),
+        ("convert: {format: jpgg}", "--format"),
+        ("convert: {name: a/b}", "--name 'a/b'"),
+        ("convert: {rows_per_part: 0}", "--rows-per-part is 0"),
+        ("convert: {num_workers: -1}", "--num-workers is -1"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_what_a_stage_would_refuse_is_said_before_the_first_begins(folder, text, message, dry_run):
+    with pytest.raises(ConfigError) as caught:
+        pipeline(str(write(folder, GOOD + text + "\n")), dry_run=dry_run)
+    assert message in str(caught.value)
+    assert not (folder / "data").exists()
+
+
+def test_a_folder_that_holds_something_else_is_known_before_the_first_stage(folder):
+    (folder / "data/metadata").mkdir(parents=True)
+    (folder / "data/metadata/mine.txt").touch()
+    with pytest.raises(OutputError, match="unknown origin"):
+        pipeline(str(write(folder, GOOD + "filter: {}\n")), dry_run=True)
 
 
 def test_a_finished_stage_is_known_until_its_input_changes(folder):
@@ -113,8 +178,12 @@ def test_a_finished_stage_is_known_until_its_input_changes(folder):
     result = StageResult(4, 4, {}, 1, 1.0)
     stage.output.mkdir(parents=True)
     stage.record.parent.mkdir()
-    record = {"arguments": stage.arguments, "stamp": stage.stamp(), "result": vars(result)}
-    stage.record.write_text(json.dumps(record))
+    states = {"input": stage.input_state(), "output": stage.output_state()}
+    stage.record.write_text(json.dumps({"arguments": stage.arguments, "result": vars(result), **states}))
     assert stage.finished() == result
-    pq.write_table(pa.table({"URL": ["http://a/b"] * 5, "TEXT": ["c"] * 5}), folder / "a.parquet")
+    (stage.output / "00000.tar").touch()
+    assert stage.finished() is None
+    (stage.output / "00000.tar").unlink()
+    assert stage.finished() == result
+    pq.write_table(pa.table({"URL": ["http://a/c"] * 4, "TEXT": ["c"] * 4}), folder / "a.parquet")
     assert stage.finished() is None

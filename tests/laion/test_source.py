@@ -2,8 +2,9 @@
 
 import pytest
 
-from ppldm.laion.source import read_folder
+from ppldm.laion.source import find_units, read_folder
 from ppldm.utils.errors import ConfigError, DataError, RowError
+from ppldm.utils.jobs import take_fingerprint
 
 
 def write(folder, **files):
@@ -70,13 +71,14 @@ def test_metadata_comes_along_and_what_json_lacks_is_unknown(tmp_path):
     assert load_only_row(tmp_path).meta == {"url": "u", "punsafe": None, "w": None, "s": 0.5}
 
 
-def test_a_stamp_changes_with_any_file_of_the_row(tmp_path):
+def test_all_files_of_a_row_are_pieces_of_its_span(tmp_path):
     write(tmp_path, **{"a.jpg": b"x", "a.txt": "a"})
-    stamps = [next(read_folder(tmp_path)).stamp()]
-    for files in ({"a.jpg": b"xx"}, {"a.txt": "bb"}, {"a.json": "{}"}):
+    (unit,) = find_units(tmp_path)
+    found = []
+    for files in ({}, {"a.jpg": b"y"}, {"a.txt": "b"}, {"a.json": "{}"}):
         write(tmp_path, **files)
-        stamps.append(next(read_folder(tmp_path)).stamp())
-    assert all(stamps.count(stamp) == 1 for stamp in stamps)
+        found.append(take_fingerprint(unit.input_pieces(unit.spans(10)[0]))["content"])
+    assert len(set(found)) == 4
 
 
 def test_folders_that_give_nothing_are_named_errors(tmp_path):

@@ -1,9 +1,12 @@
 """Law: the same rows come out of every kind of source, through both readers, complete or with a named reason."""
 
+import contextlib
 import csv
 import io
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import tarfile
@@ -13,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import web
 from PIL import Image
 
 from ppldm.data.image import decode_pixels
@@ -339,6 +343,46 @@ def test_killed_at_any_point_the_same_command_gives_the_same_bytes(tmp_path):
         assert done.returncode == 0 or not (out / "manifest.json").exists()
         run(source, out, rows_per_part=1)
         assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_killed_from_outside_with_all_its_workers_the_same_command_gives_the_same_bytes(tmp_path):
+    """At moments that nobody chose: SIGKILL to the whole group of processes."""
+    source = tmp_path / "in"
+    source.mkdir()
+    for row in range(400):
+        (source / f"{row:04}.jpg").write_bytes(picture(row, (160, 120)))
+        (source / f"{row:04}.txt").write_text(f"row {row}")
+    options = {"rows_per_part": 10, "treatment": Treatment(size=100)}
+    run(source, tmp_path / "whole", **options)
+    command = [sys.executable, "-m", "ppldm", "convert", str(source), "--rows-per-part", "10", "--size", "100"]
+    command += ["--num-workers", "3", "--out"]
+    num_killed = 0
+    for number, wanted in enumerate((0, 1, 5, 12, 25)):  # parts that are finished at the time
+        out = tmp_path / f"killed{number}"
+        with subprocess.Popen(
+            [*command, str(out)], cwd=Path(__file__).parents[2], start_new_session=True, stderr=subprocess.DEVNULL
+        ) as process:
+            web.wait_for(
+                lambda out=out, wanted=wanted, process=process: (
+                    process.poll() is not None or ((out / "parts").exists() and count_parts(out) >= wanted)
+                )
+            )
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        num_killed += process.returncode == -signal.SIGKILL
+        assert process.returncode in (0, -signal.SIGKILL)
+        finished = {path.name: path.stat().st_ino for path in (out / "parts").glob("part-*.gz")}
+        recorded = {path.stem for path in (out / ".convert").glob("part-*.json")}
+        subprocess.run([*command, str(out)], cwd=Path(__file__).parents[2], check=True, capture_output=True)
+        assert contents(out) == contents(tmp_path / "whole")
+        now = {path.name: path.stat().st_ino for path in (out / "parts").glob("part-*.gz")}
+        assert all(now[name] == finished[name] for name in recorded)  # nothing is done twice
+    assert num_killed >= 3
+
+
+def count_parts(out) -> int:
+    return len(list((out / ".convert").glob("part-*.json")))
 
 
 KILLED = """

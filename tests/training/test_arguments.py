@@ -191,7 +191,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
             "brings its own config; do not give --text_encoder_config_file",
         ),
         ("--seed -1", "--seed -1 must be from 0 to 18446744073709551615"),
-        ("--to_static --recompute", "nothing is recomputed; leave one of them away"),
+        ("--to_static --recompute", "nothing is recomputed; omit one of them"),
         ("--sharding stage2 --fp16", "--sharding stage2 was never run with gradients in half precision"),
         ("--sharding stage2 --bf16 --fp16_opt_level O2", "was never run with gradients in half precision; use --sh"),
         ("--sharding stage2 --to_static", "--sharding stage2 was never run with --to_static; use --sharding stage1"),
@@ -229,7 +229,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--num_workers 100000", "--dataloader_num_workers 100000: this machine has "),
         ("--model_name_or_path /nope --unet_config_file x", "/nope is not here, so it must be a pipeline on a hub"),
         ("--profiler_options x", '--profiler_options x is not understood; write "batch_range='),
-        ("--profiler_options exit_on_finished=true", "would end the run without a checkpoint; leave it away"),
+        ("--profiler_options exit_on_finished=true", "would end the run without a checkpoint; omit it"),
         ("--validation_guidance_scales 1 nan", "--validation_guidance_scales nan must be a number"),
         ("--lr_batch_size 512", "--lr_batch_size does nothing without --scale_lr"),
         ("--fp16_opt_level O0", "--fp16_opt_level O0 must be O1 or O2"),
@@ -276,7 +276,7 @@ def test_flags_without_effect_are_named(flags, needed, capsys):
 def test_the_trainer_ignores_no_flag_silently(flags):
     base = ["--do_train", "--output_dir", "x"]
     assert parse_arguments([*base, "--skip_profile_timer", "false"], loop=False)
-    with pytest.raises(ConfigError, match=f"the Trainer script has no use for {flags.split()[0]}; leave it away"):
+    with pytest.raises(ConfigError, match=f"the Trainer script has no use for {flags.split()[0]}; omit it"):
         parse_arguments([*base, *flags.split()], loop=False)
 
 

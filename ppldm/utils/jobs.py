@@ -1,0 +1,216 @@
+"""Work that knows what it was made from: the one rule by which every command keeps, makes again or refuses a result.
+
+A unit of work (a part file, a part of a download, a filtered folder) has a key: the settings that decide its result,
+and a fingerprint of its input's content. Its record, written last, holds the key.
+
+- Same key: finished, and left alone.
+- Other content: what is made from files of this machine follows them, and that unit alone is made again.
+- Other settings: refused in one line that names them, since another command may own the folder. `--redo` makes again
+  what they decide, and nothing else.
+- What was fetched is never thrown away unasked, since it may be gone from where it was: a download refuses other
+  content as well.
+- A record without a key, of an older version, is of unknown content, and thus of another: made again. A download is
+  taken for one of today's content, once, with a line that says so.
+
+The fingerprint of content is a digest of the names, sizes and CRC-32s of all bytes, in their order. CRC-32 runs at
+several GB/s, so that the disk alone decides how long it takes; it tells accidents apart, not forgers. Beside it the
+state is kept: sizes, times of change and inodes. Where the state is the same, nothing is read; where only the state
+differs (a copied or touched file), the content is read again and decides.
+"""
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from json import dumps, loads
+from pathlib import Path
+
+from .errors import ConfigError, OutputError
+from .files import lock_folder, make_output_dir, read_json, write_json
+from .log import get_logger
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file, or its bytes [start, stop), as a part of an input. `name`: what the result may depend on of its place."""
+
+    path: Path
+    name: str
+    start: int = 0
+    stop: int | None = None
+
+
+def take_fingerprint(pieces: Iterable[Piece], earlier: Mapping | None = None) -> dict[str, str]:
+    """{"state", "content"} of pieces in their order; the content of `earlier` where the state is still the same.
+
+    A file that is not there, or cannot be read, is a fact like any other.
+    """
+    pieces = list(pieces)
+    state = take_state(pieces)
+    if earlier and earlier.get("state") == state:
+        return {"state": state, "content": earlier["content"]}
+    return {"state": state, "content": _digest([piece.name, *_read_checksum(piece)] for piece in pieces)}
+
+
+def take_state(pieces: Iterable[Piece]) -> str:
+    """The digest of sizes, times of change and inodes, by which a file that nobody has touched is known."""
+    return _digest([piece.name, piece.start, piece.stop, _read_state(piece.path)] for piece in pieces)
+
+
+def list_pieces(path: Path) -> Iterator[Piece]:
+    """A file, or all files below a folder by their names in it, in a fixed order, hidden ones left out."""
+    if not path.is_dir():
+        yield Piece(path, path.name)
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        places = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+        yield from (Piece(place, str(place.relative_to(path))) for place in places)
+
+
+def has_key(record: Mapping | None, key: Mapping) -> bool:
+    """Whether a record is of a unit that was made by the settings of `key` from the content of its input."""
+    earlier = (record or {}).get("key") or {}
+    settings, content = as_json(key["settings"]), key["input"]["content"]
+    return earlier.get("settings") == settings and (earlier.get("input") or {}).get("content") == content
+
+
+def earlier_input(record: Mapping | None) -> Mapping | None:
+    """The fingerprint in a record; None where it has none."""
+    return ((record or {}).get("key") or {}).get("input")
+
+
+def find_changes(earlier: Mapping, settings: Mapping) -> list[str]:
+    """Which settings differ, as words; those that only one of the two has are unset in the other."""
+    settings = as_json(settings)
+    return [
+        f"{name} was {earlier.get(name)!r} and is {settings.get(name)!r}"
+        for name in dict.fromkeys([*settings, *earlier])
+        if earlier.get(name) != settings.get(name)
+    ]
+
+
+def as_json(value):
+    """A value as it comes back from a record."""
+    return loads(dumps(value))
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """A folder of results with what is known of them in a hidden folder inside: `plan.json` and records.
+
+    `holds`: what lies in it ("conversion"). `results`: the name of the folder of results inside it, of which no file is
+    there before the first plan; "" where it is the folder itself.
+    """
+
+    path: Path
+    hidden: str
+    holds: str
+    results: str = ""
+
+    @property
+    def notes(self) -> Path:
+        """The hidden folder."""
+        return self.path / self.hidden
+
+    @property
+    def plan(self) -> dict | None:
+        """The plan that was claimed last; None before the first. Raises OutputError for a damaged one."""
+        path = self.notes / "plan.json"
+        plan = read_json(path)
+        if plan is None and path.exists():
+            raise OutputError(f"{path} is damaged; choose another --out, or delete the folder {self.path}")
+        return plan
+
+    def record_path(self, name: str) -> Path:
+        """The file of the record of the unit `name`."""
+        return self.notes / f"{name}.json"
+
+    def check(self, settings: Mapping, redo: bool = False, source: Mapping | None = None) -> list[str]:
+        """What differs from the plan, as words: settings, and the content of the input `source` (a fingerprint) where
+        all results depend on it. Writes nothing.
+
+        Raises ConfigError for a difference unless `redo`, OutputError where files are there without a plan.
+        """
+        plan = self.plan
+        if plan is None:
+            place = self.path / self.results
+            if not self.notes.exists() and any(place.glob("*")):
+                raise OutputError(f"{place} holds files of unknown origin; choose another --out, or delete that folder")
+            return []
+        earlier = plan.pop("input", None)
+        # A plan of an older version knows of no content, and of fewer settings.
+        changes = find_changes(settings | plan if source and not earlier else plan, settings)
+        if source and earlier and earlier["content"] != source["content"]:
+            changes.append("it was made from other content")
+        if changes and not redo:
+            raise ConfigError(
+                f"{self.path} holds another {self.holds} ({'; '.join(changes)}); choose another --out, or make it "
+                "again with --redo"
+            )
+        return changes
+
+    def is_new(self, settings: Mapping, source: Mapping | None = None) -> bool:
+        """Whether a claim would write the plan."""
+        return self.plan != as_json(settings | ({"input": source} if source else {}))
+
+    @contextmanager
+    def claimed(
+        self,
+        settings: Mapping,
+        redo: bool = False,
+        source: Mapping | None = None,
+        clear: Callable[[], None] = lambda: None,
+    ) -> Iterator[None]:
+        """Hold the folder for this process, its plan written. `clear` is called before where `check`, which see, finds
+        a difference."""
+        self.check(settings, redo, source)
+        make_output_dir(self.path / self.results)
+        make_output_dir(self.notes)
+        lock = lock_folder(self.notes)
+        try:
+            if self.plan is not None:
+                if self.check(settings, redo, source):
+                    clear()
+                elif source and "input" not in self.plan:
+                    get_logger().warning(
+                        "%s does not say from what content it was made; it is taken for today's", self.path
+                    )
+            if self.is_new(settings, source):
+                write_json(self.notes / "plan.json", settings | ({"input": source} if source else {}))
+            yield
+        finally:
+            lock.close()
+
+
+def _read_state(path: Path) -> list[int] | None:
+    try:
+        state = path.stat()
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return None
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+
+
+def _read_checksum(piece: Piece) -> tuple[int, int] | tuple[None]:
+    """(bytes, CRC-32) of a piece; (None,) where it cannot be read."""
+    num_bytes, crc32 = 0, 0
+    try:
+        with open(piece.path, "rb", buffering=0) as file:
+            file.seek(piece.start)
+            left = None if piece.stop is None else piece.stop - piece.start
+            while block := file.read(_BLOCK_BYTES if left is None else min(_BLOCK_BYTES, left - num_bytes)):
+                crc32 = zlib.crc32(block, crc32)
+                num_bytes += len(block)
+    except (OSError, ValueError):
+        return (None,)
+    return num_bytes, crc32
+
+
+def _digest(facts: Iterable[list]) -> str:
+    digest = sha256()
+    for fact in facts:
+        digest.update(dumps(fact).encode() + b"\n")
+    return digest.hexdigest()
