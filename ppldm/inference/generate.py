@@ -56,13 +56,8 @@ def generate(
     _require_positive(
         num_samples=num_samples, num_inference_steps=num_inference_steps, batch_size=batch_size, columns=columns
     )
-    if odd := [scale for scale in scales if not math.isfinite(scale)]:
-        raise ConfigError(f"--guidance-scale {odd[0]} is no number; 7.5 is usual")
     sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
-    if sampler not in SAMPLER_NAMES:
-        raise ConfigError(f"--sampler {sampler} is not one of {', '.join(SAMPLER_NAMES)}")
-    if not -1 <= seed <= MAX_SEED:
-        raise ConfigError(f"--seed {seed} must be from 0 to {MAX_SEED}, or -1 to have one chosen")
+    _check_settings(scales, sampler, seed)
     sides = {"resolution": resolution, "height": height, "width": width}
     _require_positive(**{name: side for name, side in sides.items() if side is not None})
     height, width = (resolution if side is None else side for side in (height, width))
@@ -152,6 +147,16 @@ class Plan:
             "weights": pipeline.fingerprint,
             "exact": self.exact,
         }
+
+
+def _check_settings(scales: list[float], sampler: str, seed: int) -> None:
+    """Raises ConfigError for what no model can be drawn with."""
+    if odd := [scale for scale in scales if not math.isfinite(scale)]:
+        raise ConfigError(f"--guidance-scale {odd[0]} is no number; 7.5 is usual")
+    if sampler not in SAMPLER_NAMES:
+        raise ConfigError(f"--sampler {sampler} is not one of {', '.join(SAMPLER_NAMES)}")
+    if not -1 <= seed <= MAX_SEED:
+        raise ConfigError(f"--seed {seed} must be from 0 to {MAX_SEED}, or -1 to have one chosen")
 
 
 def _short(scale: float) -> str:
