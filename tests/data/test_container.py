@@ -234,7 +234,7 @@ def test_tables_are_read_as_they_are_quoted(tmp_path, rows):
     for text, message in {
         "a,b\n1,2\n": "columns a, b",
         "dir,text\nnone.png,x\n": "none of the first 1",
-        'dir,text\n"' + "x" * 200_000: "line",
+        'dir,text\n"' + "x" * 200_000: "none of the first 1",
         "dir,text\n": "no rows",
     }.items():
         (tmp_path / "bad").write_text(text)

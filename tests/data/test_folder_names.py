@@ -64,7 +64,7 @@ def test_a_folder_is_listed_once_for_all_spans_and_again_after_a_change(tmp_path
     unit = FolderUnit(tmp_path)
     spans = unit.spans(10)
     assert [row.key for span in spans for row in unit.read(span)] == [f"{number:04}" for number in range(200)]
-    assert sum(len(unit.stamp(span)) for span in spans) == 200 and len(listed) == 1
+    assert sum(len(unit.input_pieces(span)) for span in spans) == 200 and len(listed) == 1
     (tmp_path / "0000a.jpg").touch()
     assert sum(span.rows for span in unit.spans(10)) == 201
 

@@ -140,9 +140,7 @@ def test_a_failing_disk_is_one_line_with_part_and_row(make_dataset, monkeypatch,
     whole = batches(dataset, 0, max_steps=1)
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda *place: pread(*place) if place[2] < 2500 else disk_error())
-    with pytest.raises(
-        DataError, match=r"^\S+\.gz row [1-9]\d* cannot be read: OSError: \[Errno 5\][^\n]*error; see to"
-    ):
+    with pytest.raises(DataError, match=r"^cannot read \S+\.gz row [1-9]\d* \(Input/output error\); check the file"):
         batches(dataset, workers)
     monkeypatch.undo()
     assert same(batches(dataset, workers, max_steps=1), whole)
