@@ -41,6 +41,7 @@ CASES = (
     Case("fp16 O2", ("--fp16", "--fp16_opt_level", "O2"), HALF),
     Case("two cards, half the batch each", cards=2),
     Case("two cards, sharding stage1", ("--sharding", "stage1"), cards=2),
+    Case("two cards, sharding stage2", ("--sharding", "stage2"), cards=2),
     Case("killed, and gone on with", stop=signal.SIGKILL),
     Case("stopped by SIGUSR1, and gone on with", stop=signal.SIGUSR1),
     Case("fused attention", ("--enable_xformers_memory_efficient_attention",), ROUNDED),
