@@ -17,7 +17,7 @@ from ppldm.data import container, part_lines
 from ppldm.data import part as part_module
 from ppldm.data import stored as stored_module
 from ppldm.data.filelist import Source
-from ppldm.data.index import GZIP_MEMBERS, PLAIN_LINES, read_index
+from ppldm.data.index import GZIP_MEMBERS, PLAIN_LINES, read_index, read_summary
 from ppldm.data.part import Part, index_path, write_part
 from ppldm.data.row import Row, decode_row, encode_row
 from ppldm.utils.errors import ConfigError, PartError, RowError
@@ -415,5 +415,7 @@ def test_one_stale_index_is_one_warning(tmp_path, make_rows, capsys):
     write_part(tmp_path / "part.gz", make_rows(0, 3))
     write_part(tmp_path / "other.gz", make_rows(0, 4))
     os.replace(tmp_path / "part.gz.idx", tmp_path / "other.gz.idx")
+    for read in (read_summary, read_index):
+        assert read(tmp_path / "other.gz.idx", (tmp_path / "other.gz").stat().st_size, (GZIP_MEMBERS,)) is None
     build_indexes([tmp_path / "other.gz"])
     assert capsys.readouterr().err.count("is not used: it is stale") == 1
