@@ -170,12 +170,16 @@ def test_without_a_scheduler_a_second_command_starts_anew(tiny, tmp_path, stoppi
     assert train(flags).start_step == 0
 
 
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
 def test_a_removal_that_was_interrupted_is_finished(tiny, tmp_path, monkeypatch, stopping):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     train(tiny.flags(tmp_path / "run", max_steps=2, save_steps=1))
     flags = [*tiny.flags(tmp_path / "run", max_steps=3), "--overwrite_output_dir"]
     with monkeypatch.context() as patch:
-        patch.setattr("ppldm.training.run.shutil.rmtree", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr("ppldm.training.run.shutil.rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(flags)
     assert json.loads((tmp_path / "run" / "start.json").read_text())["clearing"]

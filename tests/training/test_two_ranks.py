@@ -47,7 +47,7 @@ def facts(tmp_path_factory) -> list[dict]:
 
 def test_ranks_agree_on_means_and_on_any_wish_to_stop(facts):
     for of_rank in facts:
-        assert of_rank["agreed"] == [1.5, 4.0, True, True]
+        assert of_rank["agreed"] == [1.5, 4.0, True, True, 5]
         assert of_rank["not agreed"] == [False, False]
         assert of_rank["gathered"] == [{"rank": 0}, {"rank": 1}]
 
