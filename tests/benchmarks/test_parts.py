@@ -18,9 +18,8 @@ def test_the_benchmarks_of_reading_in_place_run(tmp_path, name):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert {"machine", "date", "commit", "command"} <= set(results)
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
     if name == "folders":
-        assert [(found["names"], found["rows"]) for found in results["results"]] == [(200, 100), (2000, 1000)]
+        assert [(found["names"], found["rows"]) for found in results] == [(200, 100), (2000, 1000)]
     else:
         assert results["reading"]["rows"]["ratio"] > 0 and 0 < results["sidecar_share"] < 1

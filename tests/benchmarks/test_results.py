@@ -79,7 +79,7 @@ def test_what_is_committed_says_what_it_is_of(path):
 
 
 def test_every_benchmark_writes_results():
-    helpers = {"results", "commands", "loaders", "photographs"}
+    helpers = {"results", "commands", "loaders", "photographs", "bare_spark"}
     for path in BENCHMARKS.glob("*.py"):
         if path.stem not in helpers:
             text = path.read_text()
