@@ -54,7 +54,9 @@ def test_a_lock_of_a_dead_process_of_this_host_is_taken_over(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     write_lock(tmp_path / "p.idx.lock", socket.gethostname(), ended.pid)
+    before = time.monotonic()
     with build_lock(tmp_path / "p.idx"):
+        assert time.monotonic() - before < index_lock.STALE_SECONDS / 2, "not by waiting until it is stale"
         assert json.loads((tmp_path / "p.idx.lock").read_text())["pid"] == os.getpid()
 
 
