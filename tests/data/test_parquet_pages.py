@@ -14,6 +14,7 @@ from ppldm.data.byte_cache import ByteCache
 from ppldm.data.open_file import OpenFile
 from ppldm.data.parquet_pages import UnknownPages
 from ppldm.data.parquet_table import ParquetTable, _find_leaf, _LineReader
+from ppldm.data.row import Row
 from ppldm.data.snappy_blocks import BLOCK_BYTES, find_blocks
 from ppldm.utils.errors import RowError
 
@@ -126,6 +127,44 @@ def test_columns_that_are_not_plain_have_no_pages_here(tmp_path):
     for column in ([[b"x"]], [[{"bytes": b"x"}]], ["text"], [{"bytes": [b"x"]}], [{"bytes": "text"}]):
         assert leaf(pa.array(column)) is None
     assert leaf(pa.array([b"xy"], pa.binary(2))) is None
+
+
+def test_a_struct_without_bytes_is_null(tmp_path):
+    column = pa.array([{"bytes": b"x"}, None, {"bytes": None}, {"bytes": b""}, {"bytes": b"y"}] * 9)
+    pq.write_table(pa.table({"image": column, "text": ["a"] * 45}), tmp_path / "p")
+    assert read_all(tmp_path / "p") == [b"x", None, None, b"", b"y"] * 9
+
+
+def test_captions_of_large_groups_are_made_in_blocks(tmp_path):
+    names = [f"caption {number}" for number in range(700)]
+    table = pa.table({"image": [b"x"] * 700, "text": names, "number": range(700)})
+    pq.write_table(table, tmp_path / "p")
+    table = ParquetTable(tmp_path / "p")
+    rows = [table.read(row) for row in random.Random(0).sample(range(700), 700)]
+    assert sorted(rows, key=lambda row: row.meta["number"]) == [
+        Row(name, b"x", {"number": n}) for n, name in enumerate(names)
+    ]
+    assert len(parquet_table._TEXTS) >= 3
+
+
+def test_text_that_is_no_utf8_makes_no_row_whichever_column_it_is_in(tmp_path):
+    """Pyarrow reads such a record as a whole or not at all, also for the path of a picture."""
+    bad = pa.Array.from_buffers(pa.string(), 3, pa.array([b"p", b"\xff", b"q"]).buffers())
+    good = pa.array(["a", "b", "c"])
+    image = pa.array([b"x", b"y", b"z"])
+    for columns in (
+        {"image": image, "text": good, "other": bad},
+        {"image": image, "text": bad},
+        {"image": pa.StructArray.from_arrays([image, bad], ["bytes", "path"]), "text": good},
+    ):
+        pq.write_table(pa.table(columns), tmp_path / "p")
+        (tmp_path / "p.idx").unlink(missing_ok=True)
+        table = ParquetTable(tmp_path / "p")
+        assert [table.read(row).image for row in (0, 2)] == [b"x", b"z"]
+        with pytest.raises(RowError) as error:
+            table.read(1)
+        assert error.value.reason == "columns"
+        table.close()
 
 
 def test_a_picture_is_read_without_its_group(tmp_path, monkeypatch):
