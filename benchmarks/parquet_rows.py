@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000, help="rows of the part")
     parser.add_argument("--photographs", type=int, default=50, help="different pictures among them")
     parser.add_argument("--rows-of-group", type=int, nargs="+", default=[20, 100, 1000], help="rows of a row group")
-    parser.add_argument("--compressions", nargs="+", default=["snappy", "none", "zstd", "gzip"], help="of pages")
+    parser.add_argument("--compressions", nargs="+", default=["snappy", "none"], help="of pages")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
     parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that it runs")
     add_result_flags(parser, "parquet_rows")

@@ -66,7 +66,8 @@ def test_values_are_those_that_pyarrow_reads(tmp_path, compression, dictionary, 
     path, values = tmp_path / "p", make_values(150)
     options = {"compression": compression, "use_dictionary": dictionary, "data_page_version": version}
     for page_bytes, rows_of_group, kind in [(1 << 20, 1000, "binary"), (100, 40, "struct"), (5000, 60, "large")]:
-        write(path, values, kind, data_page_size=page_bytes, row_group_size=rows_of_group, **options)
+        sizes = {"data_page_size": page_bytes, "row_group_size": rows_of_group, "write_batch_size": 7}
+        write(path, values, kind, **sizes, **options)
         assert read_all(path) == values
     there = [value for value in values if value is not None]
     write(path, there, required=True, row_group_size=50, dictionary_pagesize_limit=4000, **options)
