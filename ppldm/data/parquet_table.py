@@ -1,36 +1,45 @@
 """`format=parquet`: tables with the bytes of an image and a caption, as Hugging Face data sets and img2dataset write.
 
-The least that is read of a table is a row group, or, of a large one, the batches up to the row; the latest are kept,
-`_CACHE_BYTES` in a process, whatever the number of tables. The index holds row numbers, image sizes, and in place of
-lengths the CRC-32s of the lines that rows make, since parquet seldom has checksums. A row without image or caption
-stays a row, one with too few columns.
+An image is read by itself, from its page (`parquet_pages`); all other columns, which are small, by row group, and kept
+as the beginnings of the lines that rows make. What is not written so is read by row group whole, or, of a large one, in
+batches up to the row (`parquet_groups`). What is kept is bounded in a process, whatever the number of tables.
+
+The index holds row numbers, image sizes, and in place of lengths the CRC-32s of the lines, since parquet seldom has
+checksums. A row without image or caption stays a row, one with too few columns.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pybase64
 from isal import isal_zlib
 
 from ..utils.errors import PartError, RowError
+from .byte_cache import ByteCache
 from .image import image_size
 from .index import PARQUET_ROWS, Index
 from .indexed import IndexedRows, indexing, store_rows
-from .row import Row, decode_row, encode_row
+from .layouts import DEFAULT_LAYOUT, LAYOUTS
+from .open_file import OpenFile
+from .parquet_groups import GroupReader
+from .parquet_pages import BinaryColumn, Chunk, UnknownPages, is_known
+from .row import Row, decode_row, decode_text_columns, encode_text_columns
 from .stored import Way
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_bytes")
 CAPTION_COLUMNS = ("text", "caption", "txt", "TEXT")
 _BATCH_ROWS = 64
 _NO_ROW = b"\t\n"
-_CACHE_BYTES = 256 << 20
-_LARGE_GROUP_BYTES = 64 << 20
+_CACHE = ByteCache(256 << 20)  # row groups, and pages that are decoded whole
+_TEXTS = ByteCache(64 << 20)
+_TEXT_ROWS = 256  # whose beginnings are made together; the order's runs are of as many
+_LARGE_TEXT_BYTES = 64 << 20
 
-# A (line, image size) pair, as parts are written from.
-_Line = tuple[bytes, tuple[int, int]]
+# The line of a row up to its image, empty without a caption; its image.
+_Line = tuple[bytes, bytes | None]
 
 
 class ParquetTable(IndexedRows):
@@ -49,11 +58,14 @@ class ParquetTable(IndexedRows):
         where = f"{self.path} row {row}"
         self._file.read(0, 0, where)  # notices a change
         if self._reader is None:
-            self._reader = _GroupReader(self.path)
-        line, _ = _line(self._reader.read(row, where), self._reader.image, self._reader.caption)
-        if isal_zlib.crc32(line) != self._index.lengths[row]:
+            self._reader = _LineReader(self.path, self._file)
+        head, image = self._reader.read(row, where)
+        if _crc32(head, image) != self._index.lengths[row]:
             raise RowError("unreadable", f"{where}: damaged parquet data (checksum); get it again")
-        return decode_row(line, where)
+        if not (head and image):
+            return decode_row(_NO_ROW, where)  # raises
+        caption, meta = decode_text_columns(head, where, LAYOUTS[DEFAULT_LAYOUT])
+        return Row(caption, image, meta)
 
     def close(self) -> None:
         if self._reader:
@@ -71,9 +83,10 @@ class ParquetTable(IndexedRows):
         ):
             for batch in table.iter_batches(_BATCH_ROWS):
                 for record in _records(batch):
-                    line, size = _line(record, *columns)
-                    good += line != _NO_ROW
-                    rows.append((len(rows), isal_zlib.crc32(line), *size))
+                    head, image = _line(record, *columns)
+                    is_good = bool(head and image)
+                    good += is_good
+                    rows.append((len(rows), _crc32(head, image), *(image_size(image) if is_good else (0, 0))))
                 bar.update(batch.num_rows)
         if not good:
             raise PartError(
@@ -82,65 +95,83 @@ class ParquetTable(IndexedRows):
         return self.path, store_rows(self.path, self.way, rows)
 
 
-class _GroupReader:
-    """Rows of a parquet file by their number. `image`, `caption`: names of columns. Raises PartError."""
+class _LineReader:
+    """Lines of a parquet file by their row number. Raises PartError."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, file: OpenFile):
         import pyarrow.parquet as pq
 
-        with open_table(path) as (table, self.image, self.caption):
+        with open_table(path) as (table, self._image, self._caption):
             metadata = table.metadata
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            leaf = _find_leaf(table, self._image)
+            self._others = [table.schema.column(i).path for i in range(metadata.num_columns) if i != leaf]
+            self._images = self._open_images(table, leaf, groups, file)
         self._starts = np.cumsum([0, *(group.num_rows for group in groups)])
-        self._bytes = [group.total_byte_size for group in groups]
         self._table = pq.ParquetFile(path)
-        self._batches = None  # of a large group: (group, what is left of its batches)
-        self._first, self._batch = 0, None
+        self._groups = GroupReader(self._table, groups, self._starts, _CACHE)
 
-    def read(self, row: int, where: str) -> dict | None:
-        """A record, as `_records` has it. Raises RowError "unreadable"."""
+    def read(self, row: int, where: str) -> _Line:
+        """A line. Raises RowError "unreadable"."""
         import pyarrow as pa
 
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
         try:
-            if self._bytes[group] <= _LARGE_GROUP_BYTES:
-                rows, first = self._read_group(group), int(self._starts[group])
-            else:
-                rows, first = self._read_batch(group, row)
-            return next(_records(rows.slice(row - first, 1)))
+            if group in self._by_page:
+                try:
+                    place = row - int(self._starts[group])
+                    return self._read_head(group, place), self._images.read(group, place, where)
+                except UnknownPages:
+                    self._by_page.discard(group)
+            return _line(next(_records(self._groups.read(group, row))), self._image, self._caption)
         except (pa.ArrowException, OSError) as error:
             raise RowError("unreadable", f"{where}: damaged parquet data ({_one_line(error)}); get it again") from error
 
     def close(self) -> None:
         """Give file and memory back."""
-        for key in [key for key in _CACHE if key[0] is self]:
-            _CACHE.pop(key, None)
-        self._batches = self._batch = None
+        _TEXTS.drop(self)
+        self._images.close()
+        self._groups.close()
         self._table.close()
 
-    def _read_group(self, group: int):
-        key = self, group
-        if key in _CACHE:
-            _CACHE.move_to_end(key)
-            return _CACHE[key]
-        rows = _CACHE[key] = self._table.read_row_group(group, use_threads=False)
-        while sum(kept.nbytes for kept in _CACHE.values()) > _CACHE_BYTES and len(_CACHE) > 1:
-            _CACHE.popitem(last=False)
-        return rows
+    def _open_images(self, table, leaf: int | None, groups: list, file: OpenFile) -> BinaryColumn:
+        """The column of images; `_by_page`: the groups that it may be able to read."""
+        self._by_page, chunks = set(), []
+        for number, group in enumerate(groups if leaf is not None else ()):
+            column, level = group.column(leaf), table.schema.column(leaf).max_definition_level
+            start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0)
+            chunks.append(Chunk(start, start + column.total_compressed_size, group.num_rows, column.compression, level))
+            texts = group.total_byte_size - column.total_uncompressed_size
+            if is_known(column.compression) and texts <= _LARGE_TEXT_BYTES:
+                self._by_page.add(number)
+        return BinaryColumn(file, chunks, _CACHE)
 
-    def _read_batch(self, group: int, row: int):
-        """The batch with a row, found by reading on from the last one where it comes after it."""
-        if self._batches is None or self._batches[0] != group or row < self._first:
-            batches = self._table.iter_batches(_BATCH_ROWS, row_groups=[group], use_threads=False)
-            self._batches, self._batch, self._first = (group, batches), None, int(self._starts[group])
-        while self._batch is None or row >= self._first + self._batch.num_rows:
-            self._first += 0 if self._batch is None else self._batch.num_rows
-            self._batch = next(self._batches[1])
-        return self._batch, self._first
+    def _read_head(self, group: int, place: int) -> bytes:
+        block = place // _TEXT_ROWS
+        heads = _TEXTS.get((self, group, block), lambda: self._make_heads(group, block * _TEXT_ROWS))
+        return heads[place % _TEXT_ROWS]
+
+    def _make_heads(self, group: int, start: int) -> tuple[list[bytes], int]:
+        texts = _CACHE.get((self._groups, "texts", group), lambda: self._groups.read_columns(group, self._others))
+        records = _records(texts.slice(start, _TEXT_ROWS))
+        heads = [_line(record, self._image, self._caption)[0] for record in records]
+        return heads, sum(map(len, heads)) + 60 * len(heads)
 
 
-# (reader, number of the group): its rows, the latest last.
-_CACHE: OrderedDict = OrderedDict()
+def _find_leaf(table, column: str) -> int | None:
+    """The number of the physical column with the bytes of an image column; None where it is not as plain as that."""
+    import pyarrow as pa
+
+    if table.schema_arrow.names.count(column) != 1:
+        return None
+    kind, path = table.schema_arrow.field(column).type, column
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind, path = kind.field("bytes").type, f"{column}.bytes"
+    paths = [table.schema.column(i).path for i in range(table.metadata.num_columns)]
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)) or paths.count(path) != 1:
+        return None
+    leaf = table.schema.column(paths.index(path))
+    return paths.index(path) if leaf.physical_type == "BYTE_ARRAY" and not leaf.max_repetition_level else None
 
 
 @contextmanager
@@ -187,14 +218,21 @@ def _records(batch) -> Iterator[dict | None]:
 
 def _line(record: dict | None, image_column: str, caption_column: str) -> _Line:
     if record is None:
-        return _NO_ROW, (0, 0)
-    image, caption = record.pop(image_column), record.pop(caption_column)
+        return b"", None
+    image, caption = record.pop(image_column, None), record.pop(caption_column)
     image = image.get("bytes") if isinstance(image, dict) else image
     caption = " ".join(caption.split()) if isinstance(caption, str) else ""
-    if not isinstance(image, bytes) or not image or not caption:
-        return _NO_ROW, (0, 0)
+    if not caption:
+        return b"", None
     meta = {name: value for name, value in record.items() if is_plain(value)}
-    return encode_row(Row(caption, image, meta)), image_size(image)
+    return encode_text_columns(caption, meta), image if isinstance(image, bytes) else None
+
+
+def _crc32(head: bytes, image: bytes | None) -> int:
+    """Of a row's line; of an empty one where it has no caption or no image."""
+    if not (head and image):
+        return isal_zlib.crc32(_NO_ROW)
+    return isal_zlib.crc32(b"\n", isal_zlib.crc32(pybase64.b64encode(image), isal_zlib.crc32(head)))
 
 
 def is_plain(value) -> bool:

@@ -38,13 +38,18 @@ def encode_row(row: Row) -> bytes:
 
     Raises RowError "meta" where the metadata has no JSON form (NaN has none).
     """
-    caption = _LINE_BREAKERS.sub(" ", row.caption)
+    return encode_text_columns(row.caption, row.meta) + pybase64.b64encode(row.image) + b"\n"
+
+
+def encode_text_columns(caption: str, meta: dict) -> bytes:
+    """The line up to its image. Raises as `encode_row`."""
+    caption = _LINE_BREAKERS.sub(" ", caption)
     try:
-        meta = _dump(row.meta) if row.meta else ""
+        text = _dump(meta) if meta else ""
     except (TypeError, ValueError) as error:
         raise RowError("meta", f"metadata without a JSON form ({error}); leave the field out") from error
     # A lone surrogate, as broken JSON sources have, becomes "?".
-    return f"{caption}\t{meta}\t".encode("utf-8", "replace") + pybase64.b64encode(row.image) + b"\n"
+    return f"{caption}\t{text}\t".encode("utf-8", "replace")
 
 
 def decode_row(line: bytes, where: str, layout: Layout = LAYOUTS[DEFAULT_LAYOUT]) -> Row:

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["folders", "packed_parts"])
+@pytest.mark.parametrize("name", ["folders", "packed_parts", "parquet_rows"])
 def test_the_benchmarks_of_reading_in_place_run(tmp_path, name):
     done = subprocess.run(
         [sys.executable, ROOT / f"benchmarks/{name}.py", "--quick", "--json", tmp_path / "results.json"],
@@ -21,5 +21,6 @@ def test_the_benchmarks_of_reading_in_place_run(tmp_path, name):
     results = json.loads((tmp_path / "results.json").read_text())["results"]
     if name == "folders":
         assert [(found["names"], found["rows"]) for found in results] == [(200, 100), (2000, 1000)]
-    else:
-        assert results["reading"]["rows"]["ratio"] > 0 and 0 < results["sidecar_share"] < 1
+        return
+    assert all(table["ratio"] > 0 for tables in results["reading"].values() for table in tables.values())
+    assert name != "packed_parts" or 0 < results["sidecar_share"] < 1

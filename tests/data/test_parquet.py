@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ppldm.data import parquet_table
+from ppldm.data import parquet_groups, parquet_pages, parquet_table
+from ppldm.data.byte_cache import ByteCache
 from ppldm.data.parquet_table import ParquetTable
 from ppldm.utils.errors import PartError, RowError
 
@@ -24,19 +25,28 @@ def write_table(tmp_path, make_rows):
     return write
 
 
+BY_GROUP = {"compression": "lz4"}  # pages in this are not read one by one
+
+
 @pytest.fixture(autouse=True)
-def no_groups_of_other_tests():
-    parquet_table._CACHE.clear()
-    yield
-    parquet_table._CACHE.clear()
+def no_groups_of_other_tests(monkeypatch):
+    for name in ("_CACHE", "_TEXTS"):
+        monkeypatch.setattr(parquet_table, name, ByteCache(256 << 20))
+    monkeypatch.setattr(parquet_pages, "_PLACES", ByteCache(64 << 20))
 
 
+def num_kept():
+    return len(parquet_table._CACHE) + len(parquet_table._TEXTS) + len(parquet_pages._PLACES)
+
+
+@pytest.mark.parametrize("options", [{}, BY_GROUP], ids=["page", "group"])
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("rows_of_group", [1, 7, 64, 1000])
-def test_rows_come_in_any_order_from_any_groups(write_table, monkeypatch, cache_dir, large, rows_of_group):
+def test_rows_come_in_any_order_from_any_groups(write_table, monkeypatch, cache_dir, large, rows_of_group, options):
     if large:
-        monkeypatch.setattr(parquet_table, "_LARGE_GROUP_BYTES", 0)
-    path, rows = write_table(rows_of_group=rows_of_group)
+        monkeypatch.setattr(parquet_groups, "_LARGE_GROUP_BYTES", 0)
+        monkeypatch.setattr(parquet_table, "_LARGE_TEXT_BYTES", 0)
+    path, rows = write_table(rows_of_group=rows_of_group, **options)
     table = ParquetTable(path)
     for row in [0, 199, *np.random.default_rng(0).permutation(200).tolist(), *range(200)]:
         assert table.read(row) == rows[row]
@@ -45,23 +55,23 @@ def test_rows_come_in_any_order_from_any_groups(write_table, monkeypatch, cache_
     for outside in (-1, 200):
         with pytest.raises(IndexError):
             table.read(outside)
-    assert bool(parquet_table._CACHE) is not large
+    assert bool(num_kept()) is not large
     table.close()
-    assert not parquet_table._CACHE
+    assert not num_kept() and not parquet_table._CACHE.num_bytes
 
 
 def test_the_groups_that_are_kept_are_bounded_over_all_tables(write_table, monkeypatch):
-    tables = [ParquetTable(write_table(name=f"{number}.parquet")[0]) for number in range(3)]
-    limit = 3 * 50 * 1300
-    monkeypatch.setattr(parquet_table, "_CACHE_BYTES", limit)
+    tables = [ParquetTable(write_table(name=f"{number}.parquet", **BY_GROUP)[0]) for number in range(3)]
+    cache = parquet_table._CACHE
+    cache.limit = 3 * 50 * 1300
     rows = [(table, row) for table in tables for row in range(0, 200, 50)]
     for table, row in rows * 2:
         table.read(row)
-        assert sum(group.nbytes for group in parquet_table._CACHE.values()) <= limit
-    assert 1 < len(parquet_table._CACHE) < len(rows)
-    latest = next(reversed(parquet_table._CACHE.values()))
+        assert cache.num_bytes == sum(value.nbytes for value, _ in cache._kept.values()) <= cache.limit
+    assert 1 < len(cache) < len(rows)
+    latest = next(reversed(cache._kept.values()))
     tables[-1].read(199)
-    assert next(reversed(parquet_table._CACHE.values())) is latest, "read again from memory"
+    assert next(reversed(cache._kept.values())) is latest, "read again from memory"
 
 
 def test_a_table_that_changes_while_it_is_open_is_an_error(write_table):
