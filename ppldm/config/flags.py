@@ -43,8 +43,8 @@ def show_values(parser: argparse.ArgumentParser) -> None:
             action.metavar = action.metavar if named else PLACEHOLDERS.get(action.type, action.dest.upper())
         if action.help and action.help != argparse.SUPPRESS:
             shown = format_default(action.default)
-            if action.default is not None:  # fastcore has added it
-                action.help = action.help.rpartition(" (default: ")[0] or action.help
+            if action.default is not None and " (default: " in action.help:  # fastcore has added it
+                action.help = action.help.rpartition(" (default: ")[0]
             action.help += f" (default: {shown})" if shown and action.option_strings else ""
 
 

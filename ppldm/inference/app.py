@@ -33,14 +33,14 @@ _SENTENCES = {
 }
 _HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
+_Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
+
 
 def app(
     model: Annotated[str, {"opt": True, "required": True}],  # pipeline folder, checkpoint, CompVis' .ckpt, or a name
     host: str = "127.0.0.1",  # address to listen at; 0.0.0.0 lets other machines draw too
     port: int = 8080,  # of the page
-    allow_host: Annotated[
-        list[str], {"nargs": "+", "type": str, "metavar": "NAME"}
-    ] = (),  # further names of the machine
+    allow_host: _Names = (),  # further names under which browsers may ask for the page
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     offline: bool = False,  # never touch the network

@@ -149,7 +149,7 @@ def test_in_a_real_browser(model, tmp_path, monkeypatch, width):
     with served(make_app(model, "a-model-" * 20)) as url, browser(width, 900, tmp_path / "profile") as page:
         page.open(url)
         page.click("#draw")
-        assert page.wait_for(STATUS) == "the prompt is empty; write what to draw"
+        page.wait_for(f'{STATUS} === "the prompt is empty; write what to draw"')
         page.write("#prompt", "a red zebra")
         page.run('document.getElementById("num_inference_steps").value = 2')
         page.click("#draw")
