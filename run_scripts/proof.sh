@@ -51,6 +51,7 @@ prove_on() (
         PPLDM_REQUIRE=all
     fi
     export PPLDM_REQUIRE
+    unset PYTHON # the tests of these scripts choose their own
     "$VENV/bin/python" -m pytest "${@:4}"
 )
 

@@ -36,4 +36,5 @@ if [[ $* == --all ]]; then
     exit
 fi
 make_venv
+unset PYTHON # the tests of these scripts choose their own
 exec "$VENV/bin/python" -m pytest "$@"
