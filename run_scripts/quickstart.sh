@@ -170,6 +170,7 @@ stage() {
         fi
     fi
     if [[ -f $marker.begun && $(<"$marker.begun") != "$checksum" ]]; then
+        say "stage $number (${names[$number]}) was begun with another command: it starts anew"
         remove_results_from "$number"
     fi
     remove_markers_from "$number"

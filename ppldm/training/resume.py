@@ -12,6 +12,9 @@ from ..utils.log import get_logger
 from .checkpoint import TrainingState, load_model, read_manifest, versions
 from .data_record import compare_data
 
+# Settings that follow from others: where one of those differs too, it is the one to name.
+_FOLLOW = ("rows", "max_steps")
+
 
 def restore(
     checkpoint: Path | None,
@@ -39,7 +42,7 @@ def restore(
     accepted = compare_data(checkpoint, manifest, data, list(accepted))
     then = manifest["identity"] | _recorded(checkpoint, description)
     changed = []
-    for name, value in now.items():
+    for name, value in sorted(now.items(), key=lambda item: item[0] in _FOLLOW):
         if name == "data" or (difference := differing(name, then.get(name, value), value)) is None:
             continue  # of data, `compare_data` has said all
         what, before, after = difference

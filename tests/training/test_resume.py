@@ -169,6 +169,14 @@ def test_another_network_is_refused_by_name(tiny, trained, tmp_path, name):
     assert not (run / "checkpoint-4").exists()
 
 
+def test_the_setting_is_named_and_not_what_follows_from_it(tiny, trained, tmp_path):
+    """A falling rate makes the number of updates matter, and so does its end: the schedule is what was changed."""
+    start, folder = trained
+    shutil.copytree(folder, tmp_path / "run")
+    with pytest.raises(CheckpointError, match="was trained with lr_scheduler_type constant, this run has cosine"):
+        train("loop", flags(tiny, start, tmp_path / "run", max_steps=4, lr_scheduler_type="cosine"))
+
+
 def test_another_schedule_is_refused(tiny, trained, tmp_path):
     """That of a pipeline that the run started from, and which has changed since."""
     start = shutil.copytree(trained[1] / "pipeline", tmp_path / "start")
