@@ -64,7 +64,8 @@ def prepare_autoencoder(
     held_out_sources = open_held_out_sources(data_arguments, sources)
     world = detect_world(arguments)
     warn_of_cpu(arguments)
-    checkpoint = prepare_output(arguments, world, resolved_config(vae_arguments, data_arguments, arguments))
+    config = resolved_config(vae_arguments, data_arguments, arguments)
+    checkpoint = prepare_output(arguments, world, config)
     selection = select_training_rows(sources, data_arguments, arguments, world)
     vae = build_autoencoder(vae_arguments.vae_config_file, arguments.seed)
     make_dataset = partial(
@@ -114,6 +115,7 @@ def prepare_autoencoder(
         max_steps=max_steps,
         global_batch_size=global_batch_size,
         identity=identity,
+        config=config,
         description=description,
         checkpoint=checkpoint,
         start_step=start_step,

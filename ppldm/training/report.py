@@ -1,6 +1,5 @@
 """What both loops do after an update: log, draw sample pictures, validate, measure the wait for data."""
 
-import json
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from ..utils.pictures import save_png, with_title
 from .interval import Interval
 from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
 from .optim import own_rates
-from .run import RUN_FILE, TrainingRun
+from .run import TrainingRun
 from .sinks import SAMPLES_DIR, open_sinks
 from .step import Update
 
@@ -52,7 +51,7 @@ class Reporter:
         if run.world.is_main:
             path = run.output_dir / METRICS_FILE
             past = drop_after(path, run.start_step, run.curve_ends)
-            config = json.loads((run.output_dir / RUN_FILE).read_text(encoding="utf-8"))
+            config = run.config
             sinks = open_sinks(arguments.reporters, run.output_dir, Path(arguments.logging_dir), past, config)
             self.writer = MetricsWriter(path, sinks)
         self.bar = progress(

@@ -79,6 +79,7 @@ class TrainingRun:
     max_steps: int
     global_batch_size: int
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
+    config: dict  # all settings by group, as run.json has them
     description: ModelDescription  # what the model is made of; the same of a checkpoint
     checkpoint: Path | None
     start_step: int
@@ -95,6 +96,9 @@ class TrainingRun:
         return Path(self.arguments.output_dir)
 
     def __post_init__(self):
+        if self.world.is_main:
+            # Not before: a run that its checkpoint refuses must leave the record of the one that trained it.
+            write_json(self.output_dir / RUN_FILE, self.config)
         # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
         # the one that the run goes on from will be rotated away.
         self.resumed_from: str | None = None
@@ -156,7 +160,7 @@ class TrainingRun:
             "unlogged": unlogged,
             "resumed_from": self.resumed_from,
             "curve_ends": last_step(self.output_dir / METRICS_FILE),
-            "config": json.loads((self.output_dir / RUN_FILE).read_text(encoding="utf-8")),
+            "config": self.config,
         }
         limits = (self.arguments.save_total_limit, self.arguments.backup_every)
         try:
@@ -309,7 +313,7 @@ _held_folders = []  # open lock files: a run holds its folder as long as the pro
 
 
 def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) -> Path | None:
-    """Create the output folder, hold it, write its run.json, and return the checkpoint to resume from, if any.
+    """Create the output folder, hold it, mark it by a run.json, and return the checkpoint to resume from, if any.
 
     The main process decides for all ranks. `resume_from_checkpoint` says which (`find_checkpoint`): by default the
     newest sound one. `overwrite_output_dir` starts anew, once (`start.begins_anew`). A folder that holds something else
@@ -327,7 +331,8 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
         chosen = [find_checkpoint(folder, arguments.resume_from_checkpoint)]
         if chosen[0]:
             set_aside_after(folder, read_manifest(chosen[0])["global_step"])
-        write_json(folder / RUN_FILE, config)
+        if not (folder / RUN_FILE).exists():
+            write_json(folder / RUN_FILE, config)
         if writes_files(arguments.reporters):
             make_output_dir(arguments.logging_dir)
     if world.size > 1:

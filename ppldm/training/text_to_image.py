@@ -71,7 +71,8 @@ def prepare_text_to_image(
     prompts = read_validation_prompts(arguments.validation_prompts or [])
     world = detect_world(arguments)
     warn_of_cpu(arguments)
-    checkpoint = prepare_output(arguments, world, resolved_config(model_arguments, data_arguments, arguments))
+    config = resolved_config(model_arguments, data_arguments, arguments)
+    checkpoint = prepare_output(arguments, world, config)
     selection = select_training_rows(sources, data_arguments, arguments, world)
     tokenizer = load_tokenizer(
         tokenizer_source(model_arguments), model_arguments.model_max_length, model_arguments.offline
@@ -155,6 +156,7 @@ def prepare_text_to_image(
         max_steps=max_steps,
         global_batch_size=global_batch_size,
         identity=identity,
+        config=config,
         description=description,
         checkpoint=checkpoint,
         start_step=start_step,

@@ -175,6 +175,8 @@ def test_the_setting_is_named_and_not_what_follows_from_it(tiny, trained, tmp_pa
     shutil.copytree(folder, tmp_path / "run")
     with pytest.raises(CheckpointError, match="was trained with lr_scheduler_type constant, this run has cosine"):
         train("loop", flags(tiny, start, tmp_path / "run", max_steps=4, lr_scheduler_type="cosine"))
+    # What is refused has not touched the record of what was trained.
+    assert (tmp_path / "run/run.json").read_bytes() == (folder / "run.json").read_bytes()
 
 
 def test_another_schedule_is_refused(tiny, trained, tmp_path):
