@@ -21,7 +21,7 @@ prove() {
     say "Python $own: every test, and none may be skipped for what is missing (PPLDM_SEED=$PPLDM_SEED)"
     PPLDM_REQUIRE=all "$VENV/bin/python" -m pytest -rs || failed+=("the tests on Python $own")
     say "Python $own: done after $(((SECONDS - started) / 60)) minutes"
-    [[ $1 == full ]] || others=(-m "not slow" --sample "${SAMPLE:-0.5}" --sample-seed "$PPLDM_SEED")
+    [[ $1 == full ]] || others=(-m "not slow" --sample "${SAMPLE:-0.25}" --sample-seed "$PPLDM_SEED")
     for version in "${PYTHON_VERSIONS[@]}"; do
         [[ $version != "$own" ]] || continue
         status=0
