@@ -75,7 +75,7 @@ def find_network_fault(outcomes: Sequence[Outcome], ask_again: bool = False) -> 
 
     unreachable = votes["unreachable"] + votes["refused"]
     if over(trouble, MAX_RESOLVER_TROUBLE) or over(votes["dns"], MAX_DNS):
-        blame = f", at least {trouble:.0f} of them for want of a sound resolver" if trouble >= 1 else ""
+        blame = f", at least {trouble:.0f} of them because the resolver fails" if trouble >= 1 else ""
         return (
             f"DNS: look-ups fail for {of(votes['dns'])}{blame}; {_resolvers()}; run a caching resolver on this machine "
             "(sudo apt install knot-resolver or unbound, then nameserver 127.0.0.1 in /etc/resolv.conf), or without "

@@ -49,7 +49,7 @@ def check_java() -> None:
 def spark_session(master: str | None, memory_gb: float) -> Iterator:
     """A session, ended with the block unless it was there before; what Spark raises inside comes out as one line.
 
-    Raises EnvironmentProblem for want of pyspark or Java, DataError.
+    Raises EnvironmentProblem without pyspark or Java, DataError.
     """
     try:
         from py4j.protocol import Py4JError

@@ -67,7 +67,7 @@ def build_ldm(arguments: ModelArguments, vocab_size: int, seed: int) -> LatentDi
             vae, text_encoder, unet = _build_all(arguments, vocab_size, seed)
         if arguments.enable_xformers_memory_efficient_attention:
             if not paddle.is_compiled_with_cuda():
-                raise ConfigError("--enable_xformers_memory_efficient_attention needs a GPU; leave it away on a CPU")
+                raise ConfigError("--enable_xformers_memory_efficient_attention needs a GPU; omit it on a CPU")
             unet.enable_xformers_memory_efficient_attention()
         else:
             unet.set_attn_processor(AttnProcessor())  # ppdiffusers would choose by the GPU
