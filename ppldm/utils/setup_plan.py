@@ -99,11 +99,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.action == "device":
         device, reason = choose_device(arguments.device, arguments.cuda, machine.list_gpus())
-        print(device)
-        print(f"==> {device}: {reason}", file=sys.stderr)
+        sys.stdout.write(f"{device}\n")
+        sys.stderr.write(f"==> {device}: {reason}\n")
     else:
         settings = {"python": arguments.python, "has_venv": arguments.has_venv, "installed": arguments.installed}
-        print("\n".join(plan(arguments.device, arguments.venv, **settings)))
+        sys.stdout.write("".join(f"{line}\n" for line in plan(arguments.device, arguments.venv, **settings)))
 
 
 if __name__ == "__main__":

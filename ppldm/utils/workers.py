@@ -52,7 +52,7 @@ def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: i
                 yield task, future.result()
         except BrokenProcessPool as error:
             raise DataError(
-                "a worker process died, most likely for want of memory; run again with fewer workers"
+                "a worker process died, most likely as memory ran out; run again with fewer workers"
             ) from error
         finally:
             executor.shutdown(cancel_futures=True)
@@ -107,7 +107,7 @@ def _receive(reader, process):
         return reader.recv()
     except EOFError:
         process.join()
-        return DataError(f"its process ended with status {process.exitcode}, most likely for want of memory")
+        return DataError(f"its process ended with status {process.exitcode}, most likely as memory ran out")
 
 
 def _end_process(reader, process) -> None:

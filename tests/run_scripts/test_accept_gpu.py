@@ -143,7 +143,7 @@ def test_the_report_begins_with_a_readable_table(accept, settings):
 
 @pytest.mark.slow
 def test_it_runs_with_the_cpu_in_the_place_of_the_gpu(tmp_path):
-    chosen = ("plain again", "two cards, half the batch each", "killed, and gone on with", "fused attention", "TF32")
+    chosen = ("plain again", "two cards, half the batch each", "killed, then resumed", "fused attention", "TF32")
     command = [sys.executable, ROOT / "run_scripts/accept_gpu.py", "--device", "cpu", "--size", "tiny", "--steps", "4",
                "--out", tmp_path / "out", "--only", *chosen]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)

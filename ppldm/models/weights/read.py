@@ -36,7 +36,6 @@ NOT_TEXT_TO_IMAGE = "{} is no checkpoint of a text-to-image run; give an autoenc
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
-_SCHEDULE = ("num_train_timesteps", "beta_start", "beta_end", "beta_schedule")
 PUBLISHED_SCHEDULE = {
     "num_train_timesteps": 1000,
     "beta_start": 0.00085,
