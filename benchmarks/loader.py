@@ -28,12 +28,12 @@ from photographs import make_rows
 from PIL import Image
 from results import add_result_flags, save_results
 
-from ppldm.data.image import decode_image, decode_pixels
-from ppldm.data.index import GZIP_MEMBERS, read_index
-from ppldm.data.part import index_path
-from ppldm.data.resize import compile_kernels
-from ppldm.data.row import decode_row
-from ppldm.data.transforms import crop_pixels
+from ppldm.data.formats.index import GZIP_MEMBERS, read_index
+from ppldm.data.formats.part import index_path
+from ppldm.data.formats.row import decode_row
+from ppldm.data.images.crop import crop_pixels
+from ppldm.data.images.decode import decode_image, decode_pixels
+from ppldm.data.images.resize import compile_kernels
 from ppldm.utils.rng import Stream, make_rng
 
 LEFT_OUT = 0.1  # of the batches, before the clock starts

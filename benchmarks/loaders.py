@@ -20,11 +20,11 @@ import numpy as np
 from PIL import Image
 
 from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.formats.part import write_part
+from ppldm.data.formats.row import Row
 from ppldm.data.order import Mix
-from ppldm.data.part import write_part
-from ppldm.data.row import Row
-from ppldm.data.sampler import StepSampler
-from ppldm.data.tokenizer import CaptionTokenizer, build_vocab, load_tokenizer
+from ppldm.data.step_sampler import StepSampler
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, load_tokenizer
 from ppldm.utils.world import World
 
 BATCH_SIZE = 16

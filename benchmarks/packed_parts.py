@@ -18,9 +18,9 @@ from results import add_result_flags, save_results
 
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
-from ppldm.data.index import PACKED_LINES
+from ppldm.data.formats.index import PACKED_LINES
+from ppldm.data.formats.part import Part, write_part
 from ppldm.data.order import Mix
-from ppldm.data.part import Part, write_part
 
 
 def main() -> None:

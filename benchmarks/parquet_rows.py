@@ -19,12 +19,12 @@ from packed_parts import take_turns
 from photographs import make_rows
 from results import add_result_flags, save_results
 
-from ppldm.data import parquet_table
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.formats.parquet import table as parquet_table
+from ppldm.data.formats.part import write_part
+from ppldm.data.formats.row import Row
 from ppldm.data.order import RUN_LENGTH, WINDOW_RUNS, Mix
-from ppldm.data.part import write_part
-from ppldm.data.row import Row
 
 WINDOW_ROWS = RUN_LENGTH * WINDOW_RUNS
 

@@ -10,7 +10,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from ppldm.data.row import Row
+from ppldm.data.formats.row import Row
 
 SHORT_SIDE = 512
 _ASPECT_RATIOS = (1, 4 / 3, 3 / 2, 16 / 9)

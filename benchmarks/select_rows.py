@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 from results import add_result_flags, save_results
 
-from ppldm.data.columns import ColumnsWriter
 from ppldm.data.filelist import read_sources
-from ppldm.data.index import GZIP_MEMBERS, make_index, write_index
-from ppldm.data.part import index_path
-from ppldm.data.selection import select_rows
-from ppldm.data.sidecar import columns_key, columns_way
-from ppldm.data.where import parse_where
+from ppldm.data.formats.index import GZIP_MEMBERS, make_index, write_index
+from ppldm.data.formats.part import index_path
+from ppldm.data.select.columns import ColumnsWriter
+from ppldm.data.select.parse import parse_where
+from ppldm.data.select.selection import select_rows
+from ppldm.data.select.sidecar import columns_key, columns_spec
 
 ROWS_PER_PART = 6_667
 NUM_DISTINCT = 8
@@ -86,7 +86,7 @@ def make_part(path: Path, draw: random.Random) -> None:
     path.write_bytes(b"\0")
     table = [(row, 1, draw.randrange(200, 2000), draw.randrange(200, 2000)) for row in range(ROWS_PER_PART)]
     index = make_index(GZIP_MEMBERS, 1, 0, table)
-    with open(columns_way().index_path(path), "wb") as file:
+    with open(columns_spec().index_path(path), "wb") as file:
         columns = ColumnsWriter(file)
         for row in range(ROWS_PER_PART):
             url = f"https://host{draw.randrange(5000)}.example/{draw.getrandbits(64):016x}.jpg"

@@ -114,9 +114,9 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> dict:
     from photographs import make_rows
 
     from ppldm.data.filelist import write_filelist
-    from ppldm.data.part import write_part
-    from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
-    from ppldm.models.build import build_autoencoder, save_part
+    from ppldm.data.formats.part import write_part
+    from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+    from ppldm.families.build import build_autoencoder, save_part
 
     rows = make_rows(arguments.rows)
     write_part(folder / "part-00000.gz", rows)
@@ -156,11 +156,11 @@ def prepare_run(folder: Path, arguments: argparse.Namespace, name: str, workers:
 
 def our_step(run):
     """A function of a batch: one update as the loop does it, metrics included."""
-    from ppldm.training.precision import autocast
-    from ppldm.training.report import Reporter
-    from ppldm.training.step import Referee, train_step
+    from ppldm.training.monitor.report import Reporter
+    from ppldm.training.optimizer.precision import autocast
+    from ppldm.training.update import UpdateGuard, train_step
 
-    referee = Referee(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
+    referee = UpdateGuard(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
     reporter, steps = Reporter(run), iter(range(1, run.max_steps))
 
     def step(batch):
@@ -223,7 +223,7 @@ def measure_one(kind: str, folder: Path, arguments: argparse.Namespace) -> dict:
 def measure_data(folder: Path, arguments: argparse.Namespace) -> dict:
     """Shares of time that the intervals of a run with 2 workers waited for data, the first left out."""
     from ppldm.training.loop import run_loop
-    from ppldm.training.metrics import read_metrics
+    from ppldm.training.monitor.metrics import read_metrics
 
     every = max(2, arguments.steps // 3)
     run_loop(prepare_run(folder, arguments, "data", workers=2, max_steps=4 * every, logging_steps=every))

@@ -2,7 +2,7 @@
 
 import sys
 
-from ppldm.cli import run
+from ppldm.cli.main import run
 from ppldm.utils.errors import exit_on_error
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """`python -m ppldm` is `ppldm`."""
 
-from .cli import main
+from .cli.main import main
 
 main()

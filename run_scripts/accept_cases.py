@@ -98,7 +98,7 @@ def autoencoder_command(settings: Settings) -> list[str]:
     """An autoencoder with random weights: its speed is that of a trained one."""
     program = (
         "from ppldm.utils.entry import entry\nwith entry():\n"
-        "    from ppldm.models.build import build_autoencoder, save_part\n"
+        "    from ppldm.families.build import build_autoencoder, save_part\n"
         f"    save_part(build_autoencoder({str(CONFIGS / settings.size.vae)!r} + '.json', seed=0), "
         f"{str(settings.out / 'vae')!r})"
     )
@@ -112,7 +112,7 @@ def train_command(case: Case, settings: Settings) -> list[str]:
     if case.cards > 1:
         cards = ["--gpus", "0,1"] if settings.device == "gpu" else ["--nproc_per_node", "2"]
         log = settings.out / "logs" / slug(case)
-        launch = ["-m", "ppldm.training.launch", *cards, "--log_dir", str(log)]
+        launch = ["-m", "ppldm.training.distributed.launch", *cards, "--log_dir", str(log)]
     flags = {
         "output_dir": folder_of(case, settings),
         "file_list": settings.out / "data/demo.filelist.list",

@@ -75,5 +75,5 @@ distributed_launch() {
     [ -z "${IPS:-}" ] || devices+=(--ips "$IPS")
     [ -z "${MASTER:-}" ] || devices+=(--master "$MASTER" --nnodes "${NNODES:-1}")
     [ -z "${NODE_RANK:-}" ] || devices+=(--rank "$NODE_RANK")
-    exec "$PYTHON" -u -m ppldm.training.launch "${devices[@]}" --log_dir "${LAUNCH_LOG_DIR:-log}" "$@"
+    exec "$PYTHON" -u -m ppldm.training.distributed.launch "${devices[@]}" --log_dir "${LAUNCH_LOG_DIR:-log}" "$@"
 }

@@ -63,7 +63,7 @@ cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc believes these
 processes=$((cores > 1 ? 2 : 1))
 [[ $DEVICE == cpu ]] || processes=1
 train=("$python" -u)
-((processes == 1)) || train+=(-m ppldm.training.launch --nproc_per_node "$processes" --log_dir "$out/log")
+((processes == 1)) || train+=(-m ppldm.training.distributed.launch --nproc_per_node "$processes" --log_dir "$out/log")
 
 # The five stages. Each resumes by itself when the same command runs again.
 data_command=(

@@ -116,10 +116,10 @@ class Tiny:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Tiny:
     from ppldm.data.filelist import write_filelist
-    from ppldm.data.part import write_part
-    from ppldm.data.row import Row
-    from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
-    from ppldm.models.build import build_autoencoder, save_part
+    from ppldm.data.formats.part import write_part
+    from ppldm.data.formats.row import Row
+    from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+    from ppldm.families.build import build_autoencoder, save_part
 
     folder = tmp_path_factory.mktemp("tiny")
     rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppldm.cli import COMMANDS
+from ppldm.cli.main import COMMANDS
 from ppldm.training.arguments import make_parser
 from ppldm.utils.device import BUILDS
 

@@ -67,7 +67,7 @@ def test_every_extra_is_declared(declared):
     assert declared["extras_require"].keys() == {
         *("cpu", "gpu", "data", "demo", "tensorboard", "wandb", "test", "parity")
     }
-    assert declared["entry_points"]["console_scripts"] == ["ppldm = ppldm.cli:main"]
+    assert declared["entry_points"]["console_scripts"] == ["ppldm = ppldm.cli.main:main"]
 
 
 @pytest.mark.parametrize("python", PYTHONS)

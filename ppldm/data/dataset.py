@@ -30,18 +30,18 @@ import numpy as np
 
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Stream, make_rng
+from .bad_rows import BadRows
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
-from .handlers import BadRows
-from .image import decode_pixels
+from .formats.row import Row
+from .formats.watched import WatchedPart
+from .images.crop import crop_pixels
+from .images.decode import decode_pixels
+from .images.resize import INTERPOLATIONS
 from .open_parts import OpenParts, count_open_parts
 from .order import Successors
-from .resize import INTERPOLATIONS
-from .row import Row
-from .selection import Selection, select_rows
-from .tokenizer import CaptionTokenizer
-from .transforms import crop_pixels
-from .watched import WatchedPart
+from .select.selection import Selection, select_rows
+from .text.tokenizer import CaptionTokenizer
 
 
 class TextImageDataset:

@@ -6,7 +6,7 @@ relative path is taken from the folder of the file that names it, or else, where
 directory.
 
 Weights count only where every line has one; a list in which some have is an error. Of a pattern, each filelist has the
-weight and the options of the line. Known options: `layout=NAME`, the column order of part files (`ppldm.data.layouts`);
+weight and the options of the line. Known options: `layout=NAME`, the column order of part files (`formats.layouts`);
 lists without it have the one that the caller says. `format=`, one of FORMATS. `idx_to_prompt=` (or `class_mapping=`),
 for WebDataset shards of classes: a JSON file {class number: caption}.
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from ..utils.errors import FilelistError
 from ..utils.files import write_text
 from ..utils.workers import map_in_threads
-from .layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
+from .formats.layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv")
 _CHOICES = {"layout": LAYOUTS, "format": FORMATS}

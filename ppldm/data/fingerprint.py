@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .filelist import Source
-from .tar_shard import read_prompts
+from .formats.tar import read_class_prompts
 
 # What is read as such files are, and not other files that it names.
 _FORMATS_OF_CONTENT = ("part", "webdataset", "parquet")
@@ -132,7 +132,7 @@ def _find_part(old: ListPrint, new: ListPrint) -> str | None:
 def _options(source: Source) -> dict[str, str | None]:
     prompts = None
     if source.idx_to_prompt is not None:
-        table = json.dumps(read_prompts(str(source.idx_to_prompt)), sort_keys=True)
+        table = json.dumps(read_class_prompts(str(source.idx_to_prompt)), sort_keys=True)
         prompts = f"CRC-32 {zlib.crc32(table.encode()):08x}"
     layout = source.layout if source.format == "part" else None
     return {"format": source.format, "layout": layout, "idx_to_prompt": prompts}

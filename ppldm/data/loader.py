@@ -6,7 +6,7 @@ A batch is a dict of paddle tensors, the keys of `ppldm.data.dataset` with a lea
 Paddle turns an exception in a worker, or in its reader thread, into a fatal error of its own without the message. So
 errors travel as data, in place of the batch, and are raised where the batch is taken.
 
-Large arrays come through memory of our own (`ppldm.data.slots`), the rest through pipes, and nothing through Paddle's
+Large arrays come through memory of our own (`data.shared_memory`), the rest through pipes, and nothing through Paddle's
 shared memory: for that a worker would allocate in Paddle's C++, whose locks a fork may have copied while another thread
 held them, and then it waits for ever; and a small /dev/shm kills it.
 
@@ -31,9 +31,9 @@ from paddle.io import DataLoader, Dataset
 from ..utils.errors import DataError, PpldmError, debugging, describe
 from ..utils.signals import end_with_parent
 from .dataset import TextImageDataset
-from .resize import compile_kernels
-from .sampler import StepSampler
-from .slots import Slots, Stored
+from .images.resize import compile_kernels
+from .shared_memory import Slots, Stored
+from .step_sampler import StepSampler
 
 _PREFETCH_FACTOR = 2
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from .filelist import Source
+from .formats.watched import WatchedPart
 from .order import RUN_LENGTH, WINDOW_RUNS
-from .watched import WatchedPart
 
 _MIN_OPEN_PARTS = 16
 # A part of ordinary gzip has two files open, itself and its seek points; the rest of the process needs some as well.

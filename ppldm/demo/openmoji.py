@@ -28,7 +28,7 @@ from typing import Annotated
 from PIL import Image
 
 from ..data.filelist import write_filelist
-from ..laion.convert import convert_source
+from ..prepare.convert.convert import convert_source
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ..utils.files import make_output_dir, write_json, write_text
 from ..utils.jobs import find_changes
@@ -81,7 +81,7 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
 
     Raises EnvironmentProblem without the packages, OutputError for a folder that cannot be written.
     """
-    from ..data.tokenizer import CaptionTokenizer, build_vocab
+    from ..data.text.tokenizer import CaptionTokenizer, build_vocab
 
     catalog = read_catalog(language)
     chosen = QUICKSTART if subset == "quickstart" else None

@@ -46,8 +46,8 @@ def app(
     offline: bool = False,  # never touch the network
 ):
     """Draw with a trained model on a small web page."""
-    from ..models.weights.fetch import check_name
     from ..utils.entry import entry
+    from ..weights.fetch import check_name
 
     check_name(model)
     with entry():
@@ -77,7 +77,7 @@ def make_app(pipeline, name: str, hosts=()):
     from flask import Flask, g, jsonify, render_template_string, request
     from werkzeug.exceptions import HTTPException
 
-    from .samplers import SAMPLERS
+    from ..diffusion.samplers import SAMPLERS
 
     flask = Flask("ppldm")
     flask.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES

@@ -1,4 +1,4 @@
-"""Trained models as folders that other programs load (the layouts are in ppldm/models/weights/write.py)."""
+"""Trained models as folders that other programs load (the layouts are in ppldm/weights/write.py)."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,20 +19,20 @@ def export(
     offline: bool = False,  # never touch the network
 ):
     """Write a trained model for ppdiffusers, diffusers or CompVis' code."""
-    from ..models.weights.fetch import check_name, local_path
     from ..utils.cpu import import_paddle_quietly, prepare_cpu
+    from ..weights.fetch import check_name, locate_model
 
     if safetensors and to == "compvis":
         raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; leave one of them away")
     check_name(model)
     prepare_cpu()
     import_paddle_quietly()
-    from ..models.weights.read import PART_FOLDERS, read_weights
-    from ..models.weights.write import DIFFUSERS_TEXT_LENGTH, drawn_by_diffusers, facts_of, write_weights
     from ..utils.log import get_logger, quiet_libraries
+    from ..weights.read import PART_FOLDERS, read_weights
+    from ..weights.write import DIFFUSERS_TEXT_LENGTH, drawn_by_diffusers, metadata_of, write_weights
 
     quiet_libraries()
-    source, target = local_path(model, PART_FOLDERS, offline), Path(out)
+    source, target = locate_model(model, PART_FOLDERS, offline), Path(out)
     refuse_to_overwrite(source, target)
     weights = read_weights(source, yaml_file=original_config_file, ema=ema)
     if tokenizer:
@@ -45,7 +45,7 @@ def export(
         get_logger().warning(
             "diffusers' LDMTextToImagePipeline pads captions to %d tokens, and this model was trained with %d: "
             "ppldm draws with the export, diffusers does not",
-            *(DIFFUSERS_TEXT_LENGTH, facts_of(weights)["model_max_length"]),
+            *(DIFFUSERS_TEXT_LENGTH, metadata_of(weights)["model_max_length"]),
         )
     write_weights(weights, to, target, dtype, safetensors)
     get_logger().info("%s for %s in %s", model, to, target)
@@ -61,16 +61,16 @@ def refuse_to_overwrite(source: Path, target: Path) -> None:
         raise ConfigError(f"--out {target} holds the model to export; choose another folder")
 
 
-def export_pipeline(model, tokenizer, folder, ema, facts: dict) -> None:
+def export_pipeline(model, tokenizer, folder, ema, metadata: dict) -> None:
     """Write a live LatentDiffusionModel as a ppdiffusers pipeline, with the averaged weights where `ema` is given.
 
-    `tokenizer`: a CaptionTokenizer; `facts` go to ppldm.json.
+    `tokenizer`: a CaptionTokenizer; `metadata` go to ppldm.json.
     """
-    from ..models.build import weights_of
-    from ..models.weights.write import write_weights
+    from ..families.build import weights_of
+    from ..weights.write import write_weights
 
     with ema.applied() if ema else nullcontext():
         weights = weights_of(model)
     weights.tokenizer = tokenizer
-    weights.facts = {**facts, "ema": ema is not None}
+    weights.metadata = {**metadata, "ema": ema is not None}
     write_weights(weights, "ppdiffusers", folder)

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ..models.weights.fetch import check_name
 from ..utils.device import use_device
 from ..utils.errors import ConfigError
 from ..utils.rng import MAX_SEED
+from ..weights.fetch import check_name
 from .prompts import Request, check_prompt, read_requests
 
 SAMPLER_NAMES = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "dpm-solver++")
@@ -68,7 +68,7 @@ def generate(
         os.environ["OMP_NUM_THREADS"] = "1"
     with entry():
         from ..utils.log import quiet_libraries
-        from ..utils.world import meet
+        from ..utils.world import barrier
         from .pipeline import load
 
         if device:
@@ -81,7 +81,7 @@ def generate(
         if world.is_main:
             warn_of_unknown_words(pipeline, wanted)
         draw_plan(pipeline, plan, Path(out), batch_size=batch_size, world=world)
-        meet(world)
+        barrier(world)
         if world.is_main:
             write_summary(pipeline, plan, Path(out), columns)
 

@@ -19,20 +19,20 @@ from functools import cached_property
 import numpy as np
 import paddle
 
-from ..data.tokenizer import CaptionTokenizer, load_tokenizer
-from ..models.autoencoder import to_unit_range
-from ..models.build import build_model, downscale_factor
-from ..models.ldm import LatentDiffusionModel
-from ..models.model_file import checksum_arrays
-from ..models.weights.fetch import local_path
-from ..models.weights.read import PART_FOLDERS, SCHEDULER_CLASS, read_weights
-from ..models.weights.write import facts_of
+from ..data.text.tokenizer import CaptionTokenizer, load_tokenizer
+from ..diffusion.samplers import SAMPLERS
+from ..families.autoencoder import to_unit_range
+from ..families.build import build_model, downscale_factor
+from ..families.ldm import LatentDiffusionModel
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
 from ..utils.rng import MAX_SEED
+from ..weights.fetch import locate_model
+from ..weights.model_file import checksum_arrays
+from ..weights.read import PART_FOLDERS, SCHEDULER_CLASS, read_weights
+from ..weights.write import metadata_of
+from .guided import draw, to_pictures
 from .prompts import check_prompt
-from .sample import draw, to_pictures
-from .samplers import SAMPLERS
 
 DDIM = "DDIMScheduler"  # the class of a stored scheduler that ddim is
 
@@ -45,7 +45,7 @@ def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, 
     `tokenizer`: a folder with vocab.txt, where the model brings none. `offline`: never touch the network.
     Raises ModelError or ConfigError.
     """
-    source = local_path(path, PART_FOLDERS, offline)
+    source = locate_model(path, PART_FOLDERS, offline)
     weights = read_weights(source, yaml_file=original_config_file, ema=ema)
     folder = tokenizer or weights.tokenizer
     if folder is None:
@@ -58,11 +58,11 @@ def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, 
             *(path, own),
         )
     model = build_model(weights, path)
-    facts = facts_of(weights)
+    metadata = metadata_of(weights)
     for name in ("model_max_length", "resolution"):
-        if not isinstance(facts[name], int) or facts[name] < 1:
-            raise ModelError(f"{path}: {name} {facts[name]!r} of ppldm.json is no whole number from 1; copy it again")
-    return TextToImage(model, load_tokenizer(folder, facts["model_max_length"]), facts["resolution"])
+        if not isinstance(metadata[name], int) or metadata[name] < 1:
+            raise ModelError(f"{path}: {name} {metadata[name]!r} of ppldm.json must be 1 or more; copy it again")
+    return TextToImage(model, load_tokenizer(folder, metadata["model_max_length"]), metadata["resolution"])
 
 
 class TextToImage:

@@ -4,7 +4,7 @@ import sys
 from json import dumps
 from typing import Annotated
 
-from ..data.layouts import DEFAULT_LAYOUT
+from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..utils.errors import DataError
 from ..utils.workers import check_workers
 from .parts import describe_bad_parts, index_parts, list_parts

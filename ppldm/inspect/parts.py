@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..data.container import Rows, open_part, summarize
 from ..data.filelist import Source, read_sources
-from ..data.layouts import DEFAULT_LAYOUT
-from ..data.sidecar import ensure_columns
+from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.formats.open import Rows, open_part, summarize
+from ..data.select.sidecar import ensure_columns
 from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import make_output_dir
 from ..utils.log import progress

@@ -22,12 +22,12 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated
 
-from ..data.container import Rows
-from ..data.csv_table import list_images
 from ..data.filelist import write_filelist
-from ..data.layouts import DEFAULT_LAYOUT
-from ..data.part import Part, index_path, write_part
-from ..data.row import Row
+from ..data.formats.csv_table import list_images
+from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.formats.open import Rows
+from ..data.formats.part import Part, index_path, write_part
+from ..data.formats.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
 from ..utils.files import read_json, write_json
 from ..utils.jobs import JobFolder, Piece, as_json, earlier_input, has_key, list_pieces, take_fingerprint

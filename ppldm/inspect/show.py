@@ -7,8 +7,8 @@ from typing import Annotated
 
 import numpy as np
 
-from ..data.image import decode_image
-from ..data.layouts import DEFAULT_LAYOUT
+from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.images.decode import decode_image
 from ..utils.errors import ConfigError, DataError, RowError
 from ..utils.log import get_logger
 from ..utils.workers import check_workers

@@ -15,8 +15,8 @@ from typing import Annotated
 
 import numpy as np
 
-from ..data.coverage import Coverage, CoverageMeter
-from ..data.layouts import DEFAULT_LAYOUT
+from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.text.coverage import Coverage, CoverageMeter
 from ..utils.errors import RowError
 from ..utils.files import atomic_write
 from ..utils.workers import check_workers
@@ -91,7 +91,7 @@ def stats(
 
 
 def _open_meter(tokenizer: str, max_length: int) -> CoverageMeter:
-    from ..data.tokenizer import load_tokenizer
+    from ..data.text.tokenizer import load_tokenizer
 
     return CoverageMeter(load_tokenizer(tokenizer, max_length))
 

@@ -8,8 +8,8 @@ from json import dumps
 from typing import Annotated
 
 from ..data.filelist import write_filelist
-from ..data.image import decode_image
-from ..data.layouts import DEFAULT_LAYOUT
+from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.images.decode import decode_image
 from ..utils.errors import DataError, RowError
 from ..utils.workers import check_workers
 from .parts import (

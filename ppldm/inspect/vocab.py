@@ -12,7 +12,7 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated
 
-from ..data.layouts import DEFAULT_LAYOUT
+from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.workers import check_workers
 from .parts import Indexed, Span, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
@@ -36,8 +36,8 @@ def vocab(
     json: bool = False,  # print the numbers as JSON
 ):  # fmt: skip
     """Make a tokenizer from captions: English, Chinese, or both mixed."""
-    from ..data.tokenizer import SPECIAL_TOKENS, CaptionTokenizer
-    from ..data.vocabulary import LANGUAGES, learn_vocabulary
+    from ..data.text.tokenizer import SPECIAL_TOKENS, CaptionTokenizer
+    from ..data.text.vocabulary import LANGUAGES, learn_vocabulary
 
     languages = list(dict.fromkeys(language))
     if unknown := [name for name in languages if name not in LANGUAGES]:
@@ -80,7 +80,7 @@ def count_caption_words(indexed: Indexed, max_rows: int, num_workers: int) -> tu
 
 def count_span(span: Span) -> Counter:
     """How often each word comes in the captions of a span."""
-    from ..data.tokenizer import count_words
+    from ..data.text.tokenizer import count_words
 
     return count_words(read_captions(span))
 
@@ -100,7 +100,7 @@ def read_captions(span: Span) -> list[str]:
 
 def measure_fit(tokenizer, indexed: Indexed, max_length: int, num_workers: int) -> dict:
     """How the tokenizer fits captions, of at most 20,000 rows spread evenly."""
-    from ..data.coverage import Coverage, CoverageMeter
+    from ..data.text.coverage import Coverage, CoverageMeter
 
     measure = partial(measure_span, meter=CoverageMeter(tokenizer))
     found = Coverage()

@@ -72,9 +72,7 @@ def check_precision(arguments) -> None:
             "omit one of them"
         )
     if arguments.fp16_opt_level not in ("O1", "O2"):
-        raise ConfigError(
-            f"--fp16_opt_level {arguments.fp16_opt_level} must be O1 or O2; omit --fp16 for float32"
-        )
+        raise ConfigError(f"--fp16_opt_level {arguments.fp16_opt_level} must be O1 or O2; omit --fp16 for float32")
 
 
 def check_sharding(arguments) -> None:

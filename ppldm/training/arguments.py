@@ -23,8 +23,8 @@ from ..utils.files import local_path
 from ..utils.log import get_logger
 from .argument_checks import check_ranges, check_training, warn_of_workers
 from .flag_help import HELP
-from .optim import LR_SCHEDULES
-from .sinks import check_reporters
+from .monitor.sinks import check_reporters
+from .optimizer.optim import LR_SCHEDULES
 
 # Spelling of the published no-trainer script -> spelling of the Trainer.
 ALIASES = {

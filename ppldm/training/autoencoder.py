@@ -9,42 +9,36 @@ import paddle
 from ..config.arguments import AutoencoderArguments, DataArguments
 from ..data.dataset import TextImageDataset
 from ..data.order import Mix
+from ..families.autoencoder import AutoencoderObjective, latent_statistics, psnr, reconstruct
+from ..families.build import build_autoencoder, describe_autoencoder, latent_shape, save_part
 from ..inference.grid import tile
-from ..inference.sample import to_pictures
-from ..models.autoencoder import AutoencoderObjective, latent_statistics, psnr, reconstruct
-from ..models.build import build_autoencoder, describe_autoencoder, latent_shape, save_part
+from ..inference.guided import to_pictures
 from ..utils.errors import ConfigError
 from ..utils.files import atomic_dir, write_json
 from ..utils.log import get_logger, progress
 from ..utils.world import World
 from .arguments import LDMTrainingArguments
-from .checkpoint import TrainingState
-from .interval import Interval, gather_objects
-from .optim import build_optimizer
-from .precision import autocast, warn_of_cpu
-from .resume import restore
-from .run import (
-    TrainingRun,
-    bad_row_policy,
-    count_steps,
-    detect_world,
-    open_sources,
-    prepare_output,
-    resolved_config,
-    run_identity,
-    select_training_rows,
-)
-from .sharding import log_share
-from .validation import (
-    deal_back,
+from .checkpoint.checkpoint import TrainingState
+from .checkpoint.resume import restore
+from .distributed.detect import detect_world
+from .identity import resolved_config, run_identity
+from .monitor.interval_metrics import IntervalMetrics, gather_objects
+from .monitor.validation import (
+    gather_in_order,
     make_batch,
     open_held_out_sources,
     select_held_out,
-    share,
+    shard,
     spread,
     undisturbed,
     validation_loss,
 )
+from .optimizer.optim import build_optimizer
+from .optimizer.precision import autocast, warn_of_cpu
+from .optimizer.sharding import log_share
+from .rows import bad_row_policy, count_steps, open_sources, select_training_rows
+from .run import TrainingRun
+from .run_folder import prepare_output
 
 VAE_DIR = "vae"
 NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the rows
@@ -103,8 +97,8 @@ def prepare_autoencoder(
 
     held_out = select_held_out(held_out_sources, dataset, make_dataset, data_arguments, arguments, world)
 
-    def export(facts: dict) -> Path:
-        return export_autoencoder(vae, dataset, Path(arguments.output_dir, VAE_DIR), facts)
+    def export(metadata: dict) -> Path:
+        return export_autoencoder(vae, dataset, Path(arguments.output_dir, VAE_DIR), metadata)
 
     return TrainingRun(
         arguments=arguments,
@@ -119,7 +113,7 @@ def prepare_autoencoder(
         description=description,
         checkpoint=checkpoint,
         start_step=start_step,
-        interval=Interval(world, state=unlogged, max_skipped_share=data_arguments.max_skipped_share),
+        interval=IntervalMetrics(world, state=unlogged, max_skipped_share=data_arguments.max_skipped_share),
         draw_every=vae_arguments.image_logging_steps,
         draw=draw,
         export=export,
@@ -133,12 +127,12 @@ def reconstruction_pictures(state: TrainingState, vae, dataset: TextImageDataset
     The ranks share the rows; all know the number, the main one has the picture. A collective call.
     """
     rows, found = spread(len(dataset), NUM_PICTURES), []
-    mine = [rows[number] for number in share(len(rows), world)]
+    mine = [rows[number] for number in shard(len(rows), world)]
     with undisturbed(state):
         if mine:
             pixels = make_batch(dataset, mine)["pixel_values"]
             found = list(zip(pixels.numpy(), reconstruct(vae, pixels).astype("float32").numpy(), strict=True))
-    originals, decoded = (np.stack(side) for side in zip(*deal_back(gather_objects(found, world)), strict=True))
+    originals, decoded = (np.stack(side) for side in zip(*gather_in_order(gather_objects(found, world)), strict=True))
     numbers = {"psnr": psnr(paddle.to_tensor(originals), paddle.to_tensor(decoded))}
     if not world.is_main:
         return {}, numbers
@@ -146,7 +140,7 @@ def reconstruction_pictures(state: TrainingState, vae, dataset: TextImageDataset
     return {"reconstruction": tile(pictures, len(originals))}, numbers
 
 
-def export_autoencoder(vae, dataset: TextImageDataset, folder: Path, facts: dict) -> Path:
+def export_autoencoder(vae, dataset: TextImageDataset, folder: Path, metadata: dict) -> Path:
     """Measure the latents, put 1 / std into the config as scaling_factor, and write the VAE's folder."""
     vae.eval()
     rows = spread(len(dataset), NUM_MEASURED)
@@ -158,7 +152,7 @@ def export_autoencoder(vae, dataset: TextImageDataset, folder: Path, facts: dict
     with atomic_dir(folder) as target:
         save_part(vae, target)
         describe_autoencoder(vae).write(target)
-        write_json(target / "ppldm.json", {**facts, **statistics, "scaling_factor": scaling_factor})
+        write_json(target / "ppldm.json", {**metadata, **statistics, "scaling_factor": scaling_factor})
     return folder
 
 

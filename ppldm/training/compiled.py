@@ -14,7 +14,7 @@ import warnings
 import paddle
 
 from ..utils.log import get_logger
-from ..utils.world import World, meet
+from ..utils.world import World, barrier
 
 
 def compile_predict(model):
@@ -46,5 +46,5 @@ class CompiledPrediction:
             predicted = self._predict(noisy, timesteps, input_ids)
         get_logger().info("--to_static: compiled in %.1f s", time.perf_counter() - started)
         self._is_ready = True
-        meet(self._world)
+        barrier(self._world)
         return predicted

@@ -8,9 +8,9 @@ import argparse
 from pathlib import Path
 
 from ..config.arguments import KNOWN_MODELS
-from ..data.tokenizer import check_tokenizer
-from ..models.weights.fetch import check_name
+from ..data.text.tokenizer import check_tokenizer
 from ..utils.errors import ConfigError
+from ..weights.fetch import check_name
 from .network_flags import check_networks
 
 

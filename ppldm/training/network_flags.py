@@ -4,11 +4,11 @@ known in a fraction of a second, and training would be minutes away from saying 
 from pathlib import Path
 
 from ..config.arguments import ModelArguments
-from ..models.model_file import has_model_file, read_model_file
-from ..models.network_configs import check_fit, read_new_config
-from ..models.weights.configs import CONFIG_FILES, read_config
-from ..models.weights.read import PART_FOLDERS, find_part
+from ..networks.configs import check_fit, read_new_config
 from ..utils.errors import ConfigError
+from ..weights.configs import CONFIG_FILES, read_config
+from ..weights.model_file import has_model_file, read_model_file
+from ..weights.read import PART_FOLDERS, find_part
 
 _FLAGS = (
     *("text_encoder_config_file", "unet_config_file", "vae_name_or_path", "unet_name_or_path"),

@@ -11,47 +11,41 @@ import paddle
 from ..config.arguments import DEFAULT_TOKENIZER, DataArguments, ModelArguments
 from ..data.dataset import TextImageDataset
 from ..data.order import Mix
-from ..data.tokenizer import load_tokenizer
+from ..data.text.tokenizer import load_tokenizer
+from ..families.build import build_ldm, describe_ldm, latent_shape
 from ..inference.export import export_pipeline
 from ..inference.generate import read_prompts
 from ..inference.grid import prompt_grid, tile
-from ..inference.sample import draw, sample_latents, to_pictures
-from ..models.build import build_ldm, describe_ldm, latent_shape
-from ..models.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
-from ..models.model_file import TokenizerFiles
-from ..models.weights.fetch import local_path
-from ..models.weights.read import PART_FOLDERS, find_tokenizer
+from ..inference.guided import draw, sample_latents, to_pictures
+from ..networks.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.world import World
+from ..weights.fetch import locate_model
+from ..weights.model_file import TokenizerFiles
+from ..weights.read import PART_FOLDERS, find_tokenizer
 from .arguments import LDMTrainingArguments
-from .captions import first_caption, report_captions
-from .checkpoint import TrainingState
+from .checkpoint.checkpoint import TrainingState
+from .checkpoint.resume import restore
 from .compiled import CompiledPrediction
-from .interval import Interval, gather_objects
-from .optim import build_optimizer
-from .precision import autocast, decorate, make_scaler, warn_of_cpu
-from .resume import restore
-from .run import (
-    TrainingRun,
-    bad_row_policy,
-    count_steps,
-    detect_world,
-    open_sources,
-    prepare_output,
-    resolved_config,
-    run_identity,
-    select_training_rows,
-)
-from .sharding import log_share
-from .validation import (
-    deal_back,
+from .distributed.detect import detect_world
+from .identity import resolved_config, run_identity
+from .monitor.captions import first_caption, report_captions
+from .monitor.interval_metrics import IntervalMetrics, gather_objects
+from .monitor.validation import (
+    gather_in_order,
     open_held_out_sources,
     select_held_out,
-    share,
+    shard,
     undisturbed,
     validation_loss,
 )
+from .optimizer.optim import build_optimizer
+from .optimizer.precision import autocast, decorate, make_scaler, warn_of_cpu
+from .optimizer.sharding import log_share
+from .rows import bad_row_policy, count_steps, open_sources, select_training_rows
+from .run import TrainingRun
+from .run_folder import prepare_output
 
 NUM_PICTURES = 8  # of the batch, as published, or at a time
 # Settings that the loss depends on.
@@ -138,13 +132,13 @@ def prepare_text_to_image(
 
     held_out = select_held_out(held_out_sources, dataset, make_dataset, data_arguments, arguments, world)
 
-    def export(facts: dict) -> Path:
+    def export(metadata: dict) -> Path:
         folder = Path(arguments.output_dir, PIPELINE_DIR)
-        facts |= {
+        metadata |= {
             "model_max_length": model_arguments.model_max_length,
             "example_prompt": prompts[0] if prompts else first_caption(dataset),
         }
-        export_pipeline(model, tokenizer, folder, ema, facts)
+        export_pipeline(model, tokenizer, folder, ema, metadata)
         return folder
 
     return TrainingRun(
@@ -160,7 +154,9 @@ def prepare_text_to_image(
         description=description,
         checkpoint=checkpoint,
         start_step=start_step,
-        interval=Interval(world, model.noise_schedule.num_train_timesteps, unlogged, data_arguments.max_skipped_share),
+        interval=IntervalMetrics(
+            world, model.noise_schedule.num_train_timesteps, unlogged, data_arguments.max_skipped_share
+        ),
         draw_every=model_arguments.image_logging_steps,
         draw=draw_samples,
         export=export,
@@ -184,8 +180,8 @@ def draw_sample_pictures(
     the first NUM_PICTURES samples of the ranks' batches. The ranks share the work; a collective call.
     """
     model = state.model
-    own = {name: batch[name][: len(share(NUM_PICTURES, world))] for name in model.input_names}
-    my_prompts = [prompts[number] for number in share(len(prompts), world)]
+    own = {name: batch[name][: len(shard(NUM_PICTURES, world))] for name in model.input_names}
+    my_prompts = [prompts[number] for number in shard(len(prompts), world)]
     chunks = [my_prompts[start : start + NUM_PICTURES] for start in range(0, len(my_prompts), NUM_PICTURES)]
     shape, empty = tuple(batch["noise"].shape[1:]), paddle.to_tensor(tokenizer.encode([""]))
     bar = progress(
@@ -211,10 +207,10 @@ def draw_sample_pictures(
             if not prompts and len(own["noise"]):
                 latents = sample_latents(model, own["input_ids"], empty, own["noise"], scale, **settings)
                 pictures += list(to_pictures(model.decode(latents)))
-    hands = gather_objects(found, world)
+    gathered = gather_objects(found, world)
     if not world.is_main:
         return {}
-    drawn = {tag: deal_back([hand[tag] for hand in hands]) for tag in found}
+    drawn = {tag: gather_in_order([one[tag] for one in gathered]) for tag in found}
     captions, pairs = drawn.pop("captions"), drawn.pop("reconstruction")
     both = np.stack([original for original, _ in pairs] + [decoded for _, decoded in pairs])
     samples = {
@@ -259,7 +255,7 @@ def tokenizer_source(arguments: ModelArguments) -> str:
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
     if arguments.pretrained_text_encoder_name:
-        folder = local_path(
+        folder = locate_model(
             arguments.pretrained_text_encoder_name, {"text_encoder": ("text_encoder",)}, arguments.offline
         )
         own = find_tokenizer(folder)
@@ -269,7 +265,7 @@ def tokenizer_source(arguments: ModelArguments) -> str:
             )
         return str(own)
     if arguments.starts_from_pipeline:
-        own = find_tokenizer(local_path(arguments.model_name_or_path, PART_FOLDERS, arguments.offline))
+        own = find_tokenizer(locate_model(arguments.model_name_or_path, PART_FOLDERS, arguments.offline))
         if own:
             return str(own)
     return DEFAULT_TOKENIZER

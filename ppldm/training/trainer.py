@@ -13,13 +13,13 @@ from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback
 
 from ..utils.log import get_logger
 from ..utils.rank_watch import waiting
-from .checkpoint import load_optimizer
-from .precision import autocast, half_type, precision_name
-from .report import Reporter, TimedBatches
+from .checkpoint.checkpoint import load_optimizer
+from .distributed.signals import stop_on_signals
+from .monitor.report import Reporter, TimedBatches
+from .optimizer.precision import autocast, half_type, precision_name
+from .optimizer.sharding import gradient_shares
 from .run import TrainingRun
-from .sharding import gradient_shares
-from .signals import stop_on_signals
-from .step import Referee, update_average
+from .update import UpdateGuard, update_average
 
 
 class LatentDiffusionTrainer(Trainer):
@@ -43,7 +43,7 @@ class LatentDiffusionTrainer(Trainer):
         self.micro_batches: list[dict] = []
         self.micro_losses: list = []
         self.stopping = False  # whether all ranks agreed that the last update was the last
-        self.referee = Referee(
+        self.guard = UpdateGuard(
             run.state, run.world, run.arguments.max_skipped_updates, self.autocast_smart_context_manager
         )
         super().__init__(
@@ -127,7 +127,7 @@ class _UpdateCallback(TrainerCallback):
     def on_optimizer_begin(self, args, state, control, scaler=None, **kwargs):
         """All gradients are there, no weight has changed yet."""
         trainer = self.trainer
-        self.update = trainer.referee.settle(trainer.micro_losses, trainer.micro_batches, bool(self.request))
+        self.update = trainer.guard.settle(trainer.micro_losses, trainer.micro_batches, bool(self.request))
         self.last_epoch = trainer.lr_scheduler.last_epoch
 
     def on_optimizer_end(self, args, state, control, **kwargs):
@@ -146,7 +146,7 @@ class _UpdateCallback(TrainerCallback):
         trainer.micro_batches, trainer.micro_losses = [], []
         self.save_is_due |= trainer.run.saves_after(state.global_step)
         at_the_end = self.update.stop or state.global_step == trainer.run.max_steps
-        control.should_save = at_the_end or (self.save_is_due and not trainer.referee.num_skipped_in_a_row)
+        control.should_save = at_the_end or (self.save_is_due and not trainer.guard.num_skipped_in_a_row)
         self.save_is_due &= not control.should_save
         control.should_training_stop |= self.update.stop
         trainer.stopping = self.update.stop

@@ -29,10 +29,10 @@ class World:
         return cls(int(os.environ.get("PADDLE_TRAINER_ID", 0)), int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
 
 
-_calls = 0  # of `meet` in this process
+_calls = 0  # of `barrier` in this process
 
 
-def meet(world: World) -> None:
+def barrier(world: World) -> None:
     """A barrier that waits as long as `watch_ranks` lets it; every rank must call it the same number of times.
 
     Paddle's collectives on CPUs (gloo) fail after 30 seconds: a rank must not be in one while another one, as a rule

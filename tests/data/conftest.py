@@ -8,9 +8,9 @@ from PIL import Image
 
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
-from ppldm.data.part import write_part
-from ppldm.data.row import Row
-from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.data.formats.part import write_part
+from ppldm.data.formats.row import Row
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from ppldm.data.bad_rows import BadRows
 from ppldm.data.filelist import read_sources, write_filelist
-from ppldm.data.handlers import BadRows
-from ppldm.data.image import decode_pixels
+from ppldm.data.formats.part import Part, write_part
+from ppldm.data.formats.row import Row, encode_row
+from ppldm.data.images.crop import crop_pixels
+from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images.resize import INTERPOLATIONS
 from ppldm.data.order import Mix
-from ppldm.data.part import Part, write_part
-from ppldm.data.resize import INTERPOLATIONS
-from ppldm.data.row import Row, encode_row
-from ppldm.data.transforms import crop_pixels
 from ppldm.utils.errors import ConfigError, DataError, RowError
 
 

@@ -16,7 +16,7 @@ from ppldm.data.filelist import (
     read_sources,
     write_filelist,
 )
-from ppldm.data.layouts import LAYOUTS
+from ppldm.data.formats.layouts import LAYOUTS
 from ppldm.utils.errors import ConfigError, FilelistError
 
 ROOT = Path(__file__).resolve().parents[2]

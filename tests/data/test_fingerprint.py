@@ -11,9 +11,9 @@ import pytest
 
 from ppldm.data.filelist import Source, read_sources, write_filelist
 from ppldm.data.fingerprint import Fingerprint, PartPrint, find_difference, find_same_part, take_fingerprint
-from ppldm.data.part import write_part
-from ppldm.data.selection import select_rows
-from ppldm.data.tar_shard import read_prompts
+from ppldm.data.formats.part import write_part
+from ppldm.data.formats.tar import read_class_prompts
+from ppldm.data.select.selection import select_rows
 
 
 def make_print(lists, **options):
@@ -94,7 +94,7 @@ def test_the_table_of_classes_is_part_of_the_data(tmp_path):
         (tmp_path / "table.json").write_text(json.dumps({"0": caption}))
         os.utime(tmp_path / "table.json", (1, 1))
         source = Source(Path("s"), (), format="webdataset", idx_to_prompt=tmp_path / "table.json")
-        read_prompts.cache_clear()
+        read_class_prompts.cache_clear()
         prints.append(take_fingerprint([source], [], []))
     assert prints[0].digest != prints[1].digest
     assert "idx_to_prompt CRC-32" in find_difference(*prints)

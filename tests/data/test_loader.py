@@ -9,12 +9,12 @@ import numpy as np
 import paddle
 import pytest
 
+from ppldm.data.bad_rows import BadRows
 from ppldm.data.filelist import read_sources, write_filelist
-from ppldm.data.handlers import BadRows
+from ppldm.data.formats.row import encode_row
 from ppldm.data.loader import build_loader
 from ppldm.data.order import Mix
-from ppldm.data.row import encode_row
-from ppldm.data.sampler import StepSampler
+from ppldm.data.step_sampler import StepSampler
 from ppldm.utils.errors import DataError
 from ppldm.utils.world import World
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ppldm.data import open_parts as module
-from ppldm.data import watched
 from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.formats import watched
+from ppldm.data.formats.part import write_part
 from ppldm.data.open_parts import OpenParts, count_open_parts, count_parts_in_window
 from ppldm.data.order import RUN_LENGTH, WINDOW_RUNS, Mix, Order
-from ppldm.data.part import write_part
 
 MIN = module._MIN_OPEN_PARTS
 

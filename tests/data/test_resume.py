@@ -21,7 +21,7 @@ from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources
 from ppldm.data.loader import build_loader
 from ppldm.data.order import Mix
-from ppldm.data.sampler import StepSampler
+from ppldm.data.step_sampler import StepSampler
 from ppldm.utils.world import World
 
 def run(filelist, log, start, rank, ranks, workers, steps):

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from ppldm.data.part import write_part
+from ppldm.data.formats.part import write_part
 
 RUN = """
 import json, re, sys, time
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources
 from ppldm.data.order import Mix
-from ppldm.data.sampler import StepSampler
-from ppldm.data.selection import select_rows
-from ppldm.data.where import parse_where
+from ppldm.data.step_sampler import StepSampler
+from ppldm.data.select.selection import select_rows
+from ppldm.data.select.parse import parse_where
 from ppldm.utils.world import World
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ppldm.data.filelist import read_filelist, read_filelist_list
-from ppldm.data.part import Part
-from ppldm.data.tokenizer import load_tokenizer
+from ppldm.data.formats.part import Part
+from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.demo import openmoji
 from ppldm.demo.openmoji import demo_data, read_catalog, render
 from ppldm.demo.subsets import QUICKSTART

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppldm.data.tokenizer import build_vocab
+from ppldm.data.text.tokenizer import build_vocab
 from ppldm.demo.captions import LANGUAGES
 from ppldm.demo.openmoji import read_catalog
 from ppldm.demo.subsets import QUICKSTART

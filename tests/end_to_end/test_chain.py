@@ -17,8 +17,8 @@ import pytest
 import web
 
 from ppldm.data.filelist import read_filelist, read_filelist_list
-from ppldm.data.image import decode_pixels
-from ppldm.data.part import Part
+from ppldm.data.formats.part import Part
+from ppldm.data.images.decode import decode_pixels
 
 ROOT = Path(__file__).resolve().parents[2]
 

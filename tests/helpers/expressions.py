@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from ppldm.data.expression import All, Any, Compare, Field, Literal, Member, Not
+from ppldm.data.select.expression import All, Any, Compare, Field, Literal, Member, Not
 
 
 def make_expressions(names, ordered, equal, max_leaves):

@@ -8,7 +8,7 @@ import tarfile
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ppldm.data.part import write_part
+from ppldm.data.formats.part import write_part
 
 
 def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -15,24 +15,24 @@ import numpy as np
 import paddle
 from poison import poisoned
 
-import ppldm.training.gradient_shares
-import ppldm.training.sharding
-from ppldm.models.ema import ExponentialMovingAverage, GradualDecay
+import ppldm.training.optimizer.gradient_shares
+import ppldm.training.optimizer.sharding
+from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
 from ppldm.training.arguments import parse_arguments
-from ppldm.training.checkpoint import TrainingState, count_bytes
-from ppldm.training.gradient_shares import count_gradient_bytes
+from ppldm.training.checkpoint.checkpoint import TrainingState, count_bytes
 from ppldm.training.loop import run_loop
-from ppldm.training.precision import restore_float32
-from ppldm.training.sharding import ShardedAdamW, master_weights, whole_state
-from ppldm.training.step import Referee, update_average
+from ppldm.training.optimizer.gradient_shares import count_gradient_bytes
+from ppldm.training.optimizer.precision import restore_float32
+from ppldm.training.optimizer.sharding import ShardedAdamW, master_weights, whole_state
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
+from ppldm.training.update import UpdateGuard, update_average
 from ppldm.utils.world import World
 
 
 def main(bad_row: str, facts: str, runs: str) -> None:
     held, gradients = {}, {}
-    for module in (ppldm.training.sharding, ppldm.training.gradient_shares):
+    for module in (ppldm.training.optimizer.sharding, ppldm.training.optimizer.gradient_shares):
         module._SMALL = 500  # elements: the tiny model has more and less
     for name, kind, flags in json.loads(Path(runs).read_text()):
         run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
@@ -50,7 +50,7 @@ def gradients_counted(state: TrainingState, facts: dict):
     update was settled (`settled`), and how many there are in all (`all`)."""
     parameters = [p for p in state.model.parameters() if not p.stop_gradient]
     facts |= {"all": sum(4 * p.size for p in parameters), "peak": 0, "settled": 0}
-    settle, find_rows, looking = Referee.settle, Referee._find_rows, []
+    settle, find_rows, looking = UpdateGuard.settle, UpdateGuard._find_rows, []
 
     def count(what):
         if not looking:
@@ -66,12 +66,12 @@ def gradients_counted(state: TrainingState, facts: dict):
         count("settled")
         return settle(referee, *args)
 
-    Referee.settle, Referee._find_rows = counted, found
+    UpdateGuard.settle, UpdateGuard._find_rows = counted, found
     hooks = [p._register_backward_hook(lambda *_: count("peak")) for p in parameters]
     try:
         yield
     finally:
-        Referee.settle, Referee._find_rows = settle, find_rows
+        UpdateGuard.settle, UpdateGuard._find_rows = settle, find_rows
         del hooks
 
 

@@ -9,10 +9,10 @@ from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDM
 from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
 from tokenizers.pre_tokenizers import ByteLevel
 
-from ppldm.models.weights.configs import complete_config
-from ppldm.models.weights.files import write_safetensors
-from ppldm.models.weights.parts import Part, Weights, turn_linear
-from ppldm.models.weights.read import PUBLISHED_SCHEDULE
+from ppldm.weights.components import Part, Weights, turn_linear
+from ppldm.weights.configs import complete_config
+from ppldm.weights.files import write_safetensors
+from ppldm.weights.read import PUBLISHED_SCHEDULE
 
 # CompVis' classes fix 32 groups, and heads of 64 in the text encoder. A side of 16 pixels is 8 x 8 latents.
 UNET = {

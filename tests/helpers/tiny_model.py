@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 
 from ppldm.config.arguments import ModelArguments
-from ppldm.models.build import build_ldm
+from ppldm.families.build import build_ldm
 
 
 def make_model(tiny, **changes):

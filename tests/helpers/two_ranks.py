@@ -9,15 +9,15 @@ import numpy as np
 import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from ppldm.training import gradient_shares as shares_module
-from ppldm.training.checkpoint import TrainingState
-from ppldm.training.gradient_shares import count_gradient_bytes
-from ppldm.training.interval import gather_objects
-from ppldm.training.ranks import check_ranks
-from ppldm.training.sharding import ShardedAdamW
-from ppldm.training.step import Referee, agree, train_step
+from ppldm.training.checkpoint.checkpoint import TrainingState
+from ppldm.training.distributed.check_ranks import check_ranks
+from ppldm.training.monitor.interval_metrics import gather_objects
+from ppldm.training.optimizer import gradient_shares as shares_module
+from ppldm.training.optimizer.gradient_shares import count_gradient_bytes
+from ppldm.training.optimizer.sharding import ShardedAdamW
+from ppldm.training.update import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError
-from ppldm.utils.world import World, meet
+from ppldm.utils.world import World, barrier
 
 SIZES = [(4, 6), (6, 30), (30, 3)]
 
@@ -52,7 +52,7 @@ def batches(rank: int, step: int = 0) -> list[dict]:
     ]  # fmt: skip
 
 
-def start(model, world: World, sharded: bool, clip: float | None = 0.01) -> Referee:
+def start(model, world: World, sharded: bool, clip: float | None = 0.01) -> UpdateGuard:
     """AdamW and the rest of an update."""
     clip = paddle.nn.ClipGradByGlobalNorm(clip) if clip else None
     scheduler = paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 1.0)
@@ -60,7 +60,7 @@ def start(model, world: World, sharded: bool, clip: float | None = 0.01) -> Refe
     optimizer = ShardedAdamW(world=world, **settings) if sharded else paddle.optimizer.AdamW(**settings)
     if sharded:
         optimizer.share_gradients()
-    return Referee(TrainingState(model, optimizer, scheduler), world, 1, nullcontext)
+    return UpdateGuard(TrainingState(model, optimizer, scheduler), world, 1, nullcontext)
 
 
 def bits(tensors) -> list:
@@ -150,7 +150,7 @@ def main(facts: str) -> None:
         "errors": fail(world),
     }
     Path(f"{facts}-{world.rank}").write_text(json.dumps(found))
-    meet(world)
+    barrier(world)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from small_weights import small_weights
 from werkzeug.serving import make_server
 
 import ppldm
-from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.inference.app import make_app
-from ppldm.models.weights.write import write_weights
+from ppldm.weights.write import write_weights
 
 FEW = {"num_inference_steps": 2, "num_samples": 2, "seed": 5}
 

@@ -9,13 +9,13 @@ import pytest
 from small_weights import UNET, write_clip
 
 import ppldm
-from ppldm.inference.sample import initial_noise
-from ppldm.models.weights.read import read_weights
-from ppldm.models.weights.write import write_weights
+from ppldm.inference.guided import initial_noise
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.weights.read import read_weights
+from ppldm.weights.write import write_weights
 
 FEW = {"num_inference_steps": 2, "guidance_scale": 3.0}
 

@@ -13,18 +13,18 @@ from PIL import Image
 from small_weights import small_weights
 
 import ppldm
-from ppldm.cli import run
-from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.cli.main import run
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.inference.generate import Plan, read_prompts
 from ppldm.inference.grid import prompt_grid, tile
 from ppldm.inference.pipeline import TextToImage
 from ppldm.inference.prompts import Request
-from ppldm.models.weights.write import write_weights
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.pictures import caption_font, fit_text
+from ppldm.weights.write import write_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,7 +72,7 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
     ],
 )
 def test_bad_input_is_one_line(flags, message, capfd, monkeypatch):
-    from ppldm.cli import main
+    from ppldm.cli.main import main
 
     monkeypatch.setattr(sys, "argv", ["ppldm", "generate", *flags])
     with pytest.raises(SystemExit) as stopped:
@@ -226,8 +226,13 @@ def test_checkpoints_draw_what_their_export_draws(tiny, pipeline, tmp_path):
     shutil.rmtree(folder / "pipeline")
     run(["export", str(folder / "checkpoint-2"), "--ema", "--to", "diffusers", "--out", str(tmp_path / "d")])
     assert ppldm.load(tmp_path / "d").fingerprint == exported.fingerprint
-    facts = json.loads((tmp_path / "d" / "ppldm.json").read_text())
-    assert (facts["global_step"], facts["samples_seen"], facts["ema"], facts["resolution"]) == (2, 8, True, 32)
+    metadata = json.loads((tmp_path / "d" / "ppldm.json").read_text())
+    assert (metadata["global_step"], metadata["samples_seen"], metadata["ema"], metadata["resolution"]) == (
+        2,
+        8,
+        True,
+        32,
+    )
     card = (tmp_path / "d" / "README.md").read_text()
     assert "samples_seen | 8" in card and '"cross_attention_dim": 32' in card
     with pytest.raises(ConfigError, match="holds files that are no exported model"):

@@ -8,9 +8,9 @@ import pytest
 from small_weights import small_weights
 
 import ppldm
-from ppldm.data.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.models.weights.write import write_weights
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.weights.write import write_weights
 
 FEW = {"num_inference_steps": 2, "guidance_scale": 3.0}
 

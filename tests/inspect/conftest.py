@@ -9,9 +9,9 @@ import pytest
 from formats import write_tar
 from PIL import Image
 
-from ppldm import cli
-from ppldm.data.part import write_part
-from ppldm.data.row import Row
+from ppldm.cli import main as cli
+from ppldm.data.formats.part import write_part
+from ppldm.data.formats.row import Row
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from ppldm.data.part import write_part
-from ppldm.data.row import Row
-from ppldm.data.tokenizer import load_tokenizer
+from ppldm.data.formats.part import write_part
+from ppldm.data.formats.row import Row
+from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.inspect.parts import PartName, Span, thin_out
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 

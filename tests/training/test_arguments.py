@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from ppldm.config.arguments import AutoencoderArguments
-from ppldm.models.ema import GradualDecay, IntervalDecay
+from ppldm.networks.ema import GradualDecay, IntervalDecay
 from ppldm.training.arguments import (
     ALIASES,
     LOOP_FLAGS,
@@ -16,7 +16,7 @@ from ppldm.training.arguments import (
     parse_arguments,
 )
 from ppldm.training.flag_help import HELP
-from ppldm.training.run import count_steps
+from ppldm.training.rows import count_steps
 from ppldm.training.text_to_image import ema_decay
 from ppldm.utils.errors import ConfigError
 

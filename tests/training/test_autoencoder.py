@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ppldm.config.arguments import AutoencoderArguments
-from ppldm.models.build import load_vae
+from ppldm.families.build import load_vae
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.autoencoder import prepare_autoencoder
 from ppldm.training.loop import run_loop
-from ppldm.training.metrics import read_metrics
+from ppldm.training.monitor.metrics import read_metrics
 from ppldm.utils.errors import CheckpointError, ConfigError
 
 
@@ -62,11 +62,11 @@ def test_resuming_gives_the_same_bits(tiny, straight, tmp_path):
 
 
 def test_exported_scaling_factor_is_measured(straight):
-    facts = json.loads((straight / "vae/ppldm.json").read_text())
+    metadata = json.loads((straight / "vae/ppldm.json").read_text())
     vae = load_vae(straight / "vae")
-    assert vae.config.scaling_factor == pytest.approx(1 / facts["latent_std"])
-    assert facts["pictures"] == 40 and np.mean(facts["latent_channel_means"]) == pytest.approx(
-        facts["latent_mean"], abs=1e-4
+    assert vae.config.scaling_factor == pytest.approx(1 / metadata["latent_std"])
+    assert metadata["pictures"] == 40 and np.mean(metadata["latent_channel_means"]) == pytest.approx(
+        metadata["latent_mean"], abs=1e-4
     )
 
 

@@ -14,10 +14,10 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.training.arguments import parse_arguments
-from ppldm.training.checkpoint import read_manifest
+from ppldm.training.checkpoint.checkpoint import read_manifest
 from ppldm.training.compiled import CompiledPrediction
 from ppldm.training.loop import run_loop
-from ppldm.training.metrics import read_metrics
+from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.world import World

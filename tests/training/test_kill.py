@@ -13,15 +13,15 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.training.checkpoint import list_checkpoints, step_of, verify
-from ppldm.training.metrics import read_metrics
+from ppldm.training.checkpoint.checkpoint import list_checkpoints, step_of, verify
+from ppldm.training.monitor.metrics import read_metrics
 
 KILLS = 30
 
 # Imports paddle and compiles once, then forks a process for each run that a line of stdin asks for.
 STARTER = """
 import json, os, signal, sys
-from ppldm.data.resize import compile_kernels
+from ppldm.data.images.resize import compile_kernels
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.text_to_image import prepare_text_to_image

@@ -12,7 +12,7 @@ import pytest
 
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.metrics import read_metrics
+from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image
 
 RECORDED = Path(__file__).with_name("learning.json")

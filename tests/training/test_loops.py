@@ -10,9 +10,9 @@ import paddle
 import pytest
 
 from ppldm.training.arguments import parse_arguments
-from ppldm.training.checkpoint import read_manifest
+from ppldm.training.checkpoint.checkpoint import read_manifest
 from ppldm.training.loop import run_loop
-from ppldm.training.metrics import read_metrics
+from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import (
@@ -99,7 +99,7 @@ def _flat(state):
      ("trainer", signal.SIGTERM, 75), ("trainer", signal.SIGUSR1, 75)],
 )  # fmt: skip
 def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, kind, number, status, monkeypatch):
-    from ppldm.training.report import Reporter
+    from ppldm.training.monitor.report import Reporter
 
     flags = tiny.flags(tmp_path / "run", max_steps=6, save_steps=100, use_ema=True)
     after_update = Reporter.after_update
@@ -236,7 +236,7 @@ def test_the_rate_is_the_same_for_any_accumulation(tiny, everything, tmp_path, k
 
 
 def test_exported_pipeline_carries_the_schedule(everything):
-    from ppldm.models.build import load_pipeline
+    from ppldm.families.build import load_pipeline
 
     model = load_pipeline(everything["loop"] / "pipeline")
     assert model.prediction_type == "v_prediction"
@@ -271,7 +271,7 @@ def test_resume_from_a_named_checkpoint_wins(tiny, straight, tmp_path):
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
 def test_a_full_disk_is_survived_but_not_at_the_end(tiny, tmp_path, kind, monkeypatch, capfd):
     free = iter([1 << 40, 0, 1 << 40, 0])  # before the checkpoints after updates 1, 2, 3 and 4
-    monkeypatch.setattr("ppldm.training.checkpoint.count_free_bytes", lambda _: next(free))
+    monkeypatch.setattr("ppldm.training.checkpoint.checkpoint.count_free_bytes", lambda _: next(free))
     with pytest.raises(DiskFullError, match=r"checkpoint-4 needs 0\.0\d\d GB, .* has 0.000 GB free"):
         train(kind, tiny.flags(tmp_path / "run", max_steps=4, save_steps=1))
     assert "update 2 is not saved, training goes on" in capfd.readouterr().err
@@ -369,7 +369,7 @@ def test_epochs_count_rows(tiny, tmp_path):
 
 
 def test_exported_weights_are_the_average(tiny, straight):
-    from ppldm.models.build import load_pipeline
+    from ppldm.families.build import load_pipeline
 
     model = load_pipeline(straight["loop"] / "pipeline")
     average = weights(straight["loop"], 6, "ema_state.pdparams")

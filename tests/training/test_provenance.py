@@ -8,8 +8,8 @@ import pytest
 
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.metrics import METRICS_FILE, read_metrics
-from ppldm.training.report import Reporter
+from ppldm.training.monitor.metrics import METRICS_FILE, read_metrics
+from ppldm.training.monitor.report import Reporter
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, DiskFullError, OutputError
@@ -22,7 +22,7 @@ def train(flags, kind="loop"):
     return run
 
 
-def facts(folder):
+def metadata(folder):
     return json.loads((folder / "pipeline" / "ppldm.json").read_text())
 
 
@@ -30,9 +30,9 @@ def facts(folder):
 def test_an_export_says_the_step_of_its_weights(tiny, tmp_path, kind):
     """Also where the budget was lowered below what is trained already."""
     train(tiny.flags(tmp_path, max_steps=4), kind)
-    assert (facts(tmp_path)["global_step"], facts(tmp_path)["samples_seen"]) == (4, 16)
+    assert (metadata(tmp_path)["global_step"], metadata(tmp_path)["samples_seen"]) == (4, 16)
     assert train(tiny.flags(tmp_path, max_steps=3), kind).start_step == 4
-    assert (facts(tmp_path)["global_step"], facts(tmp_path)["samples_seen"]) == (4, 16)
+    assert (metadata(tmp_path)["global_step"], metadata(tmp_path)["samples_seen"]) == (4, 16)
     assert (tmp_path / "model_state.pdparams").samefile(tmp_path / "checkpoint-4" / "model_state.pdparams")
 
 
@@ -81,7 +81,7 @@ def test_a_signal_on_a_full_disk_is_an_error(tiny, tmp_path, kind, sent_before, 
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Reporter, "after_update", send)
-    monkeypatch.setattr("ppldm.training.checkpoint.count_free_bytes", lambda _: next(free))
+    monkeypatch.setattr("ppldm.training.checkpoint.checkpoint.count_free_bytes", lambda _: next(free))
     stopped_at = 2 if sent_before == "update" else 3
     with pytest.raises(DiskFullError, match=f"checkpoint-{stopped_at} needs .* 0.000 GB free") as caught:
         train(tiny.flags(tmp_path, max_steps=5, save_steps=1), kind)

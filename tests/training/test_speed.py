@@ -6,7 +6,7 @@ from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ppldm.training.arguments import make_parser, parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.metrics import read_metrics
+from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.utils.errors import ConfigError
 

@@ -9,8 +9,8 @@ import pytest
 
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.metrics import read_metrics
-from ppldm.training.report import Reporter
+from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.monitor.report import Reporter
 from ppldm.training.start import (
     Job,
     Start,
@@ -179,7 +179,7 @@ def test_a_removal_that_was_interrupted_is_finished(tiny, tmp_path, monkeypatch,
     train(tiny.flags(tmp_path / "run", max_steps=2, save_steps=1))
     flags = [*tiny.flags(tmp_path / "run", max_steps=3), "--overwrite_output_dir"]
     with monkeypatch.context() as patch:
-        patch.setattr("ppldm.training.run.shutil.rmtree", interrupted)
+        patch.setattr("ppldm.training.run_folder.shutil.rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(flags)
     assert json.loads((tmp_path / "run" / "start.json").read_text())["clearing"]

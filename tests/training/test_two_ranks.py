@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory) -> list[dict]:
+def metadata(tmp_path_factory) -> list[dict]:
     """What each of two ranks found."""
     path = tmp_path_factory.mktemp("ranks") / "facts"
     with socket.socket() as free:
@@ -45,15 +45,15 @@ def facts(tmp_path_factory) -> list[dict]:
     return [json.loads(Path(f"{path}-{rank}").read_text()) for rank in (0, 1)]
 
 
-def test_ranks_agree_on_means_and_on_any_wish_to_stop(facts):
-    for of_rank in facts:
+def test_ranks_agree_on_means_and_on_any_wish_to_stop(metadata):
+    for of_rank in metadata:
         assert of_rank["agreed"] == [1.5, 4.0, True, True, 5]
         assert of_rank["not agreed"] == [False, False]
         assert of_rank["gathered"] == [{"rank": 0}, {"rank": 1}]
 
 
-def test_a_gradient_is_whole_on_its_owner_and_nowhere_else(facts):
-    one, other = (of_rank["gradients"] for of_rank in facts)
+def test_a_gradient_is_whole_on_its_owner_and_nowhere_else(metadata):
+    one, other = (of_rank["gradients"] for of_rank in metadata)
     assert all(a != b for a, b in zip(one["owned"], other["owned"], strict=True))
     for gradients in (one, other):
         for whole, shared in ((gradients["whole"], gradients["shared"]), gradients["clipped"]):
@@ -65,15 +65,15 @@ def test_a_gradient_is_whole_on_its_owner_and_nowhere_else(facts):
     assert None in one["whole"] and any(map(bool, one["whole"]))  # an idle layer has none
 
 
-def test_an_update_has_the_same_bits_with_shared_gradients(facts):
-    one, other = (of_rank["update"] for of_rank in facts)
+def test_an_update_has_the_same_bits_with_shared_gradients(metadata):
+    one, other = (of_rank["update"] for of_rank in metadata)
     assert json.dumps(one) == json.dumps(other)
     assert one["whole"].pop("left") > 0 == one["shared"].pop("left")
     assert json.dumps(one["whole"]) == json.dumps(one["shared"])
     assert [applied for *_, applied in one["whole"]["updates"]] == [True, False, True]
 
 
-def test_the_norm_of_two_ranks_is_that_of_one_with_both_batches(facts):
+def test_the_norm_of_two_ranks_is_that_of_one_with_both_batches(metadata):
     import paddle
     from two_ranks import Layers, batches
 
@@ -84,13 +84,13 @@ def test_the_norm_of_two_ranks_is_that_of_one_with_both_batches(facts):
             part.backward()
             loss += float(part)
         norm = float(paddle.add_n([(p.grad**2).sum() for p in model.parameters() if p.grad is not None]).sqrt())
-        for of_rank in facts:
+        for of_rank in metadata:
             for kind in ("whole", "shared"):
                 np.testing.assert_allclose(of_rank["update"][kind]["updates"][step][:2], [loss, norm], rtol=1e-5)
 
 
-def test_all_ranks_say_whose_rows_and_which_parameter(facts):
-    one, other = (of_rank["errors"] for of_rank in facts)
+def test_all_ranks_say_whose_rows_and_which_parameter(metadata):
+    one, other = (of_rank["errors"] for of_rank in metadata)
     assert one == other
     assert "; rows of rank 1: [100, 101]; 1 such updates in a row;" in one["bad row"]
     assert one["differs"].startswith("after update 7, other on rank 1 differs from the others' of 2;")

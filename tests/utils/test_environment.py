@@ -134,7 +134,7 @@ def test_table_shows_problems_with_their_fix(monkeypatch, capsys):
 def test_command_line_prints_json_and_imports_no_package():
     program = (
         "import sys\n"
-        "from ppldm.cli import run\n"
+        "from ppldm.cli.main import run\n"
         "run(['env', '--json'])\n"
         "assert not {'numpy', 'paddle', 'paddlenlp', 'ppdiffusers', 'google.protobuf'} & set(sys.modules)\n"
     )

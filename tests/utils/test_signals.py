@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from ppldm.training.signals import stop_on_signals
+from ppldm.training.distributed.signals import stop_on_signals
 from ppldm.utils.signals import handle
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

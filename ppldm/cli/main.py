@@ -1,0 +1,107 @@
+"""`ppldm <command>`: one function a command; its parameters are the flags, their comments the help.
+
+Nothing heavy is imported before a command is chosen, and a command's module imports at its top only what `--help`
+needs. fastcore's `anno_parser` makes the argument parser from the function's signature.
+"""
+
+import sys
+from argparse import SUPPRESS
+from importlib import import_module
+
+from ..config.flags import parse_known_or_suggest, show_values
+from ..utils.errors import ConfigError, exit_on_error
+
+COMMANDS = {
+    "env": ("ppldm.utils.environment", "env"),
+    "demo-data": ("ppldm.demo.openmoji", "demo_data"),
+    "filter": ("ppldm.prepare.filter.filter", "filter"),
+    "download": ("ppldm.prepare.download.download", "download"),
+    "annotate": ("ppldm.prepare.convert.annotate", "annotate"),
+    "convert": ("ppldm.prepare.convert.convert", "convert"),
+    "pipeline": ("ppldm.prepare.pipeline", "pipeline"),
+    "lineage": ("ppldm.prepare.provenance.lineage", "lineage"),
+    "forget": ("ppldm.prepare.provenance.forget", "forget"),
+    "index": ("ppldm.inspect.index", "index"),
+    "verify": ("ppldm.inspect.verify", "verify"),
+    "stats": ("ppldm.inspect.stats", "stats"),
+    "vocab": ("ppldm.inspect.vocab", "vocab"),
+    "show": ("ppldm.inspect.show", "show"),
+    "head": ("ppldm.inspect.show", "head"),
+    "repack": ("ppldm.inspect.repack", "repack"),
+    "generate": ("ppldm.inference.generate", "generate"),
+    "app": ("ppldm.inference.app", "app"),
+    "export": ("ppldm.inference.export", "export"),
+    "plot-loss": ("ppldm.training.monitor.metrics", "plot_loss"),
+}
+
+
+def load_command(name: str):
+    """The function behind `ppldm name`. Raises ConfigError with the nearest names."""
+    if name not in COMMANDS:
+        import difflib
+
+        near = [known for known in COMMANDS if known.startswith(name)] or difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(COMMANDS)}"
+        raise ConfigError(f"no command {name!r}; {hint} (`ppldm --help` lists them)")
+    module, function = COMMANDS[name]
+    return getattr(import_module(module), function)
+
+
+def usage() -> str:
+    """The text of `ppldm --help`: every command with the first line of its docstring."""
+    lines = ["usage: ppldm <command> [flags]    (`ppldm <command> --help` explains one)", ""]
+    lines += [f"  {name:<12}{load_command(name).__doc__.strip().splitlines()[0]}" for name in COMMANDS]
+    return "\n".join(lines)
+
+
+def run(argv: list[str]) -> None:
+    """Run one command line, without the program's name. Raises PpldmError."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        sys.stdout.write(usage() + "\n")
+        return
+    if argv[0] == "--version":
+        from .. import __version__
+
+        sys.stdout.write(f"ppldm {__version__}\n")
+        return
+    from fastcore.script import anno_parser
+
+    function = load_command(argv[0])
+    parser = anno_parser(function, prog=f"ppldm {argv[0]}")
+    for action in tuple(parser._actions):
+        if action.dest == "num_workers":
+            action.option_strings.append("--workers")
+            parser._option_string_actions["--workers"] = action
+        if action.const is False:  # fastcore has only --no-x of what is on by default
+            parser.add_argument(
+                f"--{action.dest.replace('_', '-')}", dest=action.dest, action="store_true", help=SUPPRESS
+            )
+    show_values(parser)
+    aliases = getattr(function, "aliases", {})
+    flags = [_renamed(_with_hyphens(word), aliases) for word in argv[1:]]
+    arguments = vars(parse_known_or_suggest(parser, flags))
+    for internal in ("pdb", "xtra"):
+        arguments.pop(internal)
+    function(**arguments)
+
+
+def main() -> None:
+    """The console script `ppldm`."""
+    with exit_on_error():
+        run(sys.argv[1:])
+
+
+def _renamed(word: str, aliases: dict[str, str]) -> str:
+    """An older name of a flag as today's; the command's function lists them in `aliases`."""
+    flag, equals, value = word.partition("=")
+    return aliases.get(flag, flag) + equals + value
+
+
+def _with_hyphens(word: str) -> str:
+    """`--num_workers=2` as `--num-workers=2`, `-n` as `--n`: both spellings of a flag are the same flag."""
+    if len(word) == 2 and word[0] == "-" and word[1].isalpha() and word != "-h":
+        return f"-{word}"
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value

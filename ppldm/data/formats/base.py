@@ -1,0 +1,105 @@
+"""What all formats but the part's own share: rows that an index finds in one file, read one at a time."""
+
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...utils.errors import PartError, RowError
+from ...utils.log import get_logger, progress
+from ..images.decode import image_size
+from .index import Index, IndexSummary, make_index, read_index, read_summary
+from .index_cache import IndexSpec, find_stored, measure_file, open_index, store_index
+from .open_file import OpenFile
+from .row import Row
+
+MAX_ROW_BYTES = 1 << 28
+
+
+class IndexedRows(ABC):
+    """Rows that can be read in any order, of a file or folder in some format; `ppldm.data.formats.open.Rows`.
+
+    A format says how to find its rows (`_build`), what the bytes of one mean (`_decode`), and in which `spec` its index
+    is kept. Raises PartError for what is missing, empty, truncated or of another format.
+    """
+
+    spec: IndexSpec
+
+    def __init__(self, path):
+        self.path = Path(path)
+        stored, self._index = open_index(self.path, self.spec, read_index, self._build)
+        self.widths, self.heights = self._index.widths, self._index.heights
+        self.identity = self._index.part_bytes, self._index.part_crc32
+        self._file = OpenFile(stored)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+    @classmethod
+    def summarize(cls, path) -> IndexSummary | None:
+        """What the header of the index alone tells; None where there is no index."""
+        found = find_stored(Path(path), cls.spec, read_summary)
+        return found[1] if found else None
+
+    def __len__(self) -> int:
+        return len(self._index.offsets)
+
+    def read(self, row: int) -> Row:
+        """Row `row` of [0, len). Raises RowError, naming file and row."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
+        where = f"{self.path} row {row}"
+        return self._decode(self._file.read(int(self._index.offsets[row]), int(self._index.lengths[row]), where), where)
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`. Raises RowError."""
+        read = self.read(row)
+        return read.caption, read.meta
+
+    def count_blank_lines(self, start: int, stop: int) -> int:
+        """None: only parts have lines that could be blank."""
+        return 0
+
+    @abstractmethod
+    def _build(self) -> tuple[Path, Index]:
+        """(the file with the rows, its index), the latter stored for the next time."""
+
+    @abstractmethod
+    def _decode(self, data: bytes, where: str) -> Row:
+        """The row of its bytes. Raises RowError."""
+
+
+@contextmanager
+def indexing(path: Path, total: int, unit: str):
+    """A line in the log, a progress bar, and an error of ours where the file cannot be read."""
+    get_logger().info("indexing %s, once", path)
+    try:
+        with progress(total=total, desc=path.name, unit=unit, unit_scale=unit == "B", delay=3) as bar:
+            yield bar
+    except OSError as error:
+        raise PartError(f"cannot read {path}: {error.strerror or error}; get it again") from error
+
+
+def store_rows(path: Path, spec: IndexSpec, table: list[tuple[int, int, int, int]]) -> Index:
+    """The index of rows (offset, length, width, height) of the file `path`, stored. Raises PartError without rows."""
+    if not table:
+        raise PartError(f"{path} holds no rows; get it again or delete its line in the filelist")
+    index = make_index(spec.kinds[0], *measure_file(path), table)
+    store_index(path, spec, index)
+    return index
+
+
+def read_image_size(path: Path) -> tuple[int, int]:
+    """(width, height) as shown of an image file; (0, 0) where it cannot be read."""
+    try:
+        return image_size(path.read_bytes())
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return 0, 0
+
+
+def read_file(path: Path, where: str) -> bytes:
+    """The content of a file that a row names. Raises RowError "unreadable"."""
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise RowError("unreadable", f"{where}: cannot read {path}: {getattr(error, 'strerror', error)}") from error

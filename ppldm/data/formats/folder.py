@@ -1,0 +1,71 @@
+"""`format=folder`: a folder of pictures with captions, `0000.jpg` + `0000.txt` (+ `0000.json`), one base name a row.
+
+This is what img2dataset calls `files`; each of its numbered folders is a line of a filelist. The list of names is kept
+in the cache folder, one for each time of change of the folder, with an index; contents are read from the folder.
+"""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...utils.errors import OutputError, PartError
+from ...utils.files import atomic_write, make_output_dir
+from .base import IndexedRows, indexing, read_file, read_image_size, store_rows
+from .folder_names import FolderNames, split_name
+from .index import FILE_NAMES, Index
+from .index_cache import IndexSpec, stat_part
+from .row import Row
+from .sample_files import IMAGE_SUFFIXES, SUFFIXES, assemble_row
+
+
+class ImageFolder(IndexedRows):
+    """The rows of a folder in the order of their base names. Subfolders are not searched."""
+
+    spec = IndexSpec((FILE_NAMES,), copy_suffix=".names")
+
+    def _build(self) -> tuple[Path, Index]:
+        listing = self.spec.copy_path(self.path, stat_part(self.path))
+        samples, table, offset = list_samples(self.path), [], 0
+        make_output_dir(listing.parent)
+        with indexing(self.path, len(samples), "row") as bar, _writing(listing) as file:
+            for names in samples:
+                images = [name for name in names if split_name(name)[1] in IMAGE_SUFFIXES]
+                size = read_image_size(self.path / images[0]) if len(images) == 1 else (0, 0)
+                line = json.dumps(names) + "\n"
+                file.write(line)
+                table.append((offset, len(line), *size))
+                offset += len(line)
+                bar.update()
+        return listing, store_rows(listing, self.spec, table)
+
+    def _decode(self, data: bytes, where: str) -> Row:
+        names = json.loads(data)
+        files = {split_name(name)[1]: read_file(self.path / name, where) for name in names}
+        return assemble_row(Path(names[0]).stem, files, where)
+
+
+@contextmanager
+def _writing(listing: Path):
+    try:
+        with atomic_write(listing, "w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise OutputError(f"cannot write {listing}: {error.strerror}; free some space") from error
+
+
+def list_samples(folder: Path) -> FolderNames:
+    """The names of the files of each sample, sorted by base name (all before the last dot; suffixes in either case).
+
+    Hidden files, subfolders and other suffixes are no part of the format; a `.json` alone is no sample. Raises
+    PartError for a folder that is missing or without images.
+    """
+    try:
+        samples = FolderNames(folder, frozenset(SUFFIXES), frozenset(IMAGE_SUFFIXES))
+    except OSError as error:
+        raise PartError(f"cannot read the folder {folder} ({error.strerror}); correct the filelist") from error
+    if not samples.has_images:
+        raise PartError(
+            f"no images ({', '.join(IMAGE_SUFFIXES)}) in the folder {folder}; subfolders are not searched: give each a "
+            "line of the filelist"
+        )
+    return samples

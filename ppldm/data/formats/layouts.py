@@ -1,0 +1,62 @@
+"""The column orders of published part files, by name. A layout is named, by a list's `layout=` option or by `--layout`;
+it is never guessed from a path."""
+
+import difflib
+from dataclasses import dataclass
+
+from ...utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a line, counted from 0, say what.
+
+    meta: column of a JSON object of metadata, None where there is none. caption_keys: the caption is in the metadata,
+    under the first of these keys that holds text; "" where none does. removed: what to delete from a caption wherever
+    it stands. separator: it divides several captions of one picture.
+    """
+
+    caption: int
+    image: int
+    meta: int | None = None
+    caption_keys: tuple[str, ...] = ()
+    removed: str = ""
+    separator: str = ""
+
+    @property
+    def last_text_column(self) -> int:
+        """The last column that is not the image."""
+        return max(self.caption, -1 if self.meta is None else self.meta)
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns a line must have at least."""
+        return max(self.last_text_column, self.image) + 1
+
+
+DEFAULT_LAYOUT = "default"
+
+LAYOUTS = {
+    DEFAULT_LAYOUT: Layout(caption=0, image=2, meta=1),
+    "laion400m": Layout(caption=0, image=2, meta=1),
+    "laion_aes": Layout(caption=2, image=5, meta=2, caption_keys=("caption_en", "blip_caption_en")),
+    "alt_aesthetic": Layout(caption=1, image=4),
+    "laion_aesthetic": Layout(caption=10, image=12),
+    "cc_15m_tag_watermark_1024": Layout(caption=0, image=4),
+    "laion400m_1024": Layout(caption=0, image=4),
+    "cc_tag_watermark": Layout(caption=0, image=4, removed="<mark>"),
+    "cc_12m_tag_watermark": Layout(caption=0, image=4, removed="<mark>"),
+    "alt-text2image_gen_filted_data_shuffle_watermark": Layout(caption=1, image=0),
+    "image_search_key_201810": Layout(caption=1, image=5, removed="\x01", separator="|"),
+    "yfcc_en_zh": Layout(caption=0, image=4),
+    "vc": Layout(caption=6, image=3),
+}
+
+
+def get_layout(name: str) -> Layout:
+    """The layout of a name. Raises ConfigError with the names that there are."""
+    if name not in LAYOUTS:
+        near = difflib.get_close_matches(name, LAYOUTS, n=1)
+        hint = f"did you mean {near[0]}? known" if near else "known"
+        raise ConfigError(f"unknown layout {name!r}; {hint}: {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]

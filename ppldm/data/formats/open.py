@@ -1,0 +1,109 @@
+"""Every format that a filelist can name, behind one interface: the rows of a file, numbered from 0.
+
+What reads rows needs no more than `Rows`; order, resume, counts and filters know no format.
+"""
+
+import os
+import random
+from collections.abc import Iterable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ...utils.log import get_logger, progress
+from ...utils.workers import map_in_threads, map_unordered
+from ..filelist import Source
+from ..select.sidecar import build_columns
+from .base import IndexedRows
+from .csv_table import CsvTable
+from .folder import ImageFolder
+from .index import IndexSummary, find_smallest_side
+from .parquet.table import ParquetTable
+from .part import Part
+from .row import Row
+from .tar import TarShard
+
+_FORMATS: dict[str, type[IndexedRows]] = {
+    "webdataset": TarShard,
+    "parquet": ParquetTable,
+    "folder": ImageFolder,
+    "csv": CsvTable,
+}
+
+
+class Rows(Protocol):
+    """`widths`, `heights`: uint16 [rows], pixels as shown, 0 where unknown. `identity`: another one for other rows; it
+    begins with bytes and CRC-32 of the file with the rows. The file is closed by `close()` or with the last reference.
+    """
+
+    path: Path
+    widths: np.ndarray
+    heights: np.ndarray
+    identity: tuple[int, ...]
+
+    def __len__(self) -> int: ...
+
+    def read(self, row: int) -> Row:
+        """Row `row` of [0, len). Raises RowError, naming file and row, where it is damaged."""
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`, without its image where the format allows. Raises RowError."""
+
+    def count_blank_lines(self, start: int, stop: int) -> int:
+        """Lines before the rows [start, stop), and after the last row where `stop` is len, that hold white space alone:
+        they are no rows and have no numbers. Raises RowError where they cannot be read."""
+
+    def close(self) -> None: ...
+
+
+def open_part(path, source: Source) -> Rows:
+    """What a line of the filelist `source` names, in the format it says; indexed first where that was not done.
+
+    Raises PartError, ConfigError, OutputError.
+    """
+    if source.format == "part":
+        return Part(path, source.layout)
+    if source.format == "webdataset":
+        return TarShard(path, source.idx_to_prompt)
+    return _FORMATS[source.format](path)
+
+
+def summarize(path, source: Source) -> IndexSummary:
+    """How many rows, and how small; from the header of the index alone where that fits. Raises as `open_part`."""
+    summary = _summarize(Path(path), source)
+    if summary is not None:
+        return summary
+    with closing(open_part(path, source)) as part:
+        build_columns(part, source)
+        return IndexSummary(len(part), find_smallest_side(part.widths, part.heights), part.identity[:2])
+
+
+def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list[IndexSummary]:
+    """What each file holds, after indexing those that have no index yet, in several processes.
+
+    `source` says how to read them. Raises as `open_part`.
+    """
+    paths, source = [Path(path) for path in paths], source.without_parts()
+    found = map_in_threads(partial(_summarize, source=source), paths, "counting rows")
+    summaries = {path: summary for path, summary in zip(paths, found, strict=True) if summary is not None}
+    missing = [path for path in dict.fromkeys(paths) if path not in summaries]
+    if len(missing) > 1:
+        get_logger().info("indexing %d of %d parts, once", len(missing), len(paths))
+    # Ranks that index the same parts at the same time meet at different ones.
+    random.SystemRandom().shuffle(missing)
+    total = sum(os.path.getsize(path) for path in missing)
+    with progress(total=total, desc="index", unit="B", unit_scale=True, delay=3, disable=len(missing) < 2) as bar:
+        for path, summary in map_unordered(partial(summarize, source=source), missing, num_workers):
+            summaries[path] = summary
+            bar.update(os.path.getsize(path))
+    return [summaries[path] for path in paths]
+
+
+def _summarize(path: Path, source: Source) -> IndexSummary | None:
+    """What the index tells of a file that has one."""
+    if source.format == "part":
+        return Part.summarize(path, source.layout)
+    return _FORMATS[source.format].summarize(path)

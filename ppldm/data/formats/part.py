@@ -1,0 +1,311 @@
+"""Part files: rows that any reader of the published format reads in order, and we at random.
+
+`write_part` makes each row a gzip member of its own. RFC 1952 lets members follow one another and every gzip reader
+joins them, so the file is ordinary gzip; but one row costs one read. Beside the part lies its index, `<part>.idx`
+(`ppldm.data.formats.index`). The part is renamed into place first, its index after it.
+
+`Part` opens any part and reads it where it lies: plain text, a member a row, or ordinary gzip, which is entered at seek
+points (`gzip.seek_points`). An index that is missing or does not fit is built again, by one process; one that is
+older than its part is believed only where the part's checksum says so. Image sizes depend on which column is the image,
+so each layout but the default has an index of its own, `<part>.<layout>.idx`. Where the part's folder cannot be
+written, its index lies in the cache folder (`ppldm.data.formats.index_cache`).
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from isal import isal_zlib
+
+from ...utils.errors import PartError, RowError
+from ...utils.files import atomic_write
+from ...utils.log import get_logger
+from ..select.columns import ColumnsWriter
+from ..select.sidecar import columns_key, columns_spec
+from .gzip.packed_lines import PackedLines
+from .gzip.seek_points import read_points
+from .index import (
+    GZIP_MEMBERS,
+    PACKED_LINES,
+    PLAIN_LINES,
+    Index,
+    IndexSummary,
+    log_misfit,
+    make_index,
+    read_index,
+    read_summary,
+    write_index,
+)
+from .index_cache import IndexSpec, find_companion, find_stored, measure_file, open_index, store, store_index
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
+from .open_file import OpenFile
+from .part_lines import (
+    GZIP_MAGIC,
+    Line,
+    PackedRows,
+    is_gzip,
+    measure_lines,
+    member_lines,
+    packed_lines,
+    plain_lines,
+    row_size,
+)
+from .row import Row, decode_row, decode_text_columns, encode_row
+
+_MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
+# Captions and metadata are nearly always within this many bytes, compressed or not, of a row's beginning.
+_HEAD_BYTES = 1 << 12
+_POINTS = IndexSpec((), ".points")
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """What a finished part is: its rows, its bytes and their CRC-32."""
+
+    path: Path
+    rows: int
+    bytes: int
+    crc32: int
+
+
+def write_part(path, rows: Iterable[Row]) -> PartInfo:
+    """Write rows as a part, then its index and its columns (`select.columns`). The same rows give the same bytes.
+
+    The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
+    Raises PartError where there are no rows.
+    """
+    index = write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
+    return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
+
+
+def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
+    """Where the index of a part is, if its folder can be written."""
+    return _spec(layout).index_path(Path(part))
+
+
+def drop_indexes(part) -> None:
+    """Remove what describes a part beside it, for a part that is replaced or removed: index and columns."""
+    for spec in (_spec(DEFAULT_LAYOUT), columns_spec()):
+        spec.index_path(Path(part)).unlink(missing_ok=True)
+
+
+class Part:
+    """A part file whose rows can be read in any order.
+
+    `widths`, `heights`: uint16 [rows], pixels, 0 where unknown. `identity`: (bytes, CRC-32) of the file with the rows.
+    Raises PartError for a file that is missing, empty, truncated or no part at all, ConfigError for an unknown layout.
+    The file is closed by `close()` or with the last reference.
+    """
+
+    def __init__(self, path, layout: str = DEFAULT_LAYOUT):
+        self.path, self._layout, self._spec = Path(path), get_layout(layout), _spec(layout)
+        self._points = self._points_file = None
+        _, self._index = open_index(self.path, self._spec, self._read_index, partial(self._build, layout))
+        self.widths, self.heights = self._index.widths, self._index.heights
+        self.identity = self._index.part_bytes, self._index.part_crc32
+        self._file = OpenFile(self.path)
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._file.close()
+        if self._points_file:
+            self._points_file.close()
+
+    def _read_index(self, path: Path, part_bytes: int, kinds: tuple[int, ...]) -> Index | None:
+        """As `read_index`; of ordinary gzip, None also where the seek points are missing or those of another part."""
+        index = read_index(path, part_bytes, kinds)
+        if index is None or index.kind != PACKED_LINES:
+            return index
+        found = find_companion(self.path, _POINTS, partial(log_misfit, read_points))
+        if found is None or found[1].part_crc32 != index.part_crc32:
+            return None
+        self._points_file, self._points = OpenFile(found[0]), found[1]
+        return index
+
+    def _build(self, layout: str) -> tuple[Path, Index]:
+        _build_index(self.path, layout)
+        if found := find_stored(self.path, self._spec, self._read_index):
+            return found
+        raise PartError(f"{self.path} or its index changed while it was indexed; run again")
+
+    @staticmethod
+    def summarize(path, layout: str = DEFAULT_LAYOUT) -> IndexSummary | None:
+        """What the header of the index alone tells; None where there is no index. Raises PartError."""
+        found = find_stored(Path(path), _spec(layout), read_summary)
+        return found[1] if found else None
+
+    def __len__(self) -> int:
+        return len(self._index.offsets)
+
+    def read(self, row: int) -> Row:
+        """Row `row` of [0, len). Raises RowError, naming part and row, where it is damaged."""
+        return decode_row(self._read_line(row, None), self._where(row), self._layout)
+
+    def read_line(self, row: int) -> bytes:
+        """The text of row `row`, all columns and the newline, be it a good row or not. Raises RowError "gzip"."""
+        return self._read_line(row, None)
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`, without its image. Raises RowError where they are damaged."""
+        fields = decode_text_columns(self._read_line(row, _HEAD_BYTES), self._where(row), self._layout)
+        if fields is None:
+            whole = self.read(row)
+            return whole.caption, whole.meta
+        return fields
+
+    def _where(self, row: int) -> str:
+        return f"{self.path} row {row}"
+
+    def count_blank_lines(self, start: int, stop: int) -> int:
+        """As `ppldm.data.formats.open.Rows` has it."""
+        offsets = self._index.offsets[start:stop].astype(np.int64)
+        ends = offsets + self._index.lengths[start:stop]
+        first = int(self._index.offsets[start - 1]) + int(self._index.lengths[start - 1]) if start else 0
+        gaps = [*zip([first, *ends[:-1].tolist()], offsets.tolist(), strict=True)]
+        if stop == len(self):
+            end = self._points.text_bytes if self._points else self._index.part_bytes
+            gaps.append((int(ends[-1]), end))
+        return sum(self._read_gap(gap).count(b"\n") for gap in gaps if gap[0] < gap[1])
+
+    def _read_gap(self, gap: tuple[int, int]) -> bytes:
+        """The text between two rows, every line of it with a newline."""
+        start, stop = gap
+        where = f"{self.path}, between rows"
+        if self._index.kind == PACKED_LINES:
+            text = self._read_text(start, stop, where)
+        else:
+            text = self._file.read(start, stop - start, where)
+            if self._index.kind == GZIP_MEMBERS:
+                text = inflate_members(text, where)
+        return text if text.endswith(b"\n") or not text else text + b"\n"
+
+    def _read_text(self, start: int, stop: int, where: str, limit: int | None = None) -> bytes:
+        return self._points.read(self._file, self._points_file, start, stop, where, limit)
+
+    def _read_line(self, row: int, limit: int | None) -> bytes:
+        """The line of a row; or the part of it that its first `limit` stored bytes hold, and no more than that many."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
+        offset, length, where = int(self._index.offsets[row]), int(self._index.lengths[row]), self._where(row)
+        if self._index.kind == PACKED_LINES:
+            text = self._read_text(offset, offset + length, where, limit)
+            if limit is not None:
+                return text
+            if isal_zlib.crc32(text) != self._points.row_crc32s[row]:
+                raise RowError("gzip", f"{where}: damaged gzip data (checksum); get the part again")
+            return text if text.endswith(b"\n") else text + b"\n"
+        data = self._file.read(offset, length if limit is None else min(length, limit), where)
+        return data if self._index.kind == PLAIN_LINES else inflate_member(data, where, limit)
+
+
+def inflate_member(member: bytes, where: str, limit: int | None = None) -> bytes:
+    """The line of a gzip member, or its first `limit` bytes. Raises RowError "gzip"."""
+    try:
+        return isal_zlib.decompress(member, 31) if limit is None else zlib.decompressobj(31).decompress(member, limit)
+    except (isal_zlib.error, zlib.error) as error:
+        raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
+
+
+def inflate_members(data: bytes, where: str) -> bytes:
+    """The text of gzip members that follow one another, with zeros between. Raises RowError "gzip"."""
+    text = b""
+    try:
+        while data := data.lstrip(b"\0"):
+            inflate = zlib.decompressobj(31)
+            text += inflate.decompress(data)
+            data = inflate.unused_data
+    except zlib.error as error:
+        raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
+    return text
+
+
+def _spec(layout: str) -> IndexSpec:
+    suffix = ".idx" if layout == DEFAULT_LAYOUT else f".{layout}.idx"
+    return IndexSpec((GZIP_MEMBERS, PLAIN_LINES, PACKED_LINES), suffix)
+
+
+def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
+    """Write (line, image size) pairs, each as its own gzip member, then the columns and the index. Raises PartError
+    without lines."""
+    with atomic_write(columns_spec().index_path(path)) as file:
+        columns = ColumnsWriter(file)
+        index = _write_members(path, _noted(lines, columns))
+        columns.finish(columns_key((index.part_bytes, index.part_crc32), len(index.offsets)))
+    return index
+
+
+def _noted(lines: Iterable[tuple[bytes, tuple[int, int]]], columns: ColumnsWriter) -> Iterator:
+    """The same lines, whose captions and metadata go to `columns` as `Part.read_fields` will find them."""
+    layout = LAYOUTS[DEFAULT_LAYOUT]
+    for line, size in lines:
+        try:
+            fields = decode_text_columns(line, "", layout)
+            if fields is None:
+                row = decode_row(line, "", layout)
+                fields = row.caption, row.meta
+            columns.add(*fields)
+        except RowError as error:
+            columns.add_bad(error.reason)
+        yield line, size
+
+
+def _write_members(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
+    table, offset, crc32 = [], 0, 0
+    with atomic_write(path) as file:
+        for line, size in lines:
+            member = _compress(line)
+            file.write(member)
+            table.append((offset, len(member), *size))
+            offset += len(member)
+            crc32 = zlib.crc32(member, crc32)
+        if not table:
+            raise PartError(f"no rows to write to {path}; a part needs at least one")
+        # An older index of the same name must not outlive the part that it described.
+        drop_indexes(path)
+    index = make_index(GZIP_MEMBERS, offset, crc32, table)
+    write_index(index_path(path), index)
+    return index
+
+
+def _compress(line: bytes) -> bytes:
+    """One gzip member. Base64 of compressed images has no repeats to find: isal at level 1 makes it as small as zlib's
+    Huffman codes alone do, in a third of the time. Its bytes may be others on another kind of processor."""
+    size = struct.pack("<II", isal_zlib.crc32(line), len(line) & 0xFFFFFFFF)
+    return b"".join((_MEMBER_HEADER, isal_zlib.compress(line, 1, -15), size))
+
+
+def _build_index(path: Path, layout: str) -> None:
+    """Index a part and store the result, after the seek points of ordinary gzip."""
+    if not path.is_file():
+        raise PartError(
+            f"{path} is not a part file but a folder or device; correct its line in the filelist, or say "
+            "format=folder in a list of filelists"
+        )
+    get_logger().info("indexing %s, once", path)
+    index = _scan(path, layout)
+    store_index(path, _spec(layout), index)
+
+
+def _scan(path: Path, layout: str) -> Index:
+    """Read a whole part once."""
+    columns = get_layout(layout)
+    if not is_gzip(path):
+        return make_index(PLAIN_LINES, *measure_file(path), _tabulate(measure_lines(path, plain_lines, columns)))
+    try:
+        table = _tabulate(measure_lines(path, member_lines, columns))
+        return make_index(GZIP_MEMBERS, *measure_file(path), table)
+    except PackedRows:
+        pass
+    packed = PackedLines()
+    table = _tabulate(measure_lines(path, partial(packed_lines, packed), columns))
+    measured = measure_file(path)
+    store(path, _POINTS, lambda target: packed.write_points(target, *measured))
+    return make_index(PACKED_LINES, *measured, table)
+
+
+def _tabulate(lines: Iterable[tuple[Line, tuple[int, int]]]) -> list[tuple[int, int, int, int]]:
+    return [(offset, length, *size) for (offset, length, _), size in lines]

@@ -1,0 +1,150 @@
+"""The rows of a part file, found by reading it once: plain text, a gzip member a row, or ordinary gzip.
+
+What a part is, its first bytes say, not its name. A blank line, one of white space alone, is no row and has no number.
+"""
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ...utils.errors import PartError, RowError
+from ...utils.log import progress
+from ..images.decode import image_size
+from .gzip.packed_lines import DamagedStream, PackedLines
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
+from .row import Row, decode_row
+
+GZIP_MAGIC = b"\x1f\x8b"
+MAX_ROW_BYTES = 1 << 28
+_CHUNK_BYTES = 1 << 17
+# Of a file that is no part at all, no row can be read; this many are tried before saying so.
+_ROWS_TO_TRY = 100
+
+# (offset, length, line): where a row is in its file, and its text with the newline.
+Line = tuple[int, int, bytes]
+
+
+class PackedRows(Exception):
+    """A gzip member is not exactly one line."""
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether a file begins as gzip does."""
+    with open(path, "rb") as file:
+        return file.read(2) == GZIP_MAGIC
+
+
+def row_size(row: Row) -> tuple[int, int]:
+    """(width, height) in pixels: what the metadata state, else the image's own; (0, 0) where that is none."""
+    size = row.meta.get("width"), row.meta.get("height")
+    return size if all(type(pixels) is int and 0 < pixels < 1 << 32 for pixels in size) else image_size(row.image)
+
+
+def measure_lines(
+    path: Path, lines_of: Callable[..., Iterator[Line]], layout: Layout
+) -> Iterator[tuple[Line, tuple[int, int]]]:
+    """The rows of a file with their image sizes, under a progress bar.
+
+    Raises PartError where none of the first rows can be read: then the file is something else.
+    """
+    rows, readable, first_error = 0, 0, None
+    with (
+        open(path, "rb") as file,
+        progress(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, delay=3) as bar,
+    ):
+        for line in lines_of(file, path):
+            if len(line[2]) > MAX_ROW_BYTES:
+                raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path, layout)}")
+            try:
+                size = row_size(decode_row(line[2], f"{path} row {rows}", layout))
+                readable += 1
+            except RowError as error:
+                size = 0, 0
+                first_error = first_error or error
+            rows += 1
+            if rows == _ROWS_TO_TRY and not readable:
+                break
+            yield line, size
+            bar.update(file.tell() - bar.n)
+    if not rows:
+        raise PartError(f"part file {path} holds no rows; get it again or delete its line in the filelist")
+    if not readable:
+        raise PartError(f"{_not_a_part(path, layout)} (none of the first {rows} rows can be read: {first_error})")
+
+
+def _not_a_part(path: Path, layout: Layout) -> str:
+    what = "a part that is not gzip" if path.suffix == ".gz" and not is_gzip(path) else "not a part file"
+    rows = "caption, metadata, image" if layout is LAYOUTS[DEFAULT_LAYOUT] else "the layout that was named"
+    return (
+        f"{path} is {what}, and its text is not rows of {rows}; correct the filelist, or say what it is in a list of "
+        "filelists (layout=, format=)"
+    )
+
+
+def plain_lines(file, path: Path) -> Iterator[Line]:
+    """The rows of plain text."""
+    offset = 0
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        if line.strip():
+            yield offset, len(line), line
+        offset += len(line)
+
+
+def packed_lines(packed: PackedLines, file, path: Path) -> Iterator[Line]:
+    """The rows of ordinary gzip, with offsets in the text; what `packed` collects is whole when they end.
+
+    Raises PartError where the file is damaged, in the words of Python's gzip, after all rows that this can read.
+    """
+    given = 0
+    try:
+        for offset, length, line in packed.read(file, MAX_ROW_BYTES):
+            if line.strip():
+                given += 1
+                yield offset, length, line if line.endswith(b"\n") else line + b"\n"
+    except DamagedStream as error:
+        file.seek(0)
+        for number, line in enumerate(_gzip_lines(file, path)):
+            if number >= given:
+                yield 0, 0, line
+        raise PartError(f"part file {path} is damaged; get it again") from error
+
+
+def _gzip_lines(file, path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(file) as text:
+            while line := text.readline(MAX_ROW_BYTES + 1):
+                if line.strip():
+                    yield line if line.endswith(b"\n") else line + b"\n"
+    except EOFError as error:
+        raise PartError(f"part file {path} is truncated; get it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise PartError(f"part file {path} is damaged ({error}); get it again") from error
+
+
+def member_lines(file, path: Path) -> Iterator[Line]:
+    """Lines that are a gzip member each. Raises PackedRows at the first member that is something else."""
+    offset, data = 0, b""
+    while data := data or file.read(_CHUNK_BYTES):
+        if data.startswith(b"\0"):  # the padding that RFC 1952 readers skip
+            kept = data.lstrip(b"\0")
+            offset, data = offset + len(data) - len(kept), kept
+            continue
+        inflate, line, length = zlib.decompressobj(31), b"", 0
+        while not inflate.eof:
+            data = data or file.read(_CHUNK_BYTES)
+            if not data:
+                raise PartError(f"part file {path} is truncated, at byte {offset + length}; get it again")
+            try:
+                line += inflate.decompress(data)
+            except zlib.error as error:
+                raise PartError(f"part file {path} is damaged after byte {offset} ({error}); get it again") from error
+            if -1 < line.find(b"\n") < len(line) - 1 or len(line) > MAX_ROW_BYTES:
+                raise PackedRows
+            length, data = length + len(data), inflate.unused_data
+        length -= len(data)
+        if not line.endswith(b"\n"):
+            raise PackedRows
+        if line.strip():
+            yield offset, length, line
+        offset += length

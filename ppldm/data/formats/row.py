@@ -1,0 +1,134 @@
+"""The row format, known to this file alone.
+
+A row is one line of text: caption TAB metadata TAB base64 of an encoded image, and whatever further columns a foreign
+writer added. The second column is ignored by every reader of the published format; ours is a compact JSON object, or
+empty. Other published column orders are read by a `Layout`; rows are written in this one alone. Text is UTF-8, else
+GB18030, in which no byte of a character can be a tab or a newline.
+"""
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass, field
+
+import pybase64
+
+from ...utils.errors import RowError
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
+
+_LINE_BREAKERS = re.compile(r"[\t\r\n]+")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One caption and one encoded image (JPEG, PNG, WebP bytes), with what else is known of it.
+
+    `other_captions`: further ones of the same image, where the layout has several; they are not written.
+    """
+
+    caption: str
+    image: bytes
+    meta: dict = field(default_factory=dict)
+    other_captions: tuple[str, ...] = ()
+
+
+def encode_row(row: Row) -> bytes:
+    """The row as one line with its newline. Tabs and line breaks in the caption become single spaces.
+
+    Raises RowError "meta" where the metadata has no JSON form (NaN has none).
+    """
+    return encode_text_columns(row.caption, row.meta) + pybase64.b64encode(row.image) + b"\n"
+
+
+def encode_text_columns(caption: str, meta: dict) -> bytes:
+    """The line up to its image. Raises as `encode_row`."""
+    caption = _LINE_BREAKERS.sub(" ", caption)
+    try:
+        text = _dump(meta) if meta else ""
+    except (TypeError, ValueError) as error:
+        raise RowError("meta", f"metadata without a JSON form ({error}); leave the field out") from error
+    # A lone surrogate, as broken JSON sources have, becomes "?".
+    return f"{caption}\t{text}\t".encode("utf-8", "replace")
+
+
+def decode_row(line: bytes, where: str, layout: Layout = LAYOUTS[DEFAULT_LAYOUT]) -> Row:
+    """The row of one line, with or without its newline. `where` (file and row number) goes into the error.
+
+    Raises RowError "columns", "encoding", "caption" or "base64".
+    """
+    columns = line.rstrip(b"\r\n").split(b"\t", layout.num_columns)
+    if len(columns) < layout.num_columns:
+        raise RowError(
+            "columns", f"{where}: {len(columns)} tab-separated column(s) where the layout has {layout.num_columns}"
+        )
+    (caption, *others), meta = _decode_texts(columns, where, layout)
+    image = _decode_image_column(columns[layout.image].strip(), f"{where}: column {layout.image + 1}, the image,")
+    return Row(caption, image, meta, tuple(others))
+
+
+def decode_text_columns(head: bytes, where: str, layout: Layout) -> tuple[str, dict] | None:
+    """(caption, metadata) of the beginning of a line; None where it ends before they do. Raises RowError."""
+    columns = head.split(b"\t", layout.last_text_column + 1)
+    if len(columns) < layout.last_text_column + 2:
+        return None
+    captions, meta = _decode_texts(columns, where, layout)
+    return captions[0], meta
+
+
+def _decode_texts(columns: list[bytes], where: str, layout: Layout) -> tuple[list[str], dict]:
+    """(one caption or more, metadata)."""
+    places = [layout.caption, *([] if layout.meta is None else [layout.meta])]
+    texts = _decode_text(b"\t".join(columns[place] for place in places), where).split("\t")
+    meta = {} if layout.meta is None else _load_meta(texts[-1])
+    caption = texts[0]
+    if layout.caption_keys:
+        caption = next((meta[key] for key in layout.caption_keys if isinstance(meta.get(key), str) and meta[key]), "")
+        if not meta:
+            raise RowError("caption", f"{where}: no JSON object with the caption ({', '.join(layout.caption_keys)})")
+    if layout.removed:
+        caption = caption.replace(layout.removed, "")
+    if layout.separator:
+        return [text for text in caption.split(layout.separator) if text] or [""], meta
+    return [caption], meta
+
+
+def _dump(meta: dict) -> str:
+    return json.dumps(meta, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _load_meta(text: str) -> dict:
+    """Foreign writers put anything here ("NONE", a number, nothing): all that is no JSON object means "unknown"."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _decode_text(data: bytes, where: str) -> str:
+    for encoding in ("utf-8", "gb18030"):
+        try:
+            return data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    raise RowError("encoding", f"{where}: the text is neither UTF-8 nor GB18030; write the part again in UTF-8")
+
+
+def _decode_image_column(data: bytes, where: str) -> bytes:
+    try:
+        image = _decode_base64(data)
+    except binascii.Error as error:
+        raise RowError("base64", f"{where} is not base64 ({error})") from error
+    if not image:
+        raise RowError("base64", f"{where} is empty")
+    return image
+
+
+def _decode_base64(data: bytes) -> bytes:
+    """As the standard library, which forgives one "=" too many, where pybase64 does not."""
+    try:
+        return pybase64.b64decode(data, validate=True)
+    except binascii.Error:
+        return base64.b64decode(data, validate=True)

@@ -1,0 +1,82 @@
+"""Samples whose picture, caption and metadata are files of one base name, as folders and WebDataset tars hold them.
+
+0000.jpg (or .jpeg .png .webp)    the picture
+0000.txt                          the caption; runs of white space count as one space
+0000.cls                          or else the number of a class, of which a table tells the caption
+0000.json                         metadata, an object; may be missing
+"""
+
+import json
+import math
+from collections.abc import Mapping
+
+from ...utils.errors import RowError
+from .row import Row
+
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+SUFFIXES = (*IMAGE_SUFFIXES, "txt", "json", "cls")
+
+
+def assemble_row(key: str, files: Mapping[str, bytes], where: str, prompts: Mapping[str, str] | None = None) -> Row:
+    """The row of base name `key`, `files` being content by suffix. With `prompts`, the class tells the caption.
+
+    Raises RowError "no_image", "two_images", "no_caption", "empty_caption", "class", "encoding", "metadata".
+    """
+    images = [suffix for suffix in IMAGE_SUFFIXES if suffix in files]
+    if not images:
+        raise RowError("no_image", f"{where}: {key!r} has no image ({', '.join(IMAGE_SUFFIXES)}) of its base name")
+    if len(images) > 1:
+        raise RowError("two_images", f"{where}: {key!r} has {len(images)} images ({', '.join(images)})")
+    if prompts is not None and "cls" in files:
+        caption = _find_prompt(files["cls"], prompts, f"{where}: {key!r}")
+    elif "txt" in files:
+        caption = decode_caption(files["txt"], f"{where}: {key!r}.txt")
+    else:
+        hint = " but a class: name its table by the filelist's option idx_to_prompt=" if "cls" in files else ""
+        raise RowError("no_caption", f"{where}: {key!r} has no .txt{hint}")
+    meta = decode_meta(files["json"], f"{where}: {key!r}.json") if "json" in files else {}
+    return Row(caption, files[images[0]], {"key": key, **meta})
+
+
+def decode_caption(data: bytes, where: str) -> str:
+    """The caption of a text file, UTF-8 or else GB18030. Raises RowError "encoding", "empty_caption"."""
+    caption = " ".join(decode_text(data, where).split())
+    if not caption:
+        raise RowError("empty_caption", f"{where} has no text in it")
+    return caption
+
+
+def decode_meta(data: bytes, where: str) -> dict:
+    """The object of a JSON file. NaN and infinities, which JSON does not have and many writers emit, become null.
+
+    Raises RowError "encoding", "metadata".
+    """
+    try:
+        meta = json.loads(decode_text(data, where), parse_constant=lambda _: None, parse_float=_finite_or_none)
+    except (ValueError, RecursionError) as error:
+        raise RowError("metadata", f"{where} is not JSON ({error})") from error
+    if not isinstance(meta, dict):
+        raise RowError("metadata", f"{where} holds a JSON {type(meta).__name__}, not an object")
+    return meta
+
+
+def decode_text(data: bytes, where: str) -> str:
+    """UTF-8, with or without its byte order mark, else GB18030, as in part files. Raises RowError "encoding"."""
+    for encoding in ("utf-8-sig", "gb18030"):
+        try:
+            return data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    raise RowError("encoding", f"{where} is neither UTF-8 nor GB18030 text")
+
+
+def _finite_or_none(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _find_prompt(data: bytes, prompts: Mapping[str, str], where: str) -> str:
+    number = data.decode("ascii", "replace").strip()
+    if number not in prompts:
+        raise RowError("class", f"{where} is of class {number[:20]!r}, which the table of idx_to_prompt does not have")
+    return prompts[number]

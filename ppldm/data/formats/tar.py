@@ -1,0 +1,184 @@
+"""`format=webdataset`: tars of samples, as WebDataset and img2dataset write them.
+
+Files that follow one another and share a base name (all before the first dot of the file's name) are one sample; its
+parts are those of `sample_files`, other files of the name are ignored. A suffix that comes a second time starts a
+new sample. Folders, hidden files and names between double underscores are no samples.
+
+The index says from where to where a sample reaches, headers included, so that one read brings it with its names: what
+is not a whole sample of one base name is a bad row, never a picture under the caption of another.
+"""
+
+import io
+import json
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from ...utils.errors import ConfigError, PartError, RowError
+from ...utils.log import get_logger
+from ..images.decode import image_size
+from .base import MAX_ROW_BYTES, IndexedRows, indexing, store_rows
+from .index import TAR_SAMPLES, Index
+from .index_cache import IndexSpec
+from .row import Row
+from .sample_files import IMAGE_SUFFIXES, SUFFIXES, assemble_row
+
+_BLOCK = 512
+_BASE_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+_HIDDEN = re.compile(r"__[^/]*__([./]|$)")
+# What tarfile raises on damaged headers, which is more than the error that it documents.
+_DAMAGED = (tarfile.TarError, ValueError, OverflowError, IndexError, KeyError, EOFError)
+
+
+class TarShard(IndexedRows):
+    """A tar of samples. idx_to_prompt: a JSON file {class number: caption} for shards with `.cls`, or None."""
+
+    spec = IndexSpec((TAR_SAMPLES,))
+
+    def __init__(self, path, idx_to_prompt=None):
+        self._prompts = read_class_prompts(str(idx_to_prompt)) if idx_to_prompt else None
+        super().__init__(path)
+        if self._prompts is not None:  # which change the captions
+            self.identity += (zlib.crc32(json.dumps(self._prompts, sort_keys=True).encode()),)
+
+    def _build(self) -> tuple[Path, Index]:
+        _refuse_what_is_no_tar(self.path)
+        with open(self.path, "rb") as file, indexing(self.path, self.path.stat().st_size, "B") as bar:
+            table = []
+            for start, stop, images in _samples(file, self.path):
+                if stop - start > MAX_ROW_BYTES:
+                    raise PartError(f"{self.path} row {len(table)} is over {MAX_ROW_BYTES} bytes long; leave it out")
+                size = (0, 0)
+                if len(images) == 1:
+                    file.seek(images[0][0])
+                    size = image_size(file.read(images[0][1]))
+                table.append((start, stop - start, *size))
+                bar.update(stop - bar.n)
+        if table and not any(height for *_, height in table[:100]):
+            raise PartError(
+                f"{self.path} is a tar, but none of its first samples has an image ({', '.join(IMAGE_SUFFIXES)}); "
+                "correct the filelist"
+            )
+        return self.path, store_rows(self.path, self.spec, table)
+
+    def _decode(self, data: bytes, where: str) -> Row:
+        files, keys = {}, set()
+        try:
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+                for info, key, suffix in _members(tar):
+                    keys.add(key)
+                    if suffix in SUFFIXES:
+                        files[suffix] = tar.extractfile(info).read()
+                whole = tar.offset == len(data)
+        except _DAMAGED as error:
+            raise RowError("tar", f"{where}: damaged tar data ({error}); get the tar again") from error
+        if not whole or len(keys) != 1:
+            raise RowError("tar", f"{where}: the tar has changed since it was indexed, or is damaged; get it again")
+        return assemble_row(keys.pop(), files, where, self._prompts)
+
+
+@lru_cache(maxsize=16)
+def read_class_prompts(path: str) -> dict[str, str]:
+    """The captions of classes by number, from a JSON object. Raises ConfigError."""
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read idx_to_prompt={path}: {error.strerror}; name a JSON file") from error
+    except ValueError as error:
+        raise ConfigError(f"idx_to_prompt={path} is not JSON ({error})") from error
+    if not isinstance(table, dict) or not all(isinstance(prompt, str) for prompt in table.values()):
+        raise ConfigError(f'idx_to_prompt={path} must be a JSON object of captions by class, such as {{"0": "tench"}}')
+    return table
+
+
+def _refuse_what_is_no_tar(path: Path) -> None:
+    if not path.is_file():
+        raise PartError(f"{path} is no tar but a folder or device; correct its line in the filelist")
+    with open(path, "rb") as file:
+        start = file.read(_BLOCK)
+    if start.startswith(b"\x1f\x8b"):
+        raise PartError(f"{path} is compressed, so that its rows cannot be read at random; unpack it with gzip -d")
+
+
+def _samples(file, path: Path) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """(start, end, [(start, length) of an image]) in bytes of each sample. Raises PartError."""
+    with _open_tar(file, path) as tar:
+        for _, infos in _grouped(tar):
+            images = [(i.offset_data, i.size) for i in infos if _suffix(i) in IMAGE_SUFFIXES]
+            yield infos[0].offset, _end(infos[-1]), images
+        end = tar.offset
+    _check_end(file, end, path)
+
+
+def scan_samples(file, path: Path) -> Iterator[tuple[int, int]]:
+    """(start, end) in bytes of each sample. Raises PartError where the tar is damaged, after what could be read."""
+    for start, stop, _ in _samples(file, path):
+        yield start, stop
+
+
+def read_samples(file, path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """(base name, content by suffix) of the samples from where the file stands. Raises PartError."""
+    with _open_tar(file, path) as tar:
+        for key, infos in _grouped(tar):
+            own = {_suffix(info): info for info in infos if _suffix(info) in SUFFIXES}
+            yield key, {suffix: tar.extractfile(info).read() for suffix, info in own.items()}
+
+
+@contextmanager
+def _open_tar(file, path: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            yield tar
+    except _DAMAGED as error:
+        raise PartError(f"{path} is no tar, or damaged or truncated ({error}); get it again") from error
+
+
+def _grouped(tar: tarfile.TarFile) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
+    """(base name, files) of each sample."""
+    key, seen, infos = None, set(), []
+    for info, base, suffix in _members(tar):
+        if base != key or suffix in seen:
+            if infos:
+                yield key, infos
+            key, seen, infos = base, set(), []
+        seen.add(suffix)
+        infos.append(info)
+        tar.members = []  # which would hold all names of the tar
+    if infos:
+        yield key, infos
+
+
+def _suffix(info: tarfile.TarInfo) -> str:
+    return _BASE_NAME.fullmatch(info.name)[2].lower()
+
+
+def _end(info: tarfile.TarInfo) -> int:
+    return info.offset_data + -(-info.size // _BLOCK) * _BLOCK
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str, str]]:
+    """(member, base name, suffix in lower case) of all files that belong to samples."""
+    position = -1
+    for info in tar:
+        if info.offset <= position or info.size < 0:  # a negative length in a damaged header leads back
+            raise tarfile.ReadError("a header leads backwards")
+        position = info.offset
+        name = _BASE_NAME.fullmatch(info.name)
+        if info.isreg() and name and not _HIDDEN.match(info.name):
+            yield info, name[1], name[2].lower()
+
+
+def _check_end(file, end: int, path: Path) -> None:
+    """tarfile stops in silence at a header that it cannot read: after the last member there must be but zeros."""
+    file.seek(end)
+    rest = file.read(_BLOCK)
+    if not rest:
+        get_logger().warning("%s has no end mark; if its writer was stopped, rows after the last are missing", path)
+    while rest:
+        if rest.strip(b"\0"):
+            raise PartError(f"{path} is damaged after byte {end}, its last readable header; get it again")
+        rest = file.read(1 << 20)

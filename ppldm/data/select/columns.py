@@ -1,0 +1,194 @@
+"""Captions and metadata of a part by column, so that a condition reads the fields that it names and no row.
+
+Beside a part's index lies `<part>.columns` (of another layout `<part>.<layout>.columns`), or in the cache folder
+where the part's own cannot be written, and for folders of pictures. It holds every field but width and height, which
+the index has, and the caption under the name "caption"; rows that cannot be read are in it with their reason. It can be
+made again at any time, so one that does not fit its part, or is damaged, is.
+
+Little endian: `_MAGIC`; buffers, compressed by zlib where that makes them smaller; a JSON object that says where they
+are; its length and CRC-32, u32 each; `_MAGIC`. Rows come in blocks of `_BLOCK_ROWS`. A column of a block is the numbers
+of the rows that have a value (u32, left out where all have), and their values: float32 or float64 where those hold
+every one exactly, or else the different values, as a JSON list, and the place of each row's in it. Every buffer is
+stated as [offset, length, CRC-32, 1 if compressed or 0].
+"""
+
+import json
+import math
+import os
+import struct
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from isal import isal_zlib
+
+from .evaluate import Distinct
+
+# Part of every file: a change of what is in it must change it.
+_VERSION = 1
+_MAGIC = b"PPLDMCOL"
+_TAIL = struct.Struct("<II8s")
+_BLOCK_ROWS = 1 << 16
+_LARGEST_EXACT = 1 << 53  # of integers, in float64
+
+# Answered by the index.
+INDEX_FIELDS = {"width", "height"}
+_CAPTION = "caption"
+_ERRORS = ""  # no field has this name in an expression
+
+# (rows, columns by name as `judge` takes them, reasons of the rows that cannot be read, None where all can)
+Block = tuple[int, dict[str, np.ndarray | Distinct], Distinct | None]
+
+
+class ColumnsWriter:
+    """Writes rows as columns into a file, a block at a time. `finish` comes last; rows before it cannot be read."""
+
+    def __init__(self, file):
+        self._file, self._offset = file, 0
+        self._blocks, self._columns, self._rows = [], {}, 0
+        self._put_bytes(_MAGIC)
+
+    def add(self, caption: str, meta: dict) -> None:
+        """The next row."""
+        for name, value in meta.items():
+            if name not in INDEX_FIELDS and name not in (_CAPTION, _ERRORS):
+                self._put(name, value)
+        self._put(_CAPTION, caption)
+        self._next()
+
+    def add_bad(self, reason: str) -> None:
+        """The next row, which cannot be read."""
+        self._put(_ERRORS, reason)
+        self._next()
+
+    def finish(self, key: list) -> None:
+        """Say what is in the file. `key`: what the columns were made of, JSON-ready."""
+        self._end_block()
+        contents = json.dumps({"key": [_VERSION, *key], "blocks": self._blocks}).encode()
+        self._file.write(contents + _TAIL.pack(len(contents), zlib.crc32(contents), _MAGIC))
+
+    def _put(self, name: str, value) -> None:
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return
+        rows, values = self._columns.setdefault(name, ([], []))
+        rows.append(self._rows)
+        values.append([] if isinstance(value, list | dict) else value)  # of which nothing is compared
+
+    def _next(self) -> None:
+        self._rows += 1
+        if self._rows == _BLOCK_ROWS:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        if self._rows:
+            columns = {name: self._write_column(*column) for name, column in sorted(self._columns.items())}
+            self._blocks.append({"rows": self._rows, "columns": columns})
+        self._columns, self._rows = {}, 0
+
+    def _write_column(self, rows: list[int], values: list) -> dict:
+        column = {} if len(rows) == self._rows else {"rows": self._put_array(np.array(rows, dtype="<u4"))}
+        numbers = _as_floats(values)
+        if numbers is not None:
+            return {**column, "dtype": numbers.dtype.str, "values": self._put_array(numbers)}
+        places: dict = {}
+        # 1, 1.0 and true are different values.
+        of_rows = [places.setdefault((type(value), _hashable(value)), len(places)) for value in values]
+        dtype = np.min_scalar_type(len(places)).newbyteorder("<")
+        distinct = json.dumps([[] if kind is list else value for kind, value in places]).encode()
+        return {
+            **column,
+            "dtype": dtype.str,
+            "values": self._put_array(np.array(of_rows, dtype=dtype)),
+            "distinct": self._put_buffer(distinct),
+        }
+
+    def _put_array(self, array: np.ndarray) -> list[int]:
+        return self._put_buffer(array.tobytes())
+
+    def _put_buffer(self, data: bytes) -> list[int]:
+        packed = zlib.compress(data, 1)  # isal's bytes for short data are not always the same
+        is_smaller = len(packed) < 0.75 * len(data)
+        stored = packed if is_smaller else data
+        stated = [self._offset, len(stored), zlib.crc32(stored), int(is_smaller)]
+        self._put_bytes(stored)
+        return stated
+
+    def _put_bytes(self, data: bytes) -> None:
+        self._file.write(data)
+        self._offset += len(data)
+
+
+def _hashable(value):
+    return None if isinstance(value, list) else value
+
+
+def _as_floats(values: list) -> np.ndarray | None:
+    """Numbers as float32, else float64, where each is held exactly; None where one is not, or is no number."""
+    for value in values:
+        if type(value) is int:
+            if not -_LARGEST_EXACT <= value <= _LARGEST_EXACT:
+                return None
+        elif type(value) is not float:
+            return None
+    numbers = np.array(values, dtype="<f8")
+    with np.errstate(over="ignore"):
+        short = numbers.astype("<f4")
+    return short if np.array_equal(short, numbers) else numbers
+
+
+class Misfit(Exception):
+    """Why a file of columns cannot serve."""
+
+
+class Columns:
+    """The columns of a file that was written for `key`.
+
+    Raises Misfit where it was written for another one or is damaged, also from `blocks`; FileNotFoundError.
+    """
+
+    def __init__(self, path: Path, key: list):
+        self._file = os.open(path, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self._file)
+        self._blocks = self._read_contents(os.fstat(self._file).st_size, key)
+
+    def blocks(self, names: Iterable[str]) -> Iterator[Block]:
+        """The columns of these names; one that no row of a block has is not among them."""
+        names = sorted(names)
+        for block in self._blocks:
+            num_rows, stated = block["rows"], block["columns"]
+            found = {name: self._read_column(stated[name], num_rows) for name in names if name in stated}
+            yield num_rows, found, self._read_column(stated[_ERRORS], num_rows) if _ERRORS in stated else None
+
+    def _read_contents(self, size: int, key: list) -> list[dict]:
+        tail = os.pread(self._file, _TAIL.size, max(0, size - _TAIL.size))
+        length, crc32, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"")
+        contents = os.pread(self._file, length, max(0, size - _TAIL.size - length))
+        if magic != _MAGIC or zlib.crc32(contents) != crc32:
+            raise Misfit("it is damaged or cut short")
+        contents = json.loads(contents)
+        if contents["key"] != [_VERSION, *key]:
+            raise Misfit("it was made of another part")
+        return contents["blocks"]
+
+    def _read_column(self, stated: dict, num_rows: int) -> np.ndarray | Distinct:
+        values = np.frombuffer(self._read_buffer(stated["values"]), dtype=stated["dtype"])
+        rows = np.frombuffer(self._read_buffer(stated["rows"]), dtype="<u4") if "rows" in stated else slice(None)
+        if "distinct" not in stated:
+            if isinstance(rows, slice):
+                return values
+            numbers = np.full(num_rows, np.nan, dtype=values.dtype)
+            numbers[rows] = values
+            return numbers
+        distinct = json.loads(self._read_buffer(stated["distinct"]))
+        places = np.full(num_rows, len(distinct), dtype=np.uint32)
+        places[rows] = values
+        return Distinct([*distinct, None], places)
+
+    def _read_buffer(self, stated: list[int]) -> bytes:
+        offset, length, crc32, is_packed = stated
+        stored = os.pread(self._file, length, offset)
+        if zlib.crc32(stored) != crc32:
+            raise Misfit("it is damaged (checksum)")
+        return isal_zlib.decompress(stored) if is_packed else stored

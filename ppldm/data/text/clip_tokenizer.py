@@ -1,0 +1,123 @@
+"""CLIP's tokenizer in Rust: byte-level pairs with the ids that transformers' CLIPTokenizerFast gives.
+
+A tokenizer is a folder with `vocab.json` (token to id) and `merges.txt` (pairs, the most frequent first). Text is
+normalised (NFC), lower-cased, cut into words, numbers, and runs of other characters, and each is merged by pairs
+(Radford et al. 2021, arXiv:2103.00020, section 2.4).
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
+from tokenizers.processors import RobertaProcessing
+
+from ...utils.errors import ConfigError
+from ...utils.files import make_output_dir, write_json
+from .tokenizer import read_tokenizer_json
+
+START, END = "<|startoftext|>", "<|endoftext|>"
+_WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")
+_FILES = ("vocab.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json")
+
+
+class ClipTokenizer:
+    """As CaptionTokenizer: `vocab_size`, `max_length`, `encode`, `save`. Captions start with START and end with END."""
+
+    def __init__(self, folder, max_length: int):
+        self.folder, self.max_length = Path(folder), max_length
+        if max_length < 3:
+            raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
+        self.ids = read_tokenizer_json(self.folder / "vocab.json")
+        try:
+            lines = (self.folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ConfigError(f"cannot read the vocabulary in {folder}: {error.strerror}; copy it again") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"merges.txt in {folder} is not UTF-8 text; copy it again") from error
+        merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
+        pad = self._pad_token()
+        for token in (START, END, pad):
+            if token not in self.ids:
+                raise ConfigError(f"the vocabulary in {folder} lacks {token}; it is not CLIP's")
+        odd = next((pair for pair in merges if len(pair) != 2 or not {*pair, "".join(pair)} <= self.ids.keys()), None)
+        if odd:
+            raise ConfigError(f"the merges in {folder} do not fit its vocabulary ({' '.join(odd)}); copy both again")
+        self._tokenizer = _build(self.ids, merges, pad, max_length)
+
+    @property
+    def vocab(self) -> list[str]:
+        """The tokens in the order of their ids."""
+        return sorted(self.ids, key=self.ids.get)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids, from 0."""
+        return len(self.ids)
+
+    def encode(self, captions: list[str]) -> np.ndarray:
+        """Token ids, int64 [len(captions), max_length]: START caption END, cut before END, padded."""
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
+        return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
+
+    def decode(self, ids: np.ndarray) -> list[str]:
+        """The texts of token ids [N, L] without special tokens, in lower case."""
+        texts, pad = [], self._pad_token()
+        for row in ids.tolist():
+            tokens = [token for token in map(self._tokenizer.id_to_token, row) if token not in (START, END)]
+            while tokens and tokens[-1] == pad:
+                tokens.pop()
+            texts.append(ByteLevel().decode(tokens).replace("</w>", " ").strip())
+        return texts
+
+    def to_json(self) -> str:
+        """The definition that Hugging Face's `tokenizers` reads."""
+        return self._tokenizer.to_str()
+
+    def unknown_words(self, captions: list[str]) -> list[str]:
+        """None: all words are made of pieces, of single bytes if need be."""
+        return []
+
+    def save(self, folder) -> None:
+        """Write what `load_tokenizer` and CLIPTokenizer.from_pretrained read."""
+        folder = make_output_dir(folder)
+        for name in _FILES:
+            if (self.folder / name).is_file():
+                shutil.copyfile(self.folder / name, folder / name)
+        if not (folder / "tokenizer_config.json").is_file():
+            write_json(
+                folder / "tokenizer_config.json",
+                {
+                    "tokenizer_class": "CLIPTokenizer",
+                    "model_max_length": self.max_length,
+                    "pad_token": self._pad_token(),
+                },
+            )
+
+    def _pad_token(self) -> str:
+        """The folder's own, which is END in Stable Diffusion 1 and "!" in 2."""
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            path = self.folder / name
+            token = read_tokenizer_json(path).get("pad_token") if path.is_file() else None
+            if token:
+                return str(token.get("content") if isinstance(token, dict) else token)
+        return END
+
+
+def _build(ids: dict[str, int], merges: list[tuple], pad: str, max_length: int) -> Tokenizer:
+    tokenizer = Tokenizer(BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix="</w>", unk_token=END))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(_WORDS, "removed", invert=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.post_processor = RobertaProcessing(
+        (END, ids[END]), (START, ids[START]), trim_offsets=False, add_prefix_space=False
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in (START, END)])
+    tokenizer.enable_truncation(max_length)
+    tokenizer.enable_padding(length=max_length, pad_id=ids[pad], pad_token=pad)
+    return tokenizer

@@ -1,0 +1,210 @@
+"""Captions to token ids: BERT's WordPiece in Rust, with the ids that PaddleNLP's BertTokenizer gives
+for every character that both know (their Unicode tables differ in age).
+
+A tokenizer is a `vocab.txt`, one token a line, the line number its id, and whether text is lower-cased.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, Sequence, Split
+from tokenizers.processors import BertProcessing
+
+from ...utils.errors import ConfigError
+from ...utils.files import make_output_dir, write_json, write_text
+from ...utils.offline import is_offline
+from ...utils.world import World, barrier
+
+# The loader's workers are the parallelism: threads of the Rust library do not survive their fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_PAD, _UNK, _CLS, _SEP, _MASK = SPECIAL_TOKENS
+
+# Names that PaddleNLP knows, and the class of its tokenizer.
+KNOWN_NAMES = {
+    "bert-base-uncased": "BertTokenizer",
+    "bert-base-chinese": "BertTokenizer",
+    "ernie-1.0": "ErnieTokenizer",
+}
+
+# Beside punctuation, PaddleNLP makes every Unicode symbol (currency, arrows, emoji …) and these letters words.
+_LONE_CHARACTERS = Regex(r"[\p{P}\p{S}\u00ad²ºµØŋƱ〇]")
+
+
+class CaptionTokenizer:
+    """A vocabulary with the length that captions are padded or cut to. `vocab_size`, `max_length`: int."""
+
+    def __init__(self, vocab: list[str], max_length: int, lower_case: bool = True):
+        ids = {token: number for number, token in enumerate(vocab)}
+        missing = [token for token in SPECIAL_TOKENS if token not in ids]
+        if missing:
+            raise ConfigError(f"the vocabulary lacks {', '.join(missing)}; it must hold {' '.join(SPECIAL_TOKENS)}")
+        if max_length < 3:
+            raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
+        self.vocab, self.max_length, self.lower_case = vocab, max_length, lower_case
+        self._tokenizer = _build(ids, max_length, lower_case)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids, from 0."""
+        return len(self.vocab)
+
+    def encode(self, captions: list[str]) -> np.ndarray:
+        """Token ids, int64 [len(captions), max_length]: [CLS] caption [SEP], cut before [SEP], padded with [PAD]."""
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
+        return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
+
+    def decode(self, ids: np.ndarray) -> list[str]:
+        """The texts of token ids [N, L] without special tokens, in lower case where the tokenizer makes it."""
+        texts = []
+        for row in ids.tolist():
+            tokens = [self.vocab[number] for number in row]
+            texts.append(" ".join(token for token in tokens if token not in (_PAD, _CLS, _SEP)).replace(" ##", ""))
+        return texts
+
+    def to_json(self) -> str:
+        """The definition that Hugging Face's `tokenizers` reads."""
+        return self._tokenizer.to_str()
+
+    def unknown_words(self, captions: list[str]) -> list[str]:
+        """The words that the vocabulary lacks, each once, in order."""
+        found = {}
+        for caption, encoding in zip(captions, self._tokenizer.encode_batch(captions), strict=True):
+            pairs = zip(encoding.tokens, encoding.offsets, strict=True)
+            found |= dict.fromkeys(caption[start:end] for token, (start, end) in pairs if token == _UNK)
+        return list(found)
+
+    def save(self, folder) -> None:
+        """Write what `load_tokenizer`, and BertTokenizer.from_pretrained of PaddleNLP, reads."""
+        folder = make_output_dir(folder)
+        names = dict(
+            zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
+        )
+        write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.vocab))
+        write_json(folder / "special_tokens_map.json", names)
+        config = {"do_lower_case": self.lower_case, "model_max_length": self.max_length, **names}
+        write_json(folder / "tokenizer_config.json", {**config, "tokenizer_class": "BertTokenizer"})
+
+
+def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
+    """The CaptionTokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES; the
+    ClipTokenizer of a folder with merges.txt. Raises ConfigError."""
+    check_tokenizer(name_or_path)
+    path = Path(name_or_path)
+    if (path / "merges.txt").is_file():
+        from .clip_tokenizer import ClipTokenizer
+
+        return ClipTokenizer(path, max_length)
+    if path.is_dir():
+        return CaptionTokenizer(_read_vocab(path / "vocab.txt"), max_length, _read_lower_case(path))
+    if path.is_file():
+        return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
+    return CaptionTokenizer(*_fetch(str(name_or_path), max_length, is_offline(offline)))
+
+
+def check_tokenizer(name_or_path) -> None:
+    """Raises ConfigError where this is neither a folder or file that is there, nor one of KNOWN_NAMES."""
+    if not Path(name_or_path).exists() and str(name_or_path) not in KNOWN_NAMES:
+        raise ConfigError(
+            f"no tokenizer {name_or_path}: neither a folder with vocab.txt, nor a vocab.txt, nor one of "
+            f"{', '.join(KNOWN_NAMES)}; `ppldm vocab` makes one from captions"
+        )
+
+
+def count_words(captions: Iterable[str]) -> Counter:
+    """How often each word comes, after normalising and splitting as a lower-casing CaptionTokenizer does."""
+    normalizer, splitter = _normalizer(lower_case=True), _splitter()
+    return Counter(
+        word for caption in captions for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(caption))
+    )
+
+
+def build_vocab(captions: Iterable[str]) -> list[str]:
+    """A vocabulary for a small data set, with every word whole: special tokens, the captions' characters, alone and as
+    ## pieces, then their words. Each group is sorted, so that the same captions in any order give the same ids."""
+    words = sorted(count_words(captions))
+    characters = sorted(set("".join(words)))
+    return list(dict.fromkeys([*SPECIAL_TOKENS, *characters, *(f"##{char}" for char in characters), *words]))
+
+
+def _build(ids: dict[str, int], max_length: int, lower_case: bool) -> Tokenizer:
+    tokenizer = Tokenizer(WordPiece(ids, unk_token=_UNK, max_input_chars_per_word=100))
+    tokenizer.normalizer = _normalizer(lower_case)
+    tokenizer.pre_tokenizer = _splitter()
+    tokenizer.post_processor = BertProcessing((_SEP, ids[_SEP]), (_CLS, ids[_CLS]))
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.enable_truncation(max_length)
+    tokenizer.enable_padding(length=max_length, pad_id=ids[_PAD], pad_token=_PAD)
+    return tokenizer
+
+
+def _normalizer(lower_case: bool) -> BertNormalizer:
+    return BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case)
+
+
+def _splitter() -> Sequence:
+    return Sequence([BertPreTokenizer(), Split(_LONE_CHARACTERS, "isolated")])
+
+
+def _read_vocab(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read the vocabulary {path}: {error.strerror}; name a folder that has one") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the vocabulary {path} is not UTF-8 text; name the tokenizer's vocab.txt") from error
+
+
+def _read_lower_case(folder: Path) -> bool:
+    """As PaddleNLP: true where the folder does not say."""
+    path = folder / "tokenizer_config.json"
+    return bool(read_tokenizer_json(path).get("do_lower_case", True)) if path.is_file() else True
+
+
+def read_tokenizer_json(path: Path) -> dict:
+    """The object in a JSON file of a tokenizer. Raises ConfigError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; copy it again") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); copy it again") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds no JSON object; copy it again")
+    return value
+
+
+def _fetch(name: str, max_length: int, offline: bool) -> tuple[list[str], int, bool]:
+    """The arguments of a CaptionTokenizer by name: from PaddleNLP's cache, into which rank 0 alone downloads."""
+    import paddlenlp.transformers
+    from paddlenlp.utils.env import MODEL_HOME
+
+    tokenizer_class = getattr(paddlenlp.transformers, KNOWN_NAMES[name])
+    address = tokenizer_class.pretrained_resource_files_map["vocab_file"][name]
+    cached = Path(MODEL_HOME, name, address.rpartition("/")[2])
+    if offline and not cached.is_file():
+        raise ConfigError(
+            f"the tokenizer {name} is not in the cache ({cached}), and the network is not to be used; give a folder "
+            "with its vocab.txt, or load it once without --offline"
+        )
+    world = World.detect()
+    if not world.is_main:
+        barrier(world)
+    try:
+        tokenizer = tokenizer_class.from_pretrained(name)
+    except OSError as error:
+        raise ConfigError(
+            f"the tokenizer {name} could not be downloaded; give a local folder with its vocab.txt instead of the name"
+        ) from error
+    if world.is_main:
+        barrier(world)
+    tokens = tokenizer.convert_ids_to_tokens(list(range(tokenizer.vocab_size)))
+    return tokens, max_length, tokenizer.do_lower_case

@@ -1,0 +1,237 @@
+"""The settings of each kind of network: default, what the value must be. One table a kind, and nothing else.
+
+The names and defaults are those of ppdiffusers' AutoencoderKL, UNet2DConditionModel and LDMBertConfig and of its
+CLIPTextConfig (a test compares them). `ppldm.networks.configs` reads configs by these tables.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MOST_CHANNELS = 1 << 20  # and words, positions, sides: far beyond what any machine holds
+MOST_LAYERS = 1024
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must be, in words and as a condition; `one | other` takes either."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+    def __or__(self, other: "Rule") -> "Rule":
+        return Rule(f"{self.words} or {other.words}", lambda value: self.holds(value) or other.holds(value))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a network: what the class takes where a config does not name it, and what it may be."""
+
+    default: Any
+    rule: Rule
+
+
+def is_whole(value) -> bool:
+    """True for a whole number, which JSON's true and 3.0 are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(low: int, high: int) -> Rule:
+    return Rule(f"a whole number from {low} to {high}", lambda value: is_whole(value) and low <= value <= high)
+
+
+def _lists_of(words: str, rule: Rule) -> Rule:
+    return Rule(words, lambda value: isinstance(value, list) and bool(value) and all(map(rule.holds, value)))
+
+
+def _one_of(*names: str) -> Rule:
+    return Rule(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
+
+
+NULL = Rule("null", lambda value: value is None)
+FLAG = Rule("true or false", lambda value: isinstance(value, bool))
+NUMBER = Rule("a number", _is_real)
+POSITIVE = Rule("a number above 0", lambda value: _is_real(value) and value > 0)
+SHARE = Rule("a number from 0 to below 1", lambda value: _is_real(value) and 0 <= value < 1)
+SIZE = _whole(1, MOST_CHANNELS)
+SIZES = _lists_of("a list of such numbers", SIZE)
+SIDES = Rule("a list of two such numbers", lambda value: SIZES.holds(value) and len(value) == 2)
+LAYERS = _whole(1, MOST_LAYERS)
+LAYER_LISTS = _lists_of("a list of such numbers", LAYERS)
+NESTED_LAYERS = _lists_of("a list of such numbers or of lists of them", LAYERS | LAYER_LISTS)
+KERNEL = Rule("an odd whole number from 1 to 31", lambda value: is_whole(value) and 1 <= value <= 31 and value % 2 == 1)
+NUMBERS = _lists_of("a list of numbers", NUMBER)
+NOT_SET = Rule("null (ppdiffusers cannot build anything else)", lambda value: value is None)
+
+_ACTIVATIONS = ("silu", "swish", "mish", "gelu", "relu")
+_TEXT_ACTIVATIONS = (
+    *("gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "linear", "mish", "quick_gelu", "relu", "relu6"),
+    *("sigmoid", "silu", "swish", "tanh"),
+)
+_ACTIVATION = Rule(  # ppdiffusers looks it up in lower case
+    f"one of {', '.join(_ACTIVATIONS)}", lambda value: isinstance(value, str) and value.lower() in _ACTIVATIONS
+)
+
+# The blocks that run. ppdiffusers has others, whose forward fails in a network of this kind.
+UNET_DOWN_BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D")
+UNET_UP_BLOCKS = (
+    *("UpBlock2D", "CrossAttnUpBlock2D", "ResnetUpsampleBlock2D", "SimpleCrossAttnUpBlock2D", "AttnUpBlock2D"),
+)
+UNET_MID_BLOCKS = ("UNetMidBlock2DCrossAttn", "UNetMidBlock2DSimpleCrossAttn", "UNetMidBlock2D")
+VAE_DOWN_BLOCKS = ("DownEncoderBlock2D", "AttnDownEncoderBlock2D")
+VAE_UP_BLOCKS = ("UpDecoderBlock2D", "AttnUpDecoderBlock2D")
+
+
+def _blocks(names: tuple[str, ...]) -> Rule:
+    return _lists_of(f"a list of {', '.join(names)}", _one_of(*names))
+
+
+UNET = {
+    "sample_size": Setting(None, SIZE | SIDES | NULL),
+    "in_channels": Setting(4, SIZE),
+    "out_channels": Setting(4, SIZE),
+    "center_input_sample": Setting(False, FLAG),
+    "flip_sin_to_cos": Setting(True, FLAG),
+    "freq_shift": Setting(0, NUMBER),
+    "down_block_types": Setting([*["CrossAttnDownBlock2D"] * 3, "DownBlock2D"], _blocks(UNET_DOWN_BLOCKS)),
+    "mid_block_type": Setting("UNetMidBlock2DCrossAttn", _one_of(*UNET_MID_BLOCKS) | NULL),
+    "up_block_types": Setting(["UpBlock2D", *["CrossAttnUpBlock2D"] * 3], _blocks(UNET_UP_BLOCKS)),
+    "only_cross_attention": Setting(False, FLAG | _lists_of("a list of them", FLAG)),
+    "block_out_channels": Setting([320, 640, 1280, 1280], Rule(f"a list of {SIZE.words[2:]}", SIZES.holds)),
+    "layers_per_block": Setting(2, LAYERS | LAYER_LISTS),
+    "downsample_padding": Setting(1, _whole(0, 31) | NULL),
+    "mid_block_scale_factor": Setting(1, POSITIVE),
+    "dropout": Setting(0.0, SHARE),
+    "act_fn": Setting("silu", _ACTIVATION),
+    "norm_num_groups": Setting(32, SIZE | NULL),
+    "norm_eps": Setting(1e-5, POSITIVE),
+    "cross_attention_dim": Setting(1280, SIZE | SIZES),
+    "transformer_layers_per_block": Setting(1, LAYERS | NESTED_LAYERS),
+    "reverse_transformer_layers_per_block": Setting(None, NESTED_LAYERS | NULL),
+    "encoder_hid_dim": Setting(None, SIZE | NULL),
+    "encoder_hid_dim_type": Setting(None, _one_of("text_proj", "text_image_proj", "image_proj") | NULL),
+    "attention_head_dim": Setting(8, SIZE | SIZES),
+    "num_attention_heads": Setting(None, NOT_SET),
+    "dual_cross_attention": Setting(False, FLAG | NULL),
+    "use_linear_projection": Setting(False, FLAG | NULL),
+    "class_embed_type": Setting(None, _one_of("timestep", "identity", "projection", "simple_projection") | NULL),
+    "addition_embed_type": Setting(None, _one_of("text", "text_image", "text_time", "image", "image_hint") | NULL),
+    "addition_time_embed_dim": Setting(None, SIZE | NULL),
+    "num_class_embeds": Setting(None, SIZE | NULL),
+    "upcast_attention": Setting(False, FLAG | NULL),
+    "resnet_time_scale_shift": Setting("default", _one_of("default", "scale_shift", "ada_group", "spatial")),
+    "resnet_skip_time_act": Setting(False, FLAG | NULL),
+    "resnet_out_scale_factor": Setting(1.0, POSITIVE),
+    "time_embedding_type": Setting("positional", _one_of("positional", "fourier")),
+    "time_embedding_dim": Setting(None, SIZE | NULL),
+    "time_embedding_act_fn": Setting(None, _ACTIVATION | NULL),
+    "timestep_post_act": Setting(None, _ACTIVATION | NULL),
+    "time_cond_proj_dim": Setting(None, SIZE | NULL),
+    "conv_in_kernel": Setting(3, KERNEL),
+    "conv_out_kernel": Setting(3, KERNEL),
+    "projection_class_embeddings_input_dim": Setting(None, SIZE | NULL),
+    "attention_type": Setting("default", _one_of("default", "gated", "gated-text-image")),
+    "class_embeddings_concat": Setting(False, FLAG | NULL),
+    "mid_block_only_cross_attention": Setting(None, FLAG | NULL),
+    "cross_attention_norm": Setting(None, _one_of("layer_norm", "group_norm") | NULL),
+    "addition_embed_type_num_heads": Setting(64, SIZE),
+    "data_format": Setting("NCHW", _one_of("NCHW", "NHWC")),
+}
+
+VAE = {
+    "in_channels": Setting(3, SIZE),
+    "out_channels": Setting(3, SIZE),
+    "down_block_types": Setting(["DownEncoderBlock2D"], _blocks(VAE_DOWN_BLOCKS)),
+    "down_block_out_channels": Setting(None, SIZES | NULL),
+    "up_block_types": Setting(["UpDecoderBlock2D"], _blocks(VAE_UP_BLOCKS)),
+    "up_block_out_channels": Setting(None, SIZES | NULL),
+    "block_out_channels": Setting([64], Rule(f"a list of {SIZE.words[2:]}", SIZES.holds)),
+    "layers_per_block": Setting(1, LAYERS),
+    "act_fn": Setting("silu", _ACTIVATION),
+    "latent_channels": Setting(4, SIZE),
+    "norm_num_groups": Setting(32, SIZE),
+    "sample_size": Setting(32, SIZE | SIDES),
+    "scaling_factor": Setting(0.18215, POSITIVE),
+    "shift_factor": Setting(None, NUMBER | NULL),
+    "latents_mean": Setting(None, NUMBERS | NULL),
+    "latents_std": Setting(None, NUMBERS | NULL),
+    "force_upcast": Setting(True, FLAG),
+    "use_quant_conv": Setting(True, FLAG),
+    "use_post_quant_conv": Setting(True, FLAG),
+}
+
+# The settings that decide a text encoder's weights and what it computes. Its class takes many more.
+LDMBERT = {
+    "vocab_size": Setting(30522, SIZE),
+    "max_position_embeddings": Setting(77, SIZE),
+    "encoder_layers": Setting(32, LAYERS),
+    "encoder_ffn_dim": Setting(5120, SIZE),
+    "encoder_attention_heads": Setting(8, SIZE),
+    "head_dim": Setting(64, SIZE),
+    "encoder_layerdrop": Setting(0.0, SHARE),
+    "activation_function": Setting("gelu", _one_of(*_TEXT_ACTIVATIONS)),
+    "d_model": Setting(1280, SIZE),
+    "dropout": Setting(0.1, SHARE),
+    "attention_dropout": Setting(0.0, SHARE),
+    "activation_dropout": Setting(0.0, SHARE),
+    "init_std": Setting(0.02, POSITIVE),
+    "scale_embedding": Setting(False, FLAG),
+    "pad_token_id": Setting(0, _whole(0, MOST_CHANNELS)),
+}
+
+_TOKEN = _whole(0, MOST_CHANNELS) | NULL
+CLIP = {
+    "vocab_size": Setting(49408, SIZE),
+    "hidden_size": Setting(512, SIZE),
+    "intermediate_size": Setting(2048, SIZE),
+    "projection_dim": Setting(512, SIZE | NULL),
+    "num_hidden_layers": Setting(12, LAYERS),
+    "num_attention_heads": Setting(8, SIZE),
+    "max_position_embeddings": Setting(77, SIZE),
+    "hidden_act": Setting("quick_gelu", _one_of(*_TEXT_ACTIVATIONS)),
+    "layer_norm_eps": Setting(1e-5, POSITIVE),
+    "pad_token_id": Setting(1, _TOKEN),
+    "bos_token_id": Setting(49406, _TOKEN),
+    "eos_token_id": Setting(49407, _TOKEN),
+}
+
+# What PaddleNLP's and transformers' PretrainedConfig write beside these: nothing of it reaches a text encoder here.
+_BOOKKEEPING = """
+    add_cross_attention architectures attn_implementation attention_dropout bad_words_ids begin_suppress_tokens
+    bos_token_id chunk_size_feed_forward classifier_dropout context_parallel_degree cross_attention_hidden_size
+    decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping encoder_no_repeat_ngram_size
+    eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    fuse_attention_ffn fuse_attention_qkv fuse_sequence_parallel_allreduce gradient_checkpointing hidden_size id2label
+    initializer_factor initializer_range is_decoder is_encoder_decoder label2id length_penalty max_length min_length
+    model_type no_recompute_layers no_repeat_ngram_size num_attention_heads num_beam_groups num_beams num_choices
+    num_hidden_layers num_return_sequences offload_recompute_inputs output_attentions output_hidden_states output_scores
+    paddlenlp_version pipeline_parallel_degree pp_recompute_interval prefix problem_type pruned_heads
+    quantization_config recompute recompute_granularity recompute_use_reentrant refined_recompute
+    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_parallel_degree sep_token_id
+    sequence_parallel suppress_tokens task_specific_params temperature tensor_parallel_degree tensor_parallel_output
+    tensor_parallel_rank tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p
+    torch_dtype torchscript transformers_version typical_p use_bfloat16 use_cache use_flash_attention
+    use_fused_dropout_add use_fused_linear use_fused_linear_cross_entropy use_fused_rms_norm use_fused_rope
+    virtual_pp_degree
+"""
+IGNORED = {
+    "unet": frozenset(),
+    "vae": frozenset(),
+    "ldmbert": frozenset(_BOOKKEEPING.split()) - LDMBERT.keys(),
+    "clip": frozenset(_BOOKKEEPING.split()) - CLIP.keys(),
+}
+SETTINGS = {"unet": UNET, "vae": VAE, "ldmbert": LDMBERT, "clip": CLIP}
+
+# What a config of a network that is built anew must name itself: a size that nobody chose would be built otherwise.
+REQUIRED = {
+    "unet": ("in_channels", "out_channels", "down_block_types", "up_block_types", "block_out_channels",
+             "cross_attention_dim"),
+    "vae": ("down_block_types", "up_block_types", "block_out_channels", "latent_channels"),
+    "ldmbert": ("d_model", "encoder_layers", "encoder_attention_heads", "head_dim", "encoder_ffn_dim"),
+    "clip": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+}  # fmt: skip

@@ -1,0 +1,218 @@
+"""The one reader for configs of networks. No paddle is imported and nothing built: a config is refused in milliseconds.
+
+    read_new_config("unet", path, "--unet_config_file")   of a network to build anew, from a file that a flag names
+    check_config("unet", config, source)                  of weights that are there, or of model.json
+    check_fit(configs, source)                            do VAE, text encoder and UNet fit one another?
+    check_tokenizer_fit(text_encoder, vocab_size, max_length)
+
+A kind is `vae`, `unet`, or `text_encoder`: `ldmbert` or `clip`, as the config says (`table_of`). All return or take
+configs completed with the classes' defaults: the keyword arguments of ppdiffusers' classes. The settings themselves are
+the tables of `ppldm.networks.config_fields`. Every function raises the `error` it is given, in one line that names the
+file, the setting, its value and what it must be.
+"""
+
+import copy
+import difflib
+import json
+from pathlib import Path
+
+from ..utils.errors import ConfigError, ModelError, PpldmError
+from .config_fields import IGNORED, REQUIRED, SETTINGS
+
+LABELS = {"vae": "VAE", "text_encoder": "text encoder", "unet": "UNet"}
+_NAMES = {"vae": "a VAE", "unet": "a UNet", "ldmbert": "an LDMBert text encoder", "clip": "a CLIP text encoder"}
+_TEXT_ENCODERS = ("ldmbert", "clip")
+# Settings that no other kind of network has, by which a config of another kind is recognised.
+_OWN = {
+    table: settings.keys() - set().union(*(other.keys() for name, other in SETTINGS.items() if name != table))
+    for table, settings in SETTINGS.items()
+}
+# What a network cannot do without once another setting has this value (any, where it is None).
+_UNET_NEEDS = (
+    ("encoder_hid_dim_type", None, "encoder_hid_dim"),
+    ("class_embed_type", "projection", "projection_class_embeddings_input_dim"),
+    ("class_embed_type", "simple_projection", "projection_class_embeddings_input_dim"),
+    ("addition_embed_type", "text_time", "addition_time_embed_dim"),
+    ("addition_embed_type", "text_time", "projection_class_embeddings_input_dim"),
+)
+# Settings with which a UNet asks for more than noisy latents, timesteps and hidden states of the caption.
+_FURTHER_INPUTS = (
+    *("class_embed_type", "num_class_embeds", "addition_embed_type", "encoder_hid_dim", "time_cond_proj_dim"),
+)
+_SHOWN_CHARACTERS = 60
+RGB = 3
+
+
+def check_config(kind: str, config: dict, source, error: type[PpldmError] = ModelError, new: bool = False) -> dict:
+    """`config` with the class's defaults for what it does not name; keys that start with `_` are left out.
+
+    A `new` network has no weights whose shapes would contradict: what decides its size must be named, and every key
+    known. Of one with weights, an unknown key that is null asks for nothing. Raises `error`.
+    """
+    table = table_of(kind, config)
+    settings, what = SETTINGS[table], _NAMES[table]
+    own = {name: len(keys & config.keys()) for name, keys in _OWN.items()}
+    meant = max(own, key=own.get)
+    if own[meant] > own[table]:
+        raise error(f"{source} is the config of {_NAMES[meant]}, and {what} is wanted here; give another file")
+    given = {key: value for key, value in config.items() if not key.startswith("_") and key not in IGNORED[table]}
+    for key, value in given.items():
+        if key not in settings and (new or value is not None):
+            raise error(f"{source}: no setting {key!r} is known for {what}; {_nearest(key, settings)}")
+    missing = [key for key in REQUIRED[table] if key not in given]
+    if missing and (new or not given):
+        raise error(f"{source} is no config of {what}: it does not say {', '.join(missing)}; add what is missing")
+    found = {key: _plain(copy.deepcopy(given.get(key, setting.default))) for key, setting in settings.items()}
+    for key, setting in settings.items():
+        if not setting.rule.holds(found[key]):
+            raise error(f"{source}: {key} {_shown(found[key])} must be {setting.rule.words}; correct it")
+    if problem := next(_PROBLEMS[table](found), None):
+        raise error(f"{source}: {problem}; correct it")
+    return found
+
+
+def read_new_config(kind: str, path, flag: str) -> dict:
+    """The completed config in the JSON file that `flag` names, for a network to build anew. Raises ConfigError."""
+    return check_config(kind, read_json_config(path, flag), path, ConfigError, new=True)
+
+
+def read_json_config(path, flag: str) -> dict:
+    """The object in a JSON file. Raises ConfigError naming the file and the flag it came by."""
+    path = Path(path).expanduser()
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path} ({error.strerror}); {flag} names a JSON file") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON ({error}); {flag} names a JSON file") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds no JSON object; {flag} names a model config")
+    return config
+
+
+def is_ldmbert(config: dict) -> bool:
+    """True for the config of an LDMBert; else it is a CLIP text encoder's."""
+    return table_of("text_encoder", config) == "ldmbert"
+
+
+def table_of(kind: str, config: dict) -> str:
+    """The name in SETTINGS of the table of a network: of the two kinds of text encoder, the one that `config` names
+    more settings of; LDMBert's where it names none."""
+    if kind != "text_encoder":
+        return kind
+    return max(_TEXT_ENCODERS, key=lambda table: len(_OWN[table] & config.keys()))
+
+
+def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError] = ModelError) -> None:
+    """Raises `error` where completed configs of a text-to-image model (by kind; those that are there) do not fit one
+    another, or where one of them asks for what such a model does not give it."""
+    vae, text_encoder, unet = (configs.get(kind) for kind in ("vae", "text_encoder", "unet"))
+    problem = next(_misfits(vae, text_encoder, unet), None)
+    if problem:
+        raise error(f"{source}: {problem}" if source else problem)
+
+
+def check_tokenizer_fit(text_encoder: dict, vocab_size: int, max_length: int) -> None:
+    """Raises ModelError where a tokenizer has more words, or captions more tokens, than the text encoder knows."""
+    words, positions = text_encoder["vocab_size"], text_encoder["max_position_embeddings"]
+    if words < vocab_size or positions < max_length:
+        raise ModelError(
+            f"the text encoder knows {words} words and {positions} positions, the tokenizer {vocab_size} and "
+            f"{max_length}; use the model's own tokenizer and --model_max_length"
+        )
+
+
+def _misfits(vae, text_encoder, unet):
+    if vae and (vae["in_channels"], vae["out_channels"]) != (RGB, RGB):
+        yield f"the VAE takes {vae['in_channels']} channels and gives {vae['out_channels']}; pictures have {RGB}"
+    for key in ("shift_factor", "latents_mean", "latents_std"):
+        if vae and vae[key]:
+            yield f"the VAE's {key} {_shown(vae[key])} is not supported: latents are only scaled"
+    if vae and unet and (unet["in_channels"], unet["out_channels"]) != (vae["latent_channels"],) * 2:
+        yield (
+            f"the UNet takes {unet['in_channels']} channels and gives {unet['out_channels']}, and the VAE gives "
+            f"{vae['latent_channels']}; in_channels and out_channels of --unet_config_file must be the VAE's "
+            "latent_channels"
+        )
+    if text_encoder and unet:
+        width = text_encoder["d_model" if is_ldmbert(text_encoder) else "hidden_size"]
+        if set(_for_each(unet, "cross_attention_dim")) != {width}:
+            yield (
+                f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
+                "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
+            )
+    for key in _FURTHER_INPUTS:
+        if unet and unet[key] is not None:
+            yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
+
+
+def _unet_problems(config: dict):
+    yield from _lengths(config, "down_block_types", "up_block_types", "block_out_channels", "only_cross_attention",
+                        "layers_per_block", "cross_attention_dim", "transformer_layers_per_block",
+                        "reverse_transformer_layers_per_block", "attention_head_dim")  # fmt: skip
+    yield from _groups(config, "block_out_channels")
+    channels, heads = config["block_out_channels"], _for_each(config, "attention_head_dim")
+    blocks = [*zip(config["down_block_types"], reversed(config["up_block_types"]), strict=True)]
+    blocks[-1] += (config["mid_block_type"] or "",)
+    for number, names in enumerate(blocks):
+        if "Attn" in "".join(names) and channels[number] % heads[number]:
+            yield f"attention_head_dim {heads[number]} does not divide block_out_channels {channels[number]}"
+    if channels[0] // 2 <= config["freq_shift"]:
+        yield f"freq_shift {config['freq_shift']} must be below half of the first of block_out_channels {channels[0]}"
+    for key, value, needed in _UNET_NEEDS:
+        if config[key] is not None and config[key] == (value or config[key]) and config[needed] is None:
+            yield f"{key} {config[key]} needs {needed}"
+
+
+def _vae_problems(config: dict):
+    yield from _lengths(config, "down_block_types", "up_block_types", "block_out_channels", "down_block_out_channels",
+                        "up_block_out_channels")  # fmt: skip
+    for name in ("block_out_channels", "down_block_out_channels", "up_block_out_channels"):
+        yield from _groups(config, name)
+
+
+def _ldmbert_problems(config: dict):
+    if config["pad_token_id"] >= config["vocab_size"]:
+        yield f"pad_token_id {config['pad_token_id']} must be below vocab_size {config['vocab_size']}"
+
+
+def _clip_problems(config: dict):
+    if config["hidden_size"] % config["num_attention_heads"]:
+        yield f"num_attention_heads {config['num_attention_heads']} does not divide hidden_size {config['hidden_size']}"
+
+
+_PROBLEMS = {"unet": _unet_problems, "vae": _vae_problems, "ldmbert": _ldmbert_problems, "clip": _clip_problems}
+
+
+def _lengths(config: dict, first: str, *others: str):
+    """What is a list for all blocks has as many entries as there are blocks."""
+    for name in others:
+        if isinstance(config[name], list) and len(config[name]) != len(config[first]):
+            yield f"{name} has {len(config[name])} entries, and {first} {len(config[first])}"
+
+
+def _groups(config: dict, name: str):
+    groups, channels = config["norm_num_groups"], config[name]
+    if groups is not None and any(one % groups for one in channels or ()):
+        yield f"norm_num_groups {groups} does not divide all of {name} {channels}"
+
+
+def _for_each(config: dict, name: str) -> list:
+    """A setting that may be one value for all blocks, as a list."""
+    value = config[name]
+    return value if isinstance(value, list) else [value] * len(config["down_block_types"])
+
+
+def _nearest(key: str, settings) -> str:
+    near = difflib.get_close_matches(key, settings, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(settings)}"
+
+
+def _plain(value):
+    """Tuples, as a live config has them, as the lists that JSON has."""
+    return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _shown(value) -> str:
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

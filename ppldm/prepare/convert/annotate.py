@@ -1,0 +1,167 @@
+"""`ppldm annotate`: CSV files of picture and caption beside folders that img2dataset made.
+
+Laws. Pictures = lines + pictures skipped, by reason. A line is a file that is there, with the caption of its row.
+Captions are quoted as CSV asks (RFC 4180): commas, quotes and line breaks, a carriage return alone among them, come
+back as they were from any reader. Two things have no place in CSV files: NUL, where some readers cut the text and
+others give up, is written as U+FFFD; a lone surrogate, which UTF-8 does not have, as "?".
+
+    FOLDER/part_1.csv                   dir,text        dir is relative to FOLDER: part_1/00000/000000000.jpg,
+                                                        with --folder-prefix P, P/part_1/00000/000000000.jpg
+    FOLDER/part_1/00000.csv             with --save-csv-per-img-folder, the same for each shard
+    FOLDER/NAME.csv                     where the shards lie in FOLDER itself, NAME being that of FOLDER
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from json import dumps
+from pathlib import Path
+
+from ...data.formats.sample_files import decode_caption, decode_meta
+from ...utils.errors import ConfigError, DataError, RowError
+from ...utils.files import atomic_write, local_path
+from ...utils.log import get_logger, progress
+from ..download.metadata import natural_key
+
+_HEADER = ("dir", "text")
+# What makes quotes necessary. Python's csv module before 3.13 does not quote a carriage return alone.
+_QUOTED = frozenset(',"\r\n')
+
+
+def annotate(
+    folder: str,  # folder of part_1, part_2, ..., or of the shards 00000, 00001, ... of one part, in the format `files`
+    folder_prefix: str = "",  # put before every dir, such as laion/images for CSV files that are read from elsewhere
+    save_csv_per_img_folder: bool = False,  # write a CSV file for each shard, too: part_1/00000.csv
+    json: bool = False,  # print the counts as JSON
+):
+    """Write part_N.csv (dir, text) beside the folders that `ppldm download` or img2dataset made.
+
+    For trainers that read CSV files; `ppldm convert` needs none of them.
+    """
+    report = annotate_folder(local_path(folder), save_csv_per_img_folder, folder_prefix)
+    lines = [f"{path}: {counts['lines']:,} lines{_describe_skipped(counts)}" for path, counts in report.items()]
+    sys.stdout.write((dumps(report, indent=2) if json else "\n".join(lines)) + "\n")
+    return report
+
+
+def annotate_folder(folder: Path, per_shard: bool = False, folder_prefix: str = "") -> dict[str, dict]:
+    """Write the CSV files; return of each path the `pictures`, the `lines` and those `skipped`, by reason.
+
+    `folder_prefix` stands before every `dir`. Raises ConfigError, DataError.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; name the one that holds part_1, part_2, ...")
+    parts = {folder / f"{part.name}.csv": _list_shards(part) for part in sorted(folder.glob("part_*"), key=natural_key)}
+    if not any(parts.values()):
+        parts = {folder / f"{folder.absolute().name}.csv": _list_shards(folder)}
+    if not any(parts.values()):
+        raise DataError(
+            f"no folders of pictures (00000, 00001, ...) in {folder}; only the output format `files` has them, and "
+            "`ppldm convert` takes the other formats without a CSV file"
+        )
+    report = {}
+    with progress(total=sum(map(len, parts.values())), desc="annotate", unit="shard") as bar:
+        for path, shards in parts.items():
+            counts = Counter()
+            with _create(path) as file:
+                file.write(_record(_HEADER))
+                for shard in shards:
+                    rows = [
+                        (Path(folder_prefix, image.relative_to(folder)), caption)
+                        for image, caption in _read_shard(shard, counts)
+                    ]
+                    file.writelines(map(_record, rows))
+                    if per_shard:
+                        _write_shard(shard.with_name(f"{shard.name}.csv"), rows)
+                    bar.update()
+            pictures, lines = counts.pop("pictures", 0), counts.pop("lines", 0)
+            report[str(path)] = {"pictures": pictures, "lines": lines, "skipped": dict(sorted(counts.items()))}
+    return report
+
+
+def _list_shards(part: Path) -> list[Path]:
+    """The shards of a part, without those that img2dataset had not finished."""
+    shards = sorted(path for path in part.glob("[0-9]*") if path.is_dir() and path.name.isdigit())
+    if not any(part.glob("*_stats.json")):
+        return shards
+    finished = [shard for shard in shards if shard.with_name(f"{shard.name}_stats.json").exists()]
+    if len(finished) < len(shards):
+        get_logger().warning(
+            "%s: %d shard(s) are not finished and left out; finish the download first",
+            part,
+            len(shards) - len(finished),
+        )
+    return finished
+
+
+def _read_shard(shard: Path, counts: Counter):
+    """(path, caption) of each picture that has one, in the order of keys."""
+    captions = _read_captions(shard)
+    for image in sorted(shard.glob("*.jpg")):
+        counts["pictures"] += 1
+        try:
+            caption = captions[image.stem] if image.stem in captions else _read_caption(image)
+            if not caption.strip():
+                raise RowError("empty_caption", f"{image}: no text")
+            if not _is_utf8(str(image)):
+                raise RowError("file_name", f"{image}: its name is not UTF-8, so that no CSV file can hold it")
+        except RowError as error:
+            counts[error.reason] += 1
+            continue
+        counts["lines"] += 1
+        yield image, caption
+    counts["no_image"] += sum(not Path(shard, f"{key}.jpg").exists() for key in captions)
+    counts += Counter()  # without zeros
+
+
+def _read_captions(shard: Path) -> dict[str, str]:
+    """Captions by key of the rows that img2dataset's table says to have a picture; none where there is no table."""
+    import pyarrow.parquet as pq
+
+    path = shard.with_name(f"{shard.name}.parquet")
+    if not path.exists():
+        return {}
+    table = pq.read_table(path, columns=["key", "caption", "status"]).to_pylist()
+    return {row["key"]: row["caption"] or "" for row in table if row["status"] == "success"}
+
+
+def _read_caption(image: Path) -> str:
+    """The caption in the files beside a picture. Raises RowError."""
+    meta, text = image.with_suffix(".json"), image.with_suffix(".txt")
+    if meta.exists():
+        caption = decode_meta(meta.read_bytes(), str(meta)).get("caption")
+        return caption if isinstance(caption, str) else ""
+    if text.exists():
+        return decode_caption(text.read_bytes(), str(text))
+    raise RowError("no_caption", f"{image} has neither .json nor .txt beside it")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _write_shard(path: Path, rows: list) -> None:
+    with _create(path) as file:
+        file.writelines(map(_record, [_HEADER, *rows]))
+
+
+def _create(path: Path):
+    return atomic_write(path, "w", encoding="utf-8", errors="replace", newline="")
+
+
+def _record(fields: Iterable) -> str:
+    """A line of a CSV file, with its end."""
+    return ",".join(map(_quote, fields)) + "\n"
+
+
+def _quote(field) -> str:
+    text = str(field).replace("\0", "\ufffd")
+    return '"' + text.replace('"', '""') + '"' if _QUOTED.intersection(text) else text
+
+
+def _describe_skipped(counts: dict) -> str:
+    skipped = ", ".join(f"{reason} {count:,}" for reason, count in counts["skipped"].items())
+    return f"; skipped: {skipped}" if skipped else ""

@@ -1,0 +1,66 @@
+"""What `ppldm convert` does to a picture: nothing, or a smaller or differently encoded file of the same picture."""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from ...data.images.decode import shows_otherwise
+from ...utils.errors import ConfigError, RowError
+
+# Names of `--format`: what Pillow calls it, and the first bytes of its files.
+_FORMATS = {"jpg": ("JPEG", b"\xff\xd8\xff"), "png": ("PNG", b"\x89PNG"), "webp": ("WEBP", b"RIFF")}
+_DEFAULT_QUALITY = 95
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """`size`: short sides above it become it, in pixels; 0: no limit. `quality`: 1 to 100 of JPEG and WebP, 0: not
+    asked for. `format`: "jpg", "png", "webp", or "" for the picture's own. `min_size`: shorter sides are refused.
+    `normalise`: pictures are encoded anew that show something else where EXIF rotation and transparency are ignored."""
+
+    size: int = 0
+    quality: int = 0
+    format: str = ""
+    min_size: int = 0
+    normalise: bool = False
+
+    def __post_init__(self):
+        if self.format and self.format not in _FORMATS:
+            raise ConfigError(f"--format {self.format} is not known; choose {', '.join(_FORMATS)}")
+        if not 0 <= self.quality <= 100:
+            raise ConfigError(f"--quality is {self.quality}; it must be 1 to 100, or 0 to leave pictures as they are")
+        if self.size < 0 or self.min_size < 0:
+            raise ConfigError(f"--size is {self.size}, --min-size {self.min_size}; they must be 0 or more")
+
+    @property
+    def may_change_pixels(self) -> bool:
+        """False where every plain JPEG passes as it is: one without EXIF data."""
+        return bool(self.size or self.quality or self.format)
+
+
+def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes, int, int]:
+    """(encoded picture, width, height), the bytes themselves where nothing is asked for that they are not already.
+
+    pixels: uint8 [height, width, 3], or 1 channel where none may change, what `image` shows: turned as its EXIF data
+    says, transparency on white. They are made smaller by Lanczos' filter, so that the short side is `size`, never
+    larger, and never padded. Raises RowError "too_small".
+    """
+    height, width, _ = pixels.shape
+    if min(width, height) < treatment.min_size:
+        raise RowError("too_small", f"{width} x {height} pixels, and --min-size is {treatment.min_size}")
+    own = next((name for name, (_, magic) in _FORMATS.items() if image.startswith(magic)), "")
+    name = treatment.format or own or "jpg"
+    shrinks = 0 < treatment.size < min(width, height)
+    changes = shrinks or treatment.quality or name != (own or name)
+    if not changes and not (treatment.normalise and shows_otherwise(image)):
+        return image, width, height
+    picture = Image.fromarray(pixels)
+    if shrinks:
+        scale = treatment.size / min(width, height)
+        picture = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    options = {} if name == "png" else {"quality": treatment.quality or _DEFAULT_QUALITY}
+    picture.save(file, _FORMATS[name][0], **options)
+    return file.getvalue(), *picture.size

@@ -1,0 +1,144 @@
+"""`ppldm download`: the pictures of parquet metadata, by img2dataset, one part or all.
+
+Before the first shard a sample of the URLs is fetched: where the network fails, the command stops, says what to mend,
+and nothing is marked complete. See `shard` and `part_download` for what holds of the result.
+"""
+
+import sys
+from json import dumps
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+from ...utils.errors import ConfigError, DataError
+from ...utils.files import local_path, remove_dir
+from ...utils.log import get_logger
+from .failures import CLASSES, TEMPORARY, describe_report, merge_reports
+
+
+def download(
+    metadata: str,  # parquet file, or folder of part_1.parquet, part_2.parquet, ... with columns URL and TEXT
+    out: Annotated[str, {"opt": True, "required": True}],  # folder for OUT/part_1, OUT/part_2, ...; made if missing
+    part_id: int = 0,  # the part to download; 0 means all
+    image_size: int = 512,  # a longer short side is shrunk to it, in pixels; 0 means never. None is enlarged or padded
+    encode_quality: int = 95,  # of pictures that are shrunk or are no JPEG; all others stay as they are
+    output_format: str = "files",  # files, webdataset or parquet
+    distributor: str = "multiprocessing",  # multiprocessing (this machine) or pyspark (a cluster)
+    master: str = "",  # address of the Spark cluster, with --distributor pyspark; empty means this machine
+    processes_count: int = 16,  # shards downloaded at once
+    thread_count: int = 64,  # URLs fetched at once for each shard
+    number_sample_per_shard: int = 10000,  # rows of one shard
+    timeout: float = 10,  # seconds of silence after which a URL is given up
+    url_seconds: float = 60,  # seconds that one URL may take in all, redirects included
+    shard_seconds: float = 7200,  # seconds after which a shard is closed; what it lacks then fails as "deadline"
+    retries: int = 0,  # further tries of each URL, at once
+    max_bytes: int = 100_000_000,  # of one picture as the server sends it
+    requests_per_host: int = 16,  # URLs of one host fetched at once by each process; 0 means any number
+    refuse_private: bool = True,  # by default, loopback, link-local and private addresses are refused
+    min_image_size: int = 0,  # pictures with a shorter short side, in pixels, are left out
+    max_image_area: float = inf,  # pictures of more pixels are left out, before they are decoded
+    max_aspect_ratio: float = inf,  # pictures whose long side is more than this times the short one are left out
+    url_col: str = "",  # column of the URL; by default URL, or a known other name of it
+    caption_col: str = "",  # column of the caption; by default TEXT, or a known other name of it
+    save_additional_columns: str = "",  # columns kept, a comma between; by default LAION's: similarity, hash, ...
+    user_agent_token: str = "",  # your name for sites that allow or forbid by name (X-Robots-Tag: NAME: noai)
+    disallowed_header_directives: str = "noai,noimageai,noindex,noimageindex,noml",  # X-Robots-Tag that forbid; or none
+    ignore_ssl_certificate: bool = False,  # fetch over TLS whoever answers; for sites whose certificates have expired
+    preflight: int = 500,  # URLs fetched first, to see that the network is sound; 0 means none
+    retry_failed: bool = False,  # try failed rows of finished shards again, into new shards
+    only: str = ",".join(TEMPORARY),  # with --retry-failed: the classes of failure to try again
+    ignore_disk_space: bool = False,  # go on where the sample says that the disk is too small
+    redo: bool = False,  # fetch parts again that were fetched for other metadata or with other settings
+    dry_run: bool = False,  # say what would be done and write nothing
+    json: bool = False,  # print the report as JSON instead of a table
+):
+    """Download the pictures of LAION-like metadata, resumable, every row accounted for.
+
+    JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF are taken; small JPEG files stay as they are, all else becomes JPEG.
+    Stopped at any point, the same command goes on; what was fetched for other metadata, or to another size, is refused
+    or, with --redo, fetched again. Rows without a picture are counted by class: dns, timeout, 4xx, ...
+    """
+    from .fetch import Bounds
+    from .part import find_removed
+    from .resize import Resizer
+    from .run import Run, Runner
+    from .shard import ShardSettings
+
+    if preflight < 0:
+        raise ConfigError(f"--preflight is {preflight}; it must be 0 or more")
+    metadata, out = local_path(metadata), local_path(out)
+    forbidding = () if disallowed_header_directives == "none" else _words(disallowed_header_directives)
+    downloads, columns = _plan(
+        metadata, part_id, out, url_col, caption_col, save_additional_columns, number_sample_per_shard
+    )
+    settings = ShardSettings(
+        resizer=Resizer(image_size, encode_quality, min_image_size, max_image_area, max_aspect_ratio),
+        output_format=output_format,
+        columns=columns,
+        samples_per_shard=number_sample_per_shard,
+        thread_count=thread_count,
+        timeout=timeout,
+        retries=retries,
+        bounds=Bounds(url_seconds, max_bytes),
+        shard_seconds=shard_seconds,
+        user_agent_token=user_agent_token or None,
+        disallowed_header_directives=forbidding,
+        check_certificates=not ignore_ssl_certificate,
+        refuse_private=refuse_private,
+        requests_per_host=requests_per_host,
+    )
+    runner = Runner(distributor, master, processes_count)
+    run = Run(downloads, settings, _retry_classes(only) if retry_failed else None, redo)
+    removed = [] if part_id else find_removed(metadata, out, downloads, redo)
+    if not dry_run:
+        for folder in removed:
+            get_logger().info("removing %s: the metadata has no such part", folder)
+            remove_dir(folder)
+        run.execute(out, runner, preflight, ignore_disk_space)
+    report = merge_reports([item.report() for item in downloads])
+    if json:
+        text = dumps(report, indent=2, ensure_ascii=False)
+    elif dry_run:
+        num_rows = sum(map(run.count_rows, downloads))
+        text = f"{num_rows:,} of {report['rows']:,} rows would be fetched; nothing was written"
+    else:
+        text = describe_report(report)
+    sys.stdout.write(text + "\n")
+    if not dry_run and report["unfinished_shards"]:
+        raise DataError(
+            f"{report['unfinished_shards']} shard(s) are not finished; the messages above say why, and the same "
+            "command goes on with them"
+        )
+    return report
+
+
+def _plan(metadata, part_id, out, url_col, caption_col, kept, size) -> tuple[list, tuple[str, ...]]:
+    """The PartDownload of each part, and the columns kept, under the names of the first part. Raises ConfigError where
+    parts have different columns."""
+    from .part import PartDownload
+    from .shard_rows import find_columns, find_parts
+
+    downloads = []
+    for part in find_parts(metadata, part_id):
+        columns = find_columns(part.path, url_col, caption_col, _words(kept))
+        first = downloads[0] if downloads else None
+        same = columns.under_names(first.columns.kept) if first else columns
+        if same is None:
+            raise ConfigError(
+                f"{part.path} has {', '.join(columns.kept)} and {first.part.path} {', '.join(first.columns.kept)}; "
+                "name those that all have with --save-additional-columns, or download part by part"
+            )
+        downloads.append(PartDownload(part, Path(out, f"part_{part.number}"), same, size))
+    return downloads, downloads[0].columns.kept
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _retry_classes(only: str) -> tuple[str, ...]:
+    classes = _words(only)
+    unknown = [name for name in classes if name not in CLASSES]
+    if unknown or not classes:
+        raise ConfigError(f"--only {only!r} names no class of failure; known: {', '.join(CLASSES)}")
+    return classes

@@ -1,0 +1,202 @@
+"""The download of one part: its plan, its shards, and the account of its rows.
+
+Laws. A part's rows = those with a picture + those failed, by class, whatever the number of runs and retries. A shard is
+finished or absent; the same command does the absent ones. Retried rows go to new shards, with the columns `retry_of`
+(the key of the row's first try) and `retried_after` (the class it had failed with); finished shards are never touched,
+but where the metadata or a setting that decides what is kept has changed and `--redo` says so (`ppldm.utils.jobs`).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from json import loads
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...utils.errors import ConfigError
+from ...utils.files import make_output_dir, read_json, write_json
+from ...utils.jobs import JobFolder, Piece, take_fingerprint
+from .failures import CLASSES_VERSION, classify
+from .shard import RETRY_COLUMNS, ShardTask, make_record, record_path, remove_shard, shard_name, stats_path, work_folder
+from .shard_rows import MetadataPart, RowColumns, count_shards, read_shards, regroup, write_rows
+
+
+@dataclass(frozen=True)
+class PartDownload:
+    """A part of the metadata and the folder that its pictures go to, `OUT/part_1`."""
+
+    part: MetadataPart
+    folder: Path
+    columns: RowColumns
+    samples_per_shard: int
+
+    @property
+    def num_shards(self) -> int:
+        """Without those of retries."""
+        return count_shards(self.part.num_rows, self.samples_per_shard)
+
+    def finished_shards(self) -> list[int]:
+        """Numbers of all finished shards, those of retries too, in order."""
+        found = (re.fullmatch(r"(\d+)_stats\.json", path.name) for path in self.folder.glob("*_stats.json"))
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def missing_shards(self) -> list[int]:
+        return sorted(set(range(self.num_shards)) - set(self.finished_shards()))
+
+    def count_missing_rows(self) -> int:
+        """Rows of the shards that are missing."""
+        size, total = self.samples_per_shard, self.part.num_rows
+        return sum(min(size, total - number * size) for number in self.missing_shards())
+
+    @property
+    def job(self) -> JobFolder:
+        """What is known of the folder."""
+        return JobFolder(self.folder, ".download", "download")
+
+    def plan(self, settings: Mapping) -> tuple[dict, dict]:
+        """(plan, fingerprint of the metadata): what the shards depend on, of which `settings` are a part."""
+        columns = {"url_col": self.columns.url, "caption_col": self.columns.caption}
+        earlier = (self.job.plan or {}).get("input")
+        source = take_fingerprint([Piece(self.part.path, self.part.path.name)], earlier)
+        return {"metadata": self.part.path.name, "rows": self.part.num_rows, **columns, **settings}, source
+
+    @contextmanager
+    def claimed(self, plan: dict, source: dict, redo: bool = False) -> Iterator[None]:
+        """Hold the folder, made or of this very download, without what a killed run left; others hold other parts.
+
+        With `redo`, the shards of another plan are removed. Raises ConfigError, OutputError.
+        """
+        with self.job.claimed(plan, redo, source, self._remove_shards):
+            shutil.rmtree(work_folder(self.folder), ignore_errors=True)
+            make_output_dir(work_folder(self.folder))
+            finished = set(self.finished_shards())
+            for path in self.folder.glob("[0-9]*"):
+                if (found := re.match(r"(\d+)", path.name)) and int(found.group(1)) not in finished:
+                    remove_shard(self.folder, int(found.group(1)))
+            yield
+
+    def _remove_shards(self) -> None:
+        for number in self.finished_shards():
+            stats_path(self.folder, number).unlink()  # first: without it, a shard is not finished
+            remove_shard(self.folder, number)
+
+    def tasks(self, numbers: Collection[int]) -> Iterator[ShardTask]:
+        """The shards of these numbers, their rows written when they are asked for."""
+        for number, table in read_shards(self.part, self.columns, self.samples_per_shard, set(numbers)):
+            yield self._task(number, table)
+
+    def retry_tasks(self, classes: Collection[str]) -> Iterator[ShardTask]:
+        """The rows whose last try failed with one of these classes, as new shards."""
+        finished = self.finished_shards()
+        first = max(self.num_shards, max(finished, default=-1) + 1)
+        tables = self._failed_rows(finished, set(classes))
+        for number, table in enumerate(regroup(tables, self.samples_per_shard), first):
+            yield self._task(number, table, is_retry=True)
+
+    def count_retries(self, classes: Collection[str]) -> int:
+        """How many rows `retry_tasks` would try again."""
+        failed = self.report()["failed"]
+        return sum(count for name, count in failed.items() if name in set(classes))
+
+    def report(self) -> dict:
+        """The account of the part: rows = success + failed (by class) + pending. Read from the shards' records."""
+        finished = self.finished_shards()
+        failed, examples = Counter(), {}
+        totals = Counter()
+        for number in finished:
+            record = self._record(number)
+            failed.update(record["failed"])
+            failed.subtract(record["retried"])
+            totals.update({"success": record["success"], "bytes": record["bytes"]})
+            totals["seconds"] += record.get("seconds", 0)
+            if number < self.num_shards:
+                totals["tried"] += record["rows"]
+            else:
+                totals["retried"] += record["rows"]
+            examples = record["examples"] | examples
+        failed = {name: count for name, count in sorted(failed.items()) if count}
+        return {
+            "part": self.part.number,
+            "rows": self.part.num_rows,
+            "success": totals["success"],
+            "failed": failed,
+            "pending": self.part.num_rows - totals["tried"],
+            "retried": totals["retried"],
+            "examples": {name: examples[name] for name in failed if name in examples},
+            "bytes": totals["bytes"],
+            "shards": len(finished),
+            "shard_seconds": round(totals["seconds"], 3),
+            "unfinished_shards": len(self.missing_shards()),
+        }
+
+    def _task(self, number: int, table: pa.Table, is_retry: bool = False) -> ShardTask:
+        path = work_folder(self.folder) / f"{shard_name(number)}.arrow"
+        write_rows(table, path)
+        return ShardTask(self.folder, number, path, table.num_rows, is_retry)
+
+    def _record(self, number: int) -> dict:
+        path = record_path(self.folder, number)
+        record = read_json(path)
+        if record is None or record.get("classes_version") != CLASSES_VERSION:  # deleted by hand, or of older classes
+            path.parent.mkdir(parents=True, exist_ok=True)
+            seconds = loads(stats_path(self.folder, number).read_text(encoding="utf-8"))["duration"]
+            record = {"seconds": seconds, **(record or {})} | make_record(self.folder, number)
+            write_json(path, record)
+        return record
+
+    def _failed_rows(self, finished: list[int], classes: set[str]) -> Iterator[pa.Table]:
+        last_try = {}
+        for number in finished:
+            if number >= self.num_shards:
+                path = self.folder / f"{shard_name(number)}.parquet"
+                last_try.update(
+                    dict.fromkeys(pq.read_table(path, columns=["retry_of"])["retry_of"].to_pylist(), number)
+                )
+        kept = [*self.columns.kept, "caption", "url"]
+        for number in finished:
+            is_retry = number >= self.num_shards
+            key = "retry_of" if is_retry else "key"
+            path = self.folder / f"{shard_name(number)}.parquet"
+            table = pq.read_table(path, columns=[*kept, key, "status", "error_message"])
+            keys = table[key].to_pylist()
+            found = [
+                classify(*row)
+                for row in zip(table["status"].to_pylist(), table["error_message"].to_pylist(), strict=True)
+            ]
+            rows = [
+                row
+                for row, (name, first_key) in enumerate(zip(found, keys, strict=True))
+                if name in classes and last_try.get(first_key, number) == number
+            ]
+            if not rows:
+                continue
+            rows.sort(key=lambda row: keys[row])
+            chosen = table.take(rows)
+            columns = [chosen[name] for name in self.columns.kept]
+            columns += [pa.array([keys[row] for row in rows], pa.string())]
+            columns += [pa.array([found[row] for row in rows], pa.string())]
+            columns += [chosen["caption"], chosen["url"]]
+            yield pa.table(columns, [*self.columns.kept, *RETRY_COLUMNS, "caption", "url"])
+
+
+def find_removed(metadata: Path, out: Path, downloads: Collection[PartDownload], redo: bool) -> list[Path]:
+    """The folders in `out` of parts that a folder of metadata has no longer, which later stages would take for data.
+
+    `downloads` are those of all its parts. Raises ConfigError unless `redo`.
+    """
+    wanted = {item.folder.name for item in downloads}
+    plans = out.glob("part_*/.download/plan.json") if metadata.is_dir() else ()
+    removed = sorted(path.parents[1] for path in plans if path.parents[1].name not in wanted)
+    if removed and not redo:
+        raise ConfigError(
+            f"{removed[0]} was downloaded for a part that {metadata} has no longer; choose another --out, or remove "
+            "such folders with --redo"
+        )
+    return removed

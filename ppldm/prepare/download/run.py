@@ -1,0 +1,233 @@
+"""Downloads carried out: the look at the network and the disk before, shards in processes or on Spark, the accounts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice
+from math import isfinite
+from pathlib import Path
+
+from ...utils.errors import ConfigError, EnvironmentProblem, OutputError, PpldmError
+from ...utils.files import make_output_dir, write_json
+from ...utils.log import following, get_logger
+from ...utils.workers import map_with_deadline
+from ..spark import spark_session
+from .failures import describe_failures, describe_rows
+from .network import find_network_fault
+from .part import PartDownload
+from .shard import ShardSettings, ShardTask, download_shard, fetch_samples, stats_path
+from .shard_rows import sample_urls
+
+DISTRIBUTORS = ("multiprocessing", "pyspark")
+_KILL_GRACE_SECONDS = 120
+_PREFLIGHT_URL_SECONDS, _PREFLIGHT_SECONDS = 20, 300
+_MIN_PREFLIGHT_URLS, _MAX_SAMPLED_PARTS = 20, 16
+# Below this, no more shards are begun.
+_MIN_FREE_BYTES = 2**30
+_SPARE = 1.1
+# Rows wait in files for their shard, a few MB each.
+_SHARDS_PER_JOB = 1000
+_DRIVER_MEMORY_GB = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be done: each part's missing shards, or its rows that failed with one of `retry_classes`.
+
+    Raises ConfigError, OutputError where a part is there that was made otherwise; with `redo`, it is made again.
+    """
+
+    downloads: Sequence[PartDownload]
+    settings: ShardSettings
+    retry_classes: tuple[str, ...] | None = None
+    redo: bool = False
+
+    def __post_init__(self):
+        if self.redo and self.retry_classes is not None:
+            raise ConfigError("--redo and --retry-failed are two steps; give one after the other")
+        if self.stale:
+            get_logger().info("made again: %s", ", ".join(item.folder.name for item in self.stale))
+
+    @cached_property
+    def plans(self) -> dict[PartDownload, tuple[dict, dict]]:
+        """The plan of each part, and the fingerprint of its metadata."""
+        settings, resizer = self.settings, self.settings.resizer
+        kept = {
+            "output_format": settings.output_format,
+            "number_sample_per_shard": settings.samples_per_shard,
+            "image_size": resizer.image_size,
+            "encode_quality": resizer.encode_quality,
+            "min_image_size": resizer.min_image_size,
+            "max_image_area": resizer.max_image_area if isfinite(resizer.max_image_area) else None,
+            "max_aspect_ratio": resizer.max_aspect_ratio if isfinite(resizer.max_aspect_ratio) else None,
+            "disallowed_header_directives": sorted(settings.disallowed_header_directives),
+            "columns": list(settings.columns),
+        }
+        return {item: item.plan(kept) for item in self.downloads}
+
+    @cached_property
+    def stale(self) -> list[PartDownload]:
+        """The parts that were made otherwise."""
+        return [item for item, (plan, source) in self.plans.items() if item.job.check(plan, self.redo, source)]
+
+    def count_rows(self, item: PartDownload) -> int:
+        """How many rows of a part are to be fetched."""
+        if item in self.stale:
+            return item.part.num_rows
+        return item.count_missing_rows() if self.retry_classes is None else item.count_retries(self.retry_classes)
+
+    def tasks(self, item: PartDownload) -> Iterator[ShardTask]:
+        """The shards of a part that are to be downloaded."""
+        if self.retry_classes is None:
+            return item.tasks(item.missing_shards())
+        return item.retry_tasks(self.retry_classes)
+
+    def execute(self, out, runner: Runner, num_sampled: int, ignore_disk_space: bool) -> None:
+        """Download; what was done before is left as it is. Raises PpldmError where that makes no sense."""
+        todo = [item for item in self.downloads if self.count_rows(item)]
+        for item in self.downloads:
+            if item not in todo and item.job.is_new(*self.plans[item]):
+                with item.claimed(*self.plans[item]):
+                    pass
+        if not todo:
+            return
+        num_rows = sum(map(self.count_rows, todo))
+        num_bytes = _check_network(todo, num_rows, self.settings, num_sampled) if num_sampled else 0
+        make_output_dir(out)
+        if not ignore_disk_space:
+            _check_disk_space(out, num_bytes)
+        for item in todo:
+            self._download_part(item, runner)
+
+    def _download_part(self, item: PartDownload, runner: Runner) -> None:
+        settings, name = self.settings, item.folder.name
+        with item.claimed(*self.plans[item], self.redo):
+            failed = runner.run(_while_room(self.tasks(item), item.folder), settings, self.count_rows(item), name)
+            if failed:
+                get_logger().warning("%s: %d shard(s) are tried once more", item.folder, len(failed))
+                runner.run(iter(failed), settings, sum(task.num_rows for task in failed), name)
+            report = item.report()
+            write_json(item.folder / ".download" / "report.json", report)
+        get_logger().info("%s: %s", item.folder, describe_rows(report))
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Where shards are downloaded: in processes of this machine, or on a Spark cluster."""
+
+    distributor: str
+    master: str
+    num_processes: int
+
+    def __post_init__(self):
+        if self.distributor not in DISTRIBUTORS:
+            raise ConfigError(f"--distributor {self.distributor!r} is unknown; use {' or '.join(DISTRIBUTORS)}")
+        if self.master and self.distributor != "pyspark":
+            raise ConfigError("--master is for --distributor pyspark alone")
+        if self.num_processes < 1:
+            raise ConfigError(f"--processes-count is {self.num_processes}; it must be at least 1")
+
+    def run(self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str) -> list[ShardTask]:
+        """Download the shards; return those that could not be finished. Raises PpldmError where none can be."""
+        run = self._run_here if self.distributor == "multiprocessing" else self._run_on_spark
+        failed = []
+        for task, result in run(tasks, settings, num_rows, name):
+            if isinstance(result, EnvironmentProblem | OutputError | ConfigError):
+                raise result
+            if isinstance(result, PpldmError):
+                get_logger().warning("shard %d of %s: %s", task.number, task.part_folder, result)
+                failed.append(task)
+        return failed
+
+    def _run_here(
+        self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
+    ) -> Iterator[tuple]:
+        counter = multiprocessing.get_context("spawn").Value("q", 0)
+        work = partial(download_shard, settings=settings, on_fetch=partial(_add_one, counter))
+        seconds = settings.shard_seconds + settings.bounds.url_seconds + _KILL_GRACE_SECONDS
+        with following(lambda: (counter.value, num_rows), desc=name, unit="url"):
+            yield from map_with_deadline(work, tasks, self.num_processes, seconds)
+
+    def _run_on_spark(
+        self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
+    ) -> Iterator[tuple]:
+        num_before = 0
+        with spark_session(self.master or f"local[{self.num_processes}]", _DRIVER_MEMORY_GB) as spark:
+            if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+                raise ConfigError(
+                    "Spark may take executors away in the middle of a download (spark.dynamicAllocation.enabled): it "
+                    "would stop early or never end; set that to false"
+                )
+            while batch := list(islice(tasks, _SHARDS_PER_JOB)):
+
+                def count_done(batch=batch, num_before=num_before) -> tuple[int, int]:
+                    done = (task for task in batch if stats_path(task.part_folder, task.number).exists())
+                    return num_before + sum(task.num_rows for task in done), num_rows
+
+                with following(count_done, desc=name, unit="url"):
+                    job = spark.sparkContext.parallelize(batch, len(batch)).map(partial(_attempt, settings=settings))
+                    yield from job.collect()
+                num_before += sum(task.num_rows for task in batch)
+
+
+def _attempt(task: ShardTask, settings: ShardSettings) -> tuple:
+    """On a Spark executor: the task with its record, or with the error that should reach the driver."""
+    try:
+        return task, download_shard(task, settings)
+    except PpldmError as error:
+        return task, error
+
+
+def _add_one(counter) -> None:
+    with counter.get_lock():
+        counter.value += 1
+
+
+def _check_network(todo: Sequence[PartDownload], num_rows: int, settings: ShardSettings, num_urls: int) -> float:
+    """Fetch a sample of the URLs; return how many bytes the pictures of `num_rows` rows will take.
+
+    Raises EnvironmentProblem where it is the network that fails.
+    """
+    num_urls = min(num_urls, max(_MIN_PREFLIGHT_URLS, num_rows // 20))
+    sampled = todo[:_MAX_SAMPLED_PARTS]
+    urls = [url for item in sampled for url in sample_urls(item.part, item.columns.url, -(-num_urls // len(sampled)))]
+    get_logger().info("fetching %d URLs of the metadata to see whether the network is sound", len(urls))
+    bounds = replace(settings.bounds, url_seconds=min(settings.bounds.url_seconds, _PREFLIGHT_URL_SECONDS))
+    fetch = partial(fetch_samples, settings=replace(settings, bounds=bounds), seconds=_PREFLIGHT_SECONDS)
+    [(_, samples)] = map_with_deadline(fetch, [urls], 1, _PREFLIGHT_SECONDS + _KILL_GRACE_SECONDS)
+    if isinstance(samples, PpldmError):
+        raise samples
+    outcomes = [outcome for outcome, _ in samples]
+    if fault := find_network_fault(outcomes, ask_again=True):
+        raise EnvironmentProblem(f"{fault}; nothing was marked complete, and the same command goes on")
+    failed = Counter(outcome.name for outcome in outcomes)
+    num_good = failed.pop("success", 0)
+    num_bytes = sum(size for _, size in samples)
+    lines = [
+        f"{num_good} of them are pictures, {num_bytes / 1e3 / max(num_good, 1):.0f} KB each as kept",
+        *describe_failures(failed, len(samples), {}),
+    ]
+    get_logger().info("%s", "\n".join(lines))
+    return num_rows * num_bytes / max(len(samples), 1)
+
+
+def _check_disk_space(out, num_bytes: float) -> None:
+    """Raises OutputError where the disk has less than what the sample says that is needed."""
+    free = shutil.disk_usage(out).free
+    if num_bytes * _SPARE > free:
+        raise OutputError(
+            f"about {num_bytes * _SPARE / 1e9:,.1f} GB are needed and {out} has {free / 1e9:,.1f} GB free; choose a "
+            "larger disk for --out, download part by part (--part-id), or go on all the same with --ignore-disk-space"
+        )
+
+
+def _while_room(tasks: Iterable[ShardTask], folder: Path) -> Iterator[ShardTask]:
+    for task in tasks:
+        if shutil.disk_usage(folder).free < _MIN_FREE_BYTES:
+            raise OutputError(f"the disk of {folder} is nearly full; make room, and the same command goes on")
+        yield task

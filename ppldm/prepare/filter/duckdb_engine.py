@@ -1,0 +1,197 @@
+"""The filter on DuckDB: one machine, no Java. What does not fit into the memory given goes to the disk."""
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...utils.errors import DataError, EnvironmentProblem, OutputError
+from ...utils.files import finish_file, read_json, write_json
+from ...utils.log import following, get_logger, progress
+from ...utils.machine import count_usable_cores
+from ..download.metadata import Tables
+from .plan import Plan
+from .sql import DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, first_key
+
+_ROWS, _KEPT = "ppldm_rows", "ppldm_kept"
+_SPILL, _COUNTS = ".spill", ".counts.json"
+_ROW_GROUP_ROWS = 122_880  # DuckDB's
+_MAX_WRITERS = 8  # each holds a row group or two
+# Columns worth a dictionary in the files; for all others it takes as long again and is given up.
+_FEW_VALUES = {"WIDTH", "HEIGHT", "LANGUAGE"}
+
+dialect = DUCKDB
+
+
+def filter_tables(plan: Plan, folder: Path, memory_gb: float) -> dict[int, int]:
+    """Write `part_1.parquet`, ... into the folder; rows by the code of what dropped them (`Plan.count_query`).
+
+    The folder may hold what an interrupted run of the same plan has finished: its counts and parts are kept, and only
+    rows from the first missing part on are sorted. Raises EnvironmentProblem, DataError, OutputError.
+    """
+    spill, counts_path = folder / _SPILL, folder / _COUNTS
+    shutil.rmtree(spill, ignore_errors=True)
+    with _open(plan.tables, memory_gb, spill) as connection:
+        counts = read_json(counts_path)
+        if counts is None:
+            rows = _execute(connection, plan.count_query(_ROWS, DUCKDB), "counting", plan.tables.rows).fetchall()
+            counts = {str(code): number for code, number in rows}
+            write_json(counts_path, counts)
+        missing = [part for part in range(plan.num_parts) if not _part_path(folder, part).exists()]
+        if len(missing) < plan.num_parts:
+            get_logger().info("%d of %d parts were finished already", plan.num_parts - len(missing), plan.num_parts)
+        if missing:
+            _write_parts(connection, plan, folder, missing)
+    shutil.rmtree(spill, ignore_errors=True)
+    counts_path.unlink()
+    return {int(code): number for code, number in counts.items()}
+
+
+def _write_parts(connection, plan: Plan, folder: Path, missing: list[int]) -> None:
+    """The parts of these numbers. Sorted, the first digits of a key are enough to find a part."""
+    place = FILE if plan.seed is None else f"substr({KEY}, 1, {KEY_DIGITS})"
+    columns = f"{plan.output_columns(DUCKDB)}, {place} AS {PART}"
+    kept = f"SELECT {columns} FROM ({plan.kept_query(_ROWS, DUCKDB)})"
+    if missing[0] > 0:
+        kept += f" WHERE {PART} >= {_first_place(plan, missing[0])}"
+    query = f"CREATE TABLE {_KEPT} AS {kept} ORDER BY {', '.join(plan.order)}"
+    _execute(connection, query, "sorting" if plan.seed is not None else "taking rows", plan.tables.rows)
+    with (
+        ThreadPoolExecutor(min(count_usable_cores(), _MAX_WRITERS)) as executor,
+        progress(total=plan.num_parts, initial=plan.num_parts - len(missing), desc="writing parts", unit="part") as bar,
+    ):
+        written = [executor.submit(_write_part, connection.cursor(), plan, folder, part) for part in missing]
+        try:
+            for future in as_completed(written):
+                future.result()
+                bar.update()
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def _write_part(connection, plan: Plan, folder: Path, part: int) -> None:
+    """By pyarrow, row groups of equal length: DuckDB's own depend on where in the table of kept rows the part lies."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from ..download.shard_rows import regroup
+
+    path = _part_path(folder, part)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with connection:
+        query = f"SELECT * EXCLUDE ({PART}) FROM {_KEPT} WHERE {_in_part(plan, part)}"
+        reader = connection.execute(query).to_arrow_reader(_ROW_GROUP_ROWS)
+        few_values = [name for name in reader.schema.names if name in _FEW_VALUES]
+        with pq.ParquetWriter(temporary, reader.schema, use_dictionary=few_values) as writer:
+            for table in regroup((pa.Table.from_batches([batch]) for batch in reader), _ROW_GROUP_ROWS):
+                writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
+    finish_file(temporary, path)
+
+
+def _part_path(folder: Path, part: int) -> Path:
+    return folder / f"part_{part + 1}.parquet"
+
+
+def _execute(connection, query: str, name: str, num_rows: int):
+    """Run a query over all rows under a progress bar."""
+
+    def measure() -> tuple[float, float]:
+        return int(num_rows * max(0.0, connection.query_progress()) / 100), num_rows
+
+    with following(measure, desc=name, unit="row", unit_scale=True):
+        return connection.execute(query)
+
+
+def run_query(tables: Tables, query, memory_gb: float, folder: Path | None = None) -> list[tuple]:
+    """The rows of a query, `query` being a function of the name of the relation of all rows."""
+    with _open(tables, memory_gb, folder) as connection:
+        return connection.execute(query(_ROWS)).fetchall()
+
+
+def _in_part(plan: Plan, part: int) -> str:
+    if plan.seed is None:
+        return f"{PART} = {part}"
+    low = f"{PART} >= {_first_place(plan, part)}"
+    return low if part + 1 == plan.num_parts else f"{low} AND {PART} < {_first_place(plan, part + 1)}"
+
+
+def _first_place(plan: Plan, part: int) -> str:
+    """SQL: the least value of PART, as the table of kept rows has it, in part `part`."""
+    return str(part) if plan.seed is None else f"'{first_key(part, plan.num_parts)}'"
+
+
+@contextmanager
+def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
+    """A connection with the relation of all rows, its errors as ours."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise EnvironmentProblem(f"DuckDB cannot be imported ({error}); pip install duckdb") from error
+    config = {
+        "memory_limit": f"{memory_gb * 1000:.0f}MB",
+        "threads": count_usable_cores(),
+        "temp_directory": str(spill or ""),
+    }
+    files = ", ".join(DUCKDB.quote_text(_escape_glob(str(path))) for path in tables.paths)
+    try:
+        with duckdb.connect(":memory:", config=config) as connection:
+            # Measured for our own bars, and not printed.
+            connection.execute("SET enable_progress_bar_print = false")
+            connection.execute("SET enable_progress_bar = true")
+            connection.execute(
+                f"CREATE TEMP VIEW {_ROWS} AS SELECT {_select_columns(tables)}, file_index AS {FILE}, file_row_number "
+                f"AS {ROW} FROM read_parquet([{files}], union_by_name = {bool(tables.spellings)})"
+            )
+            yield connection
+    except RuntimeError as error:
+        if "interrupted" in str(error):  # DuckDB's way to pass on Ctrl-C
+            raise KeyboardInterrupt from error
+        raise
+    except duckdb.OutOfMemoryException as error:
+        raise OutputError(
+            f"{memory_gb:.1f} GB of memory, or the disk, do not suffice ({_one_line(error)}); give more by --memory-gb "
+            "or make room beside --output"
+        ) from error
+    except duckdb.IOException as error:
+        raise OutputError(
+            f"DuckDB cannot read or write ({_one_line(error)}); make room and see to the files"
+        ) from error
+    except duckdb.Error as error:
+        raise DataError(
+            f"{_find_damaged(tables)} cannot be read ({_one_line(error)}); get it again or leave it out"
+        ) from error
+
+
+def _select_columns(tables: Tables) -> str:
+    """SQL: all columns by their names in the first file; of several names for one, the one that the row's file has."""
+    if not tables.spellings:
+        return "*"
+    found = []
+    for name in tables.columns.kinds:
+        names = [name, *sorted(tables.spellings.get(name, ()))]
+        spelled = ", ".join(map(DUCKDB.quote_name, names))
+        found.append(f"coalesce({spelled}) AS {DUCKDB.quote_name(name)}" if len(names) > 1 else spelled)
+    return ", ".join(found)
+
+
+def _find_damaged(tables: Tables) -> str:
+    """The first file of which not all columns can be read, which DuckDB's errors do not name."""
+    import duckdb
+
+    with duckdb.connect(":memory:") as connection:
+        for path in tables.paths:
+            try:
+                file = DUCKDB.quote_text(_escape_glob(str(path)))
+                connection.execute(f"SELECT max(hash(COLUMNS(*))) FROM read_parquet([{file}])").fetchall()
+            except duckdb.Error:
+                return str(path)
+    return "the input"
+
+
+def _escape_glob(path: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

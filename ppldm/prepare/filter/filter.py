@@ -1,0 +1,399 @@
+"""`ppldm filter`: LAION's metadata tables become the tables of the rows that are wanted.
+
+Laws. Rows in = rows out + rows dropped, by condition. The result is a function of the tables, the conditions and the
+seed alone: DuckDB and Spark write the same rows into the same parts in the same order. The output folder is finished
+or absent; interrupted, DuckDB keeps the finished parts beside it, in `.OUT.unfinished`, and the same command goes on.
+Tables whose content has changed are filtered again (`ppldm.utils.jobs` has the rule).
+
+    OUT/part_1.parquet, part_2.parquet, ...   all columns, known ones under their published names
+    OUT/manifest.json                         what was asked for, rows in, out and dropped by condition
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from ...utils.errors import ConfigError, DataError, OutputError
+from ...utils.files import claimed_dir, local_path, read_json, write_json
+from ...utils.jobs import Piece, find_changes, take_fingerprint
+from ...utils.log import get_logger
+from ...utils.machine import usable_memory_bytes
+from ..download.metadata import Tables, read_tables
+from ..hadoop import AddressPlace, Hadoop, fingerprint_at, is_address, read_tables_at
+from ..spark import check_java, is_submitted, spark_session
+from . import duckdb_engine as filter_duckdb
+from . import spark_engine as filter_spark
+from .conditions import BOUNDS, make_conditions, merge_bounds
+from .plan import Plan
+from .sql import number_sql
+
+DEDUP_COLUMNS = ("url", "hash")
+MIN_MEMORY_GB = 0.5
+
+# Of `--check`: name, column, SQL over `{x}`, a number or NULL.
+_STATISTICS = (
+    ("min aesthetic", "aesthetic", "min({x})"),
+    ("max punsafe", "punsafe", "max({x})"),
+    ("share punsafe > 0.5", "punsafe", "avg(CASE WHEN {x} > 0.5 THEN 1e0 ELSE 0e0 END)"),
+    ("min similarity", "similarity", "min({x})"),
+    ("share similarity < 0.28", "similarity", "avg(CASE WHEN {x} < CAST('0.28' AS DOUBLE) THEN 1e0 ELSE 0e0 END)"),
+    ("max pwatermark", "pwatermark", "max({x})"),
+    ("share pwatermark > 0.8", "pwatermark", "avg(CASE WHEN {x} > CAST('0.8' AS DOUBLE) THEN 1e0 ELSE 0e0 END)"),
+)
+
+
+def filter(
+    input: Annotated[
+        str, {"opt": True, "required": True, "nargs": "+"}
+    ],  # parquet files, or folders of *.parquet; for Spark, addresses too
+    output: str = None,  # new folder for part_1.parquet, ...; for Spark, an address such as hdfs://name/folder too
+    preset: str = None,  # conditions of a published recipe: laion2b-en or laion-art. Flags below replace its bounds
+    where: str = None,  # a further condition, such as 'pwatermark <= 0.8 and not (TEXT in ("", "untitled"))'; or @FILE
+    min_width: int = None,  # pixels, inclusive, as all bounds
+    min_height: int = None,  # pixels
+    max_width: int = None,  # pixels
+    max_height: int = None,  # pixels
+    max_punsafe: float = None,  # probability of unsafe content, 0 to 1
+    max_pwatermark: float = None,  # probability of a watermark, 0 to 1
+    min_aesthetic: float = None,  # aesthetic score, about 1 to 10
+    min_similarity: float = None,  # cosine of CLIP's embeddings of picture and text
+    language: str = None,  # code of the LANGUAGE column, such as en, or several: en,nolang
+    dedup: str = None,  # keep one row of each url or hash, the first of the input
+    seed: int = 0,  # of the shuffle
+    no_shuffle: bool = False,  # keep the order of the input, one part for each file
+    num_partitions: int = 0,  # parts to write; 0 means as many as there are input files
+    engine: str = "auto",  # duckdb (one machine) or spark; auto takes spark with --master or under spark-submit
+    master: str = None,  # address of a Spark cluster, such as spark://host:7077 or yarn
+    memory_gb: float = 0.0,  # memory of the engine on this machine; 0 means half of what there is
+    redo: bool = False,  # replace the result of another filter that --output holds
+    check: bool = False,  # only print statistics of the input
+    dry_run: bool = False,  # say what would be done and write nothing
+    json: bool = False,  # print the manifest as JSON instead of a table
+):
+    """Filter LAION metadata: parquet to parquet, by conditions, shuffled by a seed.
+
+    Rows whose value is missing (null or NaN) do not meet a condition on it. Each dropped row is
+    counted under the first condition that it does not meet.
+    """
+    flags = dict(locals())
+    engine = choose_engine(engine, master, [*input, output])
+    memory_gb = check_memory(memory_gb)
+    with _reaching([*input, output], engine, memory_gb, master) as spark:
+        if check:
+            report = check_tables(_read_tables(input, spark), engine, memory_gb, master)
+            sys.stdout.write((dumps(report, indent=2) if json else describe_check(report)) + "\n")
+            return
+        plan = plan_filter(**flags, spark=spark)
+        if engine == "spark":
+            filter_spark.check_names(plan.tables)
+        if dry_run:
+            if engine == "spark" and not is_submitted():
+                check_java()
+            manifest = describe_plan(plan) | {"engine": engine}
+            if output:
+                find_result(plan, _place_of(output, spark), redo)
+        elif not output:
+            raise ConfigError("--output is missing; name a new folder for the filtered tables")
+        else:
+            manifest = filter_tables(plan, _place_of(output, spark), engine, memory_gb, master, redo)
+    sys.stdout.write((dumps(manifest, indent=2, ensure_ascii=False) if json else describe(manifest)) + "\n")
+
+
+def plan_filter(
+    input, preset=None, where=None, dedup=None, seed=0, no_shuffle=False, num_partitions=0, spark=None, **flags
+) -> Plan:
+    """The plan of the arguments of `filter`; only footers are read. Raises ConfigError, DataError."""
+    bounds = {name: flags.get(name) for name in BOUNDS}
+    seed = None if no_shuffle else seed
+    return make_plan(_read_tables(input, spark), merge_bounds(preset, bounds), where, dedup, seed, num_partitions)
+
+
+@contextmanager
+def _reaching(names: list[str | None], engine: str, memory_gb: float, master: str | None) -> Iterator:
+    """A Spark session where addresses are to be reached, else None."""
+    if engine == "spark" and any(map(is_address, names)):
+        with spark_session(master, memory_gb) as spark:
+            yield spark
+    else:
+        yield None
+
+
+def _read_tables(names: list[str], spark) -> Tables:
+    return read_tables(names) if spark is None else read_tables_at(spark, list(map(_address_of, names)))
+
+
+def _place_of(output: str, spark) -> "FolderPlace | AddressPlace":
+    if spark is None:
+        return FolderPlace(local_path(output))
+    return AddressPlace(Hadoop(spark), _address_of(output).rstrip("/"))
+
+
+def _address_of(name: str) -> str:
+    is_remote = is_address(name) and not str(name).lower().startswith("file:")
+    return str(name) if is_remote else f"file://{os.path.abspath(local_path(name))}"
+
+
+def choose_engine(engine: str, master: str | None, names: Iterable[str | None] = ()) -> str:
+    """The engine that is meant by --engine, --master and the places named. Raises ConfigError."""
+    if engine not in ("auto", "duckdb", "spark"):
+        raise ConfigError(f"--engine {engine} is not known; choose duckdb, spark or auto")
+    if engine == "duckdb" and master:
+        raise ConfigError("--master is of Spark alone; leave it out, or use --engine spark")
+    if engine == "auto":
+        remote = any(is_address(name) and not str(name).lower().startswith("file:") for name in names)
+        return "spark" if master or remote or is_submitted() else "duckdb"
+    return engine
+
+
+def check_memory(memory_gb: float) -> float:
+    """The memory of the engine in GB, 0 meaning half of the machine's. Raises ConfigError."""
+    if memory_gb == 0:
+        return max(MIN_MEMORY_GB, (usable_memory_bytes() or 4e9) / 2e9)
+    if memory_gb < MIN_MEMORY_GB:
+        raise ConfigError(f"--memory-gb is {memory_gb}; it must be at least {MIN_MEMORY_GB}, or 0 for half of all")
+    return memory_gb
+
+
+def make_plan(
+    tables: Tables, bounds: dict, where: str | None, dedup: str | None, seed: int | None, num_parts: int
+) -> Plan:
+    """The plan of flags. Without a LANGUAGE column the tables are taken to be of the language asked for, with a
+    warning. Raises ConfigError."""
+    columns = tables.columns
+    if dedup not in (None, *DEDUP_COLUMNS):
+        raise ConfigError(f"--dedup {dedup} is not known; choose {' or '.join(DEDUP_COLUMNS)}")
+    if num_parts < 0 or (seed is None and num_parts not in (0, len(tables.files))):
+        raise ConfigError(
+            f"--num-partitions is {num_parts}; it must be at least 1, and with --no-shuffle each file makes one part"
+        )
+    if "language" in bounds and columns.find("language") is None:
+        get_logger().warning("no LANGUAGE column: all rows are taken to be of language %r", bounds["language"])
+        bounds = {name: bound for name, bound in bounds.items() if name != "language"}
+    for name in ("URL", "TEXT"):
+        columns.need(name)
+    plan = Plan(
+        tables,
+        make_conditions(bounds, where),
+        columns.need(dedup) if dedup else None,
+        seed,
+        num_parts or len(tables.files),
+    )
+    plan.count_query("rows", filter_duckdb.dialect)  # which finds conditions that cannot be asked of these columns
+    return plan
+
+
+def describe_plan(plan: Plan) -> dict:
+    """What a plan says, and on which files: equal for equal plans on unchanged files."""
+    found, missing = plan.tables.columns.report()
+    return {
+        "rows_in": plan.tables.rows,
+        "conditions": plan.reasons,
+        "seed": plan.seed,
+        "num_partitions": plan.num_parts,
+        "columns_found": found,
+        "columns_missing": missing,
+        "input": list(plan.tables.names),
+        "inputs": [{"path": str(file.path), "rows": file.rows, "bytes": file.bytes} for file in plan.tables.files],
+    }
+
+
+@dataclass(frozen=True)
+class FolderPlace:
+    """A folder of this machine that a result goes to; `hadoop.AddressPlace` is its like at an address."""
+
+    path: Path
+
+    @property
+    def address(self) -> str:
+        """As Spark takes it."""
+        return f"file://{self.path.absolute()}"
+
+    def read_manifest(self) -> dict | None:
+        """None where there is none, or it is damaged."""
+        return read_json(self.path / "manifest.json")
+
+    def is_vacant(self) -> bool:
+        """Whether nothing is there, or an empty folder."""
+        return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+
+    def list_parts(self, num_parts: int) -> list[dict]:
+        """Path, rows and bytes of the parts that are there."""
+        return _list_parts(self.path, num_parts)
+
+    def write_manifest(self, manifest: dict) -> None:
+        """The last file."""
+        write_json(self.path / "manifest.json", manifest)
+
+    @contextmanager
+    def claimed(self, plan: dict, replace: bool) -> Iterator["FolderPlace"]:
+        """`files.claimed_dir`."""
+        with claimed_dir(self.path, plan, replace) as folder:
+            yield FolderPlace(folder)
+
+
+def find_result(plan: Plan, place: FolderPlace | AddressPlace, redo: bool = False) -> dict | None:
+    """The manifest that a place holds; None where it is missing or empty. Raises OutputError where the result is of
+    other settings and may not be replaced (`redo`), or the files are of unknown origin."""
+    found, output = place.read_manifest(), getattr(place, "path", place.address)
+    if not isinstance(found, dict) or "num_partitions" not in found:
+        if not place.is_vacant():
+            raise OutputError(f"--output {output} holds files of unknown origin; name a new folder, or delete that one")
+        return None
+    if (changes := _find_changes(found, describe_plan(plan))) and not redo:
+        raise OutputError(
+            f"--output {output} holds another filter's result ({'; '.join(changes)}); name a new folder, or make it "
+            "again with --redo"
+        )
+    return found
+
+
+def filter_tables(
+    plan: Plan,
+    output: Path | FolderPlace | AddressPlace,
+    engine: str,
+    memory_gb: float,
+    master: str | None = None,
+    redo: bool = False,
+) -> dict:
+    """Carry out a plan and return the manifest; the one that is there where the same plan was finished before. Its
+    `seconds` are those of the run that finished it.
+
+    Raises OutputError as `find_result`, DataError, EnvironmentProblem.
+    """
+    place = FolderPlace(output) if isinstance(output, Path) else output
+    start, found = time.monotonic(), find_result(plan, place, redo)
+    wanted, earlier = describe_plan(plan), (found or {}).get("fingerprint")
+    fingerprint = _take_fingerprint(plan.tables, place, earlier)
+    content = {"content": fingerprint["content"]}
+    if found:
+        changes = _find_changes(found, wanted)
+        same = not changes and earlier and earlier["content"] == fingerprint["content"]
+        if same and place.list_parts(plan.num_parts) == found["parts"]:
+            get_logger().info("%s was finished before", place.address)
+            return found
+        why = "; ".join(changes) or ("parts are missing" if same else "the tables have other content than then")
+        get_logger().info("%s is made again: %s", place.address, why)
+    with place.claimed(wanted | content | {"engine": engine}, bool(found)) as folder:
+        if engine == "spark":
+            counts = filter_spark.filter_tables(plan, folder.address, memory_gb, master)
+        else:
+            counts = filter_duckdb.filter_tables(plan, folder.path, memory_gb)
+        manifest = wanted | _count_rows(plan, counts, folder.list_parts(plan.num_parts))
+        seconds = round(time.monotonic() - start, 2)
+        manifest |= {
+            "fingerprint": fingerprint,
+            "engine": engine,
+            "seconds": seconds,
+            "rows_in_per_sec": round(plan.tables.rows / seconds),
+        }
+        folder.write_manifest(manifest)
+    return manifest
+
+
+def _take_fingerprint(tables: Tables, place: FolderPlace | AddressPlace, earlier: dict | None) -> dict[str, str]:
+    if isinstance(place, AddressPlace):
+        return fingerprint_at(place.hadoop, tables)
+    return take_fingerprint([Piece(path, path.name) for path in tables.paths], earlier)
+
+
+def describe(manifest: dict) -> str:
+    """A manifest, or a plan, as text."""
+    found = ", ".join(
+        f"{name}{'' if name == column else f' ({column})'}" for name, column in manifest["columns_found"].items()
+    )
+    lines = [f"columns found: {found}", f"columns missing: {', '.join(manifest['columns_missing']) or 'none'}"]
+    if "rows_out" not in manifest:
+        conditions = " and ".join(manifest["conditions"]) or "none"
+        lines.append(f"{manifest['rows_in']:,} rows in {len(manifest['inputs'])} file(s); conditions: {conditions}")
+        return "\n".join([*lines, f"{manifest['num_partitions']} part(s) by {manifest['engine']}; nothing was written"])
+    rows = [("rows in", manifest["rows_in"], "")]
+    for entry in manifest["dropped"]:
+        missing = f"{entry['missing']:,} of them without a value" if entry["missing"] else ""
+        rows.append((f"  dropped by {entry['condition']}", entry["rows"], missing))
+    rows.append(("rows out", manifest["rows_out"], f"in {len(manifest['parts'])} part(s)"))
+    width = max(len(name) for name, *_ in rows)
+    lines += [f"{name:<{width}} {count:>15,}  {note}".rstrip() for name, count, note in rows]
+    speed = f"{manifest['seconds']} s, {manifest['rows_in_per_sec']:,} rows/s by {manifest['engine']}"
+    return "\n".join([*lines, speed])
+
+
+def check_tables(tables: Tables, engine: str, memory_gb: float, master: str | None = None) -> dict:
+    """Rows, and the statistics of the columns that are there; null where a column is not."""
+    run = filter_spark if engine == "spark" else filter_duckdb
+    known = [(name, tables.columns.find(field), formula) for name, field, formula in _STATISTICS]
+    terms = [
+        formula.format(x=number_sql(column, tables.columns, run.dialect)) for _, column, formula in known if column
+    ]
+    query = lambda rows: f"SELECT {', '.join(['count(*)', *terms])} FROM {rows}"  # noqa: E731
+    options = {"master": master} if engine == "spark" else {}
+    ((rows, *values),) = run.run_query(tables, query, memory_gb, **options)
+    found = iter(values)
+    return {"rows": rows} | {name: next(found) if column else None for name, column, _ in known}
+
+
+def describe_check(report: dict) -> str:
+    """The statistics as a table."""
+    width = max(map(len, report))
+    lines = [f"{'rows':<{width}}  {report['rows']:,}"]
+    for name, value in report.items():
+        if name != "rows":
+            lines.append(f"{name:<{width}}  {'no such column' if value is None else f'{value:.6g}'}")
+    return "\n".join(lines)
+
+
+def _find_changes(found: dict, wanted: dict) -> list[str]:
+    """Which settings of a manifest differ from a plan's. That many parts as there are files is a rule, no number; a
+    manifest of an older version names the files for what was asked for."""
+    sides = []
+    for manifest in (found, wanted):
+        files = [entry["path"] for entry in manifest["inputs"]]
+        num_parts = manifest["num_partitions"]
+        sides.append({
+            "input": manifest["input"] if "input" in found else files,
+            "conditions": manifest["conditions"],
+            "seed": manifest["seed"],
+            "num_partitions": 0 if num_parts == len(files) else num_parts,
+        })  # fmt: skip
+    return find_changes(*sides)
+
+
+def _count_rows(plan: Plan, counts: dict[int, int], parts: list[dict]) -> dict:
+    """Rows out, dropped by condition, and parts. Raises DataError where a row is not accounted for."""
+    rows_out = sum(part["rows"] for part in parts)
+    dropped = []
+    for i, reason in enumerate(plan.reasons):
+        missing = counts.get(2 * i + 2, 0)
+        dropped.append({"condition": reason, "rows": counts.get(2 * i + 1, 0) + missing, "missing": missing})
+    if plan.dedup:
+        dropped[-1]["rows"] += counts.get(0, 0) - rows_out
+    num_dropped = sum(entry["rows"] for entry in dropped)
+    if sum(counts.values()) != plan.tables.rows or plan.tables.rows != rows_out + num_dropped:
+        raise DataError(
+            f"{plan.tables.rows} rows went in, {rows_out} came out and {num_dropped} were dropped: the tables changed "
+            "meanwhile; run the same command again"
+        )
+    if not plan.tables.rows:
+        raise DataError("the tables of --input hold no rows; name others")
+    if not rows_out:
+        worst = max(dropped, key=lambda entry: entry["rows"], default={"condition": "nothing", "rows": 0})
+        raise DataError(
+            f"no row is left; {worst['rows']:,} were dropped by `{worst['condition']}`; see to the conditions"
+        )
+    return {"rows_out": rows_out, "dropped": dropped, "parts": parts}
+
+
+def _list_parts(folder: Path, num_parts: int) -> list[dict]:
+    import pyarrow.parquet as pq
+
+    paths = [folder / f"part_{number}.parquet" for number in range(1, num_parts + 1)]
+    return [
+        {"path": path.name, "rows": pq.read_metadata(path).num_rows, "bytes": path.stat().st_size}
+        for path in paths
+        if path.exists()
+    ]

@@ -1,0 +1,172 @@
+"""The filter on Spark: this machine or any cluster that sees the folders, or what Hadoop's file systems name.
+
+One pass counts what is dropped and writes what is kept: the counts are observed beneath the shuffle. Each task writes
+one part and commits it at once, by Hadoop's second algorithm, so that a killed run leaves whole parts in the staging
+folder; the next one sorts and writes the rows of the other parts only.
+"""
+
+import io
+import tempfile
+from pathlib import Path
+from urllib.parse import unquote
+
+from ...utils.errors import ConfigError, DataError
+from ...utils.log import get_logger
+from ..download.metadata import Tables
+from ..hadoop import Hadoop, escape_glob, split_address
+from ..spark import following_tasks, spark_session
+from .plan import Plan
+from .sql import FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
+
+_TABLES, _ROWS, _KEPT = "ppldm_tables", "ppldm_rows", "ppldm_kept"
+_CODE, _PLACE = "ppldm_code", "ppldm_place"
+_STAGING = ".spark"
+
+dialect = SPARK
+
+
+def filter_tables(plan: Plan, folder: str, memory_gb: float, master: str | None = None) -> dict[int, int]:
+    """Write `part_1.parquet`, ... into the folder of the address `folder`; rows by the code of what dropped them
+    (`Plan.count_query`). What an interrupted run of the same plan has finished there is kept.
+
+    Raises EnvironmentProblem, DataError.
+    """
+    staging = f"{folder}/{_STAGING}"
+    with spark_session(master, memory_gb) as spark:
+        hadoop = Hadoop(spark)
+        missing = _find_missing(hadoop, staging, plan.num_parts)
+        counts = _write_missing(spark, plan, staging, missing) if missing else None
+        if counts is None or sum(counts.values()) != plan.tables.rows:
+            # Nothing was written by this run, or Spark had to do some tasks twice.
+            _read_files(spark, plan.tables).createOrReplaceTempView(_TABLES)
+            with following_tasks(spark, "counting", 1):
+                counts = {row.code: row.n for row in spark.sql(plan.count_query(_TABLES, SPARK)).collect()}
+        _collect_parts(hadoop, staging, folder, plan.num_parts)
+    return counts
+
+
+def run_query(tables: Tables, query, memory_gb: float, master: str | None = None) -> list[tuple]:
+    """The rows of a query, `query` being a function of the name of a relation of the tables' own columns."""
+    with spark_session(master, memory_gb) as spark:
+        _read_files(spark, tables).createOrReplaceTempView(_TABLES)
+        return [tuple(row) for row in spark.sql(query(_TABLES)).collect()]
+
+
+def _write_missing(spark, plan: Plan, staging: str, missing: list[int]) -> dict[int, int]:
+    """Write the parts of these numbers, each by a task of its own; return what `filter_tables` does."""
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import expr
+
+    frame = _read_files(spark, plan.tables)
+    place = ("_metadata.file_path AS " + _PLACE, f"_metadata.row_index AS {ROW}")
+    coded = frame.selectExpr("*", *place, f"{plan.failure_sql(SPARK)} AS {_CODE}")
+    codes, counted = range(2 * len(plan.reasons) + 1), Observation("ppldm_counts")
+    coded = coded.observe(counted, *(expr(f"count_if({_CODE} = {code})").alias(f"n{code}") for code in codes))
+    kept = coded.where(f"{_CODE} = 0").drop(_CODE)
+    files = spark.sql(f"SELECT * FROM VALUES {_files_sql(frame, plan.tables)} AS t(ppldm_path, {FILE})")
+    rows = kept.join(files.hint("broadcast"), expr(f"ppldm_path = {_PLACE}")).drop("ppldm_path", _PLACE)
+    rows.createOrReplaceTempView(_ROWS)
+    spark.sql(plan.kept_query(_ROWS, SPARK, are_kept=True)).createOrReplaceTempView(_KEPT)
+    order = ", ".join(plan.order)
+    rows = spark.sql(f"SELECT {plan.output_columns(SPARK)}, {order}, {_part_sql(plan)} AS {PART} FROM {_KEPT}")
+    if len(missing) < plan.num_parts:
+        get_logger().info("%d of %d parts were finished already", plan.num_parts - len(missing), plan.num_parts)
+        rows = rows.where(f"{PART} IN ({', '.join(map(str, missing))})")
+    # By the part first, although each task has one: Spark would sort again by it, and lose the order.
+    rows = rows.repartitionById(plan.num_parts, PART).sortWithinPartitions(PART, *plan.order)
+    writer = rows.drop(*plan.order).write
+    writer = writer.mode("append").option("mapreduce.fileoutputcommitter.algorithm.version", "2")
+    with following_tasks(spark, "filtering", plan.num_parts):
+        writer.partitionBy(PART).parquet(staging)
+    return {code: counted.get[f"n{code}"] for code in codes if counted.get[f"n{code}"]}
+
+
+def check_names(tables: Tables) -> None:
+    """Raises ConfigError where a column has several names, which Spark's reader does not bring together."""
+    if tables.spellings:
+        name, others = min(tables.spellings.items())
+        raise ConfigError(
+            f"column {name!r} is named {min(others)!r} in some files, which only --engine duckdb reads together; filter"
+            " them one by one"
+        )
+
+
+def _read_files(spark, tables: Tables):
+    check_names(tables)
+    return spark.read.parquet(*map(escape_glob, tables.addresses))
+
+
+def _files_sql(frame, tables: Tables) -> str:
+    """SQL: (address, number) of each file, addresses as Spark spells them."""
+    numbers = {split_address(address): number for number, address in enumerate(tables.addresses)}
+    pairs = []
+    for encoded in frame.inputFiles():
+        host, path = split_address(encoded)
+        # Spark writes the same local file with one slash or three.
+        spellings = [f"file:{path}", f"file://{path}"] if encoded.startswith("file:") else [encoded]
+        pairs += [(spelling, numbers[host, unquote(path)]) for spelling in spellings]
+    return ", ".join(f"({SPARK.quote_text(spelling)}, {number})" for spelling, number in pairs)
+
+
+def _part_sql(plan: Plan) -> str:
+    """SQL: the part of a kept row, from 0; the same cuts as `sql.first_key` makes."""
+    if plan.seed is None:
+        return FILE
+    return (
+        f"CAST(CAST(conv(substr({KEY}, 1, {KEY_DIGITS}), 16, 10) AS BIGINT) * {plan.num_parts} DIV {NUM_KEYS} AS INT)"
+    )
+
+
+def _written(hadoop: Hadoop, staging: str, part: int) -> list[str]:
+    """The files that Spark wrote of a part."""
+    found = hadoop.list(f"{staging}/{PART}={part}")
+    return [entry.address for entry in found if entry.name.endswith(".parquet") and not entry.name.startswith(".")]
+
+
+def _find_missing(hadoop: Hadoop, staging: str, num_parts: int) -> list[int]:
+    """The parts that are to be written; what an interrupted run left of them is removed."""
+    hadoop.delete(f"{staging}/_temporary")
+    missing = []
+    for part in range(num_parts):
+        if len(_written(hadoop, staging, part)) != 1:
+            hadoop.delete(f"{staging}/{PART}={part}")
+            missing.append(part)
+    return missing
+
+
+def _collect_parts(hadoop: Hadoop, staging: str, folder: str, num_parts: int) -> None:
+    """Give the file of each part its name. A part without rows, of which Spark writes nothing, becomes an empty table.
+
+    Raises DataError where Spark wrote into a folder that is not the one seen here, or a part in several files.
+    """
+    if not hadoop.exists(f"{staging}/_SUCCESS"):
+        raise DataError(
+            f"Spark wrote nothing that is seen in {staging}; --output must be a folder that all nodes share"
+        )
+    written = {}
+    for part in range(num_parts):
+        files = _written(hadoop, staging, part)
+        if len(files) > 1:
+            raise DataError(f"Spark wrote part {part + 1} in {len(files)} files; run the same command again")
+        if files:
+            written[part] = files[0]
+    if written and len(written) < num_parts:
+        empty = _empty_like(hadoop, written)
+        for part in set(range(num_parts)) - set(written):
+            hadoop.write_bytes(f"{folder}/part_{part + 1}.parquet", empty)
+    for part, address in written.items():
+        hadoop.rename(address, f"{folder}/part_{part + 1}.parquet")
+    hadoop.delete(staging)
+
+
+def _empty_like(hadoop: Hadoop, written: dict[int, str]) -> bytes:
+    """A parquet file without rows, of the columns that the smallest of these files has."""
+    import pyarrow.parquet as pq
+
+    sizes = {entry.bytes: entry.address for address in written.values() for entry in hadoop.list(address)}
+    with tempfile.TemporaryDirectory() as place:
+        hadoop.fetch(sizes[min(sizes)], f"{place}/part.parquet")
+        schema = pq.read_schema(Path(place, "part.parquet"))
+    buffer = io.BytesIO()
+    pq.write_table(schema.empty_table(), buffer)
+    return buffer.getvalue()

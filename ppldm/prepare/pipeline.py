@@ -1,0 +1,331 @@
+"""`ppldm pipeline`: filter, download, annotate and convert by one file of settings.
+
+Laws. The stage's own command decides what is finished, by the rule of `ppldm.utils.jobs`; it is not even asked where
+nobody has touched the files that it read and wrote. The folder is the pipeline's own, so other settings make filter and
+convert again; what was downloaded is refused, unless `--redo`. What a stage is called with, its command takes as flags.
+All settings are checked before the first stage begins. Rows in = rows out + rows dropped, by reason, at every stage,
+and each stage takes in what the one before gave out.
+
+    OUT/metadata/     part_1.parquet, ... of the filter; missing where the settings have no `filter`
+    OUT/images/       part_1/, ... of the download; part_1.csv of annotate
+    OUT/data/         part files and filelists
+    OUT/report.json   rows, bytes and seconds of every stage, measured, and projected for the whole data set
+    OUT/.pipeline/    seconds and results of stages; may be deleted, the commands then look for themselves
+"""
+
+import io
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
+from json import dumps, loads
+from pathlib import Path
+
+from ..utils.errors import DataError
+from ..utils.files import lock_folder, make_output_dir, read_json, write_json
+from ..utils.jobs import Piece, list_pieces, take_state
+from ..utils.log import get_logger
+from .convert.source import NOT_DOWNLOADED
+from .pipeline_config import PipelineConfig, command_words, load_stage, read_config
+
+
+def pipeline(
+    config: str,  # YAML file: out, metadata, and the flags of filter, download, annotate and convert; see the docs
+    redo: bool = False,  # also download again what was downloaded for other metadata or with other settings
+    dry_run: bool = False,  # check everything, print the commands of the stages that would run, and write nothing
+    json: bool = False,  # print the report as JSON instead of a table
+):
+    """Make training data from LAION metadata: all stages, by one YAML file, each skipped where it is done."""
+    settings = read_config(config)
+    stages = make_stages(settings, redo)
+    check_stages(stages)
+    if dry_run:
+        sys.stdout.write("\n".join(describe_plan(stages)) + "\n")
+        return
+    make_output_dir(settings.out)
+    with lock_folder(settings.out):
+        results = {stage.name: stage.finish() for stage in stages}
+        check_accounts(results, settings)
+        report = make_report(results, settings)
+        write_json(settings.out / "report.json", report)
+    text = dumps(report, indent=2, ensure_ascii=False) if json else describe(report)
+    sys.stdout.write(text + "\n")
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What became of a stage's rows. `seconds` are those of all runs that it took."""
+
+    rows_in: int
+    rows_out: int
+    dropped: dict[str, int]
+    bytes: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: the command's function by its name, all its arguments, the files it reads, where its result lies.
+
+    `redo`: whether other settings make again what is there. CSV files in the folder of pictures are annotate's alone.
+    """
+
+    name: str
+    arguments: dict
+    inputs: tuple[Path, ...]
+    output: Path
+    record: Path
+    redo: bool = False
+
+    def input_state(self) -> str:
+        """Tells files that nobody has touched."""
+        return take_state(piece for path in self.inputs for piece in _look(path, with_csv=False))
+
+    def output_state(self) -> str:
+        """As `input_state`."""
+        return take_state(_look(self.output, with_csv=self.name == "annotate"))
+
+    def finished(self) -> StageResult | None:
+        """The result of an earlier run with these settings, where nobody has touched its input or output since."""
+        record = self._read_record()
+        if record.get("arguments") != self.arguments or "input" not in record or not self.output.exists():
+            return None
+        if (record["input"], record["output"]) != (self.input_state(), self.output_state()):
+            return None
+        return StageResult(**record["result"])
+
+    def finish(self) -> StageResult:
+        """Run the stage unless it is finished. Raises PpldmError; the time is kept."""
+        if result := self.finished():
+            get_logger().info("%s: finished before", self.name)
+            return result
+        get_logger().info("%s: %s", self.name, self.describe())
+        record, started, input_state = self._read_record(), time.monotonic(), self.input_state()
+        earlier = record["seconds"] if record.get("arguments") == self.arguments else 0.0
+        try:
+            with redirect_stdout(sys.stderr):
+                returned = load_stage(self.name)(**self.all_arguments)
+        finally:
+            seconds = round(earlier + time.monotonic() - started, 3)
+            make_output_dir(self.record.parent)
+            write_json(self.record, {"arguments": self.arguments, "seconds": seconds})
+        result = StageResult(**asdict(_RESULTS[self.name](self.output, returned)) | {"seconds": seconds})
+        states = {"input": input_state, "output": self.output_state()}
+        record = {"arguments": self.arguments, "seconds": seconds, "result": asdict(result), **states}
+        write_json(self.record, record)
+        return result
+
+    @property
+    def all_arguments(self) -> dict:
+        """What the command is called with."""
+        return self.arguments | ({"redo": True} if self.redo and self.output.exists() else {})
+
+    def describe(self) -> str:
+        """The stage as a command line that can be pasted."""
+        return shlex.join(command_words(self.name, self.all_arguments))
+
+    def check(self, stand_in: Path | None = None) -> None:
+        """Find what its command would refuse, without work. Raises PpldmError.
+
+        `stand_in`: an empty table where that of `metadata` is not made yet, which `out` is then not compared with.
+        """
+        if self.name == "annotate":
+            return  # which takes any value
+        changes = {} if stand_in is None else {"metadata": str(stand_in), "out": str(stand_in / "out")}
+        if self.name == "convert":
+            from .convert.convert import check_conversion
+
+            check_conversion(**self.all_arguments)
+            return
+        with redirect_stdout(io.StringIO()):
+            load_stage(self.name)(**self.all_arguments | changes, dry_run=True)
+
+    def _read_record(self) -> dict:
+        return read_json(self.record) or {}
+
+
+def make_stages(settings: PipelineConfig, redo: bool = False) -> list[Stage]:
+    """The stages in their order, each reading what the one before writes."""
+    out = settings.out
+    metadata, images, data = out / "metadata", out / "images", out / "data"
+    source = settings.metadata
+    stages = {}
+
+    def add(name: str, arguments: dict, inputs: tuple, output: Path) -> None:
+        if name in settings.stages:
+            record, again = out / ".pipeline" / f"{name}.json", {"filter": True, "download": redo, "convert": True}
+            arguments |= settings.stages[name]
+            stages[name] = Stage(name, arguments, inputs, output, record, again.get(name, False))
+
+    add("filter", {"input": [str(path) for path in settings.metadata], "output": str(metadata)}, source, metadata)
+    if "filter" in stages:
+        source = (metadata,)
+    add("download", {"metadata": str(source[0]), "out": str(images)}, source, images)
+    add("annotate", {"folder": str(images)}, (images,), images)
+    add("convert", {"folder": str(images), "out": str(data)}, (images,), data)
+    return list(stages.values())
+
+
+def check_stages(stages: list[Stage]) -> None:
+    """Find what any stage would refuse before the first begins. Raises PpldmError."""
+    with _made_by(stages[0]) as stand_in:
+        for stage in stages:
+            stage.check(stand_in if stage.name == "download" else None)
+
+
+@contextmanager
+def _made_by(first: Stage) -> Iterator[Path | None]:
+    """A folder with empty tables of the columns and names that a filter, where it is `first` and not finished, will
+    write."""
+    if first.name != "filter" or first.finished():
+        yield None
+        return
+    import pyarrow.parquet as pq
+
+    from .filter.filter import plan_filter
+
+    plan = plan_filter(**first.arguments)
+    names = plan.tables.columns.published_names()
+    schema = pq.read_schema(plan.tables.paths[0])
+    empty = schema.empty_table().rename_columns([names[name] for name in schema.names])
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(plan.num_parts):
+            pq.write_table(empty, Path(folder, f"part_{number + 1}.parquet"))
+        yield Path(folder)
+
+
+def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) -> None:
+    """Raises DataError where a row is lost inside a stage or between two."""
+    for name, result in results.items():
+        if result.rows_in != result.rows_out + sum(result.dropped.values()):
+            raise DataError(f"{name} lost rows: {result}; run the same command again, and tell us where it stays so")
+    downloaded = results["download"]
+    whole = not settings.stages["download"].get("part_id", 0)
+    pairs = [("filter", "download")] * whole + [("download", "annotate"), ("download", "convert")]
+    for before, after in pairs:
+        if not {before, after} <= results.keys():
+            continue
+        given, taken = results[before].rows_out, results[after].rows_in
+        if given != taken:
+            raise DataError(
+                f"{before} gave {given:,} rows and {after} took {taken:,}: files "
+                f"of {settings.out} were changed by hand; run the same command again, or delete that stage's folder"
+            )
+    if not downloaded.rows_out:
+        raise DataError("no picture could be downloaded; `ppldm download` says why, by class of failure")
+
+
+def make_report(results: dict[str, StageResult], settings: PipelineConfig) -> dict:
+    """The results, and what they say of a data set of `whole_rows` rows of metadata, by default that of the settings.
+
+    Projected are rows out, bytes and seconds of this machine, in proportion to the rows that a stage takes in.
+    """
+    first = next(iter(results.values()))
+    whole_rows = settings.whole_rows or (first.rows_in if "filter" in results else _count_rows(settings.metadata))
+    rows_in, projected = whole_rows, {}
+    for name, result in results.items():
+        factor = rows_in / max(result.rows_in, 1)
+        projected[name] = {
+            "rows_in": round(rows_in),
+            "rows_out": round(result.rows_out * factor),
+            "bytes": round(result.bytes * factor),
+            "seconds": round(result.seconds * factor, 1),
+        }
+        if name != "annotate":  # which gives nothing to the next
+            rows_in = result.rows_out * factor
+    stages = {name: asdict(result) for name, result in results.items()}
+    file_list = f"{settings.out / 'data' / settings.stages['convert'].get('name', 'custom')}.filelist.list"
+    return {"stages": stages, "whole_rows": whole_rows, "projected": projected, "file_list": file_list}
+
+
+def describe(report: dict) -> str:
+    """The report as a table."""
+    lines = [f"{'stage':<10}{'rows in':>15}{'rows out':>15}{'size':>12}{'time':>10}"]
+    for name, stage in report["stages"].items():
+        lines.append(_line(name, stage))
+        lines += [f"    {reason}: {count:,}" for reason, count in stage["dropped"].items()]
+    lines.append(f"projected for {report['whole_rows']:,} rows of metadata, on this machine:")
+    lines += [_line(name, stage) for name, stage in report["projected"].items()]
+    return "\n".join([*lines, f"train with --file_list {report['file_list']}"])
+
+
+def describe_plan(stages: list[Stage]) -> list[str]:
+    """The command of each stage, in words of the shell. After one that is to run, all that read its output are."""
+    lines, to_do = [], False
+    for stage in stages:
+        to_do = to_do or stage.finished() is None
+        lines.append(stage.describe() if to_do else f"# {stage.name}: finished before")
+    return [*lines, "# nothing was written"]
+
+
+def _filter_result(output: Path, _) -> StageResult:
+    manifest = loads((output / "manifest.json").read_text(encoding="utf-8"))
+    dropped = {entry["condition"]: entry["rows"] for entry in manifest["dropped"]}
+    return StageResult(
+        manifest["rows_in"], manifest["rows_out"], dropped, sum(part["bytes"] for part in manifest["parts"])
+    )
+
+
+def _download_result(_, report: dict) -> StageResult:
+    return StageResult(report["rows"], report["success"], report["failed"], report["bytes"])
+
+
+def _annotate_result(_, report: dict) -> StageResult:
+    skipped = {}
+    for counts in report.values():
+        for reason, count in counts["skipped"].items():
+            skipped[reason] = skipped.get(reason, 0) + count
+    num_lines = sum(counts["lines"] for counts in report.values())
+    num_bytes = sum(Path(path).stat().st_size for path in report)
+    return StageResult(num_lines + sum(skipped.values()), num_lines, skipped, num_bytes)
+
+
+def _convert_result(output: Path, _) -> StageResult:
+    manifest = loads((output / "manifest.json").read_text(encoding="utf-8"))
+    num_bytes = sum(part["bytes"] for part in manifest["parts"])
+    # Those the download has counted.
+    skipped = {reason: count for reason, count in manifest["skipped"].items() if reason != NOT_DOWNLOADED}
+    rows_in = manifest["rows_in"] - manifest["skipped"].get(NOT_DOWNLOADED, 0)
+    return StageResult(rows_in, manifest["rows_out"], skipped, num_bytes)
+
+
+_RESULTS = {
+    "filter": _filter_result,
+    "download": _download_result,
+    "annotate": _annotate_result,
+    "convert": _convert_result,
+}
+
+
+def _look(path: Path, with_csv: bool) -> Iterator[Piece]:
+    """Files that a stage reads or writes: CSV files, or all others."""
+    return (piece for piece in list_pieces(path) if piece.name.endswith(".csv") == with_csv)
+
+
+def _count_rows(paths: tuple[Path, ...]) -> int:
+    import pyarrow.parquet as pq
+
+    files = [file for path in paths for file in (path.glob("*.parquet") if path.is_dir() else [path])]
+    return sum(pq.read_metadata(file).num_rows for file in files)
+
+
+def _line(name: str, stage: dict) -> str:
+    rows = f"{stage['rows_in']:>15,}{stage['rows_out']:>15,}"
+    return f"{name:<10}{rows}{_format_bytes(stage['bytes']):>12}{_format_seconds(stage['seconds']):>10}"
+
+
+def _format_bytes(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.1f} TB"
+
+
+def _format_seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

@@ -1,0 +1,230 @@
+"""`ppldm forget`: converted parts without the rows of some URLs, domains or keys.
+
+A part is rewritten as a whole and renamed into place, then its index, its record and the manifest are; the other rows
+keep their bytes. What is forgotten is written down first, in OUT/forgotten.json, so that no later `ppldm convert` into
+the folder brings it back. Stopped at any point, the same command goes on.
+
+The rows that were there are all reported, whatever the interruptions: OUT/.forget.json, the journal, names them before
+the first part is rewritten and is removed after the report has been given. A command with other entries carries out an
+interrupted one as well, and reports the rows of both.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from json import JSONDecodeError, dumps, loads
+from pathlib import Path
+
+from ...data.filelist import write_filelist
+from ...data.formats.part import Part, drop_indexes, index_path, write_lines
+from ...utils.errors import ConfigError, DataError, OutputError
+from ...utils.files import file_sha256, local_path, lock_folder, read_json, write_json
+from ...utils.log import get_logger
+from ...utils.text import one_line
+from ...utils.workers import check_workers
+from ..convert.converted import find_rows, read_manifest
+from ..convert.source_packed import place_of
+from .forgotten import (
+    FORGOTTEN,
+    Forgotten,
+    list_forgotten,
+    parse_forgotten,
+    read_entries,
+    read_forgotten,
+    write_forgotten,
+)
+
+_JOURNAL = ".forget.json"
+
+
+def forget(
+    data: str,  # folder that `ppldm convert` has written
+    url: str = None,  # text file of URLs, one a line
+    domain: str = None,  # text file of domains, one a line; example.com covers www.example.com
+    key: str = None,  # text file of keys, one a line; part_1/000010002 where several parts have a row 000010002
+    entries: str = None,  # text file of JSON lines, {"url": "..."}, {"domain": "..."} or {"key": "..."}, for any text
+    num_workers: int = 0,  # processes; 0 means one per core
+    dry_run: bool = False,  # say which rows are there and change nothing
+    json: bool = False,  # print the report as JSON
+):
+    """Take the rows of URLs, domains or keys out of converted parts, for good.
+
+    Prints which of the entries were there, and in which rows. The pictures that the parts were made from, and copies of
+    the parts elsewhere, are not touched.
+    """
+    wanted = read_entries(url, domain, key, entries)
+
+    def tell(report: dict) -> None:
+        sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
+        sys.stdout.flush()
+
+    forget_rows(local_path(data), wanted, check_workers(num_workers), dry_run, tell)
+
+
+def forget_rows(
+    data: Path,
+    wanted: Forgotten,
+    num_workers: int = 1,
+    dry_run: bool = False,
+    tell: Callable[[dict], None] = lambda report: None,
+) -> dict:
+    """Take rows out and return {rows_found, removed, entries: {entry: rows}, not_found: [entry], rows: [{part, row,
+    key, url, entries}]}, which `tell` is given before the journal of it goes.
+
+    Row numbers are those before. Raises ConfigError, DataError, OutputError.
+    """
+    manifest = read_manifest(data)
+    if dry_run:
+        report = _make_report(wanted, _list_rows(_find(data, manifest, wanted, num_workers)), removed=False)
+        tell(report)
+        return report
+    with closing(lock_folder(data)):
+        manifest = read_manifest(data)  # again: another process may have held the folder
+        earlier, earlier_rows = _read_journal(data)
+        wanted |= earlier
+        found = _find(data, manifest, wanted, num_workers)
+        _refuse_ambiguous_keys(manifest, wanted, found)
+        write_forgotten(data, read_forgotten(data) | wanted)
+        rows = _merge_rows(earlier_rows, _list_rows(found))
+        _write_journal(data, wanted, rows)
+        for path in [part["path"] for part in manifest["parts"]]:
+            _update_part(data, manifest, path, set(found.get(path, ())))
+        if manifest["parts"]:
+            _update_filelists(data, manifest)
+        report = _make_report(wanted, rows, removed=True)
+        tell(report)
+        if not manifest["parts"]:
+            raise DataError(f"no row of {data} is left; delete the folder")
+        (data / _JOURNAL).unlink()
+    return report
+
+
+def describe(report: dict) -> str:
+    """A report as text."""
+    done = "taken out" if report["removed"] else "found; nothing was changed"
+    lines = [f"{report['rows_found']} row(s) {done}"]
+    lines += [f"  {one_line(entry)}: {count}" for entry, count in report["entries"].items()]
+    lines += [f"  {one_line(entry)}: not there" for entry in report["not_found"]]
+    return "\n".join(lines)
+
+
+def _find(data: Path, manifest: dict, wanted: Forgotten, num_workers: int) -> dict[str, dict]:
+    """{path of a part: {row: (entries that name it, its metadata)}}, of parts with such rows."""
+    return {path: found for path, found in find_rows(data, manifest, wanted, num_workers) if found}
+
+
+def _refuse_ambiguous_keys(manifest: dict, wanted: Forgotten, found: dict[str, dict]) -> None:
+    """Raises ConfigError where a key names rows of several folders: most of them are somebody else's."""
+    sources = {part["path"]: part.get("source", "") for part in manifest["parts"]}
+    named = {}
+    for path, rows in found.items():
+        for entries, meta in rows.values():
+            for entry in wanted.keys.intersection(entries):
+                named.setdefault(entry, set()).add(place_of(meta, sources[path]))
+    for key, several in sorted(named.items()):
+        if len(several) > 1:
+            raise ConfigError(
+                f"key {key} is in {len(several)} places ({', '.join(sorted(several)[:3])}); name the one that "
+                f"is meant, such as {min(several)}/{key.rpartition('/')[2]}"
+            )
+
+
+def _list_rows(found: dict[str, dict]) -> list[dict]:
+    return [
+        {"part": path, "row": row, "key": meta.get("key"), "url": meta.get("url"), "entries": entries}
+        for path, rows in found.items()
+        for row, (entries, meta) in rows.items()
+    ]
+
+
+def _merge_rows(earlier: list[dict], now: list[dict]) -> list[dict]:
+    """The rows of a journal and those found now, each once: what an interrupted run left is found again as it was."""
+    rows = {(row["part"], row["row"], row["key"], row["url"]): row for row in (*earlier, *now)}
+    return sorted(rows.values(), key=lambda row: (row["part"], row["row"]))
+
+
+def _make_report(wanted: Forgotten, rows: list[dict], removed: bool) -> dict:
+    counts = Counter(entry for row in rows for entry in row["entries"])
+    return {
+        "rows_found": len(rows),
+        "removed": removed,
+        "entries": {entry: counts[entry] for entry in wanted.entries if counts[entry]},
+        "not_found": [entry for entry in wanted.entries if not counts[entry]],
+        "rows": sorted(rows, key=lambda row: (row["part"], row["row"])),
+    }
+
+
+def _read_journal(data: Path) -> tuple[Forgotten, list[dict]]:
+    """The entries of an interrupted run and the rows that it had found. Raises OutputError where it is damaged."""
+    path = data / _JOURNAL
+    try:
+        journal = loads(path.read_text(encoding="utf-8"))
+        entries, rows = parse_forgotten(journal["entries"]), list(journal["rows"])
+    except FileNotFoundError:
+        return Forgotten(), []
+    except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise OutputError(
+            f"{path} is damaged ({error}), the journal of an interrupted `ppldm forget`; delete it, and the rows that "
+            "were taken out before will not be reported"
+        ) from error
+    get_logger().info("an interrupted `ppldm forget` of %d entries is finished and reported too", len(entries.entries))
+    return entries, rows
+
+
+def _write_journal(data: Path, wanted: Forgotten, rows: list[dict]) -> None:
+    write_json(data / _JOURNAL, {"entries": list_forgotten(wanted), "rows": rows})
+
+
+def _update_part(data: Path, manifest: dict, path: str, rows: set[int]) -> None:
+    """Rewrite a part without some rows, if any; then have record and manifest say what is there.
+
+    That the manifest and the part differ, without rows to remove, is what a killed run leaves.
+    """
+    part, entry = data / path, next(entry for entry in manifest["parts"] if entry["path"] == path)
+    if not rows and (part.stat().st_size if part.exists() else 0) == entry["bytes"]:
+        return
+    kept = _rewrite(part, rows)
+    num_removed = entry["rows"] - kept
+    facts = {"rows": kept, "bytes": part.stat().st_size, "sha256": file_sha256(part)} if kept else {"rows": 0}
+    record_path = data / ".convert" / f"{part.name}.json"
+    record = read_json(record_path)
+    if record:
+        index_sha256 = file_sha256(index_path(part)) if kept else None
+        record |= {"bytes": facts.get("bytes", 0), "sha256": facts.get("sha256"), "index_sha256": index_sha256}
+        _count(record, record["rows_out"] - kept)
+        write_json(record_path, record)
+    _count(manifest, num_removed)
+    entry |= facts
+    if not kept:
+        manifest["parts"].remove(entry)
+        if manifest["parts"]:
+            _update_filelists(data, manifest)
+    write_json(data / "manifest.json", manifest)
+
+
+def _rewrite(path: Path, rows: set[int]) -> int:
+    """The rows that are left; a part without any is removed, its index first."""
+    if not path.exists():
+        return 0
+    with closing(Part(path)) as part:
+        left = [row for row in range(len(part)) if row not in rows]
+        if rows and left:
+            sizes = {row: (int(part.widths[row]), int(part.heights[row])) for row in left}
+            write_lines(path, ((part.read_line(row), sizes[row]) for row in left))
+    if not left:
+        drop_indexes(path)
+        path.unlink()
+    return len(left)
+
+
+def _count(account: dict, num_removed: int) -> None:
+    """Move rows from those out to those skipped."""
+    if num_removed:
+        account["rows_out"] -= num_removed
+        skipped = account["skipped"]
+        account["skipped"] = dict(sorted({**skipped, FORGOTTEN: skipped.get(FORGOTTEN, 0) + num_removed}.items()))
+
+
+def _update_filelists(data: Path, manifest: dict) -> None:
+    write_filelist(data / f"{manifest['name']}.filelist", [part["path"] for part in manifest["parts"]])

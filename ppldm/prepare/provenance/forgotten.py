@@ -1,0 +1,157 @@
+"""Which rows of a converted folder must not be there: those of some URLs, domains or keys."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address
+from json import JSONDecodeError, loads
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ...utils.errors import ConfigError, OutputError
+from ...utils.files import write_json
+from ..convert.source_packed import place_of
+
+# The reason under which such rows are counted.
+FORGOTTEN = "forgotten"
+_KINDS = ("url", "domain", "key")
+# What no name of a host has, and URLs and patterns do.
+_NO_DOMAIN = re.compile(r"[\s/:@?#*\\]|^$")
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """`domains` cover their subdomains, and are in lower case. Keys repeat from part to part of a download: in `keys`,
+    `part_1/000010002` is the one of that folder, `000010002` all."""
+
+    urls: frozenset[str] = field(default_factory=frozenset)
+    domains: frozenset[str] = field(default_factory=frozenset)
+    keys: frozenset[str] = field(default_factory=frozenset)
+
+    def covers(self, meta: dict, source: str) -> list[str]:
+        """Which entries a row of this metadata is named by. `source`: what it was made from, such as part_1/00000."""
+        url, key = meta.get("url"), meta.get("key")
+        found = [url] if isinstance(url, str) and url in self.urls else []
+        if self.domains and isinstance(url, str):
+            labels = host_of(url).split(".")
+            parents = {".".join(labels[start:]) for start in range(len(labels))}
+            found += sorted(self.domains & parents)
+        if self.keys and isinstance(key, str):
+            found += [name for name in _names_of(key, place_of(meta, source)) if name in self.keys]
+        return found
+
+    def __or__(self, other: "Forgotten") -> "Forgotten":
+        return Forgotten(self.urls | other.urls, self.domains | other.domains, self.keys | other.keys)
+
+    @property
+    def entries(self) -> list[str]:
+        """Everything named, sorted."""
+        return sorted(self.urls | self.domains | self.keys)
+
+
+def _names_of(key: str, source: str) -> list[str]:
+    """The key alone, and in each folder that holds it: part_1/KEY, part_1/00000/KEY."""
+    folders = source.split("/")
+    return [key, *("/".join((*folders[:depth], key)) for depth in range(1, len(folders) + 1))]
+
+
+def host_of(url: str) -> str:
+    """The host of a URL in lower case; empty where it has none."""
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:  # a damaged IPv6 address
+        return ""
+
+
+def read_entries(url: str | None, domain: str | None, key: str | None, entries: str | None = None) -> Forgotten:
+    """What files name; None for no file. Of three files each line is an entry, of `entries` a JSON object. Raises
+    ConfigError."""
+    named = {
+        "url": _read_lines("--url", url),
+        "domain": _read_lines("--domain", domain),
+        "key": _read_lines("--key", key),
+    }
+    for kind, entry in _read_objects("--entries", entries):
+        named[kind].add(entry)
+    forgotten = Forgotten(
+        frozenset(named["url"]), frozenset(map(_check_domain, named["domain"])), frozenset(named["key"])
+    )
+    if not forgotten.entries:
+        raise ConfigError("nothing to forget; name a file by --url, --domain, --key or --entries, with an entry a line")
+    return forgotten
+
+
+def _check_domain(entry: str) -> str:
+    """In lower case, without dots around it. Raises ConfigError for what no host of a URL is part of."""
+    domain = entry.lower().strip(".")
+    if not _NO_DOMAIN.search(domain) or _is_ipv6(domain):
+        return domain
+    host = host_of(entry if "//" in entry else f"//{entry}").removeprefix("*.")
+    remedy = (
+        f"write {host}, which covers its subdomains" if host and not _NO_DOMAIN.search(host) else "write example.com"
+    )
+    raise ConfigError(f"--domain: {entry!r} is not a domain; {remedy}, or name URLs by --url")
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return bool(IPv6Address(text))
+    except ValueError:
+        return False
+
+
+def read_forgotten(out: Path) -> Forgotten:
+    """What was forgotten in the folder `out` of a conversion. Raises OutputError where its list is damaged."""
+    path = out / "forgotten.json"
+    try:
+        return parse_forgotten(loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Forgotten()
+    except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise OutputError(f"{path} is damaged ({error}); write it anew by `ppldm forget`, after deleting it") from error
+
+
+def write_forgotten(out: Path, forgotten: Forgotten) -> None:
+    """The other direction."""
+    write_json(out / "forgotten.json", list_forgotten(forgotten))
+
+
+def list_forgotten(forgotten: Forgotten) -> dict[str, list[str]]:
+    """As JSON has it."""
+    return {name: sorted(entries) for name, entries in vars(forgotten).items()}
+
+
+def parse_forgotten(lists: dict[str, list[str]]) -> Forgotten:
+    """The other direction. Raises KeyError or TypeError for what is no such thing."""
+    return Forgotten(*(frozenset(lists[name]) for name in ("urls", "domains", "keys")))
+
+
+def _read_lines(flag: str, path: str | None) -> set[str]:
+    """Lines end with a line feed only: URLs and keys may hold what Unicode calls an end of line."""
+    lines = _read_text(flag, path).split("\n")
+    return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+def _read_objects(flag: str, path: str | None) -> Iterator[tuple[str, str]]:
+    """(kind, entry) of JSON lines such as {"key": "part_1/000010002"}: for entries that hold line breaks."""
+    for number, line in enumerate(_read_text(flag, path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            [(kind, entry)] = loads(line).items()
+        except (ValueError, AttributeError):
+            kind = entry = None
+        if kind not in _KINDS or not isinstance(entry, str) or not entry:
+            raise ConfigError(f'{flag}: line {number} of {path} is not like {{"url": "http://..."}}, {{"key": "..."}}')
+        yield kind, entry
+
+
+def _read_text(flag: str, path: str | None) -> str:
+    """Empty where there is no file. Raises ConfigError."""
+    if path is None:
+        return ""
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{flag}: cannot read {path} ({problem}); name a text file with an entry a line") from error

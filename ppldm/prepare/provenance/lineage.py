@@ -1,0 +1,84 @@
+"""`ppldm lineage`: from the key of a row back to its URL, its source and its row of LAION's metadata."""
+
+import sys
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from ...utils.errors import ConfigError, DataError
+from ...utils.files import local_path
+from ...utils.workers import check_workers
+from ..convert.converted import find_rows, read_manifest
+from ..convert.source_packed import place_of
+from ..download.metadata import read_tables
+from ..filter import duckdb_engine as filter_duckdb
+from ..filter.filter import check_memory
+from ..filter.sql import DUCKDB, FILE, ROW
+from .forgotten import Forgotten
+
+
+def lineage(
+    data: str,  # folder that `ppldm convert` has written
+    key: Annotated[
+        str, {"opt": True, "required": True, "nargs": "+"}
+    ],  # keys of rows, as in their metadata; part_1/KEY is that of one folder
+    metadata: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # parquet files, or folders of them, to look in
+    num_workers: int = 0,  # processes; 0 means one per core
+    json: bool = False,  # print JSON
+):
+    """Say where rows come from: part, source, URL, and their rows of the metadata tables.
+
+    `key` is in the metadata column of each row; `ppldm head --json` and `ppldm show` print it.
+    """
+    found = trace_rows(local_path(data), key, metadata, check_workers(num_workers))
+    sys.stdout.write((dumps(found, indent=2, ensure_ascii=False, default=str) if json else describe(found)) + "\n")
+
+
+def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, num_workers: int = 1) -> list[dict]:
+    """{key, part, row, source, meta, tables} of each row of these keys; `tables` are the rows of the metadata tables
+    that have its URL: {file, row, values}. Raises DataError where a key is nowhere."""
+    manifest = read_manifest(data)
+    sources = {part["path"]: part.get("source") for part in manifest["parts"]}
+    traced, missing = [], set(keys)
+    for path, found in find_rows(data, manifest, Forgotten(keys=frozenset(keys)), num_workers):
+        for row, (entries, meta) in found.items():
+            missing.difference_update(entries)
+            place = {"key": meta["key"], "part": path, "row": row, "source": place_of(meta, sources[path])}
+            traced.append(place | {"meta": meta, "tables": []})
+    if missing := sorted(missing):
+        raise DataError(f"no row of {data} has the key {', '.join(missing[:5])}; `ppldm head --json` prints keys")
+    traced.sort(key=lambda row: (row["part"], row["row"]))
+    if metadata:
+        _look_up(traced, metadata)
+    return traced
+
+
+def describe(found: list[dict]) -> str:
+    """The rows as text."""
+    lines = []
+    for row in found:
+        lines.append(f"{row['key']}: {row['part']} row {row['row']}, from {row['source']}")
+        lines += [f"  {name}: {value}" for name, value in row["meta"].items()]
+        for table in row["tables"]:
+            values = dumps(table["values"], ensure_ascii=False, default=str)
+            lines.append(f"  {table['file']} row {table['row']}: {values}")
+    return "\n".join(lines)
+
+
+def _look_up(traced: list[dict], metadata: list[str]) -> None:
+    urls = sorted({row["meta"]["url"] for row in traced if isinstance(row["meta"].get("url"), str)})
+    if not urls:
+        raise ConfigError("these rows have no `url` in their metadata, by which --metadata could be searched")
+    tables = read_tables(metadata)
+    url_column = tables.columns.need("URL")
+    names = [*tables.columns.kinds]
+    columns = ", ".join(map(DUCKDB.quote_name, names))
+    listed = ", ".join(map(DUCKDB.quote_text, urls))
+    condition = f"{DUCKDB.quote_name(url_column)} IN ({listed})"
+    query = lambda rows: f"SELECT {FILE}, {ROW}, {columns} FROM {rows} WHERE {condition} ORDER BY 1, 2"  # noqa: E731
+    for file, number, *values in filter_duckdb.run_query(tables, query, check_memory(0)):
+        named = dict(zip(names, values, strict=True))
+        entry = {"file": str(tables.paths[file]), "row": number, "values": named}
+        for row in traced:
+            if row["meta"].get("url") == named[url_column]:
+                row["tables"].append(entry)

@@ -1,0 +1,346 @@
+"""Checkpoints: one format for both loops, written whole or not at all, read only if it verifies.
+
+    checkpoint-<step>/
+        model_state.pdparams   every parameter, frozen ones included (prefixes vae. text_encoder. unet.)
+        optimizer.pdopt        moments, and the learning rate's position
+        scheduler.pdparams     learning rate schedule
+        scaler.pdparams        loss scaler (float16 only)
+        ema_state.pdparams     averaged weights and their number of updates (where an average is kept)
+        trainer_state.json     PaddleNLP's TrainerState: global_step and the rest
+        model.json             what it is made of: configs of all networks, noise schedule, tokenizer
+        tokenizer/             the tokenizer's files (not of an autoencoder)
+        data.json.gz           what the run is trained on, part by part (ppldm.data.fingerprint)
+        manifest.json          written last: step, samples seen, flags, versions, size and CRC-32 of each file, its own
+
+The names are those of PaddleNLP's Trainer, so that its tools read them. There is no random state: every draw is a
+function of (seed, epoch, row). The position in the data is `samples_seen`, the number of samples taken from the
+endless order of `ppldm.data.order`.
+
+A checkpoint takes its name by one rename, after every byte is on disk; older ones go after it was read back and found
+sound. So whatever moment a process is killed at, the newest folder named checkpoint-<step> is whole.
+
+Paddle keys an optimizer's state by generated names. Models are built, and loops run, under a `unique_name` guard of
+their own, so that these names are the same in every process and whatever ran before in it.
+"""
+
+import json
+import platform
+import re
+import zlib
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddlenlp.trainer import TrainerState
+
+from ... import __version__
+from ...networks.ema import ExponentialMovingAverage
+from ...utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
+from ...utils.files import atomic_dir, checksum_file, count_free_bytes, make_output_dir, remove_dir, write_json
+from ...utils.log import get_logger
+from ...weights.model_file import ModelDescription
+from ...weights.paddle_files import NAME_TABLE, read_tree
+from ..optimizer.sharding import ShardedOptimizer, host_memory, parameter_of
+
+MANIFEST = "manifest.json"
+_LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
+_NOTHING = ("false", "none", "no", "0")
+_OVERHEAD_BYTES = 1 << 20  # names, pickle, JSON
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass
+class TrainingState:
+    """What a checkpoint holds besides the step: the objects that change while training."""
+
+    model: paddle.nn.Layer
+    optimizer: paddle.optimizer.Optimizer
+    scheduler: paddle.optimizer.lr.LRScheduler
+    ema: ExponentialMovingAverage | None = None
+    scaler: paddle.amp.GradScaler | None = None
+
+
+def save_checkpoint(
+    output_dir,
+    state: TrainingState,
+    trainer_state: TrainerState,
+    metadata: dict,
+    save_total_limit: int | None = None,
+    backup_every: int = 0,
+    optimizer_state: dict | None = None,
+    description: ModelDescription | None = None,
+    records: dict[str, bytes] | None = None,
+) -> Path:
+    """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit` (None, 0: none).
+
+    `metadata` go into the manifest, JSON-ready: `samples_seen`, `identity` (what decides which samples a step sees;
+    resuming compares it) and whatever else a resumed run wants back. A checkpoint after a multiple of `backup_every`
+    updates is never removed. `optimizer_state` is the whole of it where ranks have shares (None: all is in `state`).
+    `description`: what `state.model` is made of, without which other programs cannot read the checkpoint.
+    `records` are further small files, by name.
+    Raises DiskFullError, with the older checkpoints untouched.
+    """
+    step = trainer_state.global_step
+    folder = make_output_dir(output_dir) / f"checkpoint-{step}"
+    contents = {
+        "model_state.pdparams": state.model.state_dict(),
+        "optimizer.pdopt": state.optimizer.state_dict() if optimizer_state is None else optimizer_state,
+        "scheduler.pdparams": state.scheduler.state_dict(),
+    }
+    if state.scaler:
+        contents["scaler.pdparams"] = state.scaler.state_dict()
+    if state.ema:
+        contents["ema_state.pdparams"] = state.ema.state_dict()
+    own_bytes = description.num_bytes if description else 0
+    _require_space(folder, count_bytes(contents) + own_bytes + _OVERHEAD_BYTES)
+    try:
+        with atomic_dir(folder) as target:
+            for name, content in contents.items():
+                paddle.save(content, str(target / name))
+            trainer_state.save_to_json(str(target / "trainer_state.json"))
+            if description:
+                description.write(target)
+            for name, content in (records or {}).items():
+                (target / name).write_bytes(content)
+            paths = sorted(path for path in target.rglob("*") if path.is_file())
+            files = {path.relative_to(target).as_posix(): checksum_file(path) for path in paths}
+            manifest = {"global_step": step, **metadata, "versions": versions(), "files": files}
+            write_json(target / MANIFEST, {**manifest, "crc32": _checksum(manifest)})
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise DiskFullError(f"the disk filled up while writing {folder} ({error.strerror}); free some") from error
+    problem = verify(folder)
+    if problem:
+        raise CheckpointError(f"{folder} does not verify after writing ({problem}); check the disk")
+    if save_total_limit and save_total_limit > 0:
+        for old in removable(list_checkpoints(output_dir), step, save_total_limit, backup_every):
+            remove_dir(old)
+    return folder
+
+
+def removable(folders: list[Path], step: int, limit: int, backup_every: int) -> list[Path]:
+    """Of checkpoints, newest first, those beyond the newest `limit` up to `step`, without backups.
+
+    Later ones than `step` are none of this run's making, and count for nothing.
+    """
+    own = [folder for folder in folders if step_of(folder) <= step]
+    return [folder for folder in own[limit:] if not (backup_every > 0 and step_of(folder) % backup_every == 0)]
+
+
+def count_bytes(state) -> int:
+    """The bytes of all tensors in nested dicts."""
+    if isinstance(state, dict):
+        return sum(map(count_bytes, state.values()))
+    return int(state.size) * state.element_size() if isinstance(state, paddle.Tensor) else 0
+
+
+def _require_space(folder: Path, num_bytes: int) -> None:
+    free = count_free_bytes(folder.parent)
+    if free < num_bytes:
+        raise DiskFullError(
+            f"{folder} needs {num_bytes / 1e9:.3f} GB, {folder.parent} has {free / 1e9:.3f} GB free; "
+            "free some, or keep fewer checkpoints with --save_total_limit"
+        )
+
+
+def versions() -> dict[str, str]:
+    """What a checkpoint is written with: the same bits may need the same."""
+    packages = {name: metadata.version(name) for name in ("paddlenlp", "ppdiffusers", "numpy")}
+    return {"ppldm": __version__, "python": platform.python_version(), "paddle": paddle.__version__, **packages}
+
+
+def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -> None:
+    """Read weights and their average into `state`, but for the components `kept`, whose weights stay as they are.
+
+    Raises CheckpointError where they do not fit.
+    """
+    kept = tuple(f"{name}." for name in kept)
+    weights = _load(folder / "model_state.pdparams", return_numpy=True)
+    own = state.model.state_dict()
+    weights = {name: value for name, value in weights.items() if not name.startswith(kept)}
+    weights |= {name: value.numpy() for name, value in own.items() if name.startswith(kept)}
+    for name, value in own.items():
+        if name not in weights or tuple(weights[name].shape) != tuple(value.shape):
+            found = tuple(weights[name].shape) if name in weights else "nothing"
+            raise CheckpointError(
+                f"{folder} holds {found} for {name}, this model wants {tuple(value.shape)}; "
+                "resume with the flags the run was started with, or use another --output_dir"
+            )
+    if unknown := weights.keys() - own.keys():
+        raise CheckpointError(
+            f"{folder} holds weights that this model has not, {min(unknown)} for one; "
+            "resume with the flags the run was started with, or use another --output_dir"
+        )
+    state.model.set_state_dict(weights)
+    average = folder / "ema_state.pdparams"
+    if state.ema:
+        if not average.is_file():
+            raise CheckpointError(
+                f"{folder} holds no averaged weights; resume without --use_ema, as the run was started"
+            )
+        state.ema.load_state_dict(_load(average))
+    elif average.is_file():
+        get_logger().warning("%s holds averaged weights, which go no further: there is no --use_ema", folder)
+
+
+def _load(path: Path, return_numpy: bool = False) -> dict:
+    """What paddle.load would give of a file that paddle.save wrote; nothing in it is run. Raises ModelError."""
+    tree = read_tree(path)
+    names = tree.pop(NAME_TABLE, {})
+    for key, name in names.items() if isinstance(names, dict) else ():
+        if isinstance(tree.get(key), np.ndarray):
+            tree[key] = (name, tree[key])
+    return _as_tensors(tree, return_numpy)
+
+
+def _as_tensors(value, return_numpy: bool):
+    """Arrays, alone or as (name, array), as tensors of that name on the current device, or as arrays."""
+    if isinstance(value, dict):
+        return {key: _as_tensors(one, return_numpy) for key, one in value.items()}
+    name, array = value if isinstance(value, tuple) and len(value) == 2 else (None, value)
+    if not isinstance(array, np.ndarray):
+        return value
+    if return_numpy:
+        return array
+    tensor = paddle.to_tensor(array)  # of uint16, which stands for it, bfloat16
+    if name:
+        tensor.name = name
+    return tensor
+
+
+def load_optimizer(folder: Path, state: TrainingState) -> None:
+    """Read optimizer, schedule and scaler into `state`.
+
+    Raises CheckpointError where some parameters have moments and others none; before the first update, none has.
+    """
+    with host_memory() if isinstance(state.optimizer, ShardedOptimizer) else nullcontext():
+        moments = _load(folder / "optimizer.pdopt")
+    known = {parameter_of(key) for key in moments} - {None}
+    for parameter in state.model.parameters():
+        if known and not parameter.stop_gradient and parameter.name not in known:
+            raise CheckpointError(
+                f"{folder} has no optimizer state for {parameter.name}; "
+                "resume with the flags the run was started with, or use another --output_dir"
+            )
+    state.optimizer.set_state_dict(moments)
+    state.scheduler.set_state_dict(_load(folder / "scheduler.pdparams"))
+    # There is none where the run went on in float16 only now, which --accept_changes precision allows.
+    if state.scaler and (folder / "scaler.pdparams").is_file():
+        state.scaler.load_state_dict(_load(folder / "scaler.pdparams", return_numpy=True))
+
+
+def read_manifest(folder) -> dict:
+    """The manifest of a checkpoint. Raises CheckpointError."""
+    try:
+        return json.loads(Path(folder, MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} has no readable {MANIFEST} ({error}); it is not a finished checkpoint"
+        ) from error
+
+
+def verify(folder) -> str | None:
+    """None if manifest and files are there with their sizes and checksums, else what is wrong."""
+    try:
+        manifest = read_manifest(folder)
+        files = manifest["files"]
+        # Those written before there was one have no checksum of the manifest itself.
+        if manifest.pop("crc32", None) not in (None, _checksum(manifest)):
+            return f"{MANIFEST} has changed"
+    except (CheckpointError, KeyError, TypeError, AttributeError):
+        return f"no readable {MANIFEST}"
+    for name, expected in files.items():
+        path = Path(folder, name)
+        if not path.is_file():
+            return f"{name} is missing"
+        if checksum_file(path) != expected:
+            return f"{name} has changed or is cut short"
+    return None
+
+
+def step_of(folder: Path) -> int:
+    """The number in a name `checkpoint-<step>`."""
+    return int(_NAME.fullmatch(folder.name)[1])
+
+
+def list_checkpoints(output_dir) -> list[Path]:
+    """The folders `checkpoint-<step>` in `output_dir`, newest first."""
+    found = [path for path in Path(output_dir).glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def newest_checkpoint(output_dir) -> Path | None:
+    """The newest checkpoint that verifies; says which it passed over, and why. None where there are no checkpoints.
+
+    Raises CheckpointError where there are some and none of them verifies: to begin again from nothing is not for a
+    restart at night to decide.
+    """
+    folders = list_checkpoints(output_dir)
+    for folder in folders:
+        problem = verify(folder)
+        if problem is None:
+            return folder
+        get_logger().warning("passing over %s: %s", folder, problem)
+    if folders:
+        raise CheckpointError(
+            f"none of the {len(folders)} checkpoints in {output_dir} verifies; "
+            "restore one, or start anew with --overwrite_output_dir"
+        )
+    return None
+
+
+def named_checkpoint(output_dir, wanted: str | None) -> Path | None:
+    """The folder that `--resume_from_checkpoint` names, by its path or by its name in `output_dir`; None for a word."""
+    if wanted is None or wanted.strip().lower() in (*_LATEST, *_NOTHING):
+        return None
+    return next((path for path in (Path(wanted), Path(output_dir, wanted)) if path.is_dir()), Path(wanted))
+
+
+def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
+    """The checkpoint that `--resume_from_checkpoint` means; None to start from nothing.
+
+    Not given, `latest`, `last`, `auto` or `true`: the newest sound one of `output_dir`, if any. The folder of one:
+    that one, or what this very command has reached from it before it was stopped. `false`, `none` or `no`: nothing,
+    refused where there is something. Raises CheckpointError, ConfigError.
+    """
+    named = named_checkpoint(output_dir, wanted)
+    if named:
+        problem = verify(named) if named.is_dir() else "no such folder"
+        if problem:
+            raise CheckpointError(f"cannot resume from {wanted}: {problem}; choose another --resume_from_checkpoint")
+        return _reached_from(named, output_dir) or named
+    found = list_checkpoints(output_dir)
+    if found and wanted and wanted.strip().lower() in _NOTHING:
+        raise ConfigError(
+            f"--resume_from_checkpoint {wanted}, but {output_dir} holds {found[0].name}; "
+            "add --overwrite_output_dir to start anew, or choose another folder"
+        )
+    return newest_checkpoint(output_dir)
+
+
+def _reached_from(origin: Path, output_dir) -> Path | None:
+    """The newest sound checkpoint of a run in `output_dir` that was told to resume from `origin`."""
+    for folder in list_checkpoints(output_dir):
+        if verify(folder) is None and read_manifest(folder).get("resumed_from") == str(origin.resolve()):
+            return folder
+    return None
+
+
+def set_aside_after(output_dir, step: int) -> None:
+    """Rename the checkpoints after update `step` to `abandoned-checkpoint-<n>`: a run that goes on from `step` must not
+    find them when it is started again."""
+    for folder in list_checkpoints(output_dir):
+        if step_of(folder) > step:
+            target = folder.with_name(f"abandoned-{folder.name}")
+            if target.exists():
+                remove_dir(target)
+            folder.rename(target)
+            get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)
+
+
+def _checksum(manifest: dict) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())

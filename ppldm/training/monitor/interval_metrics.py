@@ -1,0 +1,169 @@
+"""What happened between two log lines, on all ranks, as means that are means.
+
+Its `state` is part of the checkpoint: an interval that a stop cut in two is one again, and the curve too.
+"""
+
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import numpy as np
+import paddle
+
+from ...utils.machine import peak_memory_bytes
+from ...utils.rank_watch import waiting
+from ...utils.world import World, barrier
+from .metrics import NUM_QUARTERS
+from .skipped_share import SkippedShare
+
+
+class IntervalMetrics:
+    """What happened since the last log line: losses, samples, seconds, seconds spent waiting for data.
+
+    `add` is told of each update what all ranks agree on, `observe` and `skip` what only this rank has seen. `gather`
+    makes the latter known to all; it is a collective call, as are `summary` and `state`. `skipped` counts rows by
+    reason over the whole run, `skipped_updates` updates; the rest starts anew with each `summary`.
+    """
+
+    def __init__(
+        self, world: World, num_train_timesteps: int = 0, state: dict | None = None, max_skipped_share: float = 1.0
+    ):
+        """`num_train_timesteps`: 0 where a loss has no timestep. `state`: what `state` gave before a stop.
+
+        `max_skipped_share`: of the rows read lately (`SkippedShare`), above which `check_skipped` raises.
+        """
+        # Of checkpoints without one, the window begins anew.
+        self.skipped_share = SkippedShare(max_skipped_share, (state or {}).get("skipped_share"))
+        self.world, self.num_train_timesteps = world, num_train_timesteps
+        self.skipped, self.skipped_updates = Counter(), 0
+        self._observed, self._settled, self._skipped_here = [], 0, Counter()
+        self._start()
+        if state:
+            self.losses, self.grad_norms = list(state["losses"]), list(state["grad_norms"])
+            self.quarters = np.array(state["quarters"])
+            self.skipped.update(state["skipped"])
+            self.skipped_updates = state["skipped_updates"]
+
+    def _start(self):
+        self.losses, self.grad_norms = [], []
+        self.quarters = np.zeros((2, NUM_QUARTERS))  # sums of squared errors, numbers of samples
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Time and samples count from here on: training begins, or goes on after a log line."""
+        self.updates, self.samples, self.wait_seconds, self.started = 0, 0, 0.0, time.perf_counter()
+
+    @contextmanager
+    def paused(self):
+        """What is done inside the block takes no time: drawing and saving are no training."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.started += time.perf_counter() - began
+
+    def add(
+        self, loss: float, samples: int, grad_norm: float | None = None, applied: bool = True, skipped_rows: int = 0
+    ) -> None:
+        """One update: its loss (mean over ranks and micro-batches), its samples over all ranks, the gradient's norm,
+        the rows skipped for it over all ranks.
+
+        What an update that was skipped (not `applied`) had enters no mean.
+        """
+        self.skipped_share.add(samples, skipped_rows)
+        self.updates += 1
+        self.samples += samples
+        self.skipped_updates += not applied
+        if not applied:
+            del self._observed[self._settled :]
+        self._settled = len(self._observed)
+        if applied:
+            self.losses.append(loss)
+        if applied and grad_norm is not None:
+            self.grad_norms.append(grad_norm)
+
+    def observe(self, timesteps, errors) -> None:
+        """Samples of this rank: their timesteps [B] int64 and errors [B] float32, tensors, read when gathered."""
+        self._observed.append((timesteps, errors))
+
+    def skip(self, reasons) -> None:
+        """Rows that this rank could not use."""
+        self._skipped_here.update(reasons)
+
+    def check_skipped(self) -> None:
+        """Raises DataError, on all ranks alike, where too many of the rows read lately could not be used."""
+        if self.skipped_share.is_too_large:
+            self.gather()
+            raise self.skipped_share.error(self.skipped)
+
+    def gather(self) -> None:
+        """Add to `quarters` and `skipped` what each rank has seen since the last time."""
+        mine = np.zeros((2, NUM_QUARTERS))
+        for timesteps, errors in self._observed:
+            places = timesteps.numpy() * NUM_QUARTERS // self.num_train_timesteps
+            np.add.at(mine[0], places, errors.numpy().astype(np.float64))
+            np.add.at(mine[1], places, 1.0)
+        for quarters, skipped in gather_objects((mine, dict(self._skipped_here)), self.world):
+            self.quarters += quarters
+            self.skipped.update(skipped)
+        self._observed, self._settled = [], 0
+        self._skipped_here.clear()
+
+    def state(self) -> dict:
+        """What a checkpoint keeps, ready for JSON, so that a resumed run logs what one without a stop does."""
+        self.gather()
+        return {
+            "losses": self.losses,
+            "grad_norms": self.grad_norms,
+            "quarters": self.quarters.tolist(),
+            "skipped": dict(self.skipped),
+            "skipped_updates": self.skipped_updates,
+            "skipped_share": self.skipped_share.state(),
+        }
+
+    def summary(self) -> dict:
+        """The interval's numbers, and its end. Seconds waited and memory are those of the rank that has most."""
+        seconds = time.perf_counter() - self.started
+        self.gather()
+        wait_seconds, memory, device_memory = np.max(
+            gather_objects((self.wait_seconds, peak_memory_bytes(), peak_device_memory_bytes()), self.world), axis=0
+        )
+        rate = self.samples / seconds
+        values = {"loss": float(np.mean(self.losses)) if self.losses else float("nan")}
+        if self.num_train_timesteps:
+            with np.errstate(invalid="ignore"):
+                means = self.quarters[0] / self.quarters[1]
+            values |= {f"loss_quarter_{number}": float(mean) for number, mean in enumerate(means, 1)}
+        if self.grad_norms:
+            values["grad_norm"] = float(np.mean(self.grad_norms))
+        values |= {
+            "images_per_second": rate,
+            "images_per_second_per_device": rate / self.world.size,
+            "data_wait_share": wait_seconds / seconds,
+            "avg_reader_cost": wait_seconds / max(1, self.updates),
+            "avg_batch_cost": seconds / max(1, self.updates),
+            "skipped_updates": self.skipped_updates,
+            "skipped_rows": self.skipped.total(),
+            **{f"skipped_rows_{reason}": count for reason, count in sorted(self.skipped.items())},
+            "peak_memory_gb": memory / 1e9,
+        }
+        if device_memory:
+            values["peak_device_memory_gb"] = device_memory / 1e9
+        self._start()
+        return values
+
+
+def gather_objects(value, world: World) -> list:
+    """The `value` of each rank, by rank, on all of them. Small ones: they are pickled."""
+    if world.size == 1:
+        return [value]
+    values = []
+    with waiting(world):
+        barrier(world)
+        paddle.distributed.all_gather_object(values, value)
+    return values
+
+
+def peak_device_memory_bytes() -> int:
+    """The most that Paddle has held of the GPU's memory so far; 0 on a CPU."""
+    return paddle.device.cuda.max_memory_allocated() if paddle.device.get_device().startswith("gpu") else 0

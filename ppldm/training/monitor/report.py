@@ -1,0 +1,129 @@
+"""What both loops do after an update: log, draw sample pictures, validate, measure the wait for data."""
+
+import time
+from pathlib import Path
+
+from paddlenlp.utils.profiler import add_profiler_step
+
+from ...utils.log import get_logger, progress
+from ...utils.pictures import save_png, with_title
+from ..optimizer.optim import learning_rate_groups
+from ..run import TrainingRun
+from ..update import Update
+from .interval_metrics import IntervalMetrics
+from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
+from .sinks import SAMPLES_DIR, open_sinks
+
+
+class TimedBatches:
+    """An iterable of batches that adds up the seconds its reader waited for them. The clock starts with the first."""
+
+    def __init__(self, batches, interval: IntervalMetrics):
+        self.batches, self.interval = batches, interval
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        self.interval.restart_clock()
+        source = iter(self.batches)
+        while True:
+            started = time.perf_counter()
+            batch = next(source, None)
+            if batch is None:
+                return
+            self.interval.wait_seconds += time.perf_counter() - started
+            yield batch
+
+
+class Reporter:
+    """Logs every `logging_steps` updates, draws every `draw_every`, validates, and shows the progress of the run.
+
+    All ranks count, draw and validate; the main one writes. A context manager: the end closes what it wrote to.
+    """
+
+    def __init__(self, run: TrainingRun):
+        self.run, self.interval = run, run.interval
+        self.writer = None
+        arguments = run.arguments
+        if hasattr(run.state.model, "observer"):
+            run.state.model.observer = self.interval.observe
+        if run.world.is_main:
+            path = run.output_dir / METRICS_FILE
+            past = drop_after(path, run.start_step, run.curve_ends)
+            config = run.config
+            sinks = open_sinks(arguments.reporters, run.output_dir, Path(arguments.logging_dir), past, config)
+            self.writer = MetricsWriter(path, sinks)
+        self.bar = progress(
+            total=run.max_steps,
+            initial=run.start_step,
+            desc="training",
+            unit="update",
+            disable=arguments.disable_tqdm or not run.world.is_main,
+        )
+
+    def after_update(self, step: int, update: Update, batches: list[dict]) -> None:
+        """`step` counts finished updates; `batches` are this rank's micro-batches of it. All ranks call it together.
+
+        Raises DataError, on all alike, where `--max_skipped_share` is exceeded.
+        """
+        run, arguments = self.run, self.run.arguments
+        self.interval.add(update.loss, run.global_batch_size, update.grad_norm, update.applied, update.skipped_rows)
+        for batch in batches:
+            self.interval.skip(batch.get("skipped", ()))
+        self.interval.check_skipped()
+        if arguments.profiler_options:
+            # PaddleNLP would end the process, with status 0 and without a checkpoint.
+            add_profiler_step(f"{arguments.profiler_options};exit_on_finished=false")
+        self.bar.set_postfix(loss=f"{update.loss:.4f}", refresh=False)
+        self.bar.update()
+        numbers = self._look(step, batches[-1])
+        if step % arguments.logging_steps == 0 or step == run.max_steps:
+            numbers |= self._interval_values()
+        if numbers and self.writer:
+            self.writer.log(step, numbers)
+
+    def _look(self, step: int, batch: dict) -> dict:
+        """Draw and validate where it is time to; the numbers of that. Training stands still meanwhile."""
+        run, numbers = self.run, {}
+        with self.interval.paused():
+            if self._due(step, run.draw_every):
+                pictures, numbers = run.draw(batch)
+                if self.writer:
+                    self._keep(step, pictures)
+            if run.validate and self._due(step, run.arguments.validation_steps):
+                numbers |= run.validate()
+        return numbers
+
+    def _due(self, step: int, every: int) -> bool:
+        return every > 0 and (step % every == 0 or step == self.run.max_steps)
+
+    def _interval_values(self) -> dict:
+        rate = self.run.state.optimizer.get_lr()
+        values = self.interval.summary() | {"lr_abs": rate}
+        values |= {f"lr_abs_{part}": rate * share for part, share in learning_rate_groups(self.run.arguments).items()}
+        if self.run.arguments.benchmark:
+            values["ips"] = values["images_per_second"]
+            if self.writer:
+                get_logger().info("%s", describe_costs(values, self.run.global_batch_size))
+        return values
+
+    def _keep(self, step: int, pictures: dict) -> None:
+        folder = self.run.output_dir / SAMPLES_DIR
+        folder.mkdir(exist_ok=True)
+        titled = {tag: with_title(picture, f"{tag}, step {step:,}") for tag, picture in pictures.items()}
+        for tag, picture in titled.items():
+            save_png(folder / f"step-{step:06d}-{tag}.png", picture)
+        self.writer.add_pictures(step, titled)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error) -> None:
+        """Finish the writers and say how many rows were skipped."""
+        self.bar.close()
+        if not self.writer:
+            return
+        self.writer.close()
+        for reason, count in sorted(self.interval.skipped.items()):
+            get_logger().warning("skipped %d rows: %s", count, reason)

@@ -1,0 +1,138 @@
+"""Looking at a model while it trains: held-out rows and pictures, without a trace in the training.
+
+A validation loss is a function of (weights, seed) alone: fixed rows, cut at the centre, each with its caption and with
+the timestep and noise that (seed, row) gives it, in fixed batches. Ranks share the batches, and the mean is taken over
+all of them in their order, so that the same weights give the same bits on any number of ranks and at any step.
+"""
+
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import paddle
+
+from ...config.arguments import DataArguments
+from ...data.dataset import TextImageDataset
+from ...data.filelist import Source
+from ...data.fingerprint import find_same_part
+from ...utils.errors import ConfigError
+from ...utils.world import World
+from ..arguments import LDMTrainingArguments
+from ..checkpoint.checkpoint import TrainingState
+from ..rows import open_sources, select_training_rows
+from .interval_metrics import gather_objects
+
+
+@contextmanager
+def undisturbed(state: TrainingState):
+    """Evaluation mode and averaged weights inside; afterwards weights, modes and generators as before, to the bit."""
+    modes = [(layer, layer.training) for layer in state.model.sublayers(include_self=True)]
+    generators = paddle.get_rng_state()
+    state.model.eval()
+    try:
+        with state.ema.applied() if state.ema else nullcontext(), paddle.no_grad():
+            yield
+    finally:
+        for layer, training in modes:
+            layer.training = training
+        paddle.set_rng_state(generators)
+        if paddle.device.get_device().startswith("gpu"):
+            paddle.device.cuda.empty_cache()
+
+
+class HeldOut:
+    """`num_rows` rows of a data set, at most, spread evenly over it, in batches of `batch_size`."""
+
+    def __init__(self, dataset: TextImageDataset, num_rows: int, batch_size: int):
+        rows = spread(len(dataset), num_rows)
+        self.dataset = dataset
+        self.places = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+
+    def batches(self, world: World):
+        """(number, batch of tensors) of the batches that are this rank's."""
+        for number in shard(len(self.places), world):
+            yield number, make_batch(self.dataset, self.places[number])
+
+
+def validation_loss(state: TrainingState, held_out: HeldOut, world: World, make_autocast=nullcontext) -> dict:
+    """{"validation_loss": mean over the held-out samples}, the same on all ranks. A collective call."""
+    found = []
+    with undisturbed(state):
+        for number, batch in held_out.batches(world):
+            with make_autocast():
+                loss = state.model(**{name: batch[name] for name in state.model.input_names})
+            found.append((number, float(loss), len(batch["row_ids"])))
+    _, losses, counts = zip(*sorted(sum(gather_objects(found, world), [])), strict=True)
+    return {"validation_loss": float(np.average(losses, weights=counts))}
+
+
+def open_held_out_sources(arguments: DataArguments, training: list[Source]) -> list[Source]:
+    """The lists of parts behind `--validation_file_list`; none where it is not given.
+
+    Raises FilelistError, and ConfigError for a part that is trained on as well.
+    """
+    if arguments.validation_file_list is None:
+        return []
+    sources = open_sources(arguments, "validation_file_list")
+    refuse_overlap(training, sources)
+    return sources
+
+
+def select_held_out(
+    sources: list[Source],
+    training: TextImageDataset,
+    make_dataset: Callable[..., TextImageDataset],
+    data_arguments: DataArguments,
+    arguments: LDMTrainingArguments,
+    world: World,
+) -> HeldOut | None:
+    """The rows to validate on, chosen by `--where` as those that are trained on; None without `sources`.
+
+    Raises ConfigError where a part has the content of one that is trained on, whatever their names.
+    """
+    if not sources:
+        return None
+    selection = select_training_rows(sources, data_arguments, arguments, world)
+    dataset = make_dataset(sources, caption_drop_probability=0.0, random_crop=False, selection=selection)
+    if same := find_same_part(training.fingerprint, dataset.fingerprint):
+        raise ConfigError(
+            f"{same[1]} in --validation_file_list has the content of {same[0]} in --file_list; take it out of one of "
+            "them, for a loss on rows that were trained on says nothing"
+        )
+    return HeldOut(dataset, data_arguments.validation_rows, arguments.per_device_train_batch_size)
+
+
+def refuse_overlap(training: list[Source], held_out: list[Source]) -> None:
+    """Raises ConfigError where a part is trained on and held out."""
+    trained_on = {path.resolve() for source in training for path in source.parts}
+    for source in held_out:
+        for path in source.parts:
+            if path.resolve() in trained_on:
+                raise ConfigError(
+                    f"{path} is in --validation_file_list and in --file_list; take it out of one of them, "
+                    "for a loss on rows that were trained on says nothing"
+                )
+
+
+def make_batch(dataset: TextImageDataset, rows: list[int]) -> dict:
+    """The samples of epoch 0 of these rows, as tensors; `skipped` stays a list."""
+    batch = dataset.make_batch([(0, row) for row in rows])
+    return {name: value if name == "skipped" else paddle.to_tensor(value) for name, value in batch.items()}
+
+
+def shard(count: int, world: World) -> range:
+    """Which of `count` things are this rank's: they are dealt out like cards."""
+    return range(world.rank, count, world.size)
+
+
+def gather_in_order(gathered: list[list]) -> list:
+    """What all ranks made of their shares, in order: the inverse of `shard`."""
+    things = [None] * sum(len(one) for one in gathered)
+    for rank, one in enumerate(gathered):
+        things[rank :: len(gathered)] = one
+    return things
+
+
+def spread(num_rows: int, count: int) -> list[int]:
+    """At most `count` row numbers, evenly spread."""
+    return sorted(set(np.linspace(0, num_rows - 1, min(count, num_rows)).astype(int).tolist()))

@@ -1,0 +1,245 @@
+"""`--sharding stage1` and `stage2`: each rank keeps the optimizer's state of its share of the parameters only.
+
+Law: losses, parameters and checkpoints are, to the bit, those of a run without it. Gradients are all-reduced and
+clipped as ever; then each rank updates the parameters that it owns, and hands their new values to the others. This is
+stage 1 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054), cut between parameters and not inside them.
+
+A checkpoint holds the whole state. It is gathered when one is saved, and cut to the own share when one is read: any
+number of ranks goes on from it, with shares or without.
+"""
+
+import heapq
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+
+import paddle
+
+from ...utils.log import get_logger
+from ...utils.rank_watch import waiting
+from ...utils.world import World
+from ..monitor.interval_metrics import gather_objects
+from .fused_adamw import FusedAdamW
+from .gradient_shares import ClipSharedGradients, GradientShares
+
+_MOMENT_BYTES = 8  # of an element: two moments in float32
+_MASTER_BYTES = 4
+_SMALL = 1 << 18  # elements of a parameter that is not worth a message of its own
+# Paddle keys the state of a half-precision parameter by its float32 master.
+_STATE_KEY = re.compile(r"(.+?)(?:_fp32_master_\d+)?_(?:moment[12]|beta[12]_pow_acc)_\d+")
+
+
+def assign_owners(sizes: Sequence[int], num_ranks: int) -> list[int]:
+    """The rank that owns each of the parameters, whose sizes are given in elements.
+
+    From the largest to the smallest, each goes to the rank that has least so far, the lowest of these. So no rank has
+    more than another by more than one parameter's size (Graham 1969, "Bounds on multiprocessing timing anomalies").
+    """
+    loads = [(0, rank) for rank in range(num_ranks)]
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        load, owners[index] = heapq.heappop(loads)
+        heapq.heappush(loads, (load + sizes[index], owners[index]))
+    return owners
+
+
+def parameter_of(key: str) -> str | None:
+    """The parameter whose state `key` names in the `state_dict` of an AdamW; None for what belongs to none."""
+    match = _STATE_KEY.fullmatch(key)
+    return match and match[1]
+
+
+class ShardedOptimizer:
+    """Mixin before a kind of `paddle.optimizer.AdamW`: updates and state of the parameters that this rank owns.
+
+    `step` is a collective call. `state_dict` is the own share, `set_state_dict` takes the whole and keeps the share.
+    """
+
+    def __init__(self, *, parameters: list, world: World, **settings):
+        super().__init__(parameters=parameters, **settings)
+        self.world = world
+        self.owners = dict(zip([p.name for p in parameters], assign_owners([p.size for p in parameters], world.size),
+                               strict=True))  # fmt: skip
+        self.gradients: GradientShares | None = None  # stage 2
+        self.names_with_master: set[str] = set()  # parameters that have a float32 master on the rank that owns them
+
+    def share_gradients(self) -> None:
+        """Stage 2 from here on: `gradients.reducing` takes the place of an all-reduce."""
+        self.gradients = GradientShares(self)
+        if self._grad_clip is not None:
+            self._grad_clip = ClipSharedGradients(self._grad_clip.clip_norm, self.gradients)
+
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Shared gradients give back their memory: zeros would be whole gradients on every rank."""
+        super().clear_grad(set_to_zero and self.gradients is None)
+
+    def owns(self, name: str) -> bool:
+        """Whether the state of the parameter with this name is here."""
+        return self.owners[name] == self.world.rank
+
+    def _create_optimization_pass(self, parameters_and_grads, *args, **kwargs):
+        """Of all parameters and their gradients, clipped already; of the own ones alone with shared gradients."""
+        own = [(parameter, gradient) for parameter, gradient in parameters_and_grads if self.owns(parameter.name)]
+        done = super()._create_optimization_pass(own, *args, **kwargs)
+        updated = self.gradients.reduced if self.gradients else [parameter for parameter, _ in parameters_and_grads]
+        self.names_with_master.update(p.name for p in updated if has_master(self, p))
+        with waiting(self.world):
+            self._hand_out(updated)
+        return done
+
+    def _hand_out(self, parameters: list) -> None:
+        """Broadcast new values from their owners: large ones alone, the small ones of an owner and type together."""
+        messages: dict[tuple, list] = {}
+        for parameter in parameters:
+            owner = self.owners[parameter.name]
+            alone = parameter.name if parameter.size > _SMALL else ""
+            messages.setdefault((owner, parameter.dtype, alone), []).append(parameter)
+        sent = []
+        for (owner, dtype, alone), members in messages.items():
+            if alone:
+                buffer = members[0]
+            elif owner == self.world.rank:
+                buffer = paddle.concat([member.flatten() for member in members])
+            else:
+                buffer = paddle.empty([sum(member.size for member in members)], dtype)
+            sent.append((buffer, paddle.distributed.broadcast(buffer, owner, sync_op=False)))
+        for ((owner, _, alone), members), (buffer, task) in zip(messages.items(), sent, strict=True):
+            task.wait()
+            if not alone and owner != self.world.rank:
+                for member, piece in zip(members, buffer.split([member.size for member in members]), strict=True):
+                    paddle.assign(piece.reshape(member.shape), member)
+
+    def set_state_dict(self, state_dict: dict) -> None:
+        """Keep this rank's share of the whole state, on the device of training."""
+        masters = state_dict.get("master_weights", {})
+        self.names_with_master = set(masters)
+        own = {key: state_dict[key] for key in state_dict.keys() & {"LR_Scheduler"}}
+        for key, value in state_dict.items():
+            name = parameter_of(key)
+            if name and self.owns(name):
+                own[key] = _to_device(value)
+        if masters:
+            own["master_weights"] = {name: _to_device(value) for name, value in masters.items() if self.owns(name)}
+        super().set_state_dict(own)
+
+
+class ShardedAdamW(ShardedOptimizer, paddle.optimizer.AdamW):
+    """`paddle.optimizer.AdamW` over ranks."""
+
+
+class ShardedFusedAdamW(ShardedOptimizer, FusedAdamW):
+    """`FusedAdamW` over ranks."""
+
+
+def gradient_shares(optimizer) -> GradientShares | None:
+    """What reduces the gradients of this optimizer's parameters to their owners; None but with stage 2."""
+    return optimizer.gradients if isinstance(optimizer, ShardedOptimizer) else None
+
+
+def whole_state(optimizer) -> dict:
+    """The `state_dict` of all ranks together, in host memory on the main process; nothing on the others.
+
+    A collective call where the ranks have shares; else simply the optimizer's own.
+    """
+    own = optimizer.state_dict()
+    if not isinstance(optimizer, ShardedOptimizer):
+        return own
+    rest = {key: own.pop(key) for key in own.keys() & {"LR_Scheduler"}}
+    masters = _gather_tensors(own.pop("master_weights", {}), optimizer.world)
+    whole = _gather_tensors(own, optimizer.world)
+    if not optimizer.world.is_main:
+        return {}
+    return {**whole, **({"master_weights": masters} if masters else {}), **rest}
+
+
+def _gather_tensors(tensors: dict, world: World) -> dict:
+    """All ranks' float32 tensors by key, with their names, in the main process' host memory; {} on the others.
+
+    One after another, so that no device needs room for more than one that is not its own.
+    """
+    whole = {}
+    # Those of one element lie in host memory on some devices, whose collectives do not take them.
+    descriptions = {
+        key: (value.name, value.shape, value.numpy() if value.size == 1 else None) for key, value in tensors.items()
+    }
+    for rank, described in enumerate(gather_objects(descriptions, world)):
+        for key, (name, shape, small) in described.items():
+            if small is None:
+                value = _broadcast(tensors.get(key), shape, rank, world)
+            else:
+                value = paddle.to_tensor(small, place=paddle.CPUPlace())
+            if world.is_main:
+                whole[key] = value.cpu()
+                whole[key].name = name
+    return whole
+
+
+def _broadcast(value, shape, rank: int, world: World):
+    """The float32 `value` of `rank`, on all ranks."""
+    value = value if world.rank == rank else paddle.empty(shape, "float32")
+    with waiting(world):
+        paddle.distributed.broadcast(value, rank)
+    return value
+
+
+def _to_device(value):
+    moved = value.to(paddle.get_device())
+    moved.name = value.name
+    return moved
+
+
+@contextmanager
+def host_memory():
+    """Inside the block, what is loaded comes to lie in the host's memory: a device may not hold the whole state."""
+    device = paddle.get_device()
+    paddle.set_device("cpu")
+    try:
+        yield
+    finally:
+        paddle.set_device(device)
+
+
+def has_master(optimizer, parameter) -> bool:
+    """Whether the optimizer updates a float32 master of this parameter."""
+    return optimizer._multi_precision and optimizer._is_dtype_fp16_or_bf16(parameter.dtype)
+
+
+def master_weights(optimizer) -> Mapping:
+    """Float32 values of the half-precision parameters, by Paddle's parameter name.
+
+    Where the ranks have shares, to look one up is a collective call: all ranks look up the same ones in the same order.
+    """
+    return _AllMasters(optimizer) if isinstance(optimizer, ShardedOptimizer) else optimizer._master_weights
+
+
+class _AllMasters(Mapping):
+    def __init__(self, optimizer: ShardedOptimizer):
+        self.optimizer = optimizer
+        self.shapes = {p.name: p.shape for p in optimizer._parameter_list if p.name in optimizer.names_with_master}
+
+    def __getitem__(self, name: str):
+        own = self.optimizer._master_weights.get(name)
+        return _broadcast(own, self.shapes[name], self.optimizer.owners[name], self.optimizer.world)
+
+    def __contains__(self, name) -> bool:
+        return name in self.shapes
+
+    def __iter__(self):
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def log_share(optimizer) -> None:
+    """Say what shares save, once parameters have their types."""
+    if not isinstance(optimizer, ShardedOptimizer):
+        return
+    total, own = 0, 0
+    for parameter in optimizer._parameter_list:
+        num_bytes = parameter.size * (_MOMENT_BYTES + _MASTER_BYTES * has_master(optimizer, parameter))
+        total += num_bytes
+        own += num_bytes * optimizer.owns(parameter.name)
+    get_logger().info("--sharding %s: this rank keeps %.3f GB of the optimizer's %.3f GB, rank %d of %d",
+                      "stage2" if optimizer.gradients else "stage1", own / 1e9, total / 1e9, optimizer.world.rank,
+                      optimizer.world.size)  # fmt: skip

@@ -1,0 +1,75 @@
+"""Which rows a run trains on, and for how many updates."""
+
+import math
+
+from ..config.arguments import DataArguments
+from ..data.bad_rows import BadRows
+from ..data.filelist import Source, read_sources
+from ..data.select.expression import Expression
+from ..data.select.parse import parse_where
+from ..data.select.selection import Selection, select_rows
+from ..utils.errors import ConfigError, FilelistError
+from ..utils.log import get_logger, quiet_libraries
+from ..utils.machine import count_usable_cores
+from ..utils.text import count_of
+from ..utils.world import World
+from .arguments import LOOP_DEFAULTS, LDMTrainingArguments
+
+
+def count_steps(arguments: LDMTrainingArguments, num_rows: int, global_batch_size: int) -> int:
+    """Updates in all: `max_samples` rounded up to whole batches, or `max_steps`, or the epochs' rows, rounded up.
+
+    Raises ConfigError where samples and steps are given and differ.
+    """
+    if arguments.max_samples is not None:
+        steps = math.ceil(arguments.max_samples / global_batch_size)
+        if arguments.max_steps > 0 and arguments.max_steps not in (steps, LOOP_DEFAULTS["max_steps"]):
+            raise ConfigError(
+                f"--max_samples {arguments.max_samples} is {steps} updates of {global_batch_size} samples, and "
+                f"--max_steps says {arguments.max_steps}; give one of them"
+            )
+        return steps
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    return math.ceil(arguments.num_train_epochs * num_rows / global_batch_size)
+
+
+def open_sources(arguments: DataArguments, flag: str = "file_list") -> list[Source]:
+    """The weighted lists of parts behind `flag`, and a line in the log about them.
+
+    Raises FilelistError that names the flag, and ConfigError for a `--layout` or `--where` that cannot be.
+    """
+    quiet_libraries()
+    read_where(arguments)
+    path = getattr(arguments, flag)
+    try:
+        sources = read_sources(path, arguments.layout)
+    except FilelistError as error:
+        raise FilelistError(f"--{flag}: {error}") from error
+    num_parts = sum(len(source.parts) for source in sources)
+    get_logger().info("%s: %s in %s from %s",
+                      "data" if flag == "file_list" else "held out", count_of(num_parts, "part"),
+                      count_of(len(sources), "list"), path)  # fmt: skip
+    return sources
+
+
+def select_training_rows(
+    sources: list[Source], data_arguments: DataArguments, arguments: LDMTrainingArguments, world: World
+) -> Selection:
+    """The rows that `--where` holds for and that are no smaller than `--resolution`, and a table of the others in the
+    log. Parts without an index are indexed first, over all cores. Raises DataError, OutputError."""
+    num_workers = max(arguments.dataloader_num_workers, count_usable_cores() // world.size, 1)
+    selection = select_rows(sources, read_where(data_arguments), data_arguments.resolution, num_workers)
+    if selection.skipped:
+        selection.log()
+    return selection
+
+
+def bad_row_policy(arguments: DataArguments) -> BadRows:
+    """What `--max_skipped` asks for."""
+    return BadRows("count", arguments.max_skipped) if arguments.max_skipped > 0 else BadRows("raise", 1)
+
+
+def read_where(arguments: DataArguments) -> Expression | None:
+    """The condition of `--where`, if any. Raises ConfigError."""
+    return None if arguments.where is None else parse_where(arguments.where)

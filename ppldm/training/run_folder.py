@@ -1,0 +1,82 @@
+"""The folder of a run: made, held against a second run, begun anew where that is meant, and its checkpoint chosen."""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import paddle
+
+from ..utils.errors import ConfigError
+from ..utils.files import lock_folder, make_output_dir, remove_leftovers, write_json
+from ..utils.log import get_logger
+from ..utils.rank_watch import leave_signs, waiting
+from ..utils.world import World, barrier
+from .arguments import LDMTrainingArguments
+from .checkpoint.checkpoint import find_checkpoint, list_checkpoints, read_manifest, set_aside_after
+from .monitor.metrics import METRICS_FILE
+from .monitor.sinks import writes_files
+from .start import begins_anew, checksum_of, find_job, next_start, read_start, write_start
+
+RUN_FILE = "run.json"
+
+_held_folders = []  # open lock files: a run holds its folder as long as the process lives
+
+
+def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) -> Path | None:
+    """Create the output folder, hold it, mark it by a run.json, and return the checkpoint to resume from, if any.
+
+    The main process decides for all ranks. `resume_from_checkpoint` says which (`find_checkpoint`): by default the
+    newest sound one. `overwrite_output_dir` starts anew, once (`start.begins_anew`). A folder that holds something else
+    is refused. Raises ConfigError, CheckpointError or OutputError.
+    """
+    folder = Path(arguments.output_dir)
+    chosen = [None]
+    if world.is_main:
+        make_output_dir(folder)
+        _check_output(arguments, folder)
+        _held_folders.append(lock_folder(folder))
+        if freed := remove_leftovers(folder):
+            get_logger().info("removed %.3f GB that an interrupted run left unfinished", freed / 1e9)
+        _record_start(arguments, folder, config)
+        chosen = [find_checkpoint(folder, arguments.resume_from_checkpoint)]
+        if chosen[0]:
+            set_aside_after(folder, read_manifest(chosen[0])["global_step"])
+        if not (folder / RUN_FILE).exists():
+            write_json(folder / RUN_FILE, config)
+        if writes_files(arguments.reporters):
+            make_output_dir(arguments.logging_dir)
+    if world.size > 1:
+        with waiting(world):
+            barrier(world)
+            paddle.distributed.broadcast_object_list(chosen, src=0)
+    leave_signs(folder)
+    return chosen[0]
+
+
+def _record_start(arguments: LDMTrainingArguments, folder: Path, config: dict) -> None:
+    """Begin anew where `overwrite_output_dir` means it, and leave a record of this start."""
+    last, job, command = read_start(folder), find_job(os.environ), checksum_of(config)
+    overwrites, anew = arguments.overwrite_output_dir, False
+    if overwrites:
+        anew, why_not = begins_anew(last, job, command)
+        if why_not:
+            get_logger().warning(
+                "--overwrite_output_dir: the run in %s goes on, as %s; remove the folder to start anew", folder, why_not
+            )
+    start = next_start(last, job, command, overwrites, anew)
+    if anew:
+        write_start(folder, dataclasses.replace(start, clearing=True))
+        for old in (*list_checkpoints(folder), folder / METRICS_FILE):
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+    write_start(folder, start)
+
+
+def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
+    """Raises ConfigError for a folder with files that are no run of ours."""
+    ours = (folder / RUN_FILE).exists() or list_checkpoints(folder)
+    if not ours and not arguments.overwrite_output_dir and folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"--output_dir {folder} holds files that are no run of ppldm; "
+            "choose another folder, or add --overwrite_output_dir to write among them"
+        )

@@ -1,0 +1,168 @@
+"""One update of both loops: accumulate, synchronise once, agree, clip, step, schedule, average.
+
+All ranks agree on the loss and on the norm of the gradient before any weight changes. Where one of the two is not
+finite, the update is skipped on all of them: weights, optimizer and average stay as they are, while the step is counted
+and the learning rate goes on, so that which samples and which rate belong to a step never depends on what was skipped.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
+
+# What ClipGradByGlobalNorm sums too; paddle.linalg.norm takes 12 times as long.
+from paddle.nn.clip import _squared_l2_norm
+
+from ..utils.errors import TrainingError
+from ..utils.log import get_logger
+from ..utils.rank_watch import waiting
+from ..utils.world import World
+from .checkpoint.checkpoint import TrainingState
+from .monitor.interval_metrics import gather_objects
+from .optimizer.sharding import gradient_shares, master_weights
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of an update, the same on all ranks."""
+
+    loss: float  # mean over micro-batches and ranks
+    grad_norm: float  # global norm of the ranks' mean gradient, before clipping
+    stop: bool  # some rank asked to stop
+    skipped_rows: int = 0  # bad rows passed over to make its samples, on all ranks
+
+    @property
+    def applied(self) -> bool:
+        """False where the update was skipped."""
+        return bool(np.isfinite(self.loss) and np.isfinite(self.grad_norm))
+
+
+class UpdateGuard:
+    """Settles each update between backward and optimizer, for either loop; knows how many were skipped in a row.
+
+    `max_skipped` in a row raise TrainingError. An overflow of float16's scaled gradient is the loss scaler's ordinary
+    business and does not count, as long as it can still lower the scale.
+    """
+
+    def __init__(self, state: TrainingState, world: World, max_skipped: int, make_autocast):
+        self.state, self.world = state, world
+        self.max_skipped, self.make_autocast = max_skipped, make_autocast
+        self.num_skipped_in_a_row = 0
+        self._parameters = [p for p in state.model.parameters() if not p.stop_gradient]
+
+    def settle(self, micro_losses: list, micro_batches: list[dict], stop: bool) -> Update:
+        """Agree on an update whose gradients, averaged over the ranks, are there and have changed nothing yet.
+
+        `micro_losses` are this rank's, one of each micro-batch; `stop` is this rank's wish. The gradients of an update
+        to skip are cleared, so that the optimizer's step is none. The main rank logs the offending micro-batches'
+        rows. Raises TrainingError on all ranks alike.
+        """
+        scaler = self.state.scaler if self.state.scaler and self.state.scaler.is_enable() else None
+        if scaler:
+            scaler.unscale_(self.state.optimizer)
+        loss = paddle.add_n(micro_losses).astype("float32") / len(micro_losses)
+        shares = gradient_shares(self.state.optimizer)
+        norm = norm_of(shares.squares()) if shares else gradient_norm(self._parameters)
+        skipped_rows = sum(len(batch.get("skipped", ())) for batch in micro_batches)
+        update = agree(loss, norm, stop, skipped_rows, self.world)
+        if update.applied:
+            self.num_skipped_in_a_row = 0
+            return update
+        self.state.optimizer.clear_grad(set_to_zero=False)
+        if scaler and np.isfinite(update.loss) and scaler.state_dict()["scale"].item() > 1:
+            get_logger().info("update skipped: the scaled gradient overflows; the loss scale is lowered")
+            return update
+        self.num_skipped_in_a_row += 1
+        by_rank = gather_objects(self._find_rows(micro_losses, micro_batches), self.world)
+        what = f"the loss is {update.loss} and the norm of the gradient {update.grad_norm}"
+        where = "; ".join(f"rows of rank {rank}: {rows}" for rank, rows in enumerate(by_rank) if rows)
+        where = where or "no rank's rows alone have such a gradient"
+        if self.num_skipped_in_a_row >= self.max_skipped:
+            raise TrainingError(
+                f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; look at these rows, or lower "
+                "--learning_rate and resume with --accept_changes learning_rate"
+            )
+        if self.world.is_main:
+            get_logger().warning("update skipped: %s; %s", what, where)
+        return update
+
+    def _find_rows(self, micro_losses: list, micro_batches: list[dict]) -> list[int]:
+        """The row ids of the micro-batches whose loss is not finite, or else of those whose own gradient is not."""
+        bad = [batch for loss, batch in zip(micro_losses, micro_batches, strict=True) if not np.isfinite(float(loss))]
+        bad = bad or [batch for batch in micro_batches if not self._has_finite_gradient(batch)]
+        return [int(row) for batch in bad for row in np.asarray(batch["row_ids"])]
+
+    def _has_finite_gradient(self, batch: dict) -> bool:
+        model = self.state.model
+        model.eval()
+        forward(model, batch, self.make_autocast).backward()
+        model.train()
+        norm = float(gradient_norm(self._parameters))
+        self.state.optimizer.clear_grad(set_to_zero=False)
+        return bool(np.isfinite(norm))
+
+
+def train_step(guard: UpdateGuard, micro_batches: list[dict], stop: bool = False) -> Update:
+    """Run one optimizer update of the hand-written loop.
+
+    `micro_batches` are this rank's, each a dict of the model's inputs and `row_ids`; `stop` is this rank's wish.
+    Raises TrainingError as `UpdateGuard.settle` does.
+    """
+    state, world = guard.state, guard.world
+    micro_losses, shares = [], gradient_shares(state.optimizer)
+    for number, batch in enumerate(micro_batches, 1):
+        loss = forward(state.model, batch, guard.make_autocast)
+        micro_losses.append(loss.detach())
+        scaled = loss / len(micro_batches)
+        with shares.reducing() if shares and number == len(micro_batches) else nullcontext():
+            (state.scaler.scale(scaled) if state.scaler else scaled).backward()
+    if world.size > 1 and not shares:
+        with waiting(world):
+            fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
+    update = guard.settle(micro_losses, micro_batches, stop)
+    if state.scaler:
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+    else:
+        state.optimizer.step()
+    state.optimizer.clear_grad()
+    state.scheduler.step()
+    if state.ema and update.applied:
+        update_average(state)
+    return update
+
+
+def update_average(state: TrainingState) -> None:
+    """Take the new weights into the average; of half-precision ones the optimizer's float32 masters."""
+    state.ema.update(master_weights(state.optimizer))
+
+
+def forward(model, batch: dict, make_autocast):
+    """The loss of one micro-batch."""
+    with make_autocast():
+        return model(**{name: batch[name] for name in model.input_names})
+
+
+@paddle.no_grad()
+def gradient_norm(parameters: list):
+    """Global L2 norm of the gradients that are there, a float32 tensor; not finite as soon as one element is not."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return norm_of([_squared_l2_norm(g.astype("float32")) for g in gradients])
+
+
+@paddle.no_grad()
+def norm_of(squares: list):
+    """The norm of gradients of which these are the squared ones."""
+    return paddle.add_n(squares).reshape([]).sqrt()
+
+
+def agree(loss, grad_norm, stop: bool, skipped_rows: int, world: World) -> Update:
+    """The ranks' mean loss, mean gradient norm, any wish to stop and all skipped rows, in one small all-reduce."""
+    values = paddle.stack([loss, grad_norm, *map(paddle.to_tensor, (float(stop), float(skipped_rows)))])
+    if world.size > 1:
+        with waiting(world):
+            paddle.distributed.all_reduce(values)
+    loss_sum, norm_sum, stops, skipped = values.tolist()
+    return Update(loss_sum / world.size, norm_sum / world.size, stops > 0, int(skipped))

@@ -1,0 +1,90 @@
+"""The form that all weights take between reading and writing: names and Linear weights as ppdiffusers has them.
+
+    vae            an AutoencoderKL
+    text_encoder   an LDMBert, or a frozen CLIP text encoder
+    unet           a UNet2DConditionModel
+
+PyTorch stores a Linear weight as [out, in], Paddle as [in, out]; all else is the same in both. Turning is a view, so
+nothing is rounded: what is read in one form and written in the other has the same bits.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..utils.errors import ModelError
+
+# Tables of vectors, looked up and not multiplied: 2-D, and stored the same way by both.
+_EMBEDDINGS = ("embed_tokens", "embed_positions", "token_embedding", "position_embedding", "class_embedding")
+
+# Settings of one library's classes alone, with the value at which both build the same network.
+PADDLE_ONLY = {
+    "unet": {"data_format": "NCHW"},
+    "vae": {"down_block_out_channels": None, "up_block_out_channels": None},
+    "text_encoder": {},
+}
+TORCH_ONLY = {"unet": {}, "vae": {"mid_block_add_attention": True}, "text_encoder": {}}
+
+
+@dataclass
+class Part:
+    """One network: its config, as the keyword arguments of ppdiffusers' class, and its arrays by name."""
+
+    config: dict
+    arrays: dict[str, np.ndarray]
+    source: str = ""  # where it came from, for messages
+
+
+@dataclass
+class Weights:
+    """The parts of a latent diffusion model, and what belongs to them. Any part may be missing.
+
+    `scheduler`: the settings of a scheduler, num_train_timesteps, beta_start, beta_end, beta_schedule, prediction_type
+    among them. `tokenizer`: its folder, or an object whose `save(folder)` writes it. `metadata`: what ppldm.json says:
+    steps, samples seen, resolution. `frozen`: the parts that were not trained.
+    """
+
+    parts: dict[str, Part] = field(default_factory=dict)
+    scheduler: dict = field(default_factory=dict)
+    tokenizer: Path | Any = None
+    metadata: dict = field(default_factory=dict)
+    frozen: tuple[str, ...] = ("vae",)
+
+
+def turn_linear(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every Linear weight transposed, as a view: Paddle's orientation to PyTorch's, or back."""
+    return {name: array.T if is_linear_weight(name, array) else array for name, array in arrays.items()}
+
+
+def is_linear_weight(name: str, array: np.ndarray) -> bool:
+    """True for the weight of a Linear layer: 2-D, and no table of embeddings."""
+    layer, _, leaf = name.rpartition(".")
+    return leaf == "weight" and array.ndim == 2 and layer.rpartition(".")[2] not in _EMBEDDINGS
+
+
+def to_paddle_config(kind: str, config: dict, source) -> dict:
+    """A config of diffusers or ppdiffusers as ppdiffusers' class takes it. Raises ModelError for a network it lacks."""
+    if kind == "text_encoder":
+        return config.get("text_config", config)  # of a CLIP with both encoders
+    return _without(TORCH_ONLY[kind], config, source, "ppdiffusers")
+
+
+def to_torch_config(kind: str, config: dict, source) -> dict:
+    """The config of a part as diffusers' class takes it. Raises ModelError for a network it lacks."""
+    return {**TORCH_ONLY[kind], **_without(PADDLE_ONLY[kind], config, source, "diffusers")}
+
+
+def _without(only: dict, config: dict, source, library: str) -> dict:
+    for key, neutral in only.items():
+        if config.get(key, neutral) != neutral:
+            raise ModelError(f"{source}: {key} {config[key]!r} makes a network that {library} does not have")
+    return {key: value for key, value in config.items() if key not in only}
+
+
+def cast(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Floating-point arrays as `dtype`; those that have it already as they are."""
+    return {
+        name: array.astype(dtype, copy=False) if array.dtype.kind == "f" else array for name, array in arrays.items()
+    }

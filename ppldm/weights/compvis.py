@@ -1,0 +1,321 @@
+"""CompVis' latent diffusion: a .ckpt with all parts in one state dict, and the YAML file that describes them.
+
+The YAML's keys are those of CompVis' own configs (model.params with unet_config, first_stage_config and
+cond_stage_config). Its classes fix what they do not name: 32 groups in every GroupNorm, and in the text encoder 8 heads
+of 64 and a feed-forward of 4 times the width. A model with other values cannot be written for them and is refused.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from ..utils.errors import ModelError
+from .components import Part, Weights, turn_linear
+from .limits import require_few_layers
+from .names import Unmapped, rename, text_encoder_names, unet_names, vae_names
+
+PREFIXES = {"unet": "model.diffusion_model.", "vae": "first_stage_model.", "text_encoder": "cond_stage_model."}
+NAMES = {"unet": unet_names, "vae": vae_names, "text_encoder": text_encoder_names}
+_GROUPS, _HEADS, _HEAD_DIM, _FEED_FORWARD = 32, 8, 64, 4
+_PARAMETERIZATION = {"epsilon": "eps", "v_prediction": "v"}
+_CONV_IN_ATTENTION = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
+
+
+def read_yaml(path) -> dict:
+    """The `model.params` of a YAML file. Raises ModelError."""
+    try:
+        params = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["model"]["params"]
+        if not isinstance(params, dict):
+            raise TypeError("model.params is no mapping")
+        return params
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
+        first = str(error).splitlines()[0]
+        raise ModelError(f"{path} is no YAML config of latent diffusion, with model.params in it ({first})") from error
+
+
+def configs_of(params: dict, source) -> dict[str, dict]:
+    """The parts' configs that `model.params` describes; no text encoder where it is not a BERTEmbedder."""
+    try:
+        configs = {
+            "unet": _unet_config(params["unet_config"]["params"], source),
+            "vae": _vae_config(params["first_stage_config"]["params"], params.get("scale_factor", 1.0), source),
+        }
+        text = params.get("cond_stage_config") or {}
+        if isinstance(text, dict) and str(text.get("target", "")).endswith(".BERTEmbedder"):
+            configs["text_encoder"] = _text_encoder_config(text["params"])
+        return configs
+    except KeyError as error:
+        raise ModelError(f"{source} lacks {error}, which its model needs; give the YAML file of the .ckpt") from error
+    except (TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"{source} describes no model ({error}); give the YAML file of the .ckpt") from error
+
+
+def scheduler_of(params: dict, source) -> dict:
+    """The noise schedule and prediction type that `model.params` describes. Raises ModelError."""
+    kinds = {theirs: ours for ours, theirs in _PARAMETERIZATION.items()}
+    # Their "linear" is linear in sqrt(beta), ours "scaled_linear".
+    for name, known in (("parameterization", tuple(kinds)), ("beta_schedule", ("linear",))):
+        if params.get(name, known[0]) not in known:
+            raise ModelError(f"{source}: {name} {params[name]!r} is not supported; known: {', '.join(known)}")
+    return {
+        "num_train_timesteps": params.get("timesteps", 1000),
+        "beta_start": params.get("linear_start", 1e-4),
+        "beta_end": params.get("linear_end", 2e-2),
+        "beta_schedule": "scaled_linear",
+        "prediction_type": kinds[params.get("parameterization", "eps")],
+    }
+
+
+def split(state_dict: dict[str, np.ndarray], configs: dict[str, dict], source, ema: bool) -> dict[str, Part]:
+    """The parts of a state dict, under our names. `ema`: the UNet's averaged weights in place of the others.
+
+    Keys of no part (the noise schedule's tables, losses) are left out; a key of a part that its config does not know
+    is a ModelError.
+    """
+    parts = {}
+    for kind, config in configs.items():
+        prefix = PREFIXES[kind]
+        own = {name.removeprefix(prefix): array for name, array in state_dict.items() if name.startswith(prefix)}
+        if kind == "vae":
+            own = {name: array for name, array in own.items() if not name.startswith("loss.")}
+        if kind == "unet" and ema:
+            own = {name: _averaged(state_dict, name, source) for name in own}
+        if not own:
+            continue
+        require_few_layers(config, len(own), source)
+        theirs = {theirs: ours for ours, theirs in NAMES[kind](config).items()}
+        try:
+            arrays = {rename(name, theirs): array for name, array in own.items()}
+        except Unmapped as error:
+            raise ModelError(
+                f"{source} holds {prefix}{error}, for which its config has no place; give the YAML file of this .ckpt"
+            ) from error
+        arrays = {name: _conv_to_linear(kind, name, array) for name, array in arrays.items()}
+        parts[kind] = Part(config, turn_linear(arrays), str(source))
+    return parts
+
+
+def join(weights: Weights) -> dict[str, np.ndarray]:
+    """The state dict of all parts under CompVis' names, with the tables of the noise schedule that its class keeps."""
+    state_dict = schedule_tables(weights.scheduler)
+    for kind, prefix in PREFIXES.items():
+        part = weights.parts[kind]
+        names = NAMES[kind](part.config)
+        for name, array in turn_linear(part.arrays).items():
+            state_dict[prefix + rename(name, names)] = _linear_to_conv(kind, name, array)
+    return state_dict
+
+
+def params_of(weights: Weights) -> dict:
+    """The `model.params` of a YAML file for these weights. Raises ModelError for a network that CompVis lacks."""
+    unet, vae, text = (weights.parts[kind].config for kind in ("unet", "vae", "text_encoder"))
+    return {
+        "linear_start": weights.scheduler["beta_start"],
+        "linear_end": weights.scheduler["beta_end"],
+        "timesteps": weights.scheduler["num_train_timesteps"],
+        "parameterization": _PARAMETERIZATION[weights.scheduler["prediction_type"]],
+        "first_stage_key": "image",
+        "cond_stage_key": "caption",
+        "image_size": unet["sample_size"],
+        "channels": unet["in_channels"],
+        "cond_stage_trainable": True,
+        "conditioning_key": "crossattn",
+        "scale_factor": vae.get("scaling_factor", 0.18215),
+        "use_ema": False,
+        "unet_config": {"target": "ldm.modules.diffusionmodules.openaimodel.UNetModel", "params": _unet_params(unet)},
+        "first_stage_config": {"target": "ldm.models.autoencoder.AutoencoderKL", "params": _vae_params(vae)},
+        "cond_stage_config": {
+            "target": "ldm.modules.encoders.modules.BERTEmbedder",
+            "params": _text_encoder_params(text),
+        },
+    }
+
+
+def yaml_text(params: dict) -> str:
+    """The YAML file of `params_of`."""
+    whole = {"model": {"target": "ldm.models.diffusion.ddpm.LatentDiffusion", "params": params}}
+    return yaml.safe_dump(whole, sort_keys=False)
+
+
+def schedule_tables(scheduler: dict) -> dict[str, np.ndarray]:
+    """The buffers of CompVis' DDPM class: float32 of what it computes in float64 from the betas.
+
+    Notation of Ho et al. 2020 (arXiv:2006.11239), equations 4 and 7.
+    """
+    if scheduler["beta_schedule"] != "scaled_linear" or scheduler.get("rescale_betas_zero_snr"):
+        raise ModelError("CompVis' classes know the scaled_linear noise schedule alone; export to diffusers")
+    steps = scheduler["num_train_timesteps"]
+    betas = np.linspace(scheduler["beta_start"] ** 0.5, scheduler["beta_end"] ** 0.5, steps) ** 2
+    alphas = 1.0 - betas
+    bar = np.cumprod(alphas)
+    before = np.append(1.0, bar[:-1])
+    variance = betas * (1.0 - before) / (1.0 - bar)
+    tables = {
+        "betas": betas,
+        "alphas_cumprod": bar,
+        "alphas_cumprod_prev": before,
+        "sqrt_alphas_cumprod": np.sqrt(bar),
+        "sqrt_one_minus_alphas_cumprod": np.sqrt(1.0 - bar),
+        "log_one_minus_alphas_cumprod": np.log(1.0 - bar),
+        "sqrt_recip_alphas_cumprod": np.sqrt(1.0 / bar),
+        "sqrt_recipm1_alphas_cumprod": np.sqrt(1.0 / bar - 1),
+        "posterior_variance": variance,
+        "posterior_log_variance_clipped": np.log(np.maximum(variance, 1e-20)),
+        "posterior_mean_coef1": betas * np.sqrt(before) / (1.0 - bar),
+        "posterior_mean_coef2": (1.0 - before) * np.sqrt(alphas) / (1.0 - bar),
+    }
+    return {name: table.astype(np.float32) for name, table in tables.items()}
+
+
+def _averaged(state_dict: dict, name: str, source) -> np.ndarray:
+    key = "model_ema." + f"diffusion_model.{name}".replace(".", "")
+    if key not in state_dict:
+        raise ModelError(f"{source} holds no averaged weights (no {key}); load it without them")
+    return state_dict[key]
+
+
+def _conv_to_linear(kind: str, name: str, array: np.ndarray) -> np.ndarray:
+    """The VAE's attention is 1 x 1 convolutions there and Linear here: [out, in, 1, 1] to [out, in]."""
+    return array[:, :, 0, 0] if _is_vae_attention(kind, name) and array.ndim == 4 else array
+
+
+def _linear_to_conv(kind: str, name: str, array: np.ndarray) -> np.ndarray:
+    return array[:, :, None, None] if _is_vae_attention(kind, name) else array
+
+
+def _is_vae_attention(kind: str, name: str) -> bool:
+    return kind == "vae" and ".attentions." in name and name.endswith(_CONV_IN_ATTENTION)
+
+
+def _unet_config(params: dict, source) -> dict:
+    if params.get("num_classes") is not None or params.get("transformer_depth", 1) != 1:
+        raise ModelError(f"{source}: a UNet with num_classes, or with transformer_depth other than 1, is not supported")
+    channels = [params["model_channels"] * factor for factor in params["channel_mult"]]
+    attention = [2**level in params["attention_resolutions"] for level in range(len(channels))]
+    width = params.get("num_head_channels", -1)
+    config = {
+        "sample_size": params.get("image_size", 32),
+        "in_channels": params["in_channels"],
+        "out_channels": params["out_channels"],
+        "down_block_types": ["CrossAttnDownBlock2D" if one else "DownBlock2D" for one in attention],
+        "up_block_types": ["CrossAttnUpBlock2D" if one else "UpBlock2D" for one in reversed(attention)],
+        "block_out_channels": channels,
+        "layers_per_block": params["num_res_blocks"],
+        "cross_attention_dim": params["context_dim"],
+        # In diffusers' configs this is the number of heads, in spite of its name.
+        "attention_head_dim": [one // width for one in channels] if width > 0 else params["num_heads"],
+        "norm_num_groups": _GROUPS,
+    }
+    return {**config, "use_linear_projection": True} if params.get("use_linear_in_transformer") else config
+
+
+def _unet_params(config: dict) -> dict:
+    channels = config["block_out_channels"]
+    _require(config.get("norm_num_groups", 32) == _GROUPS, f"the UNet's norm_num_groups must be {_GROUPS}")
+    _require(all(one % channels[0] == 0 for one in channels), "the UNet's channels must be multiples of the first")
+    attention = [2**level for level, kind in enumerate(config["down_block_types"]) if "CrossAttn" in kind]
+    heads = config.get("attention_head_dim", 8)
+    if isinstance(heads, int):
+        split = {"num_heads": heads}
+    else:
+        widths = {one // number for one, number in zip(channels, heads, strict=True)}
+        _require(len(widths) == 1, "the UNet's heads must all have one width, or every level as many heads")
+        split = {"num_head_channels": widths.pop()}
+    params = {
+        "image_size": config["sample_size"],
+        "in_channels": config["in_channels"],
+        "out_channels": config["out_channels"],
+        "model_channels": channels[0],
+        "attention_resolutions": attention[::-1],
+        "num_res_blocks": config.get("layers_per_block", 2),
+        "channel_mult": [one // channels[0] for one in channels],
+        **split,
+        "use_spatial_transformer": True,
+        "transformer_depth": 1,
+        "context_dim": config["cross_attention_dim"],
+        "use_checkpoint": True,
+        "legacy": False,
+    }
+    return {**params, "use_linear_in_transformer": True} if config.get("use_linear_projection") else params
+
+
+def _vae_config(params: dict, scaling_factor: float, source) -> dict:
+    inner = params["ddconfig"]
+    if inner.get("attn_resolutions"):
+        raise ModelError(f"{source}: an autoencoder with attn_resolutions {inner['attn_resolutions']} is not supported")
+    if inner["z_channels"] != params["embed_dim"]:
+        raise ModelError(f"{source}: z_channels {inner['z_channels']} differs from embed_dim {params['embed_dim']}")
+    levels = len(inner["ch_mult"])
+    return {
+        "sample_size": inner["resolution"],
+        "in_channels": inner["in_channels"],
+        "out_channels": inner["out_ch"],
+        "down_block_types": ["DownEncoderBlock2D"] * levels,
+        "up_block_types": ["UpDecoderBlock2D"] * levels,
+        "block_out_channels": [inner["ch"] * factor for factor in inner["ch_mult"]],
+        "layers_per_block": inner["num_res_blocks"],
+        "latent_channels": params["embed_dim"],
+        "norm_num_groups": _GROUPS,
+        "scaling_factor": scaling_factor,
+    }
+
+
+def _vae_params(config: dict) -> dict:
+    channels = config["block_out_channels"]
+    _require(config.get("norm_num_groups", 32) == _GROUPS, f"the VAE's norm_num_groups must be {_GROUPS}")
+    _require(all(one % channels[0] == 0 for one in channels), "the VAE's channels must be multiples of the first")
+    return {
+        "embed_dim": config["latent_channels"],
+        "monitor": "val/rec_loss",
+        "ddconfig": {
+            "double_z": True,
+            "z_channels": config["latent_channels"],
+            "resolution": config["sample_size"],
+            "in_channels": config["in_channels"],
+            "out_ch": config["out_channels"],
+            "ch": channels[0],
+            "ch_mult": [one // channels[0] for one in channels],
+            "num_res_blocks": config.get("layers_per_block", 1),
+            "attn_resolutions": [],
+            "dropout": 0.0,
+        },
+        "lossconfig": {"target": "torch.nn.Identity"},
+    }
+
+
+def _text_encoder_config(params: dict) -> dict:
+    return {
+        "vocab_size": params.get("vocab_size", 30522),
+        "max_position_embeddings": params.get("max_seq_len", 77),
+        "encoder_layers": params["n_layer"],
+        "encoder_ffn_dim": _FEED_FORWARD * params["n_embed"],
+        "encoder_attention_heads": _HEADS,
+        "head_dim": _HEAD_DIM,
+        "d_model": params["n_embed"],
+        "activation_function": "gelu",
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "init_std": 0.02,
+        "pad_token_id": 0,
+    }
+
+
+def _text_encoder_params(config: dict) -> dict:
+    _require(
+        (config["encoder_attention_heads"], config["head_dim"], config["encoder_ffn_dim"])
+        == (_HEADS, _HEAD_DIM, _FEED_FORWARD * config["d_model"]),
+        f"the text encoder must have {_HEADS} heads of {_HEAD_DIM} and encoder_ffn_dim {_FEED_FORWARD} times d_model",
+    )
+    return {
+        "n_embed": config["d_model"],
+        "n_layer": config["encoder_layers"],
+        "vocab_size": config["vocab_size"],
+        "max_seq_len": config["max_position_embeddings"],
+    }
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ModelError(f"CompVis' classes cannot build this model: {what}; export it to diffusers or ppdiffusers")

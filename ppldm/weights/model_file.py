@@ -1,0 +1,187 @@
+"""model.json: what a checkpoint or an exported model is made of, so that it is read with nothing else beside it.
+
+    {"format": 1,
+     "family": "ldm",                         ldm: text to image; autoencoder: a VAE alone
+     "components": {"vae": {"class": "AutoencoderKL", "trained": false, "config": {…}, "crc32": "0123abcd"},
+                    "text_encoder": …, "unet": …},
+     "process": {"num_train_timesteps": 1000, "beta_start": …, …, "prediction_type": "epsilon"},
+     "tokenizer": {"class": "BertTokenizer", "max_length": 77, "crc32": "89abcdef"}}
+
+A config holds the whole keyword arguments of ppdiffusers' class, the VAE's scaling factor among them. `crc32` of a
+component is that of its weights, in a checkpoint and where they are frozen; the tokenizer's that of what decides its
+ids. The tokenizer's files lie in tokenizer/ beside model.json. `process` and `tokenizer` are null where a family has
+none. Nothing here knows a trainer, and nothing imports paddle.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..networks.configs import check_config, is_ldmbert
+from ..utils.errors import ModelError
+from ..utils.files import make_output_dir, write_json
+
+MODEL_FILE = "model.json"
+TOKENIZER_FOLDER = "tokenizer"
+FORMAT = 1
+LDM, AUTOENCODER = "ldm", "autoencoder"
+_COMPONENTS = {LDM: ("vae", "text_encoder", "unet"), AUTOENCODER: ("vae",)}
+_TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
+_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
+
+
+@dataclass(frozen=True)
+class Component:
+    """One network: its completed config, whether it is trained, and the checksum of its weights where they are known
+    and do not change."""
+
+    config: dict
+    trained: bool
+    crc32: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """A tokenizer as its files, by name, and the length to which captions are padded or cut."""
+
+    max_length: int
+    files: dict[str, bytes] = field(repr=False)
+
+    @property
+    def class_name(self) -> str:
+        """The name of its class in PaddleNLP and transformers."""
+        return "CLIPTokenizer" if "merges.txt" in self.files else "BertTokenizer"
+
+    @property
+    def crc32(self) -> str:
+        """Of what decides the ids: vocabulary, merges, lower-casing, padding. Not of how JSON files are written."""
+        settings = {}
+        for name in sorted(name for name in self.files if name.endswith("config.json") or name.endswith("map.json")):
+            found = json.loads(self.files[name])
+            settings |= {key: found[key] for key in _TOKENIZER_SETTINGS if found.get(key) is not None}
+        pad = settings.get("pad_token")
+        settings["pad_token"] = pad.get("content") if isinstance(pad, dict) else pad
+        vocabularies = [self.files[name] for name in _VOCABULARIES if name in self.files]
+        return f"{zlib.crc32(b''.join([json.dumps(settings, sort_keys=True).encode(), *vocabularies])):08x}"
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What model.json says. `process`: the noise schedule and the kind of prediction, None of an autoencoder."""
+
+    family: str
+    components: dict[str, Component]
+    process: dict | None = None
+    tokenizer: dict | None = None  # class, max_length, crc32
+    tokenizer_files: TokenizerFiles | None = None  # to be written; a description that was read leaves them on the disk
+
+    def write(self, folder) -> None:
+        """Write model.json, and the tokenizer's files where they are known, into `folder`."""
+        components = {
+            name: {"class": class_of(name, component.config), **_without_none(asdict(component))}
+            for name, component in self.components.items()
+        }
+        write_json(
+            Path(folder, MODEL_FILE),
+            {
+                "format": FORMAT,
+                "family": self.family,
+                "components": components,
+                "process": self.process,
+                "tokenizer": self.tokenizer,
+            },
+        )
+        if self.tokenizer_files:
+            target = make_output_dir(Path(folder, TOKENIZER_FOLDER))
+            for name, content in self.tokenizer_files.files.items():
+                (target / name).write_bytes(content)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the tokenizer's files, which `write` writes."""
+        return sum(map(len, self.tokenizer_files.files.values())) if self.tokenizer_files else 0
+
+    def settings(self) -> dict[str, dict]:
+        """What a run must not change unasked, by name: each component with its config and frozen weights, the process,
+        the tokenizer."""
+        found = {name: component.config | _weights(component) for name, component in self.components.items()}
+        others = {"process": self.process, "tokenizer": self.tokenizer}
+        return found | {name: value for name, value in others.items() if value is not None}
+
+
+def describe(family: str, components: dict[str, Component], process=None, tokenizer: TokenizerFiles | None = None):
+    """The ModelDescription of a model that is there, with its tokenizer's files."""
+    entry = None
+    if tokenizer:
+        entry = {"class": tokenizer.class_name, "max_length": tokenizer.max_length, "crc32": tokenizer.crc32}
+    return ModelDescription(family, components, process, entry, tokenizer)
+
+
+def class_of(name: str, config: dict) -> str:
+    """The class of ppdiffusers that a component is built with."""
+    if name == "text_encoder":
+        return "LDMBertModel" if is_ldmbert(config) else "CLIPTextModel"
+    return {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}[name]
+
+
+def has_model_file(folder) -> bool:
+    """False for the checkpoints of older versions."""
+    return Path(folder, MODEL_FILE).is_file()
+
+
+def read_model_file(folder) -> ModelDescription:
+    """The description in `folder`, checked: every config is whole, none is filled up with defaults. Raises ModelError.
+
+    The file's own integrity is the matter of whoever has its checksum.
+    """
+    path = Path(folder, MODEL_FILE)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict) or not isinstance(value["format"], int):
+            raise TypeError("no object with a format")
+        if value["format"] > FORMAT:
+            raise ModelError(f"{path} has format {value['format']}, of a later version of ppldm; update this one")
+        components = {name: _read_component(name, entry, path) for name, entry in value["components"].items()}
+        description = ModelDescription(value["family"], components, value["process"], value["tokenizer"])
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; copy the folder again") from error
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is damaged ({type(error).__name__}: {error}); copy the folder again") from error
+    if description.family not in _COMPONENTS:
+        raise ModelError(f"{path}: family {description.family!r} is not known; known: {', '.join(_COMPONENTS)}")
+    if missing := [name for name in _COMPONENTS[description.family] if name not in components]:
+        raise ModelError(f"{path} does not describe {', '.join(missing)}; copy the folder again")
+    if description.family == LDM and not isinstance(description.process, dict):
+        raise ModelError(f"{path} does not describe the noise schedule; copy the folder again")
+    return description
+
+
+def _read_component(name: str, entry: dict, path: Path) -> Component:
+    if name not in _COMPONENTS[LDM]:
+        raise ModelError(f"{path}: component {name!r} is not known; known: {', '.join(_COMPONENTS[LDM])}")
+    config = check_config(name, entry["config"], path)
+    if lacking := config.keys() - entry["config"].keys():
+        raise ModelError(f"{path}: the config of {name} does not say {', '.join(sorted(lacking))}; copy it again")
+    if entry["class"] != class_of(name, config) or not isinstance(entry["trained"], bool):
+        raise ModelError(f"{path}: {name} of class {entry['class']!r} is not known; copy the folder again")
+    return Component(config, entry["trained"], entry.get("crc32"))
+
+
+def checksum_arrays(arrays: Iterable[tuple[str, np.ndarray]], start: int = 0) -> str:
+    """CRC-32 of named arrays, in the order of their names, 8 hexadecimal digits; `start` is that of what precedes."""
+    checksum = start
+    for name, array in sorted(arrays, key=lambda pair: pair[0]):
+        checksum = zlib.crc32(np.ascontiguousarray(array), zlib.crc32(name.encode(), checksum))
+    return f"{checksum:08x}"
+
+
+def _weights(component: Component) -> dict:
+    return {} if component.crc32 is None else {"weights": component.crc32}
+
+
+def _without_none(entry: dict) -> dict:
+    return {name: value for name, value in entry.items() if value is not None}

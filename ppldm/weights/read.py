@@ -1,0 +1,311 @@
+"""Any of the known forms of a latent diffusion model, from a folder or a file to `Weights`.
+
+    a pipeline folder     unet/, vqvae/ or vae/, bert/ or ldmbert/ or text_encoder/, scheduler/, tokenizer/: written by
+                          ppldm, ppdiffusers, diffusers, or the older training scripts; Stable Diffusion's too
+    a .ckpt file          CompVis', with its YAML file; also by the folder that `ppldm export --to compvis` wrote
+    checkpoint-<step>/    of a ppldm run: its model.json and tokenizer/ say what it is; for older ones see `older`
+
+Nothing is built and no pickle is run here.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from ..config.arguments import CONFIG_DIR
+from ..diffusion.process import BETA_SCHEDULES, PREDICTION_TYPES, TIMESTEP_SPACINGS
+from ..networks.configs import is_ldmbert
+from ..utils.errors import ModelError
+from ..utils.files import checksum_file
+from . import compvis
+from .components import Part, Weights, turn_linear
+from .configs import complete_config, read_config, read_json
+from .files import is_pytorch, read_arrays, weight_files
+from .limits import require_few_layers
+from .model_file import LDM, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, read_model_file
+from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
+
+# The folders of each part, by the scripts and libraries that write them.
+PART_FOLDERS = {
+    "vae": ("vqvae", "vae"),
+    "text_encoder": ("bert", "ldmbert", "text_encoder"),
+    "unet": ("unet",),
+}
+EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
+NOT_TEXT_TO_IMAGE = "{} is no checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder"
+CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
+_TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
+SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
+PUBLISHED_SCHEDULE = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "prediction_type": "epsilon",
+}
+
+
+def read_weights(path, kinds=tuple(PART_FOLDERS), yaml_file=None, ema: bool = False) -> Weights:
+    """The parts `kinds` of whatever is at `path`, those of them that are there.
+
+    `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else the published one of its size; for a
+    checkpoint without model.json, config.json of its VAE. `ema`: the averaged weights. Raises ModelError for a path
+    that holds no model, or that lacks averaged weights asked for.
+    """
+    path = _whole_model(path)
+    if path.is_file():
+        return _read_compvis(path, kinds, yaml_file, ema)
+    if not path.is_dir():
+        raise ModelError(f"no folder {path}; give that of an exported pipeline, a checkpoint, or a .ckpt file")
+    if is_checkpoint(path):
+        return _read_checkpoint(path, kinds, yaml_file, ema)
+    if ema:
+        raise ModelError(
+            f"{path} is a pipeline, which has one set of weights; averaged ones are in checkpoints and .ckpt files"
+        )
+    return _read_pipeline(path, kinds)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """True for the folder of a checkpoint of ppldm."""
+    return (folder / "manifest.json").is_file() and (folder / CHECKPOINT_WEIGHTS).is_file()
+
+
+def find_part(folder: Path, kind: str) -> Path | None:
+    """The folder of a part in a pipeline folder, if it has one."""
+    return next((folder / name for name in PART_FOLDERS[kind] if (folder / name).is_dir()), None)
+
+
+def find_tokenizer(path: Path) -> Path | None:
+    """The tokenizer folder of a pipeline, of one of its parts, or of a checkpoint, if it has one."""
+    if is_checkpoint(path) and not has_model_file(path):
+        from .older import find_older_tokenizer
+
+        return find_older_tokenizer(path)
+    own = (path / "tokenizer", path, path.parent / "tokenizer")
+    return next((folder for folder in own if is_tokenizer(folder)), None)
+
+
+def read_part(kind: str, path, yaml_file=None, ema: bool = False) -> Part:
+    """One part: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
+    path = _whole_model(path)
+    if path.is_dir() and not is_checkpoint(path) and find_part(path, kind) is None:
+        return _read_part_folder(kind, path)
+    parts = read_weights(path, (kind,), yaml_file, ema).parts
+    if kind not in parts:
+        raise ModelError(f"{path} holds no {kind}; give another")
+    return parts[kind]
+
+
+def _whole_model(path) -> Path:
+    """The .ckpt of a folder that has it in place of parts; else the path itself."""
+    path = Path(path).expanduser()
+    is_exported = (path / EXPORTED_CKPT).is_file() and not any(find_part(path, kind) for kind in PART_FOLDERS)
+    return path / EXPORTED_CKPT if is_exported else path
+
+
+def _read_pipeline(path: Path, kinds) -> Weights:
+    folders = {kind: find_part(path, kind) for kind in kinds}
+    if not any(folders.values()):
+        names = " or ".join(name for kind in kinds for name in PART_FOLDERS[kind])
+        inner = [one for one in (path / "pipeline", *sorted(path.glob("checkpoint-*"))) if one.is_dir()]
+        hint = f"; it holds models: give {' or '.join(map(str, inner[:3]))}" if inner else ""
+        raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint{hint}")
+    weights = Weights(scheduler=dict(PUBLISHED_SCHEDULE))
+    if (path / "ppldm.json").is_file():
+        weights.metadata = read_json(path / "ppldm.json")
+    known = weights.metadata.pop("files", {})
+    for kind, folder in folders.items():
+        if folder:
+            weights.parts[kind] = _read_part_folder(kind, folder)
+            names = [f"{folder.name}/{file.name}" for file in weight_files(folder)]
+            remedy = "copy it again, or, if you changed it, delete its line in ppldm.json"
+            _check_files(path, known if isinstance(known, dict) else {}, names, remedy)
+    if (path / "scheduler" / "scheduler_config.json").is_file():
+        weights.scheduler |= read_scheduler(path / "scheduler" / "scheduler_config.json")
+    weights.tokenizer = find_tokenizer(path)
+    return weights
+
+
+def check_schedule(settings: dict, source) -> None:
+    """Raises ModelError for a noise schedule, or a kind of prediction, that a model here cannot have."""
+    steps, first, last = (settings[name] for name in ("num_train_timesteps", "beta_start", "beta_end"))
+    if not isinstance(steps, int) or steps < 1:
+        raise ModelError(f"{source}: num_train_timesteps {steps!r} is no whole number from 1; correct it")
+    if not all(isinstance(beta, (int, float)) and 0 < beta < 1 for beta in (first, last)):
+        raise ModelError(f"{source}: beta_start {first!r} and beta_end {last!r} must be numbers between 0 and 1")
+    for name, known in (("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES)):
+        if settings[name] not in known:
+            raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
+    _check_sampling(settings, source)
+
+
+def _check_sampling(settings: dict, source) -> None:
+    """Raises ModelError for a stored setting of sampling that no sampler can take."""
+    if settings.get("timestep_spacing", TIMESTEP_SPACINGS[0]) not in TIMESTEP_SPACINGS:
+        known = ", ".join(TIMESTEP_SPACINGS)
+        raise ModelError(f"{source}: timestep_spacing {settings['timestep_spacing']!r} is not one of {known}")
+    offset = settings.get("steps_offset", 0)
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < settings["num_train_timesteps"]:
+        raise ModelError(f"{source}: steps_offset {offset!r} must be a whole number from 0; correct it")
+    for name in ("clip_sample", "set_alpha_to_one", "thresholding"):
+        if not isinstance(settings.get(name, False), bool):
+            raise ModelError(f"{source}: {name} {settings[name]!r} must be true or false; correct it")
+    for name in ("dynamic_thresholding_ratio", "clip_sample_range", "sample_max_value"):
+        if not isinstance(settings.get(name, 1.0), (int, float)) or not settings.get(name, 1.0) > 0:
+            raise ModelError(f"{source}: {name} {settings[name]!r} must be a number above 0; correct it")
+
+
+def read_scheduler(path: Path) -> dict:
+    """The settings in a scheduler_config.json, and its class. Raises ModelError for a schedule that a model here cannot
+    have."""
+    settings = {
+        key: value for key, value in read_json(path).items() if not key.startswith("_") or key == SCHEDULER_CLASS
+    }
+    if settings.get("trained_betas") is not None:
+        raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
+    check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)
+    return settings
+
+
+def _read_part_folder(kind: str, folder: Path) -> Part:
+    config = read_config(kind, folder)
+    arrays: dict[str, np.ndarray] = {}
+    for file in weight_files(folder):
+        own = read_arrays(file)
+        arrays |= turn_linear(own) if is_pytorch(file) else own
+    if kind == "vae":
+        arrays = {modern_vae_name(name): array for name, array in arrays.items()}
+    if kind == "text_encoder" and not is_ldmbert(config):
+        # A whole CLIP has a picture's encoder too.
+        arrays = {name: array for name, array in arrays.items() if name.startswith("text_model.")}
+    if "embeddings.word_embeddings.weight" in arrays:
+        arrays = _modern_text_encoder(arrays, config, folder)
+    return Part(config, _without_tables(arrays), str(folder))
+
+
+def _modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:
+    """An LDMBert of the older layout under today's names. It had no `to_logits`, which nothing uses: zeros."""
+    require_few_layers(config, len(arrays), folder)
+    theirs = {theirs: ours for ours, theirs in old_text_encoder_names(config).items()}
+    try:
+        renamed = {rename(name, theirs): array for name, array in arrays.items()}
+    except Unmapped as error:
+        raise ModelError(f"{folder} holds {error}, which its config has no place for; copy both again") from error
+    if arrays["embeddings.word_embeddings.weight"].ndim != 2:
+        raise ModelError(f"{folder}: embeddings.word_embeddings.weight is not a table of words; copy it again")
+    words, width = arrays["embeddings.word_embeddings.weight"].shape
+    logits = {"weight": np.zeros((width, words), np.float32), "bias": np.zeros(words, np.float32)}
+    return {**renamed, **{f"to_logits.{name}": array for name, array in logits.items()}}
+
+
+def _without_tables(arrays: dict) -> dict:
+    """Position numbers, which older versions of transformers stored with the weights, are computed."""
+    return {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
+
+
+def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
+    if path.suffix not in _TORCH_SUFFIXES:
+        raise ModelError(f"{path} is no model: give a pipeline folder, a checkpoint folder, or CompVis' .ckpt")
+    wanted = tuple(compvis.PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
+    layers = set()
+
+    def is_wanted(name: str) -> bool:
+        layers.add(name)
+        return name.startswith(wanted)
+
+    state_dict = read_arrays(path, is_wanted)
+    if not state_dict:
+        raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is no latent diffusion model of CompVis")
+    source, params = _compvis_params(path, yaml_file, layers)
+    configs = compvis.configs_of(params, source)
+    configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
+    parts = compvis.split(state_dict, configs, path, ema)
+    schedule = {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params, source)}
+    check_schedule(schedule, source)
+    weights = Weights(parts, schedule, find_tokenizer(path))
+    if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
+        weights.metadata = read_json(path.parent / "ppldm.json")
+        weights.metadata.pop("files", None)  # checksums, which are no facts of the training
+    return weights
+
+
+def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict]:
+    """(where from, model.params): the YAML file given, that beside the .ckpt, or the published one of its depth."""
+    if yaml_file:
+        return Path(yaml_file), compvis.read_yaml(Path(yaml_file).expanduser())
+    beside = path.with_suffix(".yaml")
+    if beside.is_file():
+        return beside, compvis.read_yaml(beside)
+    prefix = "cond_stage_model.transformer.attn_layers.layers."
+    depth = len({name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}) // 2
+    size = "" if depth > 12 else "_12"
+    own = {
+        kind: complete_config(kind, read_json(CONFIG_DIR / name), name)
+        for kind, name in (
+            ("unet", f"unet{size}.json"),
+            ("text_encoder", f"ldmbert{size}.json"),
+            ("vae", "vae_kl_f8.json"),
+        )
+    }
+    params = compvis.params_of(Weights({kind: Part(config, {}) for kind, config in own.items()}, PUBLISHED_SCHEDULE))
+    if not depth:
+        del params["cond_stage_config"]
+    return f"{path} (no YAML file given: taken for the published size)", params
+
+
+def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
+    from .older import read_older_checkpoint  # it reads other forms in its turn
+
+    manifest = read_json(path / "manifest.json")
+    names = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
+    tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
+    own = (MODEL_FILE,) if has_model_file(path) else ()
+    _check_files(path, manifest.get("files", {}), (*own, *tokenizer, *names), "choose another checkpoint")
+    state = read_arrays(path / CHECKPOINT_WEIGHTS, lambda name: name.startswith(tuple(f"{kind}." for kind in kinds)))
+    if ema:
+        if not (path / CHECKPOINT_AVERAGE).is_file():
+            raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
+        state |= {name: array for name, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if name in state}
+    arrays = {
+        kind: {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
+        for kind in kinds
+    }
+    weights = _described(path, arrays) if own else read_older_checkpoint(path, arrays, config_file)
+    weights.metadata |= {
+        "global_step": manifest["global_step"],
+        "samples_seen": manifest["samples_seen"],
+        **manifest["identity"],
+        "ema": ema,
+    }
+    return weights
+
+
+def _described(path: Path, arrays: dict[str, dict]) -> Weights:
+    """The parts of a checkpoint with the `arrays` of each, as its model.json describes them."""
+    described = read_model_file(path)
+    if described.family != LDM:
+        raise ModelError(NOT_TEXT_TO_IMAGE.format(path))
+    check_schedule(PUBLISHED_SCHEDULE | described.process, path / MODEL_FILE)
+    return Weights(
+        {kind: Part(described.components[kind].config, own, str(path)) for kind, own in arrays.items()},
+        described.process,
+        path / TOKENIZER_FOLDER,
+        {"model_max_length": described.tokenizer["max_length"]},
+        tuple(kind for kind, component in described.components.items() if not component.trained),
+    )
+
+
+def _check_files(folder: Path, known: dict, names, remedy: str) -> None:
+    """Raises ModelError where a file has not the size and CRC-32 of `known`, which has those of some files by name."""
+    for name in names:
+        try:
+            if name in known and checksum_file(folder / name) != known[name]:
+                raise ModelError(f"{folder / name} has changed or is cut short; {remedy}")
+        except OSError as error:
+            raise ModelError(f"cannot read {folder / name}: {error.strerror}; {remedy}") from error
+
+
+def is_tokenizer(folder: Path) -> bool:
+    """True for a folder with a vocabulary, BERT's or CLIP's."""
+    return any((folder / name).is_file() for name in ("vocab.txt", "merges.txt"))

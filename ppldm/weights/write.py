@@ -1,0 +1,242 @@
+"""`Weights` as a folder that ppdiffusers, diffusers or CompVis' code loads. Written whole or not at all.
+
+ppdiffusers    model_index.json, vqvae/ and unet/ (config.json, model_state.pdparams), bert/ (the same), scheduler/,
+               tokenizer/; the VAE is a KL autoencoder, its folder's name is the pipeline's
+diffusers      the same folders with PyTorch's names and orientation, in safetensors
+CompVis        model.ckpt and model.yaml, tokenizer/
+
+Beside them model.json (what it is made of: ppldm/weights/model_file.py), ppldm.json (what trained it, and size and
+CRC-32 of weight files and model.json) and README.md (the model card).
+"""
+
+import json
+import shlex
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..diffusion.process import PUBLISHED_SAMPLING, NoiseSchedule, sampling_settings
+from ..networks.configs import is_ldmbert
+from ..utils.errors import ConfigError, ModelError
+from ..utils.files import atomic_dir, checksum_file, write_json, write_text
+from . import compvis
+from .components import Part, Weights, cast, to_torch_config, turn_linear
+from .files import write_safetensors
+from .model_file import LDM, MODEL_FILE, TOKENIZER_FOLDER, Component, ModelDescription, TokenizerFiles, describe
+from .torch_files import write_torch
+
+FORMATS = ("ppdiffusers", "diffusers", "compvis")
+DTYPES = ("float32", "float16")
+DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
+DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
+_FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
+_CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
+_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
+_CLASSES = {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}
+
+# What of a scheduler's settings is the process that the model was trained under; the others say how to sample.
+PROCESS_KEYS = (
+    *(one.name for one in fields(NoiseSchedule)),
+    "prediction_type",
+)
+
+
+def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", safetensors: bool = False) -> None:
+    """Write `folder` in the form that `form` names. `dtype` of all weights; `safetensors` instead of .pdparams.
+
+    Raises ConfigError, and ModelError where parts are missing or the form has no place for this model.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"--to {form} is not one of {', '.join(FORMATS)}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}")
+    missing = [kind for kind in _FOLDERS if kind not in weights.parts]
+    if missing:
+        raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
+    if form == "compvis" and not is_ldmbert(weights.parts["text_encoder"].config):
+        raise ModelError("a model with a CLIP text encoder is not written for CompVis; export it to diffusers")
+    parts = {kind: Part(part.config, cast(part.arrays, dtype), part.source) for kind, part in weights.parts.items()}
+    weights = replace(weights, parts=parts)
+    with atomic_dir(folder) as target:
+        if form == "compvis":
+            _write_compvis(weights, target)
+        else:
+            _write_pipeline(weights, target, form, safetensors)
+        _copy_tokenizer(weights, target / TOKENIZER_FOLDER)
+        describe_weights(weights, target / TOKENIZER_FOLDER).write(target)
+        files = [*target.glob("*/*.pdparams"), *target.glob("*/*.safetensors"), target / MODEL_FILE]
+        checksums = {str(file.relative_to(target)): checksum_file(file) for file in sorted(files)}
+        write_json(target / "ppldm.json", {**metadata_of(weights), "files": checksums})
+        write_text(target / "README.md", model_card(weights, form, dtype))
+
+
+def describe_weights(weights: Weights, tokenizer: Path) -> ModelDescription:
+    """What model.json says of a whole model whose tokenizer, if it has one, was written to the folder `tokenizer`."""
+    components = {kind: Component(part.config, kind not in weights.frozen) for kind, part in weights.parts.items()}
+    process = {name: weights.scheduler[name] for name in PROCESS_KEYS if name in weights.scheduler}
+    files = {path.name: path.read_bytes() for path in sorted(tokenizer.iterdir())} if tokenizer.is_dir() else None
+    length = metadata_of(weights)["model_max_length"]
+    described = describe(LDM, components, process, files and TokenizerFiles(length, files))
+    return replace(described, tokenizer_files=None)  # they are there
+
+
+def metadata_of(weights: Weights) -> dict:
+    """What ppldm.json says: what is known of the training, and how to sample."""
+    unet, vae, text_encoder = (weights.parts[kind].config for kind in ("unet", "vae", "text_encoder"))
+    size = unet["sample_size"] or vae["sample_size"] // 2 ** (len(vae["block_out_channels"]) - 1)
+    side = size if isinstance(size, int) else size[0]
+    return {
+        "resolution": side * 2 ** (len(vae["block_out_channels"]) - 1),
+        "model_max_length": text_encoder["max_position_embeddings"],
+        **weights.metadata,
+        "prediction_type": weights.scheduler["prediction_type"],
+        "scaling_factor": vae["scaling_factor"],
+    }
+
+
+def drawn_by_diffusers(weights: Weights) -> bool:
+    """Whether diffusers' own pipeline can draw with an export of this model."""
+    ldmbert = is_ldmbert(weights.parts["text_encoder"].config)
+    return not ldmbert or metadata_of(weights)["model_max_length"] == DIFFUSERS_TEXT_LENGTH
+
+
+def _example(weights: Weights, form: str, prompt: str) -> str:
+    """Lines of Python that draw `prompt` in the folder of an export, with its own library where that can."""
+    quoted = json.dumps(prompt, ensure_ascii=False)
+    own = (
+        "import ppldm\nfrom PIL import Image\n\n"
+        f'picture = ppldm.load(".").generate({quoted}, guidance_scale=7.5)[0, 0]\n'
+        'Image.fromarray(picture).save("picture.png")'
+    )
+    if form == "compvis":
+        return f"# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads\n{own}"
+    name = "LDMTextToImagePipeline" if is_ldmbert(weights.parts["text_encoder"].config) else "StableDiffusionPipeline"
+    if form == "diffusers" and not drawn_by_diffusers(weights):
+        length = metadata_of(weights)["model_max_length"]
+        return (
+            f"# diffusers' {name} pads captions to {DIFFUSERS_TEXT_LENGTH} tokens and this model takes {length}: draw "
+            f"with ppldm\n{own}"
+        )
+    return (
+        f'from {form} import {name}\n\npipeline = {name}.from_pretrained(".")\n'
+        f'pipeline({quoted}, guidance_scale=7.5).images[0].save("picture.png")'
+    )
+
+
+def model_card(weights: Weights, form: str, dtype: str) -> str:
+    """README.md of an exported model: what it is, what it was trained on, how to draw with it."""
+    metadata = metadata_of(weights)
+    prompt = metadata.get("example_prompt") or "a red heart"
+    use = _example(weights, form, prompt)
+    shown = {name: value for name, value in metadata.items() if value is not None and name != "example_prompt"}
+    rows = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
+    configs = "\n\n".join(
+        f"`{kind}`\n\n```json\n{json.dumps(part.config, indent=2)}\n```" for kind, part in weights.parts.items()
+    )
+    count = sum(array.size for part in weights.parts.values() for array in part.arrays.values())
+    return (
+        f"# A text-to-image latent diffusion model\n\nTrained with ppldm and exported for {form}: "
+        f"{count / 1e6:.1f} million parameters, {dtype}.\n\n```python\n{use}\n```\n\n"
+        f"`ppldm generate --model FOLDER --prompt {shlex.quote(prompt)}` draws with it too.\n\n## Training\n\n"
+        f"| | |\n| --- | --- |\n{rows}\n\n## Configs\n\n{configs}\n"
+    )
+
+
+def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool) -> None:
+    paddle_form = form == "ppdiffusers"
+    library, version = (form, _ppdiffusers_version()) if paddle_form else (form, DIFFUSERS_VERSION)
+    folders, index = _index(is_ldmbert(weights.parts["text_encoder"].config), library, version)
+    for kind, part in weights.parts.items():
+        folder = target / folders[kind]
+        folder.mkdir()
+        config = part.config if paddle_form else to_torch_config(kind, part.config, part.source)
+        _write_arrays(kind, folder, part.arrays if paddle_form else turn_linear(part.arrays), paddle_form, safetensors)
+        if kind == "text_encoder":
+            names = (
+                {"architectures": ["LDMBertModel"], "model_type": "ldmbert"}
+                if is_ldmbert(config)
+                else {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model"}
+            )
+            write_json(folder / "config.json", {**names, **config})
+        else:
+            head = {"_class_name": _CLASSES[kind], f"_{library}_version": version}
+            write_json(folder / "config.json", {**head, **config})
+    (target / "scheduler").mkdir()
+    write_json(
+        target / "scheduler" / "scheduler_config.json",
+        {"_class_name": "DDIMScheduler", f"_{library}_version": version, **scheduler_settings(weights.scheduler)},
+    )
+    write_json(target / "model_index.json", index)
+
+
+def _index(ldmbert: bool, library: str, version: str) -> tuple[dict[str, str], dict]:
+    """(folders of the parts, model_index.json): LDMTextToImagePipeline's, or with CLIP StableDiffusionPipeline's."""
+    transformers = "ppdiffusers.transformers" if library == "ppdiffusers" else "transformers"
+    latent_diffusion = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion"
+    index = {
+        "_class_name": "LDMTextToImagePipeline" if ldmbert else "StableDiffusionPipeline",
+        f"_{library}_version": version,
+        "scheduler": [library, "DDIMScheduler"],
+        "tokenizer": [transformers, "BertTokenizer" if ldmbert else "CLIPTokenizer"],
+        "unet": [library, "UNet2DConditionModel"],
+    }
+    if ldmbert:
+        module = latent_diffusion if library == "ppdiffusers" else "latent_diffusion"
+        return _FOLDERS, {**index, "bert": [module, "LDMBertModel"], "vqvae": [library, "AutoencoderKL"]}
+    absent = {name: [None, None] for name in ("safety_checker", "feature_extractor", "image_encoder")}
+    return _CLIP_FOLDERS, {
+        **index,
+        **absent,
+        "requires_safety_checker": False,
+        "text_encoder": [transformers, "CLIPTextModel"],
+        "vae": [library, "AutoencoderKL"],
+    }
+
+
+def scheduler_settings(scheduler: dict) -> dict:
+    """The settings of the DDIM scheduler that an exported pipeline samples with, sorted by name."""
+    known = {name: scheduler[name] for name in PROCESS_KEYS if name in scheduler} | sampling_settings(scheduler)
+    # A schedule that ends in noise alone is sampled from its very last timestep (arXiv:2305.08891, section 3.3).
+    spacing = {"timestep_spacing": "trailing"} if scheduler.get("rescale_betas_zero_snr") else {}
+    return dict(sorted({**PUBLISHED_SAMPLING, **spacing, **known}.items()))
+
+
+def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle_form: bool, safetensors: bool) -> None:
+    if not paddle_form:
+        name = "model.safetensors" if kind == "text_encoder" else "diffusion_pytorch_model.safetensors"
+        write_safetensors(folder / name, arrays, "pt")
+    elif safetensors:
+        name = "model.safetensors" if kind == "text_encoder" else "diffusion_paddle_model.safetensors"
+        write_safetensors(folder / name, arrays, "np" if kind == "text_encoder" else "pd")
+    else:
+        import paddle
+
+        paddle.save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, str(folder / "model_state.pdparams"))
+
+
+def _write_compvis(weights: Weights, target: Path) -> None:
+    params = compvis.params_of(weights)
+    write_torch(
+        target / "model.ckpt", compvis.join(weights), {"global_step": int(weights.metadata.get("global_step", 0))}
+    )
+    write_text(target / "model.yaml", compvis.yaml_text(params))
+
+
+def _copy_tokenizer(weights: Weights, target: Path) -> None:
+    if weights.tokenizer is None:
+        return
+    if not isinstance(weights.tokenizer, Path):
+        weights.tokenizer.save(target)
+        return
+    target.mkdir()
+    for path in sorted(weights.tokenizer.iterdir()):
+        if path.name in _TOKENIZER_FILES:
+            shutil.copyfile(path, target / path.name)
+
+
+def _ppdiffusers_version() -> str:
+    from ppdiffusers import __version__
+
+    return __version__

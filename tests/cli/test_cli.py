@@ -1,0 +1,89 @@
+"""`ppldm <command>`: help that teaches, one line for mistakes, nothing heavy before a command runs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ppldm.cli.main import COMMANDS, load_command, run, usage
+from ppldm.utils.errors import ConfigError
+
+
+def test_every_command_is_there_with_its_help(capsys):
+    text = usage()
+    for name in COMMANDS:
+        assert f"  {name} " in text and load_command(name).__doc__.strip().splitlines()[0] in text
+        with pytest.raises(SystemExit) as stopped:
+            run([name, "--help"])
+        assert stopped.value.code == 0
+        help_text = capsys.readouterr().out
+        assert f"usage: ppldm {name}" in help_text
+        # A parameter without a comment would have a flag without help.
+        flags = [line for line in help_text.splitlines() if line.startswith("  --")]
+        assert all(len(line.split("  ")) > 2 or line.rstrip() == line for line in flags)
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["gen"], "did you mean generate?"),
+        (["convrt"], "did you mean convert?"),
+        (["xyz"], "known: "),
+        (["env", "--jsn"], "unknown flag --jsn; did you mean --json?"),
+        (["demo-data"], "required: --out"),
+        (["demo-data", "--out", "x", "--size", "big"], "invalid int value: 'big'"),
+    ],
+)
+def test_mistakes_are_one_line(argv, message):
+    with pytest.raises(ConfigError) as caught:
+        run(argv)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_nothing_heavy_is_imported_for_help():
+    code = "import sys; from ppldm.cli.main import run; run(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert not {"paddle", "paddlenlp", "ppdiffusers", "matplotlib", "pyarrow"} & set(loaded)
+
+
+def test_hyphens_and_underscores_are_the_same(capsys):
+    with pytest.raises(ConfigError, match="--num-samples 0"):
+        run(["generate", "--model", "m", "--prompt", "x", "--num_samples=0"])
+
+
+@pytest.mark.parametrize("flag", ["--num-workers", "--num_workers", "--workers"])
+def test_the_number_of_workers_has_a_short_name(tmp_path, flag):
+    (tmp_path / "part").write_text("a\t\tYQ==\n")
+    (tmp_path / "x.filelist").write_text("part\n")
+    with pytest.raises(ConfigError, match="--num-workers is -1"):
+        run(["index", str(tmp_path / "x.filelist"), f"{flag}=-1"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_values_as_one_types_them(name, capsys):
+    with pytest.raises(SystemExit):
+        run([name, "--help"])
+    text = capsys.readouterr().out
+    wrong = ["(str)", "(int)", "(float)", "(default: [", "(default: (", "(default: '", "(default: False", "str)"]
+    assert [word for word in wrong if word in text] == []
+
+
+def test_help_shows_lists_words_and_numbers(capsys):
+    with pytest.raises(SystemExit):
+        run(["generate", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("--guidance-scale S [S ...]", "(default: 7.5)", "--num-samples N", "(default: pictures)", "--exact "):
+        assert words in text
+    assert "prompts on the command line --negative-prompt" in text  # nothing for an empty default
+
+
+@pytest.mark.parametrize("words", [[], ["--refuse-private"], ["--no-refuse-private"], ["--no_refuse_private"]])
+def test_what_is_on_by_default_has_a_flag_for_either(words, monkeypatch):
+    given = []
+    monkeypatch.setattr("ppldm.prepare.download.download._plan", lambda *args: ([], ()))
+    monkeypatch.setattr(
+        "ppldm.prepare.download.shard.ShardSettings.__post_init__", lambda self: given.append(self.refuse_private)
+    )
+    run(["download", "metadata", "--out", "out", "--dry-run", *words])
+    assert given == [not any("no" in word for word in words)]

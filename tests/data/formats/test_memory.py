@@ -1,0 +1,34 @@
+"""Reading costs the same memory after a hundred thousand rows as after ten thousand."""
+
+import multiprocessing
+import re
+from pathlib import Path
+
+import pytest
+
+from ppldm.data.loader import build_loader
+from ppldm.data.order import Mix
+from ppldm.data.step_sampler import StepSampler
+from ppldm.utils.world import World
+
+BATCH = 100
+ALLOWED_GROWTH_KB = 6 << 10
+
+
+def read_rss_kb(pid) -> int:
+    return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_100_000_rows(make_dataset, make_sources):
+    dataset = make_dataset(make_sources([60] * 100), resolution=8, latent_shape=(4, 1, 1))
+    sampler = StepSampler(Mix(dataset.list_sizes, None, 7), BATCH, BATCH, World(), 0, 1000)
+    after = {}
+    for number, batch in enumerate(build_loader(dataset, sampler, 1), start=1):
+        assert len(batch["pixel_values"]) == BATCH
+        if number in (100, 990):
+            (worker,) = multiprocessing.active_children()
+            after[number] = [read_rss_kb("self"), read_rss_kb(worker.pid)]
+    assert number == 1000
+    growth = [late - early for early, late in zip(*after.values(), strict=True)]
+    assert max(growth) < ALLOWED_GROWTH_KB, (after, growth)

@@ -1,0 +1,36 @@
+from collections import Counter
+
+import pytest
+
+from ppldm.data.text.coverage import Coverage, CoverageMeter
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+
+
+@pytest.fixture
+def meter():
+    return CoverageMeter(CaptionTokenizer(build_vocab(["red heart boat"]), 4))
+
+
+def test_words_and_lengths_are_counted_before_cutting(meter):
+    found = meter.measure(["red heart boat red heart", "Red Zebra", "", "☃ ☃"])
+    assert (found.captions, found.words) == (4, 9)
+    assert found.unknown == Counter({"zebra": 1, "☃": 2})
+    assert found.lengths == Counter({7: 1, 4: 2, 2: 1})
+    assert found.unknown_share == pytest.approx(3 / 9)
+    assert [found.cut_share(length) for length in (7, 6, 4, 3, 1)] == [0, 0.25, 0.25, 0.75, 1]
+    assert [found.length_at(share) for share in (0.25, 0.5, 0.75, 1)] == [2, 4, 4, 7]
+
+
+def test_parts_add_up_to_the_whole(meter):
+    captions = ["red heart", "zebra", "boat boat boat boat boat"]
+    total = sum((meter.measure([caption]) for caption in captions), Coverage())
+    assert total == meter.measure(captions)
+
+
+def test_without_captions_nothing_is_unknown_or_cut():
+    assert (Coverage().unknown_share, Coverage().cut_share(3), Coverage().length_at(0.5)) == (0, 0, 0)
+
+
+def test_it_says_what_is_unknown_and_how_much_is_cut(meter):
+    text = meter.measure(["red zebra", "red heart boat red heart"]).describe(4)
+    assert "14.3% of their words are unknown (zebra), 50.0% are cut at 4 tokens" in text and "the longest 7" in text

@@ -1,0 +1,174 @@
+"""Every sampler: a function of its inputs, near what it approximates, and the published formulas."""
+
+import numpy as np
+import paddle
+import pytest
+from small_weights import small_weights
+
+from ppldm.diffusion.process import TIMESTEP_SPACINGS, NoiseSchedule
+from ppldm.diffusion.samplers import SAMPLERS, STOCHASTIC, Sampler
+from ppldm.families.build import build_model
+from ppldm.inference.generate import SAMPLER_NAMES
+from ppldm.inference.guided import draw, initial_noise, noises, sample_latents
+from ppldm.utils.errors import ConfigError, ModelError
+
+SHAPE = (4, 8, 8)
+
+
+class Words:
+    """Stands for a tokenizer: a prompt's ids are its letters."""
+
+    def encode(self, prompts):
+        return np.array([[ord(letter) % 60 for letter in prompt.ljust(77)[:77]] for prompt in prompts])
+
+
+@pytest.fixture(scope="module", params=["epsilon", "v_prediction"])
+def model(request):
+    return build_model(small_weights(2, prediction_type=request.param), "small")
+
+
+def drawn(model, sampler, prompts, indices, steps=4, scale=3.0):
+    return draw(model, Words(), prompts, indices, SHAPE, 9, scale, steps, sampler=sampler).astype(int)
+
+
+def test_the_command_knows_every_sampler():
+    assert tuple(SAMPLERS) == SAMPLER_NAMES
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_batches_and_global_random_state_do_not_change_pictures(model, sampler):
+    prompts, indices = ["a", "b", "a"], [0, 0, 1]
+    paddle.seed(1)
+    together = drawn(model, sampler, prompts, indices)
+    paddle.seed(2)
+    apart = np.concatenate([drawn(model, sampler, prompts[:2], indices[:2]), drawn(model, sampler, prompts[2:], [1])])
+    assert np.abs(together - apart).max() <= 1
+    assert np.abs(together[0] - together[2]).max() > 1
+    assert (drawn(model, sampler, prompts, indices) == together).all()
+
+
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in STOCHASTIC])
+def test_deterministic_samplers_agree_in_the_limit(sampler):
+    """A UNet that predicts no noise at all: every solver of the same equation scales the start by the same number."""
+    silent = build_model(small_weights(2), "small")
+    for parameter in silent.unet.conv_out.parameters():
+        parameter.set_value(paddle.zeros_like(parameter))
+    start = initial_noise(1, "a", 0, SHAPE)[None]
+    ids = paddle.to_tensor(Words().encode(["a"]))
+    latents = sample_latents(silent, ids, ids, paddle.to_tensor(start), 1.0, 50, sampler=sampler).numpy()
+    ratio = latents / start
+    assert ratio.std() < 1e-3 * ratio.mean()
+    assert abs(ratio.mean() * float(NoiseSchedule().alphas_cumprod()[-1]) ** 0.5 - 1) < 0.15
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction"])
+def test_the_noise_of_a_step_has_the_published_variance(kind):
+    """ddpm: equation 7 of Ho et al. 2020 between the timesteps; euler-ancestral: sigma_up of Karras et al. 2022."""
+    schedule = NoiseSchedule()
+    alpha_bar = schedule.alphas_cumprod().astype(np.float64)
+    latents, one, two = (paddle.to_tensor(initial_noise(i, "a", 0, SHAPE)[None]) for i in range(3))
+    for position in (0, 3, 8):
+        steps = {}
+        for sampler in STOCHASTIC:
+            for noise in (one, two):
+                run = Sampler(sampler, schedule, kind, 10)
+                for timestep in run.timesteps[: position + 1]:
+                    run.scale_input(latents, timestep)
+                    after = run.step(latents * 0.1, timestep, latents, noise)
+                steps.setdefault(sampler, []).append(after)
+        shares = {name: ((a - b) / (one - two)).numpy() for name, (a, b) in steps.items()}
+        assert all(share.std() < 1e-3 for share in shares.values())
+        before, now = alpha_bar[(9 - position) * 100 - 100], alpha_bar[(9 - position) * 100]
+        variance = (1 - before) / (1 - now) * (1 - now / before)
+        assert shares["ddpm"].mean() == pytest.approx(variance**0.5, rel=1e-3)
+        sigma, target = (float(value) for value in run.scheduler.sigmas[position : position + 2])
+        up = target * (1 - target**2 / sigma**2) ** 0.5
+        assert shares["euler-ancestral"].mean() == pytest.approx(up, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("num_steps", range(1, 201, 7))
+def test_ddpm_from_noise_alone_is_finite(num_steps):
+    run = Sampler("ddpm", NoiseSchedule(rescale_betas_zero_snr=True), "v_prediction", num_steps)
+    latents = paddle.to_tensor(initial_noise(1, "a", 0, SHAPE)[None])
+    latents = run.step(latents * 0.5, run.timesteps[0], latents, latents * 0.3)
+    assert np.isfinite(latents.numpy()).all()
+
+
+@pytest.mark.parametrize("num_steps", [6, 10, 13, 14, 19, 20, 23, 24, 25])
+def test_ddpm_from_noise_alone_where_rounding_went_below_zero(num_steps):
+    test_ddpm_from_noise_alone_is_finite(num_steps)
+
+
+@pytest.mark.parametrize("spacing", [None, *TIMESTEP_SPACINGS])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_as_many_steps_as_were_trained(sampler, spacing):
+    for num_train in (1, 2, 30):
+        schedule = NoiseSchedule(num_train_timesteps=num_train)
+        run = Sampler(sampler, schedule, "epsilon", num_train, {"timestep_spacing": spacing} if spacing else None)
+        latents = paddle.to_tensor(initial_noise(1, "a", 0, SHAPE)[None]) * run.initial_scale
+        for timestep in run.timesteps:
+            assert 0 <= float(timestep) < num_train
+            seen = run.scale_input(latents, timestep)
+            latents = run.step(seen * 0.5, timestep, latents, latents * 0)
+        assert np.isfinite(latents.numpy()).all()
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm", "euler", "euler-ancestral", "dpm-solver++"])
+def test_noise_alone_is_sampled_from_its_last_timestep(sampler):
+    """And a spacing that the model came with goes before."""
+    schedule = NoiseSchedule(rescale_betas_zero_snr=True)
+    assert float(Sampler(sampler, schedule, "v_prediction", 10).timesteps[0]) == 999
+    spaced = Sampler(sampler, schedule, "v_prediction", 10, {"timestep_spacing": "leading"})
+    assert float(spaced.timesteps[0]) < 999
+    plain = Sampler(sampler, NoiseSchedule(), "v_prediction", 10, {"timestep_spacing": "trailing"})
+    assert [float(one) for one in plain.timesteps] == [*range(999, 0, -100)]
+
+
+def test_dpm_solver_ends_at_the_picture():
+    run = Sampler("dpm-solver++", NoiseSchedule(), "epsilon", 20)
+    assert float(run.scheduler.sigmas[-1]) == 0
+
+
+def test_what_is_not_finite_is_an_error(model):
+    settings = dict(negative_prompts=["b", "b"], check=True)
+    with pytest.raises(ModelError, match="at guidance 1e\\+39 ended in values that are not finite for the prompt 'a'"):
+        draw(model, Words(), ["a", "c"], [0, 0], SHAPE, 9, 1e39, 2, **settings)
+    black = draw(model, Words(), ["a", "c"], [0, 0], SHAPE, 9, 1e39, 2, **settings | {"check": False})
+    assert black.shape == (2, 64, 64, 3)
+
+
+def test_negative_prompts_take_the_place_of_the_empty_one(model):
+    def with_negative(text):
+        return draw(model, Words(), ["a"], [0], SHAPE, 9, 4.0, 3, negative_prompts=[text]).astype(int)
+
+    assert (with_negative("") == draw(model, Words(), ["a"], [0], SHAPE, 9, 4.0, 3)).all()
+    assert np.abs(with_negative("zz") - with_negative("")).max() > 1
+    # Guidance away from the prompt itself is no guidance.
+    unguided = draw(model, Words(), ["a"], [0], SHAPE, 9, 1.0, 3).astype(int)
+    assert np.abs(with_negative("a") - unguided).max() <= 1
+
+
+def test_every_step_has_noise_of_its_own():
+    first, second = (next(stream) for stream in [noises(1, "a", 0, SHAPE)] * 2)
+    assert (first == initial_noise(1, "a", 0, SHAPE)).all() and (first != second).any()
+
+
+def test_a_schedule_that_a_sampler_cannot_follow_is_refused():
+    class Odd(NoiseSchedule):
+        def scheduler_config(self):
+            return super().scheduler_config() | {"rescale_betas_zero_snr": True}
+
+    with pytest.raises(ConfigError, match="the sampler lms knows no rescale_betas_zero_snr"):
+        Sampler("lms", Odd(), "v_prediction", 5)
+
+
+def test_guidance_scales_start_from_the_same_noise(model):
+    """One step is affine in the prediction, so three scales lie on a line if and only if their noise is the same."""
+    one, two, three = (sample_of(model, scale) for scale in (2.0, 3.0, 4.0))
+    np.testing.assert_allclose(three - two, two - one, atol=2e-4)
+
+
+def sample_of(model, scale):
+    ids = paddle.to_tensor(Words().encode(["a"]))
+    noise = paddle.to_tensor(initial_noise(9, "a", 0, SHAPE)[None])
+    return sample_latents(model, ids, paddle.to_tensor(Words().encode([""])), noise, scale, 1).numpy()

@@ -1,0 +1,163 @@
+"""Every sampler against diffusers', over kinds of prediction, timestep spacings and numbers of steps.
+
+Where diffusers fails, ours must not, and the table says how they differ:
+
+leading, as many steps as were trained   its timesteps end beyond the schedule (IndexError); ours within
+dpm-solver++, as many steps as trained   it takes a timestep twice, and divides by the step between; ours does not
+trailing, some numbers of steps          it has one step more, at timestep -1; ours has not
+ddpm from noise alone                    its rounding gives the root of a negative number; ours is finite
+"""
+
+import os
+import random
+
+import needs
+import numpy as np
+import paddle
+import pytest
+
+from ppldm.diffusion.process import TIMESTEP_SPACINGS, NoiseSchedule
+from ppldm.diffusion.samplers import SAMPLERS, Sampler
+
+needs.need("parity")
+import diffusers  # noqa: E402
+import torch  # noqa: E402
+
+CLASSES = {
+    "ddim": (diffusers.DDIMScheduler, {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}),
+    "ddpm": (diffusers.DDIMScheduler, {"clip_sample": False, "set_alpha_to_one": True}),
+    "pndm": (diffusers.PNDMScheduler, {"skip_prk_steps": True, "set_alpha_to_one": False, "steps_offset": 1}),
+    "lms": (diffusers.LMSDiscreteScheduler, {}),
+    "euler": (diffusers.EulerDiscreteScheduler, {}),
+    "euler-ancestral": (diffusers.EulerAncestralDiscreteScheduler, {}),
+    "dpm-solver++": (diffusers.DPMSolverMultistepScheduler, {"algorithm_type": "dpmsolver++", "solver_order": 2}),
+}
+KINDS = [("epsilon", False), ("v_prediction", False), ("v_prediction", True)]
+TABLE = [
+    (sampler, kind, zero_snr, spacing)
+    for sampler in SAMPLERS
+    for kind, zero_snr in KINDS
+    for spacing in TIMESTEP_SPACINGS
+    if not (zero_snr and sampler in ("pndm", "lms"))  # which know no such schedule, there as here
+]
+FEW = (1, 2, 3, 6, 13, 14, 15, 25, 61)
+MANY = (50, 103, 250, 333, 500, 999, 1000)
+# All numbers of steps take an hour: a few are drawn by PPLDM_SEED, and all are played where PPLDM_ALL is set.
+ALL = os.environ.get("PPLDM_ALL", "0") not in ("", "0")
+DRAWN = random.Random(int(os.environ.get("PPLDM_SEED", 1)))
+MANY_DRAWN = MANY if ALL else DRAWN.sample(MANY[:-2], 1) + [1000]
+PLACES_DRAWN = range(1, 1001) if ALL else sorted(DRAWN.sample(range(1, 1001), 20))
+SHAPE = (1, 1, 2, 3)
+
+
+def predict(seen, timestep):
+    """Stands for a network: smooth in both, of the size of noise."""
+    return (0.9 * np.tanh(seen) + 0.2 * np.cos(timestep / 130 + seen)).astype(np.float32)
+
+
+def noise_of(number: int) -> np.ndarray:
+    return np.random.default_rng(number).standard_normal(SHAPE, dtype=np.float32)
+
+
+def theirs_of(sampler, kind, zero_snr, spacing, num_steps):
+    scheduler_class, settings = CLASSES[sampler]
+    schedule = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+    if zero_snr:
+        schedule["rescale_betas_zero_snr"] = True
+    scheduler = scheduler_class(**schedule, **settings, prediction_type=kind, timestep_spacing=spacing)
+    scheduler.set_timesteps(num_steps)
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(0)
+    return scheduler
+
+
+def ours_of(sampler, kind, zero_snr, spacing, num_steps):
+    schedule = NoiseSchedule(rescale_betas_zero_snr=zero_snr)
+    return Sampler(sampler, schedule, kind, num_steps, {"timestep_spacing": spacing})
+
+
+def draw_theirs(scheduler, sampler, monkeypatch) -> np.ndarray:
+    latents = torch.tensor(noise_of(0)) * scheduler.init_noise_sigma
+    for number, timestep in enumerate(scheduler.timesteps, 1):
+        noise = torch.tensor(noise_of(number))
+        monkeypatch.setattr(
+            "diffusers.schedulers.scheduling_euler_ancestral_discrete.randn_tensor", lambda *_, noise=noise, **__: noise
+        )
+        seen = scheduler.scale_model_input(latents, timestep)
+        predicted = torch.tensor(predict(seen.numpy(), float(timestep)))
+        more = {"eta": 1.0, "variance_noise": noise} if sampler == "ddpm" else {}
+        latents = scheduler.step(predicted, timestep, latents, **more).prev_sample
+    return latents.numpy()
+
+
+def draw_ours(run: Sampler) -> np.ndarray:
+    latents = paddle.to_tensor(noise_of(0)) * run.initial_scale
+    for number, timestep in enumerate(run.timesteps, 1):
+        seen = run.scale_input(latents, timestep)
+        predicted = paddle.to_tensor(predict(seen.numpy(), float(timestep)))
+        noise = paddle.to_tensor(noise_of(number)) if run.is_stochastic else None
+        latents = run.step(predicted, timestep, latents, noise)
+    return latents.numpy()
+
+
+def fails(sampler, timesteps: np.ndarray) -> bool:
+    """Whether diffusers' timesteps are such as make it fail, or draw what is not finite."""
+    twice = sampler == "dpm-solver++" and len(set(timesteps)) < len(timesteps)
+    return twice or timesteps.max() > 999 or timesteps.min() < 0
+
+
+def compare(sampler, kind, zero_snr, spacing, num_steps, monkeypatch):
+    ours, theirs = (make(sampler, kind, zero_snr, spacing, num_steps) for make in (ours_of, theirs_of))
+    steps = np.array([float(one) for one in ours.timesteps])
+    own = theirs.timesteps.numpy().astype(float)
+    drawn = draw_ours(ours)
+    assert np.isfinite(drawn).all()
+    assert steps.min() >= 0 and steps.max() <= 999
+    if fails(sampler, own):
+        assert len(steps) == num_steps + (sampler == "pndm" and num_steps > 1)
+        return
+    np.testing.assert_allclose(steps, own, rtol=1e-6, atol=1e-4)
+    expected = draw_theirs(theirs, sampler, monkeypatch)
+    if np.isfinite(expected).all():
+        np.testing.assert_allclose(drawn, expected, rtol=2e-3, atol=2e-3)
+    else:
+        assert sampler == "ddpm" and zero_snr
+
+
+@pytest.mark.parametrize("sampler, kind, zero_snr, spacing", TABLE)
+def test_few_steps(sampler, kind, zero_snr, spacing, monkeypatch):
+    for num_steps in FEW:
+        compare(sampler, kind, zero_snr, spacing, num_steps, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler, kind, zero_snr, spacing", TABLE)
+def test_many_steps(sampler, kind, zero_snr, spacing, monkeypatch):
+    for num_steps in MANY_DRAWN:
+        compare(sampler, kind, zero_snr, spacing, num_steps, monkeypatch)
+
+
+def check_places(sampler, kind, zero_snr, spacing, num_steps):
+    """The timesteps, sigmas and first scale are diffusers'."""
+    ours, theirs = (make(sampler, kind, zero_snr, spacing, num_steps) for make in (ours_of, theirs_of))
+    steps = np.array([float(one) for one in ours.timesteps])
+    assert steps.min() >= 0 and steps.max() <= 999
+    own = theirs.timesteps.numpy().astype(float)
+    if not fails(sampler, own):
+        np.testing.assert_allclose(steps, own, rtol=1e-6, atol=1e-4)
+        np.testing.assert_allclose(ours.initial_scale, float(theirs.init_noise_sigma), rtol=1e-3)
+        if hasattr(theirs, "sigmas"):
+            np.testing.assert_allclose(ours.scheduler.sigmas.numpy(), theirs.sigmas.numpy(), rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampler, kind, zero_snr, spacing", TABLE)
+def test_places_of_some_numbers_of_steps(sampler, kind, zero_snr, spacing):
+    for num_steps in (*range(4, 1000, 199), 998, 999, 1000):
+        check_places(sampler, kind, zero_snr, spacing, num_steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler, kind, zero_snr, spacing", TABLE)
+def test_places_of_every_number_of_steps(sampler, kind, zero_snr, spacing):
+    for num_steps in PLACES_DRAWN:
+        check_places(sampler, kind, zero_snr, spacing, num_steps)

@@ -1,0 +1,97 @@
+"""Published sizes, and what is said of configs and folders that cannot work."""
+
+import json
+import shutil
+
+import numpy as np
+import paddle
+import pytest
+from ppdiffusers import UNet2DConditionModel
+from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
+
+from ppldm.config.arguments import CONFIG_DIR, KNOWN_MODELS, ModelArguments
+from ppldm.families.build import build_ldm, downscale_factor, latent_shape, load_pipeline, load_vae, resize_text_encoder
+from ppldm.networks.configs import read_json_config, read_new_config
+from ppldm.utils.errors import ConfigError, ModelError
+
+
+def count(layer) -> int:
+    return int(sum(np.prod(p.shape) for p in layer.parameters()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file, whole, encoder", [("ldmbert.json", 581_994_042, 542_895_360),
+                                                  ("ldmbert_12.json", 122_562_618, 99_091_200)])  # fmt: skip
+def test_published_text_encoders(file, whole, encoder):
+    model = LDMBertModel(LDMBertConfig(**read_json_config(CONFIG_DIR / file, "")))
+    assert (count(model), count(model.model)) == (whole, encoder)
+
+
+@pytest.mark.parametrize("file, expected", [("unet.json", 872_300_484), ("unet_12.json", 859_520_964)])
+def test_published_unets(file, expected):
+    with paddle.LazyGuard():
+        unet = UNet2DConditionModel(**read_json_config(CONFIG_DIR / file, ""))
+    assert count(unet) == expected
+
+
+@pytest.mark.parametrize("name", KNOWN_MODELS)
+def test_published_pairs_fit(name):
+    text_encoder, unet = ModelArguments(model_name_or_path=name).config_files()
+    assert read_json_config(unet, "")["cross_attention_dim"] == read_json_config(text_encoder, "")["d_model"]
+
+
+def test_vocabulary_and_length_are_the_tokenizers(tiny):
+    sizes = {"vocab_size": 18000, "max_position_embeddings": 7}
+    config = read_new_config("ldmbert", tiny.config("ldmbert"), "")
+    assert resize_text_encoder(config, "x", sizes) == config | sizes
+    arguments = ModelArguments(
+        vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("ldmbert"),
+        unet_config_file=tiny.config("unet"), model_max_length=7,
+    )  # fmt: skip
+    text_encoder = build_ldm(arguments, 18000, 0).text_encoder
+    assert text_encoder.model.embed_tokens.weight.shape == [18000, 32]
+    assert text_encoder.model.embed_positions.weight.shape == [7, 32]
+    with pytest.raises(ConfigError, match="x: pad_token_id 90 must be below vocab_size 80; correct it"):
+        resize_text_encoder(config | {"pad_token_id": 90}, "x", {"vocab_size": 80})
+
+
+def test_shapes_of_latents(tiny):
+    vae = load_vae(tiny.vae)
+    assert downscale_factor(vae) == 8
+    assert latent_shape(vae, 64) == (4, 8, 8)
+    with pytest.raises(ConfigError, match="--resolution 60 must be a multiple of 8"):
+        latent_shape(vae, 60)
+
+
+def test_bad_folders_name_the_folder(tmp_path, tiny):
+    with pytest.raises(ModelError, match=f"no folder or file {tmp_path}/none"):
+        load_vae(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="empty has no config.json"):
+        load_vae(tmp_path / "empty")
+    (tmp_path / "half").mkdir()
+    shutil.copy(f"{tiny.vae}/config.json", tmp_path / "half")
+    with pytest.raises(ModelError, match="half has no weights"):
+        load_vae(tmp_path / "half")
+    with pytest.raises(ModelError, match="not an exported pipeline"):
+        load_pipeline(tmp_path)
+
+
+def test_parts_that_do_not_fit_are_refused(tmp_path, tiny):
+    narrow = tmp_path / "narrow.json"
+    narrow.write_text(json.dumps(read_json_config(tiny.config("unet"), "") | {"cross_attention_dim": 16}))
+    arguments = ModelArguments(
+        vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("ldmbert"), unet_config_file=str(narrow)
+    )
+    with pytest.raises(ModelError, match="cross_attention_dim"):
+        build_ldm(arguments, 100, 0)
+
+
+def test_parameter_names_do_not_depend_on_what_was_built_before(tiny):
+    arguments = ModelArguments(
+        vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("ldmbert"), unet_config_file=tiny.config("unet")
+    )
+    first = [p.name for p in build_ldm(arguments, 100, 0).parameters()]
+    paddle.nn.Linear(2, 2)
+    assert [p.name for p in build_ldm(arguments, 100, 0).parameters()] == first
+    assert len(set(first)) == len(first)

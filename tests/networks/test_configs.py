@@ -1,0 +1,205 @@
+"""A config that no network can have is refused by its name, setting and value, before paddle is imported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ppldm.config.arguments import CONFIG_DIR
+from ppldm.networks.config_fields import IGNORED, REQUIRED, SETTINGS
+from ppldm.networks.configs import check_config, check_fit, check_tokenizer_fit, is_ldmbert, read_new_config, table_of
+from ppldm.utils.errors import ConfigError, ModelError
+from tests.conftest import TEXT_ENCODER_CONFIG, UNET_CONFIG, VAE_CONFIG
+
+CLIP = {"vocab_size": 520, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP}
+NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
+
+
+def classes():
+    from ppdiffusers import AutoencoderKL, UNet2DConditionModel
+    from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig
+    from ppdiffusers.transformers import CLIPTextConfig
+
+    return {"vae": AutoencoderKL, "unet": UNet2DConditionModel, "ldmbert": LDMBertConfig, "clip": CLIPTextConfig}
+
+
+@pytest.mark.parametrize("table", SETTINGS)
+def test_the_tables_are_those_of_the_classes(table):
+    import inspect
+
+    theirs = inspect.signature(classes()[table].__init__).parameters
+    own = {name: p.default for name, p in theirs.items() if p.default is not inspect.Parameter.empty}
+    own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+    ours = {name: setting.default for name, setting in SETTINGS[table].items()}
+    assert {name: own[name] for name in ours} == ours
+    if table in ("vae", "unet"):
+        assert own.keys() == ours.keys()
+    else:
+        instance = classes()[table]().to_dict().keys()
+        assert {name for name in instance if not name.startswith("_")} <= ours.keys() | IGNORED[table]
+    assert set(REQUIRED[table]) <= ours.keys()
+
+
+@pytest.mark.parametrize("table", SETTINGS)
+def test_defaults_are_allowed_and_a_config_is_completed(table):
+    for name, setting in SETTINGS[table].items():
+        assert setting.rule.holds(setting.default), name
+    whole = check_config(table, CONFIGS[table], "x")
+    assert whole == {name: setting.default for name, setting in SETTINGS[table].items()} | CONFIGS[table]
+    assert check_config(table, whole, "x", new=True) == whole
+    named = {"_class_name": "Anything", "_ppdiffusers_version": "0.0.0", "_name_or_path": 3, **CONFIGS[table]}
+    assert check_config(table, named, "x", new=True) == whole
+
+
+def test_what_is_returned_can_be_changed():
+    check_config("vae", VAE_CONFIG, "x")["down_block_types"].append("more")
+    check_config("vae", {"latent_channels": 3}, "x")["block_out_channels"].append(1)
+    assert SETTINGS["vae"]["block_out_channels"].default == [64] and len(VAE_CONFIG["down_block_types"]) == 4
+
+
+@pytest.mark.parametrize("table, name", [(table, name) for table in SETTINGS for name in SETTINGS[table]])
+def test_every_setting_refuses_what_it_cannot_be(table, name):
+    allowed = [value for value in NEVER if SETTINGS[table][name].rule.holds(value)]
+    assert allowed in ([], [-1.5]), allowed  # a number of any size
+    for value in NEVER:
+        if value not in allowed:
+            with pytest.raises(ModelError, match=rf"^file: {name} .* must be .*; correct it$"):
+                check_config(table, CONFIGS[table] | {name: value}, "file")
+
+
+WRONG = [
+    ("ldmbert", {"encoder_attention_heads": 0}, "encoder_attention_heads 0 must be a whole number from 1"),
+    ("ldmbert", {"head_dim": 0}, "head_dim 0 must be a whole number from 1"),
+    ("ldmbert", {"encoder_layers": -1}, "encoder_layers -1 must be"),
+    ("ldmbert", {"encoder_layers": True}, "encoder_layers true must be"),
+    ("ldmbert", {"d_model": 32.0}, "d_model 32.0 must be"),
+    ("ldmbert", {"dropout": 1.5}, "dropout 1.5 must be a number from 0 to below 1"),
+    ("ldmbert", {"dropout": 1}, "dropout 1 must be a number from 0 to below 1"),
+    ("ldmbert", {"activation_function": "gleu"}, 'activation_function "gleu" must be one of gelu, .*tanh'),
+    ("ldmbert", {"pad_token_id": 100}, "pad_token_id 100 must be below vocab_size 100"),
+    ("ldmbert", {"encoder_layer": 3}, "no setting 'encoder_layer' .* an LDMBert.*; did you mean encoder_layers?"),
+    ("ldmbert", {"d_model": None}, "d_model null must be"),
+    ("clip", {"num_attention_heads": 5}, "num_attention_heads 5 does not divide hidden_size 32"),
+    ("unet", {"norm_num_groups": 3}, r"norm_num_groups 3 does not divide all of block_out_channels \[16, 16\]"),
+    ("unet", {"attention_head_dim": 5}, "attention_head_dim 5 does not divide block_out_channels 16"),
+    ("unet", {"attention_head_dim": [2, 3]}, "attention_head_dim 3 does not divide block_out_channels 16"),
+    ("unet", {"attention_head_dim": [2]}, "attention_head_dim has 1 entries, and down_block_types 2"),
+    ("unet", {"up_block_types": ["UpBlock2D"]}, "up_block_types has 1 entries, and down_block_types 2"),
+    ("unet", {"block_out_channels": [16, 16, 16]}, "block_out_channels has 3 entries"),
+    ("unet", {"block_out_channels": [16, 0]}, r"block_out_channels \[16, 0\] must be a list of whole number"),
+    ("unet", {"down_block_types": ["DownBlok2D", "DownBlock2D"]}, "down_block_types .* must be a list of DownBlock2D"),
+    ("unet", {"freq_shift": 8}, "freq_shift 8 must be below half of the first of block_out_channels 16"),
+    ("unet", {"class_embed_type": "projection"}, "class_embed_type projection needs projection_class_embeddings_input"),
+    ("unet", {"encoder_hid_dim_type": "text_proj"}, "encoder_hid_dim_type text_proj needs encoder_hid_dim"),
+    ("unet", {"num_attention_heads": 2}, r"num_attention_heads 2 must be null \(ppdiffusers"),
+    ("unet", {"conv_in_kernel": 2}, "conv_in_kernel 2 must be an odd whole number"),
+    ("unet", {"chanels": 3}, "no setting 'chanels' is known for a UNet; did you mean in_channels"),
+    ("vae", {"norm_num_groups": None}, "norm_num_groups null must be"),
+    ("vae", {"up_block_out_channels": [8, 8, 8, 6]}, "norm_num_groups 4 does not divide all of up_block_out_channels"),
+    ("vae", {"scaling_factor": 0}, "scaling_factor 0 must be a number above 0"),
+    ("vae", {"layers_per_block": 10**9}, "layers_per_block 1000000000 must be"),
+    ("vae", {"qqqq": 1}, "no setting 'qqqq' is known for a VAE; known: in_channels"),
+]
+
+
+@pytest.mark.parametrize("table, change, words", WRONG)
+@pytest.mark.parametrize("new", [False, True])
+def test_wrong_values_are_named(table, change, words, new):
+    with pytest.raises(ModelError, match=f"^file: {words}"):
+        check_config(table, CONFIGS[table] | change, "file", new=new)
+
+
+@pytest.mark.parametrize("table", SETTINGS)
+def test_a_new_network_names_its_sizes(table):
+    for name in REQUIRED[table]:
+        rest = {key: value for key, value in CONFIGS[table].items() if key != name}
+        with pytest.raises(ModelError, match=f"^file is no config of an? .*: it does not say .*{name}"):
+            check_config(table, rest, "file", new=True)
+    for new in (False, True):
+        with pytest.raises(ModelError, match="^file is no config of"):
+            check_config(table, {}, "file", new=new)
+
+
+def test_an_unknown_setting_that_asks_for_nothing_is_another_version_s():
+    assert "later_setting" not in check_config("unet", UNET_CONFIG | {"later_setting": None}, "x")
+    with pytest.raises(ModelError, match="no setting 'later_setting'"):
+        check_config("unet", UNET_CONFIG | {"later_setting": None}, "x", new=True)
+
+
+@pytest.mark.parametrize("given", CONFIGS)
+@pytest.mark.parametrize("wanted", ["vae", "unet", "ldmbert", "text_encoder"])
+def test_a_config_of_another_kind_is_recognised(given, wanted):
+    if given == wanted or (wanted == "text_encoder" and given in ("ldmbert", "clip")):
+        assert check_config(wanted, CONFIGS[given], "x")
+        return
+    with pytest.raises(ConfigError, match=r"^file is the config of an? .*, and an? .* is wanted here"):
+        check_config(wanted, CONFIGS[given], "file", ConfigError)
+
+
+def test_two_kinds_of_text_encoder():
+    assert table_of("text_encoder", CLIP) == "clip" and not is_ldmbert(CLIP) and is_ldmbert(TEXT_ENCODER_CONFIG)
+    ours = {name: setting.default for name, setting in SETTINGS["ldmbert"].items()}
+    everything = ours | dict.fromkeys(IGNORED["ldmbert"], 1)
+    assert check_config("text_encoder", everything, "x") == ours
+
+
+FITTING = {kind: check_config(kind, CONFIGS[kind], "x") for kind in ("vae", "unet")} | {
+    "text_encoder": check_config("ldmbert", TEXT_ENCODER_CONFIG, "x")
+}
+
+
+@pytest.mark.parametrize(
+    "kind, change, words",
+    [
+        ("vae", {"latent_channels": 8}, "the UNet takes 4 channels and gives 4, and the VAE gives 8"),
+        ("unet", {"out_channels": 8}, "the UNet takes 4 channels and gives 8, and the VAE gives 4"),
+        ("vae", {"in_channels": 1}, "the VAE takes 1 channels and gives 3; pictures have 3"),
+        ("vae", {"shift_factor": 0.1}, "the VAE's shift_factor 0.1 is not supported"),
+        ("unet", {"cross_attention_dim": 16}, "the UNet attends to width 16 and the text encoder gives 32"),
+        ("unet", {"cross_attention_dim": [32, 16]}, r"the UNet attends to width \[32, 16\] and the text encoder"),
+        ("unet", {"num_class_embeds": 10}, "the UNet's num_class_embeds 10 asks for an input that"),
+    ],
+)
+def test_networks_that_do_not_fit(kind, change, words):
+    check_fit(FITTING)
+    check_fit(FITTING | {"unet": FITTING["unet"] | {"cross_attention_dim": [32, 32]}})
+    with pytest.raises(ModelError, match=f"^{words}"):
+        check_fit(FITTING | {kind: FITTING[kind] | change})
+    with pytest.raises(ConfigError, match=f"^file: {words}"):
+        check_fit(FITTING | {kind: FITTING[kind] | change}, "file", ConfigError)
+
+
+def test_tokenizers_that_do_not_fit():
+    check_tokenizer_fit(FITTING["text_encoder"], 100, 12)
+    for sizes in ((101, 12), (100, 13)):
+        with pytest.raises(ModelError, match="the text encoder knows 100 words and 12 positions, the tokenizer"):
+            check_tokenizer_fit(FITTING["text_encoder"], *sizes)
+
+
+def test_files_are_named(tmp_path):
+    path = tmp_path / "c.json"
+    with pytest.raises(ConfigError, match=r"cannot read the config .*c.json .*; --unet_config_file names a JSON file"):
+        read_new_config("unet", path, "--unet_config_file")
+    for text, words in (("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "holds no JSON object")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=f"c.json {words}"):
+            read_new_config("unet", path, "--unet_config_file")
+    path.write_bytes(b"\xff{}")
+    with pytest.raises(ConfigError, match="c.json is not JSON"):
+        read_new_config("unet", path, "--unet_config_file")
+    path.write_text(json.dumps(UNET_CONFIG))
+    assert read_new_config("unet", path, "")["norm_eps"] == 1e-5
+
+
+@pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*.json")), ids=lambda path: path.name)
+def test_published_configs_are_read(path):
+    table = "ldmbert" if "bert" in path.name else path.name.partition("_")[0].partition(".")[0]
+    assert json.loads(path.read_text()).items() <= read_new_config(table, path, "").items()
+
+
+def test_no_paddle_is_imported():
+    code = "import sys, ppldm.networks.configs; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"paddle", "paddlenlp", "ppdiffusers", "numpy"} & set(done.stdout.split())

@@ -1,0 +1,126 @@
+"""Laws: small JPEG files untouched; everything else as training sees it, shrunk, never enlarged or padded."""
+
+import io
+import time
+
+import numpy as np
+import pytest
+import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from ppldm.data.images.decode import WEB_FORMATS, decode_pixels, image_size
+from ppldm.prepare.download.failures import classify
+from ppldm.prepare.download.resize import Resizer
+from ppldm.utils.errors import ConfigError, RowError
+
+
+def fit(image: bytes, **options):
+    return Resizer(**options)(io.BytesIO(image))
+
+
+@pytest.mark.parametrize("image", [web.encode(web.picture(0)), web.turned(web.picture(1)), web.PICTURES["cmyk.jpg"]])
+def test_small_jpeg_files_are_untouched(image):
+    encoded, width, height, *_, message = fit(image, image_size=64)
+    assert encoded == image and message is None
+    assert (height, width) == decode_pixels(image).shape[:2]
+
+
+@settings(deadline=None, max_examples=40)
+@given(width=st.integers(1, 300), height=st.integers(1, 300), size=st.integers(8, 120))
+def test_the_short_side_is_at_most_the_size_and_nothing_grows(width, height, size):
+    image = web.encode(web.picture(0, (width, height)), "PNG")
+    encoded, new_width, new_height, *original, message = fit(image, image_size=size)
+    assert message is None and original == [width, height]
+    assert Image.open(io.BytesIO(encoded)).size == (new_width, new_height)
+    assert min(new_width, new_height) == min(width, height, size)
+    assert abs(new_width * height - new_height * width) <= max(width, height)
+
+
+@pytest.mark.parametrize("name", web.PICTURES)
+def test_pixels_are_those_that_training_sees(name):
+    image = web.PICTURES[name]
+    encoded, *_, message = fit(image, encode_quality=100)
+    assert message is None
+    # The blocks have sharp edges, which JPEG blurs in colour; another frame or orientation differs by over 50.
+    assert np.abs(decode_pixels(encoded).astype(int) - decode_pixels(image, formats=WEB_FORMATS)).mean() < 12
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(
+    "image_format", [name for name in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF") if name in WEB_FORMATS]
+)
+def test_the_size_is_that_of_the_picture_as_shown(image_format, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = web.encode(web.picture(0, (60, 40)), image_format, exif=exif)
+    shown = (60, 40) if orientation < 5 else (40, 60)
+    assert image_size(image, WEB_FORMATS) == shown
+    assert decode_pixels(image, formats=WEB_FORMATS).shape == (*shown[::-1], 3)
+    encoded, *sizes, message = fit(image, image_size=20)
+    assert message is None and tuple(sizes[2:]) == shown and Image.open(io.BytesIO(encoded)).format == "JPEG"
+
+
+@pytest.mark.parametrize("dtype, top", [(np.float32, 1.0), (np.int32, 2**20), (np.int32, -5)])
+def test_pixels_of_unknown_range_are_refused(dtype, top):
+    image = web.encode(Image.fromarray(np.linspace(0, top, 64).reshape(8, 8).astype(dtype)), "TIFF")
+    encoded, *_, message = fit(image)
+    assert encoded is None and "pixel" in message and classify("failed_to_resize", message) == "decode"
+
+
+def test_formats_of_the_web_are_not_those_of_part_files():
+    with pytest.raises(RowError, match="no known format"):
+        decode_pixels(web.PICTURES["scan.tiff"])
+
+
+def test_exif_rotation_is_applied_where_a_picture_is_encoded_again():
+    source = web.picture(5, (90, 72))
+    encoded, width, height, *original, _ = fit(web.turned(source), image_size=36)
+    assert (width, height, *original) == (36, 45, 72, 90)
+    expected = np.asarray(source.transpose(Image.Transpose.ROTATE_270).resize((36, 45), Image.Resampling.LANCZOS))
+    assert np.abs(decode_pixels(encoded).astype(int) - expected).mean() < 8
+
+
+def test_sixteen_bits_are_scaled_not_clipped():
+    pixels = decode_pixels(fit(web.sixteen_bit())[0])
+    assert pixels.min() < 5 and pixels.max() > 250 and 120 < pixels.mean() < 135
+
+
+def test_no_resizing_leaves_the_size():
+    image = web.encode(web.picture(0, (200, 100)))
+    assert fit(image, image_size=0)[0] == image
+
+
+@pytest.mark.parametrize(
+    "image, options, name",
+    [
+        (b"<html>", {}, "decode"),
+        (b"", {}, "decode"),
+        (web.encode(web.picture(0, (64, 64)))[:-50], {}, "decode"),
+        (web.huge_png_header(), {}, "too_large"),
+        (web.encode(web.picture(0, (64, 64))), {"max_image_area": 4095}, "too_large"),
+        (web.encode(web.picture(0, (64, 32))), {"min_image_size": 33}, "too_small"),
+        (web.encode(web.picture(0, (64, 32))), {"max_aspect_ratio": 1.9}, "aspect"),
+    ],
+)
+def test_what_is_left_out_says_why(image, options, name):
+    *nothing, message = fit(image, **options)
+    assert nothing == [None] * 5 and classify("failed_to_resize", message) == name
+
+
+def test_bounds_are_inclusive():
+    options = {"max_image_area": 64 * 32, "min_image_size": 32, "max_aspect_ratio": 2}
+    assert fit(web.encode(web.picture(0, (64, 32))), **options)[-1] is None
+
+
+def test_a_bomb_is_known_from_its_header():
+    started = time.process_time()
+    fit(web.huge_png_header())
+    assert time.process_time() - started < 1  # decoding it would take minutes and 12 GB
+
+
+@pytest.mark.parametrize("options", [{"image_size": -1}, {"encode_quality": 101}])
+def test_bad_settings_are_refused(options):
+    with pytest.raises(ConfigError, match="--" + next(iter(options)).replace("_", "-")):
+        Resizer(**options)

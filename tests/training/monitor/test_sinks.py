@@ -1,0 +1,121 @@
+"""Every place that shows curves shows one, over any number of resumes, also after a kill."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from ppldm.training.monitor.metrics import METRICS_FILE, MetricsWriter, drop_after
+from ppldm.training.monitor.sinks import (
+    PACKAGES,
+    SAMPLES_DIR,
+    VISUALDL_FILE,
+    WANDB_ID_FILE,
+    check_reporters,
+    old_pictures,
+    open_sinks,
+)
+from ppldm.utils.errors import ConfigError
+from ppldm.utils.pictures import save_png
+
+
+def write(folder, reporters, resume_at, steps, factor=1.0):
+    """Log `steps` as a run does that resumes at `resume_at`; a picture every second step."""
+    path = folder / METRICS_FILE
+    past = drop_after(path, resume_at)
+    writer = MetricsWriter(path, open_sinks(reporters, folder, folder / "logs", past, {"seed": 5}))
+    (folder / SAMPLES_DIR).mkdir(exist_ok=True)
+    for step in steps:
+        writer.log(step, {"loss": factor / step})
+        if step % 2 == 0:
+            picture = np.full((4, 8, 3), step, dtype=np.uint8)
+            save_png(folder / SAMPLES_DIR / f"step-{step:06d}-reconstruction.png", picture)
+            writer.add_pictures(step, {"reconstruction": picture})
+    writer.close()
+
+
+@pytest.mark.parametrize("resume_at", [0, 3, 6])
+def test_visualdl_shows_one_curve_and_the_pictures(tmp_path, resume_at):
+    from visualdl import LogReader
+
+    write(tmp_path, ["visualdl"], 0, range(1, 7), factor=7.0)
+    write(tmp_path, ["visualdl"], resume_at, range(resume_at + 1, 9))
+    reader = LogReader(logdir=str(tmp_path / "logs"))
+    # The page shows the newest file of a folder alone; the reader does as the page does.
+    assert [list(files) for files in [reader.logs().values()]] == [[VISUALDL_FILE]]
+    records = LogReader(file_path=str(tmp_path / "logs" / VISUALDL_FILE))
+    curve = {record.id: record.value for record in records.get_data("scalar", "train/loss")}
+    assert curve == pytest.approx({step: (7.0 if step <= resume_at else 1.0) / step for step in range(1, 9)})
+    assert [record.id for record in records.get_data("image", "reconstruction")] == [2, 4, 6, 8]
+
+
+def test_old_pictures_are_the_newest_of_each_tag(tmp_path):
+    (tmp_path / SAMPLES_DIR).mkdir()
+    for step in range(1, 31):
+        for tag in ("a", "ddim-samples-7.5"):
+            (tmp_path / SAMPLES_DIR / f"step-{step:06d}-{tag}.png").touch()
+    found = [(step, tag) for step, tag, _ in old_pictures(tmp_path, 25)]
+    assert found == [(step, tag) for step in range(16, 26) for tag in ("a", "ddim-samples-7.5")]
+    assert old_pictures(tmp_path / "nowhere", 5) == []
+
+
+def events(path):
+    """The events of a TensorBoard file, read by its format: length, checksum, bytes, checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, place = path.read_bytes(), 0
+    while place < len(data):
+        (length,) = struct.unpack_from("<Q", data, place)
+        yield Event.FromString(data[place + 12 : place + 12 + length])
+        place += length + 16
+
+
+def test_tensorboard_takes_back_what_is_past_the_step(tmp_path):
+    write(tmp_path, ["tensorboard"], 0, range(1, 7), factor=7.0)
+    first = set((tmp_path / "logs").iterdir())
+    write(tmp_path, ["tensorboard"], 3, range(4, 9))
+    curve, pictures = {}, set()
+    for path in [*first, *set((tmp_path / "logs").iterdir()) - first]:
+        for event in events(path):
+            if event.HasField("session_log"):  # as TensorBoard does where a start says from which step on
+                curve = {step: value for step, value in curve.items() if step < event.step}
+                pictures = {step for step in pictures if step < event.step}
+            for value in event.summary.value:
+                if value.tag == "train/loss":
+                    curve[event.step] = value.simple_value
+                elif value.tag == "reconstruction":
+                    pictures.add(event.step)
+    assert curve == pytest.approx({step: (7.0 if step <= 3 else 1.0) / step for step in range(1, 9)})
+    assert pictures == {2, 4, 6, 8}
+
+
+@pytest.mark.slow
+@pytest.mark.needs("wandb")
+def test_wandb_goes_on_under_one_number(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    write(tmp_path, ["wandb"], 0, range(1, 5))
+    number = (tmp_path / WANDB_ID_FILE).read_text().strip()
+    write(tmp_path, ["wandb"], 2, range(3, 6))
+    assert (tmp_path / WANDB_ID_FILE).read_text().strip() == number
+    runs = sorted(path.name for path in (tmp_path / "wandb").glob("offline-run-*"))
+    assert runs and all(name.endswith(number) for name in runs)
+    write(tmp_path, ["wandb"], 0, range(1, 3))
+    assert (tmp_path / WANDB_ID_FILE).read_text().strip() != number
+
+
+def test_what_is_not_installed_is_said_in_a_line(monkeypatch):
+    check_reporters(["visualdl", "none"])
+    monkeypatch.setitem(PACKAGES, "wandb", "no_such_package")
+    with pytest.raises(
+        ConfigError, match="wandb needs a package that is not installed; run pip install no_such_package"
+    ):
+        check_reporters(["wandb"])
+    with pytest.raises(ConfigError, match="--report_to tensorbord is not known; use visualdl, tensorboard, wandb or"):
+        check_reporters(["tensorbord"])
+
+
+def test_the_file_is_json_lines(tmp_path):
+    write(tmp_path, [], 0, range(1, 4))
+    assert [json.loads(line)["global_step"] for line in (tmp_path / METRICS_FILE).open()] == [1, 2, 3]

@@ -1,0 +1,66 @@
+"""The fused update is AdamW's, and its state is too."""
+
+import numpy as np
+import paddle
+import pytest
+
+from ppldm.training.optimizer.fused_adamw import FusedAdamW
+
+
+def train(kind, clip, num_updates=4, state=None):
+    """Updates of a net whose parameters differ in weight decay and learning rate."""
+    with paddle.utils.unique_name.guard():
+        net = paddle.nn.Sequential(paddle.nn.Linear(8, 16), paddle.nn.LayerNorm(16), paddle.nn.Linear(16, 1))
+        for number, parameter in enumerate(net.parameters()):
+            values = np.random.default_rng(number).standard_normal(parameter.shape)
+            parameter.set_value(values.astype(np.float32))
+        net[2].weight.optimize_attr["learning_rate"] = 0.5
+        decayed = {p.name for p in net.parameters() if p.ndim > 1}
+        optimizer = kind(
+            learning_rate=paddle.optimizer.lr.LambdaDecay(1e-2, lambda update: 1 / (update + 1)),
+            parameters=net.parameters(),
+            weight_decay=0.1,
+            apply_decay_param_fun=decayed.__contains__,
+            grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1) if clip else None,
+        )
+        if state:
+            optimizer.set_state_dict(state)
+        pixels = paddle.to_tensor(np.random.default_rng(9).standard_normal((4, 8)).astype(np.float32))
+        for _ in range(num_updates):
+            net(pixels).square().mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            optimizer._learning_rate.step()
+    return [p.numpy() for p in net.parameters()], optimizer.state_dict()
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_it_is_adamw(clip):
+    weights, state = train(paddle.optimizer.AdamW, clip)
+    fused_weights, fused_state = train(FusedAdamW, clip)
+    for one, other in zip(weights, fused_weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    assert state.keys() == fused_state.keys()
+    for name in state.keys() - {"LR_Scheduler"}:
+        np.testing.assert_allclose(state[name].numpy(), fused_state[name].numpy(), rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("first, second", [(FusedAdamW, paddle.optimizer.AdamW), (paddle.optimizer.AdamW, FusedAdamW)])
+def test_each_goes_on_with_the_others_state(first, second):
+    _, state = train(first, clip=False)
+    weights, _ = train(second, clip=False, num_updates=2, state=state)
+    expected, _ = train(first, clip=False, num_updates=2, state=state)
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_weights_that_have_no_gradient_stay():
+    with paddle.utils.unique_name.guard():
+        layers = [paddle.nn.Linear(2, 2) for _ in range(2)]
+        optimizer = FusedAdamW(parameters=[p for layer in layers for p in layer.parameters()])
+        before = layers[1].weight.numpy().copy()
+        layers[0](paddle.ones([1, 2])).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        optimizer.step()
+    assert (layers[1].weight.numpy() == before).all()

@@ -1,0 +1,206 @@
+"""Ranks that share out the optimizer's state train as ranks that each keep all of it, to the bit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from poison import poisoned
+
+from ppldm.data.order import Mix
+from ppldm.training.arguments import parse_arguments
+from ppldm.training.checkpoint.checkpoint import count_bytes
+from ppldm.training.loop import run_loop
+from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.optimizer.sharding import assign_owners, parameter_of
+from ppldm.training.text_to_image import prepare_text_to_image
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = ("model_state.pdparams", "optimizer.pdopt", "ema_state.pdparams", "scheduler.pdparams")
+SETTINGS = {
+    "max_steps": 4, "save_steps": 2, "use_ema": True, "max_grad_norm": 0.5, "lr_scheduler_type": "cosine",
+    "unet_learning_rate": 2e-3, "decay_norms_and_biases": False, "check_ranks_every": 1,
+}  # fmt: skip
+SPLIT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}  # over two ranks, 8 samples
+AT_ONCE = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+SHARES = {"sharding": "stage1"}
+GRADIENTS = {"sharding": "stage2"}
+PAIRS = [("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares"),
+         ("loop whole", "loop gradients"), ("trainer whole", "trainer gradients"),
+         ("at once whole", "at once gradients")]  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 10**9), max_size=60), st.integers(1, 65))
+def test_shares_are_even_and_the_same_everywhere(sizes, num_ranks):
+    owners = assign_owners(sizes, num_ranks)
+    assert len(owners) == len(sizes) and owners == assign_owners(tuple(sizes), num_ranks)
+    loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(num_ranks)]
+    assert sum(loads) == sum(sizes)  # every owner is a rank
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+def test_keys_of_the_state_name_their_parameter():
+    assert parameter_of("linear_0.w_0_moment1_0") == "linear_0.w_0" == parameter_of("linear_0.w_0_beta2_pow_acc_0")
+    assert parameter_of("conv2d_3.b_0_fp32_master_0_moment2_0") == "conv2d_3.b_0"
+    assert parameter_of("LR_Scheduler") is None
+
+
+def test_one_rank_has_nothing_to_share_and_is_told(tiny, tmp_path, capfd):
+    run = prepare(tiny.flags(tmp_path, **SHARES))
+    assert type(run.state.optimizer) is paddle.optimizer.AdamW
+    assert "--sharding stage1 does nothing here: there is one rank" in capfd.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def runs(tiny, tmp_path_factory):
+    """Folders by name, of runs of two ranks and a few of one, and the facts of ranks 0 and 1."""
+    top = tmp_path_factory.mktemp("shares")
+    bad_row = rows_of(3)[5]
+    with poisoned([bad_row]):
+        run_loop(prepare(tiny.flags(top / "one", **SETTINGS, per_device_train_batch_size=8)))
+    plans = []
+
+    def plan(name, kind, **changes):
+        plans.append([name, kind, tiny.flags(top / name, **{**SETTINGS, **SPLIT, **changes})])
+
+    plan("loop whole", "loop", recompute=True)
+    plan("loop shares", "loop", recompute=True, **SHARES)
+    plan("fused shares", "loop", recompute=True, fused_adamw=True, **SHARES)  # on a CPU its bits are AdamW's
+    plan("whole then shares", "loop", recompute=True, **SHARES, resume_from_checkpoint=top / "loop whole/checkpoint-2")
+    plan("trainer whole", "trainer")
+    plan("trainer shares", "trainer", **SHARES)
+    plan("shares then whole", "trainer", resume_from_checkpoint=top / "trainer shares/checkpoint-2")
+    plan("one then shares", "loop", **SHARES, resume_from_checkpoint=top / "one" / "checkpoint-2")
+    plan("loop gradients", "loop", recompute=True, **GRADIENTS)
+    plan(
+        "whole then gradients",
+        "loop",
+        recompute=True,
+        **GRADIENTS,
+        resume_from_checkpoint=top / "loop whole/checkpoint-2",
+    )
+    plan("trainer gradients", "trainer", **GRADIENTS)
+    plan("gradients then whole", "trainer", resume_from_checkpoint=top / "trainer gradients/checkpoint-2")
+    plan("one then gradients", "loop", **GRADIENTS, resume_from_checkpoint=top / "one" / "checkpoint-2")
+    plan("at once whole", "loop", **AT_ONCE)
+    plan("at once gradients", "loop", **AT_ONCE, **GRADIENTS)
+    (top / "plans.json").write_text(json.dumps(plans))
+    result = subprocess.run(
+        [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", top / "log",
+         ROOT / "tests/helpers/shares.py", str(bad_row), top / "facts", top / "plans.json"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return top, [json.loads((top / f"facts-{rank}").read_text()) for rank in (0, 1)], bad_row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole, shares", PAIRS)
+def test_shares_change_no_bit(runs, whole, shares):
+    top, _, _ = runs
+    assert losses(top / whole) == losses(top / shares)
+    assert [loss is None for loss in losses(top / shares)] == [False, False, True, False]
+    for step in (2, 4):
+        assert_same_checkpoint(top / whole, top / shares, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "straight, changed",
+    [("loop whole", "whole then shares"), ("trainer whole", "shares then whole"),
+     ("loop whole", "whole then gradients"), ("trainer whole", "gradients then whole")],
+)  # fmt: skip
+def test_a_run_goes_on_with_shares_or_without(runs, straight, changed):
+    top, _, _ = runs
+    assert losses(top / straight)[2:] == losses(top / changed)
+    assert_same_checkpoint(top / straight, top / changed, 4)
+
+
+@pytest.mark.slow
+def test_the_number_of_ranks_may_change(tiny, runs, tmp_path):
+    top, _, bad_row = runs
+    settings = {**SETTINGS, **GRADIENTS, "per_device_train_batch_size": 8}
+    for stage in ("shares", "gradients"):
+        flags = tiny.flags(tmp_path / stage, **settings, resume_from_checkpoint=top / f"loop {stage}/checkpoint-2")
+        with poisoned([bad_row]):
+            run_loop(prepare(flags))
+    straight = losses(top / "one")[2:]
+    for folder in (tmp_path / "shares", tmp_path / "gradients", top / "one then shares", top / "one then gradients"):
+        found = losses(folder)
+        assert found[0] is None is straight[0]
+        np.testing.assert_allclose(found[1:], straight[1:], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole, shares", [*PAIRS, ("loop whole", "whole then shares")])
+def test_each_rank_keeps_half(runs, whole, shares):
+    top, metadata, _ = runs
+    in_all = count_bytes(load(top / shares / "checkpoint-4" / "optimizer.pdopt"))
+    assert [fact["held"][whole] for fact in metadata] == [in_all, in_all]
+    held = [fact["held"][shares] for fact in metadata]
+    assert sum(held) == in_all and max(held) < 0.51 * in_all
+    logs = [(top / "log" / f"workerlog.{rank}").read_text(errors="replace") for rank in (0, 1)]
+    assert all(f"--sharding {stage}: this rank keeps 0.000 GB of the optimizer's 0.00" in log
+               for log in logs for stage in ("stage1", "stage2"))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["loop gradients", "trainer gradients", "at once gradients", "whole then gradients"])
+def test_gradients_end_whole_on_their_owner_and_nowhere_else(runs, name):
+    metadata = [fact["gradients"][name] for fact in runs[1]]
+    in_all = metadata[0]["all"]
+    assert sum(fact["settled"] for fact in metadata) == in_all
+    assert max(fact["settled"] for fact in metadata) < 0.51 * in_all
+    if name == "at once gradients":  # with accumulation, the sum of a rank's micro-batches is nowhere else
+        assert max(fact["peak"] for fact in metadata) < 0.75 * in_all
+    for other in ("loop whole", "trainer whole", "loop shares"):
+        assert [fact["gradients"][other]["settled"] for fact in runs[1]] == [in_all, in_all]
+
+
+@pytest.mark.slow
+def test_float32_masters_are_shared_out_and_gathered(runs):
+    _, metadata, _ = runs
+    own = [set(fact["masters"]["own"]) for fact in metadata]
+    assert len(own[0] | own[1]) == 3 and not own[0] & own[1] and all(own)
+    for fact in metadata:
+        assert fact["masters"]["gathered"] and fact["masters"]["averages"] and fact["masters"]["restored"]
+        assert fact["masters"]["all"] == dict.fromkeys(own[0] | own[1], True)
+
+
+def assert_same_checkpoint(first: Path, second: Path, step: int):
+    for name in FILES:
+        assert_equal_to_the_bit(*(load(folder / f"checkpoint-{step}" / name) for folder in (first, second)))
+
+
+def assert_equal_to_the_bit(first, second):
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        if isinstance(value, dict):
+            assert_equal_to_the_bit(value, second[name])
+        else:
+            assert np.asarray(value).tobytes() == np.asarray(second[name]).tobytes(), name
+
+
+def load(path: Path) -> dict:
+    return paddle.load(str(path))
+
+
+def losses(folder: Path) -> list:
+    return [record["loss"] for record in read_metrics(folder / "metrics.jsonl")]
+
+
+def rows_of(step: int) -> list[int]:
+    """The rows that update `step`, counted from 1, takes of the 40, in order."""
+    return Mix([40], None, 5).samples((step - 1) * 8, step * 8)[1].tolist()
+
+
+def prepare(flags: list):
+    return prepare_text_to_image(*parse_arguments([*flags, "--do_train"], loop=True))

@@ -1,0 +1,151 @@
+"""Names: fetched from a hub (here a small server of our own) once, checked, and never with --offline."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from small_weights import small_weights
+
+from ppldm.utils.errors import ModelError
+from ppldm.utils.offline import is_offline
+from ppldm.weights.fetch import locate_model
+from ppldm.weights.read import PART_FOLDERS
+from ppldm.weights.write import write_weights
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What huggingface_hub asks of a hub: the list of a model's files, and these. `folder`: those of owner/model."""
+
+    folder: Path
+    asked: list
+
+    def do_GET(self):
+        self.answer(True)
+
+    def do_HEAD(self):
+        self.answer(False)
+
+    def answer(self, with_body: bool):
+        self.asked.append(self.path)
+        files = sorted(str(p.relative_to(self.folder)) for p in self.folder.rglob("*") if p.is_file())
+        headers, body, status = {}, b"", 200
+        if self.path.startswith("/api/models/owner/model"):
+            body = json.dumps(
+                {"id": "owner/model", "sha": COMMIT, "siblings": [{"rfilename": f} for f in files]}
+            ).encode()
+        elif self.path.startswith("/models/community/owner/paddle/"):
+            # Paddle's server: files alone.
+            file = self.folder.parent / "paddle" / self.path.split("/", 5)[5]
+            status, body = (200, file.read_bytes()) if file.is_file() else (404, b"")
+        elif self.path.startswith("/owner/model/resolve/"):
+            content = (self.folder / self.path.split("/", 5)[5]).read_bytes()
+            body = content
+            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        else:
+            status, headers = 404, {"X-Error-Code": "RepoNotFound"}
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path):
+    write_weights(small_weights(), "diffusers", tmp_path / "model")
+    (tmp_path / "model" / "unet" / "pytorch_model.bin").write_bytes(b"a pickle that nobody needs")
+    handler = type("OneHub", (Hub,), {"folder": tmp_path / "model", "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    handler.url = f"http://127.0.0.1:{server.server_port}"
+    handler.home = tmp_path / "home"
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+def fetch(hub, name: str, *flags):
+    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    code = (
+        "from ppldm.utils.errors import exit_on_error\n"
+        "from ppldm.weights.fetch import locate_model\n"
+        "from ppldm.weights.files import weight_files\n"
+        "from ppldm.weights.read import PART_FOLDERS, find_part\n"
+        "with exit_on_error():\n"
+        f"    path = locate_model({name!r}, PART_FOLDERS, {'offline' in flags})\n"
+        "    print(path, sum(len(weight_files(find_part(path, kind))) for kind in PART_FOLDERS))\n"
+    )
+    env = {
+        "PPNLP_ENDPOINT": hub.url,
+        "PPNLP_HOME": str(hub.home),
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(hub.home),
+        "PYTHONPATH": str(ROOT),
+        "NO_PROXY": "127.0.0.1",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | env, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.slow
+def test_a_name_is_fetched_once_and_checked(hub):
+    missing = fetch(hub, "owner/model", "offline")
+    assert missing.returncode == 1 and "owner/model is not in the cache" in missing.stderr and not hub.asked
+    first = fetch(hub, "owner/model")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.split()[1] == "3"
+    assert any("unet" in path for path in hub.asked) and not any(path.endswith(".bin") for path in hub.asked)
+    hub.asked.clear()
+    again = fetch(hub, "owner/model", "offline")
+    assert again.stdout == first.stdout and not hub.asked
+    unknown = fetch(hub, "owner/nothing")
+    assert unknown.returncode == 1 and "cannot download owner/nothing" in unknown.stderr
+    # A file that changed on the way, or in the cache.
+    shutil.rmtree(hub.home)
+    file = hub.folder / "unet" / "diffusion_pytorch_model.safetensors"
+    assert fetch(hub, "owner/model").returncode == 0
+    (cached,) = hub.home.rglob("snapshots/*/unet/diffusion_pytorch_model.safetensors")
+    cached.resolve().write_bytes(file.read_bytes()[:-4] + b"abcd")
+    damaged = fetch(hub, "owner/model")
+    assert damaged.returncode == 1 and "its SHA-256 is not the hub's" in damaged.stderr
+
+
+@pytest.mark.slow
+def test_paddles_server_is_asked_where_the_hub_has_not_got_it(hub):
+    write_weights(small_weights(), "ppdiffusers", hub.folder.parent / "paddle")
+    first = fetch(hub, "owner/paddle")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.split()[1] == "3"
+    hub.asked.clear()
+    assert fetch(hub, "owner/paddle", "offline").stdout == first.stdout and not hub.asked
+
+
+def test_paths_are_not_names(tmp_path):
+    assert locate_model(tmp_path, PART_FOLDERS) == tmp_path
+    for wrong in (tmp_path / "none", "./none", "~/none-of-this", "none", "some/model.ckpt", "a/b/c/d"):
+        with pytest.raises(ModelError, match="no folder or file"):
+            locate_model(wrong, PART_FOLDERS)
+
+
+@pytest.mark.parametrize("name", ["PPLDM_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_by_environment(monkeypatch, name):
+    monkeypatch.delenv("PPLDM_OFFLINE", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert not is_offline() and is_offline(True)
+    monkeypatch.setenv(name, "1")
+    assert is_offline()

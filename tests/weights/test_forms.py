@@ -1,0 +1,489 @@
+"""Every form in and out: nothing changes by a bit, and what is wrong is named before anything is built."""
+
+import functools
+import json
+import shutil
+
+import numpy as np
+import paddle
+import pytest
+import yaml
+from safetensors.numpy import load_file, save_file
+from small_weights import CONFIGS, differences, small_weights
+
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.families.build import build_model, fill_part, weights_of
+from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.weights import compvis
+from ppldm.weights.components import Part, is_linear_weight
+from ppldm.weights.configs import complete_config
+from ppldm.weights.names import old_text_encoder_names, rename, unet_names, vae_names
+from ppldm.weights.read import read_part, read_weights
+from ppldm.weights.torch_files import read_torch, write_torch
+from ppldm.weights.write import metadata_of, write_weights
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return small_weights(prediction_type="v_prediction")
+
+
+@pytest.fixture(scope="module")
+def exported(weights, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    for form in ("ppdiffusers", "diffusers", "compvis"):
+        write_weights(weights, form, folder / form)
+    return folder
+
+
+def test_linear_weights_are_those_of_linear_layers(weights):
+    model = build_model(weights, "small")
+    for kind in ("vae", "text_encoder", "unet"):
+        layer = getattr(model, kind)
+        linear = {f"{name}.weight" for name, one in layer.named_sublayers() if isinstance(one, paddle.nn.Linear)}
+        arrays = weights.parts[kind].arrays
+        assert {name for name, array in arrays.items() if is_linear_weight(name, array)} == linear
+
+
+def test_a_built_model_gives_its_weights_back(weights):
+    assert differences(weights_of(build_model(weights, "small")), weights) == []
+
+
+@pytest.mark.parametrize("form, path", [("ppdiffusers", ""), ("diffusers", ""), ("compvis", "model.ckpt")])
+def test_every_form_is_read_as_it_was_written(weights, exported, form, path):
+    again = read_weights(exported / form / path)
+    assert differences(weights, again) == []
+    assert again.scheduler["prediction_type"] == "v_prediction"
+
+
+def test_ppdiffusers_to_diffusers_and_back(exported, tmp_path):
+    write_weights(read_weights(exported / "ppdiffusers"), "diffusers", tmp_path / "d")
+    write_weights(read_weights(tmp_path / "d"), "ppdiffusers", tmp_path / "p")
+    for name in ("vqvae", "unet", "bert"):
+        first, last = (
+            json.loads((path / name / "config.json").read_text()) for path in (exported / "ppdiffusers", tmp_path / "p")
+        )
+        assert first == last
+    scheduler = "scheduler/scheduler_config.json"
+    assert (exported / "ppdiffusers" / scheduler).read_text() == (tmp_path / "p" / scheduler).read_text()
+    assert differences(read_weights(exported / "ppdiffusers"), read_weights(tmp_path / "p")) == []
+
+
+def test_an_export_for_compvis_keeps_what_is_known_of_the_training(tmp_path):
+    weights = small_weights()
+    weights.metadata = {"resolution": 48, "global_step": 7, "samples_seen": 56}
+    weights.tokenizer = CaptionTokenizer(build_vocab(["a red heart"]), 77)
+    write_weights(weights, "compvis", tmp_path / "c")
+    for path in (tmp_path / "c", tmp_path / "c" / "model.ckpt"):
+        again = read_weights(path)
+        assert again.metadata.items() >= weights.metadata.items() and "files" not in again.metadata
+        assert again.tokenizer == tmp_path / "c" / "tokenizer"
+    assert differences_of(read_part("vae", tmp_path / "c"), weights.parts["vae"])
+
+
+def test_compvis_to_ours_and_back(exported, tmp_path):
+    first = exported / "compvis"
+    write_weights(read_weights(first / "model.ckpt"), "ppdiffusers", tmp_path / "p")
+    write_weights(read_weights(tmp_path / "p"), "compvis", tmp_path / "c")
+    one, other = read_torch(first / "model.ckpt"), read_torch(tmp_path / "c" / "model.ckpt")
+    assert list(one) == list(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)
+    assert (first / "model.yaml").read_text() == (tmp_path / "c" / "model.yaml").read_text()
+
+
+@pytest.mark.parametrize("form", ["ppdiffusers", "diffusers"])
+def test_half_precision_and_safetensors(weights, tmp_path, form):
+    write_weights(weights, form, tmp_path / "half", "float16", safetensors=True)
+    again = read_weights(tmp_path / "half")
+    assert not list((tmp_path / "half").rglob("*.pdparams"))
+    for kind, part in weights.parts.items():
+        for name, array in part.arrays.items():
+            assert (again.parts[kind].arrays[name] == array.astype(np.float16)).all()
+
+
+def test_published_yaml_configs():
+    """The 1.4 B model's YAML, in CompVis' own words, is our published size."""
+    params = {
+        "linear_start": 0.00085, "linear_end": 0.012, "timesteps": 1000, "scale_factor": 0.18215,
+        "unet_config": {"params": {
+            "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "num_res_blocks": 2,
+            "attention_resolutions": [4, 2, 1], "channel_mult": [1, 2, 4, 4], "num_heads": 8,
+            "use_spatial_transformer": True, "transformer_depth": 1, "context_dim": 1280, "legacy": False}},
+        "first_stage_config": {"params": {"embed_dim": 4, "ddconfig": {
+            "double_z": True, "z_channels": 4, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
+            "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0}}},
+        "cond_stage_config": {"target": "ldm.modules.encoders.modules.BERTEmbedder",
+                              "params": {"n_embed": 1280, "n_layer": 32}},
+    }  # fmt: skip
+    from ppldm.config.arguments import CONFIG_DIR
+
+    configs = compvis.configs_of(params, "yaml")
+    for kind, name in (("unet", "unet.json"), ("vae", "vae_kl_f8.json"), ("text_encoder", "ldmbert.json")):
+        ours = complete_config(kind, json.loads((CONFIG_DIR / name).read_text()), name)
+        assert complete_config(kind, configs[kind], "yaml") == ours
+    assert compvis.scheduler_of(params, "yaml")["prediction_type"] == "epsilon"
+    for name, value in (("parameterization", "x0"), ("beta_schedule", "cosine"), ("parameterization", ["eps"])):
+        with pytest.raises(ModelError, match=f"yaml: {name} .* is not supported"):
+            compvis.scheduler_of(params | {name: value}, "yaml")
+
+
+def test_names_of_compvis():
+    unet = complete_config("unet", CONFIGS["unet"], "")
+    assert rename("up_blocks.0.upsamplers.0.conv.weight", unet_names(unet)) == "output_blocks.1.1.conv.weight"
+    assert rename("up_blocks.1.upsamplers.0.conv.weight", unet_names(unet)) == "output_blocks.3.2.conv.weight"
+    assert rename("down_blocks.1.attentions.0.norm.bias", unet_names(unet)) == "input_blocks.3.1.norm.bias"
+    vae = complete_config("vae", CONFIGS["vae"], "")
+    assert rename("decoder.up_blocks.0.resnets.1.conv1.bias", vae_names(vae)) == "decoder.up.3.block.1.conv1.bias"
+
+
+@pytest.mark.parametrize("heads", [4, [1, 2, 2]])
+@pytest.mark.parametrize("linear", [False, True])
+def test_compvis_unets_of_stable_diffusion(tmp_path, heads, linear):
+    """2.x has heads of one width and Linear projections."""
+    weights = small_weights(unet={"attention_head_dim": heads, "use_linear_projection": linear})
+    write_weights(weights, "compvis", tmp_path / "c")
+    assert differences(read_weights(tmp_path / "c" / "model.ckpt"), weights) == []
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        ("model.params", 3),
+        ("model.params.unet_config.params", "x"),
+        ("model.params.unet_config.params.model_channels", None),
+        ("model.params.first_stage_config.params.ddconfig", "x"),
+        ("model.params.cond_stage_config.params", None),
+        ("model.params.linear_start", "x"),
+    ],
+)
+def test_a_yaml_file_of_no_model_is_named(exported, tmp_path, path, value):
+    tree = yaml.safe_load((exported / "compvis" / "model.yaml").read_text())
+    *parents, last = path.split(".")
+    functools.reduce(dict.__getitem__, parents, tree)[last] = value
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ModelError, match=r"other\.yaml"):
+        read_weights(exported / "compvis" / "model.ckpt", yaml_file=tmp_path / "other.yaml")
+
+
+def test_averaged_weights_of_a_ckpt(exported, tmp_path):
+    path = tmp_path / "model.ckpt"
+    shutil.copy(exported / "compvis" / "model.yaml", tmp_path)
+    state = read_torch(exported / "compvis" / "model.ckpt")
+    prefix = "model.diffusion_model."
+    averaged = {
+        "model_ema." + name.removeprefix("model.").replace(".", ""): array + 1
+        for name, array in state.items()
+        if name.startswith(prefix)
+    }
+    write_torch(path, state | averaged | {"model_ema.num_updates": np.array(7)}, {})
+    raw, mean = read_weights(path), read_weights(path, ema=True)
+    for name, array in raw.parts["unet"].arrays.items():
+        assert (mean.parts["unet"].arrays[name] == array + 1).all()
+    assert (mean.parts["vae"].arrays["quant_conv.bias"] == raw.parts["vae"].arrays["quant_conv.bias"]).all()
+    with pytest.raises(ModelError, match="holds no averaged weights"):
+        read_weights(exported / "compvis" / "model.ckpt", ema=True)
+    with pytest.raises(ModelError, match="has one set of weights"):
+        read_weights(exported / "ppdiffusers", ema=True)
+
+
+def test_older_layouts_and_names(weights, exported, tmp_path):
+    shutil.copytree(exported / "diffusers", tmp_path / "old")
+    (tmp_path / "old" / "ppldm.json").unlink()
+    (tmp_path / "old" / "bert").rename(tmp_path / "old" / "ldmbert")
+    config = json.loads((tmp_path / "old" / "ldmbert" / "config.json").read_text())
+    (tmp_path / "old" / "ldmbert" / "config.json").unlink()
+    (tmp_path / "old" / "ldmbert" / "model_config.json").write_text(
+        json.dumps({"init_args": [config | {"init_class": "LDMBertModel"}], "init_class": "LDMBertModel"})
+    )
+    file = tmp_path / "old" / "vqvae" / "diffusion_pytorch_model.safetensors"
+    older = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    arrays = {}
+    for name, array in load_file(file).items():
+        for new, old in older.items():
+            name = name.replace(f"attentions.0.{new}.", f"attentions.0.{old}.")
+        arrays[name] = array
+    save_file(arrays, file, metadata={"format": "pt"})
+    assert differences(read_weights(tmp_path / "old"), weights) == []
+
+
+def test_the_text_encoder_of_the_older_layout(weights, tmp_path):
+    """ldmbert/ of the older training scripts: names of an encoder of Paddle, no to_logits."""
+    import pickle
+
+    part = weights.parts["text_encoder"]
+    names = old_text_encoder_names(part.config)
+    arrays = {rename(name, names): a for name, a in part.arrays.items() if not name.startswith("to_logits")}
+    assert "encoder.layers.1.linear2.weight" in arrays and "encoder.layers.0.self_attn.out_proj.bias" in arrays
+    (tmp_path / "ldmbert").mkdir()
+    (tmp_path / "ldmbert" / "model_config.json").write_text(json.dumps(part.config | {"init_class": "LDMBertModel"}))
+    (tmp_path / "ldmbert" / "model_state.pdparams").write_bytes(pickle.dumps(arrays, protocol=2))
+    read = read_weights(tmp_path, ("text_encoder",)).parts["text_encoder"]
+    assert read.config == part.config and read.arrays.keys() == part.arrays.keys()
+    for name, array in part.arrays.items():
+        assert (read.arrays[name] == (0 if name.startswith("to_logits") else array)).all()
+    fill_part("text_encoder", read)
+
+
+def test_single_parts(exported, weights):
+    assert differences_of(read_part("vae", exported / "diffusers" / "vqvae"), weights.parts["vae"])
+    assert differences_of(read_part("unet", exported / "ppdiffusers"), weights.parts["unet"])
+    assert differences_of(read_part("unet", exported / "compvis" / "model.ckpt"), weights.parts["unet"])
+
+
+def differences_of(one: Part, other: Part) -> bool:
+    return one.config == other.config and all((one.arrays[n] == other.arrays[n]).all() for n in other.arrays)
+
+
+def test_shards(exported, weights, tmp_path):
+    shutil.copytree(exported / "diffusers", tmp_path / "s")
+    file = tmp_path / "s" / "unet" / "diffusion_pytorch_model.safetensors"
+    arrays = load_file(file)
+    names = sorted(arrays)
+    parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for part, own in parts.items():
+        save_file({name: arrays[name] for name in own}, file.parent / part, metadata={"format": "pt"})
+    file.unlink()
+    index = file.with_name(file.name + ".index.json")
+    index.write_text(json.dumps({"weight_map": {name: part for part, own in parts.items() for name in own}}))
+    assert differences(read_weights(tmp_path / "s"), weights) == []
+    index.rename(index.with_name(file.name + ".index.fp16.json"))
+    assert differences(read_weights(tmp_path / "s"), weights) == []
+    (file.parent / "two.safetensors").unlink()
+    with pytest.raises(ModelError, match="names two.safetensors, which is not there"):
+        read_weights(tmp_path / "s")
+
+
+def test_keys_that_do_not_fit_are_listed(weights):
+    part = weights.parts["unet"]
+    arrays = dict(part.arrays)
+    del arrays["conv_in.bias"]
+    arrays["conv_of.bias"] = np.zeros(3, "f4")
+    arrays["conv_out.weight"] = arrays["conv_out.weight"][:, :3]
+    with pytest.raises(ModelError) as raised:
+        fill_part("unet", Part(part.config, arrays, "here"))
+    message = str(raised.value)
+    assert "here" in message and "1 missing: conv_in.bias" in message and "1 unexpected: conv_of.bias" in message
+    assert "conv_out.weight [4, 3, 3, 3] instead of [4, 32, 3, 3]" in message
+
+
+def test_truncated_files_and_other_things_are_named(exported, tmp_path):
+    shutil.copytree(exported / "diffusers", tmp_path / "cut")
+    file = tmp_path / "cut" / "unet" / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="diffusion_pytorch_model.safetensors is damaged, cut short"):
+        read_weights(tmp_path / "cut")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"x")
+    with pytest.raises(ModelError, match="pictures has no folder .* not an exported pipeline"):
+        read_weights(tmp_path / "pictures")
+    (tmp_path / "pictures" / "pipeline").mkdir()
+    with pytest.raises(ModelError, match="it holds models: give .*pictures/pipeline"):
+        read_weights(tmp_path / "pictures")
+    (tmp_path / "text.ckpt").write_text("hello, this is no model")
+    with pytest.raises(ModelError, match="text.ckpt is no file of weights"):
+        read_weights(tmp_path / "text.ckpt")
+    write_torch(tmp_path / "other.ckpt", {"net.w": np.zeros(3, "f4")}, {})
+    with pytest.raises(ModelError, match="no latent diffusion model of CompVis"):
+        read_weights(tmp_path / "other.ckpt")
+
+
+@pytest.mark.parametrize("form, name", [("ppdiffusers", "model_state.pdparams"),
+                                        ("diffusers", "diffusion_pytorch_model.safetensors")])  # fmt: skip
+def test_a_changed_bit_of_an_export_is_noticed(exported, weights, tmp_path, form, name):
+    shutil.copytree(exported / form, tmp_path / "p")
+    file = tmp_path / "p" / "unet" / name
+    data = bytearray(file.read_bytes())
+    data[-5000] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ModelError, match=f"unet/{name} has changed or is cut short"):
+        read_weights(tmp_path / "p")
+    assert differences_of(read_part("vae", tmp_path / "p"), weights.parts["vae"])
+    metadata = json.loads((tmp_path / "p" / "ppldm.json").read_text())
+    del metadata["files"][f"unet/{name}"]
+    (tmp_path / "p" / "ppldm.json").write_text(json.dumps(metadata))
+    assert "files" not in read_weights(tmp_path / "p").metadata
+
+
+def test_a_ckpt_of_another_config_is_refused(exported, tmp_path):
+    shutil.copy(exported / "compvis" / "model.ckpt", tmp_path)
+    with pytest.raises(ModelError, match=r"model\.ckpt"):
+        fill_part("unet", read_weights(tmp_path / "model.ckpt").parts["unet"])
+
+
+def test_settings_that_a_library_lacks_are_refused():
+    with pytest.raises(ModelError, match="data_format 'NHWC' makes a network that diffusers does not have"):
+        from ppldm.weights.components import to_torch_config
+
+        to_torch_config("unet", {"data_format": "NHWC"}, "x")
+    with pytest.raises(ModelError, match="mid_block_add_attention False"):
+        complete_config("vae", CONFIGS["vae"] | {"mid_block_add_attention": False}, "x")
+    with pytest.raises(ModelError, match="no setting 'chanels'"):
+        complete_config("vae", {"chanels": 3}, "x")
+    with pytest.raises(ModelError, match="CompVis' classes cannot build this model: the UNet's norm_num_groups"):
+        weights = small_weights(unet={"norm_num_groups": 16})
+        compvis.params_of(weights)
+
+
+ODD_SETTINGS = [
+    ("unet/config.json", "act_fn", ["silu"]),
+    ("unet/config.json", "cross_attention_dim", {}),
+    ("unet/config.json", "time_embedding_dim", -1),
+    ("unet/config.json", "norm_eps", None),
+    ("unet/config.json", "norm_num_groups", "x"),
+    ("unet/config.json", "norm_num_groups", 24),
+    ("vqvae/config.json", "norm_num_groups", []),
+    ("unet/config.json", "down_block_types", 3),
+    ("vqvae/config.json", "scaling_factor", [1]),
+    ("vqvae/config.json", "up_block_out_channels", {}),
+    ("bert/config.json", "dropout", None),
+    ("bert/config.json", "dropout", 1.5),
+    ("bert/config.json", "encoder_layerdrop", -1),
+    ("bert/config.json", "activation_function", True),
+    ("bert/config.json", "head_dim", -1),
+    ("scheduler/scheduler_config.json", "prediction_type", "sample"),
+    ("scheduler/scheduler_config.json", "beta_schedule", "squaredcos_cap_v2"),
+    ("scheduler/scheduler_config.json", "beta_start", None),
+    ("scheduler/scheduler_config.json", "beta_end", 1.5),
+    ("scheduler/scheduler_config.json", "num_train_timesteps", 1.5),
+]
+
+
+@pytest.mark.parametrize("file, key, value", ODD_SETTINGS)
+def test_settings_that_no_model_can_have_name_their_file(exported, tmp_path, file, key, value):
+    shutil.copytree(exported / "ppdiffusers", tmp_path / "p")
+    path = tmp_path / "p" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ModelError, match=str(path.parent)):
+        build_model(read_weights(tmp_path / "p"), "p")
+
+
+def test_a_unet_that_does_not_say_its_size_has_that_of_the_vae(exported):
+    weights = read_weights(exported / "ppdiffusers")
+    weights.parts["unet"].config["sample_size"] = None
+    assert metadata_of(weights)["resolution"] == CONFIGS["vae"]["sample_size"]
+
+
+def test_exports_need_everything(weights, tmp_path):
+    from dataclasses import replace
+
+    half = replace(weights, parts={"vae": weights.parts["vae"]})
+    with pytest.raises(ModelError, match="no unet and no text_encoder to export"):
+        write_weights(half, "diffusers", tmp_path / "x")
+    with pytest.raises(ConfigError, match="--to torch is not one of"):
+        write_weights(weights, "torch", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
+    """A pipeline and a .ckpt with another text encoder: its VAE and UNet start a model with an LDMBert."""
+    from ppldm.config.arguments import ModelArguments
+    from ppldm.families.build import build_ldm
+
+    weights = small_weights(3)
+    write_weights(weights, "diffusers", tmp_path / "sd")
+    write_weights(weights, "compvis", tmp_path / "c")
+    (tmp_path / "sd" / "vqvae").rename(tmp_path / "sd" / "vae")
+    shutil.rmtree(tmp_path / "sd" / "bert")
+    (tmp_path / "sd" / "text_encoder").mkdir()
+    (tmp_path / "sd" / "text_encoder" / "config.json").write_text(
+        '{"architectures": ["CLIPTextModel"], "hidden_size": 32}'
+    )
+    params = compvis.read_yaml(tmp_path / "c" / "model.yaml")
+    params["cond_stage_config"] = {"target": "ldm.modules.encoders.modules.FrozenCLIPEmbedder"}
+    (tmp_path / "c" / "model.yaml").write_text(compvis.yaml_text(params))
+    for start in (tmp_path / "sd", tmp_path / "c" / "model.ckpt"):
+        arguments = ModelArguments(
+            vae_name_or_path=str(start), unet_name_or_path=str(start), model_max_length=12, offline=True,
+            text_encoder_config_file=tiny.config("ldmbert"),
+        )  # fmt: skip
+        model = build_ldm(arguments, 100, seed=0)
+        for kind in ("vae", "unet"):
+            for name, value in getattr(model, kind).state_dict().items():
+                assert (value.numpy() == weights.parts[kind].arrays[name]).all()
+        assert model.scaling_factor == 0.3
+        with pytest.raises(ModelError, match="text_encoder|text encoder"):
+            build_ldm(ModelArguments(model_name_or_path=str(start), model_max_length=12), 100, seed=0)
+
+
+def test_a_ckpt_without_yaml_is_the_published_size_of_its_depth(tmp_path):
+    from ppldm.weights.read import _compvis_params
+
+    names = {f"cond_stage_model.transformer.attn_layers.layers.{n}.0.weight" for n in range(64)}
+    for depth, width in ((32, 1280), (12, 768)):
+        own = {name for name in names if int(name.split(".")[4]) < 2 * depth}
+        _, params = _compvis_params(tmp_path / "a.ckpt", None, own)
+        assert params["cond_stage_config"]["params"] == {
+            "n_embed": width, "n_layer": depth, "vocab_size": 30522, "max_seq_len": 77
+        }  # fmt: skip
+        assert params["unet_config"]["params"]["context_dim"] == width
+    assert "cond_stage_config" not in _compvis_params(tmp_path / "a.ckpt", None, set())[1]
+
+
+def test_a_schedule_without_signal_at_its_end(tmp_path):
+    weights = small_weights(prediction_type="v_prediction")
+    weights.scheduler["rescale_betas_zero_snr"] = True
+    write_weights(weights, "diffusers", tmp_path / "d")
+    scheduler = json.loads((tmp_path / "d" / "scheduler" / "scheduler_config.json").read_text())
+    assert scheduler["rescale_betas_zero_snr"] is True and scheduler["timestep_spacing"] == "trailing"
+    assert build_model(read_weights(tmp_path / "d"), "d").noise_schedule.alphas_cumprod()[-1] == 0
+    with pytest.raises(ModelError, match="know the scaled_linear noise schedule alone"):
+        write_weights(weights, "compvis", tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "kind, changes",
+    [
+        ("unet", {"block_out_channels": [102_400, 102_400, 102_400]}),
+        ("unet", {"block_out_channels": [32, 64, 8192]}),
+        ("unet", {"layers_per_block": 10**9}),
+        ("unet", {"cross_attention_dim": 10**9}),
+        ("unet", {"in_channels": 10**9}),
+        ("vae", {"block_out_channels": [8192] * 4}),
+        ("vae", {"layers_per_block": 10**9}),
+        ("vae", {"latent_channels": 10**7}),
+        ("text_encoder", {"vocab_size": 10**9}),
+        ("text_encoder", {"d_model": 102_400}),
+        ("text_encoder", {"encoder_layers": 10**9}),
+        ("text_encoder", {"encoder_ffn_dim": 10**12}),
+        ("text_encoder", {"max_position_embeddings": 10**11}),
+    ],
+)
+def test_no_more_is_built_than_the_file_can_fill(weights, kind, changes):
+    part = weights.parts[kind]
+    with pytest.raises(ModelError, match=f"{kind}: the config describes a far larger network than the weights"):
+        fill_part(kind, Part({**part.config, **changes}, part.arrays, kind))
+    fill_part(kind, part)
+
+
+def test_layers_without_end_have_no_names(exported, tmp_path):
+    for path, key in (("unet_config", "num_res_blocks"), ("cond_stage_config", "n_layer")):
+        params = yaml.safe_load((exported / "compvis" / "model.yaml").read_text())
+        params["model"]["params"][path]["params"][key] = 1000
+        (tmp_path / "many.yaml").write_text(yaml.safe_dump(params))
+        with pytest.raises(ModelError, match="the config has 1000 layers"):
+            read_weights(exported / "compvis" / "model.ckpt", yaml_file=tmp_path / "many.yaml")
+
+
+@pytest.mark.parametrize("kind, key", [("unet", "down_block_types"), ("vae", "up_block_types")])
+@pytest.mark.parametrize("name", ["AttnDownBlock2D", "SkipUpBlock2D", "Dream", 3])
+def test_blocks_that_do_not_run_are_refused(kind, key, name):
+    blocks = CONFIGS[kind][key][:-1] + [name]
+    with pytest.raises(ModelError, match=f"{key} .* must be a list of "):
+        complete_config(kind, CONFIGS[kind] | {key: blocks}, "a.json")
+
+
+@pytest.mark.parametrize("form, length", [("ppdiffusers", 77), ("ppdiffusers", 12), ("diffusers", 12), ("compvis", 77)])
+def test_the_example_of_the_model_card_runs(tmp_path, monkeypatch, form, length):
+    weights = small_weights()
+    text_encoder = weights.parts["text_encoder"]
+    text_encoder.config["max_position_embeddings"] = length
+    table = text_encoder.arrays["model.embed_positions.weight"]
+    text_encoder.arrays["model.embed_positions.weight"] = table[:length]
+    weights.tokenizer = CaptionTokenizer(build_vocab(["red heart"]), length)
+    write_weights(weights, form, tmp_path / "m")
+    monkeypatch.chdir(tmp_path / "m")
+    example = (tmp_path / "m" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(
+        compile(example.replace("guidance_scale=7.5", "guidance_scale=7.5, num_inference_steps=2"), "card", "exec"), {}
+    )
+    assert (tmp_path / "m" / "picture.png").is_file()
+    assert ("takes 12: draw with ppldm" in example) == (form == "diffusers")
