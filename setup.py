@@ -41,6 +41,7 @@ CORE = [
     # The command line.
     "fastcore>=2.2,<3",
     "packaging",
+    "omegaconf>=2.4,<3",  # config files; 2.4 is the first that bounds aliases, and imports in a tenth of a second
     "pyyaml",
     "tqdm",
 ]
@@ -79,6 +80,7 @@ setup(
     # folders of sys.path, among them the current one, where a clone named `ppldm` looks like a namespace package.
     package_dir={"": "."},
     packages=find_packages(include=["ppldm", "ppldm.*"]),
+    package_data={"ppldm.config": ["networks/*.json", "presets/*.yaml"]},
     python_requires=">=3.10,<3.13",
     install_requires=CORE,
     extras_require=EXTRAS,

@@ -216,7 +216,7 @@ def _time_usual(folder: Path, resolution: int) -> dict[str, float]:
 
 def _time_ppldm(folder: Path, resolution: int) -> dict[str, float]:
     clock, dataset, crop = _Clock(), open_dataset(folder, resolution, "lanczos"), _empty_crop(resolution)
-    noise = np.empty(dataset.latent_shape, np.float32)
+    noise = np.empty(dataset.inputs["noise"].shape(*dataset.size), np.float32)
     compile_kernels()
     part = folder / "part-00000.gz"
     data = part.read_bytes()

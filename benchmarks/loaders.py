@@ -57,12 +57,18 @@ def ppldm(folder: Path, resolution: int, workers: int, interpolation: str = "lan
 def open_dataset(folder: Path, resolution: int, interpolation: str):
     """The rows as ppldm's data set, with a VAE of 4 channels and 8 times downscaling in mind."""
     from ppldm.data.dataset import TextImageDataset
+    from ppldm.data.inputs import Integer, Normals, Pixels, Tokens
+    from ppldm.utils.rng import Stream
 
-    tokenizer = load_tokenizer(folder / "tokenizer", MAX_TOKENS)
-    latents = (4, resolution // 8, resolution // 8)
-    return TextImageDataset(
-        read_sources(folder / "rows.filelist"), tokenizer, resolution, latents, seed=0, interpolation=interpolation
-    )
+    inputs = {
+        "pixel_values": Pixels(),
+        "posterior_noise": Normals(Stream.POSTERIOR, 4, 8),
+        "input_ids": Tokens(MAX_TOKENS),
+        "timesteps": Integer(Stream.TIMESTEP, 1000),
+        "noise": Normals(Stream.NOISE, 4, 8),
+    }
+    tokenizer, sources = load_tokenizer(folder / "tokenizer", MAX_TOKENS), read_sources(folder / "rows.filelist")
+    return TextImageDataset(sources, inputs, resolution, 0, tokenizer, interpolation=interpolation)
 
 
 def usual(folder: Path, resolution: int, workers: int) -> Iterator[int]:

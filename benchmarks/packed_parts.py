@@ -20,7 +20,11 @@ from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.index import PACKED_LINES
 from ppldm.data.formats.part import Part, write_part
+from ppldm.data.inputs import Normals, Pixels
 from ppldm.data.order import Mix
+from ppldm.utils.rng import Stream
+
+INPUTS = {"pixel_values": Pixels(), "posterior_noise": Normals(Stream.POSTERIOR, 4, 8)}
 
 
 def main() -> None:
@@ -81,7 +85,7 @@ def compare(folder: Path, arguments: argparse.Namespace) -> dict:
 def open_dataset(folder: Path, name: str) -> TextImageDataset:
     """One part as training reads it."""
     write_filelist(folder / f"{name}.filelist", [f"{name}.gz"])
-    return TextImageDataset(read_sources(folder / f"{name}.filelist"), None, 256, (4, 32, 32), 0, pixels_only=True)
+    return TextImageDataset(read_sources(folder / f"{name}.filelist"), INPUTS, 256, 0)
 
 
 def take_turns(datasets: dict, function, repeats: int) -> dict:

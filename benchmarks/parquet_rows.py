@@ -24,8 +24,11 @@ from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.parquet import table as parquet_table
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
+from ppldm.data.inputs import Normals, Pixels
 from ppldm.data.order import RUN_LENGTH, WINDOW_RUNS, Mix
+from ppldm.utils.rng import Stream
 
+INPUTS = {"pixel_values": Pixels(), "posterior_noise": Normals(Stream.POSTERIOR, 4, 8)}
 WINDOW_ROWS = RUN_LENGTH * WINDOW_RUNS
 
 
@@ -93,7 +96,7 @@ def open_dataset(folder: Path, name: str, format: str) -> TextImageDataset:
     """One file as training reads it."""
     write_filelist(folder / f"{name}.filelist", [name])
     (folder / f"{name}.list").write_text(f"{name}.filelist format={format}\n")
-    return TextImageDataset(read_sources(folder / f"{name}.list"), None, 256, (4, 32, 32), 0, pixels_only=True)
+    return TextImageDataset(read_sources(folder / f"{name}.list"), INPUTS, 256, 0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from ppldm.utils import machine
+from ppldm.utils import devices, machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -55,7 +55,7 @@ def describe(note: str, load: dict[str, float]) -> dict:
             "processor": processor(),
             "cores": machine.count_usable_cores(),
             "memory_gb": round((machine.usable_memory_bytes() or 0) / 1e9, 1),
-            "gpus": [str(gpu) for gpu in machine.list_gpus()],
+            "gpus": [str(gpu) for gpu in devices.list_gpus()],
             "system": platform.platform(),
             "load": load,
             "busy": load["before"] > BUSY,

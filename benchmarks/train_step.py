@@ -1,7 +1,7 @@
 """What our training step costs:  python benchmarks/train_step.py [--networks tiny middle 12] [--quick] [--json [OUT]]
 
-Three measurements of each size of networks (examples/config: 5 M trained parameters, 11 M, and the published 12 layers
-with 1 G, which takes 20 GB of memory), each in processes of its own, on pictures that it makes itself:
+Three measurements of each size of networks (ppldm/config/networks: 5 M trained parameters, 11 M, and the published 12
+layers with 1 G, which takes 20 GB of memory), each in processes of its own, on pictures that it makes itself:
 
 - overhead: our step (`train_step` and what is reported after it) against a bare loop over the same modules, with the
   same batches and an optimizer of the same settings. The two take turns, step by step, on one thread, and each keeps
@@ -27,7 +27,6 @@ from pathlib import Path
 from results import add_result_flags, processor, save_results
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = ROOT / "examples/config"
 MAX_LENGTH = 12
 NETWORKS = ("tiny", "middle", "12")
 FIT_TWICE = ("tiny", "middle")  # two trainings in one process
@@ -116,28 +115,28 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> dict:
     from ppldm.data.filelist import write_filelist
     from ppldm.data.formats.part import write_part
     from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-    from ppldm.families.build import build_autoencoder, save_part
+    from ppldm.networks.build import build_autoencoder, save_component
 
     rows = make_rows(arguments.rows)
     write_part(folder / "part-00000.gz", rows)
     write_filelist(folder / "train.filelist", ["part-00000.gz"])
     CaptionTokenizer(build_vocab([row.caption for row in rows]), MAX_LENGTH).save(folder / "tokenizer")
-    save_part(build_autoencoder(CONFIGS / "vae_tiny.json", seed=0), folder / "vae")
+    save_component(build_autoencoder("vae_tiny", seed=0), folder / "vae")
     return {}
 
 
 def prepare_run(folder: Path, arguments: argparse.Namespace, name: str, workers: int = 0, **changes):
     """A TrainingRun of the hand-written loop, as its script makes it; call it inside `entry()`."""
     from ppldm.training.arguments import parse_arguments
-    from ppldm.training.text_to_image import prepare_text_to_image
+    from ppldm.training.prepare import prepare as prepare_run
 
     settings = {
         "output_dir": folder / name,
         "overwrite_output_dir": True,
         "file_list": folder / "train.filelist",
         "vae_name_or_path": folder / "vae",
-        "text_encoder_config_file": CONFIGS / f"ldmbert_{arguments.networks[0]}.json",
-        "unet_config_file": CONFIGS / f"unet_{arguments.networks[0]}.json",
+        "text_encoder_config_file": f"ldmbert_{arguments.networks[0]}",
+        "unet_config_file": f"unet_{arguments.networks[0]}",
         "tokenizer_name": folder / "tokenizer",
         "model_max_length": MAX_LENGTH,
         "resolution": arguments.resolution,
@@ -151,7 +150,7 @@ def prepare_run(folder: Path, arguments: argparse.Namespace, name: str, workers:
         **changes,
     }
     flags = [word for flag, value in settings.items() for word in (f"--{flag}", str(value))]
-    return prepare_text_to_image(*parse_arguments(flags, loop=True))
+    return prepare_run(*parse_arguments(flags, loop=True))
 
 
 def our_step(run):
@@ -161,7 +160,7 @@ def our_step(run):
     from ppldm.training.update import UpdateGuard, train_step
 
     referee = UpdateGuard(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
-    reporter, steps = Reporter(run), iter(range(1, run.max_steps))
+    reporter, steps = Reporter(run).__enter__(), iter(range(1, run.max_steps))
 
     def step(batch):
         run.state.model.train()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = os.environ.get("PPLDM_PYTHON", sys.executable)
-CONFIGS = ROOT / "examples/config"
 SCRIPTS = {name: f"examples/train_txt2img_laion400m_{name}.py" for name in ("no_trainer", "trainer")}
 
 # Largest relative difference of a loss from the reference's, at any update. The first is for what computes the same in
@@ -62,7 +61,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Size:
-    """Networks (examples/config) and a global batch of pictures of `resolution` pixels."""
+    """Networks (ppldm/config/networks) and a global batch of pictures of `resolution` pixels."""
 
     networks: str
     vae: str
@@ -98,8 +97,8 @@ def autoencoder_command(settings: Settings) -> list[str]:
     """An autoencoder with random weights: its speed is that of a trained one."""
     program = (
         "from ppldm.utils.entry import entry\nwith entry():\n"
-        "    from ppldm.families.build import build_autoencoder, save_part\n"
-        f"    save_part(build_autoencoder({str(CONFIGS / settings.size.vae)!r} + '.json', seed=0), "
+        "    from ppldm.networks.build import build_autoencoder, save_component\n"
+        f"    save_component(build_autoencoder({settings.size.vae!r}, seed=0), "
         f"{str(settings.out / 'vae')!r})"
     )
     return [PYTHON, "-c", program]
@@ -117,8 +116,8 @@ def train_command(case: Case, settings: Settings) -> list[str]:
         "output_dir": folder_of(case, settings),
         "file_list": settings.out / "data/demo.filelist.list",
         "vae_name_or_path": settings.out / "vae",
-        "text_encoder_config_file": CONFIGS / f"ldmbert_{size.networks}.json",
-        "unet_config_file": CONFIGS / f"unet_{size.networks}.json",
+        "text_encoder_config_file": f"ldmbert_{size.networks}",
+        "unet_config_file": f"unet_{size.networks}",
         "tokenizer_name": settings.out / "data/tokenizer",
         "model_max_length": size.tokens,
         "resolution": size.resolution,

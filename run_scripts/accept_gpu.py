@@ -41,7 +41,7 @@ from accept_cases import (
 
 sys.path.insert(0, str(ROOT))
 
-from ppldm.utils import machine  # noqa: E402
+from ppldm.utils import devices, machine  # noqa: E402
 
 
 def try_case(case: Case, settings: Settings, seconds: float) -> dict:
@@ -187,7 +187,7 @@ def compare(found: dict, case: Case, reference: dict | None) -> dict:
 
 def run_all(cases, settings: Settings, minutes: float) -> list[dict]:
     """Every case in turn, until the time is over."""
-    ends, cards, results = time.monotonic() + minutes * 60, len(machine.list_gpus()), []
+    ends, cards, results = time.monotonic() + minutes * 60, len(devices.list_gpus()), []
     for number, case in enumerate(cases, start=1):
         left = ends - time.monotonic()
         reason = why_not(case, settings, cards) or ("the time was over (--minutes)" if left < 1 else None)
@@ -214,7 +214,7 @@ def describe_machine() -> dict:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
         "commit": commit.stdout.strip() or None,
-        "gpus": [str(gpu) for gpu in machine.list_gpus()],
+        "gpus": [str(gpu) for gpu in devices.list_gpus()],
         "system": platform.platform(),
         "python": platform.python_version(),
         "cores": machine.count_usable_cores(),
@@ -282,7 +282,7 @@ def main(argv: list[str]) -> int:
         for command in [*preparation, *(train_command(case, settings) for case in cases)]:
             print(shlex.join(command))
         return 0
-    if arguments.device == "gpu" and not machine.list_gpus():
+    if arguments.device == "gpu" and not devices.list_gpus():
         print("error: nvidia-smi shows no GPU; --device cpu tries the script itself", file=sys.stderr)
         return 1
     if (out / "runs").exists():

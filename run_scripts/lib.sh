@@ -236,3 +236,25 @@ show_pip_progress() {
         END { if (terminal) printf("\r\033[K") > "/dev/stderr" }
     '
 }
+
+# run_module MODULE FLAGS...: make the environment and run a module of ppldm in it. Its flags are checked before anything
+# is installed; --help and --dry-run install nothing. For this the module needs Python alone.
+run_module() {
+    local module=$1 python words
+    shift
+    words=" $* "
+    python=$VENV/bin/python
+    has_sound_venv || python=$(find_python)
+    if [[ $words == *" --help "* || $words == *" -h "* ]]; then
+        PYTHONPATH=$ROOT exec "$python" -m "$module" "$@"
+    fi
+    PYTHONPATH=$ROOT "$python" -m "$module" "$@" --dry-run >/dev/null
+    decide_device
+    [[ $DEVICE == cpu ]] || set -- --processes 1 "$@"
+    if [[ $words == *" --dry-run "* ]]; then
+        show_environment_commands
+        PYTHONPATH=$ROOT exec "$python" -m "$module" "$@"
+    fi
+    make_venv
+    exec "$VENV/bin/python" -m "$module" "$@"
+}

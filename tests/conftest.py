@@ -119,7 +119,7 @@ def tiny(tmp_path_factory) -> Tiny:
     from ppldm.data.formats.part import write_part
     from ppldm.data.formats.row import Row
     from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-    from ppldm.families.build import build_autoencoder, save_part
+    from ppldm.networks.build import build_autoencoder, save_component
 
     folder = tmp_path_factory.mktemp("tiny")
     rng = np.random.default_rng(0)
@@ -131,7 +131,7 @@ def tiny(tmp_path_factory) -> Tiny:
     CaptionTokenizer(build_vocab([row.caption for row in rows]), 12).save(folder / "tokenizer")
     for name, config in (("vae", VAE_CONFIG), ("unet", UNET_CONFIG), ("ldmbert", TEXT_ENCODER_CONFIG)):
         (folder / f"{name}.json").write_text(json.dumps(config))
-    save_part(build_autoencoder(folder / "vae.json", seed=1), folder / "vae")
+    save_component(build_autoencoder(folder / "vae.json", seed=1), folder / "vae")
     return Tiny(folder)
 
 

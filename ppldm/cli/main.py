@@ -10,9 +10,13 @@ from importlib import import_module
 
 from ..config.flags import parse_known_or_suggest, show_values
 from ..utils.errors import ConfigError, exit_on_error
+from ..utils.text import did_you_mean
 
 COMMANDS = {
+    "train": ("ppldm.training.command", "train"),
+    "config": ("ppldm.cli.config", "config"),
     "env": ("ppldm.utils.environment", "env"),
+    "quickstart": ("ppldm.demo.quickstart", "quickstart"),
     "demo-data": ("ppldm.demo.openmoji", "demo_data"),
     "filter": ("ppldm.prepare.filter.filter", "filter"),
     "download": ("ppldm.prepare.download.download", "download"),
@@ -38,10 +42,7 @@ COMMANDS = {
 def load_command(name: str):
     """The function behind `ppldm name`. Raises ConfigError with the nearest names."""
     if name not in COMMANDS:
-        import difflib
-
-        near = [known for known in COMMANDS if known.startswith(name)] or difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(COMMANDS)}"
+        hint = did_you_mean(name, [known for known in COMMANDS if known.startswith(name)] or COMMANDS)
         raise ConfigError(f"no command {name!r}; {hint} (`ppldm --help` lists them)")
     module, function = COMMANDS[name]
     return getattr(import_module(module), function)
@@ -64,9 +65,12 @@ def run(argv: list[str]) -> None:
 
         sys.stdout.write(f"ppldm {__version__}\n")
         return
+    function = load_command(argv[0])
+    if getattr(function, "takes_words", False):  # it has a parser of its own
+        function(argv[1:])
+        return
     from fastcore.script import anno_parser
 
-    function = load_command(argv[0])
     parser = anno_parser(function, prog=f"ppldm {argv[0]}")
     for action in tuple(parser._actions):
         if action.dest == "num_workers":

@@ -9,6 +9,8 @@ from ..utils.errors import DataError, RowError
 
 T = TypeVar("T")
 
+EXAMPLES_PER_REASON = 3  # of bad rows, in accounts
+
 
 @dataclass(frozen=True)
 class BadRows:
@@ -31,5 +33,5 @@ class BadRows:
                 if self.on_error == "raise":
                     raise DataError(f"bad row ({error.reason}): {error}") from error
                 errors.append(error)
-        examples = "; ".join(str(error) for error in errors[:3])
+        examples = "; ".join(str(error) for error in errors[:EXAMPLES_PER_REASON])
         raise DataError(f"{len(errors)} bad rows in a row, so the data or a flag must be wrong; the first: {examples}")

@@ -226,7 +226,7 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
     format = checked.get("format", "part")
     for key, needed in (("layout", "part"), ("idx_to_prompt", "webdataset")):
         if key in checked and format != needed:
-            raise FilelistError(f"{where}: {key} has a meaning with format={needed} alone, not with format={format}")
+            raise FilelistError(f"{where}: {key} has a meaning only with format={needed}, not with format={format}")
     return checked
 
 

@@ -22,7 +22,7 @@ _FORMATS_OF_CONTENT = ("part", "webdataset", "parquet")
 
 @dataclass(frozen=True)
 class PartPrint:
-    """A part: its name, for messages alone, its rows, and bytes and CRC-32 of the file with the rows."""
+    """A part: its name, only for messages, its rows, and bytes and CRC-32 of the file with the rows."""
 
     name: str
     rows: int
@@ -40,7 +40,7 @@ class PartPrint:
 
 @dataclass(frozen=True)
 class ListPrint:
-    """A filelist: its path, for messages alone, the options by which its parts are read, and the parts."""
+    """A filelist: its path, only for messages, the options by which its parts are read, and the parts."""
 
     path: str
     options: dict[str, str | None]

@@ -93,6 +93,12 @@ def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: i
     return loader
 
 
+def first_epoch(dataset: TextImageDataset, places: list[int]) -> dict:
+    """The samples of epoch 0 of these places, as tensors; `skipped` stays a list."""
+    batch = dataset.make_batch([(0, place) for place in places])
+    return {name: value if name == "skipped" else paddle.to_tensor(value) for name, value in batch.items()}
+
+
 def _watch_workers(batches) -> list[str]:
     """A list to which a worker's untimely end is added, after which the next batch raises SystemError."""
     deaths, workers = [], {worker.sentinel: worker for worker in batches._workers}

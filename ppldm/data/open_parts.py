@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from .filelist import Source
-from .formats.watched import WatchedPart
+from .formats.open import Rows, open_part
+from .formats.open_file import changed, gone
 from .order import RUN_LENGTH, WINDOW_RUNS
 
 _MIN_OPEN_PARTS = 16
@@ -37,7 +38,7 @@ class OpenParts:
         self._parts, self._count, self._contents = parts, count, contents
         self._open = lru_cache(maxsize=count)(self._open_part)
 
-    def __getitem__(self, number: int) -> WatchedPart:
+    def __getitem__(self, number: int) -> Rows:
         """Raises PartError, ConfigError, OutputError."""
         return self._open(number)
 
@@ -51,8 +52,15 @@ class OpenParts:
     def __setstate__(self, state):
         self.__init__(*state)
 
-    def _open_part(self, number: int) -> WatchedPart:
-        return WatchedPart(*self._parts[number], self._contents and self._contents[number])
+    def _open_part(self, number: int) -> Rows:
+        path, source = self._parts[number]
+        if not path.exists():
+            raise gone(path)
+        rows = open_part(path, source)
+        if self._contents and rows.identity[:2] != self._contents[number]:
+            rows.close()
+            raise changed(path)
+        return rows
 
 
 def count_open_parts(

@@ -14,7 +14,7 @@ class StepSampler:
     Global batch s is the positions [s * B, (s + 1) * B) of the mix, B = global_batch_size. Rank r takes its contiguous
     slice of B / world.size, cut into micro-batches of micro_batch_size. A micro-batch is a list of (epoch, row).
 
-    Raises ConfigError where B is no multiple of world.size * micro_batch_size, DataError where there are fewer rows
+    Raises ConfigError where B is not a multiple of world.size * micro_batch_size, DataError where there are fewer rows
     than one global batch.
     """
 

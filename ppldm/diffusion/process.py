@@ -1,11 +1,14 @@
-"""The mathematics of the forward process, as pure functions of arrays.
+"""A diffusion process: noise schedule x prediction target x loss weight x law of noise levels, as pure functions.
 
 Notation of Ho et al. 2020 (DDPM, arXiv:2006.11239): q(x_t | x_0) = N(sqrt(abar_t) x_0, (1 - abar_t) I), with
 abar_t the running product of 1 - beta_t. Velocity is that of Salimans and Ho 2022 (arXiv:2202.00512, appendix D).
-SNR_t = abar_t / (1 - abar_t) is the signal-to-noise ratio of x_t.
+
+What schedules have in common is log-SNR_t = ln(abar_t / (1 - abar_t)), the signal-to-noise ratio of x_t (Kingma et al.
+2021, arXiv:2107.00630, section 3.1): a schedule is a falling table or function of it, and loss weights are functions of
+it. From it abar = sigmoid(log-SNR) and 1 - abar = sigmoid(-log-SNR), where signal and noise have the squares 1 in sum.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
@@ -51,9 +54,60 @@ class NoiseSchedule:
             alphas_cumprod = ((roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])) ** 2
         return alphas_cumprod.astype(np.float32)
 
+    def log_snr(self) -> np.ndarray:
+        """log-SNR_t of the same t, float64, strictly falling; -inf where nothing but noise is left."""
+        return log_snr(self.alphas_cumprod())
+
     def scheduler_config(self) -> dict:
         """The keyword arguments that make a ppdiffusers scheduler of this schedule."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a picture becomes at each noise level, what the network learns to predict there, and how much that counts.
+
+    The law of the levels is that of the published LDM: all timesteps equally often. `snr_gamma`: Min-SNR weights of
+    the loss, none by default. Raises ValueError for a target that tells nothing at the last level.
+    """
+
+    schedule: NoiseSchedule = NoiseSchedule()
+    prediction_type: str = "epsilon"
+    snr_gamma: float | None = None
+
+    def __post_init__(self):
+        if self.prediction_type not in PREDICTION_TYPES:
+            raise ValueError(f"prediction_type {self.prediction_type!r} is not one of {PREDICTION_TYPES}")
+        if self.schedule.rescale_betas_zero_snr and self.prediction_type == "epsilon":
+            raise ValueError("where nothing but noise is left, the noise tells nothing: zero SNR needs v_prediction")
+
+    @classmethod
+    def of(cls, settings: dict, snr_gamma: float | None = None) -> "Process":
+        """The process of a stored scheduler's settings; the published values for what they do not name."""
+        known = {one.name: settings[one.name] for one in fields(NoiseSchedule) if one.name in settings}
+        return cls(NoiseSchedule(**known), settings.get("prediction_type", cls.prediction_type), snr_gamma)
+
+    @property
+    def num_levels(self) -> int:
+        """How many noise levels there are: timesteps 0 .. num_levels - 1."""
+        return self.schedule.num_train_timesteps
+
+    def settings(self) -> dict:
+        """What model.json says of it, and a ppdiffusers scheduler takes."""
+        return {**self.schedule.scheduler_config(), "prediction_type": self.prediction_type}
+
+    def loss_weights(self) -> np.ndarray | None:
+        """The weight of the squared error at each timestep, float32; None where all are 1."""
+        if self.snr_gamma is None:
+            return None
+        return min_snr_weights(self.schedule.alphas_cumprod(), self.snr_gamma, self.prediction_type)
+
+
+def log_snr(alphas_cumprod: np.ndarray) -> np.ndarray:
+    """ln(abar / (1 - abar)), float64; -inf at 0."""
+    signal = alphas_cumprod.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        return np.log(signal) - np.log1p(-signal)
 
 
 def sampling_settings(scheduler: dict) -> dict:

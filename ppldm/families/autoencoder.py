@@ -1,83 +1,151 @@
-"""The objective of an autoencoder's training, and the measures of a trained one."""
+"""An autoencoder by itself: an AutoencoderKL, such as `ldm` takes for its VAE."""
 
-import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
 
-import numpy as np
-import paddle
-from paddle import nn
-from paddle.nn import functional as F
+from ..config.option import Bounds, option
+from ..networks.configs import check_fit, downscale_factor, latent_shape, read_new_config
+from ..utils.errors import ConfigError
+from ..utils.log import get_logger, progress
+from ..utils.rank_watch import gather_objects
+from ..utils.world import gather_in_order, shard
+from .base import Family, Sitting
 
-RECONSTRUCTION_LOSSES = ("l1", "mse", "l1_mse")
+NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the rows
+NUM_MEASURED = 1024  # encoded for the latents' statistics, at most
+_MEASURED_AT_A_TIME = 16
 
-
-class AutoencoderObjective(nn.Layer):
-    """Reconstruction error plus weighted KL divergence of the posterior from the standard normal.
-
-    Both in the units of the published LDM autoencoders divided by the number of pixel values: the mean absolute error
-    of pixels in -1 .. 1 (`l1`), the mean squared one (`mse`) or their sum (`l1_mse`), plus `kl_weight` times the KL in
-    nats a picture over (3 H W).
-    A batch holds pixel_values [B, 3, H, W] uint8 and posterior_noise [B, C, h, w] float32; nothing is drawn here.
-    """
-
-    input_names = ("pixel_values", "posterior_noise")
-
-    def __init__(self, vae: nn.Layer, reconstruction_loss: str = "l1", kl_weight: float = 1e-6):
-        super().__init__()
-        if reconstruction_loss not in RECONSTRUCTION_LOSSES:
-            raise ValueError(f"reconstruction_loss {reconstruction_loss!r} is not one of {RECONSTRUCTION_LOSSES}")
-        self.vae = vae
-        self.reconstruction_loss = reconstruction_loss
-        self.kl_weight = kl_weight
-
-    def trained_parameters(self) -> dict:
-        """Name to parameter: all of the autoencoder."""
-        return dict(self.named_parameters())
-
-    def forward(self, pixel_values, posterior_noise):
-        """The loss, float32 scalar."""
-        pixels = to_unit_range(pixel_values)
-        posterior = self.vae.encode(pixels).latent_dist
-        decoded = self.vae.decode(posterior.mean + posterior.std * posterior_noise).sample.astype("float32")
-        error = 0.0
-        if "l1" in self.reconstruction_loss:
-            error = error + F.l1_loss(decoded, pixels)
-        if "mse" in self.reconstruction_loss:
-            error = error + F.mse_loss(decoded, pixels)
-        kl = 0.5 * (posterior.mean**2 + posterior.var - 1.0 - posterior.logvar).astype("float32").sum()
-        return error + self.kl_weight * kl / pixels.size
+_loss = partial(option, section="model", identity=True)
 
 
-@paddle.no_grad()
-def reconstruct(vae: nn.Layer, pixel_values):
-    """[B, 3, H, W] uint8 to its reconstruction from the posterior's mean, float32 in -1 .. 1."""
-    return vae.decode(vae.encode(to_unit_range(pixel_values)).latent_dist.mean).sample.clip(-1.0, 1.0)
+@dataclass(kw_only=True)
+class AutoencoderConfig:
+    """What an autoencoder is trained as."""
 
-
-def psnr(pixel_values, decoded) -> float:
-    """Peak signal-to-noise ratio in dB between uint8 pixels and pixels in -1 .. 1, over all given values."""
-    return 10.0 * math.log10(4.0 / max(1e-12, float(F.mse_loss(decoded, to_unit_range(pixel_values)))))
-
-
-@paddle.no_grad()
-def latent_statistics(vae: nn.Layer, batches) -> dict:
-    """Mean and standard deviation of unscaled posterior samples: over everything, and each channel's mean.
-
-    `batches` gives (pixel_values, posterior_noise). The scaling factor that brings latents to unit variance is
-    1 / std, as Rombach et al. 2022 (arXiv:2112.10752, appendix G) measure it.
-    """
-    latents = []
-    for pixel_values, posterior_noise in batches:
-        posterior = vae.encode(to_unit_range(pixel_values)).latent_dist
-        latents.append((posterior.mean + posterior.std * posterior_noise).numpy())
-    latents = np.concatenate(latents).astype(np.float64)
-    return {
-        "latent_mean": float(latents.mean()),
-        "latent_std": float(latents.std()),
-        "latent_channel_means": [round(float(mean), 4) for mean in latents.mean(axis=(0, 2, 3))],
-        "pictures": len(latents),
+    family: ClassVar[str] = "autoencoder"
+    # Of the hand-written loop's flags, where the defaults of the published text-to-image script do not fit.
+    loop_defaults: ClassVar[dict] = {
+        "output_dir": "./output-autoencoder",
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 1e-4,
     }
 
+    vae_config_file: str = option(
+        "vae_tiny",
+        "Config of an AutoencoderKL, built from scratch: a JSON file, or a name.",
+        section="model",
+        kind="network",
+    )
+    reconstruction_loss: str = _loss(
+        "l1",
+        "Error between picture and reconstruction: absolute, squared, or their sum.",
+        choices=("l1", "mse", "l1_mse"),
+    )
+    kl_weight: float = _loss(
+        1e-6,
+        "Weight of the KL divergence, in nats a picture, against the summed error of its pixels.",
+        bounds=Bounds(least=0),
+    )
+    image_logging_steps: int = option(
+        1000,
+        "Draw reconstructions and log PSNR every this many updates; 0: never.",
+        section="validation",
+        bounds=Bounds(least=0),
+        unit="updates",
+    )
 
-def to_unit_range(pixel_values):
-    """uint8 0 .. 255 to float32 -1 .. 1."""
-    return pixel_values.astype("float32") / 127.5 - 1.0
+    def check(self) -> None:
+        """Every combination works."""
+
+    def network_config(self) -> dict:
+        """The completed config of the network. Raises ConfigError."""
+        config = read_new_config("vae", self.vae_config_file, "--vae_config_file")
+        check_fit({"vae": config}, self.vae_config_file, ConfigError)
+        return config
+
+
+class Autoencoder(Family):
+    """Trains all of it."""
+
+    name = "autoencoder"
+    plural = "autoencoders"
+    Config = AutoencoderConfig
+    components: ClassVar = {"vae": "vae"}
+    unsupported = ("fp16", "recompute", "to_static")
+    half_precision_levels = ("O1",)
+    export_folder = "vae"
+
+    def check(self, config: AutoencoderConfig, data) -> None:
+        """The network's config, with the size of pictures."""
+        latent_shape(config.network_config(), resolution=data.resolution)
+
+    def build(self, config: AutoencoderConfig, data, seed: int):
+        """Anew, from its config."""
+        from ..data.inputs import Normals, Pixels
+        from ..networks.autoencoder import AutoencoderObjective
+        from ..networks.build import build_autoencoder
+        from ..utils.rng import Stream
+
+        vae = build_autoencoder(config.vae_config_file, seed)
+        model = AutoencoderObjective(vae, config.reconstruction_loss, config.kl_weight)
+        latents = Normals(Stream.POSTERIOR, vae.config.latent_channels, downscale_factor(vae.config))
+        model.inputs = {"pixel_values": Pixels(), "posterior_noise": latents}
+        return model
+
+    def draw(self, sitting: Sitting) -> tuple[dict, dict]:
+        """Originals over reconstructions of a fixed set of rows, and their PSNR. The ranks share the rows."""
+        import numpy as np
+        import paddle
+
+        from ..data.loader import first_epoch
+        from ..diffusion.guided import to_pictures
+        from ..networks.autoencoder import psnr, reconstruct
+        from ..utils.grid import tile
+
+        rows, found = sitting.dataset.spread(NUM_PICTURES), []
+        mine = [rows[number] for number in shard(len(rows), sitting.world)]
+        if mine:
+            pixels = first_epoch(sitting.dataset, mine)["pixel_values"]
+            with paddle.amp.auto_cast(enable=False):
+                decoded = reconstruct(sitting.model.vae, pixels).astype("float32").numpy()
+            found = list(zip(pixels.numpy(), decoded, strict=True))
+        pairs = gather_in_order(gather_objects(found, sitting.world))
+        originals, decoded = (np.stack(side) for side in zip(*pairs, strict=True))
+        numbers = {"psnr": psnr(paddle.to_tensor(originals), paddle.to_tensor(decoded))}
+        if not sitting.world.is_main:
+            return {}, numbers
+        pictures = np.concatenate([originals.transpose(0, 2, 3, 1), to_pictures(paddle.to_tensor(decoded))])
+        return {"reconstruction": tile(pictures, len(originals))}, numbers
+
+    def export(self, model, config: AutoencoderConfig, dataset, folder: Path, average, metadata: dict) -> None:
+        """The VAE's folder, with 1 / std of the latents as its scaling factor."""
+        from ..networks.autoencoder import latent_statistics
+        from ..networks.build import save_component
+        from ..utils.files import atomic_dir, write_json
+        from ..weights.fill import describe_model
+
+        vae, rows = model.vae, dataset.spread(NUM_MEASURED)
+        vae.eval()
+        with progress(range(0, len(rows), _MEASURED_AT_A_TIME), desc="measuring latents", unit="batch") as starts:
+            chunks = (rows[start : start + _MEASURED_AT_A_TIME] for start in starts)
+            statistics = latent_statistics(vae, (_encoder_inputs(dataset, chunk) for chunk in chunks))
+        scaling_factor = 1.0 / statistics["latent_std"]
+        vae.register_to_config(scaling_factor=scaling_factor)
+        get_logger().info("latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", statistics)
+        with atomic_dir(folder) as target:
+            save_component(vae, target)
+            describe_model(self, model).write(target)
+            write_json(target / "ppldm.json", {**metadata, **statistics, "scaling_factor": scaling_factor})
+
+
+def _encoder_inputs(dataset, rows: list[int]):
+    from ..data.loader import first_epoch
+
+    batch = first_epoch(dataset, rows)
+    return batch["pixel_values"], batch["posterior_noise"]
+
+
+FAMILY = Autoencoder()

@@ -1,10 +1,10 @@
 """Trained models as folders that other programs load (the layouts are in ppldm/weights/write.py)."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 from ..utils.errors import ConfigError
+from ..utils.files import local_path
 
 
 def export(
@@ -23,16 +23,17 @@ def export(
     from ..weights.fetch import check_name, locate_model
 
     if safetensors and to == "compvis":
-        raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; leave one of them away")
+        raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; omit one of them")
+    target = local_path(out)
     check_name(model)
     prepare_cpu()
     import_paddle_quietly()
     from ..utils.log import get_logger, quiet_libraries
-    from ..weights.read import PART_FOLDERS, read_weights
+    from ..weights.read import COMPONENT_FOLDERS, read_weights
     from ..weights.write import DIFFUSERS_TEXT_LENGTH, drawn_by_diffusers, metadata_of, write_weights
 
     quiet_libraries()
-    source, target = locate_model(model, PART_FOLDERS, offline), Path(out)
+    source = locate_model(model, COMPONENT_FOLDERS, offline)
     refuse_to_overwrite(source, target)
     weights = read_weights(source, yaml_file=original_config_file, ema=ema)
     if tokenizer:
@@ -56,21 +57,6 @@ def refuse_to_overwrite(source: Path, target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise ConfigError(f"--out {target} is a file; name a folder")
     if target.is_dir() and any(target.iterdir()) and not (target / "ppldm.json").is_file():
-        raise ConfigError(f"--out {target} holds files that are no exported model; choose another folder")
+        raise ConfigError(f"--out {target} holds files that are not an exported model; choose another folder")
     if target.resolve() == source.resolve() or target.resolve() in source.resolve().parents:
         raise ConfigError(f"--out {target} holds the model to export; choose another folder")
-
-
-def export_pipeline(model, tokenizer, folder, ema, metadata: dict) -> None:
-    """Write a live LatentDiffusionModel as a ppdiffusers pipeline, with the averaged weights where `ema` is given.
-
-    `tokenizer`: a CaptionTokenizer; `metadata` go to ppldm.json.
-    """
-    from ..families.build import weights_of
-    from ..weights.write import write_weights
-
-    with ema.applied() if ema else nullcontext():
-        weights = weights_of(model)
-    weights.tokenizer = tokenizer
-    weights.metadata = {**metadata, "ema": ema is not None}
-    write_weights(weights, "ppdiffusers", folder)

@@ -1,19 +1,20 @@
 """`ppldm generate`: pictures from prompts, in one process or several, resumed where it stopped.
 
 Every picture carries its settings and the model's fingerprint in a text chunk of its PNG file. A picture that is there
-with the same settings is not drawn again; so the same command goes on, and other settings replace.
+with the same settings is not drawn again; so the same command goes on. Other settings replace it; other prompts are
+refused.
 """
 
 import json
 import math
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ..utils.device import use_device
+from ..utils.devices import use_device
 from ..utils.errors import ConfigError
+from ..utils.files import local_path
 from ..utils.rng import MAX_SEED
 from ..weights.fetch import check_name
 from .prompts import Request, check_prompt, read_requests
@@ -21,7 +22,7 @@ from .prompts import Request, check_prompt, read_requests
 SAMPLER_NAMES = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "dpm-solver++")
 SETTINGS_CHUNK = "ppldm"
 GRID_PROMPTS = 64  # at most, in a grid
-_SHOWN_WORDS = 20
+_SHOWN_WORDS, _SHOWN_LETTERS = 20, 60
 _Scales = Annotated[list[float], {"nargs": "+", "type": float, "metavar": "S"}]
 
 
@@ -51,6 +52,7 @@ def generate(
     """Draw pictures of prompts with a trained model, and a grid of them."""
     from ..utils.entry import entry
 
+    folder = local_path(out)
     wanted = read_wanted(prompts, list(prompt), negative_prompt)
     scales = list(dict.fromkeys(guidance_scale))
     _require_positive(
@@ -62,17 +64,16 @@ def generate(
     _require_positive(**{name: side for name, side in sides.items() if side is not None})
     height, width = (resolution if side is None else side for side in (height, width))
     plan = Plan(wanted, num_samples, scales, num_inference_steps, sampler, seed, height, width, exact)
+    refuse_other_prompts(plan, folder)
     check_name(model)
     if exact:
         batch_size = 1
-        os.environ["OMP_NUM_THREADS"] = "1"
-    with entry():
+    with entry(threads=1 if exact else None):
         from ..utils.log import quiet_libraries
-        from ..utils.world import barrier
+        from ..utils.rank_watch import barrier
         from .pipeline import load
 
-        if device:
-            use_device(device)
+        use_device(device)
         world = _join_world()
         if seed == -1:
             plan = replace(plan, seed=_choose_seed(world))
@@ -80,10 +81,10 @@ def generate(
         pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer, offline=offline)
         if world.is_main:
             warn_of_unknown_words(pipeline, wanted)
-        draw_plan(pipeline, plan, Path(out), batch_size=batch_size, world=world)
+        draw_plan(pipeline, plan, folder, batch_size=batch_size, world=world)
         barrier(world)
         if world.is_main:
-            write_summary(pipeline, plan, Path(out), columns)
+            write_summary(pipeline, plan, folder, columns)
 
 
 # The flags of the published generate_images.py, as ours.
@@ -152,7 +153,7 @@ class Plan:
 def _check_settings(scales: list[float], sampler: str, seed: int) -> None:
     """Raises ConfigError for what no model can be drawn with."""
     if odd := [scale for scale in scales if not math.isfinite(scale)]:
-        raise ConfigError(f"--guidance-scale {odd[0]} is no number; 7.5 is usual")
+        raise ConfigError(f"--guidance-scale {odd[0]} is not a number; 7.5 is usual")
     if sampler not in SAMPLER_NAMES:
         raise ConfigError(f"--sampler {sampler} is not one of {', '.join(SAMPLER_NAMES)}")
     if not -1 <= seed <= MAX_SEED:
@@ -179,6 +180,27 @@ def read_wanted(prompts_file: str | None, prompts: list[str], negative_prompt: s
 def read_prompts(path) -> list[tuple[str, str]]:
     """(prompt, remark) pairs of a file of prompts. Raises ConfigError."""
     return [(request.prompt, request.remark) for request in read_requests(path)]
+
+
+def refuse_other_prompts(plan: Plan, out: Path) -> None:
+    """Raises ConfigError where a picture would be replaced that is of another prompt, or that was not drawn here.
+
+    Those of the same prompt and other settings are replaced.
+    """
+    from PIL import Image
+
+    for job in plan.jobs():
+        path, prompt = out / plan.file(*job), plan.requests[job[1]].prompt
+        try:
+            with Image.open(path) as picture:
+                drawn = json.loads(picture.info[SETTINGS_CHUNK])["prompt"]
+        except (KeyError, TypeError, ValueError):
+            drawn = None
+        except (OSError, SyntaxError):
+            continue  # not there, or not a whole picture
+        if drawn != prompt:
+            what = f"of the prompt {drawn[:_SHOWN_LETTERS]!r}" if isinstance(drawn, str) else "that ppldm did not draw"
+            raise ConfigError(f"--out {out} holds {path.name}, a picture {what}; choose another folder, or remove it")
 
 
 def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> None:
@@ -248,9 +270,9 @@ def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
     from PIL import Image
 
     from ..utils.files import write_text
+    from ..utils.grid import prompt_grid
     from ..utils.log import get_logger
     from ..utils.pictures import save_png
-    from .grid import prompt_grid
 
     lines = [
         json.dumps({"file": plan.file(*job), **plan.record(pipeline, *job)}, ensure_ascii=False) for job in plan.jobs()
@@ -272,7 +294,7 @@ def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
 
 
 def read_settings(path: Path) -> dict | None:
-    """The settings that a picture was drawn with; None where it is not there, or is no whole picture of ours."""
+    """The settings that a picture was drawn with; None where it is not there, or is not a whole picture of ours."""
     from PIL import Image
 
     try:

@@ -20,18 +20,21 @@ import numpy as np
 import paddle
 
 from ..data.text.tokenizer import CaptionTokenizer, load_tokenizer
+from ..diffusion.guided import draw, to_pictures
 from ..diffusion.samplers import SAMPLERS
-from ..families.autoencoder import to_unit_range
-from ..families.build import build_model, downscale_factor
-from ..families.ldm import LatentDiffusionModel
+from ..families.ldm_build import build_model
+from ..networks.autoencoder import to_unit_range
+from ..networks.configs import latent_shape
+from ..networks.latent_diffusion import LatentDiffusionModel
+from ..utils.checksums import checksum_arrays
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
 from ..utils.rng import MAX_SEED
 from ..weights.fetch import locate_model
-from ..weights.model_file import checksum_arrays
-from ..weights.read import PART_FOLDERS, SCHEDULER_CLASS, read_weights
+from ..weights.folders import COMPONENT_FOLDERS
+from ..weights.noise_schedule import SCHEDULER_CLASS
+from ..weights.read import read_weights
 from ..weights.write import metadata_of
-from .guided import draw, to_pictures
 from .prompts import check_prompt
 
 DDIM = "DDIMScheduler"  # the class of a stored scheduler that ddim is
@@ -45,7 +48,7 @@ def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, 
     `tokenizer`: a folder with vocab.txt, where the model brings none. `offline`: never touch the network.
     Raises ModelError or ConfigError.
     """
-    source = locate_model(path, PART_FOLDERS, offline)
+    source = locate_model(path, COMPONENT_FOLDERS, offline)
     weights = read_weights(source, yaml_file=original_config_file, ema=ema)
     folder = tokenizer or weights.tokenizer
     if folder is None:
@@ -136,7 +139,7 @@ class TextToImage:
         if sampler not in SAMPLERS:
             raise ConfigError(f"no sampler {sampler}; known: {', '.join(SAMPLERS)}")
         if not math.isfinite(guidance_scale):
-            raise ConfigError(f"the guidance scale {guidance_scale} is no number")
+            raise ConfigError(f"the guidance scale {guidance_scale} is not a number")
         for seed in seeds:
             if not isinstance(seed, numbers.Integral) or not 0 <= seed <= MAX_SEED:
                 raise ConfigError(f"the seed {seed!r} must be a whole number from 0 to {MAX_SEED}")
@@ -164,11 +167,7 @@ class TextToImage:
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(C, h, w) of the latents of such pictures. Raises ConfigError where the sides do not divide."""
-        factor = downscale_factor(self.model.vae)
-        for name, side in (("height", height), ("width", width)):
-            if side <= 0 or side % factor:
-                raise ConfigError(f"--{name} {side} must be a multiple of {factor}, the VAE's downscaling factor")
-        return (self.model.vae.config.latent_channels, height // factor, width // factor)
+        return latent_shape(self.model.vae.config, height=height, width=width)
 
     @cached_property
     def fingerprint(self) -> str:

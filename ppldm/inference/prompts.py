@@ -57,9 +57,9 @@ def read_requests(path) -> list[Request]:
 
 
 def check_prompt(text, what: str) -> None:
-    """Raises ConfigError for what is no text, or holds bytes that were no UTF-8 on the command line or in JSON."""
+    """Raises ConfigError for what is not text, or holds bytes that were not UTF-8 on the command line or in JSON."""
     if not isinstance(text, str):
-        raise ConfigError(f"{what} {text!r} is no text")
+        raise ConfigError(f"{what} {text!r} is not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -79,8 +79,8 @@ def _read_table(path, text: str, delimiter: str) -> list[Request]:
             requests.append(_request(f"{path}, line {table.line_num}", row))
     except csv.Error as error:
         raise ConfigError(
-            f"{path} is no table, up to line {table.reader.line_num}: {error}; put a field that has quotation marks in "
-            "quotation marks, and double its own"
+            f"{path} is not a table, up to line {table.reader.line_num}: {error}; put a field that has quotation "
+            "marks in quotation marks, and double its own"
         ) from error
     return requests
 
@@ -116,5 +116,5 @@ def _read_seed(where: str, value) -> int | None:
         return None
     text = str(value).strip()
     if not text.isdecimal() or len(text) > 20 or int(text) > MAX_SEED:
-        raise ConfigError(f"{where}: the seed {value!r} is no whole number from 0 to {MAX_SEED}")
+        raise ConfigError(f"{where}: the seed {value!r} is not a whole number from 0 to {MAX_SEED}")
     return int(text)

@@ -1,11 +1,10 @@
 """`ppldm index`: build the indexes and columns of all parts, ahead of training."""
 
-import sys
-from json import dumps
 from typing import Annotated
 
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..utils.errors import DataError
+from ..utils.report import print_report
 from ..utils.workers import check_workers
 from .parts import describe_bad_parts, index_parts, list_parts
 
@@ -24,9 +23,10 @@ def index(
     parts = list_parts(filelists, layout, must_exist=False)
     indexed = index_parts(parts, check_workers(num_workers), with_columns=True)
     report = {"parts": len(parts), "rows": indexed.num_rows, "bad_parts": indexed.bad_parts()}
-    text = f"{report['rows']} rows in {len(parts)} part(s)"
-    lines = [text, *describe_bad_parts(report["bad_parts"])]
-    sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else "\n".join(lines)) + "\n")
-    sys.stdout.flush()
+    print_report(report, _describe, json)
     if indexed.bad:
         raise DataError(f"{len(indexed.bad)} of {len(parts)} parts cannot be opened; see above")
+
+
+def _describe(report: dict) -> str:
+    return "\n".join([f"{report['rows']} rows in {report['parts']} part(s)", *describe_bad_parts(report["bad_parts"])])

@@ -23,7 +23,6 @@ from ..utils.workers import map_unordered
 Result = TypeVar("Result")
 
 _ROWS_PER_TASK = 1000
-EXAMPLES_PER_REASON = 3
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def count_not_rows(part: Rows, span: Span) -> Counter:
 
 def describe_not_rows(not_rows: dict[str, int]) -> list[str]:
     """Lines for people."""
-    return [f"  no rows, {reason} lines: {count}" for reason, count in not_rows.items()]
+    return [f"  not rows, {reason} lines: {count}" for reason, count in not_rows.items()]
 
 
 def locate(indexed: Indexed, row: int) -> tuple[PartName, int]:

@@ -11,29 +11,29 @@ finished when its record is there and fits the content of its source (`ppldm.uti
 """
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
+from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.filelist import write_filelist
 from ..data.formats.csv_table import list_images
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import Rows
-from ..data.formats.part import Part, index_path, write_part
+from ..data.formats.part import Part, index_path, part_spec, write_part
 from ..data.formats.row import Row
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
-from ..utils.files import read_json, write_json
-from ..utils.jobs import JobFolder, Piece, as_json, earlier_input, has_key, list_pieces, take_fingerprint
+from ..utils.files import write_json
+from ..utils.jobs import JobFolder, Piece, finish, list_pieces, make_key
 from ..utils.log import get_logger, progress
+from ..utils.report import print_report
 from ..utils.workers import check_workers, map_unordered
-from .parts import EXAMPLES_PER_REASON, PartName, list_parts, open_rows
+from .parts import PartName, list_parts, open_rows
 
 
 def repack(
@@ -52,10 +52,13 @@ def repack(
     """
     parts = list_parts(filelists, layout)
     manifest = repack_parts(parts, Path(out), check_workers(num_workers), redo)
+    print_report(manifest, partial(_describe, out), json)
+
+
+def _describe(out: str, manifest: dict) -> str:
     text = f"{manifest['rows_out']} of {manifest['rows_in']} rows in {len(manifest['parts'])} part(s)"
     lines = [text, *(f"  skipped, {reason}: {count}" for reason, count in manifest["skipped"].items())]
-    lines.append(f"train with --file_list {Path(out, 'repacked.filelist.list')}")
-    sys.stdout.write((dumps(manifest, indent=2, ensure_ascii=False) if json else "\n".join(lines)) + "\n")
+    return "\n".join([*lines, f"train with --file_list {Path(out, 'repacked.filelist.list')}"])
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,8 @@ class _Task:
             pieces += [Piece(image, image.name) for image in list_images(path)]
         if source.idx_to_prompt:
             pieces.append(Piece(source.idx_to_prompt, "idx_to_prompt"))
-        return {
-            "settings": as_json({"path": os.path.abspath(path), "format": source.format, "layout": source.layout}),
-            "input": take_fingerprint(pieces, earlier_input(read_json(self.record_path))),
-        }
+        settings = {"path": os.path.abspath(path), "format": source.format, "layout": source.layout}
+        return make_key(settings, pieces, self.record_path)
 
 
 def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool = False) -> dict:
@@ -147,39 +148,27 @@ def _sweep(out: Path, names: set[str]) -> None:
 
 def _repack_part(task: _Task) -> dict:
     key = task.key()  # before the first row is read, so that a later change is seen
-    record = _finished_record(task, key)
-    if record:
-        if record["key"] != key:
-            write_json(task.record_path, record | {"key": key})
-        return record
+    return finish(task.record_path, key, partial(_is_whole, task), partial(_write_part, task))[0]
+
+
+def _write_part(task: _Task) -> dict:
     Path(task.path.parent.parent, "manifest.json").unlink(missing_ok=True)  # from here on it would lie
-    task.record_path.unlink(missing_ok=True)
     skipped, examples = Counter(), []
     with closing(open_rows(task.part)) as part:
         rows = _usable_rows(part, skipped, examples)
         first = next(rows, None)
         if first is None:
             raise DataError(f"none of the {len(part)} rows of {part.path} can be used: {'; '.join(examples)}")
-        try:
-            info = write_part(task.path, chain([first], rows))
-        except OSError as error:
-            raise OutputError(
-                f"cannot write {task.path}: {error.strerror or error}; make room, then run the same command again"
-            ) from error
-        record = {"key": key, "rows_in": len(part), "rows_out": info.rows, "skipped": dict(sorted(skipped.items()))}
-    write_json(task.record_path, record)
-    return record
+        info = write_part(task.path, chain([first], rows))
+        return {"rows_in": len(part), "rows_out": info.rows, "skipped": dict(sorted(skipped.items()))}
 
 
-def _finished_record(task: _Task, key: dict) -> dict | None:
-    record = read_json(task.record_path)
-    if not has_key(record, key):
-        return None
+def _is_whole(task: _Task, record: dict) -> bool:
     try:
-        summary = Part.summarize(task.path)
-        return record if summary and summary.rows == record["rows_out"] else None
+        summary = Part.summarize(task.path, part_spec())
     except PartError:
-        return None
+        return False
+    return summary is not None and summary.rows == record["rows_out"]
 
 
 def _usable_rows(part: Rows, skipped: Counter, examples: list[str]) -> Iterator[Row]:

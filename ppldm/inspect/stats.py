@@ -6,11 +6,9 @@ Images are not decoded: their sizes come from the index, their bytes and caption
 """
 
 import math
-import sys
 from collections import Counter
 from contextlib import closing
 from functools import partial
-from json import dumps
 from typing import Annotated
 
 import numpy as np
@@ -19,6 +17,7 @@ from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.text.coverage import Coverage, CoverageMeter
 from ..utils.errors import RowError
 from ..utils.files import atomic_write
+from ..utils.report import print_report
 from ..utils.workers import check_workers
 from .parts import (
     Span,
@@ -87,7 +86,7 @@ def stats(
         report["tokenizer"] = f"of all captions, {coverage.describe(max_length)}"
     if out:
         draw_histograms(out, counts, skipped, f"{report['rows']} rows in {len(parts)} part(s)")
-    sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
+    print_report(report, describe, json)
 
 
 def _open_meter(tokenizer: str, max_length: int) -> CoverageMeter:
@@ -97,7 +96,7 @@ def _open_meter(tokenizer: str, max_length: int) -> CoverageMeter:
 
 
 def measure_span(span: Span, meter: CoverageMeter | None = None) -> tuple[dict, Counter, Counter, Coverage]:
-    """(how often each value of each measure comes, bad rows by reason, what are no rows by reason, coverage by the
+    """(how often each value of each measure comes, bad rows by reason, what is not a row by reason, coverage by the
     tokenizer of `meter`) over a span."""
     counts, skipped, captions = {measure: Counter() for measure in _MEASURES}, Counter(), []
     with closing(open_rows(span.part)) as part:
@@ -167,7 +166,7 @@ def draw_histograms(path, counts: dict[str, Counter], skipped: Counter, title: s
 
 
 def draw_histogram(axis, values: Counter) -> None:
-    """How often each value comes; of one value alone, which it is."""
+    """How often each value comes; of only one value, which it is."""
     axis.yaxis.get_major_locator().set_params(integer=True)
     if not values:
         return

@@ -1,19 +1,18 @@
 """`ppldm verify`: read and decode every row, as training will, and account for each."""
 
 import os
-import sys
 from collections import Counter
 from contextlib import closing
-from json import dumps
 from typing import Annotated
 
+from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.filelist import write_filelist
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.images.decode import decode_image
 from ..utils.errors import DataError, RowError
+from ..utils.report import print_report
 from ..utils.workers import check_workers
 from .parts import (
-    EXAMPLES_PER_REASON,
     Span,
     check_output,
     count_not_rows,
@@ -35,7 +34,7 @@ def verify(
 ):
     """Check that every row can be read and its image decoded.
 
-    Blank lines are no rows: they are counted under not_rows, and are no fault.
+    Blank lines are not rows: they are counted under not_rows, and are not a fault.
     The exit status is 1 if any row or part is bad. A format other than part files is said where the filelist of --out
     is named, in a list of filelists, as for the original.
     """
@@ -61,8 +60,7 @@ def verify(
         "not_rows": dict(not_rows),
         "bad_parts": indexed.bad_parts(),
     }
-    sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
-    sys.stdout.flush()
+    print_report(report, describe, json)
     if out:
         write_filelist(out, [os.path.abspath(part.path) for part in parts if part not in unsound])
     if unsound:

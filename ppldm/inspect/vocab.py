@@ -4,16 +4,15 @@ Captions in, `vocab.txt` and its settings out: a folder for `--tokenizer_name`. 
 vocabulary, whatever the number of processes.
 """
 
-import sys
 from collections import Counter
 from contextlib import closing
 from functools import partial
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
+from ..utils.report import print_report
 from ..utils.workers import check_workers
 from .parts import Indexed, Span, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
 
@@ -66,7 +65,7 @@ def vocab(
         "bad_parts": indexed.bad_parts(),
         **measure_fit(tokenizer, indexed, max_length, num_workers),
     }
-    sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
+    print_report(report, describe, json)
 
 
 def count_caption_words(indexed: Indexed, max_rows: int, num_workers: int) -> tuple[Counter, int]:

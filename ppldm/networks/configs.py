@@ -12,11 +12,12 @@ file, the setting, its value and what it must be.
 """
 
 import copy
-import difflib
 import json
-from pathlib import Path
 
+from ..config.network_files import find_network_file
 from ..utils.errors import ConfigError, ModelError, PpldmError
+from ..utils.files import read_json_object
+from ..utils.text import did_you_mean
 from .config_fields import IGNORED, REQUIRED, SETTINGS
 
 LABELS = {"vae": "VAE", "text_encoder": "text encoder", "unet": "UNet"}
@@ -58,7 +59,7 @@ def check_config(kind: str, config: dict, source, error: type[PpldmError] = Mode
     given = {key: value for key, value in config.items() if not key.startswith("_") and key not in IGNORED[table]}
     for key, value in given.items():
         if key not in settings and (new or value is not None):
-            raise error(f"{source}: no setting {key!r} is known for {what}; {_nearest(key, settings)}")
+            raise error(f"{source}: no setting {key!r} is known for {what}; {did_you_mean(key, settings)}")
     missing = [key for key in REQUIRED[table] if key not in given]
     if missing and (new or not given):
         raise error(f"{source} is no config of {what}: it does not say {', '.join(missing)}; add what is missing")
@@ -77,17 +78,8 @@ def read_new_config(kind: str, path, flag: str) -> dict:
 
 
 def read_json_config(path, flag: str) -> dict:
-    """The object in a JSON file. Raises ConfigError naming the file and the flag it came by."""
-    path = Path(path).expanduser()
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path} ({error.strerror}); {flag} names a JSON file") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON ({error}); {flag} names a JSON file") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} holds no JSON object; {flag} names a model config")
-    return config
+    """The object in the JSON file that `flag` names. Raises ConfigError naming both."""
+    return read_json_object(find_network_file(path, flag), ConfigError, f"{flag} names a JSON file")
 
 
 def is_ldmbert(config: dict) -> bool:
@@ -101,6 +93,22 @@ def table_of(kind: str, config: dict) -> str:
     if kind != "text_encoder":
         return kind
     return max(_TEXT_ENCODERS, key=lambda table: len(_OWN[table] & config.keys()))
+
+
+def downscale_factor(vae) -> int:
+    """Pixels a side to one latent, by a VAE's config: 8 for four blocks."""
+    return 2 ** (len(vae["block_out_channels"]) - 1)
+
+
+def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
+    """(C, h, w) of the latents of pictures, by a VAE's config. `sides`: pixels by flag, `height` and `width`, or one
+    for both. Raises ConfigError that names the flag where a side does not divide."""
+    factor = downscale_factor(vae)
+    for name, side in sides.items():
+        if side <= 0 or side % factor:
+            raise ConfigError(f"--{name} {side} must be a multiple of {factor}, the VAE's downscaling factor")
+    height, width = (list(sides.values()) * 2)[:2]
+    return (vae["latent_channels"], height // factor, width // factor)
 
 
 def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError] = ModelError) -> None:
@@ -201,11 +209,6 @@ def _for_each(config: dict, name: str) -> list:
     """A setting that may be one value for all blocks, as a list."""
     value = config[name]
     return value if isinstance(value, list) else [value] * len(config["down_block_types"])
-
-
-def _nearest(key: str, settings) -> str:
-    near = difflib.get_close_matches(key, settings, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(settings)}"
 
 
 def _plain(value):

@@ -21,25 +21,27 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
-from json import dumps, loads
+from json import dumps
 from pathlib import Path
+from typing import Annotated
 
 from ..utils.errors import DataError
 from ..utils.files import lock_folder, make_output_dir, read_json, write_json
 from ..utils.jobs import Piece, list_pieces, take_state
 from ..utils.log import get_logger
-from .convert.source import NOT_DOWNLOADED
+from .convert.units import NOT_DOWNLOADED
 from .pipeline_config import PipelineConfig, command_words, load_stage, read_config
 
 
 def pipeline(
     config: str,  # YAML file: out, metadata, and the flags of filter, download, annotate and convert; see the docs
+    overrides: Annotated[list, {"opt": False, "nargs": "*", "type": str}] = (),  # key=value in place of the file's
     redo: bool = False,  # also download again what was downloaded for other metadata or with other settings
     dry_run: bool = False,  # check everything, print the commands of the stages that would run, and write nothing
     json: bool = False,  # print the report as JSON instead of a table
 ):
     """Make training data from LAION metadata: all stages, by one YAML file, each skipped where it is done."""
-    settings = read_config(config)
+    settings = read_config(config, overrides)
     stages = make_stages(settings, redo)
     check_stages(stages)
     if dry_run:
@@ -70,7 +72,7 @@ class StageResult:
 class Stage:
     """One stage: the command's function by its name, all its arguments, the files it reads, where its result lies.
 
-    `redo`: whether other settings make again what is there. CSV files in the folder of pictures are annotate's alone.
+    `redo`: whether other settings make again what is there. CSV files in the folder of pictures are only annotate's.
     """
 
     name: str
@@ -262,7 +264,7 @@ def describe_plan(stages: list[Stage]) -> list[str]:
 
 
 def _filter_result(output: Path, _) -> StageResult:
-    manifest = loads((output / "manifest.json").read_text(encoding="utf-8"))
+    manifest = read_json(output / "manifest.json")
     dropped = {entry["condition"]: entry["rows"] for entry in manifest["dropped"]}
     return StageResult(
         manifest["rows_in"], manifest["rows_out"], dropped, sum(part["bytes"] for part in manifest["parts"])
@@ -284,7 +286,7 @@ def _annotate_result(_, report: dict) -> StageResult:
 
 
 def _convert_result(output: Path, _) -> StageResult:
-    manifest = loads((output / "manifest.json").read_text(encoding="utf-8"))
+    manifest = read_json(output / "manifest.json")
     num_bytes = sum(part["bytes"] for part in manifest["parts"])
     # Those the download has counted.
     skipped = {reason: count for reason, count in manifest["skipped"].items() if reason != NOT_DOWNLOADED}

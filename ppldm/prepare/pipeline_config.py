@@ -9,13 +9,14 @@ annotate: {}                   # without this line no CSV files are written
 convert: {}                    # flags of `ppldm convert`
 """
 
-import difflib
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, get_args, get_origin
 
+from ..config.load import Layer, file_layers, load, override_layer
+from ..config.option import REQUIRED, Bounds, Option
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
 
@@ -27,7 +28,6 @@ STAGES = {
     "convert": ".convert.convert",
 }
 _ALWAYS = ("download", "convert")
-_KEYS = ("out", "metadata", "whole_rows", *STAGES)
 # Arguments that the pipeline gives itself, or that make a command do something else.
 _OWN = {"input", "output", "metadata", "out", "folder", "json", "dry_run", "check", "redo", "retry_failed", "only"}
 
@@ -47,63 +47,61 @@ def load_stage(name: str):
     return getattr(import_module(STAGES[name], __package__), name)
 
 
-def read_config(path) -> PipelineConfig:
-    """Read and check the file. Raises ConfigError with the key, the value and what could be there."""
-    import yaml
-
-    path = Path(path)
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path} ({getattr(error, 'strerror', error)}); name a YAML file") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path} holds no settings; it should have lines such as `out: my_data`")
-    for key in settings:
-        if key not in _KEYS:
-            raise ConfigError(f"{path}: unknown key {key!r}; {_suggest(str(key), _KEYS)}")
-    metadata = settings.get("metadata")
-    metadata = [metadata] if isinstance(metadata, str) else metadata
-    if not isinstance(settings.get("out"), str):
-        raise ConfigError(f"{path}: `out` is missing; name a folder for everything that is made")
-    if not metadata or not isinstance(metadata, list) or not all(isinstance(one, str) for one in metadata):
-        raise ConfigError(f"{path}: `metadata` is missing; name parquet files, or folders of them")
-    if len(metadata) > 1 and "filter" not in settings:
+def read_config(path, overrides: list[str] = ()) -> PipelineConfig:
+    """Read and check the file. Raises ConfigError with the line, the key, the value and what could be there."""
+    schema = _schema()
+    layers = [_as_written(layer) for layer in [*file_layers(path), override_layer(overrides, schema)]]
+    found = load(layers, schema, {key: stated.default for key, stated in schema.items()})
+    settings = {key: one.value for key, one in found.items() if one.origin != "default"}
+    metadata = settings["metadata"]
+    given = {key.partition(".")[0] for layer in layers for key in layer.values}
+    if not metadata:
+        raise ConfigError(f"{path}: metadata names nothing; name parquet files, or folders of them")
+    if len(metadata) > 1 and "filter" not in given:
         raise ConfigError(f"{path}: several `metadata` need a `filter` to make them one; `filter: {{}}` keeps all rows")
-    whole_rows = settings.get("whole_rows")
-    if whole_rows is not None and (not isinstance(whole_rows, int) or whole_rows < 1):
-        raise ConfigError(f"{path}: `whole_rows` is {whole_rows!r}; it must be a number of rows")
-    resolved = tuple((path.parent / local_path(one)).absolute() for one in metadata)
+    folder = Path(path).parent
+    resolved = tuple((folder / local_path(one)).absolute() for one in metadata)
     missing = [str(one) for one in resolved if not one.exists()]
     if missing:
         raise ConfigError(f"{path}: `metadata` {missing[0]} does not exist")
     stages = {
-        name: _check_stage(path, name, settings.get(name)) for name in STAGES if name in settings or name in _ALWAYS
+        stage: {key.partition(".")[2]: value for key, value in settings.items() if key.startswith(f"{stage}.")}
+        for stage in STAGES
+        if stage in given or stage in _ALWAYS
     }
-    return PipelineConfig((path.parent / local_path(settings["out"])).absolute(), resolved, whole_rows, stages)
+    out = (folder / local_path(settings["out"])).absolute()
+    return PipelineConfig(out, resolved, settings.get("whole_rows"), stages)
 
 
-def _check_stage(path: Path, stage: str, settings: dict | None) -> dict:
-    """The arguments of a stage, hyphens as underscores."""
-    settings = {} if settings is None or settings is True else settings
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: `{stage}` is {settings!r}; it should hold flags of `ppldm {stage}`, or be {{}}")
-    parameters = inspect.signature(load_stage(stage)).parameters
-    known = {name: parameter for name, parameter in parameters.items() if name not in _OWN}
-    arguments = {}
-    for key, value in settings.items():
-        name = str(key).replace("-", "_")
-        if name not in known:
-            raise ConfigError(f"{path}: {stage} has no setting {key!r}; {_suggest(name, known)}")
-        kind = known[name].annotation
-        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise ConfigError(f"{path}: {stage}.{key} is {value!r}; it must be of type {kind.__name__}")
-        arguments[name] = value
-    return arguments
+def _schema() -> dict[str, Option]:
+    """The options of the file by key: its own, and the flags of each stage."""
+    found = {
+        "out": _stated("out", str, REQUIRED),
+        "metadata": _stated("metadata", str, REQUIRED, is_list=True),
+        "whole_rows": _stated("whole_rows", int, None, bounds=Bounds(least=1)),
+    }
+    for stage in STAGES:
+        for name, parameter in inspect.signature(load_stage(stage)).parameters.items():
+            kind = parameter.annotation
+            if name not in _OWN:
+                kind, facts = get_args(kind) if get_origin(kind) is Annotated else (kind, {})
+                found[f"{stage}.{name}"] = _stated(
+                    name, kind, parameter.default, section=stage, choices=tuple(facts.get("choices", ()))
+                )
+    return found
+
+
+def _stated(name: str, kind: type, default, **facts) -> Option:
+    return Option("", default, default, name=name, type=kind, may_be_none=default is None, **facts)
+
+
+def _as_written(layer: Layer) -> Layer:
+    """A layer with hyphens as underscores, one metadata as a list of it, and `stage: true` as a stage without flags."""
+    values = {key.replace("-", "_"): value for key, value in layer.values.items()}
+    values |= {stage: None for stage in STAGES if values.get(stage) is True}
+    if isinstance(metadata := values.get("metadata"), str) and metadata != "???":
+        values["metadata"] = [metadata]
+    return replace(layer, values=values, lines={key.replace("-", "_"): line for key, line in layer.lines.items()})
 
 
 def command_words(stage: str, arguments: dict) -> list[str]:
@@ -126,8 +124,3 @@ def command_words(stage: str, arguments: dict) -> list[str]:
         else:
             flags += [flag, *values]
     return ["ppldm", stage, *places, *flags]
-
-
-def _suggest(word: str, known) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"

@@ -1,6 +1,5 @@
 """Spark sessions: on this machine, on a cluster by its master's address, or the one that spark-submit gave."""
 
-import os
 import signal
 import sys
 import threading
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from ..utils.errors import DataError, EnvironmentProblem
 from ..utils.log import following
 from ..utils.machine import count_usable_cores, parse_java_major, read_java_version
+from ..utils.variables import read, set_for_libraries
 
 # Spark 4 wants it.
 MIN_JAVA = 17
@@ -33,7 +33,7 @@ _RESULTS = {
 
 def is_submitted() -> bool:
     """Whether this program was started by spark-submit, which then says where it runs."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
+    return bool(read("PYSPARK_GATEWAY_PORT"))
 
 
 def check_java() -> None:
@@ -61,8 +61,7 @@ def spark_session(master: str | None, memory_gb: float) -> Iterator:
     if not existing and not is_submitted():
         check_java()
         # Else workers would run the system's Python, which has no packages.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        set_for_libraries({"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable})
     interrupted = []
     try:
         spark = existing or _start(SparkSession.builder, master, memory_gb)

@@ -1,4 +1,4 @@
-"""`--to_static`: text encoder and UNet as one graph, which Paddle runs as a whole while training.
+"""`--to_static`: a model's `predict` as one graph, which Paddle runs as a whole while training.
 
 Paddle makes a graph in three ways. It rewrites a function's syntax tree, which fails at the UNet, or its bytecode,
 which takes minutes; or it runs the function once on symbols that have the shapes of the batch, and keeps the operations
@@ -14,7 +14,8 @@ import warnings
 import paddle
 
 from ..utils.log import get_logger
-from ..utils.world import World, barrier
+from ..utils.rank_watch import barrier
+from ..utils.world import World
 
 
 def compile_predict(model):
@@ -36,9 +37,7 @@ class CompiledPrediction:
     def __call__(self, noisy, timesteps, input_ids):
         if self._is_ready:
             return self._predict(noisy, timesteps, input_ids)
-        get_logger().info(
-            "--to_static: compiling text encoder and UNet, which takes seconds, on a busy machine minutes"
-        )
+        get_logger().info("--to_static: compiling what is trained, which takes seconds, on a busy machine minutes")
         started = time.perf_counter()
         with warnings.catch_warnings():
             # The model's code asks symbols for what only tensors know, and does without.

@@ -1,65 +1,67 @@
-"""What can be refused at once: paths that are not there, and the Trainer script without --do_train.
+"""What can be refused at once, before paddle is imported, which takes seconds: wrong flags, paths that are not there,
+configs that no network can have. Nothing heavy is imported here."""
 
-The whole command line is read by `training.arguments`, which needs PaddleNLP and with it many seconds. A mistyped path
-should not wait for that. Nothing heavy is imported here.
-"""
-
-import argparse
+from contextlib import contextmanager
 from pathlib import Path
 
-from ..config.arguments import KNOWN_MODELS
+from ..config.network_files import find_network_file
+from ..config.option import Option, options
+from ..config.published_models import KNOWN_MODELS
+from ..config.recipe import Recipe, naming_origins
 from ..data.text.tokenizer import check_tokenizer
-from ..utils.errors import ConfigError
+from ..families.base import check_family
+from ..families.ldm import LdmConfig
+from ..utils.errors import ConfigError, PpldmError
 from ..weights.fetch import check_name
-from .network_flags import check_networks
+from .arguments import read_recipe
 
 
-def check_early(argv: list[str], needs_do_train: bool = False) -> None:
-    """Raises ConfigError, ModelError for what no run can be made of; nothing where help is asked for."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--help", "-h", action="store_true")
-    parser.add_argument("--do_train", nargs="?", const="true")
-    for names, _ in _CHECKS:
-        parser.add_argument(*(f"--{name}" for name in names), nargs="?")
-    try:
-        given = vars(parser.parse_known_args(argv)[0])
-    except argparse.ArgumentError:
-        return  # the whole parser says what is wrong
-    if given["help"]:
-        return
-    for names, check in _CHECKS:
-        if given[names[0]]:
-            check(names[0], given[names[0]])
-    if needs_do_train and given["do_train"] is None:
-        raise ConfigError("nothing to do: add --do_train")
-    check_networks(given)
+def check_early(argv: list[str], loop: bool = True, config: type | None = LdmConfig, prog: str | None = None) -> Recipe:
+    """The recipe of a command line. Raises ConfigError, ModelError where no run can be made of it; shows the help if
+    asked to. `config`: the settings of a script's family; None for the family of the recipe."""
+    recipe = read_recipe(argv, loop, config, prog)
+    with naming_origins(recipe.settings):
+        check_recipe(recipe)
+    return recipe
 
 
-def _check_file(flag: str, value: str) -> None:
+def check_recipe(recipe: Recipe) -> None:
+    """Raises ConfigError, ModelError for what a recipe names and what is not there, or no model can be made of."""
+    for group in (recipe.model, recipe.data, recipe.training):
+        for name, stated in options(type(group)).items():
+            if stated.kind in _CHECKS and getattr(group, name):
+                _CHECKS[stated.kind](stated, getattr(group, name))
+    check_family(recipe.model, recipe.data, recipe.training)
+
+
+def _check_file(stated: Option, value: str) -> None:
     if not Path(value).is_file():
         what = "is a folder" if Path(value).is_dir() else "is not there"
-        raise ConfigError(f"--{flag} {value} {what}; give the path of a file")
+        raise ConfigError(f"--{stated.name} {value} {what}; give the path of a file")
 
 
-def _check_model(_flag: str, value: str) -> None:
+def _check_network(stated: Option, value: str) -> None:
+    find_network_file(value, f"--{stated.name}")
+
+
+def _check_model(stated: Option, value: str) -> None:
     if value not in KNOWN_MODELS:
-        check_name(value)
+        with _naming(stated):
+            check_name(value)
 
 
-def _check_tokenizer(_flag: str, value: str) -> None:
-    check_tokenizer(value)
+def _check_tokenizer(stated: Option, value: str) -> None:
+    with _naming(stated):
+        check_tokenizer(value)
 
 
-# A flag with its other spellings, and what its value must pass.
-_CHECKS = (
-    (("file_list",), _check_file),
-    (("validation_file_list",), _check_file),
-    (("text_encoder_config_file",), _check_file),
-    (("unet_config_file",), _check_file),
-    (("vae_config_file",), _check_file),
-    (("model_name_or_path", "pretrained_model_name_or_path"), _check_model),
-    (("vae_name_or_path",), _check_model),
-    (("unet_name_or_path",), _check_model),
-    (("pretrained_text_encoder_name",), _check_model),
-    (("tokenizer_name",), _check_tokenizer),
-)
+@contextmanager
+def _naming(stated: Option):
+    try:
+        yield
+    except PpldmError as error:
+        raise type(error)(f"--{stated.name}: {error}") from error
+
+
+# What the value of an option must pass, by its kind.
+_CHECKS = {"file": _check_file, "network": _check_network, "model": _check_model, "tokenizer": _check_tokenizer}

@@ -1,37 +1,25 @@
 """What decides which samples a step sees and what it makes of them: a checkpoint of another identity is refused."""
 
-import dataclasses
-import json
-
 from .. import __version__
-from ..config.arguments import DataArguments
+from ..config.data import DataOptions
+from ..config.option import identity_of
+from ..config.recipe import sections_of
+from ..config.training import TrainingOptions
 from ..data.dataset import TextImageDataset
-from .arguments import LDMTrainingArguments
 from .optimizer.precision import precision_name
 from .rows import read_where
 
-# Settings that every sample, or every update, depends on.
-_DATA_SETTINGS = (
-    *("resolution", "crop_fraction", "random_crop", "random_flip", "interpolation"),
-    *("max_skipped", "max_skipped_share"),
-)
-_OPTIMIZER_SETTINGS = (
-    *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
-    *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
-    *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-)
-
 
 def run_identity(
-    arguments: LDMTrainingArguments,
-    data_arguments: DataArguments,
+    arguments: TrainingOptions,
+    data_arguments: DataOptions,
     dataset: TextImageDataset,
     global_batch_size: int,
     max_steps: int,
 ) -> dict:
     """What decides which samples a step sees and what it makes of them, by name, JSON-ready.
 
-    A checkpoint of another run differs in it. What speed and memory alone depend on is no part of it.
+    A checkpoint of another run differs in it. What only speed and memory depend on is not part of it.
     """
     where = read_where(data_arguments)
     constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
@@ -44,18 +32,14 @@ def run_identity(
         "global_batch_size": global_batch_size,
         "max_steps": None if constant else max_steps,
         "precision": precision_name(arguments),
-        **{name: getattr(data_arguments, name) for name in _DATA_SETTINGS},
-        **{name: getattr(arguments, name) for name in _OPTIMIZER_SETTINGS},
+        **identity_of(data_arguments, arguments),
     }
 
 
-def resolved_config(*groups) -> dict:
-    """All settings by group, JSON-ready, for run.json."""
-    return {
-        "ppldm": __version__,
-        **{type(group).__name__: _plain(dataclasses.asdict(group)) for group in groups},
-    }
-
-
-def _plain(settings: dict) -> dict:
-    return json.loads(json.dumps(settings, default=str))
+def resolved_config(config, data: DataOptions, arguments: TrainingOptions) -> dict:
+    """All settings by section, JSON-ready, for run.json; of what came from the environment the expression."""
+    found = {"ppldm": __version__, "family": config.family, **sections_of(config, data, arguments)}
+    for key, expression in arguments.written.items():
+        section, _, name = key.rpartition(".")
+        (found[section] if section else found)[name] = expression
+    return found

@@ -2,7 +2,9 @@
 
 import math
 
-from ..config.arguments import DataArguments
+from ..config.data import DataOptions
+from ..config.option import options
+from ..config.training import TrainingOptions
 from ..data.bad_rows import BadRows
 from ..data.filelist import Source, read_sources
 from ..data.select.expression import Expression
@@ -13,17 +15,19 @@ from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
 from ..utils.text import count_of
 from ..utils.world import World
-from .arguments import LOOP_DEFAULTS, LDMTrainingArguments
 
 
-def count_steps(arguments: LDMTrainingArguments, num_rows: int, global_batch_size: int) -> int:
+def count_steps(arguments: TrainingOptions, num_rows: int, global_batch_size: int) -> int:
     """Updates in all: `max_samples` rounded up to whole batches, or `max_steps`, or the epochs' rows, rounded up.
 
     Raises ConfigError where samples and steps are given and differ.
     """
     if arguments.max_samples is not None:
         steps = math.ceil(arguments.max_samples / global_batch_size)
-        if arguments.max_steps > 0 and arguments.max_steps not in (steps, LOOP_DEFAULTS["max_steps"]):
+        if arguments.max_steps > 0 and arguments.max_steps not in (
+            steps,
+            options(TrainingOptions)["max_steps"].loop_default,
+        ):
             raise ConfigError(
                 f"--max_samples {arguments.max_samples} is {steps} updates of {global_batch_size} samples, and "
                 f"--max_steps says {arguments.max_steps}; give one of them"
@@ -34,7 +38,7 @@ def count_steps(arguments: LDMTrainingArguments, num_rows: int, global_batch_siz
     return math.ceil(arguments.num_train_epochs * num_rows / global_batch_size)
 
 
-def open_sources(arguments: DataArguments, flag: str = "file_list") -> list[Source]:
+def open_sources(arguments: DataOptions, flag: str = "file_list") -> list[Source]:
     """The weighted lists of parts behind `flag`, and a line in the log about them.
 
     Raises FilelistError that names the flag, and ConfigError for a `--layout` or `--where` that cannot be.
@@ -54,7 +58,7 @@ def open_sources(arguments: DataArguments, flag: str = "file_list") -> list[Sour
 
 
 def select_training_rows(
-    sources: list[Source], data_arguments: DataArguments, arguments: LDMTrainingArguments, world: World
+    sources: list[Source], data_arguments: DataOptions, arguments: TrainingOptions, world: World
 ) -> Selection:
     """The rows that `--where` holds for and that are no smaller than `--resolution`, and a table of the others in the
     log. Parts without an index are indexed first, over all cores. Raises DataError, OutputError."""
@@ -65,11 +69,11 @@ def select_training_rows(
     return selection
 
 
-def bad_row_policy(arguments: DataArguments) -> BadRows:
+def bad_row_policy(arguments: DataOptions) -> BadRows:
     """What `--max_skipped` asks for."""
     return BadRows("count", arguments.max_skipped) if arguments.max_skipped > 0 else BadRows("raise", 1)
 
 
-def read_where(arguments: DataArguments) -> Expression | None:
+def read_where(arguments: DataOptions) -> Expression | None:
     """The condition of `--where`, if any. Raises ConfigError."""
     return None if arguments.where is None else parse_where(arguments.where)

@@ -1,24 +1,24 @@
 """A training run, made ready: everything both loops share, from flags to the first batch and to the exported folder."""
 
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlenlp.trainer import TrainerState
-
 from .. import __version__
+from ..config.training import TrainingOptions
+from ..config.write import RECIPE_FILE, recipe_text
 from ..data.dataset import TextImageDataset
 from ..data.loader import build_loader
 from ..data.order import Mix
 from ..data.step_sampler import StepSampler
 from ..utils.errors import DiskFullError, Interrupted, Preempted
-from ..utils.files import link_or_copy, write_json
+from ..utils.files import link_or_copy, write_json, write_text
 from ..utils.log import get_logger
-from ..utils.world import World, barrier
+from ..utils.rank_watch import barrier, remove_signs
+from ..utils.variables import all_variables
+from ..utils.world import World
 from ..weights.model_file import ModelDescription
-from .arguments import LDMTrainingArguments
 from .checkpoint.checkpoint import (
     TrainingState,
     named_checkpoint,
@@ -26,6 +26,7 @@ from .checkpoint.checkpoint import (
     save_checkpoint,
 )
 from .checkpoint.data_record import DATA_FILE
+from .checkpoint.trainer_state import TrainerState
 from .distributed.check_ranks import check_ranks
 from .monitor.interval_metrics import IntervalMetrics
 from .monitor.metrics import METRICS_FILE, last_step
@@ -38,9 +39,9 @@ from .start import find_job, note_stopped
 
 @dataclass
 class TrainingRun:
-    """What a loop needs. `state.model(**{name: batch[name] for name in model.input_names})` is the loss."""
+    """What a loop needs. `state.model.loss(batch).value` is what it learns from."""
 
-    arguments: LDMTrainingArguments
+    arguments: TrainingOptions
     world: World
     state: TrainingState
     dataset: TextImageDataset
@@ -53,6 +54,7 @@ class TrainingRun:
     checkpoint: Path | None
     start_step: int
     interval: IntervalMetrics  # what happened since the last log line
+    rate_ratios: dict[str, float]  # learning rate groups of their own rate, as multiples of `learning_rate`
     draw_every: int  # updates; 0: never
     # Last batch -> (pictures by tag [H, W, 3] uint8 on the main process, numbers by name on all). A collective call.
     draw: Callable[[dict], tuple[dict, dict]]
@@ -64,10 +66,17 @@ class TrainingRun:
         """Where checkpoints, metrics and the exported model go."""
         return Path(self.arguments.output_dir)
 
+    @property
+    def recipe(self) -> str:
+        """What recipe.yaml holds: all settings, by which the run is repeated."""
+        tree = {name: value for name, value in self.config.items() if name != "ppldm"}
+        return recipe_text(tree, self.arguments.written, __version__)
+
     def __post_init__(self):
         if self.world.is_main:
             # Not before: a run that its checkpoint refuses must leave the record of the one that trained it.
             write_json(self.output_dir / RUN_FILE, self.config)
+            write_text(self.output_dir / RECIPE_FILE, self.recipe)
         # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
         # the one that the run goes on from will be rotated away.
         self.resumed_from: str | None = None
@@ -138,7 +147,7 @@ class TrainingRun:
                     *(self.output_dir, self.state, trainer_state, metadata, *limits),
                     optimizer_state=optimizer_state,
                     description=self.description,
-                    records={DATA_FILE: self.dataset.fingerprint.record},
+                    records={DATA_FILE: self.dataset.fingerprint.record, RECIPE_FILE: self.recipe.encode()},
                 )
         except DiskFullError as error:
             if stopping or step == self.max_steps:
@@ -152,7 +161,7 @@ class TrainingRun:
         kind, again = (Interrupted if number == signal.SIGINT else Preempted), ""
         if kind is Preempted and self.world.is_main:
             note_stopped(self.output_dir, True)
-        elif kind is Interrupted and self.arguments.overwrite_output_dir and not find_job(os.environ):
+        elif kind is Interrupted and self.arguments.overwrite_output_dir and not find_job(all_variables()):
             again = " without --overwrite_output_dir"
         return kind(f"stopped after update {step} of {self.max_steps}; the same command again{again} goes on there")
 
@@ -162,6 +171,7 @@ class TrainingRun:
         The last checkpoint's weights and state come to lie in the output folder too, where PaddleNLP leaves them.
         """
         restore_float32(self.state)
+        remove_signs(self.world)
         if not self.world.is_main:
             return
         step = max(self.max_steps, self.start_step)  # a budget may be lower than what was trained before
@@ -175,5 +185,6 @@ class TrainingRun:
         for name in ("model_state.pdparams", "trainer_state.json"):
             link_or_copy((last if last.is_dir() else self.checkpoint) / name, self.output_dir / name)
         folder = self.export(metadata)
+        write_text(folder / RECIPE_FILE, self.recipe)
         note_stopped(self.output_dir, False)
         get_logger().info("trained model: %s", folder)

@@ -1,18 +1,18 @@
 """The folder of a run: made, held against a second run, begun anew where that is meant, and its checkpoint chosen."""
 
 import dataclasses
-import os
 import shutil
 from pathlib import Path
 
 import paddle
 
+from ..config.training import TrainingOptions
 from ..utils.errors import ConfigError
 from ..utils.files import lock_folder, make_output_dir, remove_leftovers, write_json
 from ..utils.log import get_logger
-from ..utils.rank_watch import leave_signs, waiting
-from ..utils.world import World, barrier
-from .arguments import LDMTrainingArguments
+from ..utils.rank_watch import SIGNS_DIR, barrier, leave_signs, waiting
+from ..utils.variables import all_variables
+from ..utils.world import World
 from .checkpoint.checkpoint import find_checkpoint, list_checkpoints, read_manifest, set_aside_after
 from .monitor.metrics import METRICS_FILE
 from .monitor.sinks import writes_files
@@ -23,7 +23,7 @@ RUN_FILE = "run.json"
 _held_folders = []  # open lock files: a run holds its folder as long as the process lives
 
 
-def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) -> Path | None:
+def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Path | None:
     """Create the output folder, hold it, mark it by a run.json, and return the checkpoint to resume from, if any.
 
     The main process decides for all ranks. `resume_from_checkpoint` says which (`find_checkpoint`): by default the
@@ -36,6 +36,7 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
         make_output_dir(folder)
         _check_output(arguments, folder)
         _held_folders.append(lock_folder(folder))
+        shutil.rmtree(folder / SIGNS_DIR, ignore_errors=True)  # of ranks that were killed
         if freed := remove_leftovers(folder):
             get_logger().info("removed %.3f GB that an interrupted run left unfinished", freed / 1e9)
         _record_start(arguments, folder, config)
@@ -44,8 +45,8 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
             set_aside_after(folder, read_manifest(chosen[0])["global_step"])
         if not (folder / RUN_FILE).exists():
             write_json(folder / RUN_FILE, config)
-        if writes_files(arguments.reporters):
-            make_output_dir(arguments.logging_dir)
+        if writes_files(arguments.report_to):
+            make_output_dir(arguments.log_folder)
     if world.size > 1:
         with waiting(world):
             barrier(world)
@@ -54,9 +55,9 @@ def prepare_output(arguments: LDMTrainingArguments, world: World, config: dict) 
     return chosen[0]
 
 
-def _record_start(arguments: LDMTrainingArguments, folder: Path, config: dict) -> None:
+def _record_start(arguments: TrainingOptions, folder: Path, config: dict) -> None:
     """Begin anew where `overwrite_output_dir` means it, and leave a record of this start."""
-    last, job, command = read_start(folder), find_job(os.environ), checksum_of(config)
+    last, job, command = read_start(folder), find_job(all_variables()), checksum_of(config)
     overwrites, anew = arguments.overwrite_output_dir, False
     if overwrites:
         anew, why_not = begins_anew(last, job, command)
@@ -72,11 +73,11 @@ def _record_start(arguments: LDMTrainingArguments, folder: Path, config: dict) -
     write_start(folder, start)
 
 
-def _check_output(arguments: LDMTrainingArguments, folder: Path) -> None:
-    """Raises ConfigError for a folder with files that are no run of ours."""
+def _check_output(arguments: TrainingOptions, folder: Path) -> None:
+    """Raises ConfigError for a folder with files that are not a run of ours."""
     ours = (folder / RUN_FILE).exists() or list_checkpoints(folder)
     if not ours and not arguments.overwrite_output_dir and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
-            f"--output_dir {folder} holds files that are no run of ppldm; "
+            f"--output_dir {folder} holds files that are not a run of ppldm; "
             "choose another folder, or add --overwrite_output_dir to write among them"
         )

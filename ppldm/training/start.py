@@ -6,12 +6,11 @@ the run was stopped to be started again (exit status 75). `begins_anew` is the r
 and the command; without a scheduler a command that is given again means what it says.
 """
 
-import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ..utils.checksums import checksum_json
 from ..utils.files import read_json, write_json
 
 START_FILE = "start.json"
@@ -46,7 +45,7 @@ _SCHEDULERS = {
     "AWS Batch job": (("AWS_BATCH_JOB_ID",), None, ()),
     "Grid Engine job": (("JOB_ID", "SGE_TASK_ID", "SGE_O_HOST"), "RESTARTED", None),
 }
-_NEEDED_TOO = {"Grid Engine job": "SGE_O_HOST"}  # JOB_ID alone may be anybody's
+_NEEDED_TOO = {"Grid Engine job": "SGE_O_HOST"}  # JOB_ID by itself may be anybody's
 
 
 def find_job(environment: Mapping[str, str]) -> Job | None:
@@ -63,7 +62,7 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
 def checksum_of(config: dict) -> str:
     """The checksum of a run's settings, by which a command is known again."""
     settings = {name: value for name, value in config.items() if name != "ppldm"}
-    return f"{zlib.crc32(json.dumps(settings, sort_keys=True).encode()):08x}"
+    return f"{checksum_json(settings):08x}"
 
 
 def begins_anew(last: Start | None, job: Job | None, command: str) -> tuple[bool, str]:

@@ -4,73 +4,58 @@ Ours stay model, data, optimizer, schedule, checkpoint and metrics; the Trainer'
 data parallelism and loss scaling.
 """
 
-import copy
+import dataclasses
 from contextlib import nullcontext
-from pathlib import Path
 
-import paddle
-from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback
+from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ..utils.log import get_logger
+from ..networks.model import Loss
+from ..utils.cpu import quiet_paddle
 from ..utils.rank_watch import waiting
-from .checkpoint.checkpoint import load_optimizer
-from .distributed.signals import stop_on_signals
-from .monitor.report import Reporter, TimedBatches
+from .monitor.report import TimedBatches
 from .optimizer.precision import autocast, half_type, precision_name
 from .optimizer.sharding import gradient_shares
 from .run import TrainingRun
-from .update import UpdateGuard, update_average
+from .train import Updates, train
+from .update import update_average
 
 
 class LatentDiffusionTrainer(Trainer):
     """PaddleNLP's Trainer on a TrainingRun."""
 
-    def __init__(self, run: TrainingRun, reporter: Reporter, request):
-        # Logging, sampling and progress are the Reporter's; the Trainer's own would say the same twice.
-        run.arguments.logging_strategy = "no"
-        run.arguments.disable_tqdm = True
-        run.arguments.max_steps = run.max_steps
-        # Our batches start at the right step: nothing is to be skipped by reading it.
-        run.arguments.ignore_data_skip = True
-        # `prepare` has seen to it; the Trainer would compile what draws and validates too.
-        run.arguments.to_static = False
-        # The optimizer has its share already: the Trainer would wrap it, and save it, in a way of its own.
-        run.arguments.sharding = []
-        # The Trainer's way with recompute: float32 gradients are summed after backward. DataParallel would send halves.
-        run.arguments.recompute |= precision_name(run.arguments).endswith("O2")
-        self.run = run
-        self.reporter = reporter
+    def __init__(self, updates: Updates):
+        run = updates.run
+        self.run, self.updates, self.guard = run, updates, updates.guard
         self.micro_batches: list[dict] = []
-        self.micro_losses: list = []
+        self.losses: list[Loss] = []
         self.stopping = False  # whether all ranks agreed that the last update was the last
-        self.guard = UpdateGuard(
-            run.state, run.world, run.arguments.max_skipped_updates, self.autocast_smart_context_manager
-        )
         super().__init__(
             model=run.state.model,
-            args=_seeded(run.arguments),
+            args=_trainer_arguments(run),
             train_dataset=run.dataset,
             optimizers=(run.state.optimizer, run.state.scheduler),
-            callbacks=[_UpdateCallback(self, request)],
+            callbacks=[_UpdateCallback(self)],
         )
         self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self):
         """This rank's micro-batches. Its length is the whole run's, so that the Trainer sees a single epoch."""
-        return _WholeRun(TimedBatches(self.run.batches(), self.reporter.interval), self.run)
+        return _WholeRun(TimedBatches(self.run.batches(), self.run.interval), self.run)
 
     def compute_loss(self, model, inputs, return_outputs=False):
-        """The model is the loss."""
-        return model(**inputs)
+        """The model is the loss; its gradient is of the first of it."""
+        self.losses.append(model(**inputs))
+        return self.losses[-1].value
 
     def training_step(self, model, inputs):
         """One micro-batch forward and back. Rows and skip counts stay here; the model gets its inputs."""
+        self.guard.seed_dropout(len(self.micro_batches))
         self.micro_batches.append(inputs)
         shares, is_last = gradient_shares(self.run.state.optimizer), self._has_all_micro_batches()
         reducing = shares.reducing() if shares and is_last else nullcontext()
         with waiting(self.run.world), reducing:  # data parallelism sends gradients while it goes back
-            loss = super().training_step(model, {name: inputs[name] for name in self.model.input_names})
-        self.micro_losses.append(loss * self.args.gradient_accumulation_steps)
+            loss = super().training_step(model, {name: inputs[name] for name in self.model.inputs})
+        self.losses[-1] = self.losses[-1]._replace(value=loss * self.args.gradient_accumulation_steps)
         return loss
 
     def _has_all_micro_batches(self) -> bool:
@@ -104,30 +89,47 @@ class LatentDiffusionTrainer(Trainer):
         """Weights and averages are in place: `prepare` restored them."""
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        if checkpoint:
-            load_optimizer(Path(checkpoint), self.run.state)
+        """So are they: `train` has seen to it."""
 
 
-def _seeded(arguments):
-    """The Trainer's arguments, with a seed that numpy's global generator takes. Nothing here draws from that one."""
-    if arguments.seed < 2**32:
-        return arguments
-    arguments = copy.copy(arguments)
-    arguments.seed %= 2**32
-    return arguments
+def _trainer_arguments(run: TrainingRun) -> TrainingArguments:
+    """PaddleNLP's arguments of a run: its fields that are options of ours, but for what is done here."""
+    known = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    given = {name: value for name, value in vars(run.arguments).items() if name in known}
+    given |= {
+        # Logging, sampling and progress are the Reporter's; the Trainer's own would say the same twice.
+        "logging_dir": str(run.arguments.log_folder),
+        "logging_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "max_steps": run.max_steps,
+        # Our batches start at the right step: nothing is to be skipped by reading it.
+        "ignore_data_skip": True,
+        # `prepare` has seen to it; the Trainer would compile what draws and validates too.
+        "to_static": False,
+        # The optimizer has its share already: the Trainer would wrap it, and save it, in a way of its own.
+        "sharding": "",
+        # The schedule is ours, and the Trainer knows fewer.
+        "lr_scheduler_type": "constant",
+        # The Trainer's way with recompute: float32 gradients are summed after backward. DataParallel would send halves.
+        "recompute": run.arguments.recompute or precision_name(run.arguments).endswith("O2"),
+        # A seed that numpy's global generator takes. Nothing here draws from that one.
+        "seed": run.arguments.seed % 2**32,
+    }
+    with quiet_paddle():
+        return TrainingArguments(**given)
 
 
 class _UpdateCallback(TrainerCallback):
     """Our part of an update, at the Trainer's events."""
 
-    def __init__(self, trainer: LatentDiffusionTrainer, request):
-        self.trainer, self.request = trainer, request
-        self.update, self.last_epoch, self.save_is_due = None, 0, False
+    def __init__(self, trainer: LatentDiffusionTrainer):
+        self.trainer, self.update, self.last_epoch = trainer, None, 0
 
     def on_optimizer_begin(self, args, state, control, scaler=None, **kwargs):
         """All gradients are there, no weight has changed yet."""
         trainer = self.trainer
-        self.update = trainer.guard.settle(trainer.micro_losses, trainer.micro_batches, bool(self.request))
+        self.update = trainer.guard.settle(trainer.losses, trainer.micro_batches, bool(trainer.updates.request))
         self.last_epoch = trainer.lr_scheduler.last_epoch
 
     def on_optimizer_end(self, args, state, control, **kwargs):
@@ -141,14 +143,10 @@ class _UpdateCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """`global_step` counts this update."""
         trainer = self.trainer
-        trainer.run.check_ranks(state.global_step)
-        trainer.reporter.after_update(state.global_step, self.update, trainer.micro_batches)
-        trainer.micro_batches, trainer.micro_losses = [], []
-        self.save_is_due |= trainer.run.saves_after(state.global_step)
-        at_the_end = self.update.stop or state.global_step == trainer.run.max_steps
-        control.should_save = at_the_end or (self.save_is_due and not trainer.guard.num_skipped_in_a_row)
-        self.save_is_due &= not control.should_save
-        control.should_training_stop |= self.update.stop
+        after = trainer.updates.finish(state.global_step, self.update, trainer.micro_batches)
+        trainer.micro_batches, trainer.losses = [], []
+        control.should_save = after.save
+        control.should_training_stop |= after.stop
         trainer.stopping = self.update.stop
 
 
@@ -168,14 +166,11 @@ class _WholeRun:
 
 def run_trainer(run: TrainingRun) -> None:
     """Train `run` to its end, or save and raise Interrupted when a signal asks."""
-    if run.start_step >= run.max_steps:
-        load_optimizer(run.checkpoint, run.state)  # the export takes its float32 masters
-        get_logger().info("already trained for %d updates", run.start_step)
-        run.finish()
-        return
-    with Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
-        trainer = LatentDiffusionTrainer(run, reporter, request)
-        trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
-        if trainer.state.global_step < run.max_steps:
-            raise run.interruption(trainer.state.global_step, request.number)
-    run.finish()
+    train(run, _loop)
+
+
+def _loop(updates: Updates) -> int:
+    trainer = LatentDiffusionTrainer(updates)
+    checkpoint = updates.run.checkpoint
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    return trainer.state.global_step

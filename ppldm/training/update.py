@@ -5,8 +5,9 @@ finite, the update is skipped on all of them: weights, optimizer and average sta
 and the learning rate goes on, so that which samples and which rate belong to a step never depends on what was skipped.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import paddle
@@ -15,23 +16,25 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 # What ClipGradByGlobalNorm sums too; paddle.linalg.norm takes 12 times as long.
 from paddle.nn.clip import _squared_l2_norm
 
+from ..networks.model import Loss
 from ..utils.errors import TrainingError
 from ..utils.log import get_logger
-from ..utils.rank_watch import waiting
+from ..utils.rank_watch import gather_objects, waiting
+from ..utils.rng import Stream, make_rng
 from ..utils.world import World
 from .checkpoint.checkpoint import TrainingState
-from .monitor.interval_metrics import gather_objects
 from .optimizer.sharding import gradient_shares, master_weights
 
 
 @dataclass(frozen=True)
 class Update:
-    """What came of an update, the same on all ranks."""
+    """What came of an update, the same on all ranks but for `losses`."""
 
     loss: float  # mean over micro-batches and ranks
     grad_norm: float  # global norm of the ranks' mean gradient, before clipping
     stop: bool  # some rank asked to stop
     skipped_rows: int = 0  # bad rows passed over to make its samples, on all ranks
+    losses: Sequence[Loss] = ()  # this rank's, one of each micro-batch
 
     @property
     def applied(self) -> bool:
@@ -43,30 +46,41 @@ class UpdateGuard:
     """Settles each update between backward and optimizer, for either loop; knows how many were skipped in a row.
 
     `max_skipped` in a row raise TrainingError. An overflow of float16's scaled gradient is the loss scaler's ordinary
-    business and does not count, as long as it can still lower the scale.
+    business and does not count, as long as it can still lower the scale. `seed` is the run's, `step` the number of
+    updates before its first.
     """
 
-    def __init__(self, state: TrainingState, world: World, max_skipped: int, make_autocast):
+    def __init__(
+        self, state: TrainingState, world: World, max_skipped: int, make_autocast, *, seed: int = 0, step: int = 0
+    ):
         self.state, self.world = state, world
         self.max_skipped, self.make_autocast = max_skipped, make_autocast
         self.num_skipped_in_a_row = 0
+        self.seed, self.step = seed, step
         self._parameters = [p for p in state.model.parameters() if not p.stop_gradient]
 
-    def settle(self, micro_losses: list, micro_batches: list[dict], stop: bool) -> Update:
+    def seed_dropout(self, number: int) -> None:
+        """Before this rank's micro-batch `number`, from 0: what its layers drop is a function of (seed, update, rank,
+        number), whatever was drawn before. Paddle's layers have one generator, which nothing else draws from."""
+        place = number * self.world.size + self.world.rank
+        paddle.seed(int(make_rng(self.seed, Stream.DROPOUT, epoch=self.step, row=place).integers(1 << 62)))
+
+    def settle(self, losses: list[Loss], micro_batches: list[dict], stop: bool) -> Update:
         """Agree on an update whose gradients, averaged over the ranks, are there and have changed nothing yet.
 
-        `micro_losses` are this rank's, one of each micro-batch; `stop` is this rank's wish. The gradients of an update
+        `losses` are this rank's, one of each micro-batch; `stop` is this rank's wish. The gradients of an update
         to skip are cleared, so that the optimizer's step is none. The main rank logs the offending micro-batches'
         rows. Raises TrainingError on all ranks alike.
         """
+        self.step += 1
         scaler = self.state.scaler if self.state.scaler and self.state.scaler.is_enable() else None
         if scaler:
             scaler.unscale_(self.state.optimizer)
-        loss = paddle.add_n(micro_losses).astype("float32") / len(micro_losses)
+        loss = paddle.add_n([one.value for one in losses]).astype("float32") / len(losses)
         shares = gradient_shares(self.state.optimizer)
         norm = norm_of(shares.squares()) if shares else gradient_norm(self._parameters)
         skipped_rows = sum(len(batch.get("skipped", ())) for batch in micro_batches)
-        update = agree(loss, norm, stop, skipped_rows, self.world)
+        update = replace(agree(loss, norm, stop, skipped_rows, self.world), losses=losses)
         if update.applied:
             self.num_skipped_in_a_row = 0
             return update
@@ -75,10 +89,10 @@ class UpdateGuard:
             get_logger().info("update skipped: the scaled gradient overflows; the loss scale is lowered")
             return update
         self.num_skipped_in_a_row += 1
-        by_rank = gather_objects(self._find_rows(micro_losses, micro_batches), self.world)
+        by_rank = gather_objects(self._find_rows(losses, micro_batches), self.world)
         what = f"the loss is {update.loss} and the norm of the gradient {update.grad_norm}"
         where = "; ".join(f"rows of rank {rank}: {rows}" for rank, rows in enumerate(by_rank) if rows)
-        where = where or "no rank's rows alone have such a gradient"
+        where = where or "the rows of no single rank have such a gradient"
         if self.num_skipped_in_a_row >= self.max_skipped:
             raise TrainingError(
                 f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; look at these rows, or lower "
@@ -88,16 +102,16 @@ class UpdateGuard:
             get_logger().warning("update skipped: %s; %s", what, where)
         return update
 
-    def _find_rows(self, micro_losses: list, micro_batches: list[dict]) -> list[int]:
+    def _find_rows(self, losses: list[Loss], micro_batches: list[dict]) -> list[int]:
         """The row ids of the micro-batches whose loss is not finite, or else of those whose own gradient is not."""
-        bad = [batch for loss, batch in zip(micro_losses, micro_batches, strict=True) if not np.isfinite(float(loss))]
+        bad = [batch for loss, batch in zip(losses, micro_batches, strict=True) if not np.isfinite(float(loss.value))]
         bad = bad or [batch for batch in micro_batches if not self._has_finite_gradient(batch)]
         return [int(row) for batch in bad for row in np.asarray(batch["row_ids"])]
 
     def _has_finite_gradient(self, batch: dict) -> bool:
         model = self.state.model
         model.eval()
-        forward(model, batch, self.make_autocast).backward()
+        forward(model, batch, self.make_autocast).value.backward()
         model.train()
         norm = float(gradient_norm(self._parameters))
         self.state.optimizer.clear_grad(set_to_zero=False)
@@ -111,17 +125,18 @@ def train_step(guard: UpdateGuard, micro_batches: list[dict], stop: bool = False
     Raises TrainingError as `UpdateGuard.settle` does.
     """
     state, world = guard.state, guard.world
-    micro_losses, shares = [], gradient_shares(state.optimizer)
+    losses, shares = [], gradient_shares(state.optimizer)
     for number, batch in enumerate(micro_batches, 1):
+        guard.seed_dropout(number - 1)
         loss = forward(state.model, batch, guard.make_autocast)
-        micro_losses.append(loss.detach())
-        scaled = loss / len(micro_batches)
+        losses.append(loss._replace(value=loss.value.detach()))
+        scaled = loss.value / len(micro_batches)
         with shares.reducing() if shares and number == len(micro_batches) else nullcontext():
             (state.scaler.scale(scaled) if state.scaler else scaled).backward()
     if world.size > 1 and not shares:
         with waiting(world):
             fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
-    update = guard.settle(micro_losses, micro_batches, stop)
+    update = guard.settle(losses, micro_batches, stop)
     if state.scaler:
         state.scaler.step(state.optimizer)
         state.scaler.update()
@@ -139,10 +154,10 @@ def update_average(state: TrainingState) -> None:
     state.ema.update(master_weights(state.optimizer))
 
 
-def forward(model, batch: dict, make_autocast):
+def forward(model, batch: dict, make_autocast) -> Loss:
     """The loss of one micro-batch."""
     with make_autocast():
-        return model(**{name: batch[name] for name in model.input_names})
+        return model.loss(batch)
 
 
 @paddle.no_grad()

@@ -6,11 +6,11 @@ user has set stays. `PPLDM_NO_CPU_TUNING=1` turns the tuning off.
 
 import contextlib
 import io
-import os
 import sys
 import warnings
 from collections.abc import Mapping
 
+from . import variables
 from .errors import debugging
 from .log import get_logger
 from .machine import count_usable_cores, read_cpu_vendor
@@ -24,18 +24,23 @@ _HARMLESS_LINES = (
 )
 
 
-def prepare_cpu() -> None:
-    """Set this process's thread variables and filters; call it before paddle is imported. Logs one line."""
+def prepare_cpu(threads: int | None = None) -> None:
+    """Set this process's thread variables and filters; call it before paddle is imported. Logs one line.
+
+    `threads`: so many and no other number, whatever the user has set.
+    """
     if not debugging():
         _ignore_harmless_warnings()
         # Without the INFO and WARNING lines of paddle's C++ side, which are about its own code.
-        os.environ.setdefault("GLOG_minloglevel", "2")
-    if os.environ.get("PPLDM_NO_CPU_TUNING", "0") not in ("", "0"):
+        variables.set_for_libraries({"GLOG_minloglevel": "2"})
+    if threads:
+        variables.set_for_libraries({"OMP_NUM_THREADS": str(threads)}, replace=True)
+    if variables.is_on("PPLDM_NO_CPU_TUNING"):
         return
     num_cores = count_usable_cores()
-    num_local_ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", 1))
-    chosen = choose_variables(os.environ, num_cores, num_local_ranks, read_cpu_vendor())
-    os.environ.update(chosen)
+    num_local_ranks = int(variables.read("PADDLE_LOCAL_SIZE", "1"))
+    chosen = choose_variables(variables.all_variables(), num_cores, num_local_ranks, read_cpu_vendor())
+    variables.set_for_libraries(chosen)
     if World.detect().is_main:
         settings = " ".join(f"{name}={value}" for name, value in chosen.items()) or "nothing to set"
         get_logger().info("%d cores, local processes: %d; %s", num_cores, num_local_ranks, settings)

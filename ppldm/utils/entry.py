@@ -11,14 +11,16 @@ from .environment import require_working_environment
 from .errors import Preempted, exit_on_error
 from .failure import note_failure
 from .signals import end_with_parent, handle
+from .variables import read
 from .world import World
 
 
 @contextmanager
-def entry(check_early: Callable[[], None] = lambda: None):
+def entry(check_early: Callable[[], None] = lambda: None, threads: int | None = None):
     """Around a script's main: check the environment, prepare the CPU before paddle is imported, print errors well.
 
-    `check_early`: raises what is known to be wrong before anything heavy is imported.
+    `check_early`: raises what is known to be wrong before anything heavy is imported. `threads`: of the CPU, where the
+    work depends on how many; by default what the user has set, or what the machine has.
 
     One rank of several ends without the interpreter's and the libraries' last rites: there it may abort, or wait for
     ever for ranks that are gone.
@@ -26,14 +28,14 @@ def entry(check_early: Callable[[], None] = lambda: None):
     is_rank = World.detect().size > 1
     if is_rank:
         sys.excepthook = _show_and_leave
-        if "PADDLE_LOCAL_RANK" in os.environ:  # a launcher started it, and alone it would train on and save
+        if read("PADDLE_LOCAL_RANK"):  # a launcher started it, and without it, it would train on and save
             end_with_parent(os.getppid())
     try:
         with exit_on_error():
             check_early()
             _stop_on_signals()
             require_working_environment()
-            prepare_cpu()
+            prepare_cpu(threads)
             import_paddle_quietly()
             _stop_on_signals()  # paddle has set a handler of its own
             yield

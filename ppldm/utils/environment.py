@@ -14,8 +14,8 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from . import machine
-from .device import BUILDS, why_none_fits
+from . import devices, machine
+from .builds import BUILDS, why_none_fits
 from .errors import EnvironmentProblem
 
 # This very environment: a bare `python` may be another one.
@@ -121,7 +121,7 @@ def check(versions: dict[str, str]) -> list[Problem]:
 def fix_command(package: str) -> str:
     """The command that installs a version of `package` that works."""
     if package == "paddlepaddle-gpu":
-        gpus = machine.list_gpus()
+        gpus = devices.list_gpus()
         fitting = [build for build in BUILDS if all(build.fits(gpu) for gpu in gpus)]
         if not fitting:
             return f"{why_none_fits(gpus)}, or train on the CPU (--device cpu)"
@@ -202,7 +202,7 @@ def package_rows(versions: dict[str, str], problems: list[Problem]) -> list[Row]
 
 def machine_rows(versions: dict[str, str]) -> list[Row]:
     """The machine: nothing here is a problem, but some of it limits what works."""
-    memory, gpus = machine.usable_memory_bytes(), machine.list_gpus()
+    memory, gpus = machine.usable_memory_bytes(), devices.list_gpus()
     return [
         Row("Python", f"{platform.python_version()} ({sys.executable})"),
         Row("platform", platform.platform()),
@@ -224,7 +224,7 @@ def shared_memory_row(size: int | None) -> Row:
     return Row("/dev/shm", value, "note", reason, "docker run --shm-size=2g ...")
 
 
-def gpu_row(gpus: list[machine.Gpu], has_gpu_build: bool) -> Row:
+def gpu_row(gpus: list[devices.Gpu], has_gpu_build: bool) -> Row:
     """The GPUs, and whether the installed Paddle uses them."""
     names = "; ".join(map(str, gpus))
     if gpus and not has_gpu_build:

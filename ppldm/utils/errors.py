@@ -13,6 +13,7 @@ import traceback
 from contextlib import contextmanager
 
 from .text import escape, escaped_stdout, one_line
+from .variables import is_on
 
 _SHARED_MEMORY = "/dev/shm"
 _MAX_LENGTH = 2000  # of a message, in characters
@@ -96,7 +97,7 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, no quota, a f
 
 def debugging() -> bool:
     """True where `PPLDM_DEBUG` asks for tracebacks."""
-    return os.environ.get("PPLDM_DEBUG", "0") not in ("", "0")
+    return is_on("PPLDM_DEBUG")
 
 
 def describe(error: Exception) -> str:

@@ -10,12 +10,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from .variables import read
+
 FOLDER_VARIABLE = "PPLDM_FAILURES"  # the folder that the launcher made for the notes
 
 
 def note_failure(rank: int) -> None:
     """Note that this rank fails now. Without a launcher of ours, or where nothing can be written, nothing happens."""
-    if folder := os.environ.get(FOLDER_VARIABLE):
+    if folder := read(FOLDER_VARIABLE):
         with suppress(OSError):
             Path(folder, str(rank)).write_text(repr(time.monotonic()))
 

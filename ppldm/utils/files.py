@@ -1,19 +1,17 @@
 """Files that are finished or absent: write to a temporary name in the same folder, fsync, rename."""
 
 import fcntl
-import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
 import time
-import zlib
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from .errors import FULL_DISK, ConfigError, DataError, OutputError
+from .errors import FULL_DISK, ConfigError, DataError, OutputError, PpldmError
 from .log import get_logger
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -53,15 +51,6 @@ def make_output_dir(path) -> Path:
             f"cannot write to the folder {path}: {error.strerror or error}; choose another or change its permissions"
         ) from error
     return path
-
-
-def checksum_file(path) -> dict[str, int]:
-    """The size of a file and the CRC-32 of its content, {"bytes", "crc32"}. Raises OSError."""
-    crc32 = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            crc32 = zlib.crc32(block, crc32)
-        return {"bytes": file.tell(), "crc32": crc32}
 
 
 def fsync_dir(path) -> None:
@@ -266,13 +255,17 @@ def read_json(path):
         return None
 
 
-def file_sha256(path) -> str:
-    """SHA-256 of a file in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+def read_json_object(path, error_class: type[PpldmError], remedy: str = "copy it again") -> dict:
+    """The object in a JSON file that somebody gave us. Raises `error_class`, whose message ends with the `remedy`."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise error_class(f"cannot read {path}: {error.strerror}; {remedy}") from error
+    except (ValueError, RecursionError) as error:
+        raise error_class(f"{path} is not JSON ({error}); {remedy}") from error
+    if not isinstance(value, dict):
+        raise error_class(f"{path} does not hold a JSON object; {remedy}")
+    return value
 
 
 def write_text(path, text: str) -> None:

@@ -19,19 +19,17 @@ differs (a copied or touched file), the content is read again and decides.
 """
 
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from json import dumps, loads
 from pathlib import Path
 
+from .checksums import measure
 from .errors import ConfigError, OutputError
 from .files import lock_folder, make_output_dir, read_json, write_json
 from .log import get_logger
-
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,31 @@ def has_key(record: Mapping | None, key: Mapping) -> bool:
     return earlier.get("settings") == settings and (earlier.get("input") or {}).get("content") == content
 
 
-def earlier_input(record: Mapping | None) -> Mapping | None:
-    """The fingerprint in a record; None where it has none."""
-    return ((record or {}).get("key") or {}).get("input")
+def make_key(settings: Mapping, pieces: Iterable[Piece], record_path: Path) -> dict:
+    """The key of a unit; the record of an earlier run may spare reading its input."""
+    earlier = ((read_json(record_path) or {}).get("key") or {}).get("input")
+    return {"settings": as_json(settings), "input": take_fingerprint(pieces, earlier)}
+
+
+def find_finished(record_path: Path, key: Mapping, is_whole: Callable[[dict], bool]) -> dict | None:
+    """The record of a unit that this key made and whose result `is_whole`; None where it is to be made."""
+    record = read_json(record_path)
+    return record if has_key(record, key) and is_whole(record) else None
+
+
+def finish(
+    record_path: Path, key: Mapping, is_whole: Callable[[dict], bool], make: Callable[[], dict]
+) -> tuple[dict, bool]:
+    """(record of a unit, whether it was finished before); else made by `make`, which returns it without the key."""
+    if record := find_finished(record_path, key, is_whole):
+        if record["key"] != key:
+            record |= {"key": key}
+            write_json(record_path, record)
+        return record, True
+    record_path.unlink(missing_ok=True)
+    record = make() | {"key": key}
+    write_json(record_path, record)
+    return record, False
 
 
 def find_changes(earlier: Mapping, settings: Mapping) -> list[str]:
@@ -170,8 +190,7 @@ class JobFolder:
         self.check(settings, redo, source)
         make_output_dir(self.path / self.results)
         make_output_dir(self.notes)
-        lock = lock_folder(self.notes)
-        try:
+        with closing(lock_folder(self.path)):
             if self.plan is not None:
                 if self.check(settings, redo, source):
                     clear()
@@ -182,8 +201,6 @@ class JobFolder:
             if self.is_new(settings, source):
                 write_json(self.notes / "plan.json", settings | ({"input": source} if source else {}))
             yield
-        finally:
-            lock.close()
 
 
 def _read_state(path: Path) -> list[int] | None:
@@ -196,17 +213,12 @@ def _read_state(path: Path) -> list[int] | None:
 
 def _read_checksum(piece: Piece) -> tuple[int, int] | tuple[None]:
     """(bytes, CRC-32) of a piece; (None,) where it cannot be read."""
-    num_bytes, crc32 = 0, 0
     try:
         with open(piece.path, "rb", buffering=0) as file:
             file.seek(piece.start)
-            left = None if piece.stop is None else piece.stop - piece.start
-            while block := file.read(_BLOCK_BYTES if left is None else min(_BLOCK_BYTES, left - num_bytes)):
-                crc32 = zlib.crc32(block, crc32)
-                num_bytes += len(block)
+            return measure(file, None if piece.stop is None else piece.stop - piece.start)
     except (OSError, ValueError):
         return (None,)
-    return num_bytes, crc32
 
 
 def _digest(facts: Iterable[list]) -> str:

@@ -61,14 +61,14 @@ _quiet = False
 
 
 def be_quiet() -> None:
-    """Warnings alone and no progress bars from here on: in a worker process, whose parent shows both."""
+    """Only warnings, and no progress bars from here on: in a worker process, whose parent shows both."""
     global _quiet
     _quiet = True
     get_logger().setLevel(logging.WARNING)
 
 
 def progress(iterable=None, **kwargs) -> tqdm:
-    """A progress bar on stderr with rate and time left; a line every 30 s where stderr is no terminal.
+    """A progress bar on stderr with rate and time left; a line every 30 s where stderr is not a terminal.
 
     Use it in a `with`, so that an error comes on a line of its own.
     """

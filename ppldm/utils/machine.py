@@ -8,8 +8,9 @@ import ctypes
 import os
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+
+from . import variables
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -96,41 +97,10 @@ def has_library(name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """An NVIDIA GPU. `driver` is a version ("550.54.14"), `capability` its compute capability, None where unknown."""
-
-    name: str
-    driver: str
-    capability: float | None = None
-    memory: str = ""
-
-    def __str__(self):
-        return f"{self.name} {self.memory}".rstrip() + f", driver {self.driver}"
-
-
-def list_gpus() -> list[Gpu]:
-    """Every NVIDIA GPU that nvidia-smi shows; empty where there is none, or no driver that works."""
-    query = ("nvidia-smi", "--format=csv,noheader", "--query-gpu=name,memory.total,driver_version")
-    # Drivers before 510 do not know compute_cap and refuse the whole question.
-    return parse_gpus(_run(*query[:-1], f"{query[-1]},compute_cap")) or parse_gpus(_run(*query))
-
-
-def parse_gpus(text: str) -> list[Gpu]:
-    """The GPUs of nvidia-smi's CSV lines: name, memory, driver and, where it is there, compute capability."""
-    gpus = []
-    for line in text.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) >= 3 and re.fullmatch(r"\d+(\.\d+)+", words[2]):
-            known = len(words) > 3 and re.fullmatch(r"\d+\.\d+", words[3])
-            gpus.append(Gpu(words[0], words[2], float(words[3]) if known else None, words[1]))
-    return gpus
-
-
 def read_java_version() -> str | None:
     """Version of the Java that Spark would start (JAVA_HOME's, else the one on PATH). None where there is none."""
-    home = os.environ.get("JAVA_HOME")
-    return parse_java_version(_run(f"{home}/bin/java" if home else "java", "-version"))
+    home = variables.read("JAVA_HOME")
+    return parse_java_version(run_program(f"{home}/bin/java" if home else "java", "-version"))
 
 
 def parse_java_version(text: str) -> str | None:
@@ -145,7 +115,7 @@ def parse_java_major(version: str) -> int:
     return int(match.group()) if match else 0
 
 
-def _run(*command: str) -> str:
+def run_program(*command: str) -> str:
     """What a program prints, stderr included; empty where it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

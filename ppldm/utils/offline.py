@@ -1,8 +1,8 @@
 """Whether the network may be used."""
 
-import os
+from .variables import is_on
 
 
 def is_offline(flag: bool = False) -> bool:
     """True where the flag, PPLDM_OFFLINE or HF_HUB_OFFLINE forbids the network."""
-    return flag or any(os.environ.get(name, "0") not in ("", "0") for name in ("PPLDM_OFFLINE", "HF_HUB_OFFLINE"))
+    return flag or is_on("PPLDM_OFFLINE") or is_on("HF_HUB_OFFLINE")

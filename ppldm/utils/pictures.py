@@ -41,7 +41,7 @@ def _cjk_font() -> str | None:
 
 def find_face(families: tuple[str, ...], files: Iterable[str]) -> str | None:
     """Of font files the one of the first family (by the beginning of its name) that there is, upright and of ordinary
-    weight where there is such a one; None where there is no family."""
+    weight if possible; None where no family is there."""
     found = []
     for path in files:
         try:

@@ -5,24 +5,22 @@ limit ends with one line and exit status 1. To know who is late, each rank leave
 them see: a count that rises as long as its process runs, and how many waits it has begun. Who has begun fewer is
 behind; whose count stands still is stopped, cut off or gone.
 
-Nothing here imports paddle, and a rank whose storage hangs still keeps its limit.
+Nothing here but `barrier` needs paddle, and a rank whose storage hangs still keeps its limit.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .errors import TrainingError
 from .failure import end_process
 from .text import name_ranks
-
-if TYPE_CHECKING:
-    from .world import World
+from .world import World
 
 SIGNS_DIR = ".ranks"
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -41,6 +39,7 @@ class _Wait:
 
 _own = _Wait()
 _watch: RankWatch | None = None
+_calls = 0  # of `barrier` in this process
 
 
 @contextmanager
@@ -68,6 +67,50 @@ def waiting(world: World):
             _own.since = None
 
 
+def barrier(world: World) -> None:
+    """A barrier that waits as long as `watch_ranks` lets it; every rank must call it the same number of times.
+
+    Paddle's collectives on CPUs (gloo) fail after 30 seconds: a rank must not be in one while another one, as a rule
+    the main one, saves a large checkpoint or waits for a lock. Here counts go through the key-value store of rank 0,
+    which is the last to leave: the store may end with it. Imports paddle, whose communication must have been started.
+    """
+    global _calls
+    if world.size == 1:
+        return
+    _calls += 1
+    with waiting(world):
+        _count_up("ppldm/arrived", 1, _calls * world.size)
+        if world.is_main:
+            _count_up("ppldm/left", 0, _calls * (world.size - 1))
+        else:
+            _count_up("ppldm/left", 1, 0)
+
+
+def gather_objects(value, world: World) -> list:
+    """The `value` of each rank, by rank, on all of them. Small ones: they are pickled. Imports paddle."""
+    if world.size == 1:
+        return [value]
+    import paddle
+
+    values = []
+    with waiting(world):
+        barrier(world)
+        paddle.distributed.all_gather_object(values, value)
+    return values
+
+
+def _count_up(key: str, own: int, expected: int) -> None:
+    """Add to a count that all ranks share, and wait until it is as high as `expected`."""
+    from paddle.base import core
+
+    store, pause = core.create_or_get_global_tcp_store(), 0.001
+    count = store.add(key, own)
+    while count < expected:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+        count = store.add(key, 0)
+
+
 def watch_ranks(world: World, seconds: float) -> None:
     """Bound this process' waits from here on; 0: no limit. `leave_signs` makes it name who is late."""
     global _watch
@@ -81,6 +124,14 @@ def leave_signs(folder) -> None:
         _watch.leave_signs(Path(folder, SIGNS_DIR))
 
 
+def remove_signs(world: World) -> None:
+    """Leave no more signs of life, and remove the folder. All ranks call it together, at the end of what they watch."""
+    folder = _watch.end_signs() if _watch else None
+    barrier(world)
+    if folder and world.is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class RankWatch:
     """Two threads: one keeps the limit, one leaves and reads signs of life."""
 
@@ -88,6 +139,7 @@ class RankWatch:
         self.world, self.seconds = world, seconds
         self.pause = min(_LONGEST_PAUSE_SECONDS, seconds / 8)
         self.folder: Path | None = None
+        self._lock = threading.Lock()
         self.seen: dict[int, tuple[str, float]] = {}  # rank -> its last sign, and when it was new
         threading.Thread(target=self._keep_limit, name="limit of waits for ranks", daemon=True).start()
 
@@ -97,24 +149,33 @@ class RankWatch:
         if before is None:
             threading.Thread(target=self._leave_signs, name="signs of life", daemon=True).start()
 
+    def end_signs(self) -> Path | None:
+        """Leave none from here on; the folder in which they were."""
+        with self._lock:
+            before, self.folder = self.folder, None
+        self.seen = {}
+        return before
+
     def _leave_signs(self) -> None:
         count = 0
-        while True:
+        while self.folder:
             count += 1
-            # A full disk, or a folder that is removed when the run has ended, is no reason to end.
-            with suppress(OSError):
-                self.folder.mkdir(exist_ok=True)
-                Path(self.folder, str(self.world.rank)).write_text(f"{count} {_own.count}")
+            # A full disk, or a folder that somebody removes, is no reason to end.
+            with suppress(OSError), self._lock:
+                if self.folder:
+                    self.folder.mkdir(exist_ok=True)
+                    Path(self.folder, str(self.world.rank)).write_text(f"{count} {_own.count}")
             if _own.since is not None:
                 self.look(time.monotonic())
             time.sleep(self.pause)
 
     def look(self, now: float) -> None:
         """Read what the other ranks have left."""
-        for rank in set(range(self.world.size)) - {self.world.rank}:
+        folder = self.folder
+        for rank in set(range(self.world.size)) - {self.world.rank} if folder else ():
             sign = ""
             with suppress(OSError):
-                sign = Path(self.folder, str(rank)).read_text()
+                sign = Path(folder, str(rank)).read_text()
             if rank not in self.seen or self.seen[rank][0] != sign:
                 self.seen[rank] = sign, now
 

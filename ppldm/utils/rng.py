@@ -28,6 +28,7 @@ class Stream(IntEnum):
     NOISE_OFFSET = 10
     CAPTION_CHOICE = 11
     INPUT_PERTURBATION = 12
+    DROPOUT = 13
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):

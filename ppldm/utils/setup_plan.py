@@ -4,7 +4,7 @@
     python -m ppldm.utils.setup_plan commands DEVICE --venv .venv [--has-venv] [--installed DEVICE]
 
 The first prints `cpu` or `cu126` (and why, on stderr), the second one command a line, as a person would paste it into
-a shell. run_scripts/lib.sh prints and runs them. Nothing is installed yet when this runs: it needs Python alone.
+a shell. run_scripts/lib.sh prints and runs them. Nothing is installed yet when this runs: it needs only Python.
 """
 
 import argparse
@@ -13,8 +13,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from . import machine
-from .device import BUILDS, check_build, choose_build, find_build
+from . import devices
+from .builds import BUILDS, check_build, choose_build, find_build
 from .errors import ConfigError, exit_on_error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ CPU = "cpu"
 PIP_FLAGS = ("--no-input", "--no-warn-script-location")
 
 
-def choose_device(device: str | None, cuda: str | None, gpus: list[machine.Gpu]) -> tuple[str, str]:
+def choose_device(device: str | None, cuda: str | None, gpus: list[devices.Gpu]) -> tuple[str, str]:
     """`cpu` or the name of a GPU build (`cu126`), and the reason in words.
 
     `device` and `cuda` are what was asked for, None where the machine decides. Raises ConfigError for what cannot run.
@@ -98,7 +98,7 @@ def main() -> None:
     show.add_argument("--installed", default=CPU)
     arguments = parser.parse_args()
     if arguments.action == "device":
-        device, reason = choose_device(arguments.device, arguments.cuda, machine.list_gpus())
+        device, reason = choose_device(arguments.device, arguments.cuda, devices.list_gpus())
         sys.stdout.write(f"{device}\n")
         sys.stderr.write(f"==> {device}: {reason}\n")
     else:

@@ -14,7 +14,7 @@ def handle(number: int, handler):
 
     Else it fails with EINTR. Python repeats its own calls, the libraries do not: Paddle's key-value store, by which
     ranks find and wait for one another, takes EINTR for a lost connection. The price is that Python's handler runs when
-    the call is done, so that one process alone keeps to EINTR. Returns the handler before. Main thread only.
+    the call is done, so that a process that is not a rank keeps EINTR. Returns the handler before. Main thread only.
     """
     before = signal.signal(number, handler)
     if World.detect().size > 1:

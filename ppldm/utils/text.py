@@ -6,6 +6,7 @@ characters are shown as `\u001b`; letters of all scripts, emoji, line breaks and
 that JSON which is escaped as a whole still says the same.
 """
 
+import difflib
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -42,6 +43,20 @@ def shorten(text: str, max_length: int) -> str:
 def count_of(number: int, thing: str) -> str:
     """`number` things: "1 list", "2 lists", "1,000 lists". `thing` takes a plain s."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The one of the known words that was most likely meant; None where none is near."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str], listing: bool = True) -> str:
+    """ "did you mean NAME?" with the nearest of the known names; where none is near, their list, or "" without
+    `listing`."""
+    known = list(known)
+    if near := nearest(word, known):
+        return f"did you mean {near}?"
+    return f"known: {', '.join(known)}" if listing else ""
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

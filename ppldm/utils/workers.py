@@ -35,7 +35,7 @@ def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: i
     """(task, function(task)) as they are done; in this process where num_workers or the tasks are at most one.
 
     `function` is one of a module, or a `functools.partial` of one. The first error ends the work. Processes give
-    warnings alone and no progress bars.
+    only warnings and no progress bars.
     """
     num_workers = min(num_workers, len(tasks))
     if num_workers <= 1:
@@ -94,7 +94,7 @@ def map_with_deadline(
 
 def _run_task(writer, function, task) -> None:
     _start_worker()
-    sys.stdout = sys.stderr  # a command's result alone goes to stdout
+    sys.stdout = sys.stderr  # only a command's result goes to stdout
     try:
         result = function(task)
     except PpldmError as error:

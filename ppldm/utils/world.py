@@ -1,10 +1,8 @@
 """Which of how many processes this is, as plain numbers: a laptop test can be rank 37 of 64."""
 
-import os
-import time
 from dataclasses import dataclass
 
-from .rank_watch import waiting
+from .variables import read
 
 
 @dataclass(frozen=True)
@@ -26,38 +24,17 @@ class World:
     @classmethod
     def detect(cls) -> "World":
         """From the variables that `paddle.distributed.launch` sets for each process."""
-        return cls(int(os.environ.get("PADDLE_TRAINER_ID", 0)), int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
+        return cls(int(read("PADDLE_TRAINER_ID", "0")), int(read("PADDLE_TRAINERS_NUM", "1")))
 
 
-_calls = 0  # of `barrier` in this process
+def shard(count: int, world: World) -> range:
+    """Which of `count` things are this rank's: they are dealt out like cards."""
+    return range(world.rank, count, world.size)
 
 
-def barrier(world: World) -> None:
-    """A barrier that waits as long as `watch_ranks` lets it; every rank must call it the same number of times.
-
-    Paddle's collectives on CPUs (gloo) fail after 30 seconds: a rank must not be in one while another one, as a rule
-    the main one, saves a large checkpoint or waits for a lock. Here counts go through the key-value store of rank 0,
-    which is the last to leave: the store may end with it. Imports paddle, whose communication must have been started.
-    """
-    global _calls
-    if world.size == 1:
-        return
-    _calls += 1
-    with waiting(world):
-        _count_up("ppldm/arrived", 1, _calls * world.size)
-        if world.is_main:
-            _count_up("ppldm/left", 0, _calls * (world.size - 1))
-        else:
-            _count_up("ppldm/left", 1, 0)
-
-
-def _count_up(key: str, own: int, expected: int) -> None:
-    """Add to a count that all ranks share, and wait until it is as high as `expected`."""
-    from paddle.base import core
-
-    store, pause = core.create_or_get_global_tcp_store(), 0.001
-    count = store.add(key, own)
-    while count < expected:
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
-        count = store.add(key, 0)
+def gather_in_order(gathered: list[list]) -> list:
+    """What all ranks made of their shares, in order: the inverse of `shard`."""
+    things = [None] * sum(len(one) for one in gathered)
+    for rank, one in enumerate(gathered):
+        things[rank :: len(gathered)] = one
+    return things

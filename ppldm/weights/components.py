@@ -19,7 +19,7 @@ from ..utils.errors import ModelError
 # Tables of vectors, looked up and not multiplied: 2-D, and stored the same way by both.
 _EMBEDDINGS = ("embed_tokens", "embed_positions", "token_embedding", "position_embedding", "class_embedding")
 
-# Settings of one library's classes alone, with the value at which both build the same network.
+# Settings that only one library's classes have, with the value at which both build the same network.
 PADDLE_ONLY = {
     "unet": {"data_format": "NCHW"},
     "vae": {"down_block_out_channels": None, "up_block_out_channels": None},
@@ -29,7 +29,7 @@ TORCH_ONLY = {"unet": {}, "vae": {"mid_block_add_attention": True}, "text_encode
 
 
 @dataclass
-class Part:
+class ComponentWeights:
     """One network: its config, as the keyword arguments of ppdiffusers' class, and its arrays by name."""
 
     config: dict
@@ -39,14 +39,14 @@ class Part:
 
 @dataclass
 class Weights:
-    """The parts of a latent diffusion model, and what belongs to them. Any part may be missing.
+    """The components of a latent diffusion model, and what belongs to them. Any component may be missing.
 
     `scheduler`: the settings of a scheduler, num_train_timesteps, beta_start, beta_end, beta_schedule, prediction_type
     among them. `tokenizer`: its folder, or an object whose `save(folder)` writes it. `metadata`: what ppldm.json says:
-    steps, samples seen, resolution. `frozen`: the parts that were not trained.
+    steps, samples seen, resolution. `frozen`: the components that were not trained.
     """
 
-    parts: dict[str, Part] = field(default_factory=dict)
+    components: dict[str, ComponentWeights] = field(default_factory=dict)
     scheduler: dict = field(default_factory=dict)
     tokenizer: Path | Any = None
     metadata: dict = field(default_factory=dict)
@@ -72,7 +72,7 @@ def to_paddle_config(kind: str, config: dict, source) -> dict:
 
 
 def to_torch_config(kind: str, config: dict, source) -> dict:
-    """The config of a part as diffusers' class takes it. Raises ModelError for a network it lacks."""
+    """The config of a component as diffusers' class takes it. Raises ModelError for a network it lacks."""
     return {**TORCH_ONLY[kind], **_without(PADDLE_ONLY[kind], config, source, "diffusers")}
 
 

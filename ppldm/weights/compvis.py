@@ -1,4 +1,4 @@
-"""CompVis' latent diffusion: a .ckpt with all parts in one state dict, and the YAML file that describes them.
+"""CompVis' latent diffusion: a .ckpt with all components in one state dict, and the YAML file that describes them.
 
 The YAML's keys are those of CompVis' own configs (model.params with unet_config, first_stage_config and
 cond_stage_config). Its classes fix what they do not name: 32 groups in every GroupNorm, and in the text encoder 8 heads
@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from ..utils.errors import ModelError
-from .components import Part, Weights, turn_linear
+from .components import ComponentWeights, Weights, turn_linear
 from .limits import require_few_layers
 from .names import Unmapped, rename, text_encoder_names, unet_names, vae_names
 
@@ -27,15 +27,15 @@ def read_yaml(path) -> dict:
     try:
         params = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["model"]["params"]
         if not isinstance(params, dict):
-            raise TypeError("model.params is no mapping")
+            raise TypeError("model.params is not a mapping")
         return params
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0]
-        raise ModelError(f"{path} is no YAML config of latent diffusion, with model.params in it ({first})") from error
+        raise ModelError(f"{path} is not a YAML config of latent diffusion with model.params ({first})") from error
 
 
 def configs_of(params: dict, source) -> dict[str, dict]:
-    """The parts' configs that `model.params` describes; no text encoder where it is not a BERTEmbedder."""
+    """The components' configs that `model.params` describes; no text encoder where it is not a BERTEmbedder."""
     try:
         configs = {
             "unet": _unet_config(params["unet_config"]["params"], source),
@@ -67,13 +67,15 @@ def scheduler_of(params: dict, source) -> dict:
     }
 
 
-def split(state_dict: dict[str, np.ndarray], configs: dict[str, dict], source, ema: bool) -> dict[str, Part]:
-    """The parts of a state dict, under our names. `ema`: the UNet's averaged weights in place of the others.
+def split(
+    state_dict: dict[str, np.ndarray], configs: dict[str, dict], source, ema: bool
+) -> dict[str, ComponentWeights]:
+    """The components of a state dict, under our names. `ema`: the UNet's averaged weights in place of the others.
 
-    Keys of no part (the noise schedule's tables, losses) are left out; a key of a part that its config does not know
-    is a ModelError.
+    Keys of no component (the noise schedule's tables, losses) are left out; a key of a component that its config does
+    not know is a ModelError.
     """
-    parts = {}
+    components = {}
     for kind, config in configs.items():
         prefix = PREFIXES[kind]
         own = {name.removeprefix(prefix): array for name, array in state_dict.items() if name.startswith(prefix)}
@@ -92,24 +94,25 @@ def split(state_dict: dict[str, np.ndarray], configs: dict[str, dict], source, e
                 f"{source} holds {prefix}{error}, for which its config has no place; give the YAML file of this .ckpt"
             ) from error
         arrays = {name: _conv_to_linear(kind, name, array) for name, array in arrays.items()}
-        parts[kind] = Part(config, turn_linear(arrays), str(source))
-    return parts
+        components[kind] = ComponentWeights(config, turn_linear(arrays), str(source))
+    return components
 
 
 def join(weights: Weights) -> dict[str, np.ndarray]:
-    """The state dict of all parts under CompVis' names, with the tables of the noise schedule that its class keeps."""
+    """The state dict of all components under CompVis' names, with the tables of the noise schedule that its class
+    keeps."""
     state_dict = schedule_tables(weights.scheduler)
     for kind, prefix in PREFIXES.items():
-        part = weights.parts[kind]
-        names = NAMES[kind](part.config)
-        for name, array in turn_linear(part.arrays).items():
+        component = weights.components[kind]
+        names = NAMES[kind](component.config)
+        for name, array in turn_linear(component.arrays).items():
             state_dict[prefix + rename(name, names)] = _linear_to_conv(kind, name, array)
     return state_dict
 
 
 def params_of(weights: Weights) -> dict:
     """The `model.params` of a YAML file for these weights. Raises ModelError for a network that CompVis lacks."""
-    unet, vae, text = (weights.parts[kind].config for kind in ("unet", "vae", "text_encoder"))
+    unet, vae, text = (weights.components[kind].config for kind in ("unet", "vae", "text_encoder"))
     return {
         "linear_start": weights.scheduler["beta_start"],
         "linear_end": weights.scheduler["beta_end"],
@@ -144,7 +147,7 @@ def schedule_tables(scheduler: dict) -> dict[str, np.ndarray]:
     Notation of Ho et al. 2020 (arXiv:2006.11239), equations 4 and 7.
     """
     if scheduler["beta_schedule"] != "scaled_linear" or scheduler.get("rescale_betas_zero_snr"):
-        raise ModelError("CompVis' classes know the scaled_linear noise schedule alone; export to diffusers")
+        raise ModelError("CompVis' classes know only the scaled_linear noise schedule; export to diffusers")
     steps = scheduler["num_train_timesteps"]
     betas = np.linspace(scheduler["beta_start"] ** 0.5, scheduler["beta_end"] ** 0.5, steps) ** 2
     alphas = 1.0 - betas

@@ -1,34 +1,34 @@
-"""Configs of parts that have weights: read from the JSON files of all known forms, completed and checked."""
+"""Configs of components that have weights: read from the JSON files of all known forms, completed and checked."""
 
-import json
 from pathlib import Path
 
 from ..networks.configs import check_config
 from ..utils.errors import ModelError
+from ..utils.files import read_json_object
 from .components import to_paddle_config
+from .folders import find_component
+from .model_file import has_model_file, read_model_file
 
 CONFIG_FILES = ("config.json", "model_config.json")  # the second is PaddleNLP's name before 2.5
 
 
-def read_json(path) -> dict:
-    """The object in a JSON file. Raises ModelError."""
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}; check the path") from error
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON ({error}); copy it again") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object; give another")
-    return value
-
-
 def read_config(kind: str, folder: Path) -> dict:
-    """The completed config of the part in `folder`. Raises ModelError."""
+    """The completed config of the component in `folder`. Raises ModelError."""
     for name in CONFIG_FILES:
         if (folder / name).is_file():
-            return complete_config(kind, _flat(read_json(folder / name)), folder / name)
+            return complete_config(kind, _flat(read_json_object(folder / name, ModelError)), folder / name)
     raise ModelError(f"the {kind} folder {folder} has no config.json; give the folder that holds it and the weights")
+
+
+def read_folder_config(kind: str, name: str) -> dict | None:
+    """The completed config of a component in a folder of one of the known forms, where `name` is one that holds it as
+    JSON; None for other forms and names, which are left to whoever fetches and reads them. Raises ModelError."""
+    folder = Path(name).expanduser()
+    if has_model_file(folder) and (folder / "manifest.json").is_file():
+        component = read_model_file(folder).components.get(kind)
+        return component and component.config
+    folder = find_component(folder, kind) or folder
+    return read_config(kind, folder) if any((folder / file).is_file() for file in CONFIG_FILES) else None
 
 
 def complete_config(kind: str, config: dict, source) -> dict:

@@ -1,8 +1,8 @@
-"""Names of published models to local folders: downloaded once, by rank 0 alone, or not at all with `--offline`.
+"""Names of published models to local folders: downloaded once, only by rank 0, or not at all with `--offline`.
 
-A name is `owner/model` or `owner/model/part` on the Hugging Face hub (or the mirror that HF_ENDPOINT names), or else on
-Paddle's own server. From the hub come configs, tokenizers and safetensors, and pickles only where a part has nothing
-else; it names large files by their SHA-256, with which each is compared.
+A name is `owner/model` or `owner/model/component` on the Hugging Face hub (or the mirror that HF_ENDPOINT names), or
+else on Paddle's own server. From the hub come configs, tokenizers and safetensors, and pickles only where a component
+has nothing else; it names large files by their SHA-256, with which each is compared.
 """
 
 import hashlib
@@ -11,7 +11,8 @@ from pathlib import Path
 from ..utils.errors import ModelError
 from ..utils.log import get_logger
 from ..utils.offline import is_offline
-from ..utils.world import World, barrier
+from ..utils.rank_watch import barrier
+from ..utils.world import World
 
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
 
@@ -19,16 +20,16 @@ _SMALL = ("*.json", "vocab.txt", "merges.txt")
 def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool = False) -> Path:
     """The path itself, or the folder of a name in the cache, downloaded where it is missing.
 
-    `folders`: the folders of the parts that are wanted. Raises ModelError.
+    `folders`: the folders of the components that are wanted. Raises ModelError.
     """
     check_name(name_or_path)
     text = str(name_or_path)
     path = Path(text).expanduser()
     if path.exists():
         return path
-    parts = text.split("/")
+    pieces = text.split("/")
     world = World.detect()
-    repository, subfolder = "/".join(parts[:2]), "/".join(parts[2:])
+    repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
     if world.is_main and not is_offline(offline):
         get_logger().info("there is no folder %s here: fetching the model of this name", text)
         folder = _fetch(repository, subfolder, folders, local_only=False)
@@ -63,7 +64,8 @@ def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
 
 
 def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: bool) -> Path | None:
-    """The model's folder in PaddleNLP's cache, from Paddle's server (PPNLP_ENDPOINT); None where a part is missing."""
+    """The model's folder in PaddleNLP's cache, from Paddle's server (PPNLP_ENDPOINT); None where a component is
+    missing."""
     from paddlenlp.utils.download.bos_download import bos_download
     from paddlenlp.utils.env import MODEL_HOME
     from requests.exceptions import RequestException

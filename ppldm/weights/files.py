@@ -1,4 +1,5 @@
-"""One file of weights, or a folder of one part, to arrays by name; and back. What a file is, its first bytes say."""
+"""One file of weights, or a folder of one component, to arrays by name; and back. What a file is, its first bytes
+say."""
 
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ from ..utils.errors import ModelError
 from .paddle_files import read_pdparams, widen_bfloat16
 from .torch_files import read_torch
 
-# Names of weight files in a part's folder, the safest format first.
+# Names of weight files in a component's folder, the safest format first.
 WEIGHT_FILES = (
     "diffusion_pytorch_model.safetensors",
     "model.safetensors",
@@ -53,7 +54,7 @@ def write_safetensors(path, arrays: dict[str, np.ndarray], framework: str) -> No
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a part's folder: one, or the shards that an index names. Raises ModelError."""
+    """The weight files of a component's folder: one, or the shards that an index names. Raises ModelError."""
     for name in WEIGHT_FILES:
         if (folder / name).is_file():
             return [folder / name]
@@ -74,7 +75,7 @@ def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ModelError(f"{index} is no index of shards ({error}); copy it again") from error
+        raise ModelError(f"{index} is not an index of shards ({error}); copy it again") from error
     missing = [name for name in names if Path(name).name != name or not (index.parent / name).is_file()]
     if missing:
         raise ModelError(f"{index} names {missing[0]}, which is not there; copy it too")
@@ -96,7 +97,7 @@ def _kind(path: Path) -> str:
         return "paddle"
     if start[8:9] == b"{" or path.suffix == ".safetensors":
         return "safetensors"
-    raise ModelError(f"{path} is no file of weights: neither safetensors, nor PyTorch's, nor Paddle's; give another")
+    raise ModelError(f"{path} is not a file of weights: neither safetensors, nor PyTorch's, nor Paddle's; give another")
 
 
 def _metadata(path: Path) -> dict:

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from math import prod
 
 from ..utils.errors import ModelError
-from .components import Part
+from .components import ComponentWeights
 
 # A network somewhat larger than its file is built all the same: what is missing is then listed by name.
 _SPARE_VALUES, _SPARE_PARAMETERS = 1 << 24, 1000
@@ -15,14 +15,15 @@ class _TooLarge(Exception):
 
 
 @contextmanager
-def within_file(part: Part):
-    """While a network of `part.config` is built here: ModelError as soon as its parameters are far more than those of
-    `part`, in number or in size, before memory is taken for them; and where there is no memory for them."""
+def within_file(component: ComponentWeights):
+    """While a network of `component.config` is built here: ModelError as soon as its parameters are far more than
+    those of `component`, in number or in size, before memory is taken for them; and where there is no memory for
+    them."""
     from paddle.base.layer_helper_base import LayerHelperBase
 
     create = LayerHelperBase.create_parameter
-    most = 2 * sum(array.size for array in part.arrays.values()) + _SPARE_VALUES
-    count_most = 2 * len(part.arrays) + _SPARE_PARAMETERS
+    most = 2 * sum(array.size for array in component.arrays.values()) + _SPARE_VALUES
+    count_most = 2 * len(component.arrays) + _SPARE_PARAMETERS
     made = {"count": 0, "values": 0}
 
     def counted(self, attr, shape, *args, **settings):
@@ -37,10 +38,10 @@ def within_file(part: Part):
         yield
     except _TooLarge as error:
         raise ModelError(
-            f"{part.source}: the config describes a far larger network than the weights beside it; copy both again"
+            f"{component.source}: the config describes a far larger network than the weights beside it; copy both again"
         ) from error
     except MemoryError as error:
-        raise ModelError(f"{part.source} needs more memory than there is; use a machine with more") from error
+        raise ModelError(f"{component.source} needs more memory than there is; use a machine with more") from error
     finally:
         LayerHelperBase.create_parameter = create
 

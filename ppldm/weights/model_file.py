@@ -1,7 +1,7 @@
 """model.json: what a checkpoint or an exported model is made of, so that it is read with nothing else beside it.
 
     {"format": 1,
-     "family": "ldm",                         ldm: text to image; autoencoder: a VAE alone
+     "family": "ldm",                         one of ppldm/families
      "components": {"vae": {"class": "AutoencoderKL", "trained": false, "config": {…}, "crc32": "0123abcd"},
                     "text_encoder": …, "unet": …},
      "process": {"num_train_timesteps": 1000, "beta_start": …, …, "prediction_type": "epsilon"},
@@ -15,21 +15,19 @@ none. Nothing here knows a trainer, and nothing imports paddle.
 
 import json
 import zlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from ..networks.configs import check_config, is_ldmbert
-from ..utils.errors import ModelError
+from ..families.base import Family, get_family
+from ..networks.configs import LABELS, check_config, is_ldmbert
+from ..utils.checksums import checksum_json
+from ..utils.errors import ConfigError, ModelError
 from ..utils.files import make_output_dir, write_json
 
 MODEL_FILE = "model.json"
 TOKENIZER_FOLDER = "tokenizer"
 FORMAT = 1
-LDM, AUTOENCODER = "ldm", "autoencoder"
-_COMPONENTS = {LDM: ("vae", "text_encoder", "unet"), AUTOENCODER: ("vae",)}
+LDM = "ldm"
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
 
@@ -65,13 +63,13 @@ class TokenizerFiles:
             settings |= {key: found[key] for key in _TOKENIZER_SETTINGS if found.get(key) is not None}
         pad = settings.get("pad_token")
         settings["pad_token"] = pad.get("content") if isinstance(pad, dict) else pad
-        vocabularies = [self.files[name] for name in _VOCABULARIES if name in self.files]
-        return f"{zlib.crc32(b''.join([json.dumps(settings, sort_keys=True).encode(), *vocabularies])):08x}"
+        vocabularies = b"".join(self.files[name] for name in _VOCABULARIES if name in self.files)
+        return f"{zlib.crc32(vocabularies, checksum_json(settings)):08x}"
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What model.json says. `process`: the noise schedule and the kind of prediction, None of an autoencoder."""
+    """What model.json says. `process`: the noise schedule and the kind of prediction, None where there is none."""
 
     family: str
     components: dict[str, Component]
@@ -81,8 +79,9 @@ class ModelDescription:
 
     def write(self, folder) -> None:
         """Write model.json, and the tokenizer's files where they are known, into `folder`."""
+        kinds = get_family(self.family).components
         components = {
-            name: {"class": class_of(name, component.config), **_without_none(asdict(component))}
+            name: {"class": class_of(kinds[name], component.config), **_without_none(asdict(component))}
             for name, component in self.components.items()
         }
         write_json(
@@ -121,11 +120,11 @@ def describe(family: str, components: dict[str, Component], process=None, tokeni
     return ModelDescription(family, components, process, entry, tokenizer)
 
 
-def class_of(name: str, config: dict) -> str:
-    """The class of ppdiffusers that a component is built with."""
-    if name == "text_encoder":
+def class_of(kind: str, config: dict) -> str:
+    """The class that a component of this kind (`Family.components`) is built with."""
+    if kind == "text_encoder":
         return "LDMBertModel" if is_ldmbert(config) else "CLIPTextModel"
-    return {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}[name]
+    return {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}.get(kind, kind)
 
 
 def has_model_file(folder) -> bool:
@@ -145,38 +144,32 @@ def read_model_file(folder) -> ModelDescription:
             raise TypeError("no object with a format")
         if value["format"] > FORMAT:
             raise ModelError(f"{path} has format {value['format']}, of a later version of ppldm; update this one")
-        components = {name: _read_component(name, entry, path) for name, entry in value["components"].items()}
+        family = get_family(value["family"])
+        components = {name: _read_component(family, name, entry, path) for name, entry in value["components"].items()}
         description = ModelDescription(value["family"], components, value["process"], value["tokenizer"])
+    except ConfigError as error:
+        raise ModelError(f"{path}: {error}") from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}; copy the folder again") from error
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} is damaged ({type(error).__name__}: {error}); copy the folder again") from error
-    if description.family not in _COMPONENTS:
-        raise ModelError(f"{path}: family {description.family!r} is not known; known: {', '.join(_COMPONENTS)}")
-    if missing := [name for name in _COMPONENTS[description.family] if name not in components]:
+    if missing := [name for name in family.components if name not in components]:
         raise ModelError(f"{path} does not describe {', '.join(missing)}; copy the folder again")
-    if description.family == LDM and not isinstance(description.process, dict):
+    if family.needs_process and not isinstance(description.process, dict):
         raise ModelError(f"{path} does not describe the noise schedule; copy the folder again")
     return description
 
 
-def _read_component(name: str, entry: dict, path: Path) -> Component:
-    if name not in _COMPONENTS[LDM]:
-        raise ModelError(f"{path}: component {name!r} is not known; known: {', '.join(_COMPONENTS[LDM])}")
-    config = check_config(name, entry["config"], path)
+def _read_component(family: Family, name: str, entry: dict, path: Path) -> Component:
+    if name not in family.components:
+        raise ModelError(f"{path}: component {name!r} is not known; known: {', '.join(family.components)}")
+    kind = family.components[name]
+    config = check_config(kind, entry["config"], path) if kind in LABELS else dict(entry["config"])
     if lacking := config.keys() - entry["config"].keys():
         raise ModelError(f"{path}: the config of {name} does not say {', '.join(sorted(lacking))}; copy it again")
-    if entry["class"] != class_of(name, config) or not isinstance(entry["trained"], bool):
+    if entry["class"] != class_of(kind, config) or not isinstance(entry["trained"], bool):
         raise ModelError(f"{path}: {name} of class {entry['class']!r} is not known; copy the folder again")
     return Component(config, entry["trained"], entry.get("crc32"))
-
-
-def checksum_arrays(arrays: Iterable[tuple[str, np.ndarray]], start: int = 0) -> str:
-    """CRC-32 of named arrays, in the order of their names, 8 hexadecimal digits; `start` is that of what precedes."""
-    checksum = start
-    for name, array in sorted(arrays, key=lambda pair: pair[0]):
-        checksum = zlib.crc32(np.ascontiguousarray(array), zlib.crc32(name.encode(), checksum))
-    return f"{checksum:08x}"
 
 
 def _weights(component: Component) -> dict:

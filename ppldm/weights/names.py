@@ -1,7 +1,8 @@
 """Names of parameters in CompVis' files and in diffusers' (which are ppdiffusers' too), as pairs of prefixes.
 
 Both projects publish the same networks under different module names. A map is a list of (ours, theirs) prefixes made
-from the part's config; a parameter is renamed by the longest prefix that fits, so every map can be read either way.
+from the component's config; a parameter is renamed by the longest prefix that fits, so every map can be read either
+way.
 """
 
 _RESNET = {
@@ -19,12 +20,12 @@ class Unmapped(Exception):
 
 
 def rename(name: str, pairs: dict[str, str]) -> str:
-    """`name` with its longest prefix (whole components) in `pairs` replaced. Raises Unmapped."""
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        prefix = ".".join(parts[:length])
+    """`name` with its longest prefix (whole pieces) in `pairs` replaced. Raises Unmapped."""
+    pieces = name.split(".")
+    for length in range(len(pieces), 0, -1):
+        prefix = ".".join(pieces[:length])
         if prefix in pairs:
-            return ".".join([pairs[prefix], *parts[length:]])
+            return ".".join([pairs[prefix], *pieces[length:]])
     raise Unmapped(name)
 
 

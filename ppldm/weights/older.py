@@ -5,46 +5,45 @@ to the folder that the run was started in. So what cannot be found is an error t
 is found must have the very weights that the checkpoint has.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from ..config.arguments import DEFAULT_VAE, ModelArguments
-from ..utils.errors import ModelError
-from .components import Part, Weights
-from .configs import complete_config, read_config, read_json
+from ..config.network_files import find_network_file
+from ..config.published_models import DEFAULT_VAE
+from ..families.base import get_family
+from ..utils.errors import ConfigError, ModelError
+from ..utils.files import read_json_object
+from .components import ComponentWeights, Weights
+from .configs import complete_config, read_config
 from .fetch import locate_model
-from .read import (
-    NOT_TEXT_TO_IMAGE,
-    PART_FOLDERS,
-    PUBLISHED_SCHEDULE,
-    find_part,
-    is_checkpoint,
-    is_tokenizer,
-    read_part,
-    read_scheduler,
-    read_weights,
-)
+from .folders import COMPONENT_FOLDERS, NOT_TEXT_TO_IMAGE, find_component, is_checkpoint, is_tokenizer
+from .model_file import LDM
+from .noise_schedule import PUBLISHED_SCHEDULE, read_scheduler
 
 _PIPELINE = "pipeline"  # what a run exports at its end, beside its checkpoints
 
 
-def read_older_checkpoint(path: Path, arrays: dict[str, dict], config_file=None) -> Weights:
-    """The parts of a checkpoint with the `arrays` of each. `config_file`: config.json of its VAE. Raises ModelError."""
+def read_older_checkpoint(
+    path: Path, arrays: dict[str, dict], config_file, read_weights: Callable, read_component: Callable
+) -> Weights:
+    """The components of a checkpoint with the `arrays` of each. `config_file`: config.json of its VAE, None where not
+    known. `read_weights` and `read_component`, those of `read`, read what its flags name. Raises ModelError."""
     arguments = _run_arguments(path)
-    weights = Weights(scheduler=PUBLISHED_SCHEDULE | _start_schedule(arguments, path))
+    weights = Weights(scheduler=PUBLISHED_SCHEDULE | _start_schedule(arguments, path, read_weights))
     for name in ("prediction_type", "rescale_betas_zero_snr"):
         weights.scheduler[name] = getattr(arguments, name)
     for kind, own in arrays.items():
         if kind == "vae" and config_file:
-            config = complete_config(kind, read_json(config_file), config_file)
+            config = complete_config(kind, read_json_object(config_file, ModelError), config_file)
         else:
-            config = _run_config(kind, arguments, path, own)
+            config = _run_config(kind, arguments, path, own, read_component)
         if kind == "text_encoder" and "model.embed_tokens.weight" in own:
             # The tokenizer's sizes replaced the config's.
             config["vocab_size"] = len(own["model.embed_tokens.weight"])
             config["max_position_embeddings"] = len(own["model.embed_positions.weight"])
-        weights.parts[kind] = Part(config, own, str(path))
+        weights.components[kind] = ComponentWeights(config, own, str(path))
     weights.tokenizer = find_older_tokenizer(path)
     weights.metadata = {"model_max_length": arguments.model_max_length}
     if arguments.freeze_text_encoder or arguments.pretrained_text_encoder_name:
@@ -65,40 +64,40 @@ def find_older_tokenizer(path: Path) -> Path | None:
     return None
 
 
-def _run_arguments(checkpoint: Path) -> ModelArguments:
+def _run_arguments(checkpoint: Path):
     """The flags with which the run of a checkpoint built its model. Raises ModelError."""
-    run = read_json(checkpoint.parent / "run.json")
+    run = read_json_object(checkpoint.parent / "run.json", ModelError)
     if "ModelArguments" not in run:
         raise ModelError(NOT_TEXT_TO_IMAGE.format(checkpoint))
-    known = ModelArguments.__dataclass_fields__
-    return ModelArguments(**{key: value for key, value in run["ModelArguments"].items() if key in known})
+    settings = get_family(LDM).Config
+    known = settings.__dataclass_fields__
+    return settings(**{key: value for key, value in run["ModelArguments"].items() if key in known})
 
 
-def _run_config(kind: str, arguments: ModelArguments, checkpoint: Path, arrays: dict) -> dict:
-    """The config with which a run built a part: that of the pipeline it exported, else what its flags name."""
-    exported = find_part(checkpoint.parent / _PIPELINE, kind)
+def _run_config(kind: str, arguments, checkpoint: Path, arrays: dict, read_component: Callable) -> dict:
+    """The config with which a run built a component: that of the pipeline it exported, else what its flags name."""
+    exported = find_component(checkpoint.parent / _PIPELINE, kind)
     if exported:
         return read_config(kind, exported)
     if arguments.starts_from_pipeline:
         start = _find(arguments.model_name_or_path, kind, checkpoint)
-        if start.is_dir() and not is_checkpoint(start) and (folder := find_part(start, kind)):
+        if start.is_dir() and not is_checkpoint(start) and (folder := find_component(start, kind)):
             return read_config(kind, folder)
-        return read_part(kind, start, arguments.original_config_file).config
-    names = {
-        "vae": arguments.vae_name_or_path or DEFAULT_VAE,
-        "text_encoder": arguments.pretrained_text_encoder_name,
-        "unet": arguments.unet_name_or_path,
-    }
+        return read_component(kind, start, arguments.original_config_file).config
+    names = arguments.component_names()
+    names["vae"] = names["vae"] or DEFAULT_VAE
     if names[kind]:
         found = _find(names[kind], kind, checkpoint)
-        part = read_part(kind, found, arguments.original_config_file)
-        if kind == "vae" and not _have_equal_arrays(part.arrays, arrays):
+        component = read_component(kind, found, arguments.original_config_file)
+        if kind == "vae" and not _have_equal_arrays(component.arrays, arrays):
             raise ModelError(f"{found} is not the VAE that {checkpoint} was trained with; {_REMEDY}")
-        return part.config
-    file = arguments.config_files()[("text_encoder", "unet").index(kind)]
-    if not file.is_file():
-        raise _not_found(checkpoint, kind, file)
-    return complete_config(kind, read_json(file), file)
+        return component.config
+    file = arguments.config_files()[kind]
+    try:
+        path = find_network_file(file)
+    except ConfigError as error:
+        raise _not_found(checkpoint, kind, file) from error
+    return complete_config(kind, read_json_object(path, ModelError), file)
 
 
 _REMEDY = (
@@ -109,7 +108,7 @@ _REMEDY = (
 def _find(name: str, kind: str, checkpoint: Path) -> Path:
     """The folder or file of a run's flag, here or in the cache of names. Raises ModelError."""
     try:
-        return locate_model(name, {kind: PART_FOLDERS[kind]}, offline=True)
+        return locate_model(name, {kind: COMPONENT_FOLDERS[kind]}, offline=True)
     except ModelError as error:
         raise _not_found(checkpoint, kind, name) from error
 
@@ -123,7 +122,7 @@ def _have_equal_arrays(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def _start_schedule(arguments: ModelArguments, checkpoint: Path) -> dict:
+def _start_schedule(arguments, checkpoint: Path, read_weights: Callable) -> dict:
     """The scheduler's settings of the pipeline that a run started from; nothing for a run from configs."""
     if not arguments.starts_from_pipeline:
         return {}

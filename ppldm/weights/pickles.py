@@ -117,7 +117,7 @@ ORDERED_DICT = Function(_ordered_dict)
 
 
 def _set_item(target, key, value) -> None:
-    """Keys of other kinds are no names of weights; hashing a deep tuple would overrun the C stack."""
+    """Keys of other kinds are not names of weights; hashing a deep tuple would overrun the C stack."""
     if isinstance(target, dict):
         if key is None or isinstance(key, (str, int, float, bytes)):
             target[key] = value
@@ -209,7 +209,7 @@ class Machine:
     def find(self, module, name) -> None:
         """Push what stands in the table for a name."""
         if not isinstance(module, str) or not isinstance(name, str):
-            raise Malformed("a name that is no text")
+            raise Malformed("a name that is not text")
         if (module, name) in self.names:
             self.push(self.names[module, name])
         elif module.split(".")[0] in self.inert:
@@ -227,12 +227,12 @@ class Machine:
     def call(self, function, args) -> None:
         """Push what a call gives."""
         if not isinstance(args, tuple):
-            raise Malformed("arguments that are no tuple")
+            raise Malformed("arguments that are not a tuple")
         if function is INERT:
             self.push(INERT)
             return
         if not isinstance(function, Function):
-            raise Refused("a call of what is no function")
+            raise Refused("a call of what is not a function")
         value = function.call(args)
         self.claim(value)
         self.push(value)
@@ -252,7 +252,7 @@ class Machine:
         if isinstance(target, Record):
             target.build(state)
             self.claim(target)
-        elif not isinstance(target, dict) and target is not INERT:  # attributes of a dict are no weights
+        elif not isinstance(target, dict) and target is not INERT:  # attributes of a dict are not weights
             raise Refused("a state for what has none")
 
     def remember(self, index: int) -> None:

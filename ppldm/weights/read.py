@@ -12,41 +12,36 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config.arguments import CONFIG_DIR
-from ..diffusion.process import BETA_SCHEDULES, PREDICTION_TYPES, TIMESTEP_SPACINGS
+from ..config.network_files import CONFIG_DIR
 from ..networks.configs import is_ldmbert
+from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
-from ..utils.files import checksum_file
+from ..utils.files import read_json_object
 from . import compvis
-from .components import Part, Weights, turn_linear
-from .configs import complete_config, read_config, read_json
+from .components import ComponentWeights, Weights, turn_linear
+from .configs import complete_config, read_config
 from .files import is_pytorch, read_arrays, weight_files
+from .folders import (
+    CHECKPOINT_AVERAGE,
+    CHECKPOINT_WEIGHTS,
+    COMPONENT_FOLDERS,
+    EXPORTED_CKPT,
+    NOT_TEXT_TO_IMAGE,
+    find_component,
+    is_checkpoint,
+    is_tokenizer,
+)
 from .limits import require_few_layers
 from .model_file import LDM, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, read_model_file
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
+from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler
+from .older import find_older_tokenizer, read_older_checkpoint
 
-# The folders of each part, by the scripts and libraries that write them.
-PART_FOLDERS = {
-    "vae": ("vqvae", "vae"),
-    "text_encoder": ("bert", "ldmbert", "text_encoder"),
-    "unet": ("unet",),
-}
-EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
-NOT_TEXT_TO_IMAGE = "{} is no checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder"
-CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
-SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
-PUBLISHED_SCHEDULE = {
-    "num_train_timesteps": 1000,
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "prediction_type": "epsilon",
-}
 
 
-def read_weights(path, kinds=tuple(PART_FOLDERS), yaml_file=None, ema: bool = False) -> Weights:
-    """The parts `kinds` of whatever is at `path`, those of them that are there.
+def read_weights(path, kinds=tuple(COMPONENT_FOLDERS), yaml_file=None, ema: bool = False) -> Weights:
+    """The components `kinds` of whatever is at `path`, those of them that are there.
 
     `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else the published one of its size; for a
     checkpoint without model.json, config.json of its VAE. `ema`: the averaged weights. Raises ModelError for a path
@@ -66,58 +61,46 @@ def read_weights(path, kinds=tuple(PART_FOLDERS), yaml_file=None, ema: bool = Fa
     return _read_pipeline(path, kinds)
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """True for the folder of a checkpoint of ppldm."""
-    return (folder / "manifest.json").is_file() and (folder / CHECKPOINT_WEIGHTS).is_file()
-
-
-def find_part(folder: Path, kind: str) -> Path | None:
-    """The folder of a part in a pipeline folder, if it has one."""
-    return next((folder / name for name in PART_FOLDERS[kind] if (folder / name).is_dir()), None)
-
-
 def find_tokenizer(path: Path) -> Path | None:
-    """The tokenizer folder of a pipeline, of one of its parts, or of a checkpoint, if it has one."""
+    """The tokenizer folder of a pipeline, of one of its components, or of a checkpoint, if it has one."""
     if is_checkpoint(path) and not has_model_file(path):
-        from .older import find_older_tokenizer
-
         return find_older_tokenizer(path)
     own = (path / "tokenizer", path, path.parent / "tokenizer")
     return next((folder for folder in own if is_tokenizer(folder)), None)
 
 
-def read_part(kind: str, path, yaml_file=None, ema: bool = False) -> Part:
-    """One part: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
+def read_component(kind: str, path, yaml_file=None, ema: bool = False) -> ComponentWeights:
+    """One component: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
     path = _whole_model(path)
-    if path.is_dir() and not is_checkpoint(path) and find_part(path, kind) is None:
-        return _read_part_folder(kind, path)
-    parts = read_weights(path, (kind,), yaml_file, ema).parts
-    if kind not in parts:
+    if path.is_dir() and not is_checkpoint(path) and find_component(path, kind) is None:
+        return _read_component_folder(kind, path)
+    components = read_weights(path, (kind,), yaml_file, ema).components
+    if kind not in components:
         raise ModelError(f"{path} holds no {kind}; give another")
-    return parts[kind]
+    return components[kind]
 
 
 def _whole_model(path) -> Path:
-    """The .ckpt of a folder that has it in place of parts; else the path itself."""
+    """The .ckpt of a folder that has it in place of components; else the path itself."""
     path = Path(path).expanduser()
-    is_exported = (path / EXPORTED_CKPT).is_file() and not any(find_part(path, kind) for kind in PART_FOLDERS)
+    is_exported = (path / EXPORTED_CKPT).is_file() and not any(find_component(path, kind) for kind in COMPONENT_FOLDERS)
     return path / EXPORTED_CKPT if is_exported else path
 
 
 def _read_pipeline(path: Path, kinds) -> Weights:
-    folders = {kind: find_part(path, kind) for kind in kinds}
+    folders = {kind: find_component(path, kind) for kind in kinds}
     if not any(folders.values()):
-        names = " or ".join(name for kind in kinds for name in PART_FOLDERS[kind])
+        names = " or ".join(name for kind in kinds for name in COMPONENT_FOLDERS[kind])
         inner = [one for one in (path / "pipeline", *sorted(path.glob("checkpoint-*"))) if one.is_dir()]
         hint = f"; it holds models: give {' or '.join(map(str, inner[:3]))}" if inner else ""
         raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint{hint}")
     weights = Weights(scheduler=dict(PUBLISHED_SCHEDULE))
     if (path / "ppldm.json").is_file():
-        weights.metadata = read_json(path / "ppldm.json")
+        weights.metadata = read_json_object(path / "ppldm.json", ModelError)
     known = weights.metadata.pop("files", {})
     for kind, folder in folders.items():
         if folder:
-            weights.parts[kind] = _read_part_folder(kind, folder)
+            weights.components[kind] = _read_component_folder(kind, folder)
             names = [f"{folder.name}/{file.name}" for file in weight_files(folder)]
             remedy = "copy it again, or, if you changed it, delete its line in ppldm.json"
             _check_files(path, known if isinstance(known, dict) else {}, names, remedy)
@@ -127,48 +110,7 @@ def _read_pipeline(path: Path, kinds) -> Weights:
     return weights
 
 
-def check_schedule(settings: dict, source) -> None:
-    """Raises ModelError for a noise schedule, or a kind of prediction, that a model here cannot have."""
-    steps, first, last = (settings[name] for name in ("num_train_timesteps", "beta_start", "beta_end"))
-    if not isinstance(steps, int) or steps < 1:
-        raise ModelError(f"{source}: num_train_timesteps {steps!r} is no whole number from 1; correct it")
-    if not all(isinstance(beta, (int, float)) and 0 < beta < 1 for beta in (first, last)):
-        raise ModelError(f"{source}: beta_start {first!r} and beta_end {last!r} must be numbers between 0 and 1")
-    for name, known in (("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES)):
-        if settings[name] not in known:
-            raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
-    _check_sampling(settings, source)
-
-
-def _check_sampling(settings: dict, source) -> None:
-    """Raises ModelError for a stored setting of sampling that no sampler can take."""
-    if settings.get("timestep_spacing", TIMESTEP_SPACINGS[0]) not in TIMESTEP_SPACINGS:
-        known = ", ".join(TIMESTEP_SPACINGS)
-        raise ModelError(f"{source}: timestep_spacing {settings['timestep_spacing']!r} is not one of {known}")
-    offset = settings.get("steps_offset", 0)
-    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < settings["num_train_timesteps"]:
-        raise ModelError(f"{source}: steps_offset {offset!r} must be a whole number from 0; correct it")
-    for name in ("clip_sample", "set_alpha_to_one", "thresholding"):
-        if not isinstance(settings.get(name, False), bool):
-            raise ModelError(f"{source}: {name} {settings[name]!r} must be true or false; correct it")
-    for name in ("dynamic_thresholding_ratio", "clip_sample_range", "sample_max_value"):
-        if not isinstance(settings.get(name, 1.0), (int, float)) or not settings.get(name, 1.0) > 0:
-            raise ModelError(f"{source}: {name} {settings[name]!r} must be a number above 0; correct it")
-
-
-def read_scheduler(path: Path) -> dict:
-    """The settings in a scheduler_config.json, and its class. Raises ModelError for a schedule that a model here cannot
-    have."""
-    settings = {
-        key: value for key, value in read_json(path).items() if not key.startswith("_") or key == SCHEDULER_CLASS
-    }
-    if settings.get("trained_betas") is not None:
-        raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
-    check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)
-    return settings
-
-
-def _read_part_folder(kind: str, folder: Path) -> Part:
+def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     config = read_config(kind, folder)
     arrays: dict[str, np.ndarray] = {}
     for file in weight_files(folder):
@@ -181,7 +123,7 @@ def _read_part_folder(kind: str, folder: Path) -> Part:
         arrays = {name: array for name, array in arrays.items() if name.startswith("text_model.")}
     if "embeddings.word_embeddings.weight" in arrays:
         arrays = _modern_text_encoder(arrays, config, folder)
-    return Part(config, _without_tables(arrays), str(folder))
+    return ComponentWeights(config, _without_tables(arrays), str(folder))
 
 
 def _modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:
@@ -206,7 +148,7 @@ def _without_tables(arrays: dict) -> dict:
 
 def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
     if path.suffix not in _TORCH_SUFFIXES:
-        raise ModelError(f"{path} is no model: give a pipeline folder, a checkpoint folder, or CompVis' .ckpt")
+        raise ModelError(f"{path} is not a model: give a pipeline folder, a checkpoint folder, or CompVis' .ckpt")
     wanted = tuple(compvis.PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
     layers = set()
 
@@ -216,17 +158,17 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
 
     state_dict = read_arrays(path, is_wanted)
     if not state_dict:
-        raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is no latent diffusion model of CompVis")
+        raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
     source, params = _compvis_params(path, yaml_file, layers)
     configs = compvis.configs_of(params, source)
     configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
-    parts = compvis.split(state_dict, configs, path, ema)
+    components = compvis.split(state_dict, configs, path, ema)
     schedule = {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params, source)}
     check_schedule(schedule, source)
-    weights = Weights(parts, schedule, find_tokenizer(path))
+    weights = Weights(components, schedule, find_tokenizer(path))
     if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
-        weights.metadata = read_json(path.parent / "ppldm.json")
-        weights.metadata.pop("files", None)  # checksums, which are no facts of the training
+        weights.metadata = read_json_object(path.parent / "ppldm.json", ModelError)
+        weights.metadata.pop("files", None)  # checksums, which say nothing of the training
     return weights
 
 
@@ -241,23 +183,23 @@ def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str,
     depth = len({name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}) // 2
     size = "" if depth > 12 else "_12"
     own = {
-        kind: complete_config(kind, read_json(CONFIG_DIR / name), name)
+        kind: complete_config(kind, read_json_object(CONFIG_DIR / name, ModelError), name)
         for kind, name in (
             ("unet", f"unet{size}.json"),
             ("text_encoder", f"ldmbert{size}.json"),
             ("vae", "vae_kl_f8.json"),
         )
     }
-    params = compvis.params_of(Weights({kind: Part(config, {}) for kind, config in own.items()}, PUBLISHED_SCHEDULE))
+    params = compvis.params_of(
+        Weights({kind: ComponentWeights(config, {}) for kind, config in own.items()}, PUBLISHED_SCHEDULE)
+    )
     if not depth:
         del params["cond_stage_config"]
     return f"{path} (no YAML file given: taken for the published size)", params
 
 
 def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
-    from .older import read_older_checkpoint  # it reads other forms in its turn
-
-    manifest = read_json(path / "manifest.json")
+    manifest = read_json_object(path / "manifest.json", ModelError)
     names = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
     tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
     own = (MODEL_FILE,) if has_model_file(path) else ()
@@ -271,7 +213,11 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
         kind: {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
         for kind in kinds
     }
-    weights = _described(path, arrays) if own else read_older_checkpoint(path, arrays, config_file)
+    weights = (
+        _described(path, arrays)
+        if own
+        else read_older_checkpoint(path, arrays, config_file, read_weights, read_component)
+    )
     weights.metadata |= {
         "global_step": manifest["global_step"],
         "samples_seen": manifest["samples_seen"],
@@ -282,13 +228,13 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
 
 
 def _described(path: Path, arrays: dict[str, dict]) -> Weights:
-    """The parts of a checkpoint with the `arrays` of each, as its model.json describes them."""
+    """The components of a checkpoint with the `arrays` of each, as its model.json describes them."""
     described = read_model_file(path)
     if described.family != LDM:
         raise ModelError(NOT_TEXT_TO_IMAGE.format(path))
     check_schedule(PUBLISHED_SCHEDULE | described.process, path / MODEL_FILE)
     return Weights(
-        {kind: Part(described.components[kind].config, own, str(path)) for kind, own in arrays.items()},
+        {kind: ComponentWeights(described.components[kind].config, own, str(path)) for kind, own in arrays.items()},
         described.process,
         path / TOKENIZER_FOLDER,
         {"model_max_length": described.tokenizer["max_length"]},
@@ -304,8 +250,3 @@ def _check_files(folder: Path, known: dict, names, remedy: str) -> None:
                 raise ModelError(f"{folder / name} has changed or is cut short; {remedy}")
         except OSError as error:
             raise ModelError(f"cannot read {folder / name}: {error.strerror}; {remedy}") from error
-
-
-def is_tokenizer(folder: Path) -> bool:
-    """True for a folder with a vocabulary, BERT's or CLIP's."""
-    return any((folder / name).is_file() for name in ("vocab.txt", "merges.txt"))

@@ -115,7 +115,7 @@ def _rebuild_parameter(args: tuple) -> StoredTensor:
 
 def _find_storage(pid) -> _Stored:
     if not isinstance(pid, tuple) or len(pid) != 5 or not isinstance(pid[1], _Storage) or pid[0] != "storage":
-        raise Refused("a persistent object that is no storage")
+        raise Refused("a persistent object that is not a storage")
     if not isinstance(pid[2], (str, int)):
         raise Malformed("a storage without a name")
     return _Stored(pid[1].dtype, str(pid[2]))

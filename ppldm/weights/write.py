@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from ..diffusion.process import PUBLISHED_SAMPLING, NoiseSchedule, sampling_settings
-from ..networks.configs import is_ldmbert
+from ..networks.configs import downscale_factor, is_ldmbert
+from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, ModelError
-from ..utils.files import atomic_dir, checksum_file, write_json, write_text
+from ..utils.files import atomic_dir, write_json, write_text
 from . import compvis
-from .components import Part, Weights, cast, to_torch_config, turn_linear
+from .components import ComponentWeights, Weights, cast, to_torch_config, turn_linear
 from .files import write_safetensors
 from .model_file import LDM, MODEL_FILE, TOKENIZER_FOLDER, Component, ModelDescription, TokenizerFiles, describe
 from .torch_files import write_torch
@@ -46,19 +47,22 @@ PROCESS_KEYS = (
 def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", safetensors: bool = False) -> None:
     """Write `folder` in the form that `form` names. `dtype` of all weights; `safetensors` instead of .pdparams.
 
-    Raises ConfigError, and ModelError where parts are missing or the form has no place for this model.
+    Raises ConfigError, and ModelError where components are missing or the form has no place for this model.
     """
     if form not in FORMATS:
         raise ConfigError(f"--to {form} is not one of {', '.join(FORMATS)}")
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}")
-    missing = [kind for kind in _FOLDERS if kind not in weights.parts]
+    missing = [kind for kind in _FOLDERS if kind not in weights.components]
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
-    if form == "compvis" and not is_ldmbert(weights.parts["text_encoder"].config):
+    if form == "compvis" and not is_ldmbert(weights.components["text_encoder"].config):
         raise ModelError("a model with a CLIP text encoder is not written for CompVis; export it to diffusers")
-    parts = {kind: Part(part.config, cast(part.arrays, dtype), part.source) for kind, part in weights.parts.items()}
-    weights = replace(weights, parts=parts)
+    components = {
+        kind: ComponentWeights(component.config, cast(component.arrays, dtype), component.source)
+        for kind, component in weights.components.items()
+    }
+    weights = replace(weights, components=components)
     with atomic_dir(folder) as target:
         if form == "compvis":
             _write_compvis(weights, target)
@@ -74,7 +78,9 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
 
 def describe_weights(weights: Weights, tokenizer: Path) -> ModelDescription:
     """What model.json says of a whole model whose tokenizer, if it has one, was written to the folder `tokenizer`."""
-    components = {kind: Component(part.config, kind not in weights.frozen) for kind, part in weights.parts.items()}
+    components = {
+        kind: Component(component.config, kind not in weights.frozen) for kind, component in weights.components.items()
+    }
     process = {name: weights.scheduler[name] for name in PROCESS_KEYS if name in weights.scheduler}
     files = {path.name: path.read_bytes() for path in sorted(tokenizer.iterdir())} if tokenizer.is_dir() else None
     length = metadata_of(weights)["model_max_length"]
@@ -84,11 +90,11 @@ def describe_weights(weights: Weights, tokenizer: Path) -> ModelDescription:
 
 def metadata_of(weights: Weights) -> dict:
     """What ppldm.json says: what is known of the training, and how to sample."""
-    unet, vae, text_encoder = (weights.parts[kind].config for kind in ("unet", "vae", "text_encoder"))
-    size = unet["sample_size"] or vae["sample_size"] // 2 ** (len(vae["block_out_channels"]) - 1)
+    unet, vae, text_encoder = (weights.components[kind].config for kind in ("unet", "vae", "text_encoder"))
+    size = unet["sample_size"] or vae["sample_size"] // downscale_factor(vae)
     side = size if isinstance(size, int) else size[0]
     return {
-        "resolution": side * 2 ** (len(vae["block_out_channels"]) - 1),
+        "resolution": side * downscale_factor(vae),
         "model_max_length": text_encoder["max_position_embeddings"],
         **weights.metadata,
         "prediction_type": weights.scheduler["prediction_type"],
@@ -98,7 +104,7 @@ def metadata_of(weights: Weights) -> dict:
 
 def drawn_by_diffusers(weights: Weights) -> bool:
     """Whether diffusers' own pipeline can draw with an export of this model."""
-    ldmbert = is_ldmbert(weights.parts["text_encoder"].config)
+    ldmbert = is_ldmbert(weights.components["text_encoder"].config)
     return not ldmbert or metadata_of(weights)["model_max_length"] == DIFFUSERS_TEXT_LENGTH
 
 
@@ -112,7 +118,9 @@ def _example(weights: Weights, form: str, prompt: str) -> str:
     )
     if form == "compvis":
         return f"# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads\n{own}"
-    name = "LDMTextToImagePipeline" if is_ldmbert(weights.parts["text_encoder"].config) else "StableDiffusionPipeline"
+    name = (
+        "LDMTextToImagePipeline" if is_ldmbert(weights.components["text_encoder"].config) else "StableDiffusionPipeline"
+    )
     if form == "diffusers" and not drawn_by_diffusers(weights):
         length = metadata_of(weights)["model_max_length"]
         return (
@@ -133,9 +141,10 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
     shown = {name: value for name, value in metadata.items() if value is not None and name != "example_prompt"}
     rows = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
     configs = "\n\n".join(
-        f"`{kind}`\n\n```json\n{json.dumps(part.config, indent=2)}\n```" for kind, part in weights.parts.items()
+        f"`{kind}`\n\n```json\n{json.dumps(component.config, indent=2)}\n```"
+        for kind, component in weights.components.items()
     )
-    count = sum(array.size for part in weights.parts.values() for array in part.arrays.values())
+    count = sum(array.size for component in weights.components.values() for array in component.arrays.values())
     return (
         f"# A text-to-image latent diffusion model\n\nTrained with ppldm and exported for {form}: "
         f"{count / 1e6:.1f} million parameters, {dtype}.\n\n```python\n{use}\n```\n\n"
@@ -147,12 +156,14 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
 def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool) -> None:
     paddle_form = form == "ppdiffusers"
     library, version = (form, _ppdiffusers_version()) if paddle_form else (form, DIFFUSERS_VERSION)
-    folders, index = _index(is_ldmbert(weights.parts["text_encoder"].config), library, version)
-    for kind, part in weights.parts.items():
+    folders, index = _index(is_ldmbert(weights.components["text_encoder"].config), library, version)
+    for kind, component in weights.components.items():
         folder = target / folders[kind]
         folder.mkdir()
-        config = part.config if paddle_form else to_torch_config(kind, part.config, part.source)
-        _write_arrays(kind, folder, part.arrays if paddle_form else turn_linear(part.arrays), paddle_form, safetensors)
+        config = component.config if paddle_form else to_torch_config(kind, component.config, component.source)
+        _write_arrays(
+            kind, folder, component.arrays if paddle_form else turn_linear(component.arrays), paddle_form, safetensors
+        )
         if kind == "text_encoder":
             names = (
                 {"architectures": ["LDMBertModel"], "model_type": "ldmbert"}
@@ -172,7 +183,8 @@ def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool
 
 
 def _index(ldmbert: bool, library: str, version: str) -> tuple[dict[str, str], dict]:
-    """(folders of the parts, model_index.json): LDMTextToImagePipeline's, or with CLIP StableDiffusionPipeline's."""
+    """(folders of the components, model_index.json): LDMTextToImagePipeline's, or with CLIP
+    StableDiffusionPipeline's."""
     transformers = "ppdiffusers.transformers" if library == "ppdiffusers" else "transformers"
     latent_diffusion = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion"
     index = {

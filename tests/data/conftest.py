@@ -1,6 +1,7 @@
 """Small pictures, rows, parts and data sets, made on the spot."""
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
+from ppldm.data.inputs import Integer, Normals, Pixels, Sum, Tokens
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.utils.rng import Stream
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +62,30 @@ def make_sources(tmp_path, make_rows):
     return make
 
 
+def latent_inputs(pixels_only=False, channels=4, factor=8, levels=1000, noise_offset=0.0, input_perturbation=0.0):
+    """What a latent diffusion model asks a batch for; of an autoencoder with `pixels_only`."""
+    normals = partial(Normals, channels=channels, factor=factor)
+    inputs = {"pixel_values": Pixels(), "posterior_noise": normals(Stream.POSTERIOR)}
+    if pixels_only:
+        return inputs
+    noise = Sum(normals(Stream.NOISE), noise_offset, normals(Stream.NOISE_OFFSET, factor=None))
+    inputs |= {
+        "input_ids": Tokens(8),
+        "timesteps": Integer(Stream.TIMESTEP, levels),
+        "noise": noise if noise_offset else noise.first,
+    }
+    if input_perturbation:
+        inputs["input_noise"] = Sum("noise", input_perturbation, normals(Stream.INPUT_PERTURBATION))
+    return inputs
+
+
 @pytest.fixture
 def make_dataset(make_sources):
-    def make(sources=None, **settings) -> TextImageDataset:
-        tokenizer = CaptionTokenizer(build_vocab(["picture 0123456789 图"]), 8)
-        arguments = {"resolution": 16, "latent_shape": (4, 2, 2), "seed": 7, **settings}
-        return TextImageDataset(sources or make_sources([5, 9], [10]), tokenizer, **arguments)
+    def make(sources=None, inputs=None, **settings) -> TextImageDataset:
+        """`inputs`: the arguments of `latent_inputs`."""
+        inputs = latent_inputs(**inputs or {})
+        tokenizer = CaptionTokenizer(build_vocab(["picture 0123456789 图"]), 8) if "input_ids" in inputs else None
+        arguments = {"resolution": 16, "seed": 7, "tokenizer": tokenizer, **settings}
+        return TextImageDataset(sources or make_sources([5, 9], [10]), inputs, **arguments)
 
     return make

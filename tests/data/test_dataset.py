@@ -66,8 +66,8 @@ def test_a_sample_depends_on_seed_epoch_and_row_alone(make_dataset, make_sources
 def test_a_batch_is_its_samples_stacked(make_dataset, make_sources):
     sources = make_sources([5, 9])
     keys = [(0, 3), (2, 13), (2, 0), (0, 3)]
-    changes = {"random_flip": True, "noise_offset": 0.5, "caption_drop_probability": 0.5}
-    for settings in ({}, changes, {"pixels_only": True}):
+    changes = {"random_flip": True, "inputs": {"noise_offset": 0.5}, "caption_drop_probability": 0.5}
+    for settings in ({}, changes, {"inputs": {"pixels_only": True}}):
         dataset = make_dataset(sources, **settings)
         batch, samples = dataset.make_batch(keys), [dataset[key] for key in keys]
         assert all(sample["skipped"] == [] == batch["skipped"] for sample in samples)
@@ -85,7 +85,7 @@ def test_pixels_are_resized_as_asked(make_dataset, make_sources, interpolation):
 
 
 def test_noise_offset_is_one_more_normal_a_channel(make_dataset):
-    plain, offset, double = (make_dataset(noise_offset=strength) for strength in (0.0, 0.5, 1.0))
+    plain, offset, double = (make_dataset(inputs={"noise_offset": strength}) for strength in (0.0, 0.5, 1.0))
     shifts = np.array([offset[(1, row)]["noise"] - plain[(1, row)]["noise"] for row in range(24)])
     assert np.abs(shifts - shifts.mean(axis=(2, 3), keepdims=True)).max() < 1e-6
     values = shifts[:, :, 0, 0]
@@ -95,7 +95,7 @@ def test_noise_offset_is_one_more_normal_a_channel(make_dataset):
 
 def test_pixels_only_are_the_same_pixels_without_captions(make_dataset, make_sources):
     sources = make_sources([5])
-    full, pixels = make_dataset(sources)[(0, 3)], make_dataset(sources, pixels_only=True)[(0, 3)]
+    full, pixels = make_dataset(sources)[(0, 3)], make_dataset(sources, inputs={"pixels_only": True})[(0, 3)]
     assert set(pixels) == {"pixel_values", "posterior_noise", "row_ids", "skipped"}
     assert same(pixels, {key: full[key] for key in pixels})
 
@@ -112,7 +112,7 @@ def test_captions_are_dropped_with_their_probability(make_dataset, make_sources)
 
 
 def test_timesteps_cover_their_range_evenly(make_dataset):
-    dataset = make_dataset(num_train_timesteps=4)
+    dataset = make_dataset(inputs={"levels": 4})
     counts = np.bincount([int(dataset[(epoch, 2)]["timesteps"]) for epoch in range(1000)])
     assert len(counts) == 4 and counts.min() > 180
 
@@ -154,12 +154,13 @@ def test_which_caption_is_drawn_says_nothing_of_whether_it_is_dropped(make_datas
     assert sum(counts) == 600 and abs(counts[1] - 150) < 5 * (600 * 3 / 16) ** 0.5 > abs(counts[2] - 150)
 
 
-@pytest.mark.parametrize("settings", [{}, {"input_perturbation": 0.1}, {"pixels_only": True}])
-def test_sample_bytes_are_those_of_the_large_arrays(make_dataset, settings):
-    dataset = make_dataset(latent_shape=(4, 8, 8), **settings)
+@pytest.mark.parametrize("inputs", [{}, {"input_perturbation": 0.1}, {"pixels_only": True}])
+def test_sample_bytes_are_those_of_its_inputs(make_dataset, inputs):
+    dataset = make_dataset(inputs={"factor": 2, **inputs})
     sample = dataset[(0, 3)]
-    large = [sample[name] for name in ("pixel_values", "posterior_noise", "noise", "input_noise") if name in sample]
-    assert dataset.sample_bytes == sum(array.nbytes for array in large)
+    assert dataset.sample_bytes == sum(sample[name].nbytes for name in dataset.inputs)
+    for name, wanted in dataset.inputs.items():
+        assert sample[name].shape == wanted.shape(16, 16) and sample[name].dtype == wanted.dtype
 
 
 @pytest.fixture
@@ -242,16 +243,16 @@ def test_settings_out_of_range_are_refused(make_dataset, setting):
 
 def test_the_perturbation_comes_on_top_of_the_offset(make_dataset):
     settings = [{"input_perturbation": 0.25}, {"input_perturbation": 0.25, "noise_offset": 0.5}]
-    plain, offset = (make_dataset(**setting)[(1, 3)] for setting in settings)
+    plain, offset = (make_dataset(inputs=setting)[(1, 3)] for setting in settings)
     seconds = [sample["input_noise"] - sample["noise"] for sample in (plain, offset)]
     np.testing.assert_allclose(*seconds, atol=1e-6)
     assert not np.allclose(plain["noise"], offset["noise"], atol=0.01)
 
 
 def test_perturbed_noise_is_the_noise_and_a_second_one(make_dataset):
-    plain, perturbed = make_dataset()[(0, 3)], make_dataset(input_perturbation=0.25)[(0, 3)]
+    plain, perturbed = make_dataset()[(0, 3)], make_dataset(inputs={"input_perturbation": 0.25})[(0, 3)]
     assert same({**perturbed, "input_noise": 0}, {**plain, "input_noise": 0})
-    rows = [make_dataset(input_perturbation=0.25)[(epoch, row)] for epoch in range(8) for row in range(24)]
+    rows = [make_dataset(inputs={"input_perturbation": 0.25})[(epoch, row)] for epoch in range(8) for row in range(24)]
     seconds = np.array([(row["input_noise"] - row["noise"]) / 0.25 for row in rows])
     assert seconds.dtype == np.float32 and np.unique(seconds[:, 0, 0, 0]).size == len(rows)
     assert abs(seconds.mean()) < 0.05 and abs(seconds.std() - 1) < 0.05

@@ -112,7 +112,7 @@ def test_a_killed_worker_is_one_line(make_dataset, taken):
 @pytest.mark.parametrize("input_perturbation", [0.0, 0.1])
 def test_large_arrays_do_not_go_through_pipes_nor_paddle(make_dataset, input_perturbation):
     # Each noise is larger than what rounding up to pages leaves free.
-    dataset = make_dataset(input_perturbation=input_perturbation, latent_shape=(4, 64, 64))
+    dataset = make_dataset(inputs={"input_perturbation": input_perturbation, "factor": 1, "channels": 64})
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1)
     loader = build_loader(dataset, sampler, 2)
     assert not loader.use_shared_memory

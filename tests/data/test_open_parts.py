@@ -9,7 +9,6 @@ import pytest
 
 from ppldm.data import open_parts as module
 from ppldm.data.filelist import read_sources, write_filelist
-from ppldm.data.formats import watched
 from ppldm.data.formats.part import write_part
 from ppldm.data.open_parts import OpenParts, count_open_parts, count_parts_in_window
 from ppldm.data.order import RUN_LENGTH, WINDOW_RUNS, Mix, Order
@@ -40,8 +39,8 @@ def make_lists(tmp_path, make_rows):
 @pytest.mark.parametrize("num_lists, weights", [(2, (1, 3)), (2, None), (3, (1, 1, 0)), (1, None)])
 def test_a_part_is_opened_once_for_each_window(make_lists, make_dataset, monkeypatch, num_lists, weights):
     dataset = make_dataset(make_lists(num_lists, 100, weights))
-    opened, real = Counter(), watched.open_part
-    monkeypatch.setattr(watched, "open_part", lambda path, source: opened.update([path]) or real(path, source))
+    opened, real = Counter(), module.open_part
+    monkeypatch.setattr(module, "open_part", lambda path, source: opened.update([path]) or real(path, source))
     _, rows = Mix(dataset.list_sizes, dataset.weights, 0).samples(0, 1500)
     for row in rows.tolist():
         dataset.read_row(row)

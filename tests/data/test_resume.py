@@ -18,6 +18,7 @@ from ppldm.data.order import Mix
 RUN = """
 import json, os, signal, sys
 from ppldm.data.dataset import TextImageDataset
+from ppldm.data.inputs import Pixels
 from ppldm.data.filelist import read_sources
 from ppldm.data.loader import build_loader
 from ppldm.data.order import Mix
@@ -25,7 +26,7 @@ from ppldm.data.step_sampler import StepSampler
 from ppldm.utils.world import World
 
 def run(filelist, log, start, rank, ranks, workers, steps):
-    dataset = TextImageDataset(read_sources(filelist), None, 16, (4, 2, 2), 7, pixels_only=True)
+    dataset = TextImageDataset(read_sources(filelist), {"pixel_values": Pixels()}, 16, 7)
     mix = Mix(dataset.list_sizes, dataset.weights, 7)
     sampler = StepSampler(mix, 8, 2, World(rank, ranks), start, steps)
     batches = iter(build_loader(dataset, sampler, workers))

@@ -12,6 +12,7 @@ from ppldm.data.formats.part import write_part
 RUN = """
 import json, re, sys, time
 from ppldm.data.dataset import TextImageDataset
+from ppldm.data.inputs import Pixels
 from ppldm.data.filelist import read_sources
 from ppldm.data.order import Mix
 from ppldm.data.step_sampler import StepSampler
@@ -26,7 +27,7 @@ if __name__ == "__main__":
     for name, where in (("all", None), ("where", parse_where("key != '1' and width < 22"))):
         began = time.perf_counter()
         selection = select_rows(sources, where, 16, 2)
-        dataset = TextImageDataset(sources, None, 16, (4, 2, 2), 0, pixels_only=True, selection=selection)
+        dataset = TextImageDataset(sources, {"pixel_values": Pixels()}, 16, 0, selection=selection)
         sampler = StepSampler(Mix(dataset.list_sizes, dataset.weights, 0), 100, 100, World(), 10**6, 10**7)
         keys = next(iter(sampler))
         seconds = time.perf_counter() - began

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from ppdiffusers import DDPMScheduler
 
-from ppldm.diffusion.process import NoiseSchedule, add_noise, min_snr_weights, training_target
+from ppldm.diffusion.process import NoiseSchedule, Process, add_noise, min_snr_weights, training_target
 
 
 def test_published_schedule():
@@ -73,3 +73,53 @@ def test_unknown_settings_are_refused():
         training_target(None, None, 0.5, "sample")
     with pytest.raises(ValueError, match="beta_schedule"):
         NoiseSchedule(beta_schedule="cosine").alphas_cumprod()
+
+
+def table(num_levels=1000, first=0.00085, last=0.012, linear=False, zero_snr=False):
+    """The published discrete schedule as it was first written here: float32 of float64 products."""
+    betas = np.linspace(first, last, num_levels) if linear else np.linspace(first**0.5, last**0.5, num_levels) ** 2
+    signal = np.cumprod(1.0 - betas)
+    if zero_snr:
+        roots = np.sqrt(signal)
+        signal = ((roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])) ** 2
+    return signal.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "zero_snr, prediction_type", [(False, "epsilon"), (False, "v_prediction"), (True, "v_prediction")]
+)
+@pytest.mark.parametrize("gamma", [None, 0.5, 1.0, 5.0, 20.0])
+@pytest.mark.parametrize("num_levels", [3, 1000, 1001])
+def test_published_processes_to_the_bit(zero_snr, prediction_type, gamma, num_levels):
+    """Tables and weights are values of a process, and those that runs so far were trained with."""
+    settings = {"num_train_timesteps": num_levels, "rescale_betas_zero_snr": zero_snr}
+    process = Process.of({**settings, "prediction_type": prediction_type, "steps_offset": 1}, gamma)
+    signal = table(num_levels, zero_snr=zero_snr)
+    assert process.num_levels == num_levels and (process.schedule.alphas_cumprod() == signal).all()
+    assert process.settings().items() >= {**settings, "prediction_type": prediction_type}.items()
+    assert Process.of(process.settings(), gamma) == process
+    if gamma is None:
+        assert process.loss_weights() is None
+        return
+    signal = signal.astype(np.float64)
+    if prediction_type == "epsilon":
+        weights = np.minimum(1.0, gamma * (1.0 - signal) / signal)
+    else:
+        weights = np.minimum(signal, gamma * (1.0 - signal))
+    assert process.loss_weights().dtype == np.float32 and (process.loss_weights() == weights.astype(np.float32)).all()
+
+
+def test_log_snr_says_all_of_a_schedule():
+    for zero_snr in (False, True):
+        schedule = NoiseSchedule(rescale_betas_zero_snr=zero_snr)
+        logs = schedule.log_snr()
+        assert (np.diff(logs) < 0).all() and (logs[-1] == -np.inf) == zero_snr
+        with np.errstate(over="ignore"):
+            assert ((1 / (1 + np.exp(-logs))).astype(np.float32) == schedule.alphas_cumprod()).all()
+
+
+def test_a_process_that_cannot_be_learned_is_refused():
+    with pytest.raises(ValueError, match="zero SNR needs v_prediction"):
+        Process(NoiseSchedule(rescale_betas_zero_snr=True))
+    with pytest.raises(ValueError, match="prediction_type 'x'"):
+        Process(prediction_type="x")

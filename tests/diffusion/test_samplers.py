@@ -5,11 +5,11 @@ import paddle
 import pytest
 from small_weights import small_weights
 
+from ppldm.diffusion.guided import draw, initial_noise, noises, sample_latents
 from ppldm.diffusion.process import TIMESTEP_SPACINGS, NoiseSchedule
 from ppldm.diffusion.samplers import SAMPLERS, STOCHASTIC, Sampler
-from ppldm.families.build import build_model
+from ppldm.families.ldm_build import build_model
 from ppldm.inference.generate import SAMPLER_NAMES
-from ppldm.inference.guided import draw, initial_noise, noises, sample_latents
 from ppldm.utils.errors import ConfigError, ModelError
 
 SHAPE = (4, 8, 8)

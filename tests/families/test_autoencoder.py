@@ -4,8 +4,8 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.families.autoencoder import AutoencoderObjective, latent_statistics, psnr, to_unit_range
-from ppldm.families.build import load_vae
+from ppldm.networks.autoencoder import AutoencoderObjective, latent_statistics, psnr, to_unit_range
+from ppldm.weights.fill import load_vae
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def batch():
 def test_objective(tiny, batch, kind, powers, kl_weight):
     vae = load_vae(tiny.vae)
     pixels, noise = batch
-    loss = float(AutoencoderObjective(vae, kind, kl_weight)(pixels, noise))
+    loss = float(AutoencoderObjective(vae, kind, kl_weight)(pixels, noise).value)
     posterior = vae.encode(to_unit_range(pixels)).latent_dist
     decoded = vae.decode(posterior.mean + posterior.std * noise).sample.numpy()
     error = sum(np.mean(np.abs(decoded - to_unit_range(pixels).numpy()) ** power) for power in powers)

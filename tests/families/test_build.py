@@ -9,10 +9,13 @@ import pytest
 from ppdiffusers import UNet2DConditionModel
 from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
 
-from ppldm.config.arguments import CONFIG_DIR, KNOWN_MODELS, ModelArguments
-from ppldm.families.build import build_ldm, downscale_factor, latent_shape, load_pipeline, load_vae, resize_text_encoder
-from ppldm.networks.configs import read_json_config, read_new_config
+from ppldm.config.published_models import KNOWN_MODELS
+from ppldm.families.ldm import LdmConfig
+from ppldm.families.ldm_build import build_ldm, load_pipeline
+from ppldm.networks.build import resize_text_encoder
+from ppldm.networks.configs import downscale_factor, latent_shape, read_json_config, read_new_config
 from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.weights.fill import load_vae
 
 
 def count(layer) -> int:
@@ -20,31 +23,32 @@ def count(layer) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file, whole, encoder", [("ldmbert.json", 581_994_042, 542_895_360),
-                                                  ("ldmbert_12.json", 122_562_618, 99_091_200)])  # fmt: skip
+@pytest.mark.parametrize("file, whole, encoder", [("ldmbert", 581_994_042, 542_895_360),
+                                                  ("ldmbert_12", 122_562_618, 99_091_200)])  # fmt: skip
 def test_published_text_encoders(file, whole, encoder):
-    model = LDMBertModel(LDMBertConfig(**read_json_config(CONFIG_DIR / file, "")))
+    model = LDMBertModel(LDMBertConfig(**read_json_config(file, "")))
     assert (count(model), count(model.model)) == (whole, encoder)
 
 
-@pytest.mark.parametrize("file, expected", [("unet.json", 872_300_484), ("unet_12.json", 859_520_964)])
+@pytest.mark.parametrize("file, expected", [("unet", 872_300_484), ("unet_12", 859_520_964)])
 def test_published_unets(file, expected):
     with paddle.LazyGuard():
-        unet = UNet2DConditionModel(**read_json_config(CONFIG_DIR / file, ""))
+        unet = UNet2DConditionModel(**read_json_config(file, ""))
     assert count(unet) == expected
 
 
 @pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_published_pairs_fit(name):
-    text_encoder, unet = ModelArguments(model_name_or_path=name).config_files()
-    assert read_json_config(unet, "")["cross_attention_dim"] == read_json_config(text_encoder, "")["d_model"]
+    files = LdmConfig(model_name_or_path=name).config_files()
+    unet, text_encoder = (read_json_config(files[component], "") for component in ("unet", "text_encoder"))
+    assert unet["cross_attention_dim"] == text_encoder["d_model"]
 
 
 def test_vocabulary_and_length_are_the_tokenizers(tiny):
     sizes = {"vocab_size": 18000, "max_position_embeddings": 7}
     config = read_new_config("ldmbert", tiny.config("ldmbert"), "")
     assert resize_text_encoder(config, "x", sizes) == config | sizes
-    arguments = ModelArguments(
+    arguments = LdmConfig(
         vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("ldmbert"),
         unet_config_file=tiny.config("unet"), model_max_length=7,
     )  # fmt: skip
@@ -56,11 +60,13 @@ def test_vocabulary_and_length_are_the_tokenizers(tiny):
 
 
 def test_shapes_of_latents(tiny):
-    vae = load_vae(tiny.vae)
-    assert downscale_factor(vae) == 8
-    assert latent_shape(vae, 64) == (4, 8, 8)
-    with pytest.raises(ConfigError, match="--resolution 60 must be a multiple of 8"):
-        latent_shape(vae, 60)
+    config = load_vae(tiny.vae).config
+    assert downscale_factor(config) == 8
+    assert latent_shape(config, resolution=64) == (4, 8, 8)
+    assert latent_shape(config, height=64, width=32) == (4, 8, 4)
+    for side in (60, 0, -8):
+        with pytest.raises(ConfigError, match=f"--resolution {side} must be a multiple of 8"):
+            latent_shape(config, resolution=side)
 
 
 def test_bad_folders_name_the_folder(tmp_path, tiny):
@@ -80,7 +86,7 @@ def test_bad_folders_name_the_folder(tmp_path, tiny):
 def test_parts_that_do_not_fit_are_refused(tmp_path, tiny):
     narrow = tmp_path / "narrow.json"
     narrow.write_text(json.dumps(read_json_config(tiny.config("unet"), "") | {"cross_attention_dim": 16}))
-    arguments = ModelArguments(
+    arguments = LdmConfig(
         vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("ldmbert"), unet_config_file=str(narrow)
     )
     with pytest.raises(ModelError, match="cross_attention_dim"):
@@ -88,7 +94,7 @@ def test_parts_that_do_not_fit_are_refused(tmp_path, tiny):
 
 
 def test_parameter_names_do_not_depend_on_what_was_built_before(tiny):
-    arguments = ModelArguments(
+    arguments = LdmConfig(
         vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("ldmbert"), unet_config_file=tiny.config("unet")
     )
     first = [p.name for p in build_ldm(arguments, 100, 0).parameters()]

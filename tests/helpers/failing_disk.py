@@ -15,10 +15,10 @@ from ppldm.utils.world import World
 def main(kind: str, *flags: str) -> None:
     from ppldm.training.arguments import parse_arguments
     from ppldm.training.loop import run_loop
-    from ppldm.training.text_to_image import prepare_text_to_image
+    from ppldm.training.prepare import prepare
     from ppldm.training.trainer import run_trainer
 
-    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
     pread, reads = os.pread, itertools.count(1)
 
     def fail(*place):

@@ -34,11 +34,11 @@ def poisoned(rows: list[int]):
 def main(kind: str, rows: str, facts: str, *flags: str) -> None:
     from ppldm.training.arguments import parse_arguments
     from ppldm.training.loop import run_loop
-    from ppldm.training.text_to_image import prepare_text_to_image
+    from ppldm.training.prepare import prepare
     from ppldm.training.trainer import run_trainer
     from ppldm.utils.errors import TrainingError
 
-    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
     ended = None
     with poisoned([int(row) for row in rows.split(",")]):
         try:

@@ -18,13 +18,14 @@ from poison import poisoned
 import ppldm.training.optimizer.gradient_shares
 import ppldm.training.optimizer.sharding
 from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
+from ppldm.networks.model import Component
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import TrainingState, count_bytes
 from ppldm.training.loop import run_loop
 from ppldm.training.optimizer.gradient_shares import count_gradient_bytes
 from ppldm.training.optimizer.precision import restore_float32
 from ppldm.training.optimizer.sharding import ShardedAdamW, master_weights, whole_state
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.training.update import UpdateGuard, update_average
 from ppldm.utils.world import World
@@ -35,7 +36,7 @@ def main(bad_row: str, facts: str, runs: str) -> None:
     for module in (ppldm.training.optimizer.sharding, ppldm.training.optimizer.gradient_shares):
         module._SMALL = 500  # elements: the tiny model has more and less
     for name, kind, flags in json.loads(Path(runs).read_text()):
-        run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+        run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
         with poisoned([int(bad_row)]), gradients_counted(run.state, gradients.setdefault(name, {})):
             (run_loop if kind == "loop" else run_trainer)(run)
         optimizer = run.state.optimizer
@@ -88,7 +89,7 @@ def masters(world: World) -> dict:
         paddle.save(gathered, f"{folder}/gathered")
         again = paddle.load(f"{folder}/gathered")
     names = {parameter.name: parameter for parameter in parameters}
-    model = SimpleNamespace(unet=layers, text_encoder=paddle.nn.Layer())
+    model = SimpleNamespace(components={"layers": Component(layers, trained=True)})
     state = TrainingState(model, optimizer, None, ExponentialMovingAverage(names, GradualDecay(0.0)))
     update_average(state)
     restore_float32(state)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import Interrupted
 from ppldm.utils.world import World
@@ -52,7 +52,7 @@ def main(seed: str, count: str, facts: str, flags: str) -> None:
     for number in range(int(count)):
         plan, words = draw(int(seed), number), json.loads(flags)
         words[words.index("--output_dir") + 1] += f"-{number}"
-        run = prepare_text_to_image(*parse_arguments([*words, "--do_train"], plan["kind"] == "loop"))
+        run = prepare(*parse_arguments([*words, "--do_train"], plan["kind"] == "loop"))
         if world.rank in plan["ranks"]:
             send_later(plan["signal"], plan["delays"][world.rank])
         try:

@@ -9,7 +9,7 @@ from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDM
 from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
 from tokenizers.pre_tokenizers import ByteLevel
 
-from ppldm.weights.components import Part, Weights, turn_linear
+from ppldm.weights.components import ComponentWeights, Weights, turn_linear
 from ppldm.weights.configs import complete_config
 from ppldm.weights.files import write_safetensors
 from ppldm.weights.read import PUBLISHED_SCHEDULE
@@ -48,11 +48,13 @@ CONFIGS = {"vae": VAE, "text_encoder": TEXT_ENCODER, "unet": UNET}
 def small_weights(seed: int = 0, unet: dict | None = None, prediction_type: str = "epsilon") -> Weights:
     """Weights of a size at which activations stay near 1; norms are not at their initial values."""
     rng = np.random.default_rng(seed)
-    parts = {}
+    components = {}
     for kind, changes in (("vae", {}), ("text_encoder", {}), ("unet", unet or {})):
         config = complete_config(kind, CONFIGS[kind] | changes, kind)
-        parts[kind] = Part(config, {name: _draw(rng, name, value.shape) for name, value in _layer(kind, config)}, kind)
-    return Weights(parts, {**PUBLISHED_SCHEDULE, "prediction_type": prediction_type})
+        components[kind] = ComponentWeights(
+            config, {name: _draw(rng, name, value.shape) for name, value in _layer(kind, config)}, kind
+        )
+    return Weights(components, {**PUBLISHED_SCHEDULE, "prediction_type": prediction_type})
 
 
 CLIP = {
@@ -87,9 +89,9 @@ def write_clip(folder: Path, seed: int = 0) -> Path:
 
 def differences(one: Weights, other: Weights) -> list[str]:
     """Where two models differ: in a config, in a name, or in a bit of an array."""
-    found = [f"part {kind}" for kind in one.parts.keys() ^ other.parts.keys()]
-    for kind in one.parts.keys() & other.parts.keys():
-        a, b = one.parts[kind], other.parts[kind]
+    found = [f"part {kind}" for kind in one.components.keys() ^ other.components.keys()]
+    for kind in one.components.keys() & other.components.keys():
+        a, b = one.components[kind], other.components[kind]
         found += [f"{kind} config {key}" for key in a.config | b.config if a.config.get(key) != b.config.get(key)]
         found += [f"{kind} {name}" for name in a.arrays.keys() ^ b.arrays.keys()]
         found += [

@@ -3,12 +3,12 @@
 import numpy as np
 import paddle
 
-from ppldm.config.arguments import ModelArguments
-from ppldm.families.build import build_ldm
+from ppldm.families.ldm import LdmConfig
+from ppldm.families.ldm_build import build_ldm
 
 
 def make_model(tiny, **changes):
-    arguments = ModelArguments(
+    arguments = LdmConfig(
         vae_name_or_path=tiny.vae,
         text_encoder_config_file=tiny.config("ldmbert"),
         unet_config_file=tiny.config("unet"),

@@ -9,23 +9,25 @@ import numpy as np
 import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
+from ppldm.networks.model import Loss, Model
 from ppldm.training.checkpoint.checkpoint import TrainingState
 from ppldm.training.distributed.check_ranks import check_ranks
-from ppldm.training.monitor.interval_metrics import gather_objects
 from ppldm.training.optimizer import gradient_shares as shares_module
 from ppldm.training.optimizer.gradient_shares import count_gradient_bytes
 from ppldm.training.optimizer.sharding import ShardedAdamW
 from ppldm.training.update import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError
-from ppldm.utils.world import World, barrier
+from ppldm.utils.rank_watch import barrier, gather_objects
+from ppldm.utils.world import World
 
 SIZES = [(4, 6), (6, 30), (30, 3)]
 
 
-class Layers(paddle.nn.Layer):
+class Layers(Model):
     """The loss is the mean of squares of what some layers make of `pixels`, [B, 4]; one of them is never asked."""
 
-    input_names = ("pixels",)
+    inputs = {"pixels": None}
+    components = {}
 
     def __init__(self):
         super().__init__()
@@ -39,7 +41,7 @@ class Layers(paddle.nn.Layer):
     def forward(self, pixels):
         for layer in self.layers:
             pixels = layer(pixels).tanh()
-        return (pixels**2).mean()
+        return Loss((pixels**2).mean())
 
 
 def batches(rank: int, step: int = 0) -> list[dict]:
@@ -71,14 +73,14 @@ def reduce_gradients(world: World) -> dict:
     """The gradients of two micro-batches, whole and shared out."""
     whole, model = Layers(), Layers()
     for batch in batches(world.rank):
-        whole(batch["pixels"]).backward()
+        whole(batch["pixels"]).value.backward()
     fused_allreduce_gradients(whole.parameters(), None)
     optimizer = start(model, world, True).state.optimizer
     shares, (first, last) = optimizer.gradients, batches(world.rank)
-    model(first["pixels"]).backward()
+    model(first["pixels"]).value.backward()
     before = count_gradient_bytes(model.parameters())
     with shares.reducing():
-        model(last["pixels"]).backward()
+        model(last["pixels"]).value.backward()
     pairs = list(zip(whole.parameters(), model.parameters(), strict=True))
     gradients = [p.grad for p in whole.parameters() if p.grad is not None]
     found = {

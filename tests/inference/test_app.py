@@ -52,7 +52,7 @@ def test_pictures_are_those_of_generate(client, model):
         ({"prompt": "x", "seed": 1e300}, "seed"),
         ({"prompt": "x", "steps": 3}, "no setting 'steps'"),
         ({"prompt": "x", "sampler": "dream"}, "no sampler dream"),
-        ({"prompt": "x", "negative_prompt": 3}, "negative_prompt 3 is no text"),
+        ({"prompt": "x", "negative_prompt": 3}, "negative_prompt 3 is not text"),
     ],
 )
 def test_bad_requests_get_words(client, asked, word):

@@ -9,10 +9,10 @@ import pytest
 from small_weights import UNET, write_clip
 
 import ppldm
-from ppldm.inference.guided import initial_noise
+from ppldm.diffusion.guided import initial_noise
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.read import read_weights
 from ppldm.weights.write import write_weights
@@ -27,7 +27,7 @@ def trained(tiny, tmp_path_factory):
     clip = write_clip(folder)
     flags = tiny.flags(folder / "run", pretrained_text_encoder_name=clip, text_encoder_config_file=None, max_steps=2,
                        unet_config_file=folder / "unet.json", tokenizer_name=None, model_max_length=77)  # fmt: skip
-    run = prepare_text_to_image(*parse_arguments(flags, loop=True))
+    run = prepare(*parse_arguments(flags, loop=True))
     before = {name: value.numpy() for name, value in run.state.model.text_encoder.state_dict().items()}
     assert not any(name.startswith("text_encoder") for name in run.state.model.trained_parameters())
     run_loop(run)
@@ -37,8 +37,8 @@ def trained(tiny, tmp_path_factory):
 
 
 def test_the_frozen_encoder_is_the_one_given(trained):
-    exported = read_weights(trained / "run" / "pipeline").parts["text_encoder"]
-    given = read_weights(trained, ("text_encoder",)).parts["text_encoder"]
+    exported = read_weights(trained / "run" / "pipeline").components["text_encoder"]
+    given = read_weights(trained, ("text_encoder",)).components["text_encoder"]
     assert exported.config == given.config
     assert all((exported.arrays[name] == given.arrays[name]).all() for name in given.arrays)
 

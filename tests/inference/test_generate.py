@@ -16,14 +16,14 @@ import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.inference.generate import Plan, read_prompts
-from ppldm.inference.grid import prompt_grid, tile
 from ppldm.inference.pipeline import TextToImage
 from ppldm.inference.prompts import Request
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.utils.pictures import caption_font, fit_text
+from ppldm.utils.grid import prompt_grid, tile
+from ppldm.utils.pictures import caption_font, fit_text, save_png
 from ppldm.weights.write import write_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def pipeline(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    run_loop(prepare_text_to_image(*parse_arguments(tiny.flags(folder, max_steps=1), loop=True)))
+    run_loop(prepare(*parse_arguments(tiny.flags(folder, max_steps=1), loop=True)))
     return folder / "pipeline"
 
 
@@ -66,7 +66,7 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
             ["--model", "m", "--prompt", "x", "--seed", "18446744073709551616"],
             "--seed 18446744073709551616 must be from",
         ),
-        (["--model", "m", "--prompt", "x", "--guidance-scale", "nan"], "--guidance-scale nan is no number"),
+        (["--model", "m", "--prompt", "x", "--guidance-scale", "nan"], "--guidance-scale nan is not a number"),
         (["--model", "m", "--prompt", "red \udcff"], "--prompt is not UTF-8 text, after 'red '"),
         (["--model", "m", "--prompt", "x", "--guidance", "2"], "did you mean --guidance-scale?"),
     ],
@@ -217,7 +217,7 @@ def test_checkpoints_draw_what_their_export_draws(tiny, pipeline, tmp_path):
     """A checkpoint and the pipeline of the run are the same weights in two forms; so is what `ppldm export` writes."""
     folder = tmp_path / "run"
     flags = tiny.flags(folder, max_steps=2, save_steps=2, use_ema=True)
-    run_loop(prepare_text_to_image(*parse_arguments(flags, loop=True)))
+    run_loop(prepare(*parse_arguments(flags, loop=True)))
     few = {"num_inference_steps": 2}
     raw, exported = (ppldm.load(folder / name) for name in ("checkpoint-2", "pipeline"))
     averaged = ppldm.load(folder / "checkpoint-2", ema=True)
@@ -235,7 +235,7 @@ def test_checkpoints_draw_what_their_export_draws(tiny, pipeline, tmp_path):
     )
     card = (tmp_path / "d" / "README.md").read_text()
     assert "samples_seen | 8" in card and '"cross_attention_dim": 32' in card
-    with pytest.raises(ConfigError, match="holds files that are no exported model"):
+    with pytest.raises(ConfigError, match="holds files that are not an exported model"):
         run(["export", str(folder / "checkpoint-2"), "--out", str(folder)])
     with pytest.raises(ConfigError, match="--safetensors is not for --to compvis"):
         run(["export", str(folder / "checkpoint-2"), "--to", "compvis", "--safetensors", "--out", str(tmp_path / "c")])
@@ -249,15 +249,13 @@ def test_checkpoints_draw_what_their_export_draws(tiny, pipeline, tmp_path):
 def test_training_starts_from_every_form(tiny, pipeline, tmp_path, form):
     start = tmp_path / form
     if form == "checkpoint":
-        run_loop(
-            prepare_text_to_image(*parse_arguments(tiny.flags(tmp_path / "r", max_steps=1, save_steps=1), loop=True))
-        )
+        run_loop(prepare(*parse_arguments(tiny.flags(tmp_path / "r", max_steps=1, save_steps=1), loop=True)))
         start = tmp_path / "r" / "checkpoint-1"
     else:
         run(["export", str(pipeline), "--to", form, "--out", str(start)])
     flags = tiny.flags(tmp_path / "new", model_name_or_path=start, vae_name_or_path=None, unet_config_file=None,
                        text_encoder_config_file=None, tokenizer_name=None)  # fmt: skip
-    prepared = prepare_text_to_image(*parse_arguments(flags, loop=True))
+    prepared = prepare(*parse_arguments(flags, loop=True))
     source = ppldm.load(start).model.state_dict()
     assert all(
         (value.numpy() == source[name].numpy()).all() for name, value in prepared.state.model.state_dict().items()
@@ -289,10 +287,36 @@ def test_unknown_words_and_other_pictures_are_named(pipeline, tmp_path, capfd):
     run([*command, "--prompt", "picture 1", "picture 2"])
     said = capfd.readouterr().err
     assert "does not know" not in said and "other commands" not in said
+    (tmp_path / "000-00.png").unlink()
     run([*command, "--prompt", "picture zebra", "--negative-prompt", "zebra horse"])
     said = capfd.readouterr().err
     assert "words that the model does not know: zebra, horse\n" in said
     assert f"1 pictures of other commands are in {tmp_path} too" in said
+
+
+def test_pictures_of_other_prompts_are_never_replaced(pipeline, tmp_path):
+    command = ["generate", "--model", str(pipeline), "--num-samples", "2", "--num-inference-steps", "1", "--out",
+               str(tmp_path), "--prompt"]  # fmt: skip
+    run([*command, "picture 1", "picture 2"])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match="holds 001-00.png, a picture of the prompt 'picture 2'; choose another"):
+        run([*command, "picture 1", "picture 3"])
+    save_png(tmp_path / "000-01.png", np.zeros((4, 4, 3), np.uint8))
+    with pytest.raises(ConfigError, match="holds 000-01.png, a picture that ppldm did not draw"):
+        run([*command, "picture 1"])
+    (tmp_path / "000-01.png").write_bytes(before["000-01.png"])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    run([*command, "picture 1", "picture 2", "--seed", "5"])  # other settings replace
+    assert (tmp_path / "001-00.png").read_bytes() != before["001-00.png"]
+
+
+@pytest.mark.parametrize("command", ["generate", "export", "plot-loss"])
+def test_an_address_is_refused(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = {"generate": ["--model", "m", "--prompt", "x"], "export": ["m"], "plot-loss": ["m"]}[command]
+    with pytest.raises(ConfigError, match="s3://bucket/x is an address, and ppldm reads and writes folders"):
+        run([command, *flags, "--out", "s3://bucket/x"])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

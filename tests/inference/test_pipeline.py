@@ -103,7 +103,7 @@ def test_words_for_what_cannot_work(model, folder, tmp_path):
     for steps in (0, 1001):
         with pytest.raises(ConfigError, match=f"--num_inference_steps {steps} must be from 1 to 1000"):
             model.generate("x", num_inference_steps=steps)
-    with pytest.raises(ConfigError, match="the prompt 3 is no text"):
+    with pytest.raises(ConfigError, match="the prompt 3 is not text"):
         model.generate(["x", 3], **FEW)
     for pictures in (np.zeros((1, 16, 16, 3)), np.zeros((16, 16, 3), np.uint8), np.zeros((1, 3, 16, 16), np.uint8)):
         with pytest.raises(ConfigError, match=r"\[B, H, W, 3\] of uint8 is due"):

@@ -34,14 +34,14 @@ def test_forms(tmp_path, name, text, expected):
         ("p.jsonl", '{"prompt": "a"}\n{"prompt"\n', "line 2 is not JSON"),
         ("p.jsonl", json.dumps({"prompt": "a", "seed": -3}), "line 1: the seed -3"),
         ("p.csv", "prompt\n", "holds no prompts"),
-        ("p.csv", 'prompt\na\n"b\nc\n', "no table, up to line 4: unexpected end of data"),
-        ("p.tsv", 'prompt\na\n"b\nc\n', "no table, up to line 4: a quotation mark .* is not closed"),
+        ("p.csv", 'prompt\na\n"b\nc\n', "not a table, up to line 4: unexpected end of data"),
+        ("p.tsv", 'prompt\na\n"b\nc\n', "not a table, up to line 4: a quotation mark .* is not closed"),
         ("p.json", '[{"prompt": "a"}, 3]', "item 2 has no prompt"),
         ("p.json", '["a"', "p.json is not JSON"),
         ("p.jsonl", '{"prompt": "a", "seed": true}', "the seed True"),
         ("p.jsonl", '{"prompt": "a", "seed": 1.5}', "the seed 1.5"),
         ("p.jsonl", '{"prompt": "a", "seed": 18446744073709551616}', "the seed 18446744073709551616"),
-        ("p.jsonl", '{"prompt": "a", "negative_prompt": 3}', "the negative_prompt 3 is no text"),
+        ("p.jsonl", '{"prompt": "a", "negative_prompt": 3}', "the negative_prompt 3 is not text"),
     ],
 )
 def test_words_for_bad_files(tmp_path, name, text, message):

@@ -123,10 +123,10 @@ def test_a_picture_fills_its_tile_as_far_as_whole_factors_reach(width, height, s
 def test_a_part_that_cannot_be_opened_is_left_out_of_the_sheet(data, run, caplog):
     (data / "tars.filelist").write_text("parts.filelist\nc.tar\n")
     assert "9 of 30 rows" in run("show", "all.list", "--out", "a.png", "-n", 9)
-    assert "left out: parts.filelist is no tar" in caplog.text
+    assert "left out: parts.filelist is not a tar" in caplog.text
     (data / "tars.filelist").write_text("parts.filelist\n")
     (data / "tars.list").write_text("tars.filelist format=webdataset\n")
-    with pytest.raises(DataError, match="parts.filelist is no tar"):
+    with pytest.raises(DataError, match="parts.filelist is not a tar"):
         run("head", "tars.list")
     with pytest.raises(ConfigError, match="--seed -1"):
         run("show", "all.list", "--out", "a.png", "--seed", -1)
@@ -220,9 +220,9 @@ def test_blank_lines_are_counted_by_reason_and_are_no_fault(data, run, pack):
     report = json.loads(run("verify", "p.filelist", "--out", "good.filelist", "--json"))
     assert (report["rows"], report["ok"], report["not_rows"]) == (10, 10, {"blank": 5})
     assert (data / "good.filelist").read_text() == f"{data / 'p.gz'}\n"
-    assert "no rows, blank lines: 5" in run("verify", "p.filelist")
+    assert "not rows, blank lines: 5" in run("verify", "p.filelist")
     assert json.loads(run("stats", "p.filelist", "--json"))["not_rows"] == {"blank": 5}
-    assert "no rows, blank lines: 5" in run("stats", "p.filelist")
+    assert "not rows, blank lines: 5" in run("stats", "p.filelist")
 
 
 def test_stats_with_a_tokenizer_count_tokens_and_unknown_words(data, run):

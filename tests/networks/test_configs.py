@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ppldm.config.arguments import CONFIG_DIR
+from ppldm.config.network_files import CONFIG_DIR
 from ppldm.networks.config_fields import IGNORED, REQUIRED, SETTINGS
 from ppldm.networks.configs import check_config, check_fit, check_tokenizer_fit, is_ldmbert, read_new_config, table_of
 from ppldm.utils.errors import ConfigError, ModelError
@@ -180,9 +180,9 @@ def test_tokenizers_that_do_not_fit():
 
 def test_files_are_named(tmp_path):
     path = tmp_path / "c.json"
-    with pytest.raises(ConfigError, match=r"cannot read the config .*c.json .*; --unet_config_file names a JSON file"):
+    with pytest.raises(ConfigError, match=r"--unet_config_file .*c.json is not there; give the path of a JSON file"):
         read_new_config("unet", path, "--unet_config_file")
-    for text, words in (("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "holds no JSON object")):
+    for text, words in (("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("[]", "does not hold a JSON object")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=f"c.json {words}"):
             read_new_config("unet", path, "--unet_config_file")

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from ppldm.families.build import build_autoencoder, build_text_encoder, build_unet
+from ppldm.networks.build import build_autoencoder, build_text_encoder, build_unet
 from ppldm.networks.configs import read_new_config
 from ppldm.networks.init import init_like_pytorch
 

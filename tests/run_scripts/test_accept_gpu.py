@@ -65,7 +65,7 @@ def test_the_dry_run_prints_commands_that_a_shell_reads(tmp_path):
 
 
 def test_a_machine_without_a_gpu_is_told_so(accept, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(accept.machine, "list_gpus", list)
+    monkeypatch.setattr(accept.devices, "list_gpus", list)
     assert accept.main(["--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "error: nvidia-smi shows no GPU; --device cpu tries the script itself\n"
 
@@ -122,7 +122,7 @@ def test_a_run_that_fell_back_to_the_cpu_is_no_proof_of_a_gpu(accept, settings, 
 
 
 def test_what_cannot_run_is_said_and_not_failed(accept, settings, monkeypatch):
-    monkeypatch.setattr(accept.machine, "list_gpus", lambda: ["one"])
+    monkeypatch.setattr(accept.devices, "list_gpus", lambda: ["one"])
     monkeypatch.setattr(accept, "try_case", lambda case, settings, seconds: found([1.0]) | {"name": case.name})
     results = accept.run_all(accept.CASES, settings, minutes=1)
     for case, result in zip(accept.CASES, results, strict=True):

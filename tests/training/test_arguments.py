@@ -1,24 +1,25 @@
 """Both command lines: the published ones verbatim, and helpful words for wrong ones."""
 
-import argparse
+import dataclasses
 import shlex
+from pathlib import Path
 
 import pytest
+from paddlenlp.trainer import TrainingArguments
 
-from ppldm.config.arguments import AutoencoderArguments
+from ppldm.config.option import options
+from ppldm.config.recipe import groups_of, make_recipe
+from ppldm.config.training import TrainingOptions
+from ppldm.families.autoencoder import AutoencoderConfig
+from ppldm.families.ldm import FAMILY, LdmConfig
 from ppldm.networks.ema import GradualDecay, IntervalDecay
-from ppldm.training.arguments import (
-    ALIASES,
-    LOOP_FLAGS,
-    TRAINER_FLAGS,
-    LDMTrainingArguments,
-    make_parser,
-    parse_arguments,
-)
-from ppldm.training.flag_help import HELP
+from ppldm.training.arguments import make_parser, parse_arguments, read_recipe
 from ppldm.training.rows import count_steps
-from ppldm.training.text_to_image import ema_decay
+from ppldm.training.trainer_flags import names_of_trainer_flags
 from ppldm.utils.errors import ConfigError
+
+KNOWN = {name: stated for group in groups_of(LdmConfig) for name, stated in options(group).items()}
+ALIASES = {other: stated.name for stated in KNOWN.values() for other in stated.also}
 
 # Reference: the published tutorial, sections 1.3.2 and 1.4.1 (the multi-card commands have the same flags).
 PUBLISHED_TRAINER = """
@@ -163,12 +164,16 @@ def test_two_budgets_that_differ_are_refused():
     ],
 )
 def test_forms_of_the_average(flags, decay):
-    assert ema_decay(parse_arguments(flags.split(), loop=True)[0]) == decay
+    assert FAMILY.average(parse_arguments(flags.split(), loop=True)[0]) == decay
 
 
-def test_the_loops_logging_dir_is_inside_its_output_dir():
-    assert parse_arguments(["--logging_dir", "l", "--output_dir", "o"], loop=True)[2].logging_dir == "o/l"
-    assert parse_arguments(["--output_dir", "o"], loop=True)[2].logging_dir == "o/logs"
+@pytest.mark.parametrize("loop", [True, False])
+def test_the_loops_logging_dir_is_inside_its_output_dir_and_the_trainers_where_it_says(loop, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--output_dir", "o", "--do_train"]
+    found = parse_arguments([*flags, "--logging_dir", "l"], loop)[2].log_folder
+    assert found == (Path("o/l") if loop else tmp_path / "l")
+    assert str(parse_arguments(flags, loop)[2].log_folder) == "o/logs"
 
 
 @pytest.mark.parametrize(
@@ -176,11 +181,14 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
     [
         ("--recompte", "unknown flag --recompte; did you mean --recompute?"),
         ("--max_train_step 5", "did you mean --max_train_steps?"),
-        ("--max_steps x", "invalid int value"),
+        ("--max_steps x", "--max_steps x must be a whole number"),
         ("--seed", "expected one argument"),
         ("stray", "unexpected argument 'stray'"),
-        ("--lr_scheduler stairs", "invalid choice"),
-        ("--prediction_type sample", "invalid choice"),
+        ("--lr_scheduler stairs", "--lr_scheduler_type stairs is not known; use one of constant, constant_with_warmup"),
+        (
+            "--prediction_type v_predict",
+            "--prediction_type v_predict is not known; did you mean v_prediction? use one of ",
+        ),
         ("--resolution 0", "--resolution 0 must be above 0"),
         ("--caption_drop 2", "--caption_drop 2.0 must be from 0 to 1"),
         ("--per_device_train_batch_size 0", "must be above 0"),
@@ -219,8 +227,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--max_grad_norm nan", "--max_grad_norm nan must be a number"),
         ("--num_train_epochs inf", "--num_train_epochs inf must be a number"),
         ("--fp16 --scale_loss 0", "--scale_loss 0.0 must be above 0"),
-        ("--device tpu", "--device tpu cannot be used here; this Paddle finds cpu: choose one of these"),
-        ("--device gpu:7", "--device gpu:7 cannot be used here; this Paddle finds cpu: choose one of these"),
+        ("--bf16 maybe", "--bf16 maybe must be true or false"),
         ("--logging_steps 0", "--logging_steps 0 must be above 0"),
         ("--save_total_limit -1", "--save_total_limit -1 must be 0 or more"),
         ("--image_logging_steps -1", "--image_logging_steps -1 must be 0 or more"),
@@ -232,7 +239,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--profiler_options exit_on_finished=true", "would end the run without a checkpoint; omit it"),
         ("--validation_guidance_scales 1 nan", "--validation_guidance_scales nan must be a number"),
         ("--lr_batch_size 512", "--lr_batch_size does nothing without --scale_lr"),
-        ("--fp16_opt_level O0", "--fp16_opt_level O0 must be O1 or O2"),
+        ("--fp16_opt_level O0", "--fp16_opt_level O0 is not known; did you mean O2? use one of O1, O2"),
         ("--snr_gamma 0", "--snr_gamma 0.0 must be above 0"),
         ("--snr_gamma nan", "--snr_gamma nan must be above 0"),
         ("--noise_offset -0.1", "--noise_offset -0.1 must be 0 or more"),
@@ -240,7 +247,10 @@ def test_the_loops_logging_dir_is_inside_its_output_dir():
         ("--rescale_betas_zero_snr", "add --prediction_type v_prediction"),
         ("--ema_beta 1.5", "--ema_beta 1.5 must be from 0 to 1"),
         ("--ema_iters 0", "--ema_iters 0 must be above 0"),
-        ("--report_to tensorbord", "--report_to tensorbord is not known; use visualdl, tensorboard, wandb or none"),
+        (
+            "--report_to tensorbord",
+            "--report_to tensorbord is not known; did you mean tensorboard? use one of visualdl, tens",
+        ),
     ],
 )
 def test_wrong_flags_are_named(flags, message):
@@ -281,14 +291,72 @@ def test_the_trainer_ignores_no_flag_silently(flags):
 
 
 @pytest.mark.parametrize("loop", [True, False])
-def test_every_flag_that_is_shown_is_explained_in_our_words(loop):
-    ours = set(vars(LDMTrainingArguments)["__annotations__"])
-    assert not HELP.keys() & ours and HELP.keys() <= LOOP_FLAGS | TRAINER_FLAGS
-    for action in make_parser(loop)._actions:
-        if action.help != argparse.SUPPRESS and action.dest != "help":
-            if action.dest in LOOP_FLAGS | TRAINER_FLAGS:
-                assert action.dest in HELP.keys() | ours
-            assert action.help.rstrip(")").endswith("."), action.dest
+def test_every_flag_of_paddlenlps_trainer_is_taken_at_its_default_or_refused_by_name(loop):
+    """Those that are options of ours mean what they say; of the others, none is ignored and none is unknown."""
+    fields = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+    assert names_of_trainer_flags() == fields.keys()
+    base, refused = ["--do_train", "--output_dir", "x"], set()
+    for name in fields.keys() - options(TrainingOptions).keys():
+        hint = str(fields[name].type)
+        value = "true" if "bool" in hint else "7" if "int" in hint else "steps" if "Strategy" in hint else "word"
+        if fields[name].default is True or fields[name].default == "steps":
+            value = "false" if fields[name].default is True else "epoch"
+        with pytest.raises(ConfigError, match=f"--{name}[ ;]") as caught:
+            parse_arguments([*base, f"--{name}", value], loop)
+        assert str(caught.value).endswith("; omit it")
+        refused.add(name)
+    assert len(refused) > 60
+    assert parse_arguments([*base, "--logging_strategy", "steps", "--past_index", "-1", "--bf16"], loop)[2].bf16
+
+
+def test_flags_of_the_other_script_are_taken_at_their_default():
+    assert parse_arguments(["--release_grads", "false", "--skip_profile_timer"], loop=True)
+    with pytest.raises(ConfigError, match="the hand-written loop has no --release_grads; omit it"):
+        parse_arguments(["--release_grads"], loop=True)
+    assert parse_arguments(["--do_train", "--output_dir", "x", "--release_grads"], loop=False)[2].release_grads
+
+
+def test_an_unknown_word_beside_a_flag_of_the_trainers_is_unknown():
+    with pytest.raises(ConfigError, match="unknown flag --sharding_degre"):
+        parse_arguments(["--logging_strategy", "steps", "--sharding_degre", "2"], loop=True)
+
+
+@pytest.mark.parametrize(
+    "flags, value",
+    [
+        ("--random_crop false", False),
+        ("--random_crop", True),
+        ("--no_random_crop", False),
+        ("--random_crop=NO", False),
+        ("--no_random_crop --random_crop", True),
+        ("", True),
+    ],
+)
+def test_forms_of_a_switch(flags, value):
+    assert parse_arguments(flags.split(), loop=True)[1].random_crop is value
+
+
+@pytest.mark.parametrize("loop", [True, False])
+@pytest.mark.parametrize("config", [LdmConfig, AutoencoderConfig])
+def test_the_help_explains_every_option_of_the_script_and_no_other(loop, config):
+    text = " ".join(make_parser(loop, config).format_help().replace("-\n", "-").split())
+    for group in groups_of(config):
+        for name, stated in options(group).items():
+            shown = ("loop" if loop else "trainer") in stated.scripts
+            assert (f"--{name} " in text) == shown, name
+            assert not shown or all(f"--{other} " in text for other in stated.also)
+            assert not shown or all(str(choice) in text for choice in stated.choices)
+            assert not shown or "".join(stated.help.split()) in text.replace(" ", ""), name
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_a_recipe_of_flags_is_the_recipe_of_its_tree(loop):
+    flags = (
+        "--do_train --output_dir o --lr_scheduler cosine --no_random_crop --where width>5 --use_ema --report_to none"
+    )
+    recipe = read_recipe(flags.split(), loop)
+    assert make_recipe(recipe.tree(), not loop, LdmConfig) == recipe
+    assert recipe.tree()["data"]["where"] == "width>5" and recipe.family == "ldm"
 
 
 def test_the_trainer_wants_do_train():
@@ -297,15 +365,15 @@ def test_the_trainer_wants_do_train():
 
 
 def test_autoencoder_flags():
-    flags = ["--kl_weight", "0.1", "--text_encoder_learning_rate", "1"]
-    vae, data, training = parse_arguments(flags, loop=True, model_group=AutoencoderArguments)
+    vae, data, training = parse_arguments(["--kl_weight", "0.1"], loop=True, config=AutoencoderConfig)
     assert vae.kl_weight == 0.1 and vae.reconstruction_loss == "l1"
     with pytest.raises(ConfigError, match="unknown flag --use_ema"):
-        parse_arguments(["--use_ema"], loop=True, model_group=AutoencoderArguments)
+        parse_arguments(["--use_ema"], loop=True, config=AutoencoderConfig)
 
 
 def test_loader_processes_above_the_cores_are_told_where_they_were_asked_for(capsys, monkeypatch):
-    monkeypatch.setattr("ppldm.training.argument_checks.count_usable_cores", lambda: 2)
+    for module in ("config.training", "training.arguments"):
+        monkeypatch.setattr(f"ppldm.{module}.count_usable_cores", lambda: 2)
     for flags, is_told in (([], False), (["--num_workers", "2"], False), (["--num_workers", "3"], True)):
         parse_arguments(flags, loop=True)
         assert (" is above the 2 cores of this machine" in capsys.readouterr().err) == is_told
@@ -315,7 +383,7 @@ def test_loader_processes_above_the_cores_are_told_where_they_were_asked_for(cap
 
 
 def test_the_autoencoder_has_defaults_of_its_own():
-    training = parse_arguments([], loop=True, model_group=AutoencoderArguments)[2]
+    training = parse_arguments([], loop=True, config=AutoencoderConfig)[2]
     batch = training.per_device_train_batch_size * training.gradient_accumulation_steps
     assert (batch, training.learning_rate, training.output_dir) == (4, 1e-4, "./output-autoencoder")
     assert parse_arguments([], loop=True)[2].gradient_accumulation_steps == 10

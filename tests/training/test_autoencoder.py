@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from ppldm.config.arguments import AutoencoderArguments
-from ppldm.families.build import load_vae
+from ppldm.families.autoencoder import AutoencoderConfig
 from ppldm.training.arguments import parse_arguments
-from ppldm.training.autoencoder import prepare_autoencoder
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.prepare import prepare
 from ppldm.utils.errors import CheckpointError, ConfigError
+from ppldm.weights.fill import load_vae
 
 
 def flags(tiny, folder, **changes):
@@ -35,7 +35,7 @@ def flags(tiny, folder, **changes):
 
 
 def train(arguments):
-    run = prepare_autoencoder(*parse_arguments(arguments, loop=True, model_group=AutoencoderArguments))
+    run = prepare(*parse_arguments(arguments, loop=True, config=AutoencoderConfig))
     run_loop(run)
     return run
 

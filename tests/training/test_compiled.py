@@ -18,7 +18,7 @@ from ppldm.training.checkpoint.checkpoint import read_manifest
 from ppldm.training.compiled import CompiledPrediction
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.world import World
 
@@ -28,7 +28,7 @@ SETTINGS = {"max_steps": 4, "save_steps": 2, "use_ema": True}
 
 def train(kind, tiny, folder, **changes):
     flags = tiny.flags(folder, **SETTINGS | changes)
-    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
     (run_loop if kind == "loop" else run_trainer)(run)
     return run
 
@@ -70,7 +70,7 @@ def test_the_curve_is_the_same_and_only_the_training_forward_is_compiled(
     assert "--to_static: compiling" in caplog.text and "--to_static: compiled in" in caplog.text
     assert len(list((tmp_path / "run/samples").iterdir())) == 6
     assert read_manifest(tmp_path / "run/checkpoint-4")["identity"] == read_manifest(plain / "checkpoint-4")["identity"]
-    assert json.loads((tmp_path / "run/run.json").read_text())["LDMTrainingArguments"]["to_static"]
+    assert json.loads((tmp_path / "run/run.json").read_text())["compute"]["to_static"]
     assert run.state.model.compiled_predict
 
 
@@ -96,7 +96,7 @@ def test_loss_and_gradients_are_those_of_the_modules(tiny, freeze):
     for compiled in (None, CompiledPrediction(model, World())):
         model.compiled_predict = compiled
         for _ in range(2):  # gradients add up, as with accumulation
-            loss = model(**batch)
+            loss = model(**batch).value
             loss.backward()
         gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
         found.append((float(loss), gradients))

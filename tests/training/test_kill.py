@@ -24,7 +24,7 @@ import json, os, signal, sys
 from ppldm.data.images.resize import compile_kernels
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 
 compile_kernels()
@@ -33,7 +33,7 @@ for line in sys.stdin:
     pid = os.fork()
     if not pid:
         try:
-            run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+            run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
             (run_loop if kind == "loop" else run_trainer)(run)
         except BaseException:
             sys.excepthook(*sys.exc_info())

@@ -13,7 +13,7 @@ import pytest
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 
 RECORDED = Path(__file__).with_name("learning.json")
 BAND = 0.03
@@ -27,7 +27,7 @@ def learn(tiny, folder, **changes) -> list[float]:
     eight = ", ".join(f'"picture {number}"' for number in range(8))
     settings = {"where": f"caption in ({eight})", "per_device_train_batch_size": 8, "learning_rate": 4e-3,
                 "max_steps": NUM_STEPS, "logging_steps": WINDOW, "save_steps": NUM_STEPS}  # fmt: skip
-    run_loop(prepare_text_to_image(*parse_arguments(tiny.flags(folder, **settings | changes), loop=True)))
+    run_loop(prepare(*parse_arguments(tiny.flags(folder, **settings | changes), loop=True)))
     return [record["loss"] for record in read_metrics(folder / "metrics.jsonl")]
 
 

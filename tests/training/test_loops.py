@@ -13,7 +13,7 @@ from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import read_manifest
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import (
     CheckpointError,
@@ -29,7 +29,7 @@ from ppldm.utils.errors import (
 def train(kind, flags):
     """Run one of the loops; returns the run."""
     loop = kind == "loop"
-    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], loop))
+    run = prepare(*parse_arguments([*flags, "--do_train"], loop))
     (run_loop if loop else run_trainer)(run)
     return run
 
@@ -164,7 +164,7 @@ def test_recompute_with_accumulation_is_the_same_training(tiny, straight, tmp_pa
 @pytest.mark.parametrize("recompute, times", [(False, 1), (True, 2)])
 def test_recompute_reaches_unet_and_text_encoder_after_pictures_too(tiny, tmp_path, kind, recompute, times):
     flags = tiny.flags(tmp_path, max_steps=2, recompute=recompute, image_logging_steps=1)
-    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
     model, calls = run.state.model, {}
     for name in ("text_encoder.model.layers.1", "unet.down_blocks.0.resnets.0", "unet.up_blocks.1.resnets.0"):
 
@@ -236,7 +236,7 @@ def test_the_rate_is_the_same_for_any_accumulation(tiny, everything, tmp_path, k
 
 
 def test_exported_pipeline_carries_the_schedule(everything):
-    from ppldm.families.build import load_pipeline
+    from ppldm.families.ldm_build import load_pipeline
 
     model = load_pipeline(everything["loop"] / "pipeline")
     assert model.prediction_type == "v_prediction"
@@ -251,7 +251,7 @@ def test_a_budget_in_samples_is_met_exactly(tiny, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
 def test_a_loss_that_is_not_finite_stops_before_the_update(tiny, tmp_path, kind):
-    run = prepare_text_to_image(*parse_arguments([*tiny.flags(tmp_path / "run"), "--do_train"], kind == "loop"))
+    run = prepare(*parse_arguments([*tiny.flags(tmp_path / "run"), "--do_train"], kind == "loop"))
     run.state.model.scaling_factor = float("nan")
     before = {name: p.numpy().copy() for name, p in run.state.model.named_parameters()}
     with pytest.raises(TrainingError, match="rows of rank 0"):
@@ -285,7 +285,7 @@ def test_a_full_disk_is_survived_but_not_at_the_end(tiny, tmp_path, kind, monkey
 
 def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="holds files that are no run of ppldm"):
+    with pytest.raises(ConfigError, match="holds files that are not a run of ppldm"):
         train("loop", tiny.flags(tmp_path))
     train("loop", tiny.flags(tmp_path, max_steps=1, overwrite_output_dir=True))
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -369,7 +369,7 @@ def test_epochs_count_rows(tiny, tmp_path):
 
 
 def test_exported_weights_are_the_average(tiny, straight):
-    from ppldm.families.build import load_pipeline
+    from ppldm.families.ldm_build import load_pipeline
 
     model = load_pipeline(straight["loop"] / "pipeline")
     average = weights(straight["loop"], 6, "ema_state.pdparams")

@@ -1,6 +1,7 @@
 """Configs that no network can have are refused by the scripts themselves, before paddle is imported."""
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ppldm.families.autoencoder import AutoencoderConfig
 from ppldm.training.early import check_early
 from ppldm.utils.errors import ConfigError, ModelError
 from tests.conftest import TEXT_ENCODER_CONFIG, UNET_CONFIG, VAE_CONFIG
@@ -21,12 +23,12 @@ def write(path: Path, config: dict) -> str:
     return str(path)
 
 
-def test_what_can_be_trained_passes(tiny, tmp_path):
+def test_what_can_be_trained_passes(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)  # the default filelist is there
     check_early([])
-    check_early([])
-    check_early(["--unknown", "3", "--vae_name_or_path", "CompVis/stable-diffusion-v1-4/vae"])
+    check_early(["--vae_name_or_path", "CompVis/stable-diffusion-v1-4/vae"])
     check_early(tiny.flags(tmp_path))
-    check_early(["--vae_config_file", tiny.config("vae")])
+    check_early(["--vae_config_file", tiny.config("vae")], config=AutoencoderConfig)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -69,6 +71,26 @@ def test_networks_are_compared(tiny, tmp_path):
         write(tmp_path / "pipeline" / kind / "config.json", config)
     for flag in ("model_name_or_path", "pretrained_model_name_or_path"):
         with pytest.raises(ModelError, match="the UNet takes 5 channels"):
-            check_early([f"--{flag}", str(tmp_path / "pipeline")])
+            check_early([f"--{flag}", str(tmp_path / "pipeline"), "--file_list", tiny.file_list])
     with pytest.raises(ConfigError, match="gray.json: the VAE takes 1 channels"):
-        check_early(["--vae_config_file", write(tmp_path / "gray.json", VAE_CONFIG | {"in_channels": 1})])
+        gray = write(tmp_path / "gray.json", VAE_CONFIG | {"in_channels": 1})
+        check_early(["--vae_config_file", gray, "--file_list", tiny.file_list], config=AutoencoderConfig)
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "train_autoencoder.py"])
+def test_the_scripts_check_sizes_without_paddle(tiny, tmp_path, script):
+    """Before any row is read, in under two seconds of computing."""
+    blocker = tmp_path / "paddle.py"
+    blocker.write_text("raise SystemExit('paddle was imported')")
+    network = ["--vae_config_file" if "autoencoder" in script else "--vae_name_or_path"]
+    network += [tiny.config("vae") if "autoencoder" in script else tiny.vae]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / script, "--output_dir", tmp_path / "run", "--do_train", "--resolution",
+         "60", "--file_list", tiny.file_list, *network],
+        capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stderr == "error: --resolution 60 must be a multiple of 8, the VAE's downscaling factor\n"
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2

@@ -10,14 +10,14 @@ from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import METRICS_FILE, read_metrics
 from ppldm.training.monitor.report import Reporter
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, DiskFullError, OutputError
 from ppldm.utils.rng import MAX_SEED
 
 
 def train(flags, kind="loop"):
-    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
     (run_loop if kind == "loop" else run_trainer)(run)
     return run
 
@@ -60,7 +60,7 @@ def test_remote_folders_are_refused_by_name(tiny, tmp_path, flag, kind, monkeypa
 
 def test_an_address_of_a_local_folder_is_that_folder(tiny, tmp_path):
     *_, arguments = parse_arguments(tiny.flags(f"file://{tmp_path}/run%201"), loop=True)
-    assert arguments.output_dir == f"{tmp_path}/run 1" and arguments.logging_dir == f"{tmp_path}/run 1/logs"
+    assert arguments.output_dir == f"{tmp_path}/run 1" and str(arguments.log_folder) == f"{tmp_path}/run 1/logs"
 
 
 def test_a_folder_that_cannot_be_is_said_in_a_line(tiny, tmp_path):

@@ -4,17 +4,19 @@ import paddle
 import pytest
 from ppdiffusers.models.attention_processor import AttnProcessor
 
+from ppldm.config.recipe import defaults, flatten
+from ppldm.families.ldm import LdmConfig
 from ppldm.training.arguments import make_parser, parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError
 
 needs_cpu = pytest.mark.skipif(paddle.is_compiled_with_cuda(), reason="shows what happens on a CPU")
 
 
 def losses(tiny, folder, **changes):
-    run = prepare_text_to_image(*parse_arguments(tiny.flags(folder, max_steps=3, **changes), loop=True))
+    run = prepare(*parse_arguments(tiny.flags(folder, max_steps=3, **changes), loop=True))
     run_loop(run)
     return [record["loss"] for record in read_metrics(folder / "metrics.jsonl")], run
 
@@ -41,10 +43,11 @@ def test_attention_for_gpus_is_refused_on_a_cpu(tiny, tmp_path):
 
 def test_all_are_off_by_default_and_help_says_how_to_turn_off_the_tuning_of_cpus():
     for loop in (True, False):
-        parser = make_parser(loop)
-        for name in ("tf32", "cudnn_search", "fused_adamw", "to_static", "enable_xformers_memory_efficient_attention"):
-            assert parser.get_default(name) is False
-        assert "PPLDM_NO_CPU_TUNING=1" in parser.format_help()
+        usual = flatten(defaults(LdmConfig, loop))
+        for name in ("tf32", "cudnn_search", "fused_adamw", "to_static"):
+            assert usual[f"compute.{name}"] is False
+        assert usual["model.enable_xformers_memory_efficient_attention"] is False
+        assert "PPLDM_NO_CPU_TUNING=1" in make_parser(loop).format_help()
 
 
 def test_the_benchmark_flag_adds_its_line(tiny, tmp_path, caplog, monkeypatch):

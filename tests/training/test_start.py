@@ -11,6 +11,7 @@ from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.monitor.report import Reporter
+from ppldm.training.prepare import prepare
 from ppldm.training.start import (
     Job,
     Start,
@@ -22,7 +23,6 @@ from ppldm.training.start import (
     read_start,
     write_start,
 )
-from ppldm.training.text_to_image import prepare_text_to_image
 from ppldm.utils.errors import Interrupted, Preempted
 
 SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "AWS_BATCH_JOB_ID", "SGE_O_HOST", "PPLDM_JOB_ID")
@@ -106,7 +106,7 @@ def test_the_record_survives_what_it_must(tmp_path):
 
 
 def train(flags):
-    run = prepare_text_to_image(*parse_arguments(flags, loop=True))
+    run = prepare(*parse_arguments(flags, loop=True))
     run_loop(run)
     return run
 
@@ -170,8 +170,9 @@ def test_without_a_scheduler_a_second_command_starts_anew(tiny, tmp_path, stoppi
     assert train(flags).start_step == 0
 
 
-def interrupted(*_):
-    raise KeyboardInterrupt
+def interrupted(_folder, ignore_errors=False):
+    if not ignore_errors:  # as signs of ranks are removed, where there are none
+        raise KeyboardInterrupt
 
 
 def test_a_removal_that_was_interrupted_is_finished(tiny, tmp_path, monkeypatch, stopping):

@@ -13,11 +13,12 @@ import pytest
 from poison import poisoned
 
 from ppldm.data.order import Mix
+from ppldm.networks.model import Loss, Model
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import TrainingState, list_checkpoints, verify
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare as prepare_run
 from ppldm.training.trainer import run_trainer
 from ppldm.training.update import UpdateGuard, train_step
 from ppldm.utils.errors import TrainingError
@@ -33,7 +34,7 @@ def rows_of(step, rank_slice=slice(None), batch=8):
 
 
 def prepare(kind, flags):
-    return prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    return prepare_run(*parse_arguments([*flags, "--do_train"], kind == "loop"))
 
 
 def run(kind, prepared):
@@ -95,17 +96,18 @@ def test_a_run_that_has_only_skipped_goes_on(tiny, tmp_path, kind):
     assert losses(tmp_path)[0] is None and np.isfinite(losses(tmp_path)[1])
 
 
-class Toy(paddle.nn.Layer):
+class Toy(Model):
     """The loss is w . pixels; at pixels of 0 it is sqrt(0), finite with an infinite gradient."""
 
-    input_names = ("pixels",)
+    inputs = {"pixels": None}
+    components = {}
 
     def __init__(self):
         super().__init__()
         self.w = self.create_parameter([2], default_initializer=paddle.nn.initializer.Constant(1.0))
 
     def forward(self, pixels):
-        return (self.w * pixels).sum() if float(pixels.abs().sum()) > 0 else (self.w - 1).sum().sqrt()
+        return Loss((self.w * pixels).sum() if float(pixels.abs().sum()) > 0 else (self.w - 1).sum().sqrt())
 
 
 def toy(scaler=None):

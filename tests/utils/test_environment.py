@@ -7,9 +7,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from ppldm.utils import environment
+from ppldm.utils.devices import Gpu
 from ppldm.utils.environment import KNOWN_BAD, PINS, check
 from ppldm.utils.errors import EnvironmentProblem
-from ppldm.utils.machine import Gpu
 
 GOOD = {
     "pip": "26.3",
@@ -80,7 +80,7 @@ def test_gpu_builds():
 def test_the_fix_of_a_gpu_build_fits_driver_and_card(monkeypatch):
     for driver, card, word in [("550.54.14", 12.0, "/cu129/"), ("470.1", 7.0, "/cu118/"), ("390.1", 6.1, "too old")]:
         gpus = [Gpu("A", driver, card)]
-        monkeypatch.setattr(environment.machine, "list_gpus", gpus.copy)
+        monkeypatch.setattr(environment.devices, "list_gpus", gpus.copy)
         assert word in environment.fix_command("paddlepaddle-gpu")
 
 

@@ -20,6 +20,7 @@ from ppldm.utils.files import (
     lock_folder,
     make_output_dir,
     naming_full_disk,
+    read_json_object,
     remove_dir,
     remove_leftovers,
     write_text,
@@ -247,3 +248,25 @@ def test_an_error_that_names_its_file_keeps_the_name(tmp_path):
         with pytest.raises(OSError) as caught, naming_full_disk(tmp_path / "file"):
             raise OSError(number, "no", name)
         assert caught.value.filename == name
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (None, "cannot read .*f.json: No such file.*; take another"),
+        ("{", "f.json is not JSON .*; take another"),
+        ("[" * 100_000, "f.json is not JSON .*; take another"),
+        ("[]", "f.json does not hold a JSON object; take another"),
+    ],
+)
+def test_a_json_object_that_cannot_be_read(tmp_path, content, said):
+    path = tmp_path / "f.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        read_json_object(path, ConfigError, "take another")
+
+
+def test_a_json_object_is_read(tmp_path):
+    (tmp_path / "f.json").write_text('{"a": 1}')
+    assert read_json_object(tmp_path / "f.json", ConfigError) == {"a": 1}

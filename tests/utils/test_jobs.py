@@ -1,12 +1,17 @@
 """Law: the same key means the same settings and the same bytes, whatever the times of files say, and nothing else."""
 
+import json
 import os
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 
-from ppldm.utils import jobs
+from ppldm.utils import checksums, jobs
 from ppldm.utils.errors import ConfigError, OutputError
-from ppldm.utils.jobs import JobFolder, Piece, has_key, list_pieces, take_fingerprint
+from ppldm.utils.files import lock_folder
+from ppldm.utils.jobs import JobFolder, Piece, find_finished, finish, has_key, list_pieces, make_key, take_fingerprint
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def test_touched_files_are_read_again_and_are_the_same(folder, monkeypatch):
 
 def test_content_is_that_of_all_blocks(folder, monkeypatch):
     before = take_fingerprint(list_pieces(folder))
-    monkeypatch.setattr(jobs, "_BLOCK_BYTES", 2)
+    monkeypatch.setattr(checksums, "_BLOCK_BYTES", 2)
     assert take_fingerprint(list_pieces(folder)) == before
 
 
@@ -137,3 +142,45 @@ def test_files_without_a_plan_are_somebody_elses(tmp_path):
     (tmp_path / ".job/plan.json").write_text("{")
     with pytest.raises(OutputError, match="plan.json is damaged"):
         job.check(SETTINGS)
+
+
+def test_a_unit_is_made_once_and_again_where_key_or_result_differ(tmp_path):
+    source, result, record_path = tmp_path / "in", tmp_path / "out", tmp_path / "record.json"
+    source.write_text("a")
+
+    def run(**settings):
+        def make():
+            assert not record_path.exists(), "what is being made is not finished"
+            result.write_text(source.read_text())
+            return {"rows": 1}
+
+        key = make_key(settings, list_pieces(source), record_path)
+        is_whole = lambda record: result.exists()  # noqa: E731
+        planned = find_finished(record_path, key, is_whole) is not None
+        record, kept = finish(record_path, key, is_whole, make)
+        assert record["rows"] == 1 and json.loads(record_path.read_text()) == record and kept == planned
+        return kept
+
+    assert [run(size=1), run(size=1), run(size=2), run(size=2)] == [False, True, False, True]
+    os.utime(source, (1, 1))
+    assert run(size=2), "the content is the same"
+    source.write_text("b")
+    assert [run(size=2), result.read_text()] == [False, "b"]
+    result.unlink()
+    assert [run(size=2), run(size=2)] == [False, True]
+
+
+def test_a_job_waits_for_whoever_holds_its_folder(tmp_path, monkeypatch):
+    """`ppldm forget` holds the folder that `ppldm convert` writes."""
+    code = "import sys; from ppldm.utils.files import lock_folder; f = lock_folder(sys.argv[1]); print(1, flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; sys.stdin.read()", tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    process.stdout.readline()
+    monkeypatch.setattr(jobs, "lock_folder", partial(lock_folder, wait_seconds=0.2))
+    job = JobFolder(tmp_path, ".convert", "conversion", "parts")
+    with pytest.raises(OutputError, match="another process"), job.claimed({}):
+        pass
+    process.communicate()
+    with job.claimed({}):
+        assert job.plan == {}

@@ -1,6 +1,6 @@
 import pytest
 
-from ppldm.utils import machine
+from ppldm.utils import devices, machine
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_parsers_of_system_texts():
 def test_missing_programs_and_libraries_are_no_error(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert machine.list_gpus() == []
+    assert devices.list_gpus() == []
     assert machine.read_java_version() is None
     assert not machine.has_library("libno-such-library.so.7")
     assert machine.has_library("libc.so.6")

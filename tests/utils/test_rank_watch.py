@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -81,6 +82,25 @@ def test_a_wait_that_is_too_long_ends_the_process_in_one_line(tmp_path):
     assert told.startswith("error: rank 0 has waited 1 s for rank 1, which ") and told.count("\n") == 1
     assert told.endswith("and --rank_timeout allows more\n")
     assert sleeps.communicate(timeout=60)[1] == "" and sleeps.returncode == 0
+
+
+def test_signs_end_and_are_removed(watch, tmp_path, monkeypatch):
+    watch, _ = watch
+    watch.folder = None
+    folder = tmp_path / ".ranks"
+    watch.leave_signs(folder)
+    until = time.monotonic() + 5
+    while not (folder / "0").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    monkeypatch.setattr(rank_watch, "_watch", watch)
+    monkeypatch.setattr(rank_watch, "barrier", lambda world: None)
+    rank_watch.remove_signs(World(1, 4))
+    assert folder.is_dir()  # the main rank's to remove
+    watch.folder = folder
+    rank_watch.remove_signs(World(0, 4))
+    assert not folder.exists() and watch.folder is None
+    watch.look(0.0)
+    assert watch.describe_late(100.0, 3) == "the other ranks"
 
 
 def test_without_a_limit_nothing_is_watched(tmp_path, monkeypatch):

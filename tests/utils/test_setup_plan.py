@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppldm.utils.device import BUILDS
+from ppldm.utils.builds import BUILDS
 from ppldm.utils.setup_plan import plan
 
 DEVICES = ["cpu", *(build.name for build in BUILDS)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.utils.text import count_of, escape, name_ranks, one_line, shorten
+from ppldm.utils.text import count_of, did_you_mean, escape, name_ranks, nearest, one_line, shorten
 
 BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
@@ -65,3 +65,11 @@ def test_one_thing_has_no_s(number, words):
 
 def test_ranks_are_named_in_order():
     assert name_ranks([3]) == "rank 3" and name_ranks({3, 1}) == "ranks 1, 3"
+
+
+def test_the_nearest_known_word():
+    known = ["learning_rate", "resolution", "seed"]
+    assert nearest("learnin_rate", known) == "learning_rate" and nearest("seeds", known) == "seed"
+    assert nearest("wholly_other", known) is None and nearest("seed", ()) is None
+    assert did_you_mean("resolutoin", known) == "did you mean resolution?"
+    assert did_you_mean("xyz", iter(known)) == "known: learning_rate, resolution, seed"

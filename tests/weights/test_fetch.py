@@ -16,7 +16,7 @@ from small_weights import small_weights
 from ppldm.utils.errors import ModelError
 from ppldm.utils.offline import is_offline
 from ppldm.weights.fetch import locate_model
-from ppldm.weights.read import PART_FOLDERS
+from ppldm.weights.read import COMPONENT_FOLDERS
 from ppldm.weights.write import write_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,10 +84,10 @@ def fetch(hub, name: str, *flags):
         "from ppldm.utils.errors import exit_on_error\n"
         "from ppldm.weights.fetch import locate_model\n"
         "from ppldm.weights.files import weight_files\n"
-        "from ppldm.weights.read import PART_FOLDERS, find_part\n"
+        "from ppldm.weights.read import COMPONENT_FOLDERS, find_component\n"
         "with exit_on_error():\n"
-        f"    path = locate_model({name!r}, PART_FOLDERS, {'offline' in flags})\n"
-        "    print(path, sum(len(weight_files(find_part(path, kind))) for kind in PART_FOLDERS))\n"
+        f"    path = locate_model({name!r}, COMPONENT_FOLDERS, {'offline' in flags})\n"
+        "    print(path, sum(len(weight_files(find_component(path, kind))) for kind in COMPONENT_FOLDERS))\n"
     )
     env = {
         "PPNLP_ENDPOINT": hub.url,
@@ -136,10 +136,10 @@ def test_paddles_server_is_asked_where_the_hub_has_not_got_it(hub):
 
 
 def test_paths_are_not_names(tmp_path):
-    assert locate_model(tmp_path, PART_FOLDERS) == tmp_path
+    assert locate_model(tmp_path, COMPONENT_FOLDERS) == tmp_path
     for wrong in (tmp_path / "none", "./none", "~/none-of-this", "none", "some/model.ckpt", "a/b/c/d"):
         with pytest.raises(ModelError, match="no folder or file"):
-            locate_model(wrong, PART_FOLDERS)
+            locate_model(wrong, COMPONENT_FOLDERS)
 
 
 @pytest.mark.parametrize("name", ["PPLDM_OFFLINE", "HF_HUB_OFFLINE"])

@@ -12,13 +12,14 @@ from safetensors.numpy import load_file, save_file
 from small_weights import CONFIGS, differences, small_weights
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.families.build import build_model, fill_part, weights_of
+from ppldm.families.ldm_build import build_model, weights_of
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights import compvis
-from ppldm.weights.components import Part, is_linear_weight
+from ppldm.weights.components import ComponentWeights, is_linear_weight
 from ppldm.weights.configs import complete_config
+from ppldm.weights.fill import fill_component
 from ppldm.weights.names import old_text_encoder_names, rename, unet_names, vae_names
-from ppldm.weights.read import read_part, read_weights
+from ppldm.weights.read import read_component, read_weights
 from ppldm.weights.torch_files import read_torch, write_torch
 from ppldm.weights.write import metadata_of, write_weights
 
@@ -41,7 +42,7 @@ def test_linear_weights_are_those_of_linear_layers(weights):
     for kind in ("vae", "text_encoder", "unet"):
         layer = getattr(model, kind)
         linear = {f"{name}.weight" for name, one in layer.named_sublayers() if isinstance(one, paddle.nn.Linear)}
-        arrays = weights.parts[kind].arrays
+        arrays = weights.components[kind].arrays
         assert {name for name, array in arrays.items() if is_linear_weight(name, array)} == linear
 
 
@@ -78,7 +79,7 @@ def test_an_export_for_compvis_keeps_what_is_known_of_the_training(tmp_path):
         again = read_weights(path)
         assert again.metadata.items() >= weights.metadata.items() and "files" not in again.metadata
         assert again.tokenizer == tmp_path / "c" / "tokenizer"
-    assert differences_of(read_part("vae", tmp_path / "c"), weights.parts["vae"])
+    assert differences_of(read_component("vae", tmp_path / "c"), weights.components["vae"])
 
 
 def test_compvis_to_ours_and_back(exported, tmp_path):
@@ -95,9 +96,9 @@ def test_half_precision_and_safetensors(weights, tmp_path, form):
     write_weights(weights, form, tmp_path / "half", "float16", safetensors=True)
     again = read_weights(tmp_path / "half")
     assert not list((tmp_path / "half").rglob("*.pdparams"))
-    for kind, part in weights.parts.items():
-        for name, array in part.arrays.items():
-            assert (again.parts[kind].arrays[name] == array.astype(np.float16)).all()
+    for kind, component in weights.components.items():
+        for name, array in component.arrays.items():
+            assert (again.components[kind].arrays[name] == array.astype(np.float16)).all()
 
 
 def test_published_yaml_configs():
@@ -114,7 +115,7 @@ def test_published_yaml_configs():
         "cond_stage_config": {"target": "ldm.modules.encoders.modules.BERTEmbedder",
                               "params": {"n_embed": 1280, "n_layer": 32}},
     }  # fmt: skip
-    from ppldm.config.arguments import CONFIG_DIR
+    from ppldm.config.network_files import CONFIG_DIR
 
     configs = compvis.configs_of(params, "yaml")
     for kind, name in (("unet", "unet.json"), ("vae", "vae_kl_f8.json"), ("text_encoder", "ldmbert.json")):
@@ -176,9 +177,9 @@ def test_averaged_weights_of_a_ckpt(exported, tmp_path):
     }
     write_torch(path, state | averaged | {"model_ema.num_updates": np.array(7)}, {})
     raw, mean = read_weights(path), read_weights(path, ema=True)
-    for name, array in raw.parts["unet"].arrays.items():
-        assert (mean.parts["unet"].arrays[name] == array + 1).all()
-    assert (mean.parts["vae"].arrays["quant_conv.bias"] == raw.parts["vae"].arrays["quant_conv.bias"]).all()
+    for name, array in raw.components["unet"].arrays.items():
+        assert (mean.components["unet"].arrays[name] == array + 1).all()
+    assert (mean.components["vae"].arrays["quant_conv.bias"] == raw.components["vae"].arrays["quant_conv.bias"]).all()
     with pytest.raises(ModelError, match="holds no averaged weights"):
         read_weights(exported / "compvis" / "model.ckpt", ema=True)
     with pytest.raises(ModelError, match="has one set of weights"):
@@ -209,27 +210,29 @@ def test_the_text_encoder_of_the_older_layout(weights, tmp_path):
     """ldmbert/ of the older training scripts: names of an encoder of Paddle, no to_logits."""
     import pickle
 
-    part = weights.parts["text_encoder"]
-    names = old_text_encoder_names(part.config)
-    arrays = {rename(name, names): a for name, a in part.arrays.items() if not name.startswith("to_logits")}
+    component = weights.components["text_encoder"]
+    names = old_text_encoder_names(component.config)
+    arrays = {rename(name, names): a for name, a in component.arrays.items() if not name.startswith("to_logits")}
     assert "encoder.layers.1.linear2.weight" in arrays and "encoder.layers.0.self_attn.out_proj.bias" in arrays
     (tmp_path / "ldmbert").mkdir()
-    (tmp_path / "ldmbert" / "model_config.json").write_text(json.dumps(part.config | {"init_class": "LDMBertModel"}))
+    (tmp_path / "ldmbert" / "model_config.json").write_text(
+        json.dumps(component.config | {"init_class": "LDMBertModel"})
+    )
     (tmp_path / "ldmbert" / "model_state.pdparams").write_bytes(pickle.dumps(arrays, protocol=2))
-    read = read_weights(tmp_path, ("text_encoder",)).parts["text_encoder"]
-    assert read.config == part.config and read.arrays.keys() == part.arrays.keys()
-    for name, array in part.arrays.items():
+    read = read_weights(tmp_path, ("text_encoder",)).components["text_encoder"]
+    assert read.config == component.config and read.arrays.keys() == component.arrays.keys()
+    for name, array in component.arrays.items():
         assert (read.arrays[name] == (0 if name.startswith("to_logits") else array)).all()
-    fill_part("text_encoder", read)
+    fill_component("text_encoder", read)
 
 
 def test_single_parts(exported, weights):
-    assert differences_of(read_part("vae", exported / "diffusers" / "vqvae"), weights.parts["vae"])
-    assert differences_of(read_part("unet", exported / "ppdiffusers"), weights.parts["unet"])
-    assert differences_of(read_part("unet", exported / "compvis" / "model.ckpt"), weights.parts["unet"])
+    assert differences_of(read_component("vae", exported / "diffusers" / "vqvae"), weights.components["vae"])
+    assert differences_of(read_component("unet", exported / "ppdiffusers"), weights.components["unet"])
+    assert differences_of(read_component("unet", exported / "compvis" / "model.ckpt"), weights.components["unet"])
 
 
-def differences_of(one: Part, other: Part) -> bool:
+def differences_of(one: ComponentWeights, other: ComponentWeights) -> bool:
     return one.config == other.config and all((one.arrays[n] == other.arrays[n]).all() for n in other.arrays)
 
 
@@ -238,12 +241,14 @@ def test_shards(exported, weights, tmp_path):
     file = tmp_path / "s" / "unet" / "diffusion_pytorch_model.safetensors"
     arrays = load_file(file)
     names = sorted(arrays)
-    parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
-    for part, own in parts.items():
-        save_file({name: arrays[name] for name in own}, file.parent / part, metadata={"format": "pt"})
+    components = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for component, own in components.items():
+        save_file({name: arrays[name] for name in own}, file.parent / component, metadata={"format": "pt"})
     file.unlink()
     index = file.with_name(file.name + ".index.json")
-    index.write_text(json.dumps({"weight_map": {name: part for part, own in parts.items() for name in own}}))
+    index.write_text(
+        json.dumps({"weight_map": {name: component for component, own in components.items() for name in own}})
+    )
     assert differences(read_weights(tmp_path / "s"), weights) == []
     index.rename(index.with_name(file.name + ".index.fp16.json"))
     assert differences(read_weights(tmp_path / "s"), weights) == []
@@ -253,13 +258,13 @@ def test_shards(exported, weights, tmp_path):
 
 
 def test_keys_that_do_not_fit_are_listed(weights):
-    part = weights.parts["unet"]
-    arrays = dict(part.arrays)
+    component = weights.components["unet"]
+    arrays = dict(component.arrays)
     del arrays["conv_in.bias"]
     arrays["conv_of.bias"] = np.zeros(3, "f4")
     arrays["conv_out.weight"] = arrays["conv_out.weight"][:, :3]
     with pytest.raises(ModelError) as raised:
-        fill_part("unet", Part(part.config, arrays, "here"))
+        fill_component("unet", ComponentWeights(component.config, arrays, "here"))
     message = str(raised.value)
     assert "here" in message and "1 missing: conv_in.bias" in message and "1 unexpected: conv_of.bias" in message
     assert "conv_out.weight [4, 3, 3, 3] instead of [4, 32, 3, 3]" in message
@@ -279,10 +284,10 @@ def test_truncated_files_and_other_things_are_named(exported, tmp_path):
     with pytest.raises(ModelError, match="it holds models: give .*pictures/pipeline"):
         read_weights(tmp_path / "pictures")
     (tmp_path / "text.ckpt").write_text("hello, this is no model")
-    with pytest.raises(ModelError, match="text.ckpt is no file of weights"):
+    with pytest.raises(ModelError, match="text.ckpt is not a file of weights"):
         read_weights(tmp_path / "text.ckpt")
     write_torch(tmp_path / "other.ckpt", {"net.w": np.zeros(3, "f4")}, {})
-    with pytest.raises(ModelError, match="no latent diffusion model of CompVis"):
+    with pytest.raises(ModelError, match="not a latent diffusion model of CompVis"):
         read_weights(tmp_path / "other.ckpt")
 
 
@@ -296,7 +301,7 @@ def test_a_changed_bit_of_an_export_is_noticed(exported, weights, tmp_path, form
     file.write_bytes(data)
     with pytest.raises(ModelError, match=f"unet/{name} has changed or is cut short"):
         read_weights(tmp_path / "p")
-    assert differences_of(read_part("vae", tmp_path / "p"), weights.parts["vae"])
+    assert differences_of(read_component("vae", tmp_path / "p"), weights.components["vae"])
     metadata = json.loads((tmp_path / "p" / "ppldm.json").read_text())
     del metadata["files"][f"unet/{name}"]
     (tmp_path / "p" / "ppldm.json").write_text(json.dumps(metadata))
@@ -306,7 +311,7 @@ def test_a_changed_bit_of_an_export_is_noticed(exported, weights, tmp_path, form
 def test_a_ckpt_of_another_config_is_refused(exported, tmp_path):
     shutil.copy(exported / "compvis" / "model.ckpt", tmp_path)
     with pytest.raises(ModelError, match=r"model\.ckpt"):
-        fill_part("unet", read_weights(tmp_path / "model.ckpt").parts["unet"])
+        fill_component("unet", read_weights(tmp_path / "model.ckpt").components["unet"])
 
 
 def test_settings_that_a_library_lacks_are_refused():
@@ -358,14 +363,14 @@ def test_settings_that_no_model_can_have_name_their_file(exported, tmp_path, fil
 
 def test_a_unet_that_does_not_say_its_size_has_that_of_the_vae(exported):
     weights = read_weights(exported / "ppdiffusers")
-    weights.parts["unet"].config["sample_size"] = None
+    weights.components["unet"].config["sample_size"] = None
     assert metadata_of(weights)["resolution"] == CONFIGS["vae"]["sample_size"]
 
 
 def test_exports_need_everything(weights, tmp_path):
     from dataclasses import replace
 
-    half = replace(weights, parts={"vae": weights.parts["vae"]})
+    half = replace(weights, components={"vae": weights.components["vae"]})
     with pytest.raises(ModelError, match="no unet and no text_encoder to export"):
         write_weights(half, "diffusers", tmp_path / "x")
     with pytest.raises(ConfigError, match="--to torch is not one of"):
@@ -375,8 +380,8 @@ def test_exports_need_everything(weights, tmp_path):
 
 def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
     """A pipeline and a .ckpt with another text encoder: its VAE and UNet start a model with an LDMBert."""
-    from ppldm.config.arguments import ModelArguments
-    from ppldm.families.build import build_ldm
+    from ppldm.families.ldm import LdmConfig
+    from ppldm.families.ldm_build import build_ldm
 
     weights = small_weights(3)
     write_weights(weights, "diffusers", tmp_path / "sd")
@@ -391,17 +396,17 @@ def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
     params["cond_stage_config"] = {"target": "ldm.modules.encoders.modules.FrozenCLIPEmbedder"}
     (tmp_path / "c" / "model.yaml").write_text(compvis.yaml_text(params))
     for start in (tmp_path / "sd", tmp_path / "c" / "model.ckpt"):
-        arguments = ModelArguments(
+        arguments = LdmConfig(
             vae_name_or_path=str(start), unet_name_or_path=str(start), model_max_length=12, offline=True,
             text_encoder_config_file=tiny.config("ldmbert"),
         )  # fmt: skip
         model = build_ldm(arguments, 100, seed=0)
         for kind in ("vae", "unet"):
             for name, value in getattr(model, kind).state_dict().items():
-                assert (value.numpy() == weights.parts[kind].arrays[name]).all()
+                assert (value.numpy() == weights.components[kind].arrays[name]).all()
         assert model.scaling_factor == 0.3
         with pytest.raises(ModelError, match="text_encoder|text encoder"):
-            build_ldm(ModelArguments(model_name_or_path=str(start), model_max_length=12), 100, seed=0)
+            build_ldm(LdmConfig(model_name_or_path=str(start), model_max_length=12), 100, seed=0)
 
 
 def test_a_ckpt_without_yaml_is_the_published_size_of_its_depth(tmp_path):
@@ -425,7 +430,7 @@ def test_a_schedule_without_signal_at_its_end(tmp_path):
     scheduler = json.loads((tmp_path / "d" / "scheduler" / "scheduler_config.json").read_text())
     assert scheduler["rescale_betas_zero_snr"] is True and scheduler["timestep_spacing"] == "trailing"
     assert build_model(read_weights(tmp_path / "d"), "d").noise_schedule.alphas_cumprod()[-1] == 0
-    with pytest.raises(ModelError, match="know the scaled_linear noise schedule alone"):
+    with pytest.raises(ModelError, match="know only the scaled_linear noise schedule"):
         write_weights(weights, "compvis", tmp_path / "c")
 
 
@@ -448,10 +453,10 @@ def test_a_schedule_without_signal_at_its_end(tmp_path):
     ],
 )
 def test_no_more_is_built_than_the_file_can_fill(weights, kind, changes):
-    part = weights.parts[kind]
+    component = weights.components[kind]
     with pytest.raises(ModelError, match=f"{kind}: the config describes a far larger network than the weights"):
-        fill_part(kind, Part({**part.config, **changes}, part.arrays, kind))
-    fill_part(kind, part)
+        fill_component(kind, ComponentWeights({**component.config, **changes}, component.arrays, kind))
+    fill_component(kind, component)
 
 
 def test_layers_without_end_have_no_names(exported, tmp_path):
@@ -474,7 +479,7 @@ def test_blocks_that_do_not_run_are_refused(kind, key, name):
 @pytest.mark.parametrize("form, length", [("ppdiffusers", 77), ("ppdiffusers", 12), ("diffusers", 12), ("compvis", 77)])
 def test_the_example_of_the_model_card_runs(tmp_path, monkeypatch, form, length):
     weights = small_weights()
-    text_encoder = weights.parts["text_encoder"]
+    text_encoder = weights.components["text_encoder"]
     text_encoder.config["max_position_embeddings"] = length
     table = text_encoder.arrays["model.embed_positions.weight"]
     text_encoder.arrays["model.embed_positions.weight"] = table[:length]

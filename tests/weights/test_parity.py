@@ -18,8 +18,8 @@ import torch  # noqa: E402
 from diffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel  # noqa: E402
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab  # noqa: E402
-from ppldm.families.build import build_model  # noqa: E402
-from ppldm.inference.guided import draw, initial_noise, sample_latents  # noqa: E402
+from ppldm.diffusion.guided import draw, initial_noise, sample_latents  # noqa: E402
+from ppldm.families.ldm_build import build_model  # noqa: E402
 from ppldm.weights import compvis  # noqa: E402
 from ppldm.weights.components import PADDLE_ONLY, TORCH_ONLY  # noqa: E402
 from ppldm.weights.names import rename, text_encoder_names, unet_names, vae_names  # noqa: E402
@@ -150,9 +150,9 @@ def test_names_of_compvis_are_those_of_diffusers_converters():
     state = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in compvis.join(weights).items()}
     for kind, convert in (("unet", convert_ldm_unet_checkpoint), ("vae", convert_ldm_vae_checkpoint)):
         prefix = compvis.PREFIXES[kind]
-        theirs = convert(state, weights.parts[kind].config)
-        ours = {name: {"unet": unet_names, "vae": vae_names}[kind](weights.parts[kind].config) for name in theirs}
-        assert theirs.keys() == weights.parts[kind].arrays.keys()
+        theirs = convert(state, weights.components[kind].config)
+        ours = {name: {"unet": unet_names, "vae": vae_names}[kind](weights.components[kind].config) for name in theirs}
+        assert theirs.keys() == weights.components[kind].arrays.keys()
         for name, value in theirs.items():
             original = state[prefix + rename(name, ours[name])]
             assert torch.equal(value.reshape(-1), original.reshape(-1))

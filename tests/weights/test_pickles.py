@@ -211,14 +211,14 @@ def test_whatever_holds_numbers_is_read_as_python_reads_it(tmp_path, protocol):
 
 def test_slices_of_big_arrays_are_joined(tmp_path):
     whole = np.arange(10, dtype="f4").reshape(2, 5)
-    parts = {f"w@@.{i}": whole.reshape(-1)[4 * i : 4 * i + 4] for i in range(3)}
-    info = {"w": {"OriginShape": (2, 5), "slices": list(parts)}}
+    components = {f"w@@.{i}": whole.reshape(-1)[4 * i : 4 * i + 4] for i in range(3)}
+    info = {"w": {"OriginShape": (2, 5), "slices": list(components)}}
     path = tmp_path / "a.pdparams"
-    path.write_bytes(pickle.dumps({**parts, "UnpackBigParamInfor@@": info}, protocol=2))
+    path.write_bytes(pickle.dumps({**components, "UnpackBigParamInfor@@": info}, protocol=2))
     assert same(read_pdparams(path), {"w": whole})
     for slices in (["w@@.0"] * 3, ["w@@.0"], ["w@@.7"], [], "w"):
         info["w"]["slices"] = slices
-        path.write_bytes(pickle.dumps({**parts, "UnpackBigParamInfor@@": info}, protocol=2))
+        path.write_bytes(pickle.dumps({**components, "UnpackBigParamInfor@@": info}, protocol=2))
         with pytest.raises(ModelError, match="UnpackBigParamInfor@@"):
             read_pdparams(path)
 

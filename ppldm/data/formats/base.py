@@ -1,55 +1,61 @@
-"""What all formats but the part's own share: rows that an index finds in one file, read one at a time."""
+"""What all formats share: rows that an index finds in one file, read one at a time."""
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...utils.checksums import measure_file
 from ...utils.errors import PartError, RowError
 from ...utils.log import get_logger, progress
 from ..images.decode import image_size
 from .index import Index, IndexSummary, make_index, read_index, read_summary
-from .index_cache import IndexSpec, find_stored, measure_file, open_index, store_index
-from .open_file import OpenFile
+from .index_cache import IndexSpec, find_stored, open_index, stat_part, store_index
+from .open_file import OpenFile, file_state
 from .row import Row
 
+GZIP_MAGIC = b"\x1f\x8b"
 MAX_ROW_BYTES = 1 << 28
+# Of a file of another kind no row can be read; this many are tried before saying so.
+ROWS_TO_TRY = 100
 
 
 class IndexedRows(ABC):
     """Rows that can be read in any order, of a file or folder in some format; `ppldm.data.formats.open.Rows`.
 
     A format says how to find its rows (`_build`), what the bytes of one mean (`_decode`), and in which `spec` its index
-    is kept. Raises PartError for what is missing, empty, truncated or of another format.
+    is kept. Raises PartError for what is missing, empty, truncated or of another format. What is open is closed by
+    `close()` or with the last reference.
     """
 
     spec: IndexSpec
 
     def __init__(self, path):
         self.path = Path(path)
-        stored, self._index = open_index(self.path, self.spec, read_index, self._build)
+        # Before the file is indexed, so that a change between is seen at the first row.
+        state = file_state(stat_part(self.path, self.spec))
+        stored, self._index = open_index(self.path, self.spec, self._read_index, self._build)
         self.widths, self.heights = self._index.widths, self._index.heights
         self.identity = self._index.part_bytes, self._index.part_crc32
-        self._file = OpenFile(stored)
+        self._file = OpenFile(stored, self.identity, state if stored == self.path else None)
 
     def close(self) -> None:
         """Give the file back."""
         self._file.close()
 
     @classmethod
-    def summarize(cls, path) -> IndexSummary | None:
-        """What the header of the index alone tells; None where there is no index."""
-        found = find_stored(Path(path), cls.spec, read_summary)
+    def summarize(cls, path, spec: IndexSpec | None = None) -> IndexSummary | None:
+        """What only the header of the index tells; None where there is no index. Raises PartError."""
+        found = find_stored(Path(path), spec or cls.spec, read_summary)
         return found[1] if found else None
 
     def __len__(self) -> int:
         return len(self._index.offsets)
 
     def read(self, row: int) -> Row:
-        """Row `row` of [0, len). Raises RowError, naming file and row."""
-        if not 0 <= row < len(self):
-            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
-        where = f"{self.path} row {row}"
-        return self._decode(self._file.read(int(self._index.offsets[row]), int(self._index.lengths[row]), where), where)
+        """Row `row` of [0, len). Raises RowError, naming file and row, where it is damaged."""
+        where = self._where(row)
+        return self._decode(self._read_bytes(row, where), where)
 
     def read_fields(self, row: int) -> tuple[str, dict]:
         """(caption, metadata) of row `row`. Raises RowError."""
@@ -57,8 +63,22 @@ class IndexedRows(ABC):
         return read.caption, read.meta
 
     def count_blank_lines(self, start: int, stop: int) -> int:
-        """None: only parts have lines that could be blank."""
+        """0: only parts have lines that could be blank."""
         return 0
+
+    def _where(self, row: int) -> str:
+        """What errors call a row. Raises IndexError for a row that is not there."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
+        return f"{self.path} row {row}"
+
+    def _read_bytes(self, row: int, where: str) -> bytes:
+        """What `_decode` takes. Raises RowError."""
+        return self._file.read(int(self._index.offsets[row]), int(self._index.lengths[row]), where)
+
+    def _read_index(self, path: Path, part_bytes: int, kinds: tuple[int, ...]) -> Index | None:
+        """As `read_index`, with what else is needed."""
+        return read_index(path, part_bytes, kinds)
 
     @abstractmethod
     def _build(self) -> tuple[Path, Index]:
@@ -80,13 +100,19 @@ def indexing(path: Path, total: int, unit: str):
         raise PartError(f"cannot read {path}: {error.strerror or error}; get it again") from error
 
 
-def store_rows(path: Path, spec: IndexSpec, table: list[tuple[int, int, int, int]]) -> Index:
-    """The index of rows (offset, length, width, height) of the file `path`, stored. Raises PartError without rows."""
+def is_gzip(path: Path) -> bool:
+    """Whether a file begins as gzip does."""
+    with open(path, "rb") as file:
+        return file.read(2) == GZIP_MAGIC
+
+
+def store_rows(path: Path, spec: IndexSpec, table: list[tuple[int, int, int, int]]) -> tuple[Path, Index]:
+    """(path, index of rows (offset, length, width, height) of that file), stored. Raises PartError without rows."""
     if not table:
         raise PartError(f"{path} holds no rows; get it again or delete its line in the filelist")
     index = make_index(spec.kinds[0], *measure_file(path), table)
     store_index(path, spec, index)
-    return index
+    return path, index
 
 
 def read_image_size(path: Path) -> tuple[int, int]:
@@ -97,9 +123,22 @@ def read_image_size(path: Path) -> tuple[int, int]:
         return 0, 0
 
 
-def read_file(path: Path, where: str) -> bytes:
+def read_file(folder: Path, name: str, where: str) -> bytes:
     """The content of a file that a row names. Raises RowError "unreadable"."""
     try:
-        return path.read_bytes()
+        return (folder / name).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise RowError("unreadable", f"{where}: cannot read {path}: {getattr(error, 'strerror', error)}") from error
+        raise RowError("unreadable", f"{where}: cannot read {name}: {getattr(error, 'strerror', error)}") from error
+
+
+def find_column(columns: list[str], names: tuple[str, ...], path: Path) -> str:
+    """The first of `names` that a table has. Raises PartError."""
+    for name in names:
+        if name in columns:
+            return name
+    raise PartError(f"{path} has the columns {', '.join(columns)[:200]}; it needs one of {', '.join(names)}")
+
+
+def is_plain(value) -> bool:
+    """Whether a value of a table can be metadata."""
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))

@@ -1,22 +1,33 @@
-"""`format=csv`: a table of pictures and captions, such as `dir,text`, with a header line and quotes as RFC 4180 says.
+"""Tables that name pictures, with captions. `format=csv`: one such as `dir,text`, with a header line and quotes as RFC
+4180 says; conversion reads JSON lines by the same rules.
 
-The picture's path is taken from the folder of the table. Other columns are metadata, numbers as numbers.
+A picture's path is taken from the folder of the table. Other columns are metadata, numbers as numbers.
 """
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...utils.errors import PartError, RowError
-from .base import MAX_ROW_BYTES, IndexedRows, indexing, read_file, read_image_size, store_rows
+from .base import (
+    MAX_ROW_BYTES,
+    ROWS_TO_TRY,
+    IndexedRows,
+    find_column,
+    indexing,
+    is_plain,
+    read_file,
+    read_image_size,
+    store_rows,
+)
 from .index import CSV_RECORDS, Index
-from .index_cache import IndexSpec
-from .row import Row
-from .sample_files import decode_text
+from .index_cache import IndexSpec, stat_part
+from .row import Row, decode_text
 
-IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath")
-CAPTION_COLUMNS = ("text", "caption", "title")
+IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath", "file_name", "image_path")
+CAPTION_COLUMNS = ("text", "caption", "title", "txt", "prompt", "TEXT")
+_TEXT_COLUMNS = {*IMAGE_COLUMNS, *CAPTION_COLUMNS, "key"}  # whose numbers stay text
 
 # A field that is longer is an error of the whole table; by default that is 131,072 characters.
 csv.field_size_limit(MAX_ROW_BYTES)
@@ -29,30 +40,22 @@ class CsvTable(IndexedRows):
     spec = IndexSpec((CSV_RECORDS,))
 
     def __init__(self, path):
-        path = Path(path)
-        try:
-            with open(path, "rb") as file:
-                self._columns = next(read_records(file, path))[2]
-        except StopIteration:
-            raise PartError(f"{path} is empty; its first line should name the columns, such as dir,text") from None
-        except OSError as error:
-            raise PartError(f"cannot read {path}: {error.strerror}; correct its line in the filelist") from error
-        self._image = _find_column(self._columns, IMAGE_COLUMNS, path)
-        self._caption = _find_column(self._columns, CAPTION_COLUMNS, path)
+        stat_part(Path(path), self.spec)
+        with open(path, "rb") as file:
+            self._columns, _ = read_table(file, Path(path))
         super().__init__(path)
 
     def _build(self) -> tuple[Path, Index]:
-        total = self.path.stat().st_size
         table, with_size = [], 0
-        with open(self.path, "rb") as file, indexing(self.path, total, "B") as bar:
-            records = read_records(file, self.path)
-            next(records)
-            for offset, length, fields in records:
-                complete = len(fields) == len(self._columns)
-                size = read_image_size(self._image_path(fields)) if complete else (0, 0)
+        with open(self.path, "rb") as file, indexing(self.path, self.path.stat().st_size, "B") as bar:
+            for offset, length, fields in read_table(file, self.path)[1]:
+                size = 0, 0
+                if len(fields) == len(self._columns):
+                    name = find_image(dict(zip(self._columns, fields, strict=True)))
+                    size = read_image_size(self.path.parent / name) if name else size
                 with_size += size != (0, 0)
                 table.append((offset, length, *size))
-                if len(table) == 100 and not with_size:
+                if len(table) == ROWS_TO_TRY and not with_size:
                     break
                 bar.update(offset + length - bar.n)
         if table and not with_size:
@@ -60,37 +63,34 @@ class CsvTable(IndexedRows):
                 f"none of the first {len(table)} pictures that {self.path} names can be read; they are looked for from "
                 f"the folder {self.path.parent.resolve()}"
             )
-        return self.path, store_rows(self.path, self.spec, table)
+        return store_rows(self.path, self.spec, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
         try:
-            fields = next(csv.reader([decode_text(data, where)]))
+            fields = next(csv.reader([decode_text(data, where, "utf-8-sig")]))
         except (csv.Error, StopIteration) as error:
             raise RowError("columns", f"{where}: not a record of the table ({error})") from error
-        if len(fields) != len(self._columns):
-            raise RowError("columns", f"{where}: {len(fields)} columns where the header has {len(self._columns)}")
-        caption = " ".join(fields[self._caption].split())
-        if not caption:
-            raise RowError("empty_caption", f"{where} has no caption")
-        rest = {
-            name: number_or_text(text)
-            for place, (name, text) in enumerate(zip(self._columns, fields, strict=True))
-            if place not in (self._image, self._caption) and text
-        }
-        path = self._image_path(fields)
-        return Row(caption, read_file(path, where), {"key": path.stem, **rest})
-
-    def _image_path(self, fields: list[str]) -> Path:
-        return self.path.parent / fields[self._image]
+        return make_row(parse_record(self._columns, fields, where), self.path.parent, where)
 
 
 def list_images(path: Path) -> Iterator[Path]:
-    """The pictures that a table names, in order; those of lines that are no rows too. Raises PartError."""
+    """The pictures that a table names, in order; those of lines that are not rows too. Raises PartError."""
     with open(path, "rb") as file:
-        records = read_records(file, path)
-        _, _, columns = next(records, (0, 0, []))
-        image = _find_column(columns, IMAGE_COLUMNS, path)
+        columns, records = read_table(file, path)
+        image = columns.index(find_column(columns, IMAGE_COLUMNS, path))
         yield from (path.parent / fields[image] for _, _, fields in records if image < len(fields))
+
+
+def read_table(file, path: Path) -> tuple[list[str], Iterator[tuple[int, int, list[str]]]]:
+    """(columns, records after the header as `read_records` has them) of a file at its beginning. Raises PartError where
+    no column names pictures, or none captions."""
+    records = read_records(file, path)
+    _, _, columns = next(records, (0, 0, None))
+    if columns is None:
+        raise PartError(f"{path} is empty; its first line should name the columns, such as dir,text")
+    for names in (IMAGE_COLUMNS, CAPTION_COLUMNS):
+        find_column(columns, names, path)
+    return columns, records
 
 
 def read_records(file, path: Path) -> Iterator[tuple[int, int, list[str]]]:
@@ -102,9 +102,9 @@ def read_records(file, path: Path) -> Iterator[tuple[int, int, list[str]]]:
         for number, line in enumerate(file):
             read += len(line)
             try:
-                yield decode_text(line, f"line {number + 1}")
+                yield decode_text(line, f"line {number + 1}", "utf-8-sig")
             except RowError as error:
-                raise PartError(f"{path}: {error}; write the table in UTF-8") from error
+                raise PartError(f"{path}: {error}") from error
 
     reader = csv.reader(lines())
     start = 0
@@ -114,19 +114,47 @@ def read_records(file, path: Path) -> Iterator[tuple[int, int, list[str]]]:
                 yield start, read - start, fields
             start = read
     except csv.Error as error:
-        raise PartError(f"{path} is no table of quoted columns, at line {reader.line_num} ({error})") from error
+        raise PartError(f"{path} is not a table of quoted columns, at line {reader.line_num} ({error})") from error
 
 
-def _find_column(columns: list[str], names: tuple[str, ...], path: Path) -> int:
-    for name in names:
-        if name in columns:
-            return columns.index(name)
-    raise PartError(
-        f"{path} has the columns {', '.join(columns)[:200]}; the first line must name one of {', '.join(names)}"
-    )
+def parse_record(columns: list[str], fields: list[str], where: str) -> dict:
+    """Values by column, numbers as numbers. Raises RowError "columns"."""
+    if len(fields) != len(columns):
+        raise RowError("columns", f"{where}: {len(fields)} columns where the header has {len(columns)}")
+    named = zip(columns, fields, strict=True)
+    return {name: text if name in _TEXT_COLUMNS else _number_or_text(text) for name, text in named}
 
 
-def number_or_text(text: str) -> int | float | str:
+def find_image(values: Mapping, names: tuple[str, ...] = IMAGE_COLUMNS) -> str | None:
+    """The path of the picture that a line names, under the first of `names` that it has; None where it names none."""
+    name = _first(values, names)
+    return values[name] if name and isinstance(values[name], str) and values[name] else None
+
+
+def make_row(values: Mapping, folder: Path, where: str, names: tuple[str, ...] = IMAGE_COLUMNS) -> Row:
+    """The row of a line, its values by column; `folder` and `names` of the picture as `find_image` takes them.
+
+    Raises RowError "no_image", "no_caption", "empty_caption", "unreadable".
+    """
+    image = find_image(values, names)
+    if image is None:
+        raise RowError("no_image", f"{where} names no picture ({', '.join(names)})")
+    caption = _first(values, CAPTION_COLUMNS)
+    if caption is None:
+        raise RowError("no_caption", f"{where} has no caption ({', '.join(CAPTION_COLUMNS)})")
+    text = " ".join(str(values[caption]).split())
+    if not text:
+        raise RowError("empty_caption", f"{where} has an empty caption")
+    used = {_first(values, names), caption}
+    meta = {name: value for name, value in values.items() if name not in used and is_plain(value) and value != ""}
+    return Row(text, read_file(folder, image, where), {"key": Path(image).stem, **meta})
+
+
+def _first(values: Mapping, names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if values.get(name) is not None), None)
+
+
+def _number_or_text(text: str) -> int | float | str:
     """The number that a text spells, else the text."""
     try:
         value = json.loads(text, parse_constant=lambda _: None)

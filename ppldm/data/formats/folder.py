@@ -8,14 +8,15 @@ import json
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...utils.errors import OutputError, PartError
+from ...utils.errors import OutputError, PartError, RowError
 from ...utils.files import atomic_write, make_output_dir
 from .base import IndexedRows, indexing, read_file, read_image_size, store_rows
-from .folder_names import FolderNames, split_name
+from .folder_names import FolderNames, list_once, split_name
 from .index import FILE_NAMES, Index
 from .index_cache import IndexSpec, stat_part
+from .open_file import gone
 from .row import Row
-from .sample_files import IMAGE_SUFFIXES, SUFFIXES, assemble_row
+from .sample_files import IMAGE_SUFFIXES, assemble_row
 
 
 class ImageFolder(IndexedRows):
@@ -24,7 +25,7 @@ class ImageFolder(IndexedRows):
     spec = IndexSpec((FILE_NAMES,), copy_suffix=".names")
 
     def _build(self) -> tuple[Path, Index]:
-        listing = self.spec.copy_path(self.path, stat_part(self.path))
+        listing = self.spec.copy_path(self.path, stat_part(self.path, self.spec))
         samples, table, offset = list_samples(self.path), [], 0
         make_output_dir(listing.parent)
         with indexing(self.path, len(samples), "row") as bar, _writing(listing) as file:
@@ -36,12 +37,21 @@ class ImageFolder(IndexedRows):
                 table.append((offset, len(line), *size))
                 offset += len(line)
                 bar.update()
-        return listing, store_rows(listing, self.spec, table)
+        return store_rows(listing, self.spec, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
-        names = json.loads(data)
-        files = {split_name(name)[1]: read_file(self.path / name, where) for name in names}
-        return assemble_row(Path(names[0]).stem, files, where)
+        try:
+            return read_sample(self.path, json.loads(data), where)
+        except RowError as error:
+            if self.path.is_dir():
+                raise
+            raise gone(self.path) from error
+
+
+def read_sample(folder: Path, names: list[str], where: str) -> Row:
+    """The row of a sample's files. Raises RowError "unreadable", and as `assemble_row`."""
+    files = [(split_name(name)[1], read_file(folder, name, where)) for name in names]
+    return assemble_row(split_name(names[0])[0], files, where)
 
 
 @contextmanager
@@ -54,13 +64,10 @@ def _writing(listing: Path):
 
 
 def list_samples(folder: Path) -> FolderNames:
-    """The names of the files of each sample, sorted by base name (all before the last dot; suffixes in either case).
-
-    Hidden files, subfolders and other suffixes are no part of the format; a `.json` alone is no sample. Raises
-    PartError for a folder that is missing or without images.
-    """
+    """The names of the files of each sample, sorted by base name (all before the last dot). Raises PartError for a
+    folder that is missing or without images."""
     try:
-        samples = FolderNames(folder, frozenset(SUFFIXES), frozenset(IMAGE_SUFFIXES))
+        samples = list_once(folder)
     except OSError as error:
         raise PartError(f"cannot read the folder {folder} ({error.strerror}); correct the filelist") from error
     if not samples.has_images:

@@ -8,10 +8,12 @@ import heapq
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import Path
+
+from .sample_files import IMAGE_SUFFIXES, SUFFIXES
 
 _RUN, _BLOCK = 100_000, 1000
 # A folder that changed so short a time ago may change again within one tick of its time of change.
@@ -27,30 +29,24 @@ def split_name(name: str) -> tuple[str, str]:
 class FolderNames:
     """A sequence of the samples of a folder: each the names of its files, sorted; samples sorted by base name.
 
-    suffixes: of the files that count. is_file: of the entries that count. Hidden files do not, and a `.json` alone is
-    no sample. `has_images`: whether any name has one of `image_suffixes`. Raises OSError.
+    Files with `sample_files.SUFFIXES` count, in either case. Hidden files and folders do not, and a `.json` by itself
+    is not a sample. `has_images`: whether any name is that of an image. Raises OSError.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        suffixes: frozenset[str],
-        image_suffixes: frozenset[str],
-        is_file: Callable[[os.DirEntry], bool] = os.DirEntry.is_file,
-    ):
+    def __init__(self, folder: Path):
         self.has_images = False
         self._names, self._starts = bytearray(), array("q")
         with os.scandir(folder) as entries:
             names = (
                 entry.name
                 for entry in entries
-                if entry.name[0] != "." and split_name(entry.name)[1] in suffixes and is_file(entry)
+                if entry.name[0] != "." and split_name(entry.name)[1] in SUFFIXES and not entry.is_dir()
             )
             runs = list(_sorted_runs(names))
         for _, group in groupby(heapq.merge(*map(_read_run, runs)), key=lambda pair: pair[0]):
             own = [name for _, name in group]
             kinds = {split_name(name)[1] for name in own}
-            self.has_images |= not kinds.isdisjoint(image_suffixes)
+            self.has_images |= not kinds.isdisjoint(IMAGE_SUFFIXES)
             if kinds != {"json"}:
                 self._starts.append(len(self._names))
                 self._names += os.fsencode("\0".join(own))
@@ -82,14 +78,14 @@ def _read_run(run: list[bytes]) -> Iterator[tuple[str, str]]:
             yield split_name(name)[0], name
 
 
-def list_once(folder: Path, *rules) -> FolderNames:
+def list_once(folder: Path) -> FolderNames:
     """`FolderNames` of a folder, from memory where it has not changed since. Raises OSError."""
     changed = os.stat(folder).st_mtime_ns
     if time.time() - changed / 1e9 < _SETTLED_SECONDS:
-        return FolderNames(folder, *rules)
-    return _list_once(Path(os.path.abspath(folder)), changed, *rules)
+        return FolderNames(folder)
+    return _list_once(Path(os.path.abspath(folder)), changed)
 
 
 @lru_cache(maxsize=2)
-def _list_once(folder: Path, changed: int, *rules) -> FolderNames:
-    return FolderNames(folder, *rules)
+def _list_once(folder: Path, changed: int) -> FolderNames:
+    return FolderNames(folder)

@@ -83,12 +83,12 @@ def read_index(path, part_bytes: int, kinds: tuple[int, ...]) -> Index | None:
 
 
 def read_summary(path, part_bytes: int, kinds: tuple[int, ...]) -> IndexSummary | None:
-    """What the header alone tells; None as `read_index`."""
+    """What only the header tells; None as `read_index`."""
     return log_misfit(_read_summary, path, part_bytes, kinds)
 
 
 class Misfit(Exception):
-    """Why an index cannot serve."""
+    """Why an index, or what else describes a part, cannot serve."""
 
 
 def log_misfit(read, path, part_bytes: int, kinds: tuple[int, ...]):
@@ -137,7 +137,7 @@ def _check_header(
         raise Misfit("it is cut short")
     magic, version, kind, rows, stated_bytes, part_crc32, arrays_crc32, side, header_crc32 = _HEADER.unpack(header)
     if magic != _MAGIC or zlib.crc32(header[:-4]) != header_crc32:
-        raise Misfit("it is damaged or no index")
+        raise Misfit("it is damaged, or not an index")
     if version != _VERSION:
         raise Misfit(f"its format is version {version}, not {_VERSION}")
     if kind not in kinds:

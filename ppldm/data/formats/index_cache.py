@@ -9,18 +9,18 @@ import errno
 import hashlib
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...utils.checksums import measure_file
 from ...utils.errors import OutputError, PartError
 from ...utils.files import make_output_dir
 from ...utils.log import get_logger
+from ...utils.variables import read
 from .index import Index, read_index, write_index
 from .index_lock import build_lock
 
-_CHUNK_BYTES = 1 << 20
 # Why a file cannot be written where others read it, while elsewhere it can.
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -49,7 +49,7 @@ class IndexSpec:
 
 def cache_dir() -> Path:
     """Where everything that can be made again is kept. It need not exist."""
-    return Path(os.environ.get("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
+    return Path(read("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
 
 
 def find_stored(path: Path, spec: IndexSpec, read: Callable):
@@ -103,24 +103,20 @@ def _lock_target(path: Path, spec: IndexSpec) -> Path:
     return target
 
 
-def stat_part(path: Path) -> os.stat_result:
-    """The state of a file of rows, or of a folder. Raises PartError."""
+def stat_part(path: Path, spec: IndexSpec) -> os.stat_result:
+    """The state of a file of rows, or of a folder. Raises PartError for what cannot hold rows of that kind."""
     try:
         status = path.stat()
     except OSError as error:
         raise PartError(f"cannot read part file {path}: {error.strerror}; correct its line in the filelist") from error
     if stat.S_ISREG(status.st_mode) and status.st_size == 0:
         raise PartError(f"part file {path} is empty (0 bytes); get it again or delete its line in the filelist")
+    if not spec.copy_suffix and not stat.S_ISREG(status.st_mode):
+        raise PartError(
+            f"{path} is not a part file but a folder or device; correct its line in the filelist, or say format=folder "
+            "in a list of filelists"
+        )
     return status
-
-
-def measure_file(path: Path) -> tuple[int, int]:
-    """The bytes of a file and their CRC-32, as an index states them."""
-    crc32 = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc32 = zlib.crc32(chunk, crc32)
-        return file.tell(), crc32
 
 
 def store_index(path: Path, spec: IndexSpec, index: Index) -> None:
@@ -151,7 +147,7 @@ def _candidates(path: Path, spec: IndexSpec) -> Iterator[tuple[Path, Path, int, 
 
     Of 60,000 parts each costs what is done up to its first candidate, so that the others' names are made after it.
     """
-    status = stat_part(path)
+    status = stat_part(path, spec)
     if not spec.copy_suffix:
         for index in (spec.index_path, spec.cached_index_path):
             yield from _candidate(path, status, index(path))

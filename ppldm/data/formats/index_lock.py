@@ -2,7 +2,7 @@
 
 The owner keeps `<index>.lock` beside the index that it makes: a JSON object with host, process and time, touched every
 few seconds. An owner that died is known by its process where it is of this host, and else by a lock that was not
-touched for `STALE_SECONDS` of the waiter's own clock, so that clocks need not agree. The lock spares work alone: an
+touched for `STALE_SECONDS` of the waiter's own clock, so that clocks need not agree. The lock only spares work: an
 index is the same whoever makes it and appears by one rename, so that two owners do no harm.
 """
 

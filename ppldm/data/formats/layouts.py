@@ -1,10 +1,10 @@
 """The column orders of published part files, by name. A layout is named, by a list's `layout=` option or by `--layout`;
 it is never guessed from a path."""
 
-import difflib
 from dataclasses import dataclass
 
 from ...utils.errors import ConfigError
+from ...utils.text import nearest
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ LAYOUTS = {
 def get_layout(name: str) -> Layout:
     """The layout of a name. Raises ConfigError with the names that there are."""
     if name not in LAYOUTS:
-        near = difflib.get_close_matches(name, LAYOUTS, n=1)
-        hint = f"did you mean {near[0]}? known" if near else "known"
+        near = nearest(name, LAYOUTS)
+        hint = f"did you mean {near}? known" if near else "known"
         raise ConfigError(f"unknown layout {name!r}; {hint}: {', '.join(LAYOUTS)}")
     return LAYOUTS[name]

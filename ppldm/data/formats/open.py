@@ -22,7 +22,7 @@ from .csv_table import CsvTable
 from .folder import ImageFolder
 from .index import IndexSummary, find_smallest_side
 from .parquet.table import ParquetTable
-from .part import Part
+from .part import Part, part_spec
 from .row import Row
 from .tar import TarShard
 
@@ -53,8 +53,8 @@ class Rows(Protocol):
         """(caption, metadata) of row `row`, without its image where the format allows. Raises RowError."""
 
     def count_blank_lines(self, start: int, stop: int) -> int:
-        """Lines before the rows [start, stop), and after the last row where `stop` is len, that hold white space alone:
-        they are no rows and have no numbers. Raises RowError where they cannot be read."""
+        """Lines before the rows [start, stop), and after the last row where `stop` is len, that hold only white space:
+        they are not rows and have no numbers. Raises RowError where they cannot be read."""
 
     def close(self) -> None: ...
 
@@ -72,7 +72,7 @@ def open_part(path, source: Source) -> Rows:
 
 
 def summarize(path, source: Source) -> IndexSummary:
-    """How many rows, and how small; from the header of the index alone where that fits. Raises as `open_part`."""
+    """How many rows, and how small; only from the header of the index where that fits. Raises as `open_part`."""
     summary = _summarize(Path(path), source)
     if summary is not None:
         return summary
@@ -105,5 +105,5 @@ def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list
 def _summarize(path: Path, source: Source) -> IndexSummary | None:
     """What the index tells of a file that has one."""
     if source.format == "part":
-        return Part.summarize(path, source.layout)
+        return Part.summarize(path, part_spec(source.layout))
     return _FORMATS[source.format].summarize(path)

@@ -21,11 +21,12 @@ from pathlib import Path
 import numpy as np
 from isal import isal_zlib
 
-from ...utils.errors import PartError, RowError
+from ...utils.checksums import measure_file
+from ...utils.errors import OutputError, PartError, RowError
 from ...utils.files import atomic_write
-from ...utils.log import get_logger
 from ..select.columns import ColumnsWriter
 from ..select.sidecar import columns_key, columns_spec
+from .base import GZIP_MAGIC, IndexedRows, indexing, is_gzip
 from .gzip.packed_lines import PackedLines
 from .gzip.seek_points import read_points
 from .index import (
@@ -33,21 +34,16 @@ from .index import (
     PACKED_LINES,
     PLAIN_LINES,
     Index,
-    IndexSummary,
     log_misfit,
     make_index,
-    read_index,
-    read_summary,
     write_index,
 )
-from .index_cache import IndexSpec, find_companion, find_stored, measure_file, open_index, store, store_index
-from .layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
+from .index_cache import IndexSpec, find_companion, find_stored, store, store_index
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout
 from .open_file import OpenFile
 from .part_lines import (
-    GZIP_MAGIC,
     Line,
     PackedRows,
-    is_gzip,
     measure_lines,
     member_lines,
     packed_lines,
@@ -76,7 +72,7 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
     """Write rows as a part, then its index and its columns (`select.columns`). The same rows give the same bytes.
 
     The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
-    Raises PartError where there are no rows.
+    Raises PartError where there are no rows, OutputError.
     """
     index = write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
     return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
@@ -84,40 +80,32 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
 
 def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
     """Where the index of a part is, if its folder can be written."""
-    return _spec(layout).index_path(Path(part))
+    return part_spec(layout).index_path(Path(part))
 
 
 def drop_indexes(part) -> None:
     """Remove what describes a part beside it, for a part that is replaced or removed: index and columns."""
-    for spec in (_spec(DEFAULT_LAYOUT), columns_spec()):
+    for spec in (part_spec(), columns_spec()):
         spec.index_path(Path(part)).unlink(missing_ok=True)
 
 
-class Part:
-    """A part file whose rows can be read in any order.
-
-    `widths`, `heights`: uint16 [rows], pixels, 0 where unknown. `identity`: (bytes, CRC-32) of the file with the rows.
-    Raises PartError for a file that is missing, empty, truncated or no part at all, ConfigError for an unknown layout.
-    The file is closed by `close()` or with the last reference.
-    """
+class Part(IndexedRows):
+    """A part file. Raises ConfigError for an unknown layout. `identity`: (bytes, CRC-32) of the file."""
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
-        self.path, self._layout, self._spec = Path(path), get_layout(layout), _spec(layout)
+        self._layout, self.spec = get_layout(layout), part_spec(layout)
         self._points = self._points_file = None
-        _, self._index = open_index(self.path, self._spec, self._read_index, partial(self._build, layout))
-        self.widths, self.heights = self._index.widths, self._index.heights
-        self.identity = self._index.part_bytes, self._index.part_crc32
-        self._file = OpenFile(self.path)
+        super().__init__(path)
 
     def close(self) -> None:
         """Give the files back."""
-        self._file.close()
+        super().close()
         if self._points_file:
             self._points_file.close()
 
     def _read_index(self, path: Path, part_bytes: int, kinds: tuple[int, ...]) -> Index | None:
         """As `read_index`; of ordinary gzip, None also where the seek points are missing or those of another part."""
-        index = read_index(path, part_bytes, kinds)
+        index = super()._read_index(path, part_bytes, kinds)
         if index is None or index.kind != PACKED_LINES:
             return index
         found = find_companion(self.path, _POINTS, partial(log_misfit, read_points))
@@ -126,39 +114,25 @@ class Part:
         self._points_file, self._points = OpenFile(found[0]), found[1]
         return index
 
-    def _build(self, layout: str) -> tuple[Path, Index]:
-        _build_index(self.path, layout)
-        if found := find_stored(self.path, self._spec, self._read_index):
+    def _build(self) -> tuple[Path, Index]:
+        with indexing(self.path, self.path.stat().st_size, "B") as bar:
+            _scan(self.path, self.spec, self._layout, bar)
+        if found := find_stored(self.path, self.spec, self._read_index):
             return found
         raise PartError(f"{self.path} or its index changed while it was indexed; run again")
 
-    @staticmethod
-    def summarize(path, layout: str = DEFAULT_LAYOUT) -> IndexSummary | None:
-        """What the header of the index alone tells; None where there is no index. Raises PartError."""
-        found = find_stored(Path(path), _spec(layout), read_summary)
-        return found[1] if found else None
-
-    def __len__(self) -> int:
-        return len(self._index.offsets)
-
-    def read(self, row: int) -> Row:
-        """Row `row` of [0, len). Raises RowError, naming part and row, where it is damaged."""
-        return decode_row(self._read_line(row, None), self._where(row), self._layout)
+    def _decode(self, data: bytes, where: str) -> Row:
+        return decode_row(data, where, self._layout)
 
     def read_line(self, row: int) -> bytes:
         """The text of row `row`, all columns and the newline, be it a good row or not. Raises RowError "gzip"."""
-        return self._read_line(row, None)
+        return self._read_bytes(row, self._where(row))
 
     def read_fields(self, row: int) -> tuple[str, dict]:
         """(caption, metadata) of row `row`, without its image. Raises RowError where they are damaged."""
-        fields = decode_text_columns(self._read_line(row, _HEAD_BYTES), self._where(row), self._layout)
-        if fields is None:
-            whole = self.read(row)
-            return whole.caption, whole.meta
-        return fields
-
-    def _where(self, row: int) -> str:
-        return f"{self.path} row {row}"
+        where = self._where(row)
+        fields = decode_text_columns(self._read_bytes(row, where, _HEAD_BYTES), where, self._layout)
+        return super().read_fields(row) if fields is None else fields
 
     def count_blank_lines(self, start: int, stop: int) -> int:
         """As `ppldm.data.formats.open.Rows` has it."""
@@ -186,11 +160,9 @@ class Part:
     def _read_text(self, start: int, stop: int, where: str, limit: int | None = None) -> bytes:
         return self._points.read(self._file, self._points_file, start, stop, where, limit)
 
-    def _read_line(self, row: int, limit: int | None) -> bytes:
+    def _read_bytes(self, row: int, where: str, limit: int | None = None) -> bytes:
         """The line of a row; or the part of it that its first `limit` stored bytes hold, and no more than that many."""
-        if not 0 <= row < len(self):
-            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
-        offset, length, where = int(self._index.offsets[row]), int(self._index.lengths[row]), self._where(row)
+        offset, length = int(self._index.offsets[row]), int(self._index.lengths[row])
         if self._index.kind == PACKED_LINES:
             text = self._read_text(offset, offset + length, where, limit)
             if limit is not None:
@@ -223,18 +195,25 @@ def inflate_members(data: bytes, where: str) -> bytes:
     return text
 
 
-def _spec(layout: str) -> IndexSpec:
+def part_spec(layout: str = DEFAULT_LAYOUT) -> IndexSpec:
+    """Where the index of a part that is read by a layout lies."""
     suffix = ".idx" if layout == DEFAULT_LAYOUT else f".{layout}.idx"
     return IndexSpec((GZIP_MEMBERS, PLAIN_LINES, PACKED_LINES), suffix)
 
 
 def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
     """Write (line, image size) pairs, each as its own gzip member, then the columns and the index. Raises PartError
-    without lines."""
-    with atomic_write(columns_spec().index_path(path)) as file:
-        columns = ColumnsWriter(file)
-        index = _write_members(path, _noted(lines, columns))
-        columns.finish(columns_key((index.part_bytes, index.part_crc32), len(index.offsets)))
+    without lines, OutputError."""
+    try:
+        with atomic_write(columns_spec().index_path(path)) as file:
+            columns = ColumnsWriter(file)
+            index = _write_members(path, _noted(lines, columns))
+            columns.finish(columns_key((index.part_bytes, index.part_crc32), len(index.offsets)))
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; make room or choose another folder, then run the same "
+            "command again"
+        ) from error
     return index
 
 
@@ -278,33 +257,18 @@ def _compress(line: bytes) -> bytes:
     return b"".join((_MEMBER_HEADER, isal_zlib.compress(line, 1, -15), size))
 
 
-def _build_index(path: Path, layout: str) -> None:
-    """Index a part and store the result, after the seek points of ordinary gzip."""
-    if not path.is_file():
-        raise PartError(
-            f"{path} is not a part file but a folder or device; correct its line in the filelist, or say "
-            "format=folder in a list of filelists"
-        )
-    get_logger().info("indexing %s, once", path)
-    index = _scan(path, layout)
-    store_index(path, _spec(layout), index)
-
-
-def _scan(path: Path, layout: str) -> Index:
-    """Read a whole part once."""
-    columns = get_layout(layout)
-    if not is_gzip(path):
-        return make_index(PLAIN_LINES, *measure_file(path), _tabulate(measure_lines(path, plain_lines, columns)))
+def _scan(path: Path, spec: IndexSpec, layout: Layout, bar) -> None:
+    """Read a whole part once and store its index, after the seek points of ordinary gzip."""
+    packed, kind = None, GZIP_MEMBERS if is_gzip(path) else PLAIN_LINES
     try:
-        table = _tabulate(measure_lines(path, member_lines, columns))
-        return make_index(GZIP_MEMBERS, *measure_file(path), table)
+        table = _tabulate(measure_lines(member_lines if kind == GZIP_MEMBERS else plain_lines, path, layout, bar))
     except PackedRows:
-        pass
-    packed = PackedLines()
-    table = _tabulate(measure_lines(path, partial(packed_lines, packed), columns))
-    measured = measure_file(path)
-    store(path, _POINTS, lambda target: packed.write_points(target, *measured))
-    return make_index(PACKED_LINES, *measured, table)
+        packed, kind = PackedLines(), PACKED_LINES
+        table = _tabulate(measure_lines(partial(packed_lines, packed), path, layout, bar))
+    index = make_index(kind, *measure_file(path), table)
+    if packed:
+        store(path, _POINTS, lambda target: packed.write_points(target, index.part_bytes, index.part_crc32))
+    store_index(path, spec, index)
 
 
 def _tabulate(lines: Iterable[tuple[Line, tuple[int, int]]]) -> list[tuple[int, int, int, int]]:

@@ -1,6 +1,6 @@
 """The rows of a part file, found by reading it once: plain text, a gzip member a row, or ordinary gzip.
 
-What a part is, its first bytes say, not its name. A blank line, one of white space alone, is no row and has no number.
+What a part is, its first bytes say, not its name. A blank line, of only white space, is not a row and has no number.
 """
 
 import gzip
@@ -9,17 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...utils.errors import PartError, RowError
-from ...utils.log import progress
 from ..images.decode import image_size
+from .base import MAX_ROW_BYTES, ROWS_TO_TRY, is_gzip
 from .gzip.packed_lines import DamagedStream, PackedLines
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
 from .row import Row, decode_row
 
-GZIP_MAGIC = b"\x1f\x8b"
-MAX_ROW_BYTES = 1 << 28
 _CHUNK_BYTES = 1 << 17
-# Of a file that is no part at all, no row can be read; this many are tried before saying so.
-_ROWS_TO_TRY = 100
 
 # (offset, length, line): where a row is in its file, and its text with the newline.
 Line = tuple[int, int, bytes]
@@ -29,12 +25,6 @@ class PackedRows(Exception):
     """A gzip member is not exactly one line."""
 
 
-def is_gzip(path: Path) -> bool:
-    """Whether a file begins as gzip does."""
-    with open(path, "rb") as file:
-        return file.read(2) == GZIP_MAGIC
-
-
 def row_size(row: Row) -> tuple[int, int]:
     """(width, height) in pixels: what the metadata state, else the image's own; (0, 0) where that is none."""
     size = row.meta.get("width"), row.meta.get("height")
@@ -42,17 +32,14 @@ def row_size(row: Row) -> tuple[int, int]:
 
 
 def measure_lines(
-    path: Path, lines_of: Callable[..., Iterator[Line]], layout: Layout
+    lines_of: Callable[..., Iterator[Line]], path: Path, layout: Layout, bar
 ) -> Iterator[tuple[Line, tuple[int, int]]]:
-    """The rows of a file with their image sizes, under a progress bar.
+    """The rows of a file with their image sizes. bar: of progress, over the file's bytes.
 
     Raises PartError where none of the first rows can be read: then the file is something else.
     """
     rows, readable, first_error = 0, 0, None
-    with (
-        open(path, "rb") as file,
-        progress(total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, delay=3) as bar,
-    ):
+    with open(path, "rb") as file:
         for line in lines_of(file, path):
             if len(line[2]) > MAX_ROW_BYTES:
                 raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path, layout)}")
@@ -63,7 +50,7 @@ def measure_lines(
                 size = 0, 0
                 first_error = first_error or error
             rows += 1
-            if rows == _ROWS_TO_TRY and not readable:
+            if rows == ROWS_TO_TRY and not readable:
                 break
             yield line, size
             bar.update(file.tell() - bar.n)

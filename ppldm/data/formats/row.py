@@ -1,8 +1,8 @@
-"""The row format, known to this file alone.
+"""The row format, known only to this file.
 
 A row is one line of text: caption TAB metadata TAB base64 of an encoded image, and whatever further columns a foreign
 writer added. The second column is ignored by every reader of the published format; ours is a compact JSON object, or
-empty. Other published column orders are read by a `Layout`; rows are written in this one alone. Text is UTF-8, else
+empty. Other published column orders are read by a `Layout`; rows are written only in this one. Text is UTF-8, else
 GB18030, in which no byte of a character can be a tab or a newline.
 """
 
@@ -47,7 +47,7 @@ def encode_text_columns(caption: str, meta: dict) -> bytes:
     try:
         text = _dump(meta) if meta else ""
     except (TypeError, ValueError) as error:
-        raise RowError("meta", f"metadata without a JSON form ({error}); leave the field out") from error
+        raise RowError("meta", f"metadata without a JSON form ({error}); omit the field") from error
     # A lone surrogate, as broken JSON sources have, becomes "?".
     return f"{caption}\t{text}\t".encode("utf-8", "replace")
 
@@ -79,7 +79,7 @@ def decode_text_columns(head: bytes, where: str, layout: Layout) -> tuple[str, d
 def _decode_texts(columns: list[bytes], where: str, layout: Layout) -> tuple[list[str], dict]:
     """(one caption or more, metadata)."""
     places = [layout.caption, *([] if layout.meta is None else [layout.meta])]
-    texts = _decode_text(b"\t".join(columns[place] for place in places), where).split("\t")
+    texts = decode_text(b"\t".join(columns[place] for place in places), where).split("\t")
     meta = {} if layout.meta is None else _load_meta(texts[-1])
     caption = texts[0]
     if layout.caption_keys:
@@ -98,7 +98,7 @@ def _dump(meta: dict) -> str:
 
 
 def _load_meta(text: str) -> dict:
-    """Foreign writers put anything here ("NONE", a number, nothing): all that is no JSON object means "unknown"."""
+    """Foreign writers put anything here ("NONE", a number, nothing): all that is not a JSON object means "unknown"."""
     if not text.startswith("{"):
         return {}
     try:
@@ -107,13 +107,15 @@ def _load_meta(text: str) -> dict:
         return {}
 
 
-def _decode_text(data: bytes, where: str) -> str:
-    for encoding in ("utf-8", "gb18030"):
+def decode_text(data: bytes, where: str, utf8: str = "utf-8") -> str:
+    """Text of UTF-8, else GB18030. utf8: "utf-8-sig" for files that may begin with a mark. Raises RowError
+    "encoding"."""
+    for encoding in (utf8, "gb18030"):
         try:
             return data.decode(encoding)
         except UnicodeDecodeError:
             continue
-    raise RowError("encoding", f"{where}: the text is neither UTF-8 nor GB18030; write the part again in UTF-8")
+    raise RowError("encoding", f"{where} is neither UTF-8 nor GB18030 text; write it again in UTF-8")
 
 
 def _decode_image_column(data: bytes, where: str) -> bytes:

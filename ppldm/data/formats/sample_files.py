@@ -8,25 +8,28 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...utils.errors import RowError
-from .row import Row
+from .row import Row, decode_text
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 SUFFIXES = (*IMAGE_SUFFIXES, "txt", "json", "cls")
 
 
-def assemble_row(key: str, files: Mapping[str, bytes], where: str, prompts: Mapping[str, str] | None = None) -> Row:
-    """The row of base name `key`, `files` being content by suffix. With `prompts`, the class tells the caption.
+def assemble_row(
+    key: str, files: Sequence[tuple[str, bytes]], where: str, prompts: Mapping[str, str] | None = None
+) -> Row:
+    """The row of base name `key`, `files` being (suffix, content). With `prompts`, the class tells the caption.
 
     Raises RowError "no_image", "two_images", "no_caption", "empty_caption", "class", "encoding", "metadata".
     """
-    images = [suffix for suffix in IMAGE_SUFFIXES if suffix in files]
+    images = [suffix for suffix, _ in files if suffix in IMAGE_SUFFIXES]
     if not images:
         raise RowError("no_image", f"{where}: {key!r} has no image ({', '.join(IMAGE_SUFFIXES)}) of its base name")
     if len(images) > 1:
         raise RowError("two_images", f"{where}: {key!r} has {len(images)} images ({', '.join(images)})")
+    files = dict(files)
     if prompts is not None and "cls" in files:
         caption = _find_prompt(files["cls"], prompts, f"{where}: {key!r}")
     elif "txt" in files:
@@ -40,7 +43,7 @@ def assemble_row(key: str, files: Mapping[str, bytes], where: str, prompts: Mapp
 
 def decode_caption(data: bytes, where: str) -> str:
     """The caption of a text file, UTF-8 or else GB18030. Raises RowError "encoding", "empty_caption"."""
-    caption = " ".join(decode_text(data, where).split())
+    caption = " ".join(decode_text(data, where, "utf-8-sig").split())
     if not caption:
         raise RowError("empty_caption", f"{where} has no text in it")
     return caption
@@ -52,22 +55,14 @@ def decode_meta(data: bytes, where: str) -> dict:
     Raises RowError "encoding", "metadata".
     """
     try:
-        meta = json.loads(decode_text(data, where), parse_constant=lambda _: None, parse_float=_finite_or_none)
+        meta = json.loads(
+            decode_text(data, where, "utf-8-sig"), parse_constant=lambda _: None, parse_float=_finite_or_none
+        )
     except (ValueError, RecursionError) as error:
         raise RowError("metadata", f"{where} is not JSON ({error})") from error
     if not isinstance(meta, dict):
         raise RowError("metadata", f"{where} holds a JSON {type(meta).__name__}, not an object")
     return meta
-
-
-def decode_text(data: bytes, where: str) -> str:
-    """UTF-8, with or without its byte order mark, else GB18030, as in part files. Raises RowError "encoding"."""
-    for encoding in ("utf-8-sig", "gb18030"):
-        try:
-            return data.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-    raise RowError("encoding", f"{where} is neither UTF-8 nor GB18030 text")
 
 
 def _finite_or_none(text: str) -> float | None:

@@ -2,26 +2,26 @@
 
 Files that follow one another and share a base name (all before the first dot of the file's name) are one sample; its
 parts are those of `sample_files`, other files of the name are ignored. A suffix that comes a second time starts a
-new sample. Folders, hidden files and names between double underscores are no samples.
+new sample. Folders, hidden files and names between double underscores are not samples.
 
 The index says from where to where a sample reaches, headers included, so that one read brings it with its names: what
 is not a whole sample of one base name is a bad row, never a picture under the caption of another.
 """
 
 import io
-import json
 import re
 import tarfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from ...utils.checksums import checksum_json
 from ...utils.errors import ConfigError, PartError, RowError
+from ...utils.files import read_json_object
 from ...utils.log import get_logger
 from ..images.decode import image_size
-from .base import MAX_ROW_BYTES, IndexedRows, indexing, store_rows
+from .base import MAX_ROW_BYTES, ROWS_TO_TRY, IndexedRows, indexing, is_gzip, store_rows
 from .index import TAR_SAMPLES, Index
 from .index_cache import IndexSpec
 from .row import Row
@@ -43,27 +43,30 @@ class TarShard(IndexedRows):
         self._prompts = read_class_prompts(str(idx_to_prompt)) if idx_to_prompt else None
         super().__init__(path)
         if self._prompts is not None:  # which change the captions
-            self.identity += (zlib.crc32(json.dumps(self._prompts, sort_keys=True).encode()),)
+            self.identity += (checksum_json(self._prompts),)
 
     def _build(self) -> tuple[Path, Index]:
-        _refuse_what_is_no_tar(self.path)
+        if is_gzip(self.path):
+            raise PartError(
+                f"{self.path} is compressed, so that its rows cannot be read at random; unpack it with gzip -d"
+            )
         with open(self.path, "rb") as file, indexing(self.path, self.path.stat().st_size, "B") as bar:
             table = []
             for start, stop, images in _samples(file, self.path):
                 if stop - start > MAX_ROW_BYTES:
-                    raise PartError(f"{self.path} row {len(table)} is over {MAX_ROW_BYTES} bytes long; leave it out")
+                    raise PartError(f"{self.path} row {len(table)} is over {MAX_ROW_BYTES} bytes long; omit it")
                 size = (0, 0)
                 if len(images) == 1:
                     file.seek(images[0][0])
                     size = image_size(file.read(images[0][1]))
                 table.append((start, stop - start, *size))
                 bar.update(stop - bar.n)
-        if table and not any(height for *_, height in table[:100]):
+        if table and not any(height for *_, height in table[:ROWS_TO_TRY]):
             raise PartError(
                 f"{self.path} is a tar, but none of its first samples has an image ({', '.join(IMAGE_SUFFIXES)}); "
                 "correct the filelist"
             )
-        return self.path, store_rows(self.path, self.spec, table)
+        return store_rows(self.path, self.spec, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
         files, keys = {}, set()
@@ -78,30 +81,17 @@ class TarShard(IndexedRows):
             raise RowError("tar", f"{where}: damaged tar data ({error}); get the tar again") from error
         if not whole or len(keys) != 1:
             raise RowError("tar", f"{where}: the tar has changed since it was indexed, or is damaged; get it again")
-        return assemble_row(keys.pop(), files, where, self._prompts)
+        return assemble_row(keys.pop(), [*files.items()], where, self._prompts)
 
 
 @lru_cache(maxsize=16)
 def read_class_prompts(path: str) -> dict[str, str]:
     """The captions of classes by number, from a JSON object. Raises ConfigError."""
-    try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read idx_to_prompt={path}: {error.strerror}; name a JSON file") from error
-    except ValueError as error:
-        raise ConfigError(f"idx_to_prompt={path} is not JSON ({error})") from error
-    if not isinstance(table, dict) or not all(isinstance(prompt, str) for prompt in table.values()):
-        raise ConfigError(f'idx_to_prompt={path} must be a JSON object of captions by class, such as {{"0": "tench"}}')
+    remedy = 'idx_to_prompt= names a JSON file of captions by class, such as {"0": "tench"}'
+    table = read_json_object(path, ConfigError, remedy)
+    if not all(isinstance(prompt, str) for prompt in table.values()):
+        raise ConfigError(f"{path} holds a caption that is not text; {remedy}")
     return table
-
-
-def _refuse_what_is_no_tar(path: Path) -> None:
-    if not path.is_file():
-        raise PartError(f"{path} is no tar but a folder or device; correct its line in the filelist")
-    with open(path, "rb") as file:
-        start = file.read(_BLOCK)
-    if start.startswith(b"\x1f\x8b"):
-        raise PartError(f"{path} is compressed, so that its rows cannot be read at random; unpack it with gzip -d")
 
 
 def _samples(file, path: Path) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
@@ -134,7 +124,7 @@ def _open_tar(file, path: Path) -> Iterator[tarfile.TarFile]:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             yield tar
     except _DAMAGED as error:
-        raise PartError(f"{path} is no tar, or damaged or truncated ({error}); get it again") from error
+        raise PartError(f"{path} is not a tar, or is damaged or truncated ({error}); get it again") from error
 
 
 def _grouped(tar: tarfile.TarFile) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:

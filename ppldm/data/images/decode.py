@@ -109,7 +109,7 @@ def _decode_plain_jpeg(image: bytes, **how) -> np.ndarray | None:
 
 
 def _may_be_turned(jpeg: bytes) -> bool:
-    """Looks at the segments before the pixels alone; those are fifty times as long."""
+    """Looks only at the segments before the pixels; those are fifty times as long."""
     place = len(_JPEG_START) - 1
     while jpeg[place : place + 1] == b"\xff" and jpeg[place + 1 : place + 2] != _START_OF_SCAN:
         length = int.from_bytes(jpeg[place + 2 : place + 4], "big")

@@ -2,7 +2,7 @@
 
 A filter is linear and separable: each output row is a weighted sum of a few input rows, and so for columns. The weights
 of an axis are Pillow's, in its fixed point of 22 bits; columns are done first and rounded to 8 bits, then rows, as
-Pillow does. So the result equals a crop of Pillow's resized whole image in every bit, at the cost of the crop alone.
+Pillow does. So the result equals a crop of Pillow's resized whole image in every bit, at the cost of the crop only.
 "area" is the mean of what an output pixel covers, as OpenCV's INTER_AREA; where it enlarges, it is "bilinear".
 
 The compiled loops run along contiguous pixels, for the processor's vector units; hence a transposition before each

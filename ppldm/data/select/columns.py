@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from isal import isal_zlib
 
+from ..formats.index import Misfit
 from .evaluate import Distinct
 
 # Part of every file: a change of what is in it must change it.
@@ -125,7 +126,7 @@ def _hashable(value):
 
 
 def _as_floats(values: list) -> np.ndarray | None:
-    """Numbers as float32, else float64, where each is held exactly; None where one is not, or is no number."""
+    """Numbers as float32, else float64, where each is held exactly; None where one is not, or is not a number."""
     for value in values:
         if type(value) is int:
             if not -_LARGEST_EXACT <= value <= _LARGEST_EXACT:
@@ -136,10 +137,6 @@ def _as_floats(values: list) -> np.ndarray | None:
     with np.errstate(over="ignore"):
         short = numbers.astype("<f4")
     return short if np.array_equal(short, numbers) else numbers
-
-
-class Misfit(Exception):
-    """Why a file of columns cannot serve."""
 
 
 class Columns:

@@ -33,7 +33,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 # What a value can be compared with.
 _MISSING, _NUMERIC, _TEXT, _TRUTH, _OTHER = range(5)
 _COMPARABLE = (_NUMERIC, _TEXT, _TRUTH)
-_KIND_NAMES = {_NUMERIC: "number", _TEXT: "text"}
+_KIND_NAMES = {_NUMERIC: "a number", _TEXT: "text"}
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _no_order(left: Field | Literal, right: Field | Literal) -> str:
     if isinstance(left, Field) and isinstance(right, Field):
         return f"where: {left} and {right} have no order"
     field, literal = (left, right) if isinstance(left, Field) else (right, left)
-    return f"where: {field} is no {_KIND_NAMES[_kind(literal.value)]}"
+    return f"where: {field} is not {_KIND_NAMES[_kind(literal.value)]}"
 
 
 def _classify(values: Sequence | Distinct) -> _Column:

@@ -6,7 +6,7 @@
     in           field in (value, value, ...), field not in (...)
     and or not   and parentheses; `and` binds more tightly than `or`
     values       numbers, "text" or 'text' (with \\" \\' \\\\), true, false
-    fields       words; a name that is no word goes between backquotes: `my key`
+    fields       words; a name that is not a word goes between backquotes: `my key`
 
 `str` of an expression is its one spelling; parsing that gives the expression again.
 """
@@ -137,7 +137,7 @@ def parse_comparison(field: str, comparison: str) -> Expression:
 
 
 def parse_lambda(field: str, rule: str) -> Expression | None:
-    """A rule such as `lambda s: s > 4.5` on a field; None where it is no lambda. Raises ConfigError."""
+    """A rule such as `lambda s: s > 4.5` on a field; None where it is not a lambda. Raises ConfigError."""
     head = _LAMBDA.match(rule)
     return _Parser(rule, rule, head.end(), {head["name"]: _make_field(field)}).parse() if head else None
 
@@ -160,7 +160,7 @@ def field_names(expression: Expression) -> set[str]:
 
 def _make_field(name: str) -> Field:
     if not name or "`" in name:
-        raise ConfigError(f"--where: {name!r} is no name of a field")
+        raise ConfigError(f"--where: {name!r} is not the name of a field")
     return Field(name)
 
 
@@ -257,7 +257,7 @@ class _Parser:
                 break
             value = self._operand()
             if not isinstance(value, Literal):
-                raise self._error("a list holds numbers, text, true and false alone")
+                raise self._error("a list holds only numbers, text, true and false")
             values.append(value)
         if not self._take(closing):
             raise self._error(f"a comma or {closing} is due")

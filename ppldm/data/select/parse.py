@@ -19,7 +19,7 @@ import yaml
 from ...utils.errors import ConfigError
 from .expression import Expression, all_of, parse_comparison, parse_expression, parse_lambda
 
-# The beginning of YAML or JSON that is no expression: a list, an object, or `key: ...`.
+# The beginning of YAML or JSON that is not an expression: a list, an object, or `key: ...`.
 _STRUCTURED = re.compile(r"""\s*(?:[\[{]|-\s|(?:[\w. -]+|"[^"]*"|'[^']*'):\s)""")
 
 _HEADINGS = ("filters", "dataset_filters")

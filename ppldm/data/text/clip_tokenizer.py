@@ -15,8 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import RobertaProcessing
 
 from ...utils.errors import ConfigError
-from ...utils.files import make_output_dir, write_json
-from .tokenizer import read_tokenizer_json
+from ...utils.files import make_output_dir, read_json_object, write_json
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 _WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")
@@ -30,7 +29,7 @@ class ClipTokenizer:
         self.folder, self.max_length = Path(folder), max_length
         if max_length < 3:
             raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
-        self.ids = read_tokenizer_json(self.folder / "vocab.json")
+        self.ids = read_json_object(self.folder / "vocab.json", ConfigError)
         try:
             lines = (self.folder / "merges.txt").read_text(encoding="utf-8").splitlines()
         except OSError as error:
@@ -100,7 +99,7 @@ class ClipTokenizer:
         """The folder's own, which is END in Stable Diffusion 1 and "!" in 2."""
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             path = self.folder / name
-            token = read_tokenizer_json(path).get("pad_token") if path.is_file() else None
+            token = read_json_object(path, ConfigError).get("pad_token") if path.is_file() else None
             if token:
                 return str(token.get("content") if isinstance(token, dict) else token)
         return END

@@ -4,8 +4,6 @@ for every character that both know (their Unicode tables differ in age).
 A tokenizer is a `vocab.txt`, one token a line, the line number its id, and whether text is lower-cased.
 """
 
-import json
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,12 +16,14 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, Sequence, Split
 from tokenizers.processors import BertProcessing
 
 from ...utils.errors import ConfigError
-from ...utils.files import make_output_dir, write_json, write_text
+from ...utils.files import make_output_dir, read_json_object, write_json, write_text
 from ...utils.offline import is_offline
-from ...utils.world import World, barrier
+from ...utils.rank_watch import barrier
+from ...utils.variables import set_for_libraries
+from ...utils.world import World
 
 # The loader's workers are the parallelism: threads of the Rust library do not survive their fork.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+set_for_libraries({"TOKENIZERS_PARALLELISM": "false"})
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _PAD, _UNK, _CLS, _SEP, _MASK = SPECIAL_TOKENS
@@ -166,24 +166,11 @@ def _read_vocab(path: Path) -> list[str]:
 def _read_lower_case(folder: Path) -> bool:
     """As PaddleNLP: true where the folder does not say."""
     path = folder / "tokenizer_config.json"
-    return bool(read_tokenizer_json(path).get("do_lower_case", True)) if path.is_file() else True
-
-
-def read_tokenizer_json(path: Path) -> dict:
-    """The object in a JSON file of a tokenizer. Raises ConfigError."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; copy it again") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}); copy it again") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no JSON object; copy it again")
-    return value
+    return bool(read_json_object(path, ConfigError).get("do_lower_case", True)) if path.is_file() else True
 
 
 def _fetch(name: str, max_length: int, offline: bool) -> tuple[list[str], int, bool]:
-    """The arguments of a CaptionTokenizer by name: from PaddleNLP's cache, into which rank 0 alone downloads."""
+    """The arguments of a CaptionTokenizer by name: from PaddleNLP's cache, into which only rank 0 downloads."""
     import paddlenlp.transformers
     from paddlenlp.utils.env import MODEL_HOME
 

@@ -11,16 +11,15 @@ others give up, is written as U+FFFD; a lone surrogate, which UTF-8 does not hav
     FOLDER/NAME.csv                     where the shards lie in FOLDER itself, NAME being that of FOLDER
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterable
-from json import dumps
 from pathlib import Path
 
 from ...data.formats.sample_files import decode_caption, decode_meta
 from ...utils.errors import ConfigError, DataError, RowError
 from ...utils.files import atomic_write, local_path
 from ...utils.log import get_logger, progress
+from ...utils.report import print_report
 from ..download.metadata import natural_key
 
 _HEADER = ("dir", "text")
@@ -39,8 +38,7 @@ def annotate(
     For trainers that read CSV files; `ppldm convert` needs none of them.
     """
     report = annotate_folder(local_path(folder), save_csv_per_img_folder, folder_prefix)
-    lines = [f"{path}: {counts['lines']:,} lines{_describe_skipped(counts)}" for path, counts in report.items()]
-    sys.stdout.write((dumps(report, indent=2) if json else "\n".join(lines)) + "\n")
+    print_report(report, _describe, json)
     return report
 
 
@@ -50,7 +48,7 @@ def annotate_folder(folder: Path, per_shard: bool = False, folder_prefix: str = 
     `folder_prefix` stands before every `dir`. Raises ConfigError, DataError.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; name the one that holds part_1, part_2, ...")
+        raise ConfigError(f"{folder} is not a folder; name the one that holds part_1, part_2, ...")
     parts = {folder / f"{part.name}.csv": _list_shards(part) for part in sorted(folder.glob("part_*"), key=natural_key)}
     if not any(parts.values()):
         parts = {folder / f"{folder.absolute().name}.csv": _list_shards(folder)}
@@ -160,6 +158,10 @@ def _record(fields: Iterable) -> str:
 def _quote(field) -> str:
     text = str(field).replace("\0", "\ufffd")
     return '"' + text.replace('"', '""') + '"' if _QUOTED.intersection(text) else text
+
+
+def _describe(report: dict[str, dict]) -> str:
+    return "\n".join(f"{path}: {counts['lines']:,} lines{_describe_skipped(counts)}" for path, counts in report.items())
 
 
 def _describe_skipped(counts: dict) -> str:

@@ -3,7 +3,7 @@
 Laws. Rows in = rows out + rows skipped, by reason. Encoded images pass through untouched unless a treatment is asked
 for; each is decoded once, as training will, as the check. The units of the source (`convert.source`) are cut into
 spans of rows_per_part rows, and each span makes a part, whether or not its rows can be used. A part is a function of
-its span alone, so the output is the same to the byte for any number of processes or machines and after any
+only its span, so the output is the same to the byte for any number of processes or machines and after any
 interruption. A part is finished when its record in `.convert/` is there and fits both the input and the part
 (`ppldm.utils.jobs` has the rule).
 
@@ -16,31 +16,33 @@ interruption. A part is finished when its record in `.convert/` is there and fit
 
 import hashlib
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
+from ...data.bad_rows import EXAMPLES_PER_REASON
 from ...data.filelist import write_filelist
 from ...data.formats.part import drop_indexes, index_path, write_part
 from ...data.formats.row import Row
 from ...data.images.decode import check_pixels, decode_pixels
-from ...utils.errors import ConfigError, DataError, OutputError, PpldmError, RowError
-from ...utils.files import file_sha256, local_path, read_json, write_json
-from ...utils.jobs import JobFolder, as_json, earlier_input, has_key, list_pieces, take_fingerprint, take_state
+from ...utils.checksums import file_sha256
+from ...utils.errors import ConfigError, DataError, PpldmError, RowError
+from ...utils.files import local_path, write_json
+from ...utils.jobs import JobFolder, find_finished, finish, list_pieces, make_key, take_state
 from ...utils.log import get_logger, progress
+from ...utils.report import print_report
 from ...utils.workers import check_workers, map_unordered
 from ..provenance.forgotten import FORGOTTEN, read_forgotten
 from ..spark import is_submitted, spark_session
-from .converted import EXAMPLES_PER_REASON, merge_records, refuse_bad_source
+from .converted import merge_records, refuse_bad_source
+from .packed import PACKED, PackedUnit, pack
 from .reencode import Treatment, treat
-from .source import LoadableRow, Span, Unit, find_units
-from .source_packed import PACKED, PackedUnit, pack
+from .source import find_units
+from .units import SourceRow, Span, Unit
 
 _MANY_SMALL_PARTS = 4  # so many times more parts than packed folders make deserve a word
 # Part of every record: a change of what is written for the same input must change it.
@@ -84,14 +86,11 @@ def convert(
     treatment = Treatment(size, quality, format, min_size, normalise)
     if dry_run:
         summary = plan_conversion(folder, out, rows_per_part, treatment, num_workers, pack_folders, name, redo)
-        text = (
-            f"{summary['rows_in']} rows, {summary['parts']} part(s) of which {summary['parts_finished']} finished; "
-            "nothing was written"
-        )
+        print_report(summary, _describe_plan, json)
     else:
         summary = convert_source(folder, out, name, rows_per_part, treatment, num_workers, master, pack_folders, redo)
-        text = describe(summary) + f"\ntrain with --file_list {Path(out, name)}.filelist.list"
-    sys.stdout.write((dumps(summary, indent=2, ensure_ascii=False) if json else text) + "\n")
+        advice = f"\ntrain with --file_list {Path(out, name)}.filelist.list"
+        print_report(summary, lambda manifest: describe(manifest) + advice, json)
 
 
 convert.aliases = {"--normalize": "--normalise"}
@@ -156,8 +155,13 @@ def plan_conversion(
     job, settings, num_workers = _prepare(source, out, name, rows_per_part, treatment, num_workers, pack_folders)
     job.check(settings, redo)
     tasks = _make_tasks(source, Path(out), rows_per_part, treatment, num_workers, pack_folders)
-    finished = sum(_finished_record(task, task.key()) is not None for task in tasks)
+    finished = sum(find_finished(task.record_path, task.key(), partial(_is_whole, task)) is not None for task in tasks)
     return {"rows_in": sum(task.span.rows for task in tasks), "parts": len(tasks), "parts_finished": finished}
+
+
+def _describe_plan(plan: dict) -> str:
+    parts = f"{plan['parts']} part(s) of which {plan['parts_finished']} finished"
+    return f"{plan['rows_in']} rows, {parts}; nothing was written"
 
 
 def describe(manifest: dict) -> str:
@@ -190,11 +194,8 @@ class _PartTask:
     def key(self) -> dict:
         """Settings, and the fingerprint of the input. It covers times of change, so it is kept out of the manifest."""
         place = {"version": _RECORD_VERSION, "unit": self.unit.path.name, "start": self.span.start}
-        earlier = earlier_input(read_json(self.record_path))
-        return {
-            "settings": as_json(place | {"rows": self.span.rows} | vars(self.treatment)),
-            "input": take_fingerprint(self.unit.input_pieces(self.span), earlier),
-        }
+        settings = place | {"rows": self.span.rows} | vars(self.treatment)
+        return make_key(settings, self.unit.input_pieces(self.span), self.record_path)
 
 
 def _prepare(
@@ -286,38 +287,28 @@ def _try_to_make_part(task: _PartTask) -> tuple[dict | None, PpldmError | None]:
 def _make_part(task: _PartTask) -> dict:
     """Write one part unless it is finished; return its record, with `kept` saying which."""
     key = task.key()  # before the first byte is read, so that a later change is seen
-    record = _finished_record(task, key)
-    if record is not None:
-        facts = {"key": key, "output": _output_state(task)}
-        if record | facts != record:
-            write_json(task.record_path, record | facts)
-        return record | {"kept": True}
-    # From here to the end of the conversion the old manifest would lie.
-    Path(task.path.parent.parent, "manifest.json").unlink(missing_ok=True)
-    task.record_path.unlink(missing_ok=True)
-    record = _write_part(task) | {"key": key, "output": _output_state(task)}
-    write_json(task.record_path, record)
-    return record | {"kept": False}
+    record, kept = finish(task.record_path, key, partial(_is_whole, task), partial(_write_part, task))
+    output = {"output": _output_state(task)}
+    if record | output != record:
+        write_json(task.record_path, record | output)
+    return record | {"kept": kept}
 
 
 def _output_state(task: _PartTask) -> str:
     return take_state(piece for path in (task.path, index_path(task.path)) for piece in list_pieces(path))
 
 
-def _finished_record(task: _PartTask, key: dict) -> dict | None:
-    """The record of a part that is as this input makes it; None where anything is missing or differs."""
-    record = read_json(task.record_path)
-    if not has_key(record, key):
-        return None
+def _is_whole(task: _PartTask, record: dict) -> bool:
+    """Whether part and index are those of a record."""
     if record.get("output") == _output_state(task):
-        return record
-    for path, digest in ((task.path, record["sha256"]), (index_path(task.path), record["index_sha256"])):
-        if (file_sha256(path) if path.is_file() else None) != digest:
-            return None
-    return record
+        return True
+    files = {task.path: record["sha256"], index_path(task.path): record["index_sha256"]}
+    return all((file_sha256(path) if path.is_file() else None) == digest for path, digest in files.items())
 
 
 def _write_part(task: _PartTask) -> dict:
+    # From here to the end of the conversion the old manifest would lie.
+    Path(task.path.parent.parent, "manifest.json").unlink(missing_ok=True)
     skipped, examples = Counter(), {}
     rows = _usable_rows(task, skipped, examples)
     first = next(rows, None)
@@ -325,13 +316,7 @@ def _write_part(task: _PartTask) -> dict:
         task.path.unlink(missing_ok=True)
         drop_indexes(task.path)
     else:
-        try:
-            write_part(task.path, chain([first], rows))
-        except OSError as error:
-            raise OutputError(
-                f"cannot write {task.path}: {error.strerror or error}; make room or choose another --out, then run the "
-                "same command again"
-            ) from error
+        write_part(task.path, chain([first], rows))
     return {
         "rows_in": task.span.rows,
         "rows_out": task.span.rows - skipped.total(),
@@ -340,6 +325,7 @@ def _write_part(task: _PartTask) -> dict:
         "bytes": task.path.stat().st_size if first is not None else 0,
         "sha256": file_sha256(task.path) if first is not None else None,
         "index_sha256": file_sha256(index_path(task.path)) if first is not None else None,
+        "output": _output_state(task),
     }
 
 
@@ -360,7 +346,7 @@ def _usable_rows(task: _PartTask, skipped: Counter, examples: dict) -> Iterator[
                 examples[error.reason].append(f"{source_row.key!r}: {error}")
 
 
-def _make_row(source_row: LoadableRow, treatment: Treatment) -> Row:
+def _make_row(source_row: SourceRow, treatment: Treatment) -> Row:
     """The row to write: what the source says of it, and over that what is known of these very bytes.
 
     Sizes are in pixels, after EXIF rotation. Raises RowError.
@@ -381,7 +367,7 @@ def _make_row(source_row: LoadableRow, treatment: Treatment) -> Row:
     return Row(row.caption, image, original | said | known)
 
 
-def _sweep(out: Path, names: set[str], part_names: set[str]) -> None:
+def _sweep(out: Path, names: set[str], component_names: set[str]) -> None:
     """Remove what a killed run left half written, and parts of an earlier, longer state of the same source."""
     leftovers = [*out.glob(".manifest.json.*.tmp")]
     for name in names:
@@ -389,7 +375,7 @@ def _sweep(out: Path, names: set[str], part_names: set[str]) -> None:
     for folder in (out / "parts", out / ".convert"):
         leftovers += folder.glob(".*.tmp")
     for part in sorted((out / "parts").glob("part-*.gz")):
-        if part.name not in part_names:
+        if part.name not in component_names:
             get_logger().info("removing %s: the source has fewer rows than before", part)
             leftovers += [out / "manifest.json", out / ".convert" / f"{part.name}.json", part]
             drop_indexes(part)

@@ -4,28 +4,25 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from json import JSONDecodeError, loads
 from pathlib import Path
 
+from ...data.bad_rows import EXAMPLES_PER_REASON
 from ...data.formats.part import Part
 from ...utils.errors import ConfigError, DataError, RowError
+from ...utils.files import read_json_object
 from ...utils.log import progress
 from ...utils.workers import map_unordered
 from ..provenance.forgotten import FORGOTTEN, Forgotten
-from .source import NOT_DOWNLOADED
+from .units import NOT_DOWNLOADED
 
 MAX_BAD_FRACTION = 0.5
-EXAMPLES_PER_REASON = 3
 
 
 def read_manifest(data: Path) -> dict:
     """The manifest of a finished conversion. Raises ConfigError, DataError."""
-    try:
-        return loads((data / "manifest.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError(f"no manifest.json in {data}; name a folder that `ppldm convert` has finished") from error
-    except (JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{data / 'manifest.json'} is damaged ({error}); run `ppldm convert` again") from error
+    if not (data / "manifest.json").is_file():
+        raise ConfigError(f"no manifest.json in {data}; name a folder that `ppldm convert` has finished")
+    return read_json_object(data / "manifest.json", DataError, "run `ppldm convert` again")
 
 
 def merge_records(records: list[dict], sources: list[str], name: str, rows_per_part: int) -> dict:

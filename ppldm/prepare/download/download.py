@@ -4,15 +4,16 @@ Before the first shard a sample of the URLs is fetched: where the network fails,
 and nothing is marked complete. See `shard` and `part_download` for what holds of the result.
 """
 
-import sys
-from json import dumps
+from functools import partial
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import local_path, remove_dir
 from ...utils.log import get_logger
+from ...utils.report import print_report
 from .failures import CLASSES, TEMPORARY, describe_report, merge_reports
 
 
@@ -21,7 +22,7 @@ def download(
     out: Annotated[str, {"opt": True, "required": True}],  # folder for OUT/part_1, OUT/part_2, ...; made if missing
     part_id: int = 0,  # the part to download; 0 means all
     image_size: int = 512,  # a longer short side is shrunk to it, in pixels; 0 means never. None is enlarged or padded
-    encode_quality: int = 95,  # of pictures that are shrunk or are no JPEG; all others stay as they are
+    encode_quality: int = 95,  # of pictures that are shrunk or are not JPEG; all others stay as they are
     output_format: str = "files",  # files, webdataset or parquet
     distributor: str = "multiprocessing",  # multiprocessing (this machine) or pyspark (a cluster)
     master: str = "",  # address of the Spark cluster, with --distributor pyspark; empty means this machine
@@ -58,58 +59,69 @@ def download(
     Stopped at any point, the same command goes on; what was fetched for other metadata, or to another size, is refused
     or, with --redo, fetched again. Rows without a picture are counted by class: dns, timeout, 4xx, ...
     """
-    from .fetch import Bounds
-    from .part import find_removed
-    from .resize import Resizer
-    from .run import Run, Runner
-    from .shard import ShardSettings
+    return _download(SimpleNamespace(**locals()))
 
-    if preflight < 0:
-        raise ConfigError(f"--preflight is {preflight}; it must be 0 or more")
-    metadata, out = local_path(metadata), local_path(out)
-    forbidding = () if disallowed_header_directives == "none" else _words(disallowed_header_directives)
-    downloads, columns = _plan(
-        metadata, part_id, out, url_col, caption_col, save_additional_columns, number_sample_per_shard
-    )
-    settings = ShardSettings(
-        resizer=Resizer(image_size, encode_quality, min_image_size, max_image_area, max_aspect_ratio),
-        output_format=output_format,
-        columns=columns,
-        samples_per_shard=number_sample_per_shard,
-        thread_count=thread_count,
-        timeout=timeout,
-        retries=retries,
-        bounds=Bounds(url_seconds, max_bytes),
-        shard_seconds=shard_seconds,
-        user_agent_token=user_agent_token or None,
-        disallowed_header_directives=forbidding,
-        check_certificates=not ignore_ssl_certificate,
-        refuse_private=refuse_private,
-        requests_per_host=requests_per_host,
-    )
-    runner = Runner(distributor, master, processes_count)
-    run = Run(downloads, settings, _retry_classes(only) if retry_failed else None, redo)
-    removed = [] if part_id else find_removed(metadata, out, downloads, redo)
-    if not dry_run:
+
+def _download(flags: SimpleNamespace) -> dict:
+    """As `download`, of whose arguments `flags` are made."""
+    from .part import find_removed
+    from .run import Run, Runner
+
+    if flags.preflight < 0:
+        raise ConfigError(f"--preflight is {flags.preflight}; it must be 0 or more")
+    metadata, out = local_path(flags.metadata), local_path(flags.out)
+    size = flags.number_sample_per_shard
+    columns = flags.url_col, flags.caption_col, flags.save_additional_columns
+    downloads, kept = _plan(metadata, flags.part_id, out, *columns, size)
+    settings = _make_settings(flags, kept)
+    runner = Runner(flags.distributor, flags.master, flags.processes_count)
+    run = Run(downloads, settings, _retry_classes(flags.only) if flags.retry_failed else None, flags.redo)
+    removed = [] if flags.part_id else find_removed(metadata, out, downloads, flags.redo)
+    if not flags.dry_run:
         for folder in removed:
             get_logger().info("removing %s: the metadata has no such part", folder)
             remove_dir(folder)
-        run.execute(out, runner, preflight, ignore_disk_space)
+        run.execute(out, runner, flags.preflight, flags.ignore_disk_space)
     report = merge_reports([item.report() for item in downloads])
-    if json:
-        text = dumps(report, indent=2, ensure_ascii=False)
-    elif dry_run:
-        num_rows = sum(map(run.count_rows, downloads))
-        text = f"{num_rows:,} of {report['rows']:,} rows would be fetched; nothing was written"
-    else:
-        text = describe_report(report)
-    sys.stdout.write(text + "\n")
-    if not dry_run and report["unfinished_shards"]:
+    print_report(report, partial(_describe_plan, run) if flags.dry_run else describe_report, flags.json)
+    if not flags.dry_run and report["unfinished_shards"]:
         raise DataError(
             f"{report['unfinished_shards']} shard(s) are not finished; the messages above say why, and the same "
             "command goes on with them"
         )
     return report
+
+
+def _make_settings(flags: SimpleNamespace, columns: tuple[str, ...]):
+    """The ShardSettings of flags. Raises ConfigError."""
+    from .fetch import Bounds
+    from .resize import Resizer
+    from .shard import ShardSettings
+
+    forbidding = flags.disallowed_header_directives
+    return ShardSettings(
+        resizer=Resizer(
+            flags.image_size, flags.encode_quality, flags.min_image_size, flags.max_image_area, flags.max_aspect_ratio
+        ),
+        output_format=flags.output_format,
+        columns=columns,
+        samples_per_shard=flags.number_sample_per_shard,
+        thread_count=flags.thread_count,
+        timeout=flags.timeout,
+        retries=flags.retries,
+        bounds=Bounds(flags.url_seconds, flags.max_bytes),
+        shard_seconds=flags.shard_seconds,
+        user_agent_token=flags.user_agent_token or None,
+        disallowed_header_directives=() if forbidding == "none" else _words(forbidding),
+        check_certificates=not flags.ignore_ssl_certificate,
+        refuse_private=flags.refuse_private,
+        requests_per_host=flags.requests_per_host,
+    )
+
+
+def _describe_plan(run, report: dict) -> str:
+    num_rows = sum(map(run.count_rows, run.downloads))
+    return f"{num_rows:,} of {report['rows']:,} rows would be fetched; nothing was written"
 
 
 def _plan(metadata, part_id, out, url_col, caption_col, kept, size) -> tuple[list, tuple[str, ...]]:

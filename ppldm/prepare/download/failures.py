@@ -1,7 +1,7 @@
 """Why a picture could not be had: img2dataset's messages sorted into classes.
 
 img2dataset records `str(error)` of what urllib or its resizer raised. `classify` is the one place that reads those
-words, so that folders made by img2dataset alone are understood as well.
+words, so that folders made only by img2dataset are understood as well.
 """
 
 import re

@@ -9,7 +9,7 @@ Only http and https are opened: `file:` and `data:` in metadata from the web wou
 `refuse_private`, only the public internet is (`public_address`). Hosts are asked as often as `host_limits` allows.
 
 As browsers do: `http://user:password@host/` is fetched as user; an answer that comes compressed, which was not asked
-for, is unpacked; ports beyond 65,535 are no URL. An answer without a byte is a failure, "empty answer".
+for, is unpacked; ports beyond 65,535 are not a URL. An answer without a byte is a failure, "empty answer".
 """
 
 import base64
@@ -339,7 +339,7 @@ class _ProxyHandler(urllib.request.ProxyHandler):
 def _is_checked(request: urllib.request.Request) -> bool:
     """Whether the connection of a request has to be checked: not where it is to a proxy, which makes the look-up.
 
-    Raises OSError for a host that says by its name alone that it is private.
+    Raises OSError for a host that says by its very name that it is private.
     """
     host = urllib.parse.unquote(urllib.parse.urlsplit(request.full_url).hostname or "")
     if is_named_private(host):

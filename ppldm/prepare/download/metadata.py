@@ -53,8 +53,7 @@ def read_tables(inputs: Sequence[str]) -> Tables:
     """The parquet files that `--input` names, folders meaning all of theirs; only their footers are read.
 
     A column may have another name in each file (`columns`). Raises ConfigError for what is missing, empty or named
-    twice, or files of different columns; DataError for one that
-    is no parquet file.
+    twice, or files of different columns; DataError for one that is not a parquet file.
     """
     paths = [path for name in inputs for path in _list_files(local_path(name))]
     doubles = {path for path in paths if paths.count(path) > 1} if len(set(paths)) < len(paths) else set()
@@ -115,7 +114,7 @@ def _read_footer(path: Path) -> Table:
             return Table(path, file.metadata.num_rows, path.stat().st_size, schema)
     except (pa.ArrowException, OSError) as error:
         text = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is no parquet file, or damaged ({text}); get it again") from error
+        raise DataError(f"{path} is not a parquet file, or is damaged ({text}); get it again") from error
 
 
 def _kind(type_name: str) -> str:

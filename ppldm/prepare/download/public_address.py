@@ -28,7 +28,7 @@ def is_public(address: str) -> bool:
 
 
 def is_named_private(host: str) -> bool:
-    """Whether a host's name alone, without a look-up, says that it is not public: an address, or localhost.
+    """Whether a host's name itself, without a look-up, says that it is not public: an address, or localhost.
 
     Addresses in the older spellings too, such as 127.1 and 2130706433.
     """

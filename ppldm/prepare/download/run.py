@@ -128,7 +128,7 @@ class Runner:
         if self.distributor not in DISTRIBUTORS:
             raise ConfigError(f"--distributor {self.distributor!r} is unknown; use {' or '.join(DISTRIBUTORS)}")
         if self.master and self.distributor != "pyspark":
-            raise ConfigError("--master is for --distributor pyspark alone")
+            raise ConfigError("--master is only for --distributor pyspark; omit it")
         if self.num_processes < 1:
             raise ConfigError(f"--processes-count is {self.num_processes}; it must be at least 1")
 

@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 from ...utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ...utils.files import fsync_dir, read_json, write_json
 from ...utils.text import one_line
+from ...utils.variables import set_for_libraries
 from .failures import CLASSES_VERSION
 from .fetch import Bounds, install
 from .network import Outcome, find_network_fault, without_password
@@ -314,7 +315,7 @@ def _import_downloader():
     It imports wandb, for reports that are not asked for here, and albumentations, for the resizer that ours replaces.
     Both are large and break easily; where one is not installed, an empty module stands in for it during the import.
     """
-    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # which asks the network at its import
+    set_for_libraries({"NO_ALBUMENTATIONS_UPDATE": "1"})  # which asks the network at its import
     absent = [name for name in ("wandb", "albumentations") if name not in sys.modules and find_spec(name) is None]
     sys.modules.update({name: ModuleType(name) for name in absent})
     try:

@@ -62,7 +62,7 @@ class RowColumns:
 
 
 def find_parts(metadata, part_id: int) -> list[MetadataPart]:
-    """The parquet files of a folder, or the one file, in the order of their numbers; with part_id, that one alone.
+    """The parquet files of a folder, or the one file, in the order of their numbers; with part_id, only that one.
 
     The number is that of the name, `part_3.parquet` or `2B-en-4.5_3.parquet`: what follows the last underscore. Where
     a name has none, files are counted from 1 in the order of their names. Raises ConfigError, DataError.
@@ -121,7 +121,9 @@ def find_columns(path: Path, url: str = "", caption: str = "", kept: Sequence[st
         if name in _RESERVED:
             raise ConfigError(f"column {name!r} cannot be kept: img2dataset writes one of that name; rename it")
         if not _is_plain(schema.field(source).type):
-            raise ConfigError(f"column {name!r} of {path} is no number, text or truth; leave it out of those kept")
+            raise ConfigError(
+                f"column {name!r} of {path} is not of numbers, text or truth values; omit it from those kept"
+            )
     return found
 
 

@@ -66,7 +66,7 @@ class Columns:
 
 
 def check_names(names: Iterable[str], path) -> None:
-    """Raises ConfigError where names of columns differ in case alone, which engines take for one."""
+    """Raises ConfigError where names of columns differ only in case, which engines take for one."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.lower(), name)

@@ -159,7 +159,7 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
         ) from error
     except duckdb.Error as error:
         raise DataError(
-            f"{_find_damaged(tables)} cannot be read ({_one_line(error)}); get it again or leave it out"
+            f"{_find_damaged(tables)} cannot be read ({_one_line(error)}); get it again or omit it"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """`ppldm filter`: LAION's metadata tables become the tables of the rows that are wanted.
 
 Laws. Rows in = rows out + rows dropped, by condition. The result is a function of the tables, the conditions and the
-seed alone: DuckDB and Spark write the same rows into the same parts in the same order. The output folder is finished
+seed: DuckDB and Spark write the same rows into the same parts in the same order. The output folder is finished
 or absent; interrupted, DuckDB keeps the finished parts beside it, in `.OUT.unfinished`, and the same command goes on.
 Tables whose content has changed are filtered again (`ppldm.utils.jobs` has the rule).
 
@@ -10,12 +10,10 @@ Tables whose content has changed are filtered again (`ppldm.utils.jobs` has the 
 """
 
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +22,7 @@ from ...utils.files import claimed_dir, local_path, read_json, write_json
 from ...utils.jobs import Piece, find_changes, take_fingerprint
 from ...utils.log import get_logger
 from ...utils.machine import usable_memory_bytes
+from ...utils.report import print_report
 from ..download.metadata import Tables, read_tables
 from ..hadoop import AddressPlace, Hadoop, fingerprint_at, is_address, read_tables_at
 from ..spark import check_java, is_submitted, spark_session
@@ -87,7 +86,7 @@ def filter(
     with _reaching([*input, output], engine, memory_gb, master) as spark:
         if check:
             report = check_tables(_read_tables(input, spark), engine, memory_gb, master)
-            sys.stdout.write((dumps(report, indent=2) if json else describe_check(report)) + "\n")
+            print_report(report, describe_check, json)
             return
         plan = plan_filter(**flags, spark=spark)
         if engine == "spark":
@@ -102,7 +101,7 @@ def filter(
             raise ConfigError("--output is missing; name a new folder for the filtered tables")
         else:
             manifest = filter_tables(plan, _place_of(output, spark), engine, memory_gb, master, redo)
-    sys.stdout.write((dumps(manifest, indent=2, ensure_ascii=False) if json else describe(manifest)) + "\n")
+    print_report(manifest, describe, json)
 
 
 def plan_filter(
@@ -144,7 +143,7 @@ def choose_engine(engine: str, master: str | None, names: Iterable[str | None] =
     if engine not in ("auto", "duckdb", "spark"):
         raise ConfigError(f"--engine {engine} is not known; choose duckdb, spark or auto")
     if engine == "duckdb" and master:
-        raise ConfigError("--master is of Spark alone; leave it out, or use --engine spark")
+        raise ConfigError("--master is only for Spark; omit it, or use --engine spark")
     if engine == "auto":
         remote = any(is_address(name) and not str(name).lower().startswith("file:") for name in names)
         return "spark" if master or remote or is_submitted() else "duckdb"

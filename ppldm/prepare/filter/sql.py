@@ -1,8 +1,8 @@
 """Expressions as SQL that DuckDB and Spark understand alike, so that both choose the same rows.
 
 Numbers are compared as they are stored: integers with integers exactly, all else as float64, so that a float32 column
-is widened and never the bound rounded. NaN is no number: it is NULL here, as it is unknown in `select.evaluate`. Text
-is compared byte by byte. What has no order with the other side is refused before a row is read.
+is widened and never the bound rounded. NaN is NULL here, as it is unknown in `select.evaluate`. Text is compared byte
+by byte. What has no order with the other side is refused before a row is read.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ def all_hold(conditions: Sequence[str]) -> str:
 
 
 def shuffle_key(seed: int, url: str, text: str) -> str:
-    """SQL: 32 hexadecimal digits that depend on the seed and the row's URL and text alone. url, text: SQL."""
+    """SQL: 32 hexadecimal digits that depend only on the seed and the row's URL and text. url, text: SQL."""
     return f"md5(concat('{seed}', chr(10), coalesce({url}, ''), chr(10), coalesce({text}, '')))"
 
 

@@ -9,22 +9,24 @@ the first part is rewritten and is removed after the report has been given. A co
 interrupted one as well, and reports the rows of both.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from json import JSONDecodeError, dumps, loads
+from functools import partial
+from json import JSONDecodeError, loads
 from pathlib import Path
 
 from ...data.filelist import write_filelist
 from ...data.formats.part import Part, drop_indexes, index_path, write_lines
+from ...utils.checksums import file_sha256
 from ...utils.errors import ConfigError, DataError, OutputError
-from ...utils.files import file_sha256, local_path, lock_folder, read_json, write_json
+from ...utils.files import local_path, lock_folder, read_json, write_json
 from ...utils.log import get_logger
+from ...utils.report import print_report
 from ...utils.text import one_line
 from ...utils.workers import check_workers
 from ..convert.converted import find_rows, read_manifest
-from ..convert.source_packed import place_of
+from ..convert.packed import place_of
 from .forgotten import (
     FORGOTTEN,
     Forgotten,
@@ -54,11 +56,7 @@ def forget(
     the parts elsewhere, are not touched.
     """
     wanted = read_entries(url, domain, key, entries)
-
-    def tell(report: dict) -> None:
-        sys.stdout.write((dumps(report, indent=2, ensure_ascii=False) if json else describe(report)) + "\n")
-        sys.stdout.flush()
-
+    tell = partial(print_report, describe=describe, as_json=json)
     forget_rows(local_path(data), wanted, check_workers(num_workers), dry_run, tell)
 
 

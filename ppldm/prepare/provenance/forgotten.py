@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from ...utils.errors import ConfigError, OutputError
 from ...utils.files import write_json
-from ..convert.source_packed import place_of
+from ..convert.packed import place_of
 
 # The reason under which such rows are counted.
 FORGOTTEN = "forgotten"
@@ -50,7 +50,7 @@ class Forgotten:
 
 
 def _names_of(key: str, source: str) -> list[str]:
-    """The key alone, and in each folder that holds it: part_1/KEY, part_1/00000/KEY."""
+    """The key itself, and in each folder that holds it: part_1/KEY, part_1/00000/KEY."""
     folders = source.split("/")
     return [key, *("/".join((*folders[:depth], key)) for depth in range(1, len(folders) + 1))]
 
@@ -122,7 +122,7 @@ def list_forgotten(forgotten: Forgotten) -> dict[str, list[str]]:
 
 
 def parse_forgotten(lists: dict[str, list[str]]) -> Forgotten:
-    """The other direction. Raises KeyError or TypeError for what is no such thing."""
+    """The other direction. Raises KeyError or TypeError for anything else."""
     return Forgotten(*(frozenset(lists[name]) for name in ("urls", "domains", "keys")))
 
 

@@ -1,15 +1,15 @@
 """`ppldm lineage`: from the key of a row back to its URL, its source and its row of LAION's metadata."""
 
-import sys
 from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import local_path
+from ...utils.report import print_report
 from ...utils.workers import check_workers
 from ..convert.converted import find_rows, read_manifest
-from ..convert.source_packed import place_of
+from ..convert.packed import place_of
 from ..download.metadata import read_tables
 from ..filter import duckdb_engine as filter_duckdb
 from ..filter.filter import check_memory
@@ -31,7 +31,7 @@ def lineage(
     `key` is in the metadata column of each row; `ppldm head --json` and `ppldm show` print it.
     """
     found = trace_rows(local_path(data), key, metadata, check_workers(num_workers))
-    sys.stdout.write((dumps(found, indent=2, ensure_ascii=False, default=str) if json else describe(found)) + "\n")
+    print_report(found, describe, json)
 
 
 def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, num_workers: int = 1) -> list[dict]:

@@ -1,15 +1,16 @@
 """Checkpoints: one format for both loops, written whole or not at all, read only if it verifies.
 
     checkpoint-<step>/
-        model_state.pdparams   every parameter, frozen ones included (prefixes vae. text_encoder. unet.)
+        model_state.pdparams   every parameter, frozen ones included, each after the name of its component
         optimizer.pdopt        moments, and the learning rate's position
         scheduler.pdparams     learning rate schedule
         scaler.pdparams        loss scaler (float16 only)
         ema_state.pdparams     averaged weights and their number of updates (where an average is kept)
-        trainer_state.json     PaddleNLP's TrainerState: global_step and the rest
+        trainer_state.json     as PaddleNLP has it: global_step and the rest
         model.json             what it is made of: configs of all networks, noise schedule, tokenizer
         tokenizer/             the tokenizer's files (not of an autoencoder)
         data.json.gz           what the run is trained on, part by part (ppldm.data.fingerprint)
+        recipe.yaml            all settings of the run (ppldm.config.write)
         manifest.json          written last: step, samples seen, flags, versions, size and CRC-32 of each file, its own
 
 The names are those of PaddleNLP's Trainer, so that its tools read them. There is no random state: every draw is a
@@ -23,10 +24,8 @@ Paddle keys an optimizer's state by generated names. Models are built, and loops
 their own, so that these names are the same in every process and whatever ran before in it.
 """
 
-import json
 import platform
 import re
-import zlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import metadata
@@ -34,16 +33,18 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from paddlenlp.trainer import TrainerState
 
 from ... import __version__
 from ...networks.ema import ExponentialMovingAverage
+from ...utils.checksums import checksum_file, checksum_json
+from ...utils.devices import host_memory
 from ...utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
-from ...utils.files import atomic_dir, checksum_file, count_free_bytes, make_output_dir, remove_dir, write_json
+from ...utils.files import atomic_dir, count_free_bytes, make_output_dir, read_json_object, remove_dir, write_json
 from ...utils.log import get_logger
 from ...weights.model_file import ModelDescription
 from ...weights.paddle_files import NAME_TABLE, read_tree
-from ..optimizer.sharding import ShardedOptimizer, host_memory, parameter_of
+from ..optimizer.sharding import ShardedOptimizer, parameter_of
+from .trainer_state import TrainerState
 
 MANIFEST = "manifest.json"
 _LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
@@ -108,7 +109,7 @@ def save_checkpoint(
             paths = sorted(path for path in target.rglob("*") if path.is_file())
             files = {path.relative_to(target).as_posix(): checksum_file(path) for path in paths}
             manifest = {"global_step": step, **metadata, "versions": versions(), "files": files}
-            write_json(target / MANIFEST, {**manifest, "crc32": _checksum(manifest)})
+            write_json(target / MANIFEST, {**manifest, "crc32": checksum_json(manifest)})
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
@@ -184,7 +185,7 @@ def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -
             )
         state.ema.load_state_dict(_load(average))
     elif average.is_file():
-        get_logger().warning("%s holds averaged weights, which go no further: there is no --use_ema", folder)
+        get_logger().warning("%s holds averaged weights, which are dropped: --use_ema is not given", folder)
 
 
 def _load(path: Path, return_numpy: bool = False) -> dict:
@@ -235,12 +236,7 @@ def load_optimizer(folder: Path, state: TrainingState) -> None:
 
 def read_manifest(folder) -> dict:
     """The manifest of a checkpoint. Raises CheckpointError."""
-    try:
-        return json.loads(Path(folder, MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder} has no readable {MANIFEST} ({error}); it is not a finished checkpoint"
-        ) from error
+    return read_json_object(Path(folder, MANIFEST), CheckpointError, "this is not a finished checkpoint")
 
 
 def verify(folder) -> str | None:
@@ -249,9 +245,9 @@ def verify(folder) -> str | None:
         manifest = read_manifest(folder)
         files = manifest["files"]
         # Those written before there was one have no checksum of the manifest itself.
-        if manifest.pop("crc32", None) not in (None, _checksum(manifest)):
+        if manifest.pop("crc32", None) not in (None, checksum_json(manifest)):
             return f"{MANIFEST} has changed"
-    except (CheckpointError, KeyError, TypeError, AttributeError):
+    except (CheckpointError, KeyError):
         return f"no readable {MANIFEST}"
     for name, expected in files.items():
         path = Path(folder, name)
@@ -340,7 +336,3 @@ def set_aside_after(output_dir, step: int) -> None:
                 remove_dir(target)
             folder.rename(target)
             get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)
-
-
-def _checksum(manifest: dict) -> int:
-    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...data.fingerprint import Fingerprint
+from ...utils.checksums import checksum_arrays
 from ...utils.errors import CheckpointError, ConfigError
 from ...utils.log import get_logger
 from ...weights.files import read_arrays
-from ...weights.model_file import ModelDescription, checksum_arrays, has_model_file, read_model_file
-from ...weights.read import CHECKPOINT_WEIGHTS
+from ...weights.folders import CHECKPOINT_WEIGHTS
+from ...weights.model_file import ModelDescription, has_model_file, read_model_file
 from .checkpoint import TrainingState, load_model, read_manifest, versions
 from .data_record import compare_data
 
@@ -76,12 +77,15 @@ def differing(name: str, then, now) -> tuple | None:
 
 
 def _recorded(checkpoint: Path, description: ModelDescription) -> dict:
-    """What a checkpoint says of its networks. Of an older one, without model.json, the weights of the VAE tell whether
-    it is this run's, where they are not trained."""
+    """What a checkpoint says of its networks. Of an older one, without model.json, the weights of those that are not
+    trained tell whether they are this run's."""
     if has_model_file(checkpoint):
         return read_model_file(checkpoint).settings()
-    if description.components["vae"].trained:
-        return {}
-    arrays = read_arrays(checkpoint / CHECKPOINT_WEIGHTS, lambda name: name.startswith("vae."))
-    own = ((name.removeprefix("vae."), array) for name, array in arrays.items())
-    return {"vae": {"weights": checksum_arrays(own)}}
+    frozen = tuple(f"{name}." for name, component in description.components.items() if not component.trained)
+    arrays = read_arrays(checkpoint / CHECKPOINT_WEIGHTS, lambda name: name.startswith(frozen)) if frozen else {}
+    return {
+        prefix[:-1]: {
+            "weights": checksum_arrays((n.removeprefix(prefix), a) for n, a in arrays.items() if n.startswith(prefix))
+        }
+        for prefix in frozen
+    }

@@ -58,6 +58,7 @@ class Rank:
         self.rank = int(container.env["PADDLE_TRAINER_ID"])
         self.log = Path(container.outfile)
         self.log_start = log_start
+        self.notes = container.env[FOLDER_VARIABLE]
 
     @property
     def status(self) -> int | None:
@@ -77,10 +78,10 @@ class Rank:
         connection.
         """
         kind = 2 if self.status == -signal.SIGABRT else 0 if self.status < 0 else 1
-        return kind, failure_time_sec(os.environ[FOLDER_VARIABLE], self.rank), self.rank
+        return kind, failure_time_sec(self.notes, self.rank), self.rank
 
     def send(self, number: int) -> None:
-        """Send a signal to its main process alone."""
+        """Send a signal to its main process only."""
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
@@ -246,9 +247,13 @@ class WatchedController(CollectiveController):
             sys.exit(self.exit_status)
 
 
-def run() -> None:
-    """Start what the command line says and end with its exit status. Raises ConfigError for another kind of launch."""
+def run(notes: str) -> None:
+    """Start what the command line says and end with its exit status; ranks that fail note it in the folder `notes`.
+
+    Raises ConfigError for another kind of launch.
+    """
     context = Context()
+    context.set_envs({FOLDER_VARIABLE: notes})
     if context.args.log_level.upper() == "INFO" and not debugging():
         context.logger.setLevel("WARNING")  # of its default, which says nothing to a user
     if context.is_legacy_mode() or context.is_auto_tuner_mode() or context.args.run_mode not in (None, "collective"):
@@ -271,5 +276,4 @@ def run() -> None:
 
 if __name__ == "__main__":
     with exit_on_error(), tempfile.TemporaryDirectory() as notes:
-        os.environ[FOLDER_VARIABLE] = notes
-        run()
+        run(notes)

@@ -5,14 +5,16 @@ Its `state` is part of the checkpoint: an interval that a stop cut in two is one
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import contextmanager
 
 import numpy as np
-import paddle
 
+from ...networks.model import Loss
+from ...utils.devices import peak_device_memory_bytes
 from ...utils.machine import peak_memory_bytes
-from ...utils.rank_watch import waiting
-from ...utils.world import World, barrier
+from ...utils.rank_watch import gather_objects
+from ...utils.world import World
 from .metrics import NUM_QUARTERS
 from .skipped_share import SkippedShare
 
@@ -20,23 +22,21 @@ from .skipped_share import SkippedShare
 class IntervalMetrics:
     """What happened since the last log line: losses, samples, seconds, seconds spent waiting for data.
 
-    `add` is told of each update what all ranks agree on, `observe` and `skip` what only this rank has seen. `gather`
-    makes the latter known to all; it is a collective call, as are `summary` and `state`. `skipped` counts rows by
+    `add` is told of each update what all ranks agree on and what only this rank has seen, `skip` more of the latter.
+    `gather` makes that known to all; it is a collective call, as are `summary` and `state`. `skipped` counts rows by
     reason over the whole run, `skipped_updates` updates; the rest starts anew with each `summary`.
     """
 
-    def __init__(
-        self, world: World, num_train_timesteps: int = 0, state: dict | None = None, max_skipped_share: float = 1.0
-    ):
-        """`num_train_timesteps`: 0 where a loss has no timestep. `state`: what `state` gave before a stop.
+    def __init__(self, world: World, by_level: bool = False, state: dict | None = None, max_skipped_share: float = 1.0):
+        """`by_level`: whether samples have a noise level. `state`: what `state` gave before a stop.
 
         `max_skipped_share`: of the rows read lately (`SkippedShare`), above which `check_skipped` raises.
         """
         # Of checkpoints without one, the window begins anew.
         self.skipped_share = SkippedShare(max_skipped_share, (state or {}).get("skipped_share"))
-        self.world, self.num_train_timesteps = world, num_train_timesteps
+        self.world, self.by_level = world, by_level
         self.skipped, self.skipped_updates = Counter(), 0
-        self._observed, self._settled, self._skipped_here = [], 0, Counter()
+        self._observed, self._skipped_here = [], Counter()
         self._start()
         if state:
             self.losses, self.grad_norms = list(state["losses"]), list(state["grad_norms"])
@@ -63,10 +63,16 @@ class IntervalMetrics:
             self.started += time.perf_counter() - began
 
     def add(
-        self, loss: float, samples: int, grad_norm: float | None = None, applied: bool = True, skipped_rows: int = 0
+        self,
+        loss: float,
+        samples: int,
+        grad_norm: float | None = None,
+        applied: bool = True,
+        skipped_rows: int = 0,
+        losses: Sequence[Loss] = (),
     ) -> None:
         """One update: its loss (mean over ranks and micro-batches), its samples over all ranks, the gradient's norm,
-        the rows skipped for it over all ranks.
+        the rows skipped for it over all ranks, the losses of this rank's micro-batches.
 
         What an update that was skipped (not `applied`) had enters no mean.
         """
@@ -74,17 +80,11 @@ class IntervalMetrics:
         self.updates += 1
         self.samples += samples
         self.skipped_updates += not applied
-        if not applied:
-            del self._observed[self._settled :]
-        self._settled = len(self._observed)
         if applied:
             self.losses.append(loss)
+            self._observed += [(one.noise_level, one.per_sample) for one in losses if one.noise_level is not None]
         if applied and grad_norm is not None:
             self.grad_norms.append(grad_norm)
-
-    def observe(self, timesteps, errors) -> None:
-        """Samples of this rank: their timesteps [B] int64 and errors [B] float32, tensors, read when gathered."""
-        self._observed.append((timesteps, errors))
 
     def skip(self, reasons) -> None:
         """Rows that this rank could not use."""
@@ -99,14 +99,14 @@ class IntervalMetrics:
     def gather(self) -> None:
         """Add to `quarters` and `skipped` what each rank has seen since the last time."""
         mine = np.zeros((2, NUM_QUARTERS))
-        for timesteps, errors in self._observed:
-            places = timesteps.numpy() * NUM_QUARTERS // self.num_train_timesteps
+        for levels, errors in self._observed:
+            places = (levels.numpy() * NUM_QUARTERS).astype(np.int64)
             np.add.at(mine[0], places, errors.numpy().astype(np.float64))
             np.add.at(mine[1], places, 1.0)
         for quarters, skipped in gather_objects((mine, dict(self._skipped_here)), self.world):
             self.quarters += quarters
             self.skipped.update(skipped)
-        self._observed, self._settled = [], 0
+        self._observed = []
         self._skipped_here.clear()
 
     def state(self) -> dict:
@@ -130,7 +130,7 @@ class IntervalMetrics:
         )
         rate = self.samples / seconds
         values = {"loss": float(np.mean(self.losses)) if self.losses else float("nan")}
-        if self.num_train_timesteps:
+        if self.by_level:
             with np.errstate(invalid="ignore"):
                 means = self.quarters[0] / self.quarters[1]
             values |= {f"loss_quarter_{number}": float(mean) for number, mean in enumerate(means, 1)}
@@ -151,19 +151,3 @@ class IntervalMetrics:
             values["peak_device_memory_gb"] = device_memory / 1e9
         self._start()
         return values
-
-
-def gather_objects(value, world: World) -> list:
-    """The `value` of each rank, by rank, on all of them. Small ones: they are pickled."""
-    if world.size == 1:
-        return [value]
-    values = []
-    with waiting(world):
-        barrier(world)
-        paddle.distributed.all_gather_object(values, value)
-    return values
-
-
-def peak_device_memory_bytes() -> int:
-    """The most that Paddle has held of the GPU's memory so far; 0 on a CPU."""
-    return paddle.device.cuda.max_memory_allocated() if paddle.device.get_device().startswith("gpu") else 0

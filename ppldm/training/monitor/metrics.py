@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...utils.errors import DataError, OutputError
-from ...utils.files import atomic_write, naming_full_disk, write_text
+from ...utils.files import atomic_write, local_path, naming_full_disk, write_text
 from ...utils.log import get_logger
 
 METRICS_FILE = "metrics.jsonl"
@@ -106,13 +106,14 @@ def plot_loss(
     """Draw a run's loss curve as PNG."""
     from matplotlib.figure import Figure
 
-    source = Path(metrics) / METRICS_FILE if Path(metrics).is_dir() else Path(metrics)
+    source = local_path(metrics)
+    source = source / METRICS_FILE if source.is_dir() else source
+    target = local_path(out) if out else source.parent / "loss.png"
     records = [r for r in read_metrics(source) if r.get("loss") is not None]
     if not records:
         raise DataError(f"{source} has no losses; train first")
     figure = Figure(figsize=(7, 4), layout="constrained")
     draw_loss(figure.subplots(), records, source.resolve().parent.name)
-    target = Path(out) if out else source.parent / "loss.png"
     try:
         with atomic_write(target) as file:
             figure.savefig(file, format="png", dpi=120)
@@ -127,7 +128,8 @@ def draw_loss(axes, records: list[dict], run_name: str) -> None:
 
     steps, losses = [r["global_step"] for r in records], np.array([r["loss"] for r in records])
     window = max(1, len(losses) // 25)
-    axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="logged")
+    alone = {"marker": "o", "markersize": 4} if len(losses) == 1 else {}  # a line of one point is not seen
+    axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="logged", **alone)
     if window > 1:
         smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
         axes.plot(steps[window - 1 :], smooth, color="#08519c", label=f"mean of {window}")
@@ -189,7 +191,7 @@ def last_step(path: Path) -> int:
 
 
 def _parse(line: bytes, after: int) -> dict | None:
-    """The record of a line, whose step is above `after`; None where it is no such thing."""
+    """The record of a line, whose step is above `after`; None where it is not one."""
     try:
         record = json.loads(line.decode("utf-8"))
         is_whole = isinstance(record["global_step"], int) and record["global_step"] > after

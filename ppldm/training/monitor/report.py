@@ -1,13 +1,11 @@
 """What both loops do after an update: log, draw sample pictures, validate, measure the wait for data."""
 
 import time
-from pathlib import Path
 
 from paddlenlp.utils.profiler import add_profiler_step
 
 from ...utils.log import get_logger, progress
 from ...utils.pictures import save_png, with_title
-from ..optimizer.optim import learning_rate_groups
 from ..run import TrainingRun
 from ..update import Update
 from .interval_metrics import IntervalMetrics
@@ -39,20 +37,19 @@ class TimedBatches:
 class Reporter:
     """Logs every `logging_steps` updates, draws every `draw_every`, validates, and shows the progress of the run.
 
-    All ranks count, draw and validate; the main one writes. A context manager: the end closes what it wrote to.
+    All ranks count, draw and validate; the main one writes. A context manager: what it writes to is opened at the start
+    of the block, and closed at its end.
     """
 
     def __init__(self, run: TrainingRun):
-        self.run, self.interval = run, run.interval
-        self.writer = None
-        arguments = run.arguments
-        if hasattr(run.state.model, "observer"):
-            run.state.model.observer = self.interval.observe
+        self.run, self.interval, self.writer = run, run.interval, None
+
+    def __enter__(self):
+        run, arguments = self.run, self.run.arguments
         if run.world.is_main:
             path = run.output_dir / METRICS_FILE
             past = drop_after(path, run.start_step, run.curve_ends)
-            config = run.config
-            sinks = open_sinks(arguments.reporters, run.output_dir, Path(arguments.logging_dir), past, config)
+            sinks = open_sinks(arguments.report_to, run.output_dir, arguments.log_folder, past, run.config)
             self.writer = MetricsWriter(path, sinks)
         self.bar = progress(
             total=run.max_steps,
@@ -61,6 +58,7 @@ class Reporter:
             unit="update",
             disable=arguments.disable_tqdm or not run.world.is_main,
         )
+        return self
 
     def after_update(self, step: int, update: Update, batches: list[dict]) -> None:
         """`step` counts finished updates; `batches` are this rank's micro-batches of it. All ranks call it together.
@@ -68,7 +66,9 @@ class Reporter:
         Raises DataError, on all alike, where `--max_skipped_share` is exceeded.
         """
         run, arguments = self.run, self.run.arguments
-        self.interval.add(update.loss, run.global_batch_size, update.grad_norm, update.applied, update.skipped_rows)
+        self.interval.add(
+            *(update.loss, run.global_batch_size, update.grad_norm, update.applied, update.skipped_rows, update.losses)
+        )
         for batch in batches:
             self.interval.skip(batch.get("skipped", ()))
         self.interval.check_skipped()
@@ -101,7 +101,7 @@ class Reporter:
     def _interval_values(self) -> dict:
         rate = self.run.state.optimizer.get_lr()
         values = self.interval.summary() | {"lr_abs": rate}
-        values |= {f"lr_abs_{part}": rate * share for part, share in learning_rate_groups(self.run.arguments).items()}
+        values |= {f"lr_abs_{group}": rate * ratio for group, ratio in self.run.rate_ratios.items()}
         if self.run.arguments.benchmark:
             values["ips"] = values["images_per_second"]
             if self.writer:
@@ -115,9 +115,6 @@ class Reporter:
         for tag, picture in titled.items():
             save_png(folder / f"step-{step:06d}-{tag}.png", picture)
         self.writer.add_pictures(step, titled)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_error) -> None:
         """Finish the writers and say how many rows were skipped."""

@@ -1,7 +1,7 @@
 """Looking at a model while it trains: held-out rows and pictures, without a trace in the training.
 
 A validation loss is a function of (weights, seed) alone: fixed rows, cut at the centre, each with its caption and with
-the timestep and noise that (seed, row) gives it, in fixed batches. Ranks share the batches, and the mean is taken over
+the draws that (seed, row) gives it, in fixed batches. Ranks share the batches, and the mean is taken over
 all of them in their order, so that the same weights give the same bits on any number of ranks and at any step.
 """
 
@@ -11,16 +11,18 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import paddle
 
-from ...config.arguments import DataArguments
+from ...config.data import DataOptions
+from ...config.training import TrainingOptions
 from ...data.dataset import TextImageDataset
 from ...data.filelist import Source
 from ...data.fingerprint import find_same_part
+from ...data.loader import first_epoch
+from ...utils.devices import release_device_memory
 from ...utils.errors import ConfigError
-from ...utils.world import World
-from ..arguments import LDMTrainingArguments
+from ...utils.rank_watch import gather_objects
+from ...utils.world import World, shard
 from ..checkpoint.checkpoint import TrainingState
 from ..rows import open_sources, select_training_rows
-from .interval_metrics import gather_objects
 
 
 @contextmanager
@@ -36,22 +38,21 @@ def undisturbed(state: TrainingState):
         for layer, training in modes:
             layer.training = training
         paddle.set_rng_state(generators)
-        if paddle.device.get_device().startswith("gpu"):
-            paddle.device.cuda.empty_cache()
+        release_device_memory()
 
 
 class HeldOut:
     """`num_rows` rows of a data set, at most, spread evenly over it, in batches of `batch_size`."""
 
     def __init__(self, dataset: TextImageDataset, num_rows: int, batch_size: int):
-        rows = spread(len(dataset), num_rows)
+        rows = dataset.spread(num_rows)
         self.dataset = dataset
         self.places = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
 
     def batches(self, world: World):
         """(number, batch of tensors) of the batches that are this rank's."""
         for number in shard(len(self.places), world):
-            yield number, make_batch(self.dataset, self.places[number])
+            yield number, first_epoch(self.dataset, self.places[number])
 
 
 def validation_loss(state: TrainingState, held_out: HeldOut, world: World, make_autocast=nullcontext) -> dict:
@@ -60,13 +61,13 @@ def validation_loss(state: TrainingState, held_out: HeldOut, world: World, make_
     with undisturbed(state):
         for number, batch in held_out.batches(world):
             with make_autocast():
-                loss = state.model(**{name: batch[name] for name in state.model.input_names})
+                loss = state.model.loss(batch).value
             found.append((number, float(loss), len(batch["row_ids"])))
     _, losses, counts = zip(*sorted(sum(gather_objects(found, world), [])), strict=True)
     return {"validation_loss": float(np.average(losses, weights=counts))}
 
 
-def open_held_out_sources(arguments: DataArguments, training: list[Source]) -> list[Source]:
+def open_held_out_sources(arguments: DataOptions, training: list[Source]) -> list[Source]:
     """The lists of parts behind `--validation_file_list`; none where it is not given.
 
     Raises FilelistError, and ConfigError for a part that is trained on as well.
@@ -82,8 +83,8 @@ def select_held_out(
     sources: list[Source],
     training: TextImageDataset,
     make_dataset: Callable[..., TextImageDataset],
-    data_arguments: DataArguments,
-    arguments: LDMTrainingArguments,
+    data_arguments: DataOptions,
+    arguments: TrainingOptions,
     world: World,
 ) -> HeldOut | None:
     """The rows to validate on, chosen by `--where` as those that are trained on; None without `sources`.
@@ -112,27 +113,3 @@ def refuse_overlap(training: list[Source], held_out: list[Source]) -> None:
                     f"{path} is in --validation_file_list and in --file_list; take it out of one of them, "
                     "for a loss on rows that were trained on says nothing"
                 )
-
-
-def make_batch(dataset: TextImageDataset, rows: list[int]) -> dict:
-    """The samples of epoch 0 of these rows, as tensors; `skipped` stays a list."""
-    batch = dataset.make_batch([(0, row) for row in rows])
-    return {name: value if name == "skipped" else paddle.to_tensor(value) for name, value in batch.items()}
-
-
-def shard(count: int, world: World) -> range:
-    """Which of `count` things are this rank's: they are dealt out like cards."""
-    return range(world.rank, count, world.size)
-
-
-def gather_in_order(gathered: list[list]) -> list:
-    """What all ranks made of their shares, in order: the inverse of `shard`."""
-    things = [None] * sum(len(one) for one in gathered)
-    for rank, one in enumerate(gathered):
-        things[rank :: len(gathered)] = one
-    return things
-
-
-def spread(num_rows: int, count: int) -> list[int]:
-    """At most `count` row numbers, evenly spread."""
-    return sorted(set(np.linspace(0, num_rows - 1, min(count, num_rows)).astype(int).tolist()))

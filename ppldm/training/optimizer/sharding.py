@@ -11,14 +11,13 @@ number of ranks goes on from it, with shares or without.
 import heapq
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 
 import paddle
 
+from ...utils.devices import device_name
 from ...utils.log import get_logger
-from ...utils.rank_watch import waiting
+from ...utils.rank_watch import gather_objects, waiting
 from ...utils.world import World
-from ..monitor.interval_metrics import gather_objects
 from .fused_adamw import FusedAdamW
 from .gradient_shares import ClipSharedGradients, GradientShares
 
@@ -183,20 +182,9 @@ def _broadcast(value, shape, rank: int, world: World):
 
 
 def _to_device(value):
-    moved = value.to(paddle.get_device())
+    moved = value.to(device_name())
     moved.name = value.name
     return moved
-
-
-@contextmanager
-def host_memory():
-    """Inside the block, what is loaded comes to lie in the host's memory: a device may not hold the whole state."""
-    device = paddle.get_device()
-    paddle.set_device("cpu")
-    try:
-        yield
-    finally:
-        paddle.set_device(device)
 
 
 def has_master(optimizer, parameter) -> bool:

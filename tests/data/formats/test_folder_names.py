@@ -8,9 +8,9 @@ import pytest
 
 from ppldm.data.formats import folder_names
 from ppldm.data.formats.folder_names import FolderNames, list_once, split_name
-from ppldm.prepare.convert.source import FolderUnit
+from ppldm.data.formats.sample_files import SUFFIXES
+from ppldm.prepare.convert.units import FolderUnit
 
-SUFFIXES, IMAGES = frozenset({"jpg", "png", "txt", "json"}), frozenset({"jpg", "png"})
 NAMES = [
     *("b.jpg", "b.txt", "a.JPG", "a.png", "c.json", "d.txt", "d.json", ".hidden.jpg", "e.doc", "noending", "f."),
     *("a.b.jpg", "a.b.txt", "é.jpg", "中文.txt", "x y.jpg", "new\nline.jpg", "10.jpg", "9.jpg", "b-.jpg", "b!.jpg"),
@@ -48,7 +48,7 @@ def test_names_are_split_as_pathlib_does(name):
 def test_samples_are_those_of_a_dict_whatever_the_length_of_the_runs(folder, monkeypatch, run, block):
     monkeypatch.setattr(folder_names, "_RUN", run)
     monkeypatch.setattr(folder_names, "_BLOCK", block)
-    names = FolderNames(folder, SUFFIXES, IMAGES)
+    names = FolderNames(folder)
     assert list(names) == by_a_dict(NAMES) and len(names) == len(by_a_dict(NAMES)) and names.has_images
     for outside in (-1, len(names)):
         with pytest.raises(IndexError):
@@ -71,7 +71,7 @@ def test_a_folder_is_listed_once_for_all_spans_and_again_after_a_change(tmp_path
 
 def test_a_folder_that_has_just_changed_is_not_believed(tmp_path):
     (tmp_path / "a.jpg").touch()
-    first = list_once(tmp_path, SUFFIXES, IMAGES)
+    first = list_once(tmp_path)
     (tmp_path / "b.jpg").touch()
     os.utime(tmp_path)  # maybe within the same tick
-    assert (len(first), len(list_once(tmp_path, SUFFIXES, IMAGES))) == (1, 2)
+    assert (len(first), len(list_once(tmp_path))) == (1, 2)

@@ -21,7 +21,7 @@ def read_rss_kb(pid) -> int:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_over_100_000_rows(make_dataset, make_sources):
-    dataset = make_dataset(make_sources([60] * 100), resolution=8, latent_shape=(4, 1, 1))
+    dataset = make_dataset(make_sources([60] * 100), resolution=8)
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), BATCH, BATCH, World(), 0, 1000)
     after = {}
     for number, batch in enumerate(build_loader(dataset, sampler, 1), start=1):

@@ -275,5 +275,5 @@ def test_an_option_of_another_format_is_refused(tmp_path):
     (tmp_path / "f.filelist").write_text("p\n")
     for options in ("format=csv layout=laion_aes", "idx_to_prompt=x.json", "format=csv class_mapping=x.json"):
         (tmp_path / "f.list").write_text(f"f.filelist {options}\n")
-        with pytest.raises(FilelistError, match="line 1: .* has a meaning with format="):
+        with pytest.raises(FilelistError, match="line 1: .* has a meaning only with format="):
             read_sources(tmp_path / "f.list")

@@ -65,7 +65,7 @@ def test_words_for_bad_folders(folder, tmp_path):
 
     for name, text, message in (
         ("vocab.json", "{", "is not JSON"),
-        ("vocab.json", "[]", "holds no JSON object"),
+        ("vocab.json", "[]", "does not hold a JSON object"),
         ("vocab.json", '{"a": 0}', "lacks <|startoftext|>"),
         ("merges.txt", "r zz\n", "do not fit its vocabulary"),
     ):

@@ -131,7 +131,7 @@ def test_what_is_no_tokenizer_is_one_line(tmp_path, make, message):
 def test_a_broken_tokenizer_config_is_one_line(tmp_path):
     CaptionTokenizer(list(SPECIAL_TOKENS), 8).save(tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["do_lower_case"] is True
-    for text, message in (("{", "is not JSON"), ("true", "holds no JSON object")):
+    for text, message in (("{", "is not JSON"), ("true", "does not hold a JSON object")):
         (tmp_path / "tokenizer_config.json").write_text(text)
         with pytest.raises(ConfigError, match=f"tokenizer_config.json {message}"):
             load_tokenizer(tmp_path, 8)

@@ -151,5 +151,5 @@ def test_what_cannot_be_used_is_counted(tmp_path):
 def test_folders_without_pictures_are_an_error(tmp_path):
     with pytest.raises(DataError, match="no folders of pictures"):
         annotate_folder(tmp_path)
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         annotate_folder(tmp_path / "none")

@@ -10,8 +10,8 @@ from PIL import Image
 
 from ppldm.data.formats.part import Part
 from ppldm.prepare.convert.convert import convert_source, plan_conversion
-from ppldm.prepare.convert.source import FolderUnit, Span
-from ppldm.prepare.convert.source_packed import PackedUnit, pack
+from ppldm.prepare.convert.packed import PackedUnit, pack
+from ppldm.prepare.convert.units import FolderUnit, Span
 from ppldm.prepare.provenance.forget import forget_rows
 from ppldm.prepare.provenance.forgotten import Forgotten
 from ppldm.prepare.provenance.lineage import trace_rows

@@ -1,16 +1,38 @@
 """Law: every base name of a folder comes out once, in the order of keys, complete or with a named reason."""
 
-import pytest
+import io
+from functools import partial
+from pathlib import Path
 
-from ppldm.prepare.convert.source import find_units, read_folder
+import pytest
+from PIL import Image
+
+from ppldm.data.filelist import Source
+from ppldm.data.formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS
+from ppldm.data.formats.open import open_part
+from ppldm.prepare.convert.source import find_units
+from ppldm.prepare.convert.units import FolderUnit, Span
 from ppldm.utils.errors import ConfigError, DataError, RowError
 from ppldm.utils.jobs import take_fingerprint
+
+
+def demo_picture(size: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (size, size)).save(file, "JPEG")
+    return file.getvalue()
+
+
+PICTURES = [demo_picture(size) for size in (8, 9)]
 
 
 def write(folder, **files):
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def read_folder(folder):
+    return FolderUnit(folder).read(Span(0, 100, 100))
 
 
 def load_only_row(folder):
@@ -39,6 +61,7 @@ def test_hidden_files_other_suffixes_and_subfolders_are_no_rows(tmp_path):
         ({"a.txt": "a"}, "no_image"),
         ({"a.jpg": b"x"}, "no_caption"),
         ({"a.jpg": b"x", "a.png": b"x", "a.txt": "a"}, "two_images"),
+        ({"a.jpg": b"x", "a.JPG": b"x", "a.txt": "a"}, "two_images"),
         ({"a.jpg": b"x", "a.txt": " \n\t "}, "empty_caption"),
         ({"a.jpg": b"x", "a.txt": b"\xff\xff\xff"}, "encoding"),
         ({"a.jpg": b"x", "a.txt": "a", "a.json": "{"}, "metadata"),
@@ -68,7 +91,7 @@ def test_captions_are_one_line_of_text(tmp_path, data, caption):
 
 def test_metadata_comes_along_and_what_json_lacks_is_unknown(tmp_path):
     write(tmp_path, **{"a.jpg": b"x", "a.txt": "a", "a.json": '{"url": "u", "punsafe": NaN, "w": 1e999, "s": 0.5}'})
-    assert load_only_row(tmp_path).meta == {"url": "u", "punsafe": None, "w": None, "s": 0.5}
+    assert load_only_row(tmp_path).meta == {"key": "a", "url": "u", "punsafe": None, "w": None, "s": 0.5}
 
 
 def test_all_files_of_a_row_are_pieces_of_its_span(tmp_path):
@@ -83,7 +106,72 @@ def test_all_files_of_a_row_are_pieces_of_its_span(tmp_path):
 
 def test_folders_that_give_nothing_are_named_errors(tmp_path):
     with pytest.raises(ConfigError, match="no-such.*No such file"):
-        list(read_folder(tmp_path / "no-such"))
+        find_units(tmp_path / "no-such")
     write(tmp_path, **{"a.txt": "a"})
-    with pytest.raises(DataError, match="no images in"):
-        list(read_folder(tmp_path))
+    for attempt in (find_units, lambda folder: list(read_folder(folder))):
+        with pytest.raises(DataError, match="no images"):
+            attempt(tmp_path)
+
+
+def read_to_convert(path):
+    """(caption, image) of each row, or its reason, as conversion reads it."""
+    units = find_units(path)
+    return [outcome(row.load) for unit in units for span in unit.spans(3) for row in unit.read(span)]
+
+
+def read_to_train(path, format):
+    part = open_part(path, Source(Path("x.filelist"), (), format=format))
+    return [outcome(partial(part.read, row)) for row in range(len(part))]
+
+
+def outcome(read):
+    try:
+        row = read()
+        return row.caption, row.image, row.meta
+    except RowError as error:
+        return error.reason
+
+
+def test_a_folder_has_the_same_rows_for_conversion_and_training(tmp_path):
+    write(
+        tmp_path / "in",
+        **{"a.jpg": b"x", "a.txt": "a", "a.json": '{"u": 1}', "b.PNG": b"y", "b.txt": "b", "c.txt": "c"},
+    )
+    write(tmp_path / "in", **{"d.jpg": b"x", "d.cls": "3", "e.cls": "1", "f.jpg": b"x", "f.JPG": b"y", "f.txt": "f"})
+    (tmp_path / "in" / "g.jpg").symlink_to("nowhere")
+    rows = read_to_convert(tmp_path / "in")
+    assert rows == read_to_train(tmp_path / "in", "folder")
+    assert rows[0] == ("a", b"x", {"key": "a", "u": 1}) and rows[1][:2] == ("b", b"y")
+    assert rows[2:] == ["no_image", "no_caption", "no_image", "two_images", "unreadable"]
+
+
+@pytest.mark.parametrize("image", IMAGE_COLUMNS)
+@pytest.mark.parametrize("caption", CAPTION_COLUMNS)
+def test_a_table_has_the_same_rows_for_conversion_and_training(tmp_path, image, caption):
+    write(tmp_path, **{"0.jpg": PICTURES[0], "1.jpg": PICTURES[1]})
+    lines = [
+        f"n,{caption},{image},key",
+        '1,"a, b",0.jpg,01',
+        "2,,1.jpg,",
+        '0.5," c\nd",1.jpg,x',
+        "3,4",
+        "5,e,,",
+        "6,f,no.jpg,",
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    rows = read_to_convert(tmp_path / "t.csv")
+    assert rows == read_to_train(tmp_path / "t.csv", "csv")
+    assert rows[0] == ("a, b", PICTURES[0], {"key": "01", "n": 1}) and rows[2][0] == "c d"
+    assert [row for row in rows if isinstance(row, str)] == ["empty_caption", "columns", "no_image", "unreadable"]
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [("dir", "path"), ("path", "image"), ("image", "file"), ("file", "filepath"), ("filepath", "file_name")],
+)
+def test_of_several_columns_the_same_names_the_picture(tmp_path, first, second):
+    """But `file_name`, which is that of an imagefolder, goes first in a conversion."""
+    write(tmp_path, **{"0.jpg": PICTURES[0]})
+    (tmp_path / "t.csv").write_text(f"{second},{first},text\nno.jpg,0.jpg,a\n0.jpg,0.jpg,a\n")
+    assert read_to_train(tmp_path / "t.csv", "csv")[0][0] == "a"
+    assert (read_to_convert(tmp_path / "t.csv")[0] == "unreadable") == (second == "file_name")

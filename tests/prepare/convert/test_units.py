@@ -217,6 +217,22 @@ def test_a_damaged_tar_gives_the_rows_before_the_damage_and_one_bad_row(tmp_path
     assert run(folder, tmp_path / "out2")["skipped"] == {"tar": manifest["skipped"]["tar"] + 1}
 
 
+def test_a_tar_that_is_damaged_where_a_span_ends_has_no_span_too_long(tmp_path):
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        for row in range(4):
+            add(tar, f"{row}.jpg", bytes(600))
+    data = path.read_bytes()
+    path.write_bytes(data[: 4 * 1536] + b"garbage" * 1000)
+    (unit,) = find_units(path)
+    spans = unit.spans(2)
+    assert [span.rows for span in spans] == [2, 2, 1]
+    rows = [row for span in spans for row in unit.read(span)]
+    assert [row.key for row in rows] == ["0", "1", "2", "3", "x.tar"]
+    with pytest.raises(RowError, match="damaged"):
+        rows[-1].load()
+
+
 def test_rows_of_tables_that_cannot_be_used_are_counted_by_reason(tmp_path):
     folder = write_lines(tmp_path / "in").parent
     bad = [
@@ -262,10 +278,10 @@ def test_sources_that_give_nothing_are_named_errors(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         find_units(tmp_path / "nowhere")
     (tmp_path / "x.zip").write_bytes(b"")
-    with pytest.raises(ConfigError, match="no known source"):
+    with pytest.raises(ConfigError, match="not a known source"):
         find_units(tmp_path / "x.zip")
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="does not name pictures"):
+    with pytest.raises(DataError, match="it needs one of dir, path"):
         run(tmp_path / "t.csv", tmp_path / "out")
 
 

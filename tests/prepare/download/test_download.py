@@ -236,7 +236,7 @@ def test_a_killed_download_goes_on(server, tmp_path, output_format):
     )
     assert read_images(killed, output_format) == read_images(expected, output_format)
     names = sorted(path.name for path in killed.iterdir())
-    assert names == sorted(path.name for path in expected.iterdir()) and len(names) == 4 - (output_format == "parquet")
+    assert names == sorted(path.name for path in expected.iterdir()) and len(names) == 5 - (output_format == "parquet")
     counted = [json.loads((folder / "00000_stats.json").read_text()) for folder in (killed, expected)]
     for stats in counted:
         del stats["duration"], stats["start_time"], stats["end_time"]
@@ -353,7 +353,7 @@ def test_dry_run_writes_nothing(server, tmp_path, capsys):
     [
         ({"output_format": "tfrecord"}, "--output-format 'tfrecord' is unknown"),
         ({"distributor": "ray"}, "--distributor 'ray' is unknown"),
-        ({"master": "spark://x"}, "--master is for"),
+        ({"master": "spark://x"}, "--master is only for"),
         ({"processes_count": 0}, "--processes-count is 0"),
         ({"thread_count": 0}, "--thread-count is 0"),
         ({"timeout": 0}, "--timeout is 0"),

@@ -97,7 +97,7 @@ def test_columns_of_both_published_schemas_are_found(tmp_path):
         ({"url": "link"}, "no column link.*--url-col"),
         ({"kept": ["nope"]}, "no column 'nope'"),
         ({"kept": ["key"]}, "img2dataset writes one of that name"),
-        ({"kept": ["list"]}, "no number, text or truth"),
+        ({"kept": ["list"]}, "not of numbers, text or truth"),
     ],
 )
 def test_columns_that_cannot_be(tmp_path, flags, message):

@@ -380,7 +380,7 @@ def test_what_cannot_work_is_one_line(tables, tmp_path):
         with pytest.raises(ConfigError, match=words):
             plan_of(tables, **options)
     (tables / "3.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match="3.parquet is no parquet"):
+    with pytest.raises(DataError, match="3.parquet is not a parquet"):
         read_tables([str(tables)])
     damaged = bytearray((tables / "2B-en-4.5_2.parquet").read_bytes())
     damaged[10:400] = b"\xff" * 390
@@ -403,7 +403,7 @@ def test_what_cannot_work_is_one_line(tables, tmp_path):
         read_tables([str(tables / "2B-en-4.5_1.parquet")] * 2)
     with pytest.raises(ConfigError, match="--output is missing"):
         filter(input=[str(tables / "2B-en-4.5_1.parquet")])
-    with pytest.raises(ConfigError, match="Spark alone"):
+    with pytest.raises(ConfigError, match="only for Spark"):
         choose_engine("duckdb", "yarn")
 
 

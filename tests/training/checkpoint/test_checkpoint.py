@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import paddle
 import pytest
-from paddlenlp.trainer import Trainer, TrainerState, TrainingArguments
+from paddlenlp.trainer import Trainer, TrainingArguments
 
 from ppldm.training.checkpoint.checkpoint import (
     TrainingState,
@@ -26,6 +26,7 @@ from ppldm.training.checkpoint.checkpoint import (
     verify,
     versions,
 )
+from ppldm.training.checkpoint.trainer_state import TrainerState
 from ppldm.utils.errors import CheckpointError, ConfigError, DiskFullError, ModelError
 
 FILES = ["model_state.pdparams", "optimizer.pdopt", "scheduler.pdparams", "trainer_state.json"]
@@ -328,3 +329,13 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == [old] and newest_checkpoint(tmp_path) == old
+
+
+def test_the_trainers_state_is_paddlenlps(tmp_path):
+    """The same file to the byte, which its Trainer reads."""
+    from paddlenlp.trainer import TrainerState as Theirs
+
+    TrainerState(global_step=3, max_steps=7).save_to_json(str(tmp_path / "ours.json"))
+    Theirs(global_step=3, max_steps=7).save_to_json(str(tmp_path / "theirs.json"))
+    assert (tmp_path / "ours.json").read_bytes() == (tmp_path / "theirs.json").read_bytes()
+    assert Theirs.load_from_json(str(tmp_path / "ours.json")).max_steps == 7

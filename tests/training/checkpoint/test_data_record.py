@@ -8,12 +8,12 @@ import pytest
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.training.arguments import parse_arguments
-from ppldm.training.checkpoint import checkpoint as checkpoint_module
 from ppldm.training.checkpoint.checkpoint import MANIFEST, read_manifest
 from ppldm.training.checkpoint.data_record import DATA_FILE
 from ppldm.training.loop import run_loop
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
+from ppldm.utils.checksums import checksum_json
 from ppldm.utils.errors import CheckpointError, ConfigError
 
 
@@ -39,7 +39,7 @@ def rewrite(path, change):
 def start(kind, tiny, tmp_path, data, **changes):
     settings = {"file_list": data / "all.filelist", "max_steps": 2, "save_steps": 1, **changes}
     flags = tiny.flags(tmp_path / "run", **settings)
-    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
     (run_loop if kind == "loop" else run_trainer)(run)
     return run
 
@@ -91,7 +91,7 @@ def test_checkpoints_without_a_record_go_on_and_say_so(tiny, tmp_path, data, kin
     manifest = read_manifest(folder)
     del manifest["crc32"], manifest["identity"]["data"], manifest["files"][DATA_FILE]
     (folder / DATA_FILE).unlink()
-    manifest["crc32"] = checkpoint_module._checksum(manifest)
+    manifest["crc32"] = checksum_json(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest))
     swap_rows(data)
     assert start(kind, tiny, tmp_path, data, max_steps=3).start_step == 2

@@ -8,22 +8,23 @@ import numpy as np
 import pytest
 
 import ppldm
-from ppldm.families.build import build_autoencoder, build_model, save_part
+from ppldm.families.ldm_build import build_model
+from ppldm.networks.build import build_autoencoder, save_component
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
 from ppldm.training.checkpoint.resume import differing
 from ppldm.training.loop import run_loop
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ModelError
 from ppldm.weights.model_file import read_model_file
-from ppldm.weights.read import find_tokenizer, read_part, read_weights
+from ppldm.weights.read import find_tokenizer, read_component, read_weights
 
 FACTOR = 0.9
 
 
 def train(kind, flags):
-    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
     (run_loop if kind == "loop" else run_trainer)(run)
     return run
 
@@ -31,7 +32,7 @@ def train(kind, flags):
 def make_vae(tiny, folder: Path, factor: float = FACTOR, seed: int = 1) -> Path:
     vae = build_autoencoder(tiny.config("vae"), seed)
     vae.register_to_config(scaling_factor=factor)
-    save_part(vae, folder)
+    save_component(vae, folder)
     return folder
 
 
@@ -46,6 +47,27 @@ def trained(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "run"
     train("loop", flags(tiny, start, folder, max_steps=3, save_steps=2))
     return start, folder
+
+
+def test_stored_settings_of_sampling_are_kept(tiny, trained, tmp_path):
+    """A run that starts from a pipeline exports what that stores for samplers, after a resume too."""
+    stored = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1, "timestep_spacing": "trailing"}
+    start = shutil.copytree(trained[1] / "pipeline", tmp_path / "start")
+    path = start / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | stored))
+    drop_known_files(start)
+    none = {"vae_name_or_path": None, "text_encoder_config_file": None, "unet_config_file": None}
+    settings = {"model_name_or_path": start, "tokenizer_name": None, "save_steps": 1, **none}
+    train("loop", tiny.flags(tmp_path / "run", max_steps=1, **settings))
+    train("loop", tiny.flags(tmp_path / "run", max_steps=2, **settings))
+    for form in (tmp_path / "run" / "checkpoint-2", tmp_path / "run" / "pipeline"):
+        found = ppldm.load(form).model.sampling
+        assert stored.items() <= found.items(), form
+
+
+def drop_known_files(pipeline: Path) -> None:
+    metadata = json.loads((pipeline / "ppldm.json").read_text())
+    (pipeline / "ppldm.json").write_text(json.dumps({k: v for k, v in metadata.items() if k != "files"}))
 
 
 def flags(tiny, start, folder, **changes):
@@ -84,13 +106,13 @@ def test_a_checkpoint_is_read_with_nothing_beside_it(tiny, trained, tmp_path, mo
     assert {name: one.trained for name, one in described.components.items()} == {
         "vae": False, "text_encoder": True, "unet": True
     }  # fmt: skip
-    assert weights.parts["vae"].config["scaling_factor"] == FACTOR and weights.frozen == ("vae",)
+    assert weights.components["vae"].config["scaling_factor"] == FACTOR and weights.frozen == ("vae",)
     assert build_model(weights, alone).scaling_factor == FACTOR
     assert find_tokenizer(alone) == alone / "tokenizer" == weights.tokenizer
     model = ppldm.load(alone)
     assert (model.tokenizer.max_length, model.resolution) == (12, 32)
     assert model.generate("picture 1", num_inference_steps=2).shape == (1, 1, 32, 32, 3)
-    assert read_part("unet", alone).config["cross_attention_dim"] == 32
+    assert read_component("unet", alone).config["cross_attention_dim"] == 32
     for name in ("model.json", "tokenizer/vocab.txt"):
         assert name in read_manifest(alone)["files"]
 
@@ -199,7 +221,7 @@ def test_an_accepted_vae_is_the_one_that_is_trained_with(tiny, trained, tmp_path
     model = train("loop", own).state.model
     assert model.scaling_factor == 0.5
     for path, same in ((run / "checkpoint-4", True), (run / "checkpoint-3", False)):
-        found, wanted = read_part("vae", path).arrays, read_part("vae", other).arrays
+        found, wanted = read_component("vae", path).arrays, read_component("vae", other).arrays
         assert all(np.array_equal(found[name], wanted[name]) for name in wanted) is same
     assert read_model_file(run / "checkpoint-4").components["vae"].config["scaling_factor"] == 0.5
     assert train("loop", flags(tiny, trained[0], run, max_steps=4, vae_name_or_path=other)).start_step == 4
@@ -222,20 +244,20 @@ def test_a_checkpoint_without_model_json_is_never_filled_up(tiny, trained, tmp_p
     settings = json.loads((run / "run.json").read_text())
     names = {"vae_name_or_path": "vae", "text_encoder_config_file": "ldmbert.json", "unet_config_file": "unet.json",
              "tokenizer_name": "tokenizer"}  # fmt: skip
-    settings["ModelArguments"] |= {flag: str(start / name) for flag, name in names.items()}
+    settings["ModelArguments"] = {flag: str(start / name) for flag, name in names.items()}
     (run / "run.json").write_text(json.dumps(settings))
     older = make_older(run / "checkpoint-2")
-    assert read_weights(older).parts["vae"].config["scaling_factor"] == FACTOR  # of the exported pipeline
+    assert read_weights(older).components["vae"].config["scaling_factor"] == FACTOR  # of the exported pipeline
     shutil.rmtree(run / "pipeline")
     weights = read_weights(older)
-    assert weights.parts["vae"].config["scaling_factor"] == FACTOR and weights.tokenizer == start / "tokenizer"
-    assert weights.parts["unet"].config["attention_head_dim"] == 2
+    assert weights.components["vae"].config["scaling_factor"] == FACTOR and weights.tokenizer == start / "tokenizer"
+    assert weights.components["unet"].config["attention_head_dim"] == 2
     shutil.rmtree(start / "vae")
     with pytest.raises(ModelError, match="checkpoint-2 was trained with the vae .*/start/vae, which is not found here; "
                                          ".*name the config.json of its VAE with --original_config_file"):  # fmt: skip
         read_weights(older)
     config = trained[0] / "vae" / "config.json"
-    assert read_weights(older, yaml_file=config).parts["vae"].config["scaling_factor"] == FACTOR
+    assert read_weights(older, yaml_file=config).components["vae"].config["scaling_factor"] == FACTOR
     make_vae(tiny, start / "vae", seed=2)
     with pytest.raises(ModelError, match="/start/vae is not the VAE that .*checkpoint-2 was trained with"):
         read_weights(older)

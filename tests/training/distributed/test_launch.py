@@ -22,7 +22,8 @@ with entry():
     from ppldm.training.monitor.watchdog import BatchesWithTimeout
     from ppldm.utils.errors import DataError
     from ppldm.utils.rank_watch import leave_signs, waiting, watch_ranks
-    from ppldm.utils.world import World, barrier
+    from ppldm.utils.rank_watch import barrier
+    from ppldm.utils.world import World
 
     paddle.distributed.init_parallel_env()
     world, end = World.detect(), sys.argv[1]

@@ -18,6 +18,7 @@ from signalled import draw
 
 from ppldm.training.checkpoint.checkpoint import list_checkpoints, step_of, verify
 from ppldm.training.monitor.metrics import read_metrics
+from ppldm.utils.rank_watch import SIGNS_DIR
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_SIGNALS = int(os.environ.get("PPLDM_NUM_SIGNALS", 6))
@@ -44,6 +45,7 @@ def test_each_signal_ends_two_ranks_with_a_checkpoint(tiny, tmp_path):
         assert len(reached) == 1, (plan, both)
         newest = list_checkpoints(tmp_path / f"out-{number}")[0]
         assert step_of(newest) == int(reached.pop()) and verify(newest) is None, plan
+        assert not (tmp_path / f"out-{number}" / SIGNS_DIR).exists(), plan
         interrupted = {rank for rank, (status, _) in enumerate(both) if status == 130}
         assert all(status in (75, 130) for status, _ in both)
         if plan["signal"] != signal.SIGINT:

@@ -14,7 +14,7 @@ def make_dataset(tmp_path):
         write_part(tmp_path / "part.gz", [Row(caption, b"x", {}) for caption in captions])
         (tmp_path / "f").write_text("part.gz\n")
         tokenizer = CaptionTokenizer(build_vocab(known), max_length)
-        return TextImageDataset(read_sources(tmp_path / "f"), tokenizer, 8, (4, 1, 1), 0)
+        return TextImageDataset(read_sources(tmp_path / "f"), {}, 8, 0, tokenizer)
 
     return make
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppldm.networks.model import Loss
 from ppldm.training.monitor import interval_metrics as module
 from ppldm.training.monitor.interval_metrics import IntervalMetrics
 from ppldm.utils.world import World
@@ -19,11 +20,16 @@ UPDATE = st.tuples(
 )
 
 
+def seen(timesteps, errors):
+    """The loss of a micro-batch of samples at these of 1,000 timesteps."""
+    levels = paddle.to_tensor(timesteps).astype("float32") / 1000
+    return [Loss(None, paddle.to_tensor(errors, dtype="float32"), levels)]
+
+
 def feed(interval, updates):
     for loss, samples, skipped in updates:
         timesteps, errors = zip(*samples, strict=True)
-        interval.add(loss, len(samples), grad_norm=2 * loss)
-        interval.observe(paddle.to_tensor(timesteps), paddle.to_tensor(errors, dtype="float32"))
+        interval.add(loss, len(samples), grad_norm=2 * loss, losses=seen(timesteps, errors))
         interval.skip(skipped)
 
 
@@ -35,10 +41,10 @@ def numbers(values):
 @settings(deadline=None, max_examples=30)
 def test_a_stop_inside_changes_nothing(updates, data):
     cut = data.draw(st.integers(0, len(updates)))
-    straight, first = IntervalMetrics(World(), 1000), IntervalMetrics(World(), 1000)
+    straight, first = IntervalMetrics(World(), True), IntervalMetrics(World(), True)
     feed(straight, updates)
     feed(first, updates[:cut])
-    second = IntervalMetrics(World(), 1000, json.loads(json.dumps(first.state())))
+    second = IntervalMetrics(World(), True, json.loads(json.dumps(first.state())))
     feed(second, updates[cut:])
     expected, found = numbers(straight.summary()), numbers(second.summary())
     np.testing.assert_array_equal(list(found.values()), list(expected.values()))
@@ -53,7 +59,7 @@ def test_a_stop_inside_changes_nothing(updates, data):
 
 
 def test_summary_starts_anew_but_rows_stay_skipped():
-    interval = IntervalMetrics(World(), 1000)
+    interval = IntervalMetrics(World(), True)
     feed(interval, [(1.0, [(0, 1.0)], ["image"]), (3.0, [(999, 5.0)], ["image"])])
     interval.wait_seconds = 1e9
     values = interval.summary()
@@ -70,7 +76,7 @@ def test_numbers_of_all_ranks_are_joined(monkeypatch):
     # The other rank: it saw one sample of the last quarter, skipped a row, and waited longer.
     theirs = [(np.array([[0, 0, 0, 8.0], [0, 0, 0, 1.0]]), {"image": 1}), (7e8, 5_000_000_000_000, 0)]
     monkeypatch.setattr(module, "gather_objects", lambda value, world: [value, theirs.pop(0)])
-    interval = IntervalMetrics(World(0, 2), 1000)
+    interval = IntervalMetrics(World(0, 2), True)
     feed(interval, [(1.0, [(999, 2.0)], ["base64"])])
     values = interval.summary()
     assert values["loss_quarter_4"] == 5.0 and values["skipped_rows"] == 2
@@ -89,18 +95,12 @@ def test_a_skipped_update_enters_no_mean():
 
 
 def test_what_a_skipped_update_saw_is_in_no_quarter_and_it_counts_over_a_stop():
-    def observe(interval, timestep, error):
-        interval.observe(paddle.to_tensor([timestep]), paddle.to_tensor([error], dtype="float32"))
-
-    interval = IntervalMetrics(World(), 1000)
-    observe(interval, 10, 1.0)
-    interval.add(1.0, 1)
-    observe(interval, 20, float("nan"))
-    observe(interval, 900, 5.0)
-    interval.add(float("nan"), 2, float("nan"), applied=False)
-    interval = IntervalMetrics(World(), 1000, json.loads(json.dumps(interval.state())))
-    observe(interval, 30, 3.0)
-    interval.add(3.0, 1)
+    interval = IntervalMetrics(World(), True)
+    interval.add(1.0, 1, losses=seen([10], [1.0]))
+    bad = seen([20], [float("nan")]) + seen([900], [5.0])
+    interval.add(float("nan"), 2, float("nan"), applied=False, losses=bad)
+    interval = IntervalMetrics(World(), True, json.loads(json.dumps(interval.state())))
+    interval.add(3.0, 1, losses=seen([30], [3.0]))
     interval.add(float("nan"), 2, float("nan"), applied=False)
     values = interval.summary()
     assert values["loss_quarter_1"] == 2.0 and np.isnan(values["loss_quarter_4"])

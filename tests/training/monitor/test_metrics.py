@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from ppldm.training.monitor.metrics import (
@@ -12,6 +13,7 @@ from ppldm.training.monitor.metrics import (
     MetricsWriter,
     describe,
     describe_costs,
+    draw_loss,
     drop_after,
     last_step,
     plot_loss,
@@ -133,3 +135,12 @@ def test_a_curve_that_is_gone_is_said(tmp_path, caplog):
     assert last_step(path) == 0 and drop_after(path, 4, 0) == drop_after(path, 4) == [] and not caplog.messages
     assert drop_after(path, 4, 4) == []
     assert "is not there: the curve up to update 4 is lost" in caplog.text
+
+
+def test_a_curve_of_one_point_shows_it():
+    axes = Figure().subplots()
+    draw_loss(axes, [{"global_step": 3, "loss": 0.5}], "run")
+    assert axes.lines[0].get_marker() == "o"
+    axes = Figure().subplots()
+    draw_loss(axes, [{"global_step": step, "loss": 0.5} for step in (3, 4)], "run")
+    assert axes.lines[0].get_marker() in ("None", "")

@@ -19,7 +19,7 @@ from ppldm.training.checkpoint.checkpoint import list_checkpoints
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.interval_metrics import IntervalMetrics
 from ppldm.training.monitor.skipped_share import LEAST_SAMPLES, WINDOW_SAMPLES, SkippedShare
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, DataError
 from ppldm.utils.world import World
@@ -86,7 +86,7 @@ def mostly_bad(tiny, tmp_path_factory):
 
 def start(kind, tiny, folder, file_list, **changes):
     flags = tiny.flags(folder, file_list=file_list, logging_steps=1, **changes)
-    run = prepare_text_to_image(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
     (run_loop if kind == "loop" else run_trainer)(run)
 
 

@@ -13,15 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from ppldm.data.dataset import spread
 from ppldm.data.filelist import write_filelist
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.monitor.validation import gather_in_order, shard, spread, undisturbed, validation_loss
-from ppldm.training.text_to_image import prepare_text_to_image, read_validation_prompts
+from ppldm.training.monitor.validation import undisturbed, validation_loss
+from ppldm.training.prepare import prepare as prepare_run
+from ppldm.training.prepare import read_validation_prompts
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, FilelistError
-from ppldm.utils.world import World
+from ppldm.utils.world import World, gather_in_order, shard
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,7 +40,7 @@ def held_out(tiny, tmp_path_factory):
 def prepare(tiny, held_out, folder, loop=True, **changes):
     settings = {"file_list": held_out[0], "validation_file_list": held_out[1], "validation_rows": 10, "max_steps": 3}
     flags = tiny.flags(folder, **{**settings, **changes})
-    return prepare_text_to_image(*parse_arguments([*flags, "--do_train"], loop))
+    return prepare_run(*parse_arguments([*flags, "--do_train"], loop))
 
 
 def train(kind, *args, **changes):
@@ -88,7 +90,7 @@ def test_the_loss_is_a_function_of_weights_and_seed(tiny, held_out, tmp_path):
     samples = [run_batch for _, run_batch in rest.batches(World())]
     assert sum(len(batch["row_ids"]) for batch in samples) == 10
     with undisturbed(state):
-        by_hand = [float(state.model(**{n: b[n] for n in state.model.input_names})) for b in samples]
+        by_hand = [float(state.model.loss(b).value) for b in samples]
     assert first["validation_loss"] == np.average(by_hand, weights=[4, 4, 2])
 
 
@@ -107,7 +109,7 @@ def hand_of(run, rows, world):
     """What a rank finds: number, loss and size of each of its batches."""
     with undisturbed(run.state):
         for number, batch in rows.batches(world):
-            loss = run.state.model(**{name: batch[name] for name in run.state.model.input_names})
+            loss = run.state.model.loss(batch).value
             yield number, float(loss), len(batch["row_ids"])
 
 
@@ -183,7 +185,7 @@ def test_prompts_are_words_or_files(tmp_path):
 def test_prompts_and_scales_give_the_grids(tiny, held_out, tmp_path):
     words = ["--validation_prompts", *(f"picture {n}" for n in range(9)), "--validation_guidance_scales", "1", "3"]
     flags = tiny.flags(tmp_path / "run", max_steps=1, image_logging_steps=1)
-    run = prepare_text_to_image(*parse_arguments([*flags, *words], loop=True))
+    run = prepare_run(*parse_arguments([*flags, *words], loop=True))
     run_loop(run)
     pictures = {path.name: np.asarray(Image.open(path)) for path in (tmp_path / "run/samples").iterdir()}
     assert set(pictures) == {
@@ -226,15 +228,16 @@ def launch(kind, flags, log_dir):
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
     output_dir = Path(flags[flags.index("--output_dir") + 1])
     assert (output_dir / "pipeline").is_dir(), done.stdout[-3000:] + done.stderr[-3000:]
+    assert not (output_dir / ".ranks").exists()
 
 
 def test_a_missing_list_is_blamed_on_its_own_flag(tiny, tmp_path):
     for flag in ("file_list", "validation_file_list"):
         with pytest.raises(FilelistError, match=f"^--{flag}: no such filelist /nope; give a text file"):
-            prepare_text_to_image(*parse_arguments(tiny.flags(tmp_path, **{flag: "/nope"}), loop=True))
+            prepare_run(*parse_arguments(tiny.flags(tmp_path, **{flag: "/nope"}), loop=True))
 
 
 def test_one_is_one_in_the_log(tiny, tmp_path, capsys):
-    prepare_text_to_image(*parse_arguments(tiny.flags(tmp_path), loop=True))
+    prepare_run(*parse_arguments(tiny.flags(tmp_path), loop=True))
     told = capsys.readouterr().err
     assert " 2 parts in 1 list from " in told and " x 1 rank on cpu" in told

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from paddlenlp.trainer import TrainerState
 from tiny_model import make_batch, make_model
 
+from ppldm.networks.model import Loss, Model
 from ppldm.training.checkpoint.checkpoint import TrainingState, load_model, load_optimizer, save_checkpoint
+from ppldm.training.checkpoint.trainer_state import TrainerState
 from ppldm.training.compiled import compile_predict
 from ppldm.training.optimizer import precision
 from ppldm.training.update import UpdateGuard, train_step
@@ -148,15 +149,16 @@ def test_a_checkpoint_holds_half_weights_masters_moments_and_scaler(tiny, preten
     assert saved.scaler.state_dict() == resumed.scaler.state_dict()
 
 
-class Linear(paddle.nn.Layer):
-    input_names = ("x",)
+class Linear(Model):
+    inputs = {"x": None}
+    components = {}
 
     def __init__(self):
         super().__init__()
         self.w = self.create_parameter([2], default_initializer=paddle.nn.initializer.Constant(0.5))
 
     def forward(self, x):
-        return (self.w * x).sum()
+        return Loss((self.w * x).sum())
 
 
 def run(scaler, batches, max_skipped=1):

@@ -19,7 +19,7 @@ from ppldm.training.checkpoint.checkpoint import count_bytes
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.optimizer.sharding import assign_owners, parameter_of
-from ppldm.training.text_to_image import prepare_text_to_image
+from ppldm.training.prepare import prepare as prepare_run
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ("model_state.pdparams", "optimizer.pdopt", "ema_state.pdparams", "scheduler.pdparams")
@@ -203,4 +203,4 @@ def rows_of(step: int) -> list[int]:
 
 
 def prepare(flags: list):
-    return prepare_text_to_image(*parse_arguments([*flags, "--do_train"], loop=True))
+    return prepare_run(*parse_arguments([*flags, "--do_train"], loop=True))

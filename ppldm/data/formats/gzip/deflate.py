@@ -59,7 +59,7 @@ class State:
 
 def decode(state: State, data: np.ndarray, size: int, at_end: bool, out: np.ndarray) -> int:
     """Decode into `out` until a newline was written (LINE), data[:size] is used up (INPUT), there may be no room for
-    another symbol (ROOM), a member ends (MEMBER_END) or the data is no deflate data (DAMAGED).
+    another symbol (ROOM), a member ends (MEMBER_END) or the data is not deflate data (DAMAGED).
 
     data, out: uint8. at_end: whether no more data follow; then INPUT means that they are cut.
     """
@@ -283,6 +283,36 @@ def _copy_stored(s, data, size, out):
 
 
 @_compiled
+def _read_distance(s, distances, counts, symbols, data, size):
+    """How far back a copy lies; -1 where the input ends, -2 where it is damaged."""
+    entry = distances[s[BITS] & ((1 << _FAST_BITS) - 1)]
+    if entry and entry & 15 <= s[NUM_BITS]:
+        s[BITS] >>= entry & 15
+        s[NUM_BITS] -= entry & 15
+        symbol = entry >> 4
+    else:
+        symbol = _slow_symbol(s, counts, symbols, data, size)
+    if symbol < 0 or symbol > 29:
+        return -1 if symbol == -1 else -2
+    extra = _take(s, data, size, _DISTANCE_BITS[symbol])
+    return -1 if extra < 0 else _DISTANCE_BASE[symbol] + extra
+
+
+@_compiled
+def _copy(out, end, distance, length, needed, segment):
+    """Repeat `length` bytes from `distance` back; whether a newline is among them. Marks what it `needed` of before
+    the segment."""
+    found, source = False, end - distance
+    for i in range(length):
+        if source + i < segment:
+            needed[segment - 1 - source - i] = 1
+        byte = out[source + i]
+        out[end + i] = byte
+        found |= byte == _NEWLINE
+    return found
+
+
+@_compiled
 def _decode_symbols(s, needed, tables, counts, symbols, data, size, at_end, out):
     """-1 at the end of the block."""
     literals, distances = tables[0], tables[1]
@@ -290,11 +320,8 @@ def _decode_symbols(s, needed, tables, counts, symbols, data, size, at_end, out)
     segment, member, mask = s[SEGMENT], s[MEMBER_START], (1 << _FAST_BITS) - 1
     code = -1
     while True:
-        if end + MAX_SYMBOL_BYTES > len(out):
-            code = ROOM
-            break
-        if pos + 8 > size and not at_end:
-            code = INPUT
+        if end + MAX_SYMBOL_BYTES > len(out) or (pos + 8 > size and not at_end):
+            code = ROOM if end + MAX_SYMBOL_BYTES > len(out) else INPUT
             break
         while num_bits <= 48 and pos < size:
             bits |= np.int64(data[pos]) << num_bits
@@ -330,39 +357,13 @@ def _decode_symbols(s, needed, tables, counts, symbols, data, size, at_end, out)
             break
         s[POS], s[BITS], s[NUM_BITS] = pos, bits, num_bits
         extra = _take(s, data, size, _LENGTH_BITS[symbol - 257])
-        if extra < 0:
-            code = INPUT
+        distance = -1 if extra < 0 else _read_distance(s, distances, counts[1], symbols[1], data, size)
+        pos, bits, num_bits = s[POS], s[BITS], s[NUM_BITS]
+        if distance < 0 or end - distance < member:
+            code = INPUT if distance == -1 else DAMAGED
             break
         length = _LENGTH_BASE[symbol - 257] + extra
-        pos, bits, num_bits = s[POS], s[BITS], s[NUM_BITS]
-        entry = distances[bits & mask]
-        if entry and entry & 15 <= num_bits:
-            bits >>= entry & 15
-            num_bits -= entry & 15
-            symbol = entry >> 4
-            s[POS], s[BITS], s[NUM_BITS] = pos, bits, num_bits
-        else:
-            symbol = _slow_symbol(s, counts[1], symbols[1], data, size)
-        if symbol < 0 or symbol > 29:
-            code = INPUT if symbol == -1 else DAMAGED
-            break
-        extra = _take(s, data, size, _DISTANCE_BITS[symbol])
-        pos, bits, num_bits = s[POS], s[BITS], s[NUM_BITS]
-        if extra < 0:
-            code = INPUT
-            break
-        distance = _DISTANCE_BASE[symbol] + extra
-        source = end - distance
-        if source < member:
-            code = DAMAGED
-            break
-        found = False
-        for i in range(length):
-            if source + i < segment:
-                needed[segment - 1 - source - i] = 1
-            byte = out[source + i]
-            out[end + i] = byte
-            found |= byte == _NEWLINE
+        found = _copy(out, end, distance, length, needed, segment)
         if found:
             s[LAST_BIT], s[LAST_OUT], s[LAST_DISTANCE], s[LAST_LENGTH] = start, end, distance, length
             end += length

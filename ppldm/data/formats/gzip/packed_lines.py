@@ -35,7 +35,7 @@ _FLAG_CHECKSUM, _FLAG_EXTRA, _FLAG_NAME, _FLAG_COMMENT = 2, 4, 8, 16
 
 
 class DamagedStream(Exception):
-    """The file is no gzip from here on, or ends too early."""
+    """The file is not gzip from here on, or ends too early."""
 
 
 class PackedLines:

@@ -175,7 +175,7 @@ def is_known(codec: str) -> bool:
 
 
 def read_pages(chunk: Chunk, read: _Read) -> _Pages:
-    """The pages of a chunk, by their headers alone. Raises UnknownPages, LookupError."""
+    """The pages of a chunk, by their headers only. Raises UnknownPages, LookupError."""
     pages, offset, firsts = _Pages(), chunk.start, [0]
     while firsts[-1] < chunk.rows:
         header, num_bytes = _read_header(read, offset, chunk.stop)

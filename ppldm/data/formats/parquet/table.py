@@ -8,7 +8,6 @@ The index holds row numbers, image sizes, and in place of lengths the CRC-32s of
 checksums. A row without image or caption stays a row, one with too few columns.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from isal import isal_zlib
 
 from ....utils.errors import PartError, RowError
 from ...images.decode import image_size
-from ..base import IndexedRows, indexing, store_rows
+from ..base import IndexedRows, find_column, indexing, is_plain, store_rows
 from ..index import PARQUET_ROWS, Index
 from ..index_cache import IndexSpec
 from ..layouts import DEFAULT_LAYOUT, LAYOUTS
@@ -53,9 +52,7 @@ class ParquetTable(IndexedRows):
         self._reader = None
 
     def read(self, row: int) -> Row:
-        if not 0 <= row < len(self):
-            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
-        where = f"{self.path} row {row}"
+        where = self._where(row)
         self._file.read(0, 0, where)  # notices a change
         if self._reader is None:
             self._reader = _LineReader(self.path, self._file)
@@ -73,7 +70,7 @@ class ParquetTable(IndexedRows):
         super().close()
 
     def _decode(self, data: bytes, where: str) -> Row:
-        raise NotImplementedError  # rows are no bytes of the file
+        raise NotImplementedError  # rows are not bytes of the file
 
     def _build(self) -> tuple[Path, Index]:
         rows, good = [], 0
@@ -92,7 +89,7 @@ class ParquetTable(IndexedRows):
             raise PartError(
                 f"none of the rows of {self.path} has both image bytes in {columns[0]!r} and a text in {columns[1]!r}"
             )
-        return self.path, store_rows(self.path, self.spec, rows)
+        return store_rows(self.path, self.spec, rows)
 
 
 class _LineReader:
@@ -183,9 +180,9 @@ def open_table(path: Path) -> Iterator[tuple]:
     try:
         with pq.ParquetFile(path) as table:
             names = table.schema_arrow.names
-            yield table, _find_column(names, IMAGE_COLUMNS, path), _find_column(names, CAPTION_COLUMNS, path)
+            yield table, *(find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise PartError(f"{path} is no parquet file, or damaged ({_one_line(error)}); get it again") from error
+        raise PartError(f"{path} is not a parquet file, or is damaged ({_one_line(error)}); get it again") from error
 
 
 def read_records(table, start: int, stop: int) -> Iterator[dict | None]:
@@ -219,13 +216,18 @@ def _records(batch) -> Iterator[dict | None]:
 def _line(record: dict | None, image_column: str, caption_column: str) -> _Line:
     if record is None:
         return b"", None
-    image, caption = record.pop(image_column, None), record.pop(caption_column)
+    caption, image, meta = split_record(record, image_column, caption_column)
+    return (encode_text_columns(caption, meta), image) if caption else (b"", None)
+
+
+def split_record(record: dict, image_column: str, caption_column: str) -> tuple[str, bytes | None, dict]:
+    """(caption, "" where there is no text; encoded image, None where there are no bytes; metadata) of a row."""
+    image, caption = record.get(image_column), record[caption_column]
     image = image.get("bytes") if isinstance(image, dict) else image
     caption = " ".join(caption.split()) if isinstance(caption, str) else ""
-    if not caption:
-        return b"", None
-    meta = {name: value for name, value in record.items() if is_plain(value)}
-    return encode_text_columns(caption, meta), image if isinstance(image, bytes) else None
+    columns = (image_column, caption_column)
+    meta = {name: value for name, value in record.items() if name not in columns and is_plain(value)}
+    return caption, image if isinstance(image, bytes) else None, meta
 
 
 def _crc32(head: bytes, image: bytes | None) -> int:
@@ -233,18 +235,6 @@ def _crc32(head: bytes, image: bytes | None) -> int:
     if not (head and image):
         return isal_zlib.crc32(_NO_ROW)
     return isal_zlib.crc32(b"\n", isal_zlib.crc32(pybase64.b64encode(image), isal_zlib.crc32(head)))
-
-
-def is_plain(value) -> bool:
-    """Whether a value of a table can be metadata."""
-    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _find_column(columns: list[str], names: tuple[str, ...], path: Path) -> str:
-    for name in names:
-        if name in columns:
-            return name
-    raise PartError(f"{path} has the columns {', '.join(columns)[:200]}; one of {', '.join(names)} is due")
 
 
 def _one_line(error: Exception) -> str:

@@ -298,11 +298,11 @@ def test_one_builds_an_index_and_the_others_wait_for_it(tmp_path, monkeypatch):
     (tmp_path / "p.gz").write_bytes(gzip.compress(b"".join(make_lines(30))))
     scanned, real = [], part_module._scan
 
-    def scan(path, layout):
+    def scan(path, *rest):
         scanned.append(path)
         assert (tmp_path / "p.gz.idx.lock").exists()
         threading.Event().wait(0.3)
-        return real(path, layout)
+        return real(path, *rest)
 
     monkeypatch.setattr(part_module, "_scan", scan)
     with ThreadPoolExecutor(4) as pool:

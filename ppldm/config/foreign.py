@@ -1,0 +1,383 @@
+"""Config files of open-diffusion and of Stable Cascade's training, translated to recipes.
+
+A table for each says what becomes of every key that it knows: the settings here that mean the same, or why there are
+none. docs/config.md shows these tables.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from ..utils.errors import ConfigError
+from ..utils.text import did_you_mean
+from .yaml_file import read_yaml
+
+_MOST_PARTS = 1_000_000
+
+
+class NoCounterpart(Exception):
+    """A value that cannot be translated; its text is the reason."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to translate. `values`: by key, resolved; `num_devices`: that it is to train on; `stem`: of what is
+    written beside the recipe; `files`: those, text by name."""
+
+    values: dict[str, object]
+    num_devices: int
+    stem: str
+    files: dict[str, str] = field(default_factory=dict)
+
+    def first(self, *keys: str, default=None):
+        """The value of the first key that is there."""
+        return next((self.values[key] for key in keys if key in self.values), default)
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """What means the same here. `keys` as documented; `make`: (value, Source) -> values by key; `note`: for readers.
+
+    Without `make` the value is taken as it is; without `keys` there is no counterpart, and the note says why. A `???`
+    stays one, unless `make` takes `any_value`.
+    """
+
+    keys: tuple[str, ...] = ()
+    note: str = ""
+    make: Callable[[object, Source], dict] | None = None
+    any_value: bool = False
+
+    def translate(self, value, source: Source) -> dict[str, object]:
+        """Our settings by key. Raises NoCounterpart."""
+        if not self.keys:
+            raise NoCounterpart(self.note)
+        if value == "???" and not self.any_value:
+            return dict.fromkeys(self.keys[:1], "???")
+        return self.make(value, source) if self.make else {self.keys[0]: value}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A recipe's settings by key, each with the key that it was, and the keys without counterpart with the reason."""
+
+    system: str
+    settings: dict[str, tuple[object, str]]
+    left_out: dict[str, str]
+    files: dict[str, str]
+
+
+def translate_file(path: Path, num_devices: int, stem: str) -> Translation:
+    """Translate a config file of one of `SYSTEMS`. Raises ConfigError for a file of neither."""
+    written = _resolved(read_yaml(path).values, path)
+    system = max(SYSTEMS, key=lambda name: len(_flatten(written, SYSTEMS[name]).keys() & SYSTEMS[name].keys()))
+    table = SYSTEMS[system]
+    source = Source(_flatten(written, table), num_devices, stem)
+    if not source.values.keys() & table.keys():
+        raise ConfigError(f"{path} is not a config of {' or '.join(SYSTEMS)}: no key of it is one of theirs")
+    settings, left_out = {}, {}
+    for key, value in source.values.items():
+        if key not in table:
+            left_out[key] = f"{system} has no such key; {did_you_mean(key, table)}"
+            continue
+        try:
+            settings |= {ours: (one, key) for ours, one in table[key].translate(value, source).items()}
+        except NoCounterpart as reason:
+            left_out[key] = str(reason)
+            settings |= dict.fromkeys(table[key].keys[:1], ("???", key))  # there is a key, but not for this value
+    return Translation(system, settings, left_out, source.files)
+
+
+def _resolved(values: dict[str, object], path: Path) -> dict:
+    """The file as a tree, references followed; what refers to a `???` is one itself."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+
+    tree = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    config = OmegaConf.create(tree)
+
+    def resolve(value, key: str):
+        if isinstance(value, dict):
+            return {name: resolve(one, f"{key}.{name}" if key else name) for name, one in value.items()}
+        if not (isinstance(value, str) and "${" in value):
+            return value
+        try:
+            return OmegaConf.select(config, key)
+        except InterpolationToMissingValueError:
+            return "???"
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{path}: {key} {value} cannot be resolved: {str(error).splitlines()[0]}") from error
+
+    return resolve(tree, "")
+
+
+def _flatten(tree: dict, table: dict, above: str = "") -> dict[str, object]:
+    """Values by dotted key; a mapping that the table knows as one value stays whole."""
+    found = {}
+    for name, value in tree.items():
+        key = f"{above}{name}"
+        if isinstance(value, dict) and key not in table:
+            found |= _flatten(value, table, f"{key}.")
+        else:
+            found[key] = value
+    return found
+
+
+def markdown_table(system: str) -> str:
+    """The table of docs/config.md: every key of a system, what it is here, and what a reader should know."""
+    rows = [
+        f"| `{key}` | {', '.join(f'`{one}`' for one in stated.keys) or '-'} | {stated.note} |"
+        for key, stated in SYSTEMS[system].items()
+    ]
+    return "\n".join([f"| {system} | here | |", "| --- | --- | --- |", *rows])
+
+
+def expand_braces(text: str) -> list[str]:
+    """The paths of a pattern such as a/{000..012}.tar, as WebDataset writes them, and of {a,b}."""
+    found = re.search(r"\{([^{}]*)\}", text)
+    if not found:
+        return [text]
+    span = re.fullmatch(r"(\d+)\.\.(\d+)", found.group(1))
+    if span:
+        first, last = span.groups()
+        if int(last) - int(first) >= _MOST_PARTS:
+            raise NoCounterpart(f"{text} names more than {_MOST_PARTS:,} files; write the filelist yourself")
+        middle = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    else:
+        middle = found.group(1).split(",")
+    head, tail = text[: found.start()], text[found.end() :]
+    return [f"{head}{one}{rest}" for one in middle for rest in expand_braces(tail)]
+
+
+def _parts(value, source: Source) -> dict:
+    places = [str(one) for one in (value if isinstance(value, list) else [value])]
+    remote = [one for one in places if one.startswith("pipe:") or "://" in one.replace("file://", "")]
+    if remote:
+        raise NoCounterpart(
+            f"{remote[0]} is not on this machine: mount it or copy it, and write a filelist of the parts"
+        )
+    paths = chain.from_iterable(expand_braces(re.sub("^file:(//)?", "", one)) for one in places)
+    name = f"{source.stem}.filelist"
+    source.files[name] = "".join(f"{Path(path).absolute()}\n" for path in paths)
+    return {"data.file_list": name}
+
+
+def _choose(key: str, known: dict, word: str):
+    def make(value, _source: Source) -> dict:
+        if value not in known:
+            raise NoCounterpart(f"{word} {value} is not built here; there are {', '.join(map(str, known))}")
+        return {key: known[value]}
+
+    return make
+
+
+def _precision(value, _source: Source) -> dict:
+    names = {"bf16": {"compute.bf16": True}, "fp16": {"compute.fp16": True}, "no": {"compute.bf16": False}}
+    names |= {"bfloat16": names["bf16"], "float16": names["fp16"], "float32": names["no"], "fp32": names["no"]}
+    if str(value) not in names:
+        raise NoCounterpart(f"{value} is not a precision that is built here: bf16, fp16, float32")
+    return names[str(value)]
+
+
+def _folder(*keys: str):
+    def make(_value, source: Source) -> dict:
+        names = [str(source.values[key]) for key in keys if source.values.get(key) is not None]
+        return {"run.output_dir": "???" if "???" in names else "/".join(names)}
+
+    return make
+
+
+def _unet(value, source: Source) -> dict:
+    name = f"{source.stem}.unet.json"
+    source.files[name] = json.dumps(value, indent=2) + "\n"
+    return {"model.unet_config_file": name}
+
+
+def _share_of_batch(value, source: Source) -> dict:
+    parts = source.num_devices * int(source.first("grad_accum_steps", default=1))
+    if not isinstance(value, int) or value % parts:
+        raise NoCounterpart(f"{value} samples cannot be shared by {parts} batches; name --num-devices")
+    return {"run.per_device_train_batch_size": value // parts}
+
+
+def _as(key: str, note: str = "") -> Counterpart:
+    return Counterpart((key,), note)
+
+
+def _none(reason: str) -> Counterpart:
+    return Counterpart(note=reason)
+
+
+def _filters(value, _source: Source) -> dict:
+    return {"data.where": json.dumps(value, ensure_ascii=False)}
+
+
+_LAUNCHER = "paddle's launcher connects the processes"
+_NOISE = "the schedule is the published one; model.prediction_type says what is predicted"
+_WANDB = Counterpart(
+    ("logging.report_to",), "and export WANDB_API_KEY: a secret stands in no file here",
+    lambda _value, _source: {"logging.report_to": ["visualdl", "wandb"]}, any_value=True,
+)  # fmt: skip
+_RATE = Counterpart(
+    ("optimizer.learning_rate",), "the schedule's, where both are given",
+    lambda value, source: {
+        "optimizer.learning_rate": source.first("lr_scheduler.params.learning_rate", default=value)
+    },
+)  # fmt: skip
+_RUN_FOLDER = ("experiment.log_dir", "experiment.project", "experiment.name")
+_RUN_DIR = Counterpart(("run.output_dir",), "log_dir/project/name", _folder(*_RUN_FOLDER))
+
+OPEN_DIFFUSION = {
+    "wandb.api_key": _WANDB,
+    "wandb.entity": _none("export WANDB_ENTITY"),
+    "wandb.mode": _none("export WANDB_MODE"),
+    "wandb.run_id": _none("the run's folder keeps the number of its run"),
+    "system.gradient_accumulation": _as("run.gradient_accumulation_steps"),
+    "system.batch_size": _as("run.per_device_train_batch_size"),
+    "system.workers": _as("compute.dataloader_num_workers"),
+    "system.dist_backend": _none(_LAUNCHER),
+    "system.dist_url": _none(_LAUNCHER),
+    "distributed.dist_backend": _none(_LAUNCHER),
+    "distributed.dist_url": _none(_LAUNCHER),
+    **dict.fromkeys(_RUN_FOLDER, _RUN_DIR),
+    "experiment.num_examples_to_see": _as("run.max_samples"),
+    "experiment.save_only_most_recent": Counterpart(
+        ("run.save_total_limit",), "true: 1, false: all",
+        lambda value, _source: {"run.save_total_limit": 1 if value else None},
+    ),
+    "experiment.save_every": _as("run.save_steps"),
+    "experiment.requeue": _none("always so: the same command goes on from the newest checkpoint"),
+    "experiment.eval_caption_file": _none("validation.validation_prompts takes prompts, or text files of them"),
+    "experiment.num_eval_images": _none("every prompt of validation.validation_prompts is drawn"),
+    "optimizer.name": _none("AdamW is the optimizer that there is"),
+    "optimizer.params.learning_rate": _RATE,
+    "optimizer.params.beta1": _as("optimizer.adam_beta1"),
+    "optimizer.params.beta2": _as("optimizer.adam_beta2"),
+    "optimizer.params.weight_decay": _as("optimizer.weight_decay"),
+    "optimizer.params.epsilon": _as("optimizer.adam_epsilon"),
+    "model.pretrained": _as("model.model_name_or_path", "the whole pipeline"),
+    "model.vae.pretrained": _as("model.vae_name_or_path"),
+    "model.vae.target": _none("an AutoencoderKL"),
+    "model.vae.params": _none("the VAE is frozen, so it must be trained before: family autoencoder"),
+    "model.text_encoder.pretrained": _as("model.pretrained_text_encoder_name"),
+    "model.text_encoder.target": _none("a CLIP text encoder"),
+    "model.text_encoder.params": _none("a frozen text encoder needs weights: model.pretrained_text_encoder_name"),
+    "model.tokenizer.pretrained": _none("it is the text encoder's own; model.tokenizer_name names another folder"),
+    "model.tokenizer.target": _none("it is the text encoder's own"),
+    "model.tokenizer.params": _none("it is the text encoder's own"),
+    **{
+        f"model.{name}.{key}": _none(_NOISE)
+        for name in ("scheduler", "noise_scheduler_training", "noise_scheduler_inference")
+        for key in ("pretrained", "target", "params")
+    },
+    "model.unet.pretrained": _as("model.unet_name_or_path"),
+    "model.unet.target": _none("a UNet2DConditionModel"),
+    "model.unet.params": Counterpart(("model.unet_config_file",), "written to a JSON file beside the recipe", _unet),
+    "model.use_ema": Counterpart(
+        ("optimizer.use_ema", "optimizer.ema_decay"), "with their decay, 0.995",
+        lambda value, _source: {"optimizer.use_ema": value} | ({"optimizer.ema_decay": 0.995} if value else {}),
+    ),
+    "model.ema.path": _none("model.model_name_or_path with model.load_ema starts from an average"),
+    "model.mixed_precision": Counterpart(("compute.bf16", "compute.fp16"), "", _precision),
+    "model.gradient_checkpointing": _as("compute.recompute"),
+    "model.xformers": _as("model.enable_xformers_memory_efficient_attention"),
+    "model.max_grad_norm": _as("optimizer.max_grad_norm"),
+    "dataset.type": _none("the first bytes of a part say what it is: tar, parquet, CSV, part file, folder"),
+    "dataset.params.path": Counterpart(
+        ("data.file_list",), "local paths; their braces are written out into a filelist beside the recipe", _parts
+    ),
+    "dataset.params.batch_size": _as("run.per_device_train_batch_size"),
+    "dataset.params.workers": _as("compute.dataloader_num_workers"),
+    "dataset.params.num_examples_to_see": _as("run.max_samples"),
+    "dataset.params.resolution": _as("data.resolution"),
+    "dataset.params.filters": Counterpart(("data.where",), "as it is", _filters),
+    "dataset.params.idx_to_prompt": _none("write captions when converting: `ppldm convert`"),
+    "dataset.params.class_mapping": _none("write captions when converting: `ppldm convert`"),
+    "lr_scheduler.scheduler": Counterpart(
+        ("optimizer.lr_scheduler_type",), "constant_with_warmup, cosine",
+        _choose(
+            "optimizer.lr_scheduler_type",
+            {"ConstantWithWarmup": "constant_with_warmup", "CosineWithWarmup": "cosine"}, "the schedule",
+        ),
+    ),
+    "lr_scheduler.params.learning_rate": _RATE,
+    "lr_scheduler.params.warmup_length": _as("optimizer.warmup_steps"),
+}  # fmt: skip
+
+_NOT_A_FAMILY = "Stable Cascade's networks are not a family here yet"
+_NO_CONTROL = "control branches are not built here yet"
+_NO_LORA = "adapters are not built here yet"
+_CASCADE_DIR = Counterpart(
+    ("run.output_dir",), "checkpoint_path/experiment_id", _folder("checkpoint_path", "experiment_id")
+)
+
+STABLE_CASCADE = {
+    "experiment_id": _CASCADE_DIR,
+    "checkpoint_path": _CASCADE_DIR,
+    "output_path": _none("samples lie in the run's folder; logging.logging_dir moves what VisualDL shows"),
+    "model_version": _none(_NOT_A_FAMILY),
+    "effnet_checkpoint_path": _none(_NOT_A_FAMILY),
+    "previewer_checkpoint_path": _none(_NOT_A_FAMILY),
+    "generator_checkpoint_path": _none(_NOT_A_FAMILY),
+    "stage_a_checkpoint_path": _none(_NOT_A_FAMILY),
+    "clip_text_model_name": _none(_NOT_A_FAMILY),
+    "clip_image_model_name": _none(_NOT_A_FAMILY),
+    "edm_objective": _none("not a key that Stable Cascade's own training takes"),
+    "wandb_project": Counterpart(
+        _WANDB.keys, "the project is called ppldm, the run as its folder; export WANDB_API_KEY", _WANDB.make, True
+    ),
+    "wandb_entity": _none("export WANDB_ENTITY"),
+    "lr": _as("optimizer.learning_rate"),
+    "batch_size": Counterpart(
+        ("run.per_device_train_batch_size",), "theirs is of all devices: divided by --num-devices and accumulation",
+        _share_of_batch,
+    ),
+    "image_size": _as("data.resolution"),
+    "multi_aspect_ratio": _none("pictures are cropped to squares; buckets of shapes are not built here yet"),
+    "bucketeer_random_ratio": _none("buckets of shapes are not built here yet"),
+    "grad_accum_steps": _as("run.gradient_accumulation_steps"),
+    "updates": _as("run.max_steps"),
+    "backup_every": _as("run.backup_every"),
+    "save_every": Counterpart(
+        ("run.save_steps", "validation.image_logging_steps"), "both: they save and draw at once",
+        lambda value, _source: {"run.save_steps": value, "validation.image_logging_steps": value},
+    ),
+    "warmup_updates": Counterpart(
+        ("optimizer.warmup_steps", "optimizer.lr_scheduler_type"), "with constant_with_warmup",
+        lambda value, _source: {
+            "optimizer.warmup_steps": value, "optimizer.lr_scheduler_type": "constant_with_warmup"
+        },
+    ),
+    "use_fsdp": Counterpart(
+        ("compute.sharding",), "true: stage2",
+        lambda value, _source: {"compute.sharding": "stage2" if value else ""},
+    ),
+    "ema_start_iters": _as("optimizer.ema_start_iters", "updates, where theirs counts micro-batches"),
+    "ema_iters": _as("optimizer.ema_iters", "updates, where theirs counts micro-batches"),
+    "ema_beta": _as("optimizer.ema_beta"),
+    "dtype": Counterpart(("compute.bf16", "compute.fp16"), "", _precision),
+    "allow_tf32": _as("compute.tf32"),
+    "webdataset_path": Counterpart(("data.file_list",), "local paths, into a filelist beside the recipe", _parts),
+    "dataset_filters": Counterpart(("data.where",), "as it is; a lambda may only compare", _filters),
+    "captions_getter": _none("the caption is the row's; `ppldm convert` says from which field"),
+    "adaptive_loss_weight": _none("model.snr_gamma is the loss weight that there is"),
+    "offset_noise": _as("model.noise_offset"),
+    "dist_file_subfolder": _none(_LAUNCHER),
+    "checkpoint_extension": _none("`ppldm export` writes the forms that there are"),
+    "controlnet_blocks": _none(_NO_CONTROL),
+    "controlnet_filter": _none(_NO_CONTROL),
+    "controlnet_filter_params": _none(_NO_CONTROL),
+    "controlnet_bottleneck_mode": _none(_NO_CONTROL),
+    "controlnet_checkpoint_path": _none(_NO_CONTROL),
+    "module_filters": _none(_NO_LORA),
+    "rank": _none(_NO_LORA),
+    "train_tokens": _none(_NO_LORA),
+    "lora_checkpoint_path": _none(_NO_LORA),
+}  # fmt: skip
+
+SYSTEMS = {"open-diffusion": OPEN_DIFFUSION, "Stable Cascade": STABLE_CASCADE}

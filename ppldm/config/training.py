@@ -1,0 +1,367 @@
+"""How a run trains: budget, batch, learning rates, precision, checkpoints, logging. No paddle here.
+
+Most names and defaults are those of PaddleNLP's Trainer; `training/trainer.py` makes its arguments from these.
+"""
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ..utils.devices import DEFAULT_DEVICE
+from ..utils.errors import ConfigError
+from ..utils.files import local_path
+from ..utils.machine import count_usable_cores
+from ..utils.rng import MAX_SEED
+from ..utils.text import count_of
+from .option import REQUIRED, Bounds, Needs, option
+
+LR_SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
+SHARDING_STAGES = ("stage1", "stage2")
+REPORTERS = ("visualdl", "tensorboard", "wandb", "none")
+_MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8
+
+_ABOVE_0, _NOT_NEGATIVE, _SHARE = Bounds(above=0), Bounds(least=0), Bounds(least=0, most=1)
+
+_run = option
+_optimizer = partial(option, section="optimizer", identity=True)
+_compute = partial(option, section="compute")
+_logging = partial(option, section="logging")
+_validation = partial(option, section="validation")
+
+_MIXED = Needs("--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
+_POLYNOMIAL = Needs("--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
+_PICTURES = Needs("--image_logging_steps above 0", lambda given: getattr(given, "image_logging_steps", 1) > 0)
+
+
+@dataclass(kw_only=True)
+class TrainingOptions:
+    """The settings of training that no family or data set owns."""
+
+    output_dir: str = _run(
+        REQUIRED,
+        "Folder of the run: checkpoints, metrics.jsonl, samples and the trained pipeline.",
+        loop_default="./output-model",
+        kind="path",
+    )
+    overwrite_output_dir: bool = _run(
+        False,
+        "Start anew: checkpoints and metrics in the output folder are removed, other files stay. Once: a job that its "
+        "scheduler puts back into the queue goes on.",
+    )
+    resume_from_checkpoint: str | None = _run(
+        None,
+        "Checkpoint folder to go on from (default, and latest: the newest sound one in the output folder).",
+        kind="path",
+    )
+    accept_changes: list[str] = _run(
+        (),
+        "Settings in which this run may differ from the checkpoint it resumes, as learning_rate; any other difference "
+        "is refused.",
+    )
+    do_train: bool = _run(False, "Train; the Trainer script does nothing without it.")
+    seed: int = _run(
+        42,
+        "Decides initial weights, order, crops, timesteps and noise: the same seed, the same run.",
+        bounds=Bounds(least=0, most=MAX_SEED),
+        loop_default=23,
+    )
+    per_device_train_batch_size: int = _run(
+        8,
+        "Samples that a device takes at a time.",
+        bounds=_ABOVE_0,
+        unit="samples",
+        also=("train_batch_size",),
+        loop_default=6,
+    )
+    gradient_accumulation_steps: int = _run(
+        1,
+        "Batches a device takes for one update, whose gradients are averaged.",
+        bounds=_ABOVE_0,
+        unit="batches",
+        loop_default=10,
+    )
+    max_steps: int = _run(
+        -1,
+        "Optimizer updates, exactly so many; 0 or less: --num_train_epochs says.",
+        unit="updates",
+        also=("max_train_steps",),
+        loop_default=100000000000,
+    )
+    max_samples: int | None = _run(
+        None,
+        "Budget in samples in place of --max_steps, rounded up to whole updates.",
+        bounds=_ABOVE_0,
+        unit="samples",
+        also=("num_examples_to_see",),
+    )
+    num_train_epochs: float = _run(
+        1.0,
+        "Passes over the rows, where neither --max_steps nor --max_samples is given.",
+        unit="epochs",
+        loop_default=100.0,
+    )
+    max_skipped_updates: int = _run(
+        3,
+        "Stop after this many updates one after another whose loss or gradient is not finite; fewer are skipped. 1 "
+        "stops at the first.",
+        bounds=_ABOVE_0,
+        unit="updates",
+    )
+    save_steps: int = _run(
+        500,
+        "Updates between two checkpoints; one more follows the last update.",
+        bounds=_ABOVE_0,
+        unit="updates",
+        loop_default=5000,
+    )
+    save_total_limit: int | None = _run(
+        None, "Keep so many of the newest checkpoints (default: all).", bounds=_NOT_NEGATIVE, unit="checkpoints"
+    )
+    backup_every: int = _run(
+        0,
+        "Save after every so many updates too, and never remove those checkpoints; 0: none.",
+        bounds=_NOT_NEGATIVE,
+        unit="updates",
+    )
+
+    learning_rate: float = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.", bounds=_ABOVE_0)
+    scale_lr: bool = _optimizer(
+        False, "Multiply the learning rates by the samples of an update over --lr_batch_size (linear scaling)."
+    )
+    lr_batch_size: int = _optimizer(
+        1,
+        "With --scale_lr: the batch size that the learning rates are meant for.",
+        bounds=_ABOVE_0,
+        unit="samples",
+    )
+    lr_scheduler_type: str = _optimizer(
+        "constant", "Learning rate schedule, in updates.", choices=LR_SCHEDULES, also=("lr_scheduler",)
+    )
+    warmup_steps: int = _optimizer(
+        0,
+        "Updates over which the learning rate rises from 0.",
+        bounds=_NOT_NEGATIVE,
+        unit="updates",
+        also=("lr_warmup_steps",),
+    )
+    warmup_ratio: float = _optimizer(
+        0.0, "The same as a share of all updates, where --warmup_steps is 0.", bounds=_SHARE
+    )
+    num_cycles: float = _optimizer(
+        0.5,
+        "cosine: waves, of which a half falls to 0 once; cosine_with_restarts: falls, at least 1.",
+        bounds=_ABOVE_0,
+        needs=Needs(
+            "--lr_scheduler_type cosine or cosine_with_restarts",
+            lambda given: given.lr_scheduler_type.startswith("cosine"),
+        ),
+    )
+    lr_end: float = _optimizer(
+        1e-7, "polynomial: learning rate of the last update.", bounds=_NOT_NEGATIVE, needs=_POLYNOMIAL
+    )
+    power: float = _optimizer(1.0, "polynomial: exponent; 1 is a straight line.", bounds=_ABOVE_0, needs=_POLYNOMIAL)
+    weight_decay: float = _optimizer(
+        0.0,
+        "Weight decay of AdamW, as a share of the learning rate.",
+        bounds=_NOT_NEGATIVE,
+        also=("adam_weight_decay",),
+        loop_default=1e-2,
+    )
+    decay_norms_and_biases: bool = _optimizer(
+        True, "Weight decay on every parameter, as published; false leaves out norms and biases."
+    )
+    adam_beta1: float = _optimizer(0.9, "Decay of AdamW's mean of gradients.", bounds=Bounds(least=0, below=1))
+    adam_beta2: float = _optimizer(
+        0.999, "Decay of AdamW's mean of squared gradients.", bounds=Bounds(least=0, below=1)
+    )
+    adam_epsilon: float = _optimizer(1e-8, "Added to the root of AdamW's mean of squares.", bounds=_NOT_NEGATIVE)
+    max_grad_norm: float = _optimizer(-1.0, "Clip the gradient's global norm to this; 0 or less: no clipping.")
+
+    device: str = _compute(
+        DEFAULT_DEVICE, "What to compute on: cpu, gpu, gpu:1 and the like; gpu means the CPU where there is none."
+    )
+    dataloader_num_workers: int = _compute(
+        0,
+        "Processes that read and decode for each device; 0: the training process itself does.",
+        bounds=_NOT_NEGATIVE,
+        unit="processes",
+        also=("num_workers",),
+        loop_default=6,
+    )
+    recompute: bool = _compute(
+        False, "Keep fewer activations and compute them again in the backward pass: less memory, more time."
+    )
+    bf16: bool = _compute(False, "Compute in bfloat16 what gains from it; GPUs from Ampere on.")
+    fp16: bool = _compute(False, "The same in float16, with the loss scaled; GPUs.")
+    fp16_opt_level: str = _compute(
+        "O1",
+        "With --bf16 or --fp16: O1 keeps float32 weights, O2 half-precision ones and float32 masters.",
+        choices=("O1", "O2"),
+        needs=_MIXED,
+    )
+    scale_loss: float = _compute(
+        32768.0,
+        "With --fp16: factor on the loss to begin with; halved when a gradient overflows.",
+        bounds=_ABOVE_0,
+        needs=Needs("--fp16", lambda given: given.fp16),
+    )
+    amp_custom_white_list: list[str] | None = _compute(
+        None, "With --bf16 or --fp16: further operations of Paddle to compute in half precision.", needs=_MIXED
+    )
+    amp_custom_black_list: list[str] | None = _compute(
+        None, "With --bf16 or --fp16: further operations of Paddle to compute in float32.", needs=_MIXED
+    )
+    tf32: bool = _compute(
+        False, "GPUs: multiply float32 matrices with 10 bits of mantissa in place of 23, which is faster."
+    )
+    cudnn_search: bool = _compute(
+        False, "GPUs: try cuDNN's algorithms for each new shape and take the fastest; bits may differ."
+    )
+    fused_adamw: bool = _compute(
+        False, "Update all weights in a few kernel launches: the same formula, faster on GPUs."
+    )
+    to_static: bool = _compute(
+        False,
+        "Compile text encoder and UNet at every start, which takes seconds; then GPUs do not wait for Python at each "
+        "operation.",
+    )
+    sharding: str = _compute(
+        "",
+        "stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same results to "
+        "the bit; stage2: and the gradients of its share only, once it has gone back.",
+    )
+    check_ranks_every: int = _compute(
+        500,
+        "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; 0: none.",
+        bounds=_NOT_NEGATIVE,
+        unit="updates",
+    )
+    data_timeout: float = _compute(
+        600.0,
+        "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever.",
+        bounds=_NOT_NEGATIVE,
+        unit="seconds",
+    )
+    rank_timeout: float = _compute(
+        1800.0,
+        "Seconds that a rank may wait for the others, as while one saves, before the run ends with an error that names "
+        "who is late; 0: for ever.",
+        bounds=_NOT_NEGATIVE,
+        unit="seconds",
+    )
+    ddp_find_unused_parameters: bool | None = _compute(
+        None,
+        "Several ranks: look for parameters without a gradient at each update (slower).",
+        scripts=("trainer",),
+    )
+    release_grads: bool = _compute(False, "Free the gradients' memory after each update.", scripts=("trainer",))
+    skip_memory_metrics: bool = _compute(
+        True,
+        "PaddleNLP's own report on memory stays off; peak memory is in the metrics anyway.",
+        scripts=("trainer",),
+    )
+    skip_profile_timer: bool = _compute(True, "PaddleNLP's own timers stay off.", scripts=("trainer",))
+
+    logging_steps: int = _logging(
+        500, "Updates between two lines of the metrics.", bounds=_ABOVE_0, unit="updates", loop_default=50
+    )
+    logging_dir: str | None = _logging(
+        None, "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder).", kind="path"
+    )
+    report_to: list[str] = _logging(
+        ("visualdl",),
+        "Where curves and pictures go besides metrics.jsonl.",
+        choices=REPORTERS,
+        also=("writer_type",),
+    )
+    disable_tqdm: bool = _logging(False, "Show no progress bar.")
+    benchmark: bool = _logging(False, "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers.")
+    profiler_options: str | None = _logging(
+        None,
+        'Profile these updates and go on: "batch_range=[10,20];timer_only=False;profile_path=FOLDER", for '
+        "chrome://tracing.",
+    )
+
+    validation_prompts: list[str] | None = _validation(
+        None,
+        "Prompts, or text files of them, one a line, drawn every --image_logging_steps updates (default: captions of "
+        "the current batch).",
+        needs=_PICTURES,
+    )
+    validation_guidance_scales: list[float] = _validation(
+        (1.0, 7.5), "Guidance scales of these pictures; 1 is none.", needs=_PICTURES
+    )
+    validation_steps: int = _validation(
+        1000,
+        "Updates between two losses of --validation_file_list; 0 or less: never.",
+        unit="updates",
+        needs=Needs("--validation_file_list", lambda given: given.validation_file_list is not None),
+    )
+
+    # The expressions of settings that came from the environment, by key: what may be saved of them.
+    written: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self):
+        for name in ("output_dir", "logging_dir"):
+            if value := getattr(self, name):
+                setattr(self, name, os.path.expanduser(local_path(value) if "://" in value else value))
+
+    @property
+    def log_folder(self) -> Path:
+        """Where VisualDL's and TensorBoard's files go: `logging_dir`, which is relative to the output folder."""
+        return Path(self.output_dir, self.logging_dir or "logs")
+
+    def check(self) -> None:
+        """Raises ConfigError for values that do not go together."""
+        if self.lr_batch_size != 1 and not self.scale_lr:
+            raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or omit both")
+        if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:
+            raise ConfigError("nothing to train: give --max_steps, --max_samples or --num_train_epochs above 0")
+        if self.fp16 and self.bf16:
+            raise ConfigError("--fp16 and --bf16 do not go together; omit one of them")
+        if self.to_static and self.recompute:
+            raise ConfigError(
+                "--to_static with --recompute: a compiled model keeps its activations, so that nothing is recomputed; "
+                "omit one of them"
+            )
+        if self.profiler_options:
+            _check_profiler_options(self.profiler_options)
+        self._check_sharding()
+        cores = count_usable_cores()
+        if self.dataloader_num_workers > (most := max(_MOST_WORKERS, _MOST_WORKERS_A_CORE * cores)):
+            raise ConfigError(
+                f"--dataloader_num_workers {self.dataloader_num_workers}: this machine has {count_of(cores, 'core')}; "
+                f"give as many, and at most {most}"
+            )
+
+    def _check_sharding(self) -> None:
+        """Raises ConfigError for all but no sharding and the stages that are built, and for what stage 2 cannot yet."""
+        if any(word in ("stage3", "offload") for word in self.sharding.split()):
+            raise ConfigError(
+                f"--sharding {self.sharding} is not supported: Paddle cuts weights on GPUs only, and saves files for "
+                "each rank that no other number of ranks can read; use --sharding stage2"
+            )
+        if self.sharding not in ("", *SHARDING_STAGES):
+            raise ConfigError(f"--sharding {self.sharding} is not known; use stage1 or stage2, or omit it")
+        halves = self.fp16 or (self.bf16 and self.fp16_opt_level == "O2")
+        if self.sharding == "stage2" and (halves or self.to_static):
+            what = "gradients in half precision" if halves else "--to_static"
+            raise ConfigError(f"--sharding stage2 was never run with {what}; use --sharding stage1")
+
+
+def _check_profiler_options(text: str) -> None:
+    """Raises ConfigError for what PaddleNLP's profiler does not take, or what would end the run."""
+    from paddlenlp.utils.profiler import ProfilerOptions  # which imports paddle
+
+    try:
+        ProfilerOptions(text)
+    except ValueError as error:
+        raise ConfigError(
+            f'--profiler_options {text} is not understood; write "batch_range=[10,20];profile_path=model.profile"'
+        ) from error
+    if "exit_on_finished" in text:
+        raise ConfigError(
+            "--profiler_options exit_on_finished would end the run without a checkpoint; omit it: training goes "
+            "on after the profile"
+        )

@@ -1,0 +1,43 @@
+"""A recipe as YAML: every setting under its section, so that it repeats the run whatever the defaults become.
+
+Of a value that came from the environment the expression is written, `${oc.env:NAME}`, and never the value.
+"""
+
+from .load import Setting, escape
+from .recipe import flatten
+
+RECIPE_FILE = "recipe.yaml"  # in a run's folder, its checkpoints and its export
+
+_ONCE = "run.overwrite_output_dir"  # belongs to one command; who repeats a recipe does not mean to clear its folder
+
+
+def write_settings(found: dict[str, Setting], origins: bool = False) -> str:
+    """YAML of settings by key. `origins`: with a comment on each that says where it came from."""
+    text, section = "", ""
+    for key, setting in found.items():
+        above, _, name = key.rpartition(".")
+        if above != section:
+            text, section = f"{text}\n{above}:\n", above
+        lines = _value_lines(name, setting)
+        if origins and len(lines) == 1:
+            lines = [f"{lines[0]}  # {setting.origin}"]
+        elif origins:
+            lines = [f"# {setting.origin}", *lines]
+        text += "".join(f"{'  ' if above else ''}{line}\n" for line in lines)
+    return text
+
+
+def recipe_text(tree: dict, written: dict[str, str], version: str) -> str:
+    """What recipe.yaml holds: a tree of sections; `written`: expressions by key, in place of their values."""
+    found = {key: Setting(value, written=written.get(key)) for key, value in flatten(tree).items() if key != _ONCE}
+    head = f"# All settings of a run of ppldm {version}. `ppldm train --config` of this file repeats it.\n"
+    return head + write_settings(found)
+
+
+def _value_lines(name: str, setting: Setting) -> list[str]:
+    from omegaconf import OmegaConf
+
+    value = setting.value if setting.written is None else setting.written
+    if setting.written is None:
+        value = escape(list(value) if isinstance(value, tuple) else value)
+    return OmegaConf.to_yaml(OmegaConf.create({name: value})).rstrip("\n").split("\n")

@@ -1,0 +1,72 @@
+"""One YAML file of settings: values by key, and the line on which each key stands.
+
+There are two levels: plain keys (`family: ldm`) and sections of settings (`data:` with `resolution: 256` below it). A
+setting's key is `section.name`.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """What a file holds, unresolved: `values` and `lines` (from 1) by key. An empty section is a plain key of None."""
+
+    values: dict[str, object]
+    lines: dict[str, int] = field(default_factory=dict)
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Read a file. Raises ConfigError with file, line and reason for what is not a YAML mapping of text keys."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} ({error.strerror}); name a YAML file") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str) -> YamlFile:
+    """The same of a text; `name` stands for it in errors."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = OmegaConf.to_container(OmegaConf.create(text))  # refuses duplicate keys and endless aliases
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{name}{line}: not YAML: {error.problem}; correct that line") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
+    except OmegaConfBaseException as error:  # a key that is not text, or `${` without `}`
+        key = getattr(error, "full_key", None)
+        raise ConfigError(f"{name}: {f'{key}: ' if key else ''}{str(error).splitlines()[0]}; correct it") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{name} holds no settings; write lines such as `name: value`")
+    return YamlFile(*_flatten(root, values, name))
+
+
+def _flatten(root, values: dict, name: str) -> tuple[dict, dict]:
+    found, lines = {}, {}
+    for key_node, node in root.value:
+        line, key = key_node.start_mark.line + 1, key_node.value
+        if key not in values:
+            raise ConfigError(f"{name}:{line}: the key {key} is not text; put it in quotes, or correct it")
+        if "." in key:
+            section, _, inner = key.partition(".")
+            raise ConfigError(f"{name}:{line}: {key} is written in two lines: `{section}:`, and below it `{inner}:`")
+        value = values[key]
+        if not isinstance(value, dict) or not value:
+            found[key], lines[key] = None if value == {} else value, line
+            continue
+        below = {one.value: one.start_mark.line + 1 for one, _ in node.value}
+        for inner, one in value.items():
+            found[f"{key}.{inner}"] = one
+            lines[f"{key}.{inner}"] = below.get(inner, line)
+    return found, lines

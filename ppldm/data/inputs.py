@@ -1,0 +1,134 @@
+"""What the data layer can make of a row: a model's `inputs` are some of these by name, and it knows nothing else of it.
+
+    Pixels                  uint8 [3, H, W]                    the crop
+    Tokens(length)          int64 [length]                     of the caption, or of "" where it was dropped
+    Uniform(stream)         float32 []                         in [0, 1)
+    Integer(stream, below)  int64 []                           0 .. below - 1, equally often
+    Normals(stream, C, f)   float32 [C, H / f, W / f]          standard normal; f None: [C, 1, 1], one a channel
+    Sum(first, scale, second)                                  first + scale * second; first may name another input
+
+H and W are those of the samples. A draw is a function of (seed, stream, epoch, row).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..utils.errors import ConfigError
+from ..utils.rng import Stream
+
+# (stream, (epoch, row)) -> the generator of that purpose
+Generators = Callable[[Stream, tuple[int, int]], np.random.Generator]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The crop of the row's picture."""
+
+    dtype: ClassVar[type] = np.uint8
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return (3, height, width)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The ids of one of the row's captions, cut or padded to `length`."""
+
+    length: int
+    dtype: ClassVar[type] = np.int64
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return (self.length,)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """One number."""
+
+    stream: Stream
+    dtype: ClassVar[type] = np.float32
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return ()
+
+    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
+        """For each of `keys` (epoch, row)."""
+        return np.array([generators(self.stream, key).random(dtype=np.float32) for key in keys], dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Integer:
+    """One of `below` whole numbers: floor(below * u), u uniform."""
+
+    stream: Stream
+    below: int
+    dtype: ClassVar[type] = np.int64
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return ()
+
+    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
+        """For each of `keys` (epoch, row)."""
+        return np.array([int(generators(self.stream, key).random() * self.below) for key in keys], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Normals:
+    """Standard normal numbers on the grid of which one is `factor` pixels a side; None: one for each channel."""
+
+    stream: Stream
+    channels: int
+    factor: int | None = 1
+    dtype: ClassVar[type] = np.float32
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample. Raises ConfigError where a side is not a multiple of the factor."""
+        if self.factor is None:
+            return (self.channels, 1, 1)
+        if height % self.factor or width % self.factor:
+            raise ConfigError(f"pictures of {width} x {height} pixels: the sides must be multiples of {self.factor}")
+        return (self.channels, height // self.factor, width // self.factor)
+
+    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
+        """For each of `keys` (epoch, row)."""
+        normals = np.empty((len(keys), *self.shape(*size)), dtype=np.float32)
+        for key, place in zip(keys, normals, strict=True):
+            generators(self.stream, key).standard_normal(dtype=np.float32, out=place)
+        return normals
+
+
+@dataclass(frozen=True)
+class Sum:
+    """`first` and `scale` times `second`, which spreads over it. `first`: the name of an input before this one, or a
+    draw of its own."""
+
+    first: "str | Normals"
+    scale: float
+    second: Normals
+    dtype: ClassVar[type] = np.float32
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return (self.second if isinstance(self.first, str) else self.first).shape(height, width)
+
+    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
+        """For each of `keys` (epoch, row); `made`: the inputs before this one."""
+        named = isinstance(self.first, str)
+        first = made[self.first] if named else self.first.draw(keys, size, generators, made)
+        return first + np.float32(self.scale) * self.second.draw(keys, size, generators, made)
+
+
+Input = Pixels | Tokens | Uniform | Integer | Normals | Sum
+
+
+def count_bytes(inputs: dict[str, Input], size: tuple[int, int]) -> int:
+    """The bytes of a sample's arrays."""
+    return sum(math.prod(one.shape(*size)) * np.dtype(one.dtype).itemsize for one in inputs.values())

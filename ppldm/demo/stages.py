@@ -1,0 +1,188 @@
+"""A chain of commands, each a process of its own, that goes on where it was stopped.
+
+FOLDER/.done/NAME.json holds a stage's command, the seconds that it has taken, and whether it is finished. A finished
+stage is skipped; one that runs makes those after it run again. One that was begun with another command starts anew:
+what it and those after it have made, FOLDER/NAME, is removed, and a line says so.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ..utils.errors import Interrupted, PpldmError
+
+_TELLING_SECONDS = 60.0  # of stages on a usual machine, from which this one's speed is known
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command, in which the word `python` is the interpreter that runs this. `seconds`: how long it takes on two
+    usual cores."""
+
+    name: str
+    title: str
+    command: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a stage: the command it was begun with, its seconds so far, and whether it is finished."""
+
+    command: tuple[str, ...]
+    seconds: float = 0.0
+    finished: bool = False
+
+
+def describe(stages: list[Stage]) -> str:
+    """The commands as lines for a shell, each below its title."""
+    return "".join(f"# {stage.title}\n{shlex.join(stage.command)}\n" for stage in stages)
+
+
+def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] | None = None) -> None:
+    """Run what is not finished, in order, and tell on stderr what it is, how long it will take and what it took.
+
+    `run` runs a stage to its end (`run_stage` where none is given). Raises what `run` raises, OutputError where another
+    process holds the folder.
+    """
+    from ..utils.files import lock_folder, make_output_dir
+
+    make_output_dir(folder / ".done")
+    with lock_folder(folder / ".done"):
+        records = {stage.name: _read(folder, stage) for stage in stages}
+        report = []
+        for number, stage in enumerate(stages, start=1):
+            record, label = records[stage.name], f"[{number}/{len(stages)}] {stage.title}"
+            if record and record.finished and record.command == stage.command:
+                tell(f"{label}: done before")
+                report.append(f"{record.seconds:6.0f} s  {stage.title} (before)")
+                continue
+            later = stages[number - 1 :]
+            if record and record.command != stage.command:
+                tell(f"stage {number} ({stage.name}) was begun with another command: it starts anew")
+                records |= dict.fromkeys((one.name for one in later), None)
+                _remove_results(folder, later)
+            _begin(folder, later, records, stage)
+            tell(f"{label} ({describe_time(*expect(stages, records, number - 1))})")
+            _run_timed(folder, stage, records, run or run_stage)
+            report.append(f"{records[stage.name].seconds:6.0f} s  {stage.title}")
+    sys.stderr.write("".join(f"{line}\n" for line in report))
+
+
+def expect(stages: list[Stage], records: dict[str, Record | None], number: int) -> tuple[float, float]:
+    """Seconds that stage `number` (from 0), and that it and all after it, will still take on this machine, whose speed
+    is that of the finished stages where these are long enough to tell."""
+    finished = [one for one in stages if records[one.name] and records[one.name].finished]
+    usual = sum(one.seconds for one in finished)
+    factor = sum(records[one.name].seconds for one in finished) / usual if usual >= _TELLING_SECONDS else 1.0
+    left = [max(0.0, one.seconds * factor - (records[one.name] or Record(())).seconds) for one in stages[number:]]
+    return left[0], sum(left)
+
+
+def describe_time(seconds: float, seconds_to_the_end: float) -> str:
+    """The two in words."""
+
+    def words(value: float) -> str:
+        return f"about {value / 60:.0f} min" if value >= 90 else f"about {max(1, round(value / 10)) * 10} s"
+
+    return f"{words(seconds)}, {words(seconds_to_the_end)} to the end"
+
+
+def tell(text: str) -> None:
+    """A line on stderr."""
+    sys.stderr.write(f"==> {text}\n")
+    sys.stderr.flush()
+
+
+def run_stage(stage: Stage) -> None:
+    """Run a stage's command in a session of its own. Raises PpldmError where it fails.
+
+    Ctrl-C, SIGTERM and SIGHUP end it first, by SIGTERM, which it may take a while to save its state for; a second one
+    does not wait for that. Then Interrupted is raised. A stage ends, too, where this process is killed.
+    """
+    from ..utils.signals import end_with_parent
+
+    asked: list[int] = []
+    process = None
+
+    def pass_on(number: int, _frame) -> None:
+        asked.append(number)
+        if process:
+            _kill(process, signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
+
+    handlers = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    try:
+        words = [sys.executable if word == "python" else word for word in stage.command]
+        process = subprocess.Popen(words, start_new_session=True, preexec_fn=partial(end_with_parent, os.getpid()))
+        if asked:
+            _kill(process, signal.SIGTERM)
+        status = process.wait()
+        _kill(process, signal.SIGKILL)  # children that outlived it
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if asked:
+        raise Interrupted("stopped; the same command again goes on from what is finished")
+    if status:
+        raise PpldmError(f"stage {stage.name} failed, see above; the same command again goes on from here")
+
+
+def _kill(process: subprocess.Popen, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage], None]) -> None:
+    """Run a stage and record its seconds, whether it comes to its end or not."""
+    started, before, finished = time.monotonic(), records[stage.name].seconds, False
+    try:
+        run(stage)
+        finished = True
+    finally:
+        records[stage.name] = Record(stage.command, before + time.monotonic() - started, finished)
+        _write(folder, stage, records[stage.name])
+
+
+def _begin(folder: Path, later: list[Stage], records: dict, stage: Stage) -> None:
+    """Record that a stage runs, and that those after it are to run again."""
+    record = records[stage.name]
+    records[stage.name] = Record(stage.command, record.seconds if record and not record.finished else 0.0)
+    _write(folder, stage, records[stage.name])
+    for one in later[1:]:
+        if records[one.name] and records[one.name].finished:
+            records[one.name] = Record(records[one.name].command)
+            _write(folder, one, records[one.name])
+
+
+def _remove_results(folder: Path, stages: list[Stage]) -> None:
+    import shutil
+
+    for stage in stages:
+        shutil.rmtree(folder / stage.name, ignore_errors=True)
+        _record_path(folder, stage).unlink(missing_ok=True)
+
+
+def _record_path(folder: Path, stage: Stage) -> Path:
+    return folder / ".done" / f"{stage.name}.json"
+
+
+def _read(folder: Path, stage: Stage) -> Record | None:
+    from ..utils.files import read_json
+
+    found = read_json(_record_path(folder, stage))
+    return Record(tuple(found["command"]), found["seconds"], found["finished"]) if found else None
+
+
+def _write(folder: Path, stage: Stage, record: Record) -> None:
+    from ..utils.files import write_json
+
+    write_json(_record_path(folder, stage), vars(record))

@@ -1,0 +1,120 @@
+"""What a family of models is to everything else, and where families are found.
+
+A family is a module of this folder that defines `FAMILY`, under its own name. It is read without paddle: networks are
+imported inside its methods, so that help and errors in a configuration take well under a second.
+"""
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..utils.errors import ConfigError
+from ..utils.text import did_you_mean
+from ..utils.world import World
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """What a family may draw its pictures from while it trains, on each rank. The model has averaged weights and is in
+    evaluation mode; batch: this rank's last one."""
+
+    config: Any
+    model: Any
+    dataset: Any
+    batch: dict
+    prompts: list[str]
+    guidance_scales: list[float]
+    seed: int
+    world: World
+
+
+class Family:
+    """A kind of model. A subclass says what it is made of, what a batch must hold, and what the loss is.
+
+    name: that of its module. plural: of its models, in messages. Config: the dataclass of its settings, whose `family`
+    is that name. components: its networks by name, each with its kind in `networks.configs`, or the name of a class of
+    its own. needs_process: whether its model.json must describe one. unsupported, half_precision_levels: training
+    settings that it refuses, levels that it takes. export_folder: in the run's folder.
+    """
+
+    name: ClassVar[str]
+    plural: ClassVar[str]
+    Config: ClassVar[type]
+    components: ClassVar[Mapping[str, str]]
+    needs_process: ClassVar[bool] = False
+    unsupported: ClassVar[tuple[str, ...]] = ()
+    half_precision_levels: ClassVar[tuple[str, ...]] = ("O1", "O2")
+    export_folder: ClassVar[str] = "model"
+
+    def check(self, config, data) -> None:
+        """Raises ConfigError, ModelError for what cannot work. Neither rows nor networks are needed, nor paddle."""
+
+    def identity(self, config, data) -> dict:
+        """What else the loss depends on, beside options of identity, by name, JSON-ready."""
+        return {}
+
+    def average(self, config):
+        """The form of the moving average that is asked for (`networks.ema`); None for none."""
+
+    def build(self, config, data, seed: int):
+        """The `networks.model.Model` to train, with its inputs and its tokenizer. Raises ConfigError, ModelError."""
+        raise NotImplementedError
+
+    def draw(self, sitting: Sitting) -> tuple[dict, dict]:
+        """(pictures by tag, [H, W, 3] uint8, on the main process; numbers by name on all). A collective call."""
+        return {}, {}
+
+    def export(self, model, config, dataset, folder: Path, average, metadata: dict) -> None:
+        """Write the trained model, with its averaged weights where there are some, and `metadata` beside them."""
+        raise NotImplementedError
+
+
+DEFAULT_FAMILY = "ldm"  # of a recipe that names none
+_REGISTERED: dict[str, Family] = {}
+
+
+def register(family: Family) -> Family:
+    """Make a family known that is not of this folder."""
+    _REGISTERED[family.name] = family
+    return family
+
+
+@cache
+def _own_names() -> tuple[str, ...]:
+    modules = sorted(Path(__file__).parent.glob("*.py"))
+    return tuple(path.stem for path in modules if re.search("^FAMILY\\b", path.read_text(encoding="utf-8"), re.M))
+
+
+def list_families() -> list[str]:
+    """The names of all families, the default first."""
+    return sorted({*_own_names(), *_REGISTERED}, key=lambda name: (name != DEFAULT_FAMILY, name))
+
+
+def get_family(name: str) -> Family:
+    """The family of this name. Raises ConfigError that names the nearest."""
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if name not in _own_names():
+        raise ConfigError(f"family {name} is not known; {did_you_mean(str(name), list_families())}")
+    return importlib.import_module(f".{name}", __package__).FAMILY
+
+
+def check_family(config, data, arguments) -> None:
+    """Raises ConfigError, ModelError for settings that the family of `config` does not take.
+
+    Nothing is read but configs, and paddle is not imported.
+    """
+    family = get_family(config.family)
+    for name in family.unsupported:
+        if getattr(arguments, name):
+            raise ConfigError(f"--{name} is not supported for {family.plural}; omit it")
+    if arguments.bf16 and arguments.fp16_opt_level not in family.half_precision_levels:
+        raise ConfigError(
+            f"--fp16_opt_level {arguments.fp16_opt_level} is not supported for {family.plural}; "
+            f"use {' or '.join(family.half_precision_levels)}"
+        )
+    family.check(config, data)

@@ -1,0 +1,174 @@
+"""A latent diffusion model of built components: from settings, or from whole weights; and its weights again."""
+
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import paddle
+from ppdiffusers.models.attention_processor import AttnProcessor
+
+from ..config.published_models import DEFAULT_TOKENIZER, DEFAULT_VAE
+from ..data.inputs import Input, Integer, Normals, Pixels, Sum, Tokens
+from ..diffusion.process import Process, sampling_settings
+from ..networks.build import build_text_encoder, build_unet, resize_text_encoder
+from ..networks.configs import LABELS, check_fit, check_tokenizer_fit, downscale_factor
+from ..networks.latent_diffusion import LatentDiffusionModel
+from ..utils.devices import current_kind
+from ..utils.errors import ConfigError, ModelError
+from ..utils.log import get_logger
+from ..utils.rng import Stream
+from ..weights.components import Weights
+from ..weights.fetch import locate_model
+from ..weights.fill import component_of, fill_component, find_component_by_name
+from ..weights.folders import COMPONENT_FOLDERS
+from ..weights.noise_schedule import PUBLISHED_SCHEDULE
+from ..weights.read import find_tokenizer, read_weights
+
+
+def build_ldm(arguments, vocab_size: int, seed: int) -> LatentDiffusionModel:
+    """The model that `families.ldm.LdmConfig` describe. `vocab_size` is the tokenizer's and replaces the config's.
+
+    Raises ConfigError or ModelError, naming the file.
+    """
+    with paddle.utils.unique_name.guard():
+        get_logger().info("building the model")
+        schedule = PUBLISHED_SCHEDULE
+        chosen = {name: getattr(arguments, name) for name in ("prediction_type", "rescale_betas_zero_snr")}
+        if arguments.starts_from_pipeline:
+            weights = read_weights(
+                locate_model(arguments.model_name_or_path, COMPONENT_FOLDERS, arguments.offline),
+                yaml_file=arguments.original_config_file,
+                ema=arguments.load_ema,
+            )
+            schedule = weights.scheduler
+            for name, now in chosen.items():
+                before = schedule.get(name, getattr(type(arguments), name))
+                if before != now:
+                    get_logger().warning("%s was trained with %s %s and goes on with %s",
+                                         arguments.model_name_or_path, name, before, now)  # fmt: skip
+            vae, text_encoder, unet = _fill_all(weights, arguments, vocab_size)
+        else:
+            vae, text_encoder, unet = _build_all(arguments, vocab_size, seed)
+        if arguments.enable_xformers_memory_efficient_attention:
+            if not current_kind().efficient_attention:
+                raise ConfigError("--enable_xformers_memory_efficient_attention needs a GPU; omit it on a CPU")
+            unet.enable_xformers_memory_efficient_attention()
+        else:
+            unet.set_attn_processor(AttnProcessor())  # ppdiffusers would choose by the device
+        frozen = arguments.freeze_text_encoder or bool(arguments.pretrained_text_encoder_name)
+        process = Process.of({**schedule, **chosen}, arguments.snr_gamma)
+        model = LatentDiffusionModel(vae, text_encoder, unet, process, frozen, sampling_settings(schedule))
+        model.inputs = inputs_of(arguments, vae.config, process)
+        return model
+
+
+def inputs_of(arguments, vae_config, process: Process) -> dict[str, Input]:
+    """What a batch must hold, by name. Offset noise: crosslabs.org/blog/diffusion-with-offset-noise; a second noise in
+    what the UNet sees: Ning et al. 2023, arXiv:2301.11706."""
+    normals = partial(Normals, channels=vae_config["latent_channels"], factor=downscale_factor(vae_config))
+    noise = normals(Stream.NOISE)
+    if arguments.noise_offset:
+        noise = Sum(noise, arguments.noise_offset, normals(Stream.NOISE_OFFSET, factor=None))
+    inputs = {
+        "pixel_values": Pixels(),
+        "posterior_noise": normals(Stream.POSTERIOR),
+        "input_ids": Tokens(arguments.model_max_length),
+        "timesteps": Integer(Stream.TIMESTEP, process.num_levels),
+        "noise": noise,
+    }
+    if arguments.input_perturbation:
+        inputs["input_noise"] = Sum("noise", arguments.input_perturbation, normals(Stream.INPUT_PERTURBATION))
+    return inputs
+
+
+def tokenizer_source(arguments) -> str:
+    """`--tokenizer_name`, else that of the model to start from, else bert-base-uncased. Raises ConfigError."""
+    if arguments.tokenizer_name:
+        return arguments.tokenizer_name
+    if name := arguments.pretrained_text_encoder_name:
+        folder = locate_model(name, {"text_encoder": ("text_encoder",)}, arguments.offline)
+        own = find_tokenizer(folder)
+        if own is None:
+            raise ConfigError(
+                f"{folder} has no tokenizer (merges.txt, vocab.json) in or beside it; name its folder: --tokenizer_name"
+            )
+        return str(own)
+    if arguments.starts_from_pipeline:
+        own = find_tokenizer(locate_model(arguments.model_name_or_path, COMPONENT_FOLDERS, arguments.offline))
+        if own:
+            return str(own)
+    return DEFAULT_TOKENIZER
+
+
+def _fill_all(weights: Weights, arguments, vocab_size: int) -> list:
+    """VAE, text encoder and UNet of a whole model to start from."""
+    for kind in COMPONENT_FOLDERS:
+        _require_component(kind, weights, arguments.model_name_or_path)
+    configs = {kind: weights.components[kind].config for kind in COMPONENT_FOLDERS}
+    check_fit(configs)
+    check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
+    return [fill_component(kind, weights.components[kind]) for kind in COMPONENT_FOLDERS]
+
+
+def _build_all(arguments, vocab_size: int, seed: int) -> list:
+    """VAE, text encoder and UNet, each from weights of its own or anew; nothing is built before all of them fit."""
+    files, names = arguments.config_files(), arguments.component_names()
+    names["vae"] = names["vae"] or DEFAULT_VAE
+    configs = arguments.new_configs()
+    if "text_encoder" in configs:
+        sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
+        configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], files["text_encoder"], sizes)
+    check_fit(configs)
+    components = {kind: _find(kind, name, arguments) for kind, name in names.items() if name}
+    configs |= {kind: component.config for kind, component in components.items()}
+    check_fit(configs)
+    check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
+    make = {"text_encoder": build_text_encoder, "unet": build_unet}
+    return [
+        fill_component(kind, components[kind]) if kind in components else make[kind](configs[kind], seed)
+        for kind in COMPONENT_FOLDERS
+    ]
+
+
+def build_model(weights: Weights, source) -> LatentDiffusionModel:
+    """The model of whole weights, in evaluation mode. Raises ModelError where components are missing or do not fit."""
+    for kind in COMPONENT_FOLDERS:
+        _require_component(kind, weights, source)
+    check_fit({kind: weights.components[kind].config for kind in COMPONENT_FOLDERS}, source)
+    with paddle.utils.unique_name.guard():
+        model = LatentDiffusionModel(
+            *(fill_component(kind, weights.components[kind]) for kind in COMPONENT_FOLDERS),
+            Process.of(weights.scheduler),
+            sampling=sampling_settings(weights.scheduler),
+        )
+    model.eval()
+    return model
+
+
+def load_pipeline(folder: Path) -> LatentDiffusionModel:
+    """The model in a folder or file of any known form, in evaluation mode. Raises ModelError."""
+    return build_model(read_weights(folder), folder)
+
+
+def _require_component(kind: str, weights: Weights, source) -> None:
+    if kind not in weights.components:
+        raise ModelError(f"{source} has no {LABELS[kind]} of a kind that is known; {_remedy(kind)}")
+
+
+def _remedy(kind: str) -> str:
+    if kind == "text_encoder":
+        return "start from its VAE and UNet with --vae_name_or_path and --unet_name_or_path"
+    return "give a whole pipeline"
+
+
+def _find(kind: str, name: str, arguments):
+    ema = arguments.load_ema and kind == "unet"
+    return find_component_by_name(kind, name, arguments.original_config_file, ema, arguments.offline)
+
+
+def weights_of(model: LatentDiffusionModel, average=None) -> Weights:
+    """The weights of a built model, or their `average`, copied, in float32; and its tokenizer."""
+    with average.applied() if average else nullcontext():
+        components = {name: component_of(name, component.layer) for name, component in model.components.items()}
+    frozen = tuple(name for name, component in model.components.items() if not component.trained)
+    return Weights(components, model.process_settings(), model.tokenizer, frozen=frozen)

@@ -1,0 +1,68 @@
+"""The sample pictures of a latent diffusion model that is trained."""
+
+from functools import partial
+
+import numpy as np
+import paddle
+
+from ..diffusion.guided import draw, sample_latents, to_pictures
+from ..utils.grid import prompt_grid, tile
+from ..utils.log import progress
+from ..utils.rank_watch import gather_objects
+from ..utils.world import gather_in_order, shard
+from .base import Sitting
+
+NUM_PICTURES = 8  # of the batch, as published, or at a time
+
+
+def draw_sample_pictures(sitting: Sitting) -> dict:
+    """Pictures by tag on the main process: originals over their reconstructions, and DDIM samples of each scale.
+
+    Samples of the prompts, each from the noise that (seed, prompt) gives it; without any, of the captions and noises of
+    the first NUM_PICTURES samples of the ranks' batches. The ranks share the work; a collective call.
+    """
+    world, prompts, tokenizer = sitting.world, sitting.prompts, sitting.model.tokenizer
+    own = {name: sitting.batch[name][: len(shard(NUM_PICTURES, world))] for name in sitting.model.inputs}
+    my_prompts = [prompts[number] for number in shard(len(prompts), world)]
+    captions = my_prompts if prompts else tokenizer.decode(own["input_ids"].numpy())
+    gathered = gather_objects({"captions": captions} | _draw_own(sitting, own, my_prompts), world)
+    if not world.is_main:
+        return {}
+    drawn = {tag: gather_in_order([one[tag] for one in gathered]) for tag in gathered[0]}
+    captions, pairs = drawn.pop("captions"), drawn.pop("reconstruction")
+    both = np.stack([original for original, _ in pairs] + [decoded for _, decoded in pairs])
+    samples = {
+        tag: np.asarray(prompt_grid(captions, [[picture] for picture in row], columns=NUM_PICTURES))
+        for tag, row in drawn.items()
+    }
+    return {"reconstruction": tile(both, len(pairs))} | samples
+
+
+def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
+    """This rank's pictures by tag; of reconstructions pairs of original and decoded."""
+    model, tokenizer, steps = sitting.model, sitting.model.tokenizer, sitting.config.num_inference_steps
+    shape, empty = tuple(sitting.batch["noise"].shape[1:]), paddle.to_tensor(tokenizer.encode([""]))
+    chunks = [my_prompts[start : start + NUM_PICTURES] for start in range(0, len(my_prompts), NUM_PICTURES)]
+    bar = progress(
+        total=len(sitting.guidance_scales) * steps * (len(chunks) if sitting.prompts else 1),
+        desc="drawing samples",
+        unit="step",
+        delay=5,
+        disable=not sitting.world.is_main,
+    )
+    found = {"reconstruction": []} | {f"ddim-samples-{scale}": [] for scale in sitting.guidance_scales}
+    with bar:
+        settings = {"num_inference_steps": steps, "on_step": bar.update}
+        drawn = partial(draw, model, tokenizer, shape=shape, seed=sitting.seed, check=False, **settings)
+        if len(own["noise"]):
+            originals = own["pixel_values"].transpose([0, 2, 3, 1]).numpy()
+            decoded = to_pictures(model.decode(model.encode(own["pixel_values"], own["posterior_noise"])))
+            found["reconstruction"] = list(zip(originals, decoded, strict=True))
+        for scale in sitting.guidance_scales:
+            pictures = found[f"ddim-samples-{scale}"]
+            for chunk in chunks:
+                pictures += list(drawn(prompts=chunk, indices=[0] * len(chunk), guidance_scale=scale))
+            if not sitting.prompts and len(own["noise"]):
+                latents = sample_latents(model, own["input_ids"], empty, own["noise"], scale, **settings)
+                pictures += list(to_pictures(model.decode(latents)))
+    return found

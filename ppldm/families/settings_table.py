@@ -1,0 +1,83 @@
+"""docs/settings.md, made from the options: `python -m ppldm.families.settings_table > docs/settings.md`."""
+
+import sys
+from pathlib import Path
+
+from ..config.flags import format_default
+from ..config.option import REQUIRED, Option
+from ..config.recipe import defaults, schema_of
+from .base import get_family, list_families
+
+_HEAD = """# Settings
+
+Every setting of training, by its key in config files and overrides. Its flag is the last part of the key with `--`:
+`--resolution 512` on the command line is `data.resolution=512`. Made from the code by
+`python -m ppldm.families.settings_table`; [training.md](training.md) explains what they do, with formulas.
+
+*part of the run*: a checkpoint is resumed only with the value that it was trained with (`--accept_changes NAME` lets a
+change through). *Trainer*, *loop*: under PaddleNLP's Trainer, in the hand-written loop; where one value is given, both.
+"""
+_COLUMNS = "| setting | default | values | meaning |\n| --- | --- | --- | --- |\n"
+_TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+
+
+def settings_table(configs: dict[str, type]) -> str:
+    """The page for families by name with their settings: those of each, then those that all share."""
+    found = [_HEAD]
+    for family, config in configs.items():
+        found.append(f"\n## model, family {family}\n\n" + _rows(config, "model"))
+        if own := getattr(config, "loop_defaults", {}):
+            shown = ", ".join(f"`{name}` {value}" for name, value in own.items())
+            found.append(f"\nOther defaults in the loop: {shown}.\n")
+    (shared, *_) = configs.values()
+    found += [f"\n## {section}\n\n" + _rows(shared, section) for section in schema_of(shared) if section != "model"]
+    return "".join(found)
+
+
+def _rows(config: type, section: str) -> str:
+    usual = {loop: defaults(config, loop)[section] for loop in (False, True)}
+    cells = (
+        (_names(stated), _defaults(usual[False][name], usual[True][name]), _values(stated), _text(stated))
+        for name, stated in schema_of(config)[section].items()
+    )
+    return _COLUMNS + "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def _names(stated: Option) -> str:
+    return ", ".join([f"`{stated.key}`", *(f"`--{other}`" for other in stated.also)])
+
+
+def _defaults(trainer, loop) -> str:
+    shown = [_shown(trainer), _shown(loop)]
+    return shown[0] if shown[0] == shown[1] else f"Trainer {shown[0]}, loop {shown[1]}"
+
+
+def _shown(value) -> str:
+    if value is REQUIRED:
+        return "must be given"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return format_default(value) or "none"
+
+
+def _values(stated: Option) -> str:
+    if stated.choices:
+        words = ", ".join(f"`{choice}`" for choice in stated.choices)
+    else:
+        words = " ".join(filter(None, [stated.kind or _TYPES[stated.type], str(stated.bounds or "")]))
+    return ("list of " if stated.is_list else "") + words + (f"; {stated.unit}" if stated.unit else "")
+
+
+def _text(stated: Option) -> str:
+    text = stated.help.replace("|", "\\|")
+    if stated.needs:
+        text += f" Needs {stated.needs.words}."
+    if len(stated.scripts) == 1:
+        text += f" {'Loop' if stated.scripts == ('loop',) else 'Trainer'} only."
+    return text + (" *part of the run*" if stated.identity else "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(settings_table({name: get_family(name).Config for name in list_families()}))

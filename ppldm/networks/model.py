@@ -1,0 +1,88 @@
+"""What every family's model is to a training run: its components, what a batch must hold, and a loss by sample."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import paddle
+from paddle import nn
+
+
+class Loss(NamedTuple):
+    """What `Model.forward` gives.
+
+    value: what is learned from, float32 scalar. Where the model has a noise level: per_sample, the error of each
+    sample before any weight, [B] float32 without a gradient; noise_level, the share of the levels below that of the
+    sample, [B] float32 in [0, 1).
+    """
+
+    value: paddle.Tensor
+    per_sample: paddle.Tensor | None = None
+    noise_level: paddle.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Component:
+    """One network of a model.
+
+    rate_group: the name in `--<rate_group>_learning_rate` of what it shares a learning rate with. stays_float32: never
+    cast to half precision. recompute: makes it compute activations a second time while it goes back.
+    """
+
+    layer: nn.Layer
+    trained: bool
+    rate_group: str | None = None
+    stays_float32: bool = False
+    recompute: Callable[[], None] | None = None
+
+
+class Model(nn.Layer):
+    """Base of all models. It draws nothing: a batch has an array for each of `inputs`, random ones too.
+
+    process: the `diffusion.process.Process` of a model that has noise levels, None of others. inputs: by the names of
+    `forward`'s arguments, how the data layer makes each (`ppldm.data.inputs`). tokenizer: of its captions, or None.
+    A model whose `predict` may be compiled calls `compiled_predict` in its place while that is set and it trains.
+    """
+
+    process = None
+    inputs: dict[str, Any] = {}
+    tokenizer = None
+    compiled_predict: Callable | None = None
+
+    @property
+    def components(self) -> dict[str, Component]:
+        """By name, which is the prefix of its parameters."""
+        raise NotImplementedError
+
+    def freeze(self) -> None:
+        """To be called once all components are there: those that are not trained get no gradients."""
+        for component in self.components.values():
+            if not component.trained:
+                freeze(component.layer)
+
+    def train(self):
+        """Training mode for the trained components; the others stay in evaluation mode."""
+        super().train()
+        for component in self.components.values():
+            if not component.trained:
+                component.layer.eval()
+        return self
+
+    def trained_parameters(self) -> dict:
+        """Name to parameter, in the order of the state dict, of everything the optimizer changes."""
+        return {name: p for name, p in self.named_parameters() if not p.stop_gradient}
+
+    def process_settings(self) -> dict | None:
+        """What model.json says of the process, and of how to sample; None without one."""
+        return self.process and self.process.settings()
+
+    def loss(self, batch: dict) -> Loss:
+        """The loss of a batch, which may hold more than the inputs."""
+        return self(**{name: batch[name] for name in self.inputs})
+
+
+def freeze(layer: nn.Layer) -> None:
+    """No gradients, evaluation mode."""
+    layer.eval()
+    for parameter in layer.parameters():
+        parameter.stop_gradient = True

@@ -1,0 +1,277 @@
+"""The units of a source: a folder of pictures, a tar, a parquet file or a table of names, each as its format reads it.
+
+A unit says into which spans its rows fall (of a given number of rows, the last may have fewer), names the files or
+bytes that a span is made from, and reads the rows of a span one by one, so that memory does not grow with the source.
+Every row that a unit knows of comes out, the incomplete ones too: `load` says by a named `RowError` why a row cannot be
+used, so that the converter can count it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from ...data.formats.csv_table import IMAGE_COLUMNS, find_image, make_row, parse_record, read_records, read_table
+from ...data.formats.folder import list_samples, read_sample
+from ...data.formats.folder_names import split_name
+from ...data.formats.parquet.table import open_table, split_record
+from ...data.formats.parquet.table import read_records as read_parquet_records
+from ...data.formats.row import Row
+from ...data.formats.sample_files import SUFFIXES, assemble_row, decode_meta
+from ...data.formats.tar import read_samples, scan_samples
+from ...utils.errors import PartError, RowError
+from ...utils.jobs import Piece
+
+KEY_DIGITS = 9  # as img2dataset writes keys
+# The reason of rows of img2dataset's parquet files that are there to say that their download failed.
+NOT_DOWNLOADED = "not_downloaded"
+# Of a Hugging Face imagefolder this column names the picture, whatever else is there.
+_IMAGE_COLUMNS = ("file_name", *IMAGE_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Some consecutive rows of a unit. `start` and `stop`: rows, or bytes in the unit's file, as the unit has it."""
+
+    start: int
+    stop: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """`key`: the row's name in its source. `load`: reads the row, its image as it is. Raises RowError."""
+
+    key: str
+    load: Callable[[], Row]
+
+
+class Unit(Protocol):
+    """Rows that are read together. It can be pickled: a worker process, or a Spark executor, reads its spans."""
+
+    path: Path
+
+    def spans(self, rows: int) -> list[Span]:
+        """Spans of at most that many rows, in order. Raises DataError where the unit cannot be read at all."""
+
+    def input_pieces(self, span: Span) -> list[Piece]:
+        """The files, or bytes of them, that the rows of a span are made from."""
+
+    def read(self, span: Span) -> Iterator[SourceRow]:
+        """The rows of a span."""
+
+
+@dataclass(frozen=True)
+class FolderUnit:
+    """A folder of pictures with captions, one base name a row."""
+
+    path: Path
+
+    def spans(self, rows: int) -> list[Span]:
+        return _cut_rows(len(list_samples(self.path)), rows)
+
+    def input_pieces(self, span: Span) -> list[Piece]:
+        files = (sorted(names, key=lambda name: SUFFIXES.index(split_name(name)[1])) for names in self._samples(span))
+        return [Piece(self.path / name, name) for names in files for name in names]
+
+    def read(self, span: Span) -> Iterator[SourceRow]:
+        for names in self._samples(span):
+            yield SourceRow(split_name(names[0])[0], partial(read_sample, self.path, names, self.path.name))
+
+    def _samples(self, span: Span) -> Iterator[list[str]]:
+        samples = list_samples(self.path)
+        return (samples[number] for number in range(span.start, min(span.stop, len(samples))))
+
+
+@dataclass(frozen=True)
+class TarUnit:
+    """A tar of samples. Where it is damaged, the samples before are rows, and the rest is one bad row, "tar"."""
+
+    path: Path
+
+    def spans(self, rows: int) -> list[Span]:
+        return _cut(self._places(), rows)
+
+    def input_pieces(self, span: Span) -> list[Piece]:
+        return [Piece(self.path, self.path.name, span.start, span.stop)]
+
+    def read(self, span: Span) -> Iterator[SourceRow]:
+        left, problem = span.rows, f"{self.path.name} is damaged at its end; get it again"
+        with open(self.path, "rb") as file:
+            file.seek(span.start)
+            try:
+                with closing(read_samples(file, self.path)) as samples:
+                    for key, files in islice(samples, span.rows):
+                        left -= 1
+                        yield SourceRow(key, partial(assemble_row, Path(key).name, [*files.items()], self.path.name))
+            except PartError as error:
+                problem = str(error).replace(str(self.path), self.path.name)
+        for _ in range(left):
+            yield SourceRow(self.path.name, partial(_fail, RowError("tar", problem)))
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        end = 0
+        try:
+            with open(self.path, "rb") as file, closing(scan_samples(file, self.path)) as samples:
+                for start, end in samples:
+                    yield start, end
+        except PartError:
+            yield end, self.path.stat().st_size
+
+
+@dataclass(frozen=True)
+class ParquetUnit:
+    """A table with the bytes of a picture and a caption in each row, as `parquet.table` names columns."""
+
+    path: Path
+
+    def spans(self, rows: int) -> list[Span]:
+        with open_table(self.path) as (table, _, _):
+            return _cut_rows(table.metadata.num_rows, rows)
+
+    def input_pieces(self, span: Span) -> list[Piece]:
+        with open_table(self.path) as (table, image, caption):
+            start, stop = _find_bytes(table.metadata, span)
+            # What the columns are called and hold stands elsewhere in the file.
+            columns = str([image, caption, *((field.name, str(field.type)) for field in table.schema_arrow)])
+        return [Piece(self.path, f"{self.path.name} {columns}", start, stop)]
+
+    def read(self, span: Span) -> Iterator[SourceRow]:
+        with open_table(self.path) as (table, image, caption):
+            for number, values in enumerate(read_parquet_records(table, span.start, span.stop), start=span.start):
+                key = str((values or {}).get("key") or f"{number:0{KEY_DIGITS}}")
+                yield SourceRow(key, partial(_load_record, key, values, image, caption))
+
+
+class _TableUnit:
+    """What CSV files and JSON lines share: spans of bytes, cut between records; `_records` gives the place and the
+    values, or the error, of each of a span."""
+
+    path: Path
+
+    def spans(self, rows: int) -> list[Span]:
+        return _cut(self._places(), rows)
+
+    def input_pieces(self, span: Span) -> list[Piece]:
+        with open(self.path, "rb") as file:
+            head = len(file.readline())
+            images = [self._image(values) for _, values in self._records(file, span)]
+        table = [Piece(self.path, self.path.name, 0, head), Piece(self.path, self.path.name, span.start, span.stop)]
+        return table + [Piece(image, image.name) for image in images if image]
+
+    def read(self, span: Span) -> Iterator[SourceRow]:
+        with open(self.path, "rb") as file:
+            for place, values in self._records(file, span):
+                if isinstance(values, RowError):
+                    yield SourceRow(place, partial(_fail, values))
+                    continue
+                image = self._image(values)
+                key = str(values.get("key") or (image.stem if image else place))
+                where = f"{self.path.name}, {place}"
+                yield SourceRow(key, partial(make_row, values, self.path.parent, where, _IMAGE_COLUMNS))
+
+    def _image(self, values: dict | RowError) -> Path | None:
+        name = None if isinstance(values, RowError) else find_image(values, _IMAGE_COLUMNS)
+        return self.path.parent / name if name else None
+
+
+@dataclass(frozen=True)
+class CsvUnit(_TableUnit):
+    """A CSV file, quoted as RFC 4180 says, whose first line names the columns; `part_1.csv` of `ppldm annotate`."""
+
+    path: Path
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        with open(self.path, "rb") as file:
+            yield from ((start, start + length) for start, length, _ in read_table(file, self.path)[1])
+
+    def _records(self, file, span: Span) -> Iterator[tuple[str, dict | RowError]]:
+        file.seek(0)
+        header, _ = read_table(file, self.path)
+        file.seek(span.start)
+        for offset, _, fields in islice(read_records(file, self.path), span.rows):
+            place = f"byte {span.start + offset}"
+            yield place, _or_error(parse_record, header, fields, place)
+
+
+@dataclass(frozen=True)
+class JsonLinesUnit(_TableUnit):
+    """A JSON object a line, as `metadata.jsonl` of an imagefolder: `{"file_name": "0001.png", "text": "a dog"}`."""
+
+    path: Path
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        with open(self.path, "rb") as file:
+            stop = 0
+            for line in file:
+                start, stop = stop, stop + len(line)
+                if line.strip():
+                    yield start, stop
+
+    def _records(self, file, span: Span) -> Iterator[tuple[str, dict | RowError]]:
+        file.seek(span.start)
+        offset = span.start
+        while offset < span.stop:
+            line = file.readline()
+            if line.strip():
+                yield f"byte {offset}", _or_error(decode_meta, line, f"the line at byte {offset}")
+            offset += len(line)
+
+
+def _cut_rows(total: int, rows: int) -> list[Span]:
+    return [Span(start, min(start + rows, total), min(rows, total - start)) for start in range(0, total, rows)]
+
+
+def _cut(places: Iterable[tuple[int, int]], rows: int) -> list[Span]:
+    """Spans of rows that lie at the bytes [start, stop); each reaches to the beginning of the next."""
+    spans, starts = [], []
+    for start, stop in places:
+        if len(starts) == rows:
+            spans.append(Span(starts[0], start, rows))
+            starts = []
+        starts.append(start)
+        end = stop
+    return [*spans, Span(starts[0], end, len(starts))] if starts else spans
+
+
+def _load_record(key: str, values: dict | None, image_column: str, caption_column: str) -> Row:
+    """Raises RowError "encoding", "no_image", "empty_caption", and NOT_DOWNLOADED where the table says so."""
+    if values is None:
+        raise RowError("encoding", f"row {key} has text that is not UTF-8")
+    caption, image, meta = split_record(values, image_column, caption_column)
+    if not image:
+        status = values.get("status")
+        if status not in (None, "success"):
+            why = str(values.get("error_message") or status)[:100]
+            raise RowError(NOT_DOWNLOADED, f"row {key} was not downloaded ({why})")
+        raise RowError("no_image", f"row {key} has no image in column {image_column!r}")
+    if not caption:
+        raise RowError("empty_caption", f"row {key} has no text in column {caption_column!r}")
+    return Row(caption, image, meta)
+
+
+def _find_bytes(metadata, span: Span) -> tuple[int, int]:
+    """The bytes [start, stop) of a parquet file that hold the row groups of a span."""
+    starts, stops, first = [], [], 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if first < span.stop and first + group.num_rows > span.start:
+            for column in map(group.column, range(group.num_columns)):
+                starts.append(column.dictionary_page_offset or column.data_page_offset)
+                stops.append(starts[-1] + column.total_compressed_size)
+        first += group.num_rows
+    return min(starts, default=0), max(stops, default=0)
+
+
+def _or_error(function: Callable[..., dict], *arguments) -> dict | RowError:
+    try:
+        return function(*arguments)
+    except RowError as error:
+        return error
+
+
+def _fail(error: RowError) -> Row:
+    raise error

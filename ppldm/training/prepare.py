@@ -1,0 +1,152 @@
+"""A training run from its settings, whatever family it is of."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ..config.option import identity_of
+from ..data.dataset import TextImageDataset
+from ..data.order import Mix
+from ..families.base import Family, Sitting, check_family, get_family
+from ..inference.generate import read_prompts
+from ..networks.ema import ExponentialMovingAverage
+from ..utils.log import get_logger
+from ..utils.world import World
+from ..weights.fill import describe_model
+from .checkpoint.checkpoint import TrainingState
+from .checkpoint.resume import restore
+from .compiled import CompiledPrediction
+from .distributed.detect import detect_world
+from .identity import resolved_config, run_identity
+from .monitor.captions import first_caption, report_captions
+from .monitor.interval_metrics import IntervalMetrics
+from .monitor.validation import open_held_out_sources, select_held_out, undisturbed, validation_loss
+from .optimizer.adamw import build_optimizer
+from .optimizer.learning_rate import learning_rate_ratios
+from .optimizer.precision import autocast, decorate, make_scaler, warn_of_cpu
+from .optimizer.sharding import log_share
+from .rows import bad_row_policy, count_steps, open_sources, select_training_rows
+from .run import TrainingRun
+from .run_folder import prepare_output
+
+
+def prepare(config, data, arguments) -> TrainingRun:
+    """Everything between the settings and the first update: a family's own `config`, those of the data and of training.
+    Raises a PpldmError for whatever cannot work."""
+    family = get_family(config.family)
+    check_family(config, data, arguments)
+    sources = open_sources(data)
+    held_out_sources = open_held_out_sources(data, sources)
+    prompts = read_validation_prompts(arguments.validation_prompts or [])
+    world = detect_world(arguments)
+    warn_of_cpu(arguments)
+    settings = resolved_config(config, data, arguments)
+    checkpoint = prepare_output(arguments, world, settings)
+    selection = select_training_rows(sources, data, arguments, world)
+    model = family.build(config, data, arguments.seed)
+    description = describe_model(family, model)
+    make_dataset = dataset_maker(model, data, arguments)
+    dataset = make_dataset(
+        sources,
+        caption_drop_probability=data.caption_drop,
+        random_crop=data.random_crop,
+        random_flip=data.random_flip,
+        selection=selection,
+    )
+    if world.is_main and model.tokenizer:
+        report_captions(dataset)
+    global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
+    max_steps = count_steps(arguments, len(dataset), global_batch_size)
+    state, rate_ratios = make_state(family, config, model, arguments, max_steps, global_batch_size, world)
+    identity = run_identity(arguments, data, dataset, global_batch_size, max_steps)
+    identity |= identity_of(config) | family.identity(config, data)
+    start_step, unlogged = restore(
+        checkpoint, state, identity, description, dataset.fingerprint, arguments.accept_changes
+    )
+    get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters",
+                      len(dataset), max_steps, global_batch_size,
+                      sum(np.prod(p.shape) for p in model.trained_parameters().values()) / 1e6)  # fmt: skip
+    held_out = select_held_out(held_out_sources, dataset, make_dataset, data, arguments, world)
+    return TrainingRun(
+        arguments=arguments,
+        world=world,
+        state=state,
+        dataset=dataset,
+        mix=Mix(dataset.list_sizes, dataset.weights, arguments.seed),
+        max_steps=max_steps,
+        global_batch_size=global_batch_size,
+        identity=identity,
+        config=settings,
+        description=description,
+        checkpoint=checkpoint,
+        start_step=start_step,
+        interval=IntervalMetrics(world, model.process is not None, unlogged, data.max_skipped_share),
+        rate_ratios=rate_ratios,
+        draw_every=getattr(config, "image_logging_steps", 0),
+        draw=partial(draw_pictures, family, config, state, dataset, prompts, arguments, world),
+        export=partial(export_model, family, config, state, dataset, prompts, arguments),
+        validate=held_out and partial(validation_loss, state, held_out, world, autocast(arguments)),
+    )
+
+
+def dataset_maker(model, data, arguments):
+    """TextImageDataset of the model's inputs, which lacks sources, selection and how samples vary."""
+    return partial(
+        TextImageDataset,
+        inputs=model.inputs,
+        tokenizer=model.tokenizer,
+        resolution=data.resolution,
+        seed=arguments.seed,
+        crop_fraction=data.crop_fraction,
+        bad_rows=bad_row_policy(data),
+        interpolation=data.interpolation,
+    )
+
+
+def make_state(family: Family, config, model, arguments, max_steps: int, global_batch_size: int, world: World):
+    """(what changes while training: model, optimizer, schedule, average and scaler; learning rates of groups)."""
+    components = model.components.values()
+    for component in components if arguments.recompute else ():
+        if component.trained and component.recompute:
+            component.recompute()
+    if arguments.to_static:
+        model.compiled_predict = CompiledPrediction(model, world)
+    trained = model.trained_parameters()
+    decay = family.average(config)
+    average = ExponentialMovingAverage(trained, decay) if decay else None
+    ratios, by_group = learning_rate_ratios(model, config, arguments.learning_rate)
+    optimizer, scheduler = build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, world)
+    decorate(model, optimizer, arguments)
+    log_share(optimizer)
+    return TrainingState(model, optimizer, scheduler, average, make_scaler(arguments)), by_group
+
+
+def draw_pictures(family: Family, config, state, dataset, prompts, arguments, world: World, batch: dict):
+    """What `TrainingRun.draw` gives. A collective call."""
+    sitting = Sitting(
+        *(config, state.model, dataset, batch, prompts, arguments.validation_guidance_scales, arguments.seed, world)
+    )
+    with undisturbed(state), autocast(arguments)():
+        return family.draw(sitting)
+
+
+def export_model(family: Family, config, state, dataset, prompts, arguments, metadata: dict) -> Path:
+    """The folder of the trained model, written, with `metadata` beside the weights."""
+    folder = Path(arguments.output_dir, family.export_folder)
+    if state.model.tokenizer:
+        metadata["example_prompt"] = prompts[0] if prompts else first_caption(dataset)
+    family.export(state.model, config, dataset, folder, state.ema, metadata)
+    return folder
+
+
+def read_validation_prompts(values: list[str]) -> list[str]:
+    """The prompts of the files among `values`, and the other values themselves. Raises ConfigError."""
+    prompts = []
+    for value in values:
+        if os.path.isfile(value) or value.endswith(".txt"):
+            prompts += [prompt for prompt, _ in read_prompts(value)]
+        else:
+            prompts.append(value)
+    return prompts

@@ -1,0 +1,67 @@
+"""From a run that is ready to its exported model, by either loop: when to save, when to stop, and what comes after."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import paddle
+
+from ..utils.log import get_logger
+from ..utils.rank_watch import remove_signs
+from .checkpoint.checkpoint import load_optimizer
+from .distributed.signals import StopRequest, stop_on_signals
+from .monitor.report import Reporter
+from .optimizer.precision import autocast
+from .run import TrainingRun
+from .update import Update, UpdateGuard
+
+
+class Next(NamedTuple):
+    """What a loop does after an update, the same on all ranks."""
+
+    save: bool
+    stop: bool
+
+
+class Updates:
+    """Both loops' view of their updates: the guard that settles each, and what follows it by the same rules."""
+
+    def __init__(self, run: TrainingRun, reporter: Reporter, request: StopRequest):
+        self.run, self.reporter, self.request = run, reporter, request
+        self.guard = UpdateGuard(
+            *(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments)),
+            seed=run.arguments.seed,
+            step=run.start_step,
+        )
+        self._save_is_due = False
+
+    def finish(self, step: int, update: Update, micro_batches: list[dict]) -> Next:
+        """Compare the ranks, report, and decide, once update `step` is done. All ranks call it together.
+
+        A checkpoint that is due waits for an update that was not skipped, so that no run goes on from weights of which
+        the loss is not finite; the last update, and one that is to be the last, is saved in any case.
+        """
+        self.run.check_ranks(step)
+        self.reporter.after_update(step, update, micro_batches)
+        self._save_is_due |= self.run.saves_after(step)
+        is_last = update.stop or step == self.run.max_steps
+        save = is_last or (self._save_is_due and not self.guard.num_skipped_in_a_row)
+        self._save_is_due &= not save
+        return Next(save, is_last)
+
+
+def train(run: TrainingRun, loop: Callable[[Updates], int]) -> None:
+    """Train `run` to its end by `loop`, which returns the last step it did; export the model.
+
+    Raises Interrupted, after a checkpoint, when a signal asks.
+    """
+    if run.checkpoint:
+        load_optimizer(run.checkpoint, run.state)  # a run that is done needs it too: the export takes float32 masters
+    if run.start_step >= run.max_steps:
+        get_logger().info("already trained for %d updates", run.start_step)
+    else:
+        with Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
+            step = loop(Updates(run, reporter, request))
+            if step < run.max_steps:
+                remove_signs(run.world)
+                raise run.interruption(step, request.number)
+    run.finish()

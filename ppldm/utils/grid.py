@@ -1,0 +1,48 @@
+"""Pictures beside pictures, with their captions: one PNG that a person can judge at a glance."""
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from .pictures import caption_font, wrap_text
+
+CAPTION_HEIGHT, LINE_HEIGHT = 38, 16
+GAP = 6
+SIDES = (128, 256)  # of a picture in the grid, pixels: smaller ones are enlarged, larger ones shrunk
+
+
+def prompt_grid(
+    captions: list[str], pictures: list[list[np.ndarray]], side: int | None = None, columns: int = 2
+) -> Image.Image:
+    """Blocks of a caption over its pictures ([H, W, 3] uint8, all of one size), `columns` blocks a row.
+
+    side: pixels of a picture's longer side; by default its own, within SIDES.
+    """
+    height, width, _ = pictures[0][0].shape
+    side = side or min(max(height, width, SIDES[0]), SIDES[1])
+    width, height = (max(1, round(pixels * side / max(height, width))) for pixels in (width, height))
+    columns = min(columns, len(captions))
+    block_width = max(len(row) for row in pictures) * (width + GAP) + 3 * GAP
+    block_height = height + CAPTION_HEIGHT + GAP
+    rows = -(-len(captions) // columns)
+    canvas = Image.new("RGB", (columns * block_width + GAP, rows * block_height + GAP), "white")
+    draw, font = ImageDraw.Draw(canvas), caption_font(text="".join(captions))
+    for block, (caption, row) in enumerate(zip(captions, pictures, strict=True)):
+        x, y = (block % columns) * block_width + 2 * GAP, (block // columns) * block_height + GAP
+        lines = wrap_text(caption, font, block_width - 4 * GAP, 2)
+        for number, line in enumerate(lines, 2 - len(lines)):  # one line stands right above its pictures
+            draw.text((x, y + number * LINE_HEIGHT), line, fill="black", font=font)
+        for index, picture in enumerate(row):
+            tile = Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS)
+            left, top = x + index * (width + GAP), y + CAPTION_HEIGHT
+            canvas.paste(tile, (left, top))
+            draw.rectangle((left - 1, top - 1, left + width, top + height), outline="#cccccc")
+    return canvas
+
+
+def tile(pictures: np.ndarray, columns: int) -> np.ndarray:
+    """[N, H, W, 3] uint8 to one picture [rows H, columns W, 3], row by row, white where N does not fill it."""
+    count, height, width, _ = pictures.shape
+    rows = -(-count // columns)
+    padded = np.full((rows * columns, height, width, 3), 255, dtype=np.uint8)
+    padded[:count] = pictures
+    return padded.reshape(rows, columns, height, width, 3).swapaxes(1, 2).reshape(rows * height, columns * width, 3)

@@ -1,0 +1,28 @@
+"""Environment variables: no other module looks at `os.environ`.
+
+They are how a user or a scheduler sets up a machine, how a launcher speaks to the processes that it starts, and how
+some libraries are configured before they are imported. No parameter of a command travels through them.
+"""
+
+import os
+from collections.abc import Mapping
+
+
+def read(name: str, default: str = "") -> str:
+    """The value of a variable; the default where it is not set."""
+    return os.environ.get(name, default)
+
+
+def is_on(name: str) -> bool:
+    """True where a variable is set to something else than 0."""
+    return read(name, "0") not in ("", "0")
+
+
+def all_variables() -> Mapping[str, str]:
+    """All that are set."""
+    return os.environ
+
+
+def set_for_libraries(variables: Mapping[str, str], replace: bool = False) -> None:
+    """Set what libraries will look for. What the user has set stays, unless `replace`."""
+    os.environ.update({name: value for name, value in variables.items() if replace or name not in os.environ})

@@ -1,0 +1,121 @@
+"""Networks that hold the weights of components, and components of networks that are there."""
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import paddle
+from ppdiffusers import AutoencoderKL, UNet2DConditionModel
+from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
+from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
+
+from ..families.base import Family
+from ..networks.build import UNBUILDABLE
+from ..networks.configs import LABELS, is_ldmbert
+from ..utils.checksums import checksum_arrays
+from ..utils.errors import ModelError
+from .components import ComponentWeights
+from .configs import complete_config
+from .fetch import locate_model
+from .folders import COMPONENT_FOLDERS
+from .limits import within_file
+from .model_file import Component, ModelDescription, TokenizerFiles, describe
+from .read import read_component
+
+_SHOWN = 5  # keys of each kind that a message lists
+
+
+def find_component_by_name(
+    kind: str, name_or_path, yaml_file=None, ema: bool = False, offline: bool = False
+) -> ComponentWeights:
+    """One component, trained, from a folder, a .ckpt or by name. Raises ModelError."""
+    path = locate_model(name_or_path, {kind: COMPONENT_FOLDERS[kind]}, offline)
+    return read_component(kind, path, yaml_file, ema)
+
+
+def load_vae(name_or_path) -> AutoencoderKL:
+    """A trained VAE from a folder, a .ckpt or by name, in float32."""
+    return fill_component("vae", find_component_by_name("vae", name_or_path))
+
+
+def fill_component(kind: str, component: ComponentWeights):
+    """A network of `component.config` that holds `component.arrays` in float32.
+
+    Raises ModelError that lists the keys which are missing, not expected or of another shape; and before it is built
+    where the config describes a far larger network.
+    """
+    with within_file(component):
+        layer = _make(kind, component)
+    own = layer.state_dict()
+    problems = [
+        *_listed("missing", own.keys() - component.arrays.keys()),
+        *_listed("unexpected", component.arrays.keys() - own.keys()),
+        *_listed(
+            "of another shape",
+            (
+                f"{name} {list(component.arrays[name].shape)} instead of {list(value.shape)}"
+                for name, value in own.items()
+                if name in component.arrays and list(component.arrays[name].shape) != list(value.shape)
+            ),
+        ),
+    ]
+    if problems:
+        raise ModelError(f"the weights in {component.source} do not fit their config: {'; '.join(problems)}")
+    with paddle.no_grad():
+        for name, value in own.items():
+            value.set_value(np.ascontiguousarray(component.arrays[name]).astype(np.float32, copy=False))
+    return layer
+
+
+def _listed(what: str, names: Iterable[str]) -> list[str]:
+    names = sorted(names)
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return [f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{more}"]
+
+
+def _make(kind: str, component: ComponentWeights):
+    try:
+        if kind == "text_encoder" and not is_ldmbert(component.config):
+            return CLIPTextModel(CLIPTextConfig(**component.config))
+        if kind == "text_encoder":
+            return LDMBertModel(LDMBertConfig(**component.config))
+        return {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**component.config)
+    except UNBUILDABLE as error:
+        raise ModelError(
+            f"{component.source}: the config makes no {LABELS[kind]} ({type(error).__name__}: {error}); copy it again"
+        ) from error
+
+
+def config_of(kind: str, layer) -> dict:
+    """The completed config of a built network."""
+    return complete_config(kind, layer.config.to_dict() if kind == "text_encoder" else dict(layer.config), kind)
+
+
+def component_of(kind: str, layer) -> ComponentWeights:
+    """The config and the weights of a built network, copied, in float32."""
+    arrays = {name: value.astype("float32").numpy() for name, value in layer.state_dict().items()}
+    return ComponentWeights(config_of(kind, layer), arrays, kind)
+
+
+def describe_model(family: Family, model) -> ModelDescription:
+    """What model.json says of a built model: with checksums of its frozen weights, which must be in float32 yet."""
+    components = {}
+    for name, component in model.components.items():
+        arrays = ((key, value.numpy()) for key, value in component.layer.state_dict().items())
+        checksum = None if component.trained else checksum_arrays(arrays)
+        kind = family.components[name]
+        config = config_of(kind, component.layer) if kind in LABELS else dict(component.layer.config)
+        components[name] = Component(config, component.trained, checksum)
+    return describe(family.name, components, model.process_settings(), model.tokenizer and files_of(model.tokenizer))
+
+
+def files_of(tokenizer) -> TokenizerFiles:
+    """The files of a tokenizer as they are now, whatever becomes of the folder that it was read from."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(folder)
+        return TokenizerFiles(
+            tokenizer.max_length, {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+        )

@@ -1,0 +1,56 @@
+"""The noise schedule, and what samplers store with it, as scheduler_config.json has them: read and checked."""
+
+from pathlib import Path
+
+from ..diffusion.process import BETA_SCHEDULES, PREDICTION_TYPES, TIMESTEP_SPACINGS
+from ..utils.errors import ModelError
+from ..utils.files import read_json_object
+
+SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
+PUBLISHED_SCHEDULE = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "prediction_type": "epsilon",
+}
+
+
+def check_schedule(settings: dict, source) -> None:
+    """Raises ModelError for a noise schedule, or a kind of prediction, that a model here cannot have."""
+    steps, first, last = (settings[name] for name in ("num_train_timesteps", "beta_start", "beta_end"))
+    if not isinstance(steps, int) or steps < 1:
+        raise ModelError(f"{source}: num_train_timesteps {steps!r} is not a whole number from 1; correct it")
+    if not all(isinstance(beta, (int, float)) and 0 < beta < 1 for beta in (first, last)):
+        raise ModelError(f"{source}: beta_start {first!r} and beta_end {last!r} must be numbers between 0 and 1")
+    for name, known in (("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES)):
+        if settings[name] not in known:
+            raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
+    _check_sampling(settings, source)
+
+
+def _check_sampling(settings: dict, source) -> None:
+    """Raises ModelError for a stored setting of sampling that no sampler can take."""
+    if settings.get("timestep_spacing", TIMESTEP_SPACINGS[0]) not in TIMESTEP_SPACINGS:
+        known = ", ".join(TIMESTEP_SPACINGS)
+        raise ModelError(f"{source}: timestep_spacing {settings['timestep_spacing']!r} is not one of {known}")
+    offset = settings.get("steps_offset", 0)
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < settings["num_train_timesteps"]:
+        raise ModelError(f"{source}: steps_offset {offset!r} must be a whole number from 0; correct it")
+    for name in ("clip_sample", "set_alpha_to_one", "thresholding"):
+        if not isinstance(settings.get(name, False), bool):
+            raise ModelError(f"{source}: {name} {settings[name]!r} must be true or false; correct it")
+    for name in ("dynamic_thresholding_ratio", "clip_sample_range", "sample_max_value"):
+        if not isinstance(settings.get(name, 1.0), (int, float)) or not settings.get(name, 1.0) > 0:
+            raise ModelError(f"{source}: {name} {settings[name]!r} must be a number above 0; correct it")
+
+
+def read_scheduler(path: Path) -> dict:
+    """The settings in a scheduler_config.json, and its class. Raises ModelError for a schedule that a model here cannot
+    have."""
+    found = read_json_object(path, ModelError)
+    settings = {key: value for key, value in found.items() if not key.startswith("_") or key == SCHEDULER_CLASS}
+    if settings.get("trained_betas") is not None:
+        raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
+    check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)
+    return settings

@@ -1,0 +1,178 @@
+"""Config files of open-diffusion and Stable Cascade: every key of theirs is translated or has a reason."""
+
+import pytest
+
+from ppldm.cli.main import run
+from ppldm.config.data import DataOptions
+from ppldm.config.foreign import SYSTEMS, expand_braces, translate_file
+from ppldm.config.load import file_layers
+from ppldm.config.option import check_value, options
+from ppldm.config.training import TrainingOptions
+from ppldm.utils.errors import ConfigError
+
+OPEN_DIFFUSION = """
+wandb: {api_key: very-secret, entity: me}
+system: {gradient_accumulation: 2, batch_size: 32, workers: 6, dist_url: '${distributed.dist_url}'}
+distributed: {dist_url: 'env://'}
+experiment: {log_dir: logs, name: first, project: '???', num_examples_to_see: '???', save_only_most_recent: true,
+             save_every: 2000, requeue: true}
+optimizer: {name: adamw, params: {learning_rate: 0.0001, beta1: 0.9, beta2: 0.98}}
+model:
+  vae: {pretrained: sd}
+  unet: {target: UNet2DConditionModel, params: {act_fn: silu, block_out_channels: [320, 640]}}
+  use_ema: true
+  mixed_precision: bf16
+  gradient_checkpointing: true
+dataset:
+  type: WebDataset
+  params: {path: 'parts/{008..011}.tar', batch_size: '${system.batch_size}', filters: {pwatermark: "<=0.5"},
+           num_examples_to_see: '${experiment.num_examples_to_see}', resolution: 512}
+lr_scheduler: {scheduler: CosineWithWarmup, params: {learning_rate: 0.0002, warmup_length: 500}}
+"""
+STABLE_CASCADE = """
+experiment_id: stage_c
+checkpoint_path: /models
+output_path: /pictures
+model_version: 3.6B
+wandb_project: StableCascade
+lr: 1.0e-4
+batch_size: 256
+image_size: 768
+multi_aspect_ratio: [1/1, 1/2]
+grad_accum_steps: 4
+updates: 500000
+backup_every: 50000
+save_every: 2000
+warmup_updates: 1
+use_fsdp: True
+ema_start_iters: 5000
+webdataset_path: [file:/data/a.tar, 'file:/data/b.tar']
+dataset_filters:
+  - ['aesthetic_score', 'lambda s: s > 4.5']
+dtype: float64
+module_filters: ['.attn']
+"""
+
+
+def translate(tmp_path, text: str, num_devices: int = 8):
+    (tmp_path / "theirs.yaml").write_text(text)
+    return translate_file(tmp_path / "theirs.yaml", num_devices, "mine")
+
+
+def test_open_diffusion(tmp_path):
+    found = translate(tmp_path, OPEN_DIFFUSION)
+    assert found.system == "open-diffusion"
+    assert {key: value for key, (value, _) in found.settings.items()} == {
+        "logging.report_to": ["visualdl", "wandb"],
+        "run.gradient_accumulation_steps": 2,
+        "run.per_device_train_batch_size": 32,
+        "compute.dataloader_num_workers": 6,
+        "run.output_dir": "???",
+        "run.max_samples": "???",
+        "run.save_total_limit": 1,
+        "run.save_steps": 2000,
+        "optimizer.learning_rate": 0.0002,
+        "optimizer.adam_beta1": 0.9,
+        "optimizer.adam_beta2": 0.98,
+        "model.vae_name_or_path": "sd",
+        "model.unet_config_file": "mine.unet.json",
+        "optimizer.use_ema": True,
+        "optimizer.ema_decay": 0.995,
+        "compute.bf16": True,
+        "compute.recompute": True,
+        "data.file_list": "mine.filelist",
+        "data.where": '{"pwatermark": "<=0.5"}',
+        "data.resolution": 512,
+        "optimizer.lr_scheduler_type": "cosine",
+        "optimizer.warmup_steps": 500,
+    }
+    assert [line.rpartition("/")[2] for line in found.files["mine.filelist"].split()] == [
+        "008.tar", "009.tar", "010.tar", "011.tar"
+    ]  # fmt: skip
+    assert '"block_out_channels"' in found.files["mine.unet.json"]
+    assert set(found.left_out) == {
+        "wandb.entity", "system.dist_url", "distributed.dist_url", "experiment.requeue", "optimizer.name",
+        "model.unet.target", "dataset.type",
+    }  # fmt: skip
+    assert "very-secret" not in str(found)
+
+
+def test_stable_cascade(tmp_path):
+    found = translate(tmp_path, STABLE_CASCADE)
+    settings = {key: value for key, (value, _) in found.settings.items()}
+    assert found.system == "Stable Cascade"
+    assert settings["run.output_dir"] == "/models/stage_c" and settings["run.max_steps"] == 500000
+    assert settings["run.per_device_train_batch_size"] == 8 and settings["compute.sharding"] == "stage2"
+    assert settings["run.save_steps"] == settings["validation.image_logging_steps"] == 2000
+    assert settings["data.where"] == '[["aesthetic_score", "lambda s: s > 4.5"]]'
+    assert found.files["mine.filelist"] == "/data/a.tar\n/data/b.tar\n"
+    # A value that has no counterpart, of a key that has one, is to be filled in.
+    assert settings["compute.bf16"] == "???" and "float64 is not a precision" in found.left_out["dtype"]
+    assert set(found.left_out) == {"output_path", "model_version", "multi_aspect_ratio", "dtype", "module_filters"}
+    assert "cannot be shared by 20 batches" in translate(tmp_path, STABLE_CASCADE, 5).left_out["batch_size"]
+
+
+def test_the_keys_of_the_tables_are_settings_here():
+    from ppldm.families.ldm import LdmConfig
+
+    known = {stated.key for group in (DataOptions, TrainingOptions, LdmConfig) for stated in options(group).values()}
+    for table in SYSTEMS.values():
+        for key, counterpart in table.items():
+            assert counterpart.note or counterpart.keys, key
+            assert set(counterpart.keys) <= known, key
+
+
+def test_what_is_translated_is_what_the_settings_take(tmp_path):
+    groups = [options(group) for group in (DataOptions, TrainingOptions)]
+    known = {stated.key: stated for group in groups for stated in group.values()}
+    for text in (OPEN_DIFFUSION, STABLE_CASCADE):
+        for key, (value, _) in translate(tmp_path, text).settings.items():
+            if key in known and value != "???":
+                check_value(known[key], value, key)
+
+
+def test_filters_are_conditions_of_ours(tmp_path):
+    from ppldm.data.select.parse import parse_where
+
+    for text in (OPEN_DIFFUSION, STABLE_CASCADE):
+        assert parse_where(translate(tmp_path, text).settings["data.where"][0])
+
+
+@pytest.mark.parametrize(
+    "text, paths",
+    [
+        ("a.tar", ["a.tar"]),
+        ("{08..10}.tar", ["08.tar", "09.tar", "10.tar"]),
+        ("{a,b}/{0..1}", ["a/0", "a/1", "b/0", "b/1"]),
+    ],
+)
+def test_braces(text, paths):
+    assert expand_braces(text) == paths
+
+
+def test_places_elsewhere_are_left_to_the_user(tmp_path):
+    found = translate(tmp_path, "lr: 1\nwebdataset_path: ['s3://a/b', 'file:/x.tar']")
+    assert found.settings["data.file_list"][0] == "???" and "s3://a/b" in found.left_out["webdataset_path"]
+    found = translate(tmp_path, "lr: 1\nwebdataset_path: '{0..99999999}.tar'")
+    assert "more than 1,000,000 files" in found.left_out["webdataset_path"]
+    assert translate(tmp_path, "lr: 1\nupdate: 3").left_out["update"].endswith("did you mean updates?")
+
+
+def test_a_file_of_neither_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="theirs.yaml is not a config of open-diffusion or Stable Cascade"):
+        translate(tmp_path, "data: {resolution: 3}")
+    with pytest.raises(ConfigError, match="system.batch_size .* cannot be resolved: .*'a.b' not found"):
+        translate(tmp_path, "system: {batch_size: '${a.b}'}")
+
+
+def test_the_command_writes_a_recipe(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.yaml").write_text(OPEN_DIFFUSION)
+    run(["config", "import", "theirs.yaml", "--out", "sub.yaml"])
+    out = capsys.readouterr().out
+    assert "sub.yaml: 22 settings" in out and "  experiment.requeue: always so" in out
+    layers = file_layers(tmp_path / "sub.yaml")
+    assert layers[0].values["data.resolution"] == 512 and (tmp_path / "sub.filelist").is_file()
+    assert "very-secret" not in (tmp_path / "sub.yaml").read_text()
+    with pytest.raises(ConfigError, match="sub.yaml is there already"):
+        run(["config", "import", "theirs.yaml", "--out", "sub.yaml"])

@@ -1,0 +1,217 @@
+"""Laws of a chain of commands: finished stages are skipped, later ones follow an earlier one, a stopped one goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ppldm.demo.stages import Record, Stage, describe, describe_time, expect, run_stages
+from ppldm.utils.errors import Interrupted, PpldmError
+
+NAMES = ("data", "model", "pictures")
+
+
+def make_stages(**commands) -> list[Stage]:
+    """Three stages whose commands are their names, or what is given."""
+    return [Stage(name, f"making {name}", ("python", "-c", commands.get(name, name)), 10) for name in NAMES]
+
+
+class Runner:
+    """Runs stages by noting their names; each leaves a folder of results. One of them may raise."""
+
+    def __init__(self, folder, raising: dict[str, Exception] | None = None):
+        self.folder, self.ran, self.raising = folder, [], raising or {}
+
+    def __call__(self, stage: Stage) -> None:
+        self.ran.append(stage.name)
+        (self.folder / stage.name).mkdir(exist_ok=True)
+        (self.folder / stage.name / stage.command[-1]).touch()
+        if stage.name in self.raising:
+            raise self.raising.pop(stage.name)
+
+
+def run_again(folder, stages, **raising) -> list[str]:
+    """The names of the stages that this run has run."""
+    runner = Runner(folder, raising)
+    run_stages(stages, folder, runner)
+    return runner.ran
+
+
+def test_finished_stages_are_skipped(tmp_path, capsys):
+    assert run_again(tmp_path, make_stages()) == [*NAMES]
+    capsys.readouterr()
+    assert run_again(tmp_path, make_stages()) == []
+    assert capsys.readouterr().err.count("done before") == 3
+
+
+def test_another_command_starts_anew_and_takes_the_later_results_with_it(tmp_path, capsys):
+    run_again(tmp_path, make_stages())
+    capsys.readouterr()
+    assert run_again(tmp_path, make_stages(model="longer")) == ["model", "pictures"]
+    assert "stage 2 (model) was begun with another command: it starts anew" in capsys.readouterr().err
+    # Nothing of the first one may be resumed, and nothing is left of what was made of it.
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["longer"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["data"]
+
+
+@pytest.mark.parametrize("error", [PpldmError("no"), Interrupted("stopped"), OSError("no")])
+def test_what_did_not_come_to_its_end_is_run_again_and_keeps_its_results(tmp_path, error):
+    with pytest.raises(type(error)):
+        run_again(tmp_path, make_stages(), model=error)
+    (tmp_path / "model/checkpoint").touch()
+    assert run_again(tmp_path, make_stages()) == ["model", "pictures"]
+    assert (tmp_path / "model/checkpoint").exists()
+
+
+def test_a_stage_that_was_begun_with_another_command_starts_anew(tmp_path):
+    with pytest.raises(PpldmError):
+        run_again(tmp_path, make_stages(model="longer"), model=PpldmError("no"))
+    assert run_again(tmp_path, make_stages()) == ["model", "pictures"]
+    assert not (tmp_path / "model/longer").exists()
+
+
+def test_a_stage_that_runs_again_makes_those_after_it_run_again(tmp_path):
+    run_again(tmp_path, make_stages())
+    (tmp_path / ".done/data.json").unlink()
+    with pytest.raises(PpldmError):
+        run_again(tmp_path, make_stages(), data=PpldmError("no"))
+    assert run_again(tmp_path, make_stages()) == [*NAMES]
+    assert (tmp_path / "model/model").exists()
+
+
+def test_the_seconds_of_a_stage_are_those_of_all_its_runs(tmp_path):
+    with pytest.raises(PpldmError):
+        run_again(tmp_path, make_stages(), data=PpldmError("no"))
+    path = tmp_path / ".done/data.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 1000}))
+    run_again(tmp_path, make_stages())
+    assert 1000 < json.loads(path.read_text())["seconds"] < 1100
+
+
+def test_the_time_left_follows_the_speed_of_this_machine_and_what_is_done():
+    stages = [Stage(name, "", (), 100) for name in NAMES]
+    assert expect(stages, dict.fromkeys(NAMES), 0) == (100, 300)
+    twice_as_slow = {"data": Record((), 200, True), "model": None, "pictures": None}
+    assert expect(stages, twice_as_slow, 1) == (200, 400)
+    assert expect(stages, twice_as_slow | {"model": Record((), 50)}, 1) == (150, 350)
+    assert expect(stages, twice_as_slow | {"model": Record((), 500)}, 1) == (0, 200)
+
+
+def test_a_short_stage_tells_nothing_of_the_speed():
+    assert expect(make_stages(), {"data": Record((), 20, True), "model": None, "pictures": None}, 1) == (10, 20)
+
+
+@pytest.mark.parametrize(
+    "seconds, words", [(0, "about 10 s"), (44, "about 40 s"), (89, "about 90 s"), (90, "about 2 min"), (400, "7 min")]
+)
+def test_times_in_words(seconds, words):
+    assert words in describe_time(seconds, 1000)
+
+
+def test_the_description_is_what_a_shell_reads():
+    text = describe([Stage("a", "making a", ("python", "-c", "a b'c"), 1)])
+    assert text == "# making a\npython -c 'a b'\"'\"'c'\n"
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from ppldm.demo.stages import Stage, run_stages
+from ppldm.utils.errors import exit_on_error
+with exit_on_error():
+    run_stages([Stage("a", "making a", ("python", "-c", sys.argv[2]), 1)], Path(sys.argv[1]))
+"""
+SLOW = """
+import signal, subprocess, sys, time
+from pathlib import Path
+def stop(*_):
+    time.sleep(0.3)
+    Path("said").write_text("saved")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, {handler})
+child = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+Path("begun").write_text(str(child.pid))
+time.sleep(60)
+"""
+
+
+def start(folder, program: str) -> subprocess.Popen:
+    """A chain of one stage that runs `program`, once that has begun."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder / "out"), program], cwd=folder, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 30
+    while not (folder / "begun").exists() or not (folder / "begun").read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    return process
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_ends(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("to_group", [False, True], ids=["process alone", "as Ctrl-C does"])
+def test_a_signal_lets_the_stage_save_and_leaves_no_child(tmp_path, number, to_group):
+    process = start(tmp_path, SLOW.format(handler="stop"))
+    (os.killpg if to_group else os.kill)(process.pid, number)
+    said = process.communicate(timeout=20)[1]
+    assert process.returncode == 130 and (tmp_path / "said").read_text() == "saved"
+    assert "the same command again goes on from what is finished" in said and "Traceback" not in said
+    assert_ends(int((tmp_path / "begun").read_text()))
+
+
+def test_a_second_signal_does_not_wait(tmp_path):
+    process = start(tmp_path, SLOW.format(handler="signal.SIG_IGN"))
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert_ends(int((tmp_path / "begun").read_text()))
+
+
+def test_a_stage_ends_with_the_chain(tmp_path):
+    process = start(tmp_path, "import os, time\nopen('begun', 'w').write(str(os.getpid()))\ntime.sleep(60)")
+    process.kill()
+    process.wait()  # not for the end of stderr, which the stage has too
+    assert_ends(int((tmp_path / "begun").read_text()))
+
+
+def test_a_failed_stage_is_one_line(tmp_path):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, "raise SystemExit(3)"], capture_output=True,
+                          text=True)  # fmt: skip
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == "error: stage a failed, see above; the same command again goes on from here"
+
+
+def test_two_chains_do_not_share_a_folder(tmp_path, monkeypatch):
+    from ppldm.utils import files
+
+    process = start(tmp_path, SLOW.format(handler="stop"))
+    waits = files.lock_folder
+    monkeypatch.setattr(files, "lock_folder", lambda folder: waits(folder, wait_seconds=0))
+    with pytest.raises(PpldmError, match="another process is writing"):
+        run_again(tmp_path / "out", make_stages())
+    process.terminate()
+    process.communicate(timeout=20)

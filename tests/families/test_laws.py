@@ -1,0 +1,198 @@
+"""What holds for every family of models, without a line for any of them: one run serves several laws."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from toy import FAMILY as TOY
+
+from ppldm.families import base
+from ppldm.families.base import get_family, list_families
+from ppldm.families.ldm_build import load_pipeline
+from ppldm.training.arguments import parse_arguments
+from ppldm.training.checkpoint.checkpoint import read_manifest, verify
+from ppldm.training.loop import run_loop
+from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.prepare import prepare
+from ppldm.training.trainer import run_trainer
+from ppldm.utils.errors import CheckpointError, ConfigError
+from ppldm.weights.fill import load_vae
+from ppldm.weights.model_file import read_model_file
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = ("autoencoder", "ldm", "toy")
+STEPS, BATCH = 4, 4
+CURVE = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    base.register(TOY)
+    yield
+    del base._REGISTERED[TOY.name]
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def name(request):
+    return request.param
+
+
+def flags(tiny, name, folder, **changes) -> list[str]:
+    own = {
+        "ldm": {"use_ema": True, "noise_offset": 0.1},
+        "autoencoder": {"vae_config_file": tiny.config("vae"), "kl_weight": 1e-3},
+        "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
+    }[name]
+    kept = ("resolution", "image_logging_steps") if name != "ldm" else None
+    words = tiny.flags(folder, max_steps=STEPS, save_steps=2)
+    settings = dict(zip((word.removeprefix("--") for word in words[::2]), words[1::2], strict=True))
+    if kept:
+        for flag in ("vae_name_or_path", "text_encoder_config_file", "unet_config_file", "tokenizer_name",
+                     "model_max_length", "num_inference_steps"):  # fmt: skip
+            del settings[flag]
+    if name == "toy":
+        del settings["image_logging_steps"]
+    return [word for flag, value in {**settings, **own, **changes}.items() for word in (f"--{flag}", str(value))]
+
+
+def train(tiny, name, folder, kind="loop", **changes):
+    words = flags(tiny, name, folder, **changes) + (["--do_train"] if kind == "trainer" else [])
+    run = prepare(*parse_arguments(words, kind == "loop", get_family(name).Config))
+    (run_loop if kind == "loop" else run_trainer)(run)
+    return run
+
+
+def weights(folder, step=STEPS) -> dict:
+    found = {}
+    for file in ("model_state.pdparams", "ema_state.pdparams"):
+        if (path := folder / f"checkpoint-{step}" / file).is_file():
+            found |= {(file, key): np.asarray(value) for key, value in paddle.load(str(path), return_numpy=True).items()
+                      if key != "StructuredToParameterName@@"}  # fmt: skip
+    return found
+
+
+def curve(folder) -> list:
+    records = read_metrics(folder / "metrics.jsonl")
+    return [[record.get(key) for key in CURVE] for record in records if "loss" in record]
+
+
+def assert_same_run(one, other, steps=STEPS):
+    mine, theirs = weights(one, steps), weights(other, steps)
+    assert mine.keys() == theirs.keys() and all((mine[key] == theirs[key]).all() for key in mine)
+    assert curve(one)[:steps] == curve(other)[:steps]
+
+
+@pytest.fixture(scope="module")
+def straight(tiny, tmp_path_factory, name):
+    """A run of the hand-written loop that nothing stopped."""
+    folder = tmp_path_factory.mktemp(name) / "run"
+    train(tiny, name, folder)
+    return folder
+
+
+def test_all_families_are_here():
+    assert sorted(list_families()) == sorted(FAMILIES)
+
+
+def test_it_learns_and_tells_the_error_of_each_noise_level(name, straight):
+    records = curve(straight)
+    assert len(records) == STEPS and np.isfinite([record[0] for record in records]).all()
+    process = read_model_file(straight / f"checkpoint-{STEPS}").process
+    assert (process is not None) == get_family(name).needs_process
+    by_level = [sum(value is not None for value in record[2:]) for record in records]
+    assert all(by_level) if process else not any(by_level)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_loader_processes_change_nothing(tiny, name, straight, tmp_path, workers):
+    train(tiny, name, tmp_path / "run", dataloader_num_workers=workers, max_steps=2)
+    assert_same_run(tmp_path / "run", straight, steps=2)
+
+
+def test_both_loops_have_one_curve(tiny, name, straight, tmp_path):
+    train(tiny, name, tmp_path / "run", "trainer")
+    assert_same_run(tmp_path / "run", straight)
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_a_run_that_was_stopped_goes_on_to_the_bit(tiny, name, straight, tmp_path, kind):
+    shutil.copytree(straight, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / f"checkpoint-{STEPS}")
+    assert train(tiny, name, tmp_path / "run", kind).start_step == 2
+    assert_same_run(tmp_path / "run", straight)
+
+
+def test_another_run_refuses_the_checkpoint(tiny, name, straight, tmp_path):
+    shutil.copytree(straight, tmp_path / "run")
+    with pytest.raises(CheckpointError, match="was trained with seed 5, this run has 6"):
+        train(tiny, name, tmp_path / "run", seed=6)
+
+
+def test_what_is_exported_is_what_was_trained(name, straight):
+    family = get_family(name)
+    folder = straight / family.export_folder
+    if name == "ldm":
+        found = {key: value.numpy() for key, value in load_pipeline(folder).state_dict().items()}
+    elif name == "autoencoder":
+        found = {f"vae.{key}": value.numpy() for key, value in load_vae(folder).state_dict().items()}
+    else:
+        found = family.read(folder)
+    saved = weights(straight)
+    for key, value in found.items():
+        averaged = saved.get(("ema_state.pdparams", key), saved["model_state.pdparams", key])
+        assert (value == averaged).all(), key
+    described, trained = read_model_file(folder), read_model_file(straight / f"checkpoint-{STEPS}")
+    assert described.family == trained.family == name and described.components.keys() == trained.components.keys()
+    assert "config" in read_manifest(straight / f"checkpoint-{STEPS}")
+
+
+@pytest.mark.parametrize("resolution", [7, 33])
+def test_sizes_are_checked_first(tiny, name, tmp_path, resolution):
+    with pytest.raises(ConfigError, match=f"--resolution {resolution} must be a multiple of"):
+        train(tiny, name, tmp_path / "run", resolution=resolution, file_list="/nope")
+    assert not (tmp_path / "run").exists()
+
+
+def start(tiny, name, kind, folder, *prefix, **changes):
+    words = flags(tiny, name, folder, **changes)
+    return subprocess.Popen(
+        [sys.executable, *prefix, ROOT / "tests/helpers/law_run.py", name, kind, *words], cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PPLDM_NO_CPU_TUNING": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_two_processes_are_one_with_twice_the_batch(tiny, name, straight, tmp_path, kind):
+    launch = ("-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log"))
+    process = start(tiny, name, kind, tmp_path / "run", *launch, per_device_train_batch_size=BATCH // 2)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output[-3000:]
+    mine, theirs = weights(tmp_path / "run"), weights(straight)
+    # Attention does not depend on the bias of its keys: their gradient is rounding, which AdamW makes steps of.
+    for key in (key for key in theirs if not key[1].endswith("to_k.bias")):
+        np.testing.assert_allclose(mine[key], theirs[key], rtol=2e-4, atol=1e-5, err_msg=str(key))
+
+
+@pytest.mark.slow
+def test_a_kill_loses_nothing(tiny, name, straight, tmp_path):
+    process = start(tiny, name, "loop", tmp_path / "run", max_steps=100, save_steps=2)
+    while process.poll() is None and not (tmp_path / "run/checkpoint-2").is_dir():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    kept = [path for path in (tmp_path / "run").glob("checkpoint-*") if verify(path) is None]
+    assert kept
+    for folder in kept:
+        if folder.name not in ("checkpoint-2", f"checkpoint-{STEPS}"):
+            shutil.rmtree(folder)
+    train(tiny, name, tmp_path / "run")
+    assert_same_run(tmp_path / "run", straight)

@@ -1,0 +1,34 @@
+"""No file of the package has over 400 lines and no function over 60, so that each can be read in one go."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "ppldm"
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def over_long(source: str) -> list[str]:
+    """The functions of a source that have too many lines, and "" for the file itself."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    long = [node.name for node in functions if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES]
+    return [""] * (len(source.splitlines()) > MAX_FILE_LINES) + long
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_and_functions_are_short(path):
+    name = path.relative_to(PACKAGE).as_posix()
+    found = {f"{name}::{function}" if function else name for function in over_long(path.read_text(encoding="utf-8"))}
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "lines, inner, found",
+    [(400, 60, []), (401, 60, [""]), (400, 61, ["f"]), (401, 61, ["", "f"])],
+)
+def test_what_is_too_long_is_found(lines, inner, found):
+    source = "def f():\n" + "    pass\n" * (inner - 1)
+    assert over_long(source + "pass\n" * (lines - inner)) == found

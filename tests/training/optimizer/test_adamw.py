@@ -1,0 +1,168 @@
+"""AdamW, and the learning rate in updates."""
+
+from types import SimpleNamespace
+
+import paddle
+import pytest
+
+from ppldm.config.training import LR_SCHEDULES
+from ppldm.networks.model import Component
+from ppldm.training.optimizer.adamw import build_optimizer
+from ppldm.training.optimizer.learning_rate import learning_rate_ratios, lr_factor, scaled_learning_rate
+from ppldm.utils.world import World
+
+
+@pytest.mark.parametrize("schedule", LR_SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 1, 10])
+def test_warmup_then_schedule(schedule, warmup):
+    factors = [lr_factor(update, schedule, warmup, 110) for update in range(111)]
+    assert factors[:warmup] == pytest.approx([update / warmup for update in range(warmup)])
+    assert factors[warmup] == 1.0
+    assert all(a >= b for a, b in zip(factors[warmup:], factors[warmup + 1 :], strict=False))
+    assert factors[110] == pytest.approx(1.0 if schedule.startswith("constant") else 0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "schedule, expected", [("linear", 0.5), ("cosine", 0.5), ("cosine_with_restarts", 0.5), ("polynomial", 0.55)]
+)
+def test_half_way(schedule, expected):
+    assert lr_factor(60, schedule, 10, 110, end_factor=0.1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("num_cycles, factors", [(1, [1, 0.5, 0]), (2, [1, 1, 0]), (3, [1, 0.5, 0])])
+def test_cosine_with_restarts(num_cycles, factors):
+    found = [lr_factor(update, "cosine_with_restarts", 10, 110, num_cycles=num_cycles) for update in (10, 60, 110)]
+    if num_cycles == 2:
+        assert lr_factor(35, "cosine_with_restarts", 10, 110, num_cycles=2) == pytest.approx(0.5)
+    assert found == pytest.approx(factors)
+
+
+def test_cosine_cycles_and_polynomial_power():
+    assert lr_factor(60, "cosine", 10, 110, num_cycles=1) == pytest.approx(0, abs=1e-9)
+    assert lr_factor(60, "polynomial", 10, 110, power=2) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("schedule", LR_SCHEDULES)
+def test_agrees_with_ppdiffusers(schedule):
+    from ppdiffusers.optimization import get_scheduler
+
+    scheduler = get_scheduler(schedule, 0.1, num_warmup_steps=5, num_training_steps=25, num_cycles=2)
+    warmup = 0 if schedule == "constant" else 5
+    for update in range(25):
+        expected = 0.1 * lr_factor(update, schedule, warmup, 25, 1e-7 / 0.1, 2 if "restarts" in schedule else 0.5)
+        assert scheduler.get_lr() == pytest.approx(expected, abs=1e-12), update
+        scheduler.step()
+
+
+def test_published_rate_is_scaled_from_512():
+    assert scaled_learning_rate(5e-5, 6 * 10 * 8, 512) == pytest.approx(4.6875e-5)
+
+
+def test_unknown_schedule_is_refused():
+    with pytest.raises(ValueError, match="stairs"):
+        lr_factor(1, "stairs", 0, 10)
+
+
+def arguments(**changes):
+    return SimpleNamespace(**{
+        "learning_rate": 0.1,
+        "scale_lr": False, "lr_batch_size": 1,
+        "lr_scheduler_type": "linear", "warmup_steps": 2, "warmup_ratio": 0.0,
+        "num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0,
+        "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
+        "weight_decay": 0.5, "decay_norms_and_biases": True, "max_grad_norm": -1.0, "fused_adamw": False,
+        "sharding": "",
+    } | changes)  # fmt: skip
+
+
+def test_one_scheduler_step_an_update():
+    layer = paddle.nn.Linear(1, 1)
+    optimizer, scheduler = build_optimizer(dict(layer.named_parameters()), {}, arguments(), 6, 8, World())
+    rates = []
+    for _ in range(7):
+        rates.append(optimizer.get_lr())
+        scheduler.step()
+    assert rates == pytest.approx([0, 0.05, 0.1, 0.075, 0.05, 0.025, 0])
+
+
+def rates_of(max_steps, **changes):
+    """The learning rate of each update, and that after the last."""
+    layer = paddle.nn.Linear(1, 1)
+    optimizer, scheduler = build_optimizer(
+        dict(layer.named_parameters()), {}, arguments(**changes), max_steps, global_batch_size=8, world=World()
+    )
+    rates = []
+    for _ in range(max_steps + 1):
+        rates.append(optimizer.get_lr())
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("ratio, steps, warmup", [(0.25, 0, 3), (0.2, 0, 2), (0.21, 0, 3), (1.0, 0, 10), (0.5, 2, 2)])
+def test_a_share_of_warm_up_is_rounded_up_and_gives_way_to_steps(ratio, steps, warmup):
+    rates = rates_of(10, lr_scheduler_type="constant", warmup_ratio=ratio, warmup_steps=steps)
+    assert rates == pytest.approx([0.1 * min(1, update / warmup) for update in range(11)])
+
+
+@pytest.mark.parametrize("scale_lr, top", [(False, 0.1), (True, 0.2)])
+@pytest.mark.parametrize("lr_end", [0.0, 1e-3, 0.05])
+def test_the_last_rate_is_the_one_given_whatever_scales_the_first(scale_lr, top, lr_end):
+    settings = {"lr_scheduler_type": "polynomial", "warmup_steps": 0, "scale_lr": scale_lr, "lr_batch_size": 4}
+    rates = rates_of(6, **settings, lr_end=lr_end)
+    assert rates == pytest.approx([top - (top - lr_end) * update / 6 for update in range(7)])
+    assert rates_of(6, **settings, lr_end=1.0) == pytest.approx([top] * 7)  # never above the first
+
+
+@pytest.mark.parametrize("max_grad_norm, clipped", [(-1.0, False), (0.0, False), (1.0, True)])
+def test_clipping_only_above_zero(max_grad_norm, clipped):
+    layer = paddle.nn.Linear(1, 1)
+    optimizer, _ = build_optimizer(
+        dict(layer.named_parameters()), {}, arguments(max_grad_norm=max_grad_norm), 6, 8, World()
+    )
+    assert (optimizer._grad_clip is not None) == clipped
+
+
+@pytest.mark.parametrize("max_grad_norm", [-1.0, 1.0])
+def test_own_rates_under_one_schedule(max_grad_norm):
+    """AdamW's first step is its learning rate in the gradient's direction."""
+    layers = {name: paddle.nn.Linear(1, 1, bias_attr=False) for name in ("unet", "text_encoder", "other")}
+    parameters = {f"{name}.weight": layer.weight for name, layer in layers.items()}
+    settings = arguments(weight_decay=0.0, scale_lr=True, lr_batch_size=4, max_grad_norm=max_grad_norm)
+    config = SimpleNamespace(unet_learning_rate=0.02, text_encoder_learning_rate=0.3)
+    groups = {"unet": "unet", "text_encoder": "text_encoder", "other": None}
+    components = {name: Component(layers[name], True, group) for name, group in groups.items()}
+    ratios, by_group = learning_rate_ratios(SimpleNamespace(components=components), config, settings.learning_rate)
+    assert by_group == ratios
+    optimizer, _ = build_optimizer(parameters, ratios, settings, 6, 8, World())
+    assert optimizer.get_lr() == 0.0  # the warm-up's first
+    optimizer._learning_rate.step()
+    before = {name: float(layer.weight) for name, layer in layers.items()}
+    sum(layer(paddle.ones([1, 1])) for layer in layers.values()).backward()
+    optimizer.step()
+    changes = {name: before[name] - float(layer.weight) for name, layer in layers.items()}
+    half_way, scale = 0.5, 8 / 4
+    assert changes == pytest.approx(
+        {name: half_way * scale * rate for name, rate in (("unet", 0.02), ("text_encoder", 0.3), ("other", 0.1))},
+        rel=1e-4,
+    )
+
+
+def test_weight_decay_leaves_out_norms_and_biases_by_flag():
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.GroupNorm(1, 2))
+    for parameter in model.parameters():
+        parameter.set_value(paddle.ones_like(parameter))
+    settings = arguments(warmup_steps=0, decay_norms_and_biases=False)
+    optimizer, _ = build_optimizer(dict(model.named_parameters()), {}, settings, 100, 8, World())
+    (model(paddle.ones([1, 2])) * 0).sum().backward()
+    optimizer.step()
+    decayed = {name for name, p in model.named_parameters() if float(p.max()) < 1}
+    assert decayed == {"0.weight"}
+
+
+def test_weight_decay_reaches_biases_too():
+    layer = paddle.nn.Linear(1, 1)
+    layer.bias.set_value(paddle.ones([1]))
+    optimizer, _ = build_optimizer(dict(layer.named_parameters()), {}, arguments(warmup_steps=0), 100, 8, World())
+    (layer(paddle.ones([1, 1])) * 0).sum().backward()
+    optimizer.step()
+    assert float(layer.bias) == pytest.approx(1 - 0.1 * 0.5)

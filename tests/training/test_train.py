@@ -1,0 +1,52 @@
+"""When to save and when to stop, told by one rule to both loops; and a Reporter that may be made at any time."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ppldm.training.monitor.report import Reporter
+from ppldm.training.train import Updates
+
+MAX_STEPS = 9
+
+
+def follow(events: dict[int, str], periods=(3,)) -> list[int]:
+    """The steps that are saved of a run in which the updates of `events` are bad, or were asked to be the last."""
+    is_due = lambda step: step == MAX_STEPS or any(step % one == 0 for one in periods)  # noqa: E731
+    run = SimpleNamespace(max_steps=MAX_STEPS, check_ranks=lambda step: None, saves_after=is_due)
+    updates = Updates.__new__(Updates)
+    updates.run, updates._save_is_due = run, False
+    updates.reporter = SimpleNamespace(after_update=lambda *facts: None)
+    updates.guard = SimpleNamespace(num_skipped_in_a_row=0)
+    saved = []
+    for step in range(1, MAX_STEPS + 1):
+        event = events.get(step, "")
+        updates.guard.num_skipped_in_a_row = updates.guard.num_skipped_in_a_row + 1 if "bad" in event else 0
+        after = updates.finish(step, SimpleNamespace(stop="stop" in event), [])
+        assert after.stop == ("stop" in event or step == MAX_STEPS)
+        saved += [step] * bool(after.save)
+        if after.stop:
+            break
+    return saved
+
+
+@pytest.mark.parametrize(
+    "events, saved",
+    [
+        ({}, [3, 6, 9]),
+        ({3: "bad"}, [4, 6, 9]),  # a save that is due waits for a good update
+        ({3: "bad", 4: "bad", 5: "bad"}, [6, 9]),  # and two that are due are one
+        ({2: "bad"}, [3, 6, 9]),
+        ({8: "bad", 9: "bad"}, [3, 6, 9]),  # the last is saved in any case
+        ({5: "stop"}, [3, 5]),
+        ({3: "bad", 4: "bad stop"}, [4]),
+        ({6: "stop"}, [3, 6]),
+    ],
+)
+def test_when_a_run_is_saved(events, saved):
+    assert follow(events) == saved
+
+
+def test_a_reporter_touches_nothing_before_its_block(tmp_path):
+    run = SimpleNamespace(interval=object())  # no folder, no arguments: they are asked when it begins
+    assert Reporter(run).writer is None and not list(tmp_path.iterdir())
