@@ -174,4 +174,4 @@ def test_paddlenlps_trainer_is_known_in_one_place():
         for name, path in MODULES.items()
         if any(full.startswith("paddlenlp.trainer") for full in imports(path.read_text(encoding="utf-8"), name))
     }
-    assert knowing == {"training.trainer", "training.trainer_flags"}
+    assert knowing == {"training.trainer"}

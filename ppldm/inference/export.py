@@ -19,15 +19,14 @@ def export(
     offline: bool = False,  # never touch the network
 ):
     """Write a trained model for ppdiffusers, diffusers or CompVis' code."""
-    from ..utils.cpu import import_paddle_quietly, prepare_cpu
+    from ..utils.cpu import load_paddle
     from ..weights.fetch import check_name, locate_model
 
     if safetensors and to == "compvis":
         raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; omit one of them")
     target = local_path(out)
     check_name(model)
-    prepare_cpu()
-    import_paddle_quietly()
+    load_paddle()
     from ..utils.log import get_logger, quiet_libraries
     from ..weights.read import COMPONENT_FOLDERS, read_weights
     from ..weights.write import DIFFUSERS_TEXT_LENGTH, drawn_by_diffusers, metadata_of, write_weights

@@ -58,7 +58,7 @@ class TrainingRun:
     draw_every: int  # updates; 0: never
     # Last batch -> (pictures by tag [H, W, 3] uint8 on the main process, numbers by name on all). A collective call.
     draw: Callable[[dict], tuple[dict, dict]]
-    export: Callable[[dict], Path]  # facts -> folder of the trained model
+    export: Callable[[dict], Path]  # metadata -> folder of the trained model
     validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
 
     @property

@@ -7,8 +7,9 @@ data parallelism and loss scaling.
 import dataclasses
 from contextlib import nullcontext
 
-from paddlenlp.trainer import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from paddlenlp.trainer import PdArgumentParser, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from ..config.flags import parse_known
 from ..networks.model import Loss
 from ..utils.cpu import quiet_paddle
 from ..utils.rank_watch import waiting
@@ -90,6 +91,16 @@ class LatentDiffusionTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         """So are they: `train` has seen to it."""
+
+
+def parse_trainer_flags(words: list[str]) -> tuple[list[str], list[str]]:
+    """(names of PaddleNLP's flags to which `words` give another value than the default, the words that are none of
+    them). Raises ConfigError."""
+    parser = PdArgumentParser(TrainingArguments)
+    for action in parser._actions:
+        action.required = False
+    namespace, others = parse_known(parser, words)
+    return [name for name, value in vars(namespace).items() if value != parser.get_default(name)], others
 
 
 def _trainer_arguments(run: TrainingRun) -> TrainingArguments:

@@ -4,6 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+from ..utils.cpu import load_paddle
 from ..utils.errors import ConfigError
 
 # What neither script does: the shared checkpoint would not hold the whole state.
@@ -19,23 +20,17 @@ def refuse_other_flags(words: list[str], loop: bool) -> list[str]:
     """The words of a command line that are not flags of PaddleNLP's Trainer either.
 
     Raises ConfigError for one of its flags that would change something: nothing here does what it asks for.
-    PaddleNLP is imported only where one of its flags is among the words.
+    PaddleNLP, and with it Paddle, is imported only where one of its flags is among the words.
     """
     known = names_of_trainer_flags()
     given = {word.removeprefix("--").partition("=")[0] for word in words if word.startswith("--")}
     if known.isdisjoint(given | {name.removeprefix("no_") for name in given}):
         return words
-    from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+    load_paddle()
+    from .trainer import parse_trainer_flags
 
-    from ..config.flags import parse_known
-
-    parser = PdArgumentParser(TrainingArguments)
-    for action in parser._actions:
-        action.required = False
-    namespace, others = parse_known(parser, words)
-    for name, value in vars(namespace).items():
-        if value == parser.get_default(name):
-            continue
+    changed, others = parse_trainer_flags(words)
+    for name in changed:
         if name in _NOT_SUPPORTED:
             raise ConfigError(f"--{name} {_WHY_NOT.get(name, 'is not supported yet')}; omit it")
         script = "the hand-written loop has no" if loop else "the Trainer script has no use for"

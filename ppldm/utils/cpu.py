@@ -46,8 +46,12 @@ def prepare_cpu(threads: int | None = None) -> None:
         get_logger().info("%d cores, local processes: %d; %s", num_cores, num_local_ranks, settings)
 
 
-def import_paddle_quietly() -> None:
-    """`import paddle` without its complaint that OMP_NUM_THREADS is set; all else that it prints is passed on."""
+def load_paddle(threads: int | None = None) -> None:
+    """`prepare_cpu`, then `import paddle` without its complaint that OMP_NUM_THREADS is set; all else that it prints is
+    passed on. Nothing where it is there already: preparing would come too late."""
+    if "paddle" in sys.modules:
+        return
+    prepare_cpu(threads)
     with quiet_paddle():
         import paddle  # noqa: F401
 

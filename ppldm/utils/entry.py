@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from .cpu import import_paddle_quietly, prepare_cpu
+from .cpu import load_paddle
 from .environment import require_working_environment
 from .errors import Preempted, exit_on_error
 from .failure import note_failure
@@ -35,8 +35,7 @@ def entry(check_early: Callable[[], None] = lambda: None, threads: int | None = 
             check_early()
             _stop_on_signals()
             require_working_environment()
-            prepare_cpu(threads)
-            import_paddle_quietly()
+            load_paddle(threads)  # unless `check_early` needed it
             _stop_on_signals()  # paddle has set a handler of its own
             yield
     except SystemExit as error:

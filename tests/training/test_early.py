@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +90,26 @@ def test_the_scripts_refuse_and_explain_before_they_import_anything_heavy(script
     status, *loaded = done.stdout.splitlines()[-1].split()
     assert status == ("2" if said else "0") and not {"paddle", "paddlenlp", "ppdiffusers"} & set(loaded)
     assert done.stderr == said
+
+
+def test_flags_of_paddlenlp_load_paddle_on_a_prepared_cpu():
+    """Its threads and MKL's path must be chosen before Paddle is loaded, or they have no effect."""
+    code = (
+        "import os, sys\n"
+        "from ppldm.training.trainer_flags import refuse_other_flags\n"
+        "seen = []\n"
+        "class Watch:\n"
+        "    def find_spec(name, *others):\n"
+        "        seen.extend([os.environ.get('OMP_NUM_THREADS')] * (name == 'paddle'))\n"
+        "sys.meta_path.insert(0, Watch)\n"
+        "print(refuse_other_flags(['--dataloader_drop_last', 'false', 'word'], True), seen)\n"
+    )
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "PPLDM_NO_CPU_TUNING")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environ, cwd=EXAMPLES.parent
+    )
+    assert done.returncode == 0, done.stderr
+    words, seen = done.stdout.strip().splitlines()[-1].split("] ")
+    assert words == "['word'" and seen not in ("[]", "[None]")

@@ -61,7 +61,7 @@ def test_import_of_paddle_passes_on_all_but_the_harmless_lines(tmp_path):
     (tmp_path / "paddle.py").write_text(
         f"import sys\nsys.stderr.write({chr(10).join(lines)!r})\nraise ImportError('why')\n"
     )
-    program = "from ppldm.utils.cpu import import_paddle_quietly\nimport_paddle_quietly()\n"
+    program = "from ppldm.utils.cpu import load_paddle\nload_paddle()\n"
     path = os.pathsep.join([str(tmp_path), *sys.path])
     environ = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True)
