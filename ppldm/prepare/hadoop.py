@@ -1,22 +1,27 @@
-"""Files by Hadoop's file system API, through Spark's gateway: hdfs://, s3a:// and all else that Spark is set up for.
+"""Files by Hadoop's file system API, through a gateway to Java: hdfs://, s3a:// and all else that Spark is set up for.
 
-Only names, sizes and small files go through the gateway; rows never do. `file:` addresses work as well, by the raw file
-system, which knows no files of checksums.
+Names, sizes, small files and the rows of metadata go through the gateway; pictures never do: Java copies their files.
+`file:` addresses work as well, by the raw file system, which knows no files of checksums. The driver has Spark's own
+gateway (`Hadoop.of`); an executor has none, and starts one (`executor_hadoop`).
 """
 
+import io
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
 from ..utils.errors import ConfigError, DataError, OutputError
+from ..utils.files import local_path
 from .download.metadata import Table, Tables, natural_key
 from .filter.columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(/.*)?")
+_READ_BYTES = 1 << 20
 _KINDS = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), INTEGER),
     **dict.fromkeys(("float", "double"), NUMBER),
@@ -46,6 +51,16 @@ def is_address(path) -> bool:
     return "://" in str(path)
 
 
+def is_remote(name) -> bool:
+    """Whether a flag's value is an address of another file system than this machine's."""
+    return is_address(name) and not str(name).lower().startswith("file:")
+
+
+def address_of(name: str) -> str:
+    """The address that a flag names; of a path, that of this machine."""
+    return str(name) if is_remote(name) else f"file://{os.path.abspath(local_path(name))}"
+
+
 def split_address(address: str) -> tuple[str, str]:
     """(host, path) of an address; `file:` has no host."""
     found = _ADDRESS.fullmatch(address)
@@ -53,14 +68,27 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 class Hadoop:
-    """The file systems that a Spark session knows. Errors of Java come out through `spark.spark_session`."""
+    """The file systems that a `Configuration` of Hadoop knows. Errors of Java come out as they are: on the driver,
+    `spark.spark_session` makes one line of them."""
 
-    def __init__(self, spark: Session):
-        self._jvm = spark.sparkContext._jvm
-        self._conf = spark.sparkContext._jsc.hadoopConfiguration()
+    def __init__(self, jvm, conf):
+        self._jvm, self._conf = jvm, conf
+
+    @classmethod
+    def of(cls, spark: Session) -> "Hadoop":
+        """Of a session, on the driver."""
+        return cls(spark.sparkContext._jvm, spark.sparkContext._jsc.hadoopConfiguration())
+
+    def settings(self) -> str:
+        """The configuration as Hadoop's XML, secrets included, to go where Spark's own goes: to the executors."""
+        text = self._jvm.java.io.StringWriter()
+        self._conf.writeXml(text)
+        return text.toString()
 
     def _find(self, address: str):
-        path = self._jvm.org.apache.hadoop.fs.Path(address)
+        host, path = split_address(address)
+        # A host or bucket without a slash would be taken for a folder of the user's.
+        path = self._jvm.org.apache.hadoop.fs.Path(f"{address}/" if host and address.endswith(f"//{host}") else address)
         system = path.getFileSystem(self._conf)
         return (system.getRawFileSystem() if system.getScheme() == "file" else system), path
 
@@ -69,20 +97,24 @@ class Hadoop:
         system, path = self._find(address)
         return system.exists(path)
 
-    def list(self, address: str) -> list[Entry]:
-        """The entries of a folder, or the file itself, in the order of the numbers in their names; [] where there is
-        nothing."""
+    def find(self, address: str) -> Entry | None:
+        """What is there; None for nothing."""
+        system, path = self._find(address)
+        return _entry_of(system.getFileStatus(path)) if system.exists(path) else None
+
+    def list(self, address: str, pattern: str = "*") -> list[Entry]:
+        """The entries of a folder whose names fit the pattern, or the file itself, in the order of the numbers in their
+        names; [] where there is nothing."""
         system, path = self._find(address)
         if not system.exists(path):
             return []
-        found = [
-            Entry(
-                one.getPath().toString(), one.getPath().getName(), one.isDirectory(), one.getLen(),
-                one.getModificationTime(),
-            )
-            for one in system.listStatus(path)
-        ]  # fmt: skip
-        return sorted(found, key=lambda entry: natural_key(entry.name))
+        found = system.listStatus(path, self._jvm.org.apache.hadoop.fs.GlobFilter(pattern))
+        return sorted(map(_entry_of, found), key=lambda entry: (natural_key(entry.name), entry.name))
+
+    def count_free_bytes(self, address: str) -> int:
+        """What may still be written to the file system of a folder that is there, copies that it makes counted."""
+        system, path = self._find(address)
+        return system.getStatus(path).getRemaining() // max(1, system.getDefaultReplication(path))
 
     def checksum(self, address: str) -> str | None:
         """The file system's own checksum of a file's content, as HDFS keeps it; None where it keeps none."""
@@ -111,18 +143,25 @@ class Hadoop:
         system, source = self._find(address)
         system.copyToLocalFile(False, source, self._jvm.org.apache.hadoop.fs.Path(f"file://{path}"), True)
 
-    def read_json(self, address: str):
-        """As `files.read_json`."""
+    def put(self, path, address: str) -> None:
+        """Copy a file or folder of this machine to an address where nothing is."""
+        system, target = self._find(address)
+        system.copyFromLocalFile(False, True, self._jvm.org.apache.hadoop.fs.Path(f"file://{path}"), target)
+
+    def open(self, address: str) -> io.BufferedReader:
+        """A file for reading. Raises FileNotFoundError."""
         system, path = self._find(address)
         if not system.exists(path):
-            return None
-        stream = system.open(path)
+            raise FileNotFoundError(f"{address} is not there")
+        return io.BufferedReader(_Stream(system.open(path), system.getFileStatus(path).getLen()), _READ_BYTES)
+
+    def read_json(self, address: str):
+        """As `files.read_json`."""
         try:
-            return json.loads(bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)))
-        except ValueError:
+            with self.open(address) as file:
+                return json.loads(file.read())
+        except (FileNotFoundError, ValueError):
             return None
-        finally:
-            stream.close()
 
     def write_bytes(self, address: str, data: bytes) -> None:
         """Write a small file under a temporary name and rename it."""
@@ -152,9 +191,43 @@ class Hadoop:
             reader.close()
 
 
+class _Stream(io.RawIOBase):
+    """A file that Java has open."""
+
+    def __init__(self, stream, num_bytes: int):
+        self._stream, self._num_bytes, self._place = stream, num_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._num_bytes}[whence]
+        return self._place
+
+    def readinto(self, buffer) -> int:
+        self._stream.seek(min(self._place, self._num_bytes))
+        data = self._stream.readNBytes(len(buffer))
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def _entry_of(status) -> Entry:
+    path = status.getPath()
+    return Entry(path.toString(), path.getName(), status.isDirectory(), status.getLen(), status.getModificationTime())
+
+
 def read_tables_at(spark, inputs: list[str]) -> Tables:
     """As `metadata.read_tables`, of addresses, paths being those of this machine. Raises ConfigError, DataError."""
-    hadoop, entries = Hadoop(spark), []
+    hadoop, entries = Hadoop.of(spark), []
     for name in inputs:
         found = [one for one in hadoop.list(name) if not one.is_dir and not one.name.startswith((".", "_"))]
         if len(found) != 1 or found[0].name != name.rpartition("/")[2]:
@@ -180,13 +253,13 @@ def read_tables_at(spark, inputs: list[str]) -> Tables:
     return Tables(tuple(files), Columns(columns), tuple(inputs))
 
 
-def fingerprint_at(hadoop: Hadoop, tables: Tables) -> dict[str, str]:
+def fingerprint_at(hadoop: Hadoop, addresses: Iterable[str]) -> dict[str, str]:
     """As `jobs.take_fingerprint`. Content is what the file system's own checksums say, as HDFS keeps them, and
     elsewhere sizes and times: nothing is read for it."""
     facts = []
-    for file in tables.files:
-        (entry,) = hadoop.list(file.path)
-        facts.append([entry.name, entry.bytes, hadoop.checksum(file.path) or entry.time_ms])
+    for address in addresses:
+        entry = hadoop.find(address)
+        facts.append([entry.name, entry.bytes, hadoop.checksum(address) or entry.time_ms])
     digest = sha256(json.dumps(facts).encode()).hexdigest()
     return {"state": digest, "content": digest}
 

@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from ..utils.errors import DataError, EnvironmentProblem
 from ..utils.log import following
@@ -72,10 +72,17 @@ def spark_session(master: str | None, memory_gb: float) -> Iterator:
     except (PySparkException, Py4JError) as error:
         if interrupted:
             raise KeyboardInterrupt from error
-        raise DataError(f"Spark failed: {_describe(error)}; PPLDM_DEBUG=1 shows all it said") from error
+        raise DataError(f"Spark failed: {describe_error(error)}; PPLDM_DEBUG=1 shows all it said") from error
     finally:
         if not existing and (started := SparkSession.getActiveSession()):
             started.stop()
+
+
+@contextmanager
+def spark_session_if(wanted: bool, master: str | None, memory_gb: float) -> Iterator:
+    """A `spark_session` where it is wanted, else None."""
+    with spark_session(master, memory_gb) if wanted else nullcontext() as spark:
+        yield spark
 
 
 @contextmanager
@@ -98,9 +105,9 @@ def _noting_ctrl_c() -> Iterator[list]:
 
 
 @contextmanager
-def following_tasks(spark, name: str, num_tasks: int) -> Iterator[None]:
+def following_tasks(spark, name: str, num_tasks: int, num_stages: int = 2) -> Iterator[None]:
     """A progress bar over the tasks of what Spark does in the block; `num_tasks` are those of the last stage, known
-    before it begins. The total grows with the stages before that one."""
+    before it begins. The total grows with the stages before that one; of `num_stages`, at least that many are known."""
     tracker, group = spark.sparkContext.statusTracker(), f"ppldm {name}"
 
     def measure() -> tuple[int, int]:
@@ -108,7 +115,7 @@ def following_tasks(spark, name: str, num_tasks: int) -> Iterator[None]:
         numbers = {number for job in jobs if job for number in job.stageIds}
         # Of a stage that is there already from an earlier job, Spark lists a copy that never begins.
         begun = [stage for stage in map(tracker.getStageInfo, sorted(numbers)) if stage and _has_begun(stage)]
-        is_last = len(begun) > 1 and begun[-1].numTasks == num_tasks
+        is_last = len(begun) >= num_stages and begun[-1].numTasks == num_tasks
         total = sum(stage.numTasks for stage in begun) + (0 if is_last else num_tasks)
         return sum(stage.numCompletedTasks for stage in begun), total
 
@@ -134,7 +141,7 @@ def _start(builder, master: str | None, memory_gb: float):
     return builder.getOrCreate()
 
 
-def _describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """The line of a Java trace that says most: its last cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")]

@@ -1,6 +1,7 @@
 """Files that are finished or absent: write to a temporary name in the same folder, fsync, rename."""
 
 import fcntl
+import io
 import json
 import os
 import re
@@ -39,8 +40,25 @@ def local_path(path) -> Path:
     )
 
 
-def make_output_dir(path) -> Path:
+class RemotePath:
+    """A path of another file system, with the methods of `pathlib.Path` that are used of it, `count_free_bytes` and
+    `remove`; its `write_bytes` leaves a file finished or absent. `prepare.address_path.AddressPath` is one.
+
+    Those of the functions below that read or write JSON and text take it, and `make_output_dir`, `count_free_bytes`,
+    `remove_path`, `remove_dir` and `lock_folder`.
+    """
+
+
+def as_path(path) -> Path | RemotePath:
+    """A path that may be text, or of another file system."""
+    return path if isinstance(path, RemotePath) else Path(path)
+
+
+def make_output_dir(path) -> Path | RemotePath:
     """Create the folder `path` and prove that files can be written there. Raises OutputError."""
+    if isinstance(path, RemotePath):
+        path.mkdir(parents=True, exist_ok=True)
+        return path
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -64,7 +82,7 @@ def fsync_dir(path) -> None:
 
 def count_free_bytes(folder) -> int:
     """The bytes that this user may still write to the file system of `folder`."""
-    return shutil.disk_usage(folder).free
+    return folder.count_free_bytes() if isinstance(folder, RemotePath) else shutil.disk_usage(folder).free
 
 
 @contextmanager
@@ -131,8 +149,22 @@ def atomic_dir(path):
         raise
 
 
+def remove_path(path, ignore_errors: bool = False) -> None:
+    """Remove a file or folder where it is there; a folder may be half removed meanwhile. `ignore_errors`: what cannot
+    be removed of a folder stays."""
+    if isinstance(path, RemotePath):
+        path.remove()
+    elif path.is_dir():
+        shutil.rmtree(path, ignore_errors)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def remove_dir(path) -> None:
     """Remove a folder so that at no time a part of it has its name."""
+    if isinstance(path, RemotePath):
+        path.remove()
+        return
     path = Path(path)
     old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
     os.replace(path, old / "removed")
@@ -216,8 +248,10 @@ def lock_folder(path, wait_seconds: float = 60.0):
     A POSIX lock: the process may take it again, and its children do not have it.
 
     Where another process holds it, wait for its end, for instance of one that still saves after a signal. Raises
-    OutputError after `wait_seconds`. On a file system without locks nothing is held.
+    OutputError after `wait_seconds`. On a file system without locks, and at an address, nothing is held.
     """
+    if isinstance(path, RemotePath):
+        return io.BytesIO()
     file = open(Path(path, ".lock"), "w")  # noqa: SIM115 (held open on purpose)
     deadline = time.monotonic() + wait_seconds
     told = False
@@ -242,15 +276,13 @@ def lock_folder(path, wait_seconds: float = 60.0):
 
 def write_json(path, value) -> None:
     """Write `value` as indented JSON, atomically."""
-    with atomic_write(path, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path):
     """The JSON in a file of ours; None where the file is missing or damaged."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(as_path(path).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
@@ -270,6 +302,9 @@ def read_json_object(path, error_class: type[PpldmError], remedy: str = "copy it
 
 def write_text(path, text: str) -> None:
     """Write `text` as UTF-8, atomically."""
+    if isinstance(path, RemotePath):
+        path.write_bytes(text.encode())
+        return
     with atomic_write(path, "w", encoding="utf-8") as file:
         file.write(text)
 

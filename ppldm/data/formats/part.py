@@ -83,10 +83,15 @@ def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
     return part_spec(layout).index_path(Path(part))
 
 
+def described_by(part) -> list[Path]:
+    """The files that describe a part beside it: index and columns."""
+    return [spec.index_path(Path(part)) for spec in (part_spec(), columns_spec())]
+
+
 def drop_indexes(part) -> None:
-    """Remove what describes a part beside it, for a part that is replaced or removed: index and columns."""
-    for spec in (part_spec(), columns_spec()):
-        spec.index_path(Path(part)).unlink(missing_ok=True)
+    """Remove what describes a part beside it, for a part that is replaced or removed."""
+    for path in described_by(part):
+        path.unlink(missing_ok=True)
 
 
 class Part(IndexedRows):

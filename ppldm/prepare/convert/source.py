@@ -7,6 +7,8 @@ from pathlib import Path
 from ...data.formats.folder_names import split_name
 from ...data.formats.sample_files import IMAGE_SUFFIXES
 from ...utils.errors import ConfigError, DataError
+from ...utils.files import as_path
+from ..address_path import AddressPath
 from ..download.metadata import natural_key
 from .units import CsvUnit, FolderUnit, JsonLinesUnit, ParquetUnit, TarUnit, Unit
 
@@ -19,6 +21,8 @@ _FILE_KINDS = {
     ".jsonl": JsonLinesUnit,
     ".ndjson": JsonLinesUnit,
 }
+# Whose pictures are files of their own.
+_NAMING_KINDS = (".csv", ".jsonl", ".ndjson")
 
 
 def find_units(path) -> list[Unit]:
@@ -28,13 +32,15 @@ def find_units(path) -> list[Unit]:
     metadata.csv, the table of a Hugging Face imagefolder; with tars, these (img2dataset writes parquet files beside
     them); with folders, what each of them holds; with parquet files, CSV files or JSON lines, these. Raises
     ConfigError, and DataError where nothing of this kind is there.
+
+    At an address, tars and parquet files are found by the same rule, and what else a folder is made of is refused.
     """
-    path = Path(path)
-    if path.is_file():
+    path = as_path(path)
+    if isinstance(path, Path) and path.is_file():
         if _suffix(path.name) not in _FILE_KINDS:
             raise ConfigError(f"{path} is not a known source; name a folder, or a file {', '.join(_FILE_KINDS)}")
         return [_unit_of_file(path)]
-    units = list(_units_of_folder(path))
+    units = list(_units_of_folder(path)) if isinstance(path, Path) else _units_at(path)
     if not units:
         raise DataError(
             f"no images in {path}; it should hold files {', '.join(IMAGE_SUFFIXES)}, each with a caption in a .txt of "
@@ -70,6 +76,20 @@ def _units_of_folder(folder: Path) -> Iterator[Unit]:
     else:
         units = [unit for name in folders for unit in _units_of_folder(folder / name)]
         yield from units or (_unit_of_file(folder / name) for name in files)
+
+
+def _units_at(path: AddressPath) -> list[Unit]:
+    entries = [entry for entry in path.hadoop.list(str(path)) if not entry.name.startswith(".")]
+    folder, files = path if path.is_dir() else path.parent, [entry.name for entry in entries if not entry.is_dir]
+    if foreign := [name for name in files if _suffix(name) in _NAMING_KINDS or split_name(name)[1] in IMAGE_SUFFIXES]:
+        raise ConfigError(
+            f"{folder / foreign[0]} is not read at an address, where tars and parquet files are; copy its folder to a "
+            "disk, or download with --output-format webdataset"
+        )
+    tars, tables = ([name for name in files if _suffix(name) == kind] for kind in (".tar", ".parquet"))
+    folders = [] if tars else [folder / entry.name for entry in entries if entry.is_dir]
+    units = [unit for one in folders for unit in _units_at(one)]
+    return units or [_unit_of_file(folder / name) for name in tars or tables]
 
 
 def _suffix(name: str) -> str:

@@ -11,15 +11,18 @@ from types import SimpleNamespace
 from typing import Annotated
 
 from ...utils.errors import ConfigError, DataError
-from ...utils.files import local_path, remove_dir
+from ...utils.files import RemotePath, remove_dir
 from ...utils.log import get_logger
 from ...utils.report import print_report
+from ..address_path import path_of
+from ..hadoop import is_address, is_remote
+from ..spark import spark_session_if
 from .failures import CLASSES, TEMPORARY, describe_report, merge_reports
 
 
 def download(
-    metadata: str,  # parquet file, or folder of part_1.parquet, part_2.parquet, ... with columns URL and TEXT
-    out: Annotated[str, {"opt": True, "required": True}],  # folder for OUT/part_1, OUT/part_2, ...; made if missing
+    metadata: str,  # parquet file, or folder of part_1.parquet, ...; for Spark also an address such as hdfs://name/x
+    out: Annotated[str, {"opt": True, "required": True}],  # folder, or address, for OUT/part_1, ...; made if missing
     part_id: int = 0,  # the part to download; 0 means all
     image_size: int = 512,  # a longer short side is shrunk to it, in pixels; 0 means never. None is enlarged or padded
     encode_quality: int = 95,  # of pictures that are shrunk or are not JPEG; all others stay as they are
@@ -64,17 +67,28 @@ def download(
 
 def _download(flags: SimpleNamespace) -> dict:
     """As `download`, of whose arguments `flags` are made."""
-    from .part import find_removed
-    from .run import Run, Runner
+    from .run import DRIVER_MEMORY_GB, Runner
 
     if flags.preflight < 0:
         raise ConfigError(f"--preflight is {flags.preflight}; it must be 0 or more")
-    metadata, out = local_path(flags.metadata), local_path(flags.out)
+    names = flags.metadata, flags.out
+    runner = Runner(flags.distributor, flags.master, flags.processes_count)
+    on_spark = flags.distributor == "pyspark"
+    if not on_spark and any(map(is_remote, names)):
+        address = next(filter(is_remote, names))
+        raise ConfigError(f"{address} is an address, which needs --distributor pyspark; add it, or name a folder")
+    with spark_session_if(on_spark and any(map(is_address, names)), runner.spark_master, DRIVER_MEMORY_GB) as spark:
+        return _download_to(*(path_of(name, spark) for name in names), flags, runner)
+
+
+def _download_to(metadata: Path | RemotePath, out: Path | RemotePath, flags: SimpleNamespace, runner) -> dict:
+    from .part import find_removed
+    from .run import Run
+
     size = flags.number_sample_per_shard
     columns = flags.url_col, flags.caption_col, flags.save_additional_columns
     downloads, kept = _plan(metadata, flags.part_id, out, *columns, size)
     settings = _make_settings(flags, kept)
-    runner = Runner(flags.distributor, flags.master, flags.processes_count)
     run = Run(downloads, settings, _retry_classes(flags.only) if flags.retry_failed else None, flags.redo)
     removed = [] if flags.part_id else find_removed(metadata, out, downloads, flags.redo)
     if not flags.dry_run:
@@ -140,7 +154,7 @@ def _plan(metadata, part_id, out, url_col, caption_col, kept, size) -> tuple[lis
                 f"{part.path} has {', '.join(columns.kept)} and {first.part.path} {', '.join(first.columns.kept)}; "
                 "name those that all have with --save-additional-columns, or download part by part"
             )
-        downloads.append(PartDownload(part, Path(out, f"part_{part.number}"), same, size))
+        downloads.append(PartDownload(part, out / f"part_{part.number}", same, size))
     return downloads, downloads[0].columns.kept
 
 

@@ -88,7 +88,7 @@ def _match_columns(file: Table, first: Table) -> dict[str, str]:
 
 def natural_key(path) -> list:
     """Sorts names with numbers by the numbers: part_2 before part_10."""
-    return [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", os.fspath(path))]
+    return [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", str(path))]
 
 
 def _list_files(path: Path) -> list[Path]:

@@ -9,7 +9,6 @@ but where the metadata or a setting that decides what is kept has changed and `-
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,11 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...utils.errors import ConfigError
-from ...utils.files import make_output_dir, read_json, write_json
+from ...utils.files import RemotePath, make_output_dir, read_json, remove_path, write_json
 from ...utils.jobs import JobFolder, Piece, take_fingerprint
+from ..address_path import AddressPath
+from ..hadoop import fingerprint_at
 from .failures import CLASSES_VERSION, classify
 from .shard import RETRY_COLUMNS, ShardTask, make_record, record_path, remove_shard, shard_name, stats_path, work_folder
-from .shard_rows import MetadataPart, RowColumns, count_shards, read_shards, regroup, write_rows
+from .shard_rows import MetadataPart, RowColumns, count_shards, parquet_source, read_shards, regroup, write_rows
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class PartDownload:
     """A part of the metadata and the folder that its pictures go to, `OUT/part_1`."""
 
     part: MetadataPart
-    folder: Path
+    folder: Path | RemotePath
     columns: RowColumns
     samples_per_shard: int
 
@@ -64,7 +65,10 @@ class PartDownload:
         """(plan, fingerprint of the metadata): what the shards depend on, of which `settings` are a part."""
         columns = {"url_col": self.columns.url, "caption_col": self.columns.caption}
         earlier = (self.job.plan or {}).get("input")
-        source = take_fingerprint([Piece(self.part.path, self.part.path.name)], earlier)
+        if isinstance(self.part.path, AddressPath):
+            source = fingerprint_at(self.part.path.hadoop, [self.part.path.address])
+        else:
+            source = take_fingerprint([Piece(self.part.path, self.part.path.name)], earlier)
         return {"metadata": self.part.path.name, "rows": self.part.num_rows, **columns, **settings}, source
 
     @contextmanager
@@ -74,7 +78,7 @@ class PartDownload:
         With `redo`, the shards of another plan are removed. Raises ConfigError, OutputError.
         """
         with self.job.claimed(plan, redo, source, self._remove_shards):
-            shutil.rmtree(work_folder(self.folder), ignore_errors=True)
+            remove_path(work_folder(self.folder), ignore_errors=True)
             make_output_dir(work_folder(self.folder))
             finished = set(self.finished_shards())
             for path in self.folder.glob("[0-9]*"):
@@ -156,15 +160,13 @@ class PartDownload:
         for number in finished:
             if number >= self.num_shards:
                 path = self.folder / f"{shard_name(number)}.parquet"
-                last_try.update(
-                    dict.fromkeys(pq.read_table(path, columns=["retry_of"])["retry_of"].to_pylist(), number)
-                )
+                last_try.update(dict.fromkeys(_read_shard(path, ["retry_of"])["retry_of"].to_pylist(), number))
         kept = [*self.columns.kept, "caption", "url"]
         for number in finished:
             is_retry = number >= self.num_shards
             key = "retry_of" if is_retry else "key"
             path = self.folder / f"{shard_name(number)}.parquet"
-            table = pq.read_table(path, columns=[*kept, key, "status", "error_message"])
+            table = _read_shard(path, [*kept, key, "status", "error_message"])
             keys = table[key].to_pylist()
             found = [
                 classify(*row)
@@ -186,14 +188,18 @@ class PartDownload:
             yield pa.table(columns, [*self.columns.kept, *RETRY_COLUMNS, "caption", "url"])
 
 
-def find_removed(metadata: Path, out: Path, downloads: Collection[PartDownload], redo: bool) -> list[Path]:
+def _read_shard(path: Path | RemotePath, columns: list[str]) -> pa.Table:
+    return pq.read_table(parquet_source(path), columns=columns)
+
+
+def find_removed(metadata, out, downloads: Collection[PartDownload], redo: bool) -> list[Path | RemotePath]:
     """The folders in `out` of parts that a folder of metadata has no longer, which later stages would take for data.
 
     `downloads` are those of all its parts. Raises ConfigError unless `redo`.
     """
     wanted = {item.folder.name for item in downloads}
-    plans = out.glob("part_*/.download/plan.json") if metadata.is_dir() else ()
-    removed = sorted(path.parents[1] for path in plans if path.parents[1].name not in wanted)
+    folders = out.glob("part_*") if metadata.is_dir() else ()
+    removed = sorted(path for path in folders if path.name not in wanted and (path / ".download/plan.json").exists())
     if removed and not redo:
         raise ConfigError(
             f"{removed[0]} was downloaded for a part that {metadata} has no longer; choose another --out, or remove "

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import multiprocessing
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from math import isfinite
-from pathlib import Path
 
 from ...utils.errors import ConfigError, EnvironmentProblem, OutputError, PpldmError
-from ...utils.files import make_output_dir, write_json
+from ...utils.files import count_free_bytes, make_output_dir, write_json
 from ...utils.log import following, get_logger
 from ...utils.workers import map_with_deadline
-from ..spark import spark_session
+from ..address_path import AddressPath
+from ..spark import following_tasks, spark_session
 from .failures import describe_failures, describe_rows
 from .network import find_network_fault
 from .part import PartDownload
 from .shard import ShardSettings, ShardTask, download_shard, fetch_samples, stats_path
+from .shard_at import download_shard_at
 from .shard_rows import sample_urls
 
 DISTRIBUTORS = ("multiprocessing", "pyspark")
@@ -32,7 +32,7 @@ _MIN_FREE_BYTES = 2**30
 _SPARE = 1.1
 # Rows wait in files for their shard, a few MB each.
 _SHARDS_PER_JOB = 1000
-_DRIVER_MEMORY_GB = 1.0
+DRIVER_MEMORY_GB = 1.0
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,11 @@ class Runner:
         if self.num_processes < 1:
             raise ConfigError(f"--processes-count is {self.num_processes}; it must be at least 1")
 
+    @property
+    def spark_master(self) -> str:
+        """Where Spark is to run, unless spark-submit says it."""
+        return self.master or f"local[{self.num_processes}]"
+
     def run(self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str) -> list[ShardTask]:
         """Download the shards; return those that could not be finished. Raises PpldmError where none can be."""
         run = self._run_here if self.distributor == "multiprocessing" else self._run_on_spark
@@ -157,7 +162,7 @@ class Runner:
         self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
     ) -> Iterator[tuple]:
         num_before = 0
-        with spark_session(self.master or f"local[{self.num_processes}]", _DRIVER_MEMORY_GB) as spark:
+        with spark_session(self.spark_master, DRIVER_MEMORY_GB) as spark:
             if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
                 raise ConfigError(
                     "Spark may take executors away in the middle of a download (spark.dynamicAllocation.enabled): it "
@@ -169,18 +174,29 @@ class Runner:
                     done = (task for task in batch if stats_path(task.part_folder, task.number).exists())
                     return num_before + sum(task.num_rows for task in done), num_rows
 
-                with following(count_done, desc=name, unit="url"):
-                    job = spark.sparkContext.parallelize(batch, len(batch)).map(partial(_attempt, settings=settings))
-                    yield from job.collect()
+                part = batch[0].part_folder
+                is_remote = isinstance(part, AddressPath)
+                attempt = partial(_attempt, settings=settings, hadoop=part.hadoop.settings() if is_remote else None)
+                # At an address, to ask for each shard whether it is there would take longer than to wait for it.
+                with (
+                    following_tasks(spark, name, len(batch), num_stages=1)
+                    if is_remote
+                    else following(count_done, desc=name, unit="url")
+                ):
+                    job = spark.sparkContext.parallelize(batch, len(batch)).map(attempt)
+                    yield from zip(batch, job.collect(), strict=True)
                 num_before += sum(task.num_rows for task in batch)
 
 
-def _attempt(task: ShardTask, settings: ShardSettings) -> tuple:
-    """On a Spark executor: the task with its record, or with the error that should reach the driver."""
+def _attempt(task: ShardTask, settings: ShardSettings, hadoop: str | None) -> dict | PpldmError:
+    """On a Spark executor: the shard's record, or the error that should reach the driver. `hadoop`: the settings of the
+    file systems of addresses."""
     try:
-        return task, download_shard(task, settings)
+        if hadoop is None:
+            return download_shard(task, settings)
+        return download_shard_at(task, settings, hadoop)
     except PpldmError as error:
-        return task, error
+        return error
 
 
 def _add_one(counter) -> None:
@@ -218,7 +234,7 @@ def _check_network(todo: Sequence[PartDownload], num_rows: int, settings: ShardS
 
 def _check_disk_space(out, num_bytes: float) -> None:
     """Raises OutputError where the disk has less than what the sample says that is needed."""
-    free = shutil.disk_usage(out).free
+    free = count_free_bytes(out)
     if num_bytes * _SPARE > free:
         raise OutputError(
             f"about {num_bytes * _SPARE / 1e9:,.1f} GB are needed and {out} has {free / 1e9:,.1f} GB free; choose a "
@@ -226,8 +242,8 @@ def _check_disk_space(out, num_bytes: float) -> None:
         )
 
 
-def _while_room(tasks: Iterable[ShardTask], folder: Path) -> Iterator[ShardTask]:
+def _while_room(tasks: Iterable[ShardTask], folder) -> Iterator[ShardTask]:
     for task in tasks:
-        if shutil.disk_usage(folder).free < _MIN_FREE_BYTES:
+        if count_free_bytes(folder) < _MIN_FREE_BYTES:
             raise OutputError(f"the disk of {folder} is nearly full; make room, and the same command goes on")
         yield task

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...utils.errors import ConfigError, EnvironmentProblem, OutputError
-from ...utils.files import fsync_dir, read_json, write_json
+from ...utils.files import RemotePath, fsync_dir, read_json, remove_path, write_json
 from ...utils.text import one_line
 from ...utils.variables import set_for_libraries
 from .failures import CLASSES_VERSION
@@ -39,7 +39,7 @@ from .fetch import Bounds, install
 from .network import Outcome, find_network_fault, without_password
 from .resize import Resizer
 from .shard_journal import Journal, JournalingWriter
-from .shard_rows import write_rows
+from .shard_rows import parquet_source, write_rows
 
 OUTPUT_FORMATS = ("files", "webdataset", "parquet")
 OOM_SHARD_COUNT = 5  # digits of a shard's number in names and keys, as img2dataset has it
@@ -92,9 +92,9 @@ class ShardSettings:
 class ShardTask:
     """Shard `number` of a part's folder. `rows_file` is an Arrow file of the columns, caption and url."""
 
-    part_folder: Path
+    part_folder: Path | RemotePath
     number: int
-    rows_file: Path
+    rows_file: Path | RemotePath
     num_rows: int
     is_retry: bool = False
 
@@ -103,19 +103,19 @@ def shard_name(number: int) -> str:
     return f"{number:0{OOM_SHARD_COUNT}}"
 
 
-def work_folder(part_folder: Path) -> Path:
+def work_folder(part_folder: Path | RemotePath) -> Path:
     return part_folder / ".download" / "work"
 
 
-def record_path(part_folder: Path, number: int) -> Path:
+def record_path(part_folder: Path | RemotePath, number: int) -> Path:
     return part_folder / ".download" / "records" / f"{shard_name(number)}.json"
 
 
-def journal_path(part_folder: Path, number: int) -> Path:
+def journal_path(part_folder: Path | RemotePath, number: int) -> Path:
     return part_folder / ".download" / "journals" / shard_name(number)
 
 
-def stats_path(part_folder: Path, number: int) -> Path:
+def stats_path(part_folder: Path | RemotePath, number: int) -> Path:
     return part_folder / f"{shard_name(number)}_stats.json"
 
 
@@ -238,13 +238,14 @@ def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) 
         return list(executor.map(fetch, urls))
 
 
-def read_outcomes(folder: Path, number: int) -> list[Outcome]:
+def read_outcomes(folder: Path | RemotePath, number: int) -> list[Outcome]:
     """What became of each row of a shard, in the order of its table."""
-    table = pq.read_table(folder / f"{shard_name(number)}.parquet", columns=["url", "status", "error_message"])
+    source = parquet_source(folder / f"{shard_name(number)}.parquet")
+    table = pq.read_table(source, columns=["url", "status", "error_message"])
     return [Outcome(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
 
 
-def make_record(folder: Path, number: int) -> dict:
+def make_record(folder: Path | RemotePath, number: int) -> dict:
     """What became of a shard's rows, from its parquet file and the files in `folder`.
 
     rows = success + the sum of `failed` (by class). `retried` counts the rows of a retry by the class of their last
@@ -260,8 +261,8 @@ def make_record(folder: Path, number: int) -> dict:
             )
     path = folder / f"{shard_name(number)}.parquet"
     retried = Counter()
-    if "retried_after" in pq.read_schema(path).names:
-        retried.update(pq.read_table(path, columns=["retried_after"])["retried_after"].to_pylist())
+    if "retried_after" in pq.read_schema(parquet_source(path)).names:
+        retried.update(pq.read_table(parquet_source(path), columns=["retried_after"])["retried_after"].to_pylist())
     success = counts.pop("success", 0)
     return {
         "classes_version": CLASSES_VERSION,
@@ -270,36 +271,35 @@ def make_record(folder: Path, number: int) -> dict:
         "failed": dict(sorted(counts.items())),
         "retried": dict(sorted(retried.items())),
         "examples": dict(sorted(examples.items())),
-        "bytes": sum(file.stat().st_size for piece in _pieces(folder, number) for file in _files_of(piece)),
+        "bytes": sum(map(_count_bytes, find_pieces(folder, number))),
     }
 
 
-def remove_shard(part_folder: Path, number: int) -> None:
+def remove_shard(part_folder: Path | RemotePath, number: int) -> None:
     """Remove what there is of an unfinished shard."""
-    for path in (*_pieces(part_folder, number), record_path(part_folder, number)):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for path in (*find_pieces(part_folder, number), record_path(part_folder, number)):
+        remove_path(path)
 
 
-def _pieces(folder: Path, number: int) -> list[Path]:
+def find_pieces(folder: Path | RemotePath, number: int) -> list[Path | RemotePath]:
     """The files and the folder of a shard that are there, without its stats."""
     paths = (folder / f"{shard_name(number)}{suffix}" for suffix in ("", ".tar", ".parquet"))
     return [path for path in paths if path.exists()]
 
 
-def _files_of(piece: Path) -> list[os.DirEntry | Path]:
+def _count_bytes(piece: Path | RemotePath) -> int:
+    if isinstance(piece, RemotePath):
+        return piece.count_bytes()
     if not piece.is_dir():
-        return [piece]
+        return piece.stat().st_size
     with os.scandir(piece) as entries:
-        return list(entries)
+        return sum(entry.stat().st_size for entry in entries)
 
 
 def _move_into_place(work: Path, task: ShardTask, record: dict) -> None:
     os.sync()  # the shard's files are many, and one call for each would take minutes
     remove_shard(task.part_folder, task.number)
-    for piece in _pieces(work, task.number):
+    for piece in find_pieces(work, task.number):
         os.replace(piece, task.part_folder / piece.name)
     record_file = record_path(task.part_folder, task.number)
     record_file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...utils.errors import ConfigError, DataError
+from ...utils.files import RemotePath
 from ...utils.log import get_logger
 from ..filter.columns import Columns
 from .metadata import natural_key
@@ -38,7 +39,7 @@ class MetadataPart:
     """One parquet file and its number, which names the folder of its download."""
 
     number: int
-    path: Path
+    path: Path | RemotePath
     num_rows: int
 
 
@@ -61,13 +62,12 @@ class RowColumns:
         return replace(self, kept=tuple(kept), sources=tuple(own[name] for name in found))
 
 
-def find_parts(metadata, part_id: int) -> list[MetadataPart]:
+def find_parts(metadata: Path | RemotePath, part_id: int) -> list[MetadataPart]:
     """The parquet files of a folder, or the one file, in the order of their numbers; with part_id, only that one.
 
     The number is that of the name, `part_3.parquet` or `2B-en-4.5_3.parquet`: what follows the last underscore. Where
     a name has none, files are counted from 1 in the order of their names. Raises ConfigError, DataError.
     """
-    metadata = Path(metadata)
     if not metadata.exists():
         raise ConfigError(f"{metadata} does not exist; name a parquet file, or a folder of part_1.parquet, ...")
     paths = sorted(metadata.glob("[!._]*.parquet"), key=natural_key) if metadata.is_dir() else [metadata]
@@ -87,12 +87,17 @@ def find_parts(metadata, part_id: int) -> list[MetadataPart]:
     return [MetadataPart(number, path, open_parquet(path).metadata.num_rows) for number, path in named.items()]
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(path: Path | RemotePath) -> pq.ParquetFile:
     """Raises DataError."""
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(parquet_source(path))
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} is not a parquet file that can be read ({error}); fetch or make it again") from error
+
+
+def parquet_source(path: Path | RemotePath):
+    """A parquet file as pyarrow's readers take it."""
+    return path.open("rb") if isinstance(path, RemotePath) else path
 
 
 def _read_batches(path: Path, file: pq.ParquetFile, **options) -> Iterator[pa.RecordBatch]:
@@ -158,10 +163,16 @@ def regroup(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def write_rows(table: pa.Table, path: Path) -> None:
+def write_rows(table: pa.Table, path: Path | RemotePath) -> None:
     """An Arrow file, as img2dataset reads its shards. It is not kept beyond one run, so a torn one cannot be read."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    is_remote = isinstance(path, RemotePath)
+    with (
+        pa.BufferOutputStream() if is_remote else pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
         writer.write_table(table)
+    if is_remote:
+        path.write_bytes(file.getvalue().to_pybytes())
 
 
 def sample_urls(part: MetadataPart, url_column: str, num_urls: int) -> list[str]:

@@ -9,7 +9,6 @@ Tables whose content has changed are filtered again (`ppldm.utils.jobs` has the 
     OUT/manifest.json                         what was asked for, rows in, out and dropped by condition
 """
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,8 +23,8 @@ from ...utils.log import get_logger
 from ...utils.machine import usable_memory_bytes
 from ...utils.report import print_report
 from ..download.metadata import Tables, read_tables
-from ..hadoop import AddressPlace, Hadoop, fingerprint_at, is_address, read_tables_at
-from ..spark import check_java, is_submitted, spark_session
+from ..hadoop import AddressPlace, Hadoop, address_of, fingerprint_at, is_address, is_remote, read_tables_at
+from ..spark import check_java, is_submitted, spark_session_if
 from . import duckdb_engine as filter_duckdb
 from . import spark_engine as filter_spark
 from .conditions import BOUNDS, make_conditions, merge_bounds
@@ -83,7 +82,7 @@ def filter(
     flags = dict(locals())
     engine = choose_engine(engine, master, [*input, output])
     memory_gb = check_memory(memory_gb)
-    with _reaching([*input, output], engine, memory_gb, master) as spark:
+    with spark_session_if(engine == "spark" and any(map(is_address, [*input, output])), master, memory_gb) as spark:
         if check:
             report = check_tables(_read_tables(input, spark), engine, memory_gb, master)
             print_report(report, describe_check, json)
@@ -113,29 +112,14 @@ def plan_filter(
     return make_plan(_read_tables(input, spark), merge_bounds(preset, bounds), where, dedup, seed, num_partitions)
 
 
-@contextmanager
-def _reaching(names: list[str | None], engine: str, memory_gb: float, master: str | None) -> Iterator:
-    """A Spark session where addresses are to be reached, else None."""
-    if engine == "spark" and any(map(is_address, names)):
-        with spark_session(master, memory_gb) as spark:
-            yield spark
-    else:
-        yield None
-
-
 def _read_tables(names: list[str], spark) -> Tables:
-    return read_tables(names) if spark is None else read_tables_at(spark, list(map(_address_of, names)))
+    return read_tables(names) if spark is None else read_tables_at(spark, list(map(address_of, names)))
 
 
 def _place_of(output: str, spark) -> "FolderPlace | AddressPlace":
     if spark is None:
         return FolderPlace(local_path(output))
-    return AddressPlace(Hadoop(spark), _address_of(output).rstrip("/"))
-
-
-def _address_of(name: str) -> str:
-    is_remote = is_address(name) and not str(name).lower().startswith("file:")
-    return str(name) if is_remote else f"file://{os.path.abspath(local_path(name))}"
+    return AddressPlace(Hadoop.of(spark), address_of(output).rstrip("/"))
 
 
 def choose_engine(engine: str, master: str | None, names: Iterable[str | None] = ()) -> str:
@@ -145,8 +129,7 @@ def choose_engine(engine: str, master: str | None, names: Iterable[str | None] =
     if engine == "duckdb" and master:
         raise ConfigError("--master is only for Spark; omit it, or use --engine spark")
     if engine == "auto":
-        remote = any(is_address(name) and not str(name).lower().startswith("file:") for name in names)
-        return "spark" if master or remote or is_submitted() else "duckdb"
+        return "spark" if master or any(map(is_remote, names)) or is_submitted() else "duckdb"
     return engine
 
 
@@ -297,7 +280,7 @@ def filter_tables(
 
 def _take_fingerprint(tables: Tables, place: FolderPlace | AddressPlace, earlier: dict | None) -> dict[str, str]:
     if isinstance(place, AddressPlace):
-        return fingerprint_at(place.hadoop, tables)
+        return fingerprint_at(place.hadoop, tables.addresses)
     return take_fingerprint([Piece(path, path.name) for path in tables.paths], earlier)
 
 

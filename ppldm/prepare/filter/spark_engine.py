@@ -33,7 +33,7 @@ def filter_tables(plan: Plan, folder: str, memory_gb: float, master: str | None 
     """
     staging = f"{folder}/{_STAGING}"
     with spark_session(master, memory_gb) as spark:
-        hadoop = Hadoop(spark)
+        hadoop = Hadoop.of(spark)
         missing = _find_missing(hadoop, staging, plan.num_parts)
         counts = _write_missing(spark, plan, staging, missing) if missing else None
         if counts is None or sum(counts.values()) != plan.tables.rows:

@@ -6,25 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import web
+from downloads import SETTINGS, read_images, read_rows, write_metadata
 
 from ppldm.prepare.download.download import download
 from ppldm.prepare.download.failures import classify
 from ppldm.utils.errors import ConfigError, OutputError
 
 ROOT = Path(__file__).resolve().parents[3]
-SETTINGS = {
-    "processes_count": 2, "thread_count": 16, "number_sample_per_shard": 50, "timeout": 1.0, "url_seconds": 2.0,
-    "max_bytes": 10**6, "image_size": 64, "preflight": 0, "json": True,
-    "refuse_private": False,
-}  # fmt: skip
 # What the server does not decide, by URL.
 ELSEWHERE = {
     "http://nowhere.invalid/a.jpg": "dns",
@@ -42,12 +36,6 @@ pytestmark = pytest.mark.slow
 def server():
     with web.serve() as running:
         yield running
-
-
-def write_metadata(path: Path, urls, **columns) -> Path:
-    captions = [f'caption {number}, "quoted"\nand on' for number in range(len(urls))]
-    pq.write_table(pa.table({"URL": urls, "TEXT": captions, "hash": range(len(urls)), **columns}), path)
-    return path
 
 
 def command(metadata, out, settings=SETTINGS, **changes) -> list[str]:
@@ -68,24 +56,6 @@ def run(metadata, out, env=None, **changes) -> subprocess.CompletedProcess:
     return subprocess.run(
         command(metadata, out, **changes), env=environment(**(env or {})), capture_output=True, text=True, timeout=120
     )
-
-
-def read_rows(folder: Path) -> list[dict]:
-    """The rows of all shards' parquet files."""
-    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
-
-
-def read_images(folder: Path, output_format: str) -> dict[str, bytes]:
-    """The pictures by key, wherever the format has them."""
-    if output_format == "files":
-        return {path.stem: path.read_bytes() for path in folder.glob("*/*.jpg")}
-    if output_format == "parquet":
-        return {row["key"]: row["jpg"] for row in read_rows(folder) if row["jpg"] is not None}
-    images = {}
-    for path in folder.glob("*.tar"):
-        with tarfile.open(path) as tar:
-            images |= {m.name[:-4]: tar.extractfile(m).read() for m in tar if m.name.endswith(".jpg")}
-    return images
 
 
 @pytest.mark.parametrize("output_format", ["files", "webdataset", "parquet"])
@@ -329,7 +299,7 @@ def test_columns_may_have_another_name_in_each_part(server, tmp_path, capsys):
 
 def test_a_disk_that_is_too_small_is_known_before(server, tmp_path, capsys, monkeypatch):
     metadata = write_metadata(tmp_path / "part_1.parquet", [server.url("good/1.jpg")] * 30)
-    monkeypatch.setattr("ppldm.prepare.download.run.shutil.disk_usage", lambda path: Disk())
+    monkeypatch.setattr("ppldm.utils.files.shutil.disk_usage", lambda path: Disk())
     settings = SETTINGS | {"preflight": 20}
     with pytest.raises(OutputError, match="--ignore-disk-space"):
         download(metadata, tmp_path / "out", **settings)

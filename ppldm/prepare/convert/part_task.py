@@ -1,0 +1,172 @@
+"""One part of a conversion: the source rows that belong to it, its key and record, and how it is written.
+
+A part is a function of only its span. Of a part at an address, part and index are made in a folder of this machine and
+put there. Whether they are those of the record is then seen by the file system's checksums, or sizes and times.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from ...data.bad_rows import EXAMPLES_PER_REASON
+from ...data.formats.part import described_by, drop_indexes, index_path, write_part
+from ...data.formats.row import Row
+from ...data.images.decode import check_pixels, decode_pixels
+from ...utils.checksums import file_sha256
+from ...utils.errors import RowError
+from ...utils.files import write_json
+from ...utils.jobs import as_json, finish, list_pieces, make_key, take_state
+from ..address_path import AddressPath, put_files
+from ..executor_hadoop import local_folder
+from ..hadoop import fingerprint_at
+from ..provenance.forgotten import FORGOTTEN, Forgotten, read_forgotten
+from .reencode import Treatment, treat
+from .units import SourceRow, Span, Unit
+
+# Part of every record: a change of what is written for the same input must change it.
+_RECORD_VERSION = 3
+# Of metadata: what says nothing of a picture that is there, and names of LAION's tables that have plainer ones.
+_DROPPED_META = {"status", "error_message", "exif"}
+_META_NAMES = {"AESTHETIC_SCORE": "aesthetic", "LANGUAGE": "language", "URL": "url"}
+
+
+@dataclass(frozen=True)
+class PartTask:
+    """One part to be: its path and the source rows that belong to it. `source`: the unit's path in the whole source.
+
+    `copy`: gives the unit's copy on this machine, where it lies at an address."""
+
+    path: Path | AddressPath
+    source: str
+    unit: Unit
+    span: Span
+    treatment: Treatment
+    copy: Callable[[], Unit] | None = None
+
+    @property
+    def out(self) -> Path | AddressPath:
+        """The folder of the whole conversion."""
+        return self.path.parent.parent
+
+    @property
+    def record_path(self) -> Path | AddressPath:
+        """The record of the part."""
+        return self.out / ".convert" / f"{self.path.name}.json"
+
+    def key(self) -> dict:
+        """Settings, and the fingerprint of the input, which is the whole unit's at an address. It covers times of
+        change, so it is kept out of the manifest."""
+        place = {"version": _RECORD_VERSION, "unit": self.unit.path.name, "start": self.span.start}
+        settings = place | {"rows": self.span.rows} | vars(self.treatment)
+        unit = self.unit.path
+        if isinstance(unit, AddressPath):
+            return {"settings": as_json(settings), "input": fingerprint_at(unit.hadoop, [str(unit)])}
+        return make_key(settings, self.unit.input_pieces(self.span), self.record_path)
+
+
+def make_part(task: PartTask) -> dict:
+    """Write one part unless it is finished; return its record, with `kept` saying which."""
+    key = task.key()  # before the first byte is read, so that a later change is seen
+    record, kept = finish(task.record_path, key, partial(is_whole, task), partial(_write_part, task))
+    output = {"output": _output_state(task)}
+    if record | output != record:
+        write_json(task.record_path, record | output)
+    return record | {"kept": kept}
+
+
+def _output_state(task: PartTask) -> str:
+    if isinstance(task.path, AddressPath):
+        files = [str(path) for path in files_of(task.path) if path.exists()]
+        return fingerprint_at(task.path.hadoop, files)["state"]
+    return take_state(piece for path in (task.path, index_path(task.path)) for piece in list_pieces(path))
+
+
+def is_whole(task: PartTask, record: dict) -> bool:
+    """Whether part and index are those of a record."""
+    if record.get("output") == _output_state(task):
+        return True
+    if isinstance(task.path, AddressPath):
+        return False
+    files = {task.path: record["sha256"], index_path(task.path): record["index_sha256"]}
+    return all((file_sha256(path) if path.is_file() else None) == digest for path, digest in files.items())
+
+
+def _write_part(task: PartTask) -> dict:
+    # From here to the end of the conversion the old manifest would lie.
+    (task.out / "manifest.json").unlink(missing_ok=True)
+    forgotten = read_forgotten(task.out)
+    if not isinstance(task.path, AddressPath):
+        return _write_rows(task, task.path, forgotten) | {"output": _output_state(task)}
+    with local_folder() as folder:
+        part = folder / task.path.name
+        record = _write_rows(task, part, forgotten)
+        files = zip(files_of(part), files_of(task.path), strict=True)
+        put_files({path: target for path, target in files if path.exists()}, files_of(task.path), task.out / ".convert")
+    return record | {"output": _output_state(task)}
+
+
+def files_of(part: Path | AddressPath) -> list[Path | AddressPath]:
+    """A part and what describes it beside it."""
+    return [part, *(part.parent / path.name for path in described_by(Path(part.name)))]
+
+
+def _write_rows(task: PartTask, path: Path, forgotten: Forgotten) -> dict:
+    """Write the part to `path`, or nothing where no row can be used; return its record, but for `output`."""
+    skipped, examples = Counter(), {}
+    rows = _usable_rows(task, forgotten, skipped, examples)
+    first = next(rows, None)
+    if first is None:
+        path.unlink(missing_ok=True)
+        drop_indexes(path)
+    else:
+        write_part(path, chain([first], rows))
+    return {
+        "rows_in": task.span.rows,
+        "rows_out": task.span.rows - skipped.total(),
+        "skipped": dict(sorted(skipped.items())),
+        "examples": examples,
+        "bytes": path.stat().st_size if first is not None else 0,
+        "sha256": file_sha256(path) if first is not None else None,
+        "index_sha256": file_sha256(index_path(path)) if first is not None else None,
+    }
+
+
+def _usable_rows(task: PartTask, forgotten: Forgotten, skipped: Counter, examples: dict) -> Iterator[Row]:
+    """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason."""
+    for source_row in (task.copy() if task.copy else task.unit).read(task.span):
+        try:
+            row = _make_row(source_row, task.treatment)
+            if forgotten.covers(row.meta, task.source):
+                skipped[FORGOTTEN] += 1
+            else:
+                yield row
+        except RowError as error:
+            skipped[error.reason] += 1
+            examples.setdefault(error.reason, [])
+            if len(examples[error.reason]) < EXAMPLES_PER_REASON:
+                examples[error.reason].append(f"{source_row.key!r}: {error}")
+
+
+def _make_row(source_row: SourceRow, treatment: Treatment) -> Row:
+    """The row to write: what the source says of it, and over that what is known of these very bytes.
+
+    Sizes are in pixels, after EXIF rotation. Raises RowError.
+    """
+    row = source_row.load()
+    pixels = decode_pixels(row.image) if treatment.may_change_pixels else check_pixels(row.image)
+    original = {"original_width": pixels.shape[1], "original_height": pixels.shape[0]}
+    image, width, height = treat(row.image, pixels, treatment)
+    said = {_META_NAMES.get(name, name): value for name, value in row.meta.items() if name not in _DROPPED_META}
+    if said.get("caption") == row.caption:
+        del said["caption"]
+    known = {
+        "key": source_row.key.rpartition("/")[2],
+        "sha256": hashlib.sha256(image).hexdigest(),
+        "width": width,
+        "height": height,
+    }
+    return Row(row.caption, image, original | said | known)
