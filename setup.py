@@ -35,7 +35,7 @@ CORE = [
     "isal>=1.7,<2",  # gunzip
     "pybase64>=1.4,<2",
     "simplejpeg>=1.8,<2",
-    "numba>=0.61,<1",  # compiles ppldm/data/images/resize.py
+    "numba>=0.61,<1",  # compiles ppldm/data/images and ppldm/data/normals.py; brings llvmlite
     "duckdb>=1.4.4,<2",  # filters metadata on one machine; without Java, and three times as fast as Spark there
     "flask>=3,<4",  # the page of `ppldm app`; VisualDL brings it
     # The command line.

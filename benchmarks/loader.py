@@ -3,7 +3,8 @@
 Compares ppldm with the usual pipeline, WebDataset and MosaicML streaming (`loaders.py`) on the same photographs, which
 it makes itself (`photographs.py`). Each measurement is a process of its own: on one core without workers, on as many
 cores as workers with them. The loaders take turns, and each keeps its best of `--repeats`, so that other load on the
-machine strikes all alike. Start-up is not counted: the clock starts after the first tenth of the batches.
+machine strikes all alike. Start-up is not counted: the clock starts after the first tenth of the batches. With --before
+COMMIT, ppldm's loader of that commit takes its turn too, on the same files.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from isal import isal_zlib
 from loaders import BATCH_SIZE, CROP_FRACTION, LOADERS, NEEDS, open_dataset, usual_stages, write_rows
 from photographs import make_rows
 from PIL import Image
-from results import add_result_flags, save_results
+from results import ROOT, add_result_flags, export_commit, save_results
 
 from ppldm.data.formats.index import GZIP_MEMBERS, read_index
 from ppldm.data.formats.part import index_path
@@ -34,9 +35,11 @@ from ppldm.data.formats.row import decode_row
 from ppldm.data.images.crop import crop_pixels
 from ppldm.data.images.decode import decode_image, decode_pixels
 from ppldm.data.images.resize import compile_kernels
-from ppldm.utils.rng import Stream, make_rng
+from ppldm.data.normals import compile_kernel, fill_normals
+from ppldm.utils.rng import Generators, Stream
 
 LEFT_OUT = 0.1  # of the batches, before the clock starts
+BEFORE = ", before"
 
 
 def main() -> None:
@@ -46,6 +49,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each loader")
     parser.add_argument("--resolutions", type=int, nargs="+", default=[256, 512], help="sides of the crops, pixels")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="numbers of worker processes")
+    parser.add_argument("--before", metavar="COMMIT", help="also measure ppldm's loaders as they were in that commit")
     parser.add_argument("--quick", action="store_true", help="a few rows, once: to see that it runs")
     add_result_flags(parser, "loader")
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)  # folder, loader, resolution, workers
@@ -68,7 +72,10 @@ def compare(folder: Path, arguments: argparse.Namespace) -> dict:
     """Everything there is to say, as JSON has it."""
     rows = make_rows(arguments.rows)
     write_rows(folder, rows)
+    if arguments.before:
+        export_commit(arguments.before, folder / "before")
     results = {
+        "before": arguments.before,
         "rows": len(rows),
         "mean_jpeg_bytes": int(np.mean([len(row.image) for row in rows])),
         "load_before": os.getloadavg()[0],
@@ -87,29 +94,40 @@ def compare_loaders(
     folder: Path, resolution: int, workers: int, arguments: argparse.Namespace, missing: dict
 ) -> list[dict]:
     """The best measurement of each loader. Those that cannot be imported go into `missing`, with the remedy."""
-    best = {}
+    best, trees = {}, {name: ROOT for name in LOADERS}
+    if arguments.before:
+        trees |= {name + BEFORE: folder / "before" for name in LOADERS if name.startswith("ppldm")}
     for _ in range(arguments.repeats):
-        for name in LOADERS:
+        for name, tree in trees.items():
             if name in missing:
                 continue
-            found = run_measurement(folder, name, resolution, workers, arguments.batches)
+            found = run_measurement(tree, folder, name, resolution, workers, arguments.batches)
             if "missing" in found:
                 missing[name] = f"{found['missing']}; {NEEDS.get(name, '')}"
-            elif name not in best or found["samples_per_second"] > best[name]["samples_per_second"]:
-                best[name] = found
+            else:
+                best[name] = _better(best.get(name, found), found)
     for found in best.values():
         found["ratio_to_usual"] = found["samples_per_second"] / best["usual"]["samples_per_second"]
+        if before := best.get(found["loader"] + BEFORE):
+            found["ratio_to_before"] = found["samples_per_second"] / before["samples_per_second"]
+            found["cpu_ratio_to_before"] = found["cpu_ms"] / before["cpu_ms"]
     return list(best.values())
 
 
-def run_measurement(folder: Path, name: str, resolution: int, workers: int, batches: int) -> dict:
-    """`measure` in a process of its own."""
-    command = [sys.executable, __file__, "--batches", str(batches)]
-    command += ["--measure", str(folder), name, str(resolution), str(workers)]
-    done = subprocess.run(command, capture_output=True, text=True)
+def _better(one: dict, other: dict) -> dict:
+    """The faster measurement, with the least CPU time of both."""
+    faster = max(one, other, key=lambda found: found["samples_per_second"])
+    return faster | {"cpu_ms": min(one["cpu_ms"], other["cpu_ms"])}
+
+
+def run_measurement(tree: Path, folder: Path, name: str, resolution: int, workers: int, batches: int) -> dict:
+    """`measure` in a process of its own, with the code of `tree`."""
+    command = [sys.executable, tree / "benchmarks/loader.py", "--batches", str(batches)]
+    command += ["--measure", folder, name.removesuffix(BEFORE), str(resolution), str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tree)})
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1]) | {"loader": name}
 
 
 def measure(folder: Path, name: str, resolution: int, workers: int, batches: int) -> dict:
@@ -216,8 +234,9 @@ def _time_usual(folder: Path, resolution: int) -> dict[str, float]:
 
 def _time_ppldm(folder: Path, resolution: int) -> dict[str, float]:
     clock, dataset, crop = _Clock(), open_dataset(folder, resolution, "lanczos"), _empty_crop(resolution)
-    noise = np.empty(dataset.inputs["noise"].shape(*dataset.size), np.float32)
+    noise, generators = np.empty(dataset.inputs["noise"].shape(*dataset.shape(0)), np.float32), Generators(0)
     compile_kernels()
+    compile_kernel()
     part = folder / "part-00000.gz"
     data = part.read_bytes()
     index = read_index(index_path(part), len(data), (GZIP_MEMBERS,))
@@ -229,11 +248,11 @@ def _time_ppldm(folder: Path, resolution: int) -> dict[str, float]:
         with clock("JPEG decode"):
             pixels = decode_pixels(row.image)
         with clock("random numbers, noise"):
-            place = tuple(make_rng(0, Stream.CROP, 0, number).random(2))
+            place = tuple(generators(Stream.CROP, (0, number)).random(2))
             for stream in (Stream.TIMESTEP, Stream.CAPTION_DROP):
-                make_rng(0, stream, 0, number).random()
+                generators(stream, (0, number)).random()
             for stream in (Stream.NOISE, Stream.POSTERIOR):
-                make_rng(0, stream, 0, number).standard_normal(dtype=np.float32, out=noise)
+                fill_normals(generators(stream, (0, number)), noise)
         for interpolation in ("lanczos", "area"):
             with clock(f"resize, {interpolation}"):
                 crop_pixels(pixels, CROP_FRACTION, place, interpolation, crop)
@@ -249,13 +268,14 @@ def show(results: dict) -> None:
         f"{results['rows']} photographs made here, {results['mean_jpeg_bytes'] / 1000:.1f} kB on average; load of the "
         f"machine {results['load_before']:.1f} before, {results['load_after']:.1f} after",
         "",
-        f"{'loader':<15}{'pixels':>7}{'workers':>9}{'cores':>7}{'samples/s':>11}{'of usual':>10}{'CPU ms':>8}"
-        f"{'peak MB':>9}{'worker MB':>11}",
+        f"{'loader':<23}{'pixels':>7}{'workers':>9}{'cores':>7}{'samples/s':>11}{'of usual':>10}{'of before':>11}"
+        f"{'CPU ms':>8}{'peak MB':>9}{'worker MB':>11}",
     ]
     for found in results["loaders"]:
         lines.append(
-            f"{found['loader']:<15}{found['resolution']:>7}{found['workers']:>9}{found['cores']:>7}"
-            f"{found['samples_per_second']:>11.0f}{found['ratio_to_usual']:>9.2f}x{found['cpu_ms']:>8.2f}{found['peak_mb']:>9}"
+            f"{found['loader']:<23}{found['resolution']:>7}{found['workers']:>9}{found['cores']:>7}"
+            f"{found['samples_per_second']:>11.0f}{found['ratio_to_usual']:>9.2f}x{_of_before(found):>11}"
+            f"{found['cpu_ms']:>8.2f}{found['peak_mb']:>9}"
             f"{found['worker_peak_mb']:>11}"
         )
     lines += [f"{name}: not measured ({why})" for name, why in results["missing"].items()]
@@ -267,6 +287,10 @@ def show(results: dict) -> None:
             lines += ["", f"{resolution} px, {name}, ms a row:"]
             lines += [f"  {stage:<28}{milliseconds:6.3f}" for stage, milliseconds in stages.items()]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _of_before(found: dict) -> str:
+    return f"{found['ratio_to_before']:.2f}x" if "ratio_to_before" in found else ""
 
 
 if __name__ == "__main__":

@@ -54,10 +54,14 @@ def ppldm(folder: Path, resolution: int, workers: int, interpolation: str = "lan
         yield len(batch["pixel_values"])
 
 
-def open_dataset(folder: Path, resolution: int, interpolation: str):
+def open_dataset(folder: Path, resolution: int, interpolation: str, buckets: str = "off", smart: bool = False):
     """The rows as ppldm's data set, with a VAE of 4 channels and 8 times downscaling in mind."""
+    from ppldm.config.data import DataOptions
     from ppldm.data.dataset import TextImageDataset
+    from ppldm.data.images.crop import CropRule
     from ppldm.data.inputs import Integer, Normals, Pixels, Tokens
+    from ppldm.data.select.selection import select_rows
+    from ppldm.data.shapes import shape_rule
     from ppldm.utils.rng import Stream
 
     inputs = {
@@ -68,7 +72,10 @@ def open_dataset(folder: Path, resolution: int, interpolation: str):
         "noise": Normals(Stream.NOISE, 4, 8),
     }
     tokenizer, sources = load_tokenizer(folder / "tokenizer", MAX_TOKENS), read_sources(folder / "rows.filelist")
-    return TextImageDataset(sources, inputs, resolution, 0, tokenizer, interpolation=interpolation)
+    rule = shape_rule(DataOptions(resolution=resolution, buckets=buckets), BATCH_SIZE)
+    crops = CropRule(interpolation=interpolation, random=not smart, smart=smart)
+    selection = select_rows(sources, shapes=rule)
+    return TextImageDataset(sources, inputs, resolution, 0, tokenizer, crops=crops, selection=selection)
 
 
 def usual(folder: Path, resolution: int, workers: int) -> Iterator[int]:

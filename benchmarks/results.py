@@ -76,6 +76,14 @@ def commit() -> str | None:
     return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
 
 
+def export_commit(name: str, folder: Path) -> Path:
+    """The files of a commit, in `folder`, which is made."""
+    folder.mkdir()
+    archive = subprocess.run(["git", "archive", name], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+    return folder
+
+
 def processor() -> str:
     """The processor's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import paddle
 from PIL import Image
-from results import ROOT, add_result_flags, save_results
+from results import ROOT, add_result_flags, export_commit, save_results
 
 # Numbers of metrics.jsonl that are of the machine.
 _OF_THE_MACHINE = ("_per_second", "_share", "_cost", "peak_", "time")
@@ -116,10 +116,7 @@ def main() -> None:
     add_result_flags(parser, "same_results")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as top:
-        tree = Path(top, "tree")
-        tree.mkdir()
-        archive = subprocess.run(["git", "archive", arguments.commit], cwd=ROOT, check=True, capture_output=True)
-        subprocess.run(["tar", "-x", "-C", tree], input=archive.stdout, check=True)
+        tree = export_commit(arguments.commit, Path(top, "tree"))
         # One folder after the other under one name: paths are part of what runs record.
         out, kept = Path(top, "out"), {}
         for name, code in (("before", tree), ("now", ROOT)):

@@ -11,7 +11,7 @@ usage: bash run_scripts/test.sh [pytest's arguments]
 
 Makes .venv where it is missing (run_scripts/setup.sh) and runs the tests: all of them, or what the arguments choose.
 
-  bash run_scripts/test.sh -m "not slow"          without those that start processes or train
+  bash run_scripts/test.sh -m "not slow"          without those that start programs or train
   bash run_scripts/test.sh tests/data -k order    what pytest's own arguments choose
   bash run_scripts/test.sh --all                  everything, and nothing skipped: with PyTorch, wandb and the programs
                                                   that some tests need (installed first), on Python 3.10, 3.11 and 3.12

@@ -32,6 +32,7 @@ COMMANDS = {
     "show": ("ppldm.inspect.show", "show"),
     "head": ("ppldm.inspect.show", "head"),
     "repack": ("ppldm.inspect.repack", "repack"),
+    "precompute": ("ppldm.inference.precompute", "precompute"),
     "generate": ("ppldm.inference.generate", "generate"),
     "app": ("ppldm.inference.app", "app"),
     "export": ("ppldm.inference.export", "export"),

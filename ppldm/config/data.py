@@ -3,16 +3,26 @@
 from dataclasses import dataclass
 from functools import partial
 
+from ..utils.errors import ConfigError
+from .captions import CaptionOptions
 from .option import Bounds, Needs, option
+
+LATENTS = ("off", "cached", "ondemand")
+LATENTS_DTYPES = ("float16", "bfloat16", "float32")
 
 _data = partial(option, section="data")
 _validation = partial(option, section="validation")
 _SHARE = Bounds(least=0, most=1)
+# Stable Cascade's ratios of width to height, each with its reciprocal.
+_RATIOS = ("1/1", "1/2", "1/3", "2/3", "3/4", "1/5", "2/5", "3/5", "4/5", "1/6", "5/6", "9/16")
+_BUCKETS = Needs("--buckets", lambda given: given.buckets != "off")
+_MADE_BUCKETS = Needs("--buckets ratios or --buckets steps", lambda given: given.buckets in ("ratios", "steps"))
+_bucket = partial(_data, needs=_BUCKETS)
 
 
 @dataclass(kw_only=True)
-class DataOptions:
-    """The rows of a run and what is made of them."""
+class RowOptions:
+    """The rows of a run and what is made of their pictures."""
 
     file_list: str = _data(
         "./data/filelist/train.filelist.list",
@@ -28,7 +38,56 @@ class DataOptions:
         "(docs/data_format.md).",
     )
     resolution: int = _data(
-        256, "Side of the square training pictures.", bounds=Bounds(above=0), unit="pixels", identity=True
+        256,
+        "Side of the square training pictures; with --buckets, the root of about as many pixels as each has.",
+        bounds=Bounds(above=0),
+        unit="pixels",
+        identity=True,
+    )
+    buckets: str = _data(
+        "off",
+        "Train on pictures of several shapes, each in that which cuts least of it away: ratios makes the shapes from "
+        "--bucket_ratios, steps from --bucket_step; or a list of width x height, as 256x256,320x192 (docs/shapes.md).",
+    )
+    bucket_ratios: list[str] = _data(
+        _RATIOS,
+        "With --buckets ratios: width by height of the shapes; each stands for its reciprocal too.",
+        needs=Needs("--buckets ratios", lambda given: given.buckets == "ratios"),
+    )
+    bucket_step: int | None = _data(
+        None,
+        "Sides of the shapes are multiples of this (default: 32 of ratios, 64 of steps).",
+        bounds=Bounds(above=0),
+        unit="pixels",
+        also=("bucket_reso_steps",),
+        needs=_MADE_BUCKETS,
+    )
+    bucket_min_side: int | None = _bucket(
+        None,
+        "Leave out shapes with a side under this (default: of steps, half of --resolution).",
+        bounds=Bounds(above=0),
+        unit="pixels",
+        also=("min_bucket_reso",),
+    )
+    bucket_max_side: int | None = _bucket(
+        None,
+        "Leave out shapes with a side over this (default: of steps, twice --resolution).",
+        bounds=Bounds(above=0),
+        unit="pixels",
+        also=("max_bucket_reso",),
+    )
+    max_aspect_ratio: float | None = _bucket(
+        None, "Leave out shapes whose long side is over this many short ones.", bounds=Bounds(least=1)
+    )
+    bucket_upscale: bool = _bucket(
+        False, "Use rows too that must be enlarged for their shape, which are refused otherwise.", identity=True
+    )
+    bucket_group_size: int | None = _bucket(
+        None,
+        "Rows of one shape that always come together; shapes with fewer rows are merged into others (default: "
+        "--per_device_train_batch_size).",
+        bounds=Bounds(above=0),
+        unit="rows",
     )
     num_records: int = _data(
         10000000, "Accepted for older command lines and not used: the number of rows is read from the index."
@@ -37,9 +96,6 @@ class DataOptions:
         100, "Accepted for older command lines and not used: the order is a windowed shuffle of row numbers."
     )
     shuffle_every_n_samples: int = _data(5, "Accepted for older command lines and not used, as --buffer_size.")
-    caption_drop: float = _data(
-        0.1, "Share of captions replaced by the empty one, for classifier-free guidance.", bounds=_SHARE
-    )
     crop_fraction: float = _data(
         0.9,
         "Side of the crop by the resized picture's short side: 0.9 resizes to 284 to crop 256.",
@@ -53,7 +109,26 @@ class DataOptions:
         identity=True,
     )
     random_crop: bool = _data(True, "Crop at random; otherwise the centre.", identity=True)
+    smart_crop: bool = _data(
+        False, "Crop where the picture has most edges, in place of a random crop or the centre's.", identity=True
+    )
+    num_crops: int = _data(
+        0,
+        "Of how many places of a picture, the same in every epoch, its random crop is drawn; 0: of all.",
+        bounds=Bounds(least=0),
+        unit="crops",
+        needs=Needs("--random_crop", lambda given: given.random_crop),
+        identity=True,
+    )
     random_flip: bool = _data(False, "Mirror half of the pictures. Mirrors text too.", identity=True)
+    latents: str = _data(
+        "off",
+        "Train on cached latents in place of pictures: cached, those of `ppldm precompute`; ondemand, computed and "
+        "kept as rows are met. A filelist of its own may say otherwise: latents=off (docs/latents.md).",
+        choices=LATENTS,
+    )
+    latents_dir: str | None = _data(None, "Where cached latents lie (default: each file beside its part).", kind="path")
+    latents_dtype: str = _data("float16", "How latents are kept in their cache.", choices=LATENTS_DTYPES)
     max_skipped: int = _data(
         100,
         "Stop after this many unusable rows one after another; 0 stops at the first.",
@@ -79,4 +154,19 @@ class DataOptions:
     )
 
     def check(self) -> None:
-        """All that can be wrong with these is wrong with one of them."""
+        """Raises ConfigError for combinations that cannot work."""
+        if self.latents != "off" and self.random_crop and not (self.num_crops or self.smart_crop):
+            raise ConfigError(
+                f"--latents {self.latents} is for crops that are known ahead, not for any place of a picture; add "
+                "--random_crop false, or --num_crops N as given to `ppldm precompute --crops N`"
+            )
+
+
+@dataclass(kw_only=True)
+class DataOptions(CaptionOptions, RowOptions):
+    """The rows of a run and what is made of them."""
+
+    def check(self) -> None:
+        """Raises ConfigError for what does not go together."""
+        RowOptions.check(self)
+        CaptionOptions.check(self)

@@ -88,6 +88,8 @@ def _placeholder(stated: Option) -> str:
         return "NAME" if stated.also or stated.is_list else f"{{{','.join(stated.choices)}}}"
     if stated.type is bool:
         return "BOOL"
+    if stated.is_table:
+        return f"NAME:{PLACEHOLDERS[stated.type]},..."
     return PLACEHOLDERS.get(stated.type, "PATH" if stated.kind else "TEXT")
 
 

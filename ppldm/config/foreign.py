@@ -338,8 +338,11 @@ STABLE_CASCADE = {
         _share_of_batch,
     ),
     "image_size": _as("data.resolution"),
-    "multi_aspect_ratio": _none("pictures are cropped to squares; buckets of shapes are not built here yet"),
-    "bucketeer_random_ratio": _none("buckets of shapes are not built here yet"),
+    "multi_aspect_ratio": Counterpart(
+        ("data.buckets", "data.bucket_ratios"), "buckets of ratios",
+        lambda value, _source: {"data.buckets": "ratios", "data.bucket_ratios": [str(ratio) for ratio in value]},
+    ),
+    "bucketeer_random_ratio": _none("a row has one shape: the one that cuts least of it away"),
     "grad_accum_steps": _as("run.gradient_accumulation_steps"),
     "updates": _as("run.max_steps"),
     "backup_every": _as("run.backup_every"),

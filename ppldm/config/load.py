@@ -21,7 +21,7 @@ from .yaml_file import read_yaml
 BASE = "base"  # the key that names what a file builds on
 MISSING = "???"  # a value that must be given
 
-Schema = dict[str, Option]
+OptionsByKey = dict[str, Option]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def file_layers(path) -> list[Layer]:
     return _file_layers(Path(path))
 
 
-def override_layer(words: list[str], schema: Schema) -> Layer:
+def override_layer(words: list[str], schema: OptionsByKey) -> Layer:
     """The layer of words such as data.resolution=512: text as it is, anything else in YAML's spelling."""
     values = {}
     for word in words:
@@ -73,7 +73,7 @@ def override_layer(words: list[str], schema: Schema) -> Layer:
     return Layer("override", values)
 
 
-def flag_layer(given: dict[str, object], schema: Schema) -> Layer:
+def flag_layer(given: dict[str, object], schema: OptionsByKey) -> Layer:
     """The layer of flags, by the options' names."""
     keys = {stated.name: key for key, stated in schema.items()}
     return Layer("flag", {keys[name]: value for name, value in given.items()}, is_literal=True)
@@ -90,7 +90,7 @@ def where_of(layers: list[Layer], key: str) -> str:
 
 
 def load(
-    layers: list[Layer], schema: Schema, defaults: dict[str, object], keep_missing: bool = False
+    layers: list[Layer], schema: OptionsByKey, defaults: dict[str, object], keep_missing: bool = False
 ) -> dict[str, Setting]:
     """Every setting of the schema by key, from `layers`, the weakest first. `defaults`: by key, of every option.
 
@@ -162,7 +162,7 @@ def _find_base(base, path: Path, where: str) -> Path:
     return preset_path(base)
 
 
-def _refuse_unknown(layer: Layer, schema: Schema) -> None:
+def _refuse_unknown(layer: Layer, schema: OptionsByKey) -> None:
     sections = {key.partition(".")[0] for key in schema if "." in key}
     for key, value in layer.values.items():
         if key in schema or (key in sections and value is None):
@@ -174,12 +174,12 @@ def _refuse_unknown(layer: Layer, schema: Schema) -> None:
         raise ConfigError(f"{layer.where(key)} is not known; {_suggest(key, schema)}")
 
 
-def _known(section: str, schema: Schema) -> str:
+def _known(section: str, schema: OptionsByKey) -> str:
     names = [key.partition(".")[2] for key in schema if key.startswith(f"{section}.")]
     return f"known: {', '.join(names)}"
 
 
-def _suggest(key: str, schema: Schema) -> str:
+def _suggest(key: str, schema: OptionsByKey) -> str:
     section, _, name = key.rpartition(".")
     for known, stated in schema.items():
         if name == known.rpartition(".")[2]:
@@ -196,7 +196,7 @@ def _suggest(key: str, schema: Schema) -> str:
     return _known(section, schema) if beside else f"sections: {', '.join(_sections(schema))}"
 
 
-def _sections(schema: Schema) -> list[str]:
+def _sections(schema: OptionsByKey) -> list[str]:
     return list(dict.fromkeys(key.partition(".")[0] for key in schema))
 
 
@@ -234,6 +234,8 @@ def escape(value):
     """A value in which OmegaConf finds nothing to resolve."""
     if isinstance(value, list):
         return [escape(one) for one in value]
+    if isinstance(value, dict):
+        return {name: escape(one) for name, one in value.items()}
     if not isinstance(value, str):
         return None if value is REQUIRED else value
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
@@ -264,6 +266,8 @@ class _Resolver:
     def _watched(self, value):
         if isinstance(value, list):
             return [self._watched(one) for one in value]
+        if isinstance(value, dict):
+            return {name: self._watched(one) for name, one in value.items()}
         return self._ENVIRONMENT.sub("${ppldm.env:", value) if isinstance(value, str) else value
 
     def resolve(self, key: str, where: str) -> tuple[object, bool]:

@@ -77,8 +77,9 @@ class Option:
     section: str = "run"  # the section that it stands under in YAML
     kind: str = ""  # of text: path; file, network, model or tokenizer, which must be there before anything is loaded
     name: str = ""
-    type: type = str  # of each value, for lists
+    type: type = str  # of each value, for lists and tables
     is_list: bool = False
+    is_table: bool = False  # values by name
     may_be_none: bool = False
 
     @property
@@ -164,7 +165,17 @@ def check_value(stated: Option, value, where: str = ""):
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} {value!r} must be a list; write it in brackets")
         return [_check_one(stated, one, where) for one in value]
+    if stated.is_table:
+        table = _read_table(stated, value) if isinstance(value, str) else value
+        if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table):
+            raise ConfigError(f"{where} {value!r} must be values by name, each once; write NAME:VALUE,NAME:VALUE")
+        return {name: _check_one(stated, one, f"{where} {name}:") for name, one in table.items()}
     return _check_one(stated, value, where)
+
+
+def table_text(table: dict | None) -> str | None:
+    """A table as a flag takes it: NAME:VALUE,NAME:VALUE; None where there is none."""
+    return table and ",".join(f"{name}:{value:g}" for name, value in table.items())
 
 
 def parse_value(stated: Option, text: str):
@@ -177,6 +188,13 @@ def parse_value(stated: Option, text: str):
         except ValueError:
             pass
     return text
+
+
+def _read_table(stated: Option, text: str) -> dict | None:
+    """The table of NAME:VALUE,NAME:VALUE; None where a name comes twice, or has no value."""
+    parts = [part.rpartition(":") for part in text.split(",")]
+    table = {name.strip(): parse_value(stated, value.strip()) for name, _, value in parts}
+    return None if len(table) < len(parts) or "" in table else table
 
 
 def _check_one(stated: Option, value, where: str):
@@ -196,14 +214,15 @@ def _check_one(stated: Option, value, where: str):
 
 
 def _facts_of(hint) -> dict:
-    """Type, whether a list, whether None may stand for it, of an annotation such as list[str] | None."""
+    """Type, whether a list or a table, whether None may stand for it, of an annotation such as list[str] | None."""
     may_be_none = False
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
         may_be_none = True
-    is_list = typing.get_origin(hint) is list
+    is_list, is_table = (typing.get_origin(hint) is many for many in (list, dict))
     return {
-        "type": typing.get_args(hint)[0] if is_list else hint,
+        "type": typing.get_args(hint)[-1] if is_list or is_table else hint,
         "is_list": is_list,
+        "is_table": is_table,
         "may_be_none": may_be_none,
     }

@@ -5,6 +5,7 @@ The tree has a section for each kind of setting, as YAML files have; `family` is
 
 import re
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -34,12 +35,12 @@ class Recipe:
 
 
 def sections_of(*groups) -> dict[str, dict]:
-    """The values of groups of settings by section and name, lists as copies."""
+    """The values of groups of settings by section and name, lists and tables as copies."""
     found = {section: {} for section in SECTIONS}
     for group in groups:
         for name, stated in options(type(group)).items():
             value = getattr(group, name)
-            found[stated.section][name] = list(value) if isinstance(value, list) else value
+            found[stated.section][name] = copy(value)
     return found
 
 

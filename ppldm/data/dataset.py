@@ -6,32 +6,34 @@ A sample has an array for each of the model's `inputs` (`ppldm.data.inputs`), an
                                             that of the row asked for where that one was bad
     skipped          list of str            the reasons why rows before it were not
 
-A bad row is replaced by the next good one of its own list, in the list's order of that epoch
-(`ppldm.data.order.Successors`), so that the stand-in too is a function of (seed, epoch, row). All draws come from
+A bad row is replaced by the next good one of its own list and shape, in their order of that epoch
+(`ppldm.data.groups.make_successors`), so that the stand-in too is a function of (seed, epoch, row). All draws come from
 `make_rng(seed, stream, epoch, row)` with the row asked for, so that a bad row changes no number but its own pixels and
 caption. `row` is its number among all rows, so that a row is cropped, noised and so on alike whatever else is selected.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import chain
 
 import numpy as np
 
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
-from ..utils.rng import Stream, make_rng
+from ..utils.rng import Generators
 from .bad_rows import BadRows
+from .buckets import BucketIndex
+from .cached.moments import CachedMoments, LatentsRule
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
-from .formats.open import Rows
 from .formats.row import Row
-from .images.crop import crop_pixels
-from .images.decode import decode_pixels
-from .images.resize import INTERPOLATIONS
-from .inputs import Input, Pixels, Tokens, count_bytes
+from .formats.rows import Rows
+from .groups import make_successors
+from .images.crop import CropRule, DrawnCrop
+from .inputs import Input, Moments, Pixels, Tokens, Uncached, count_bytes
 from .open_parts import OpenParts, count_open_parts
-from .order import Successors
+from .pictures import Pictures
 from .select.selection import Selection, select_rows
+from .text.captions import CaptionRule
 from .text.tokenizer import CaptionTokenizer
 
 
@@ -39,9 +41,10 @@ class TextImageDataset:
     """The selected rows of all sources, in order: source by source, part by part. `len()` is how many.
 
     selection: which; None for all. inputs: what a batch holds of them, by name; of pictures of `resolution` pixels a
-    side. tokenizer: may be None without `Tokens` among them. crop_fraction: in (0, 1], the crop's share of the resized
-    short side. random_crop: False crops the centre. interpolation: one of INTERPOLATIONS.
-    `list_sizes`, `weights`: the rows and weights of the sources, as `Mix` takes them. Raises PartError, ConfigError.
+    side, or of the selection's shapes, of which a batch has one. tokenizer: may be None without `Tokens` among them.
+    captions, crops: what of a row's texts and image a sample has. latents: which cached ones serve, for sources that
+    ask for them. `list_sizes`, `weights`, `buckets`: the rows and weights of the sources and the shapes of rows, None
+    where all are squares, as `make_order` takes them. Raises PartError, ConfigError.
     """
 
     def __init__(
@@ -51,36 +54,39 @@ class TextImageDataset:
         resolution: int,
         seed: int,
         tokenizer: CaptionTokenizer | None = None,
-        caption_drop_probability: float = 0.1,
-        crop_fraction: float = 0.9,
-        random_crop: bool = True,
-        random_flip: bool = False,
-        bad_rows: BadRows = BadRows(),  # noqa: B008 (frozen)
+        captions: CaptionRule = CaptionRule(),  # noqa: B008 (frozen, as the next two)
+        crops: CropRule = CropRule(),  # noqa: B008
+        bad_rows: BadRows = BadRows(),  # noqa: B008
         selection: Selection | None = None,
-        interpolation: str = "lanczos",
+        latents: LatentsRule | None = None,
     ):
-        if not 0 < crop_fraction <= 1:
-            raise ConfigError(f"crop_fraction is {crop_fraction}; it must be over 0 and at most 1")
-        if not 0 <= caption_drop_probability <= 1:
-            raise ConfigError(f"caption_drop_probability is {caption_drop_probability}; it must be in [0, 1]")
-        if interpolation not in INTERPOLATIONS:
-            raise ConfigError(f"interpolation is {interpolation}; it must be one of {', '.join(INTERPOLATIONS)}")
-        self.inputs, self.size, self.tokenizer, self.seed = inputs, (resolution, resolution), tokenizer, seed
-        self.caption_drop_probability = caption_drop_probability
-        self.crop_fraction, self.random_crop, self.random_flip = crop_fraction, random_crop, random_flip
-        self.bad_rows, self.interpolation = bad_rows, interpolation
-        self.sample_bytes = count_bytes(inputs, self.size)
+        self.tokenizer, self.seed = tokenizer, seed
+        self.captions, self.crops, self.bad_rows = captions, crops, bad_rows
         self.sources = sources
         self.selection = select_rows(sources) if selection is None else selection
         self.list_sizes = self.selection.list_sizes
         weights = [source.weight for source in sources]
         self.weights = None if None in weights else weights
-        self._successors = Successors(self.list_sizes, self.weights, seed)
-        self._parts = OpenParts(
-            [(path, source) for source in sources for path in source.parts],
-            count_open_parts(self.selection.rows_of_parts, [len(source.parts) for source in sources], self.weights),
-            self.selection.contents,
-        )
+        shaped = self.selection.buckets
+        self.buckets = BucketIndex(shaped.shapes, shaped.codes, self.list_sizes) if shaped else None
+        self._shapes = shaped.shapes if shaped else [(resolution, resolution)]
+        self._successors = make_successors(self.list_sizes, self.weights, seed, self.buckets)
+        bounds = self.selection.part_bounds
+        rows_of_parts = self.buckets.count_between(bounds) if self.buckets else np.diff(bounds)
+        parts = [(path, source) for source in sources for path in source.parts]
+        count = count_open_parts(rows_of_parts, [len(source.parts) for source in sources], self.weights)
+        self._parts = OpenParts(parts, count, self.selection.contents)
+        self.latents, self._moments = None, _find_moments(inputs)
+        if any(source.latents != "off" for source in sources):
+            if self._moments is None or latents is None:
+                raise ConfigError("cached latents are for models with a frozen autoencoder; omit --latents")
+            self.latents = CachedMoments(
+                *(latents, self._moments, crops, self._shapes, parts, self.selection.contents, count, self._parts)
+            )
+        else:
+            inputs = {name: one for name, one in inputs.items() if not isinstance(one, Moments | Uncached)}
+        self.inputs = inputs
+        self.sample_bytes = max(count_bytes(inputs, shape) for shape in self._shapes)
 
     def __len__(self) -> int:
         return len(self.selection)
@@ -105,41 +111,50 @@ class TextImageDataset:
         """At most `count` places, evenly spread over all."""
         return spread(len(self), count)
 
+    def shape(self, place: int) -> tuple[int, int]:
+        """(height, width) of the pictures of a place, in pixels."""
+        return self.buckets.shape(place) if self.buckets else self._shapes[0]
+
+    def split(self, places: list[int], batch_size: int) -> list[list[int]]:
+        """Places in batches of at most `batch_size`, each of one shape: those of each shape in the order given."""
+        of_shape = {}
+        for place in places:
+            of_shape.setdefault(self.shape(place), []).append(place)
+        return [
+            some[start : start + batch_size] for some in of_shape.values() for start in range(0, len(some), batch_size)
+        ]
+
     def make_batch(self, places: list[tuple[int, int]]) -> dict:
-        """The samples of several (epoch, place), stacked; `skipped` lists are joined. Raises DataError."""
+        """The samples of several (epoch, place) of one shape, stacked; `skipped` lists are joined. Raises DataError."""
+        (shape,) = {self.shape(place) for _, place in places}
         keys = [(epoch, self.selection[place]) for epoch, place in places]
-        pixels = np.empty((len(keys), *Pixels().shape(*self.size)), dtype=np.uint8)
+        made = Pictures(len(keys), shape, *((self._moments, self.latents.keeps) if self.latents else (None,)))
+        generators = Generators(self.seed)
         captions, used_rows, skipped = [], [], []
-        for (epoch, place), key, crop in zip(places, keys, pixels, strict=True):
-            load = partial(self._load, self._draw_corner(key), crop)
-            candidates = chain([place], self._successors.after(epoch, place))
-            choices, used_place, reasons = self.bad_rows.load(load, candidates)
-            if self.random_flip and self._rng(Stream.FLIP, key).random() < 0.5:
-                crop[:] = crop[:, :, ::-1].copy()
+        for number, ((epoch, place), key) in enumerate(zip(places, keys, strict=True)):
+            generator = partial(generators, key=key)
+            load = partial(self._load, self.crops.draw(generator), made, number)
+            candidates = self._candidates(epoch, place)
+            row, used_place, reasons = self.bad_rows.load(load, candidates)
             if self.tokenizer:
-                captions.append(self._draw_caption(key, choices))
+                captions.append(self.captions.draw(row, generator))
             used_rows.append(self.selection[used_place])
             skipped += reasons
         batch = {"row_ids": np.array(used_rows, dtype=np.int64), "skipped": skipped}
         for name, wanted in self.inputs.items():
-            if isinstance(wanted, Pixels):
-                batch[name] = pixels
+            if isinstance(wanted, Pixels | Moments | Uncached):
+                if (array := made.array(wanted)) is not None:
+                    batch[name] = array
             elif isinstance(wanted, Tokens):
                 batch[name] = self.tokenizer.encode(captions)
             else:
-                batch[name] = wanted.draw(keys, self.size, self._rng, batch)
+                batch[name] = wanted.draw(keys, shape, generators, batch)
         return batch
 
-    def _draw_corner(self, key: tuple[int, int]) -> tuple[float, float] | None:
-        return tuple(self._rng(Stream.CROP, key).random(2)) if self.random_crop else None
-
-    def _draw_caption(self, key: tuple[int, int], choices: tuple[str, ...]) -> str:
-        if self._rng(Stream.CAPTION_DROP, key).random() < self.caption_drop_probability:
-            return ""
-        return choices[int(self._rng(Stream.CAPTION_CHOICE, key).random() * len(choices)) if len(choices) > 1 else 0]
-
-    def _rng(self, stream: Stream, key: tuple[int, int]) -> np.random.Generator:
-        return make_rng(self.seed, stream, *key)
+    def _candidates(self, epoch: int, place: int) -> Iterator[int]:
+        """A place, and what may stand in for it, which takes longer to find than the sample."""
+        yield place
+        yield from self._successors.after(epoch, place)
 
     def _locate(self, row: int) -> tuple[Rows, int]:
         """The part of a row, and the row's number in it."""
@@ -168,18 +183,53 @@ class TextImageDataset:
                 "leave parts and their indexes as they are while a run uses them; the same command goes on"
             ) from error
 
-    def _load(self, corner: tuple[float, float] | None, crop: np.ndarray, place: int) -> tuple[str, ...]:
-        """The captions of a selected row, whose pixels go to `crop`. Raises RowError."""
+    def _load(self, crop: DrawnCrop, made: Pictures, place_in_batch: int, place: int) -> Row:
+        """A selected row, whose crop, or its moments, go to `made`. Raises RowError."""
         row = self.selection[place]
         with self._naming(row):
-            part, number = self._locate(row)
-            loaded = part.read(number)
+            part, number = self._number_in_part(row)
+            loaded = self._load_moments(part, number, crop, made, place_in_batch)
+            if loaded is None:
+                loaded = self._load_pixels(part, number, crop, made.pixels[place_in_batch])
+                made.note_pixels(place_in_batch, (part, number, self.crops.variant(crop)))
+            if self.tokenizer:
+                try:
+                    self.captions.check(loaded)
+                except RowError as error:
+                    raise RowError(error.reason, f"{self._parts.path(part)} row {number}: {error}") from error
+            return loaded
+
+    def _load_moments(self, part: int, number: int, crop: DrawnCrop, made: Pictures, place_in_batch: int) -> Row | None:
+        """Row `number` of a part without its picture, its moments in `made`; None without any. Raises RowError."""
+        if self.latents is None:
+            return None
+        found = self.latents.read(part, number, self.crops.variant(crop), made.size)
+        if found is None:
+            return None
+        texts, moments = found
+        made.put_moments(place_in_batch, moments)
+        return texts
+
+    def _load_pixels(self, part: int, number: int, crop: DrawnCrop, pixels: np.ndarray) -> Row:
+        """Row `number` of a part, whose crop goes to `pixels`. Raises RowError."""
+        rows = self._parts[part]
+        try:
+            loaded = rows.read(number)
+            if not loaded.image:
+                raise DataError(f"only latents of {rows.path} are here; say latents=cached of its list of filelists")
             try:
-                pixels = decode_pixels(loaded.image, exact=self.interpolation != "area")
-                crop_pixels(pixels, self.crop_fraction, corner, self.interpolation, crop)
+                self.crops.load(loaded.image, crop, number, pixels)
             except RowError as error:
-                raise RowError(error.reason, f"{part.path} row {number}: {error}") from error
-            return (loaded.caption, *loaded.other_captions)
+                raise RowError(error.reason, f"{rows.path} row {number}: {error}") from error
+        except RowError as error:
+            if self.latents:
+                self.latents.mark_bad(part, number, error.reason)
+            raise
+        return loaded
+
+
+def _find_moments(inputs: dict[str, Input]) -> Moments | None:
+    return next((one for one in inputs.values() if isinstance(one, Moments)), None)
 
 
 def spread(num_rows: int, count: int) -> list[int]:

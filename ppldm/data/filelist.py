@@ -7,7 +7,8 @@ directory.
 
 Weights count only where every line has one; a list in which some have is an error. Of a pattern, each filelist has the
 weight and the options of the line. Known options: `layout=NAME`, the column order of part files (`formats.layouts`);
-lists without it have the one that the caller says. `format=`, one of FORMATS. `idx_to_prompt=` (or `class_mapping=`),
+lists without it have the one that the caller says. `format=`, one of FORMATS. `latents=`, one of LATENTS, whether rows
+are trained on as cached latents; lists without it as the caller says. `idx_to_prompt=` (or `class_mapping=`),
 for WebDataset shards of classes: a JSON file {class number: caption}.
 
 Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
@@ -22,14 +23,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..config.data import LATENTS
 from ..utils.errors import FilelistError
 from ..utils.files import write_text
 from ..utils.workers import map_in_threads
 from .formats.layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 
-FORMATS = ("part", "webdataset", "parquet", "folder", "csv")
-_CHOICES = {"layout": LAYOUTS, "format": FORMATS}
-BESIDE_PARTS = (".idx", ".columns")  # the ends of the names of files that describe a part, and are none
+FORMATS = ("part", "webdataset", "parquet", "folder", "csv", "mds")
+_CHOICES = {"layout": LAYOUTS, "format": FORMATS, "latents": LATENTS}
+BESIDE_PARTS = (".idx", ".columns", ".latents")  # the ends of the names of files that describe a part, and are none
 _PARTS = "part files, one a line"
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
@@ -43,11 +45,14 @@ class WeightedFilelist:
     layout: str = DEFAULT_LAYOUT
     format: str = "part"
     idx_to_prompt: Path | None = None
+    latents: str = "off"
+    latents_dir: Path | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A filelist with what it names: the existing part files, in the order of its lines."""
+    """A filelist with what it names: the existing part files, in the order of its lines. Of cached latents the parts
+    need not exist. latents_dir: where latents lie; None: beside their part."""
 
     path: Path
     parts: tuple[Path, ...]
@@ -55,24 +60,33 @@ class Source:
     layout: str = DEFAULT_LAYOUT
     format: str = "part"
     idx_to_prompt: Path | None = None
+    latents: str = "off"
+    latents_dir: Path | None = None
 
     def without_parts(self) -> "Source":
         """How to read any of the parts, small enough to go with each."""
         return replace(self, parts=())
 
 
-def read_sources(path, layout: str = DEFAULT_LAYOUT, must_exist: bool = True) -> list[Source]:
+def read_sources(
+    path,
+    layout: str = DEFAULT_LAYOUT,
+    must_exist: bool = True,
+    latents: str = "off",
+    latents_dir: Path | None = None,
+) -> list[Source]:
     """What `--file_list` names: a filelist list, or one filelist (see the rule above).
 
-    `layout`: of lists that say none.
+    `layout`, `latents`: of lists that say none.
 
     Raises FilelistError for a file that is missing, empty or malformed, a part that is named twice, or missing and
     `must_exist`; ConfigError for an unknown `layout`.
     """
     path = Path(path)
     get_layout(layout)
-    lists = read_filelist_list(path, layout) if _is_filelist_list(path) else [WeightedFilelist(path, layout=layout)]
-    named_by: dict[str, str] = {}
+    known = {"layout": layout, "latents": latents}
+    lists = read_filelist_list(path, **known) if _is_filelist_list(path) else [WeightedFilelist(path, **known)]
+    lists, named_by = [replace(item, latents_dir=latents_dir) for item in lists], {}
     return [Source(parts=tuple(_checked_parts(item, named_by, must_exist)), **vars(item)) for item in lists]
 
 
@@ -82,13 +96,14 @@ def read_filelist(path) -> list[Path]:
     return [part for number, text in _read_entries(path, _PARTS) for part in _expand(text, path, number)]
 
 
-def read_filelist_list(path, layout: str = DEFAULT_LAYOUT) -> list[WeightedFilelist]:
-    """The filelists that a filelist list names, with weights and options. Raises FilelistError."""
+def read_filelist_list(path, **known: str) -> list[WeightedFilelist]:
+    """The filelists that a filelist list names, with weights and options; `known` of lines that do not say them. Raises
+    FilelistError."""
     path = Path(path)
     lines = [
         (number, text, item)
         for number, text in _read_entries(path, "filelists, one a line")
-        for item in _parse_list_line(text, path, number, layout)
+        for item in _parse_list_line(text, path, number, known)
     ]
     entries, items = [line[:2] for line in lines], [item for _, _, item in lines]
     weighted = [item.weight is not None for item in items]
@@ -182,7 +197,7 @@ def _expand(text: str, named_in: Path, number: int) -> list[Path]:
     raise FilelistError(f"{named_in} line {number}: nothing is named {beside}; correct or delete the line")
 
 
-def _parse_list_line(text: str, path: Path, number: int, layout: str) -> list[WeightedFilelist]:
+def _parse_list_line(text: str, path: Path, number: int, known: dict[str, str]) -> list[WeightedFilelist]:
     """Options, then the weight, are taken from the right; what remains is the path, spaces and all."""
     options = {}
     while (word := _last_word(text)) and (option := _OPTION.fullmatch(word)):
@@ -194,7 +209,7 @@ def _parse_list_line(text: str, path: Path, number: int, layout: str) -> list[We
         text = text[: -len(word)].rstrip()
         if not (math.isfinite(weight) and weight >= 0):
             raise FilelistError(f"{path} line {number}: the weight {word} is not a number of 0 or more")
-    settings = {"layout": layout} | _check_options(options, path, number)
+    settings = known | _check_options(options, path, number)
     return [WeightedFilelist(item, weight, **settings) for item in _expand(text, path, number)]
 
 
@@ -234,6 +249,7 @@ def _checked_parts(item: WeightedFilelist, named_by: dict[str, str], must_exist:
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
     filelist = item.path
     what, look = ("folder", Path.is_dir) if item.format == "folder" else ("file", Path.is_file)
+    must_exist &= item.latents != "cached"
     named = [
         (number, part) for number, text in _read_entries(filelist, _PARTS) for part in _expand(text, filelist, number)
     ]

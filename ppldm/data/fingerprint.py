@@ -17,7 +17,7 @@ from .filelist import Source
 from .formats.tar import read_class_prompts
 
 # What is read as such files are, and not other files that it names.
-_FORMATS_OF_CONTENT = ("part", "webdataset", "parquet")
+_FORMATS_OF_CONTENT = ("part", "webdataset", "parquet", "mds")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def take_fingerprint(sources: list[Source], rows: list[int], contents: list[tupl
         parts = []
         for path, (num_rows, content) in zip(source.parts, known, strict=False):
             parts.append(PartPrint(path.name, num_rows, *content))
-        lists.append(ListPrint(str(source.path), _options(source), tuple(parts)))
+        lists.append(ListPrint(str(source.path), read_options(source), tuple(parts)))
     return Fingerprint(tuple(lists))
 
 
@@ -129,7 +129,8 @@ def _find_part(old: ListPrint, new: ListPrint) -> str | None:
     return f"{was} is gone" if was.content not in after else f"{is_now} was added"
 
 
-def _options(source: Source) -> dict[str, str | None]:
+def read_options(source: Source) -> dict[str, str | None]:
+    """The options by which the parts of a source are read, as far as they decide captions and pictures."""
     prompts = None
     if source.idx_to_prompt is not None:
         table = json.dumps(read_class_prompts(str(source.idx_to_prompt)), sort_keys=True)

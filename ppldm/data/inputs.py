@@ -1,13 +1,17 @@
 """What the data layer can make of a row: a model's `inputs` are some of these by name, and it knows nothing else of it.
 
     Pixels                  uint8 [3, H, W]                    the crop
+    Moments(C, f)           float32 [2, C, H / f, W / f]       or what a frozen autoencoder makes of it, computed ahead
+    Uncached                int64 [4]                          of rows that have pixels where others have moments
     Tokens(length)          int64 [length]                     of the caption, or of "" where it was dropped
     Uniform(stream)         float32 []                         in [0, 1)
     Integer(stream, below)  int64 []                           0 .. below - 1, equally often
     Normals(stream, C, f)   float32 [C, H / f, W / f]          standard normal; f None: [C, 1, 1], one a channel
     Sum(first, scale, second)                                  first + scale * second; first may name another input
 
-H and W are those of the samples. A draw is a function of (seed, stream, epoch, row).
+H and W are those of the samples. A batch has pixels or moments; where some of its rows have moments, pixels are only of
+those that have none, M of them, and `Uncached` says which. Without cached latents there are pixels alone. A draw is a
+function of (seed, stream, epoch, row).
 """
 
 import math
@@ -19,6 +23,7 @@ import numpy as np
 
 from ..utils.errors import ConfigError
 from ..utils.rng import Stream
+from .normals import fill_normals
 
 # (stream, (epoch, row)) -> the generator of that purpose
 Generators = Callable[[Stream, tuple[int, int]], np.random.Generator]
@@ -33,6 +38,32 @@ class Pixels:
     def shape(self, height: int, width: int) -> tuple[int, ...]:
         """Of one sample."""
         return (3, height, width)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and standard deviation of the autoencoder's posterior of the crop, of `channels` channels, one latent for
+    `factor` pixels a side; of rows without, 0."""
+
+    channels: int
+    factor: int
+    dtype: ClassVar[type] = np.float32
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return (2, self.channels, height // self.factor, width // self.factor)
+
+
+@dataclass(frozen=True)
+class Uncached:
+    """A row of the batch that has no moments: its place in the batch; its part, its number in that and its variant, by
+    which what is made of its pixels can be kept (`data.cached.moments.CachedMoments.keep`)."""
+
+    dtype: ClassVar[type] = np.int64
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return (4,)
 
 
 @dataclass(frozen=True)
@@ -101,7 +132,7 @@ class Normals:
         """For each of `keys` (epoch, row)."""
         normals = np.empty((len(keys), *self.shape(*size)), dtype=np.float32)
         for key, place in zip(keys, normals, strict=True):
-            generators(self.stream, key).standard_normal(dtype=np.float32, out=place)
+            fill_normals(generators(self.stream, key), place)
         return normals
 
 
@@ -126,7 +157,7 @@ class Sum:
         return first + np.float32(self.scale) * self.second.draw(keys, size, generators, made)
 
 
-Input = Pixels | Tokens | Uniform | Integer | Normals | Sum
+Input = Pixels | Moments | Uncached | Tokens | Uniform | Integer | Normals | Sum
 
 
 def count_bytes(inputs: dict[str, Input], size: tuple[int, int]) -> int:

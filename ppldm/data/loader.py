@@ -31,7 +31,8 @@ from paddle.io import DataLoader, Dataset
 from ..utils.errors import DataError, PpldmError, debugging, describe
 from ..utils.signals import end_with_parent
 from .dataset import TextImageDataset
-from .images.resize import compile_kernels
+from .images.resize import compile_kernels as compile_resize
+from .normals import compile_kernel as compile_normals
 from .shared_memory import Slots, Stored
 from .step_sampler import StepSampler
 
@@ -74,7 +75,8 @@ class BatchLoader(DataLoader):
 
 def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> BatchLoader:
     """The batches of a sampler, in its order; `len()` is the sampler's. num_workers 0 loads in this process."""
-    compile_kernels()  # once, and not in each worker
+    compile_resize()  # once, and not in each worker
+    compile_normals()
     slots = None
     if num_workers:
         # Paddle's DataLoader: so many batches are asked for and not handed out, at most.

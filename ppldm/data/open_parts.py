@@ -1,8 +1,8 @@
 """Parts that are kept open: as many as the order of rows reads from at a time, within the limit on open files.
 
 The order (`ppldm.data.order`) draws from one window of runs of consecutive rows at a time, with weights from one window
-of every list. A cache that holds the parts of these windows opens a part once a window; a smaller one opens it again
-and again.
+of every list, with rows of several shapes from one of every bucket. A cache that holds the parts of these windows opens
+a part once a window; a smaller one opens it again and again.
 """
 
 import resource
@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from .filelist import Source
-from .formats.open import Rows, open_part
+from .formats.open import open_part
 from .formats.open_file import changed, gone
-from .order import RUN_LENGTH, WINDOW_RUNS
+from .formats.rows import Rows
+from .order import RUN_LENGTH, WINDOW_RUNS, bucket_window_runs
 
 _MIN_OPEN_PARTS = 16
 # A part of ordinary gzip has two files open, itself and its seek points; the rest of the process needs some as well.
@@ -54,7 +55,7 @@ class OpenParts:
 
     def _open_part(self, number: int) -> Rows:
         path, source = self._parts[number]
-        if not path.exists():
+        if not path.exists() and source.latents != "cached":
             raise gone(path)
         rows = open_part(path, source)
         if self._contents and rows.identity[:2] != self._contents[number]:
@@ -68,14 +69,23 @@ def count_open_parts(
 ) -> int:
     """How many parts to keep open.
 
-    rows_of_parts: rows of each part that the order draws from. parts_of_lists: how many parts each list has. weights:
-    of the lists, each of which then has an order of its own; None where one order goes over all.
+    rows_of_parts: rows of each part that the order draws from, [parts], or of each of several shapes, [parts, shapes].
+    parts_of_lists: how many parts each list has. weights: of the lists, each of which then has an order of its own;
+    None where one order goes over all.
     """
     if weights is None:
         parts_of_lists, weights = [len(rows_of_parts)], [1.0]
     lists = np.split(np.asarray(rows_of_parts), np.cumsum(parts_of_lists)[:-1])
-    needed = sum(count_parts_in_window(rows) for rows, weight in zip(lists, weights, strict=True) if weight)
+    needed = sum(_count_of_list(rows) for rows, weight in zip(lists, weights, strict=True) if weight)
     return max(_MIN_OPEN_PARTS, min(needed, _count_allowed()))
+
+
+def _count_of_list(rows_of_parts: np.ndarray) -> int:
+    buckets = rows_of_parts.reshape(len(rows_of_parts), -1).T
+    buckets = buckets[buckets.any(axis=1)]
+    window_runs = bucket_window_runs(len(buckets)) if len(buckets) > 1 else WINDOW_RUNS
+    needed = sum(count_parts_in_window(rows, window_runs=window_runs) for rows in buckets)
+    return min(needed, np.count_nonzero(buckets.any(axis=0)))
 
 
 def count_parts_in_window(

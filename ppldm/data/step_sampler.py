@@ -1,26 +1,28 @@
-"""Which samples a rank trains on: a pure function of (mix, batch sizes, world, step). Resuming is a start step."""
+"""Which samples a rank trains on: a pure function of (order, batch sizes, world, step). Resuming is a start step."""
 
 from collections.abc import Iterator
 
 from ..utils.errors import ConfigError, DataError
 from ..utils.text import count_of
 from ..utils.world import World
+from .groups import Groups
 from .order import Mix
 
 
 class StepSampler:
     """The micro-batches of one rank, in order, for steps start_step to max_steps - 1.
 
-    Global batch s is the positions [s * B, (s + 1) * B) of the mix, B = global_batch_size. Rank r takes its contiguous
-    slice of B / world.size, cut into micro-batches of micro_batch_size. A micro-batch is a list of (epoch, row).
+    Global batch s is the positions [s * B, (s + 1) * B) of the order, B = global_batch_size. Rank r takes its
+    contiguous slice of B / world.size, cut into micro-batches of micro_batch_size. A micro-batch is a list of (epoch,
+    row); of an order in groups, those of one shape, as it lies within a group.
 
-    Raises ConfigError where B is not a multiple of world.size * micro_batch_size, DataError where there are fewer rows
-    than one global batch.
+    Raises ConfigError where B is not a multiple of world.size * micro_batch_size, or the share of a rank is not one of
+    whole groups, or a group not one of whole micro-batches; DataError where there are fewer rows than one global batch.
     """
 
     def __init__(
         self,
-        mix: Mix,
+        mix: Mix | Groups,
         global_batch_size: int,
         micro_batch_size: int,
         world: World,
@@ -32,6 +34,8 @@ class StepSampler:
                 f"a global batch of {global_batch_size} rows cannot be cut into micro-batches of {micro_batch_size} on "
                 f"{count_of(world.size, 'rank')}; make it a multiple of {world.size * micro_batch_size}"
             )
+        if group_size := mix.group_size:
+            self._check_groups(group_size, global_batch_size // world.size, micro_batch_size)
         if mix.num_rows < global_batch_size:
             raise DataError(
                 f"the filelists hold {mix.num_rows} rows, fewer than one global batch of {global_batch_size} "
@@ -41,6 +45,15 @@ class StepSampler:
         self.mix, self.world = mix, world
         self.global_batch_size, self.micro_batch_size = global_batch_size, micro_batch_size
         self.start_step, self.max_steps = start_step, max_steps
+
+    @staticmethod
+    def _check_groups(group_size: int, rank_batch_size: int, micro_batch_size: int) -> None:
+        if rank_batch_size % group_size or group_size % micro_batch_size:
+            raise ConfigError(
+                f"{rank_batch_size} rows of a rank and update in micro-batches of {micro_batch_size} cannot be made of "
+                f"groups of {group_size} rows of one shape; give --bucket_group_size {micro_batch_size}, or another of "
+                f"its multiples that divide {rank_batch_size}"
+            )
 
     def __len__(self) -> int:
         micro_batches = self.global_batch_size // (self.world.size * self.micro_batch_size)

@@ -47,20 +47,17 @@ def sample_latents(
     guidance_scale (cond - uncond); 1 costs a single pass. `next_noise()` gives the noise [B, C, h, w] of each step to a
     stochastic sampler.
     """
-    run = Sampler(sampler, model.noise_schedule, model.prediction_type, num_inference_steps, model.sampling)
-    context = model.encode_text(input_ids)
+    run = Sampler(sampler, model.process, num_inference_steps, model.sampling)
+    condition = model.condition(input_ids)
     guided = guidance_scale != 1.0
     if guided:
-        uncond = model.encode_text(empty_ids)
-        if uncond.shape[0] != context.shape[0]:
-            uncond = uncond.expand([context.shape[0], -1, -1])
-        context = paddle.concat([uncond, context])
+        condition = _beside(model.condition(empty_ids), condition)
     latents = noise * run.initial_scale
     for timestep in run.timesteps:
         latents_input = run.scale_input(latents, timestep)
         latents_input = paddle.concat([latents_input] * 2) if guided else latents_input
         latents_input = latents_input.astype(model.unet.dtype)
-        predicted = model.unet(latents_input, timestep, encoder_hidden_states=context).sample.astype("float32")
+        predicted = model.unet(latents_input, timestep, **condition).sample.astype("float32")
         if guided:
             without, with_prompt = predicted.chunk(2)
             predicted = without + guidance_scale * (with_prompt - without)
@@ -68,6 +65,17 @@ def sample_latents(
         if on_step:
             on_step()
     return latents
+
+
+def _beside(without: dict, condition: dict) -> dict:
+    """Both conditions of guidance in one batch, [2 B, …]; one that is the same for all pictures is repeated."""
+    both = {}
+    for name, values in condition.items():
+        other = without[name]
+        if values is not None and other.shape[0] != values.shape[0]:
+            other = other.expand([values.shape[0], *[-1] * (other.ndim - 1)])
+        both[name] = None if values is None else paddle.concat([other, values])
+    return both
 
 
 def to_pictures(pixels) -> np.ndarray:

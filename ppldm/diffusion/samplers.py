@@ -22,7 +22,7 @@ from ppdiffusers import (
 )
 
 from ..utils.errors import ConfigError
-from .process import PUBLISHED_SAMPLING, NoiseSchedule
+from .process import PUBLISHED_SAMPLING, NoiseSchedule, Process
 
 
 class _DDPMScheduler(DDIMScheduler):
@@ -56,17 +56,16 @@ _OVER_SIGMAS = ("euler", "euler-ancestral", "dpm-solver++")
 _LEAST_ALPHA_BAR = 2.0**-24
 
 
-def sampling_scheduler(
-    noise_schedule: NoiseSchedule, prediction_type: str, sampler: str, num_steps: int, stored: dict | None = None
-):
+def sampling_scheduler(process: Process, sampler: str, num_steps: int, stored: dict | None = None):
     """The ppdiffusers scheduler of a sampler, set to `num_steps`. Raises ConfigError where it cannot follow the noise
-    schedule.
+    schedule of the process.
 
     `stored`: the sampling settings that the model came with; a sampler takes those that its class has, as diffusers'
     `from_config` does. A schedule that ends in noise alone is sampled from its very last timestep where no
     `timestep_spacing` is stored: arXiv:2305.08891, section 3.3.
     """
     scheduler_class, settings = SAMPLERS[sampler]
+    noise_schedule = process.schedule
     known = inspect.signature(scheduler_class.__init__).parameters
     schedule = noise_schedule.scheduler_config()
     if sampler in _OVER_SIGMAS:
@@ -80,7 +79,7 @@ def sampling_scheduler(
     stored = {name: value for name, value in (stored or {}).items() if sampler != "ddpm" or name == "timestep_spacing"}
     settings = {name: value for name, value in {**settings, **schedule, **stored}.items() if name in known}
     settings |= _within_schedule(sampler, scheduler_class, settings, noise_schedule.num_train_timesteps, num_steps)
-    scheduler = scheduler_class(**settings, prediction_type=prediction_type)
+    scheduler = scheduler_class(**settings, prediction_type=process.prediction_type)
     if noise_schedule.rescale_betas_zero_snr and sampler in _OVER_SIGMAS:
         _end_in_noise(scheduler, noise_schedule)
     scheduler.set_timesteps(num_steps)
@@ -131,20 +130,19 @@ class Sampler:
     def __init__(
         self,
         name: str,
-        noise_schedule: NoiseSchedule,
-        prediction_type: str,
+        process: Process,
         num_steps: int,
         stored: dict | None = None,
     ):
         """`stored`: sampling settings of the model. Raises ConfigError."""
-        if not 1 <= num_steps <= noise_schedule.num_train_timesteps:
+        if not 1 <= num_steps <= process.num_levels:
             raise ConfigError(
-                f"--num_inference_steps {num_steps} must be from 1 to {noise_schedule.num_train_timesteps}, the steps "
-                "that the model was trained with"
+                f"--num_inference_steps {num_steps} must be from 1 to {process.num_levels}, the steps that the model "
+                "was trained with"
             )
         self.name = name
         self.is_stochastic = name in STOCHASTIC
-        self.scheduler = sampling_scheduler(noise_schedule, prediction_type, name, num_steps, stored)
+        self.scheduler = sampling_scheduler(process, name, num_steps, stored)
         self.timesteps = list(self.scheduler.timesteps)
         self.initial_scale = float(self.scheduler.init_noise_sigma)
         self._position = 0

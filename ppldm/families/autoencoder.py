@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..config.option import Bounds, option
-from ..networks.configs import check_fit, downscale_factor, latent_shape, read_new_config
+from ..networks.configs import check_fit, downscale_factor, read_new_config
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.rank_watch import gather_objects
 from ..utils.world import gather_in_order, shard
-from .base import Family, Sitting
+from .base import Family, Sitting, check_sizes
 
 NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the rows
 NUM_MEASURED = 1024  # encoded for the latents' statistics, at most
@@ -80,7 +80,7 @@ class Autoencoder(Family):
 
     def check(self, config: AutoencoderConfig, data) -> None:
         """The network's config, with the size of pictures."""
-        latent_shape(config.network_config(), resolution=data.resolution)
+        check_sizes(config.network_config(), data)
 
     def build(self, config: AutoencoderConfig, data, seed: int):
         """Anew, from its config."""
@@ -103,22 +103,23 @@ class Autoencoder(Family):
         from ..data.loader import first_epoch
         from ..diffusion.guided import to_pictures
         from ..networks.autoencoder import psnr, reconstruct
-        from ..utils.grid import tile
+        from ..utils.grid import pad_alike, tile
 
-        rows, found = sitting.dataset.spread(NUM_PICTURES), []
+        rows, found = sitting.dataset.spread(NUM_PICTURES), {}
         mine = [rows[number] for number in shard(len(rows), sitting.world)]
-        if mine:
-            pixels = first_epoch(sitting.dataset, mine)["pixel_values"]
+        for batch in sitting.dataset.split(mine, NUM_PICTURES):
+            pixels = first_epoch(sitting.dataset, batch)["pixel_values"]
             with paddle.amp.auto_cast(enable=False):
                 decoded = reconstruct(sitting.model.vae, pixels).astype("float32").numpy()
-            found = list(zip(pixels.numpy(), decoded, strict=True))
-        pairs = gather_in_order(gather_objects(found, sitting.world))
-        originals, decoded = (np.stack(side) for side in zip(*pairs, strict=True))
-        numbers = {"psnr": psnr(paddle.to_tensor(originals), paddle.to_tensor(decoded))}
+            found |= zip(batch, zip(pixels.numpy(), decoded, strict=True), strict=True)
+        pairs = gather_in_order(gather_objects([found[row] for row in mine], sitting.world))
+        values = (np.concatenate([picture.ravel() for picture in side]) for side in zip(*pairs, strict=True))
+        numbers = {"psnr": psnr(*map(paddle.to_tensor, values))}
         if not sitting.world.is_main:
             return {}, numbers
-        pictures = np.concatenate([originals.transpose(0, 2, 3, 1), to_pictures(paddle.to_tensor(decoded))])
-        return {"reconstruction": tile(pictures, len(originals))}, numbers
+        pictures = [original.transpose(1, 2, 0) for original, _ in pairs]
+        pictures += [to_pictures(paddle.to_tensor(decoded[None]))[0] for _, decoded in pairs]
+        return {"reconstruction": tile(pad_alike(pictures), len(pairs))}, numbers
 
     def export(self, model, config: AutoencoderConfig, dataset, folder: Path, average, metadata: dict) -> None:
         """The VAE's folder, with 1 / std of the latents as its scaling factor."""
@@ -127,10 +128,9 @@ class Autoencoder(Family):
         from ..utils.files import atomic_dir, write_json
         from ..weights.fill import describe_model
 
-        vae, rows = model.vae, dataset.spread(NUM_MEASURED)
+        vae, batches = model.vae, dataset.split(dataset.spread(NUM_MEASURED), _MEASURED_AT_A_TIME)
         vae.eval()
-        with progress(range(0, len(rows), _MEASURED_AT_A_TIME), desc="measuring latents", unit="batch") as starts:
-            chunks = (rows[start : start + _MEASURED_AT_A_TIME] for start in starts)
+        with progress(batches, desc="measuring latents", unit="batch") as chunks:
             statistics = latent_statistics(vae, (_encoder_inputs(dataset, chunk) for chunk in chunks))
         scaling_factor = 1.0 / statistics["latent_std"]
         vae.register_to_config(scaling_factor=scaling_factor)

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..data.shapes import make_shapes
+from ..networks.configs import downscale_factor, latent_shape
 from ..utils.errors import ConfigError
 from ..utils.text import did_you_mean
 from ..utils.world import World
@@ -117,4 +119,17 @@ def check_family(config, data, arguments) -> None:
             f"--fp16_opt_level {arguments.fp16_opt_level} is not supported for {family.plural}; "
             f"use {' or '.join(family.half_precision_levels)}"
         )
+    make_shapes(data)
     family.check(config, data)
+
+
+def check_sizes(vae, data) -> None:
+    """Raises ConfigError where the pictures of a run have sides that a VAE, by its config, does not take."""
+    latent_shape(vae, resolution=data.resolution)
+    factor, made = downscale_factor(vae), data.buckets in ("ratios", "steps")
+    for height, width in make_shapes(data) or ():
+        if height % factor or width % factor:
+            raise ConfigError(
+                f"--buckets {data.buckets}: the sides of {width} x {height} must be multiples of {factor}, the VAE's "
+                f"downscaling factor; {'change --bucket_step' if made else 'correct it'}"
+            )

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from ..config.option import Bounds, Needs, option
 from ..config.published_models import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
-from ..networks.configs import check_fit, latent_shape, read_new_config
+from ..networks.configs import check_fit, read_new_config
 from ..utils.errors import ConfigError, ModelError
 from ..weights.configs import read_folder_config
-from .base import Family, Sitting
+from .base import Family, Sitting, check_sizes
 
 _model = partial(option, section="model")
 _loss = partial(option, section="model", identity=True)
@@ -67,6 +67,9 @@ class LdmConfig:
     )
     model_max_length: int = _loss(
         77, "Tokens of a caption; longer ones are cut, shorter ones padded.", bounds=_ABOVE_0, unit="tokens"
+    )
+    mask_pad_tokens: bool = _loss(
+        False, "Attention ignores the padding behind captions, in the text encoder and the UNet; saved with the model."
     )
     prediction_type: str = _loss("epsilon", "What the UNet predicts.", choices=("epsilon", "v_prediction"))
     noise_offset: float = _loss(
@@ -204,7 +207,7 @@ class LatentDiffusion(Family):
         configs = {name: found.get(name) or configs.get(name) for name in self.components}
         check_fit(configs)
         if configs["vae"]:
-            latent_shape(configs["vae"], resolution=data.resolution)
+            check_sizes(configs["vae"], data)
         positions = (found.get("text_encoder") or {}).get("max_position_embeddings", config.model_max_length)
         if positions < config.model_max_length:
             raise ModelError(
@@ -213,8 +216,8 @@ class LatentDiffusion(Family):
             )
 
     def identity(self, config: LdmConfig, data) -> dict:
-        """What of a caption is seen, and the average."""
-        return {"caption_drop": data.caption_drop, "ema": str(self.average(config))}
+        """The average."""
+        return {"ema": str(self.average(config))}
 
     def average(self, config: LdmConfig):
         """At intervals where one of their settings is given, else gradual with `--use_ema`."""
@@ -233,7 +236,8 @@ class LatentDiffusion(Family):
         tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
         model = build_ldm(config, tokenizer.vocab_size, seed)
         model.tokenizer = tokenizer
-        latent_shape(model.vae.config, resolution=data.resolution)
+        model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
+        check_sizes(model.vae.config, data)
         return model
 
     def draw(self, sitting: Sitting) -> tuple[dict, dict]:

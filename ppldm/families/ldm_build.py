@@ -8,7 +8,7 @@ import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ..config.published_models import DEFAULT_TOKENIZER, DEFAULT_VAE
-from ..data.inputs import Input, Integer, Normals, Pixels, Sum, Tokens
+from ..data.inputs import Input, Integer, Moments, Normals, Pixels, Sum, Tokens, Uncached
 from ..diffusion.process import Process, sampling_settings
 from ..networks.build import build_text_encoder, build_unet, resize_text_encoder
 from ..networks.configs import LABELS, check_fit, check_tokenizer_fit, downscale_factor
@@ -41,8 +41,8 @@ def build_ldm(arguments, vocab_size: int, seed: int) -> LatentDiffusionModel:
                 ema=arguments.load_ema,
             )
             schedule = weights.scheduler
-            for name, now in chosen.items():
-                before = schedule.get(name, getattr(type(arguments), name))
+            for name, now in (chosen | {"mask_pad_tokens": arguments.mask_pad_tokens}).items():
+                before = (weights.metadata | schedule).get(name, getattr(type(arguments), name))
                 if before != now:
                     get_logger().warning("%s was trained with %s %s and goes on with %s",
                                          arguments.model_name_or_path, name, before, now)  # fmt: skip
@@ -65,12 +65,15 @@ def build_ldm(arguments, vocab_size: int, seed: int) -> LatentDiffusionModel:
 def inputs_of(arguments, vae_config, process: Process) -> dict[str, Input]:
     """What a batch must hold, by name. Offset noise: crosslabs.org/blog/diffusion-with-offset-noise; a second noise in
     what the UNet sees: Ning et al. 2023, arXiv:2301.11706."""
-    normals = partial(Normals, channels=vae_config["latent_channels"], factor=downscale_factor(vae_config))
+    latents = {"channels": vae_config["latent_channels"], "factor": downscale_factor(vae_config)}
+    normals = partial(Normals, **latents)
     noise = normals(Stream.NOISE)
     if arguments.noise_offset:
         noise = Sum(noise, arguments.noise_offset, normals(Stream.NOISE_OFFSET, factor=None))
     inputs = {
         "pixel_values": Pixels(),
+        "moments": Moments(**latents),
+        "uncached": Uncached(),
         "posterior_noise": normals(Stream.POSTERIOR),
         "input_ids": Tokens(arguments.model_max_length),
         "timesteps": Integer(Stream.TIMESTEP, process.num_levels),

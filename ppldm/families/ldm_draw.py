@@ -5,8 +5,9 @@ from functools import partial
 import numpy as np
 import paddle
 
+from ..data.shapes import nearest_to_square
 from ..diffusion.guided import draw, sample_latents, to_pictures
-from ..utils.grid import prompt_grid, tile
+from ..utils.grid import pad_alike, prompt_grid, tile
 from ..utils.log import progress
 from ..utils.rank_watch import gather_objects
 from ..utils.world import gather_in_order, shard
@@ -16,13 +17,15 @@ NUM_PICTURES = 8  # of the batch, as published, or at a time
 
 
 def draw_sample_pictures(sitting: Sitting) -> dict:
-    """Pictures by tag on the main process: originals over their reconstructions, and DDIM samples of each scale.
+    """Pictures by tag on the main process: originals, where all are there and not only their cached latents, over their
+    reconstructions, and DDIM samples of each scale.
 
-    Samples of the prompts, each from the noise that (seed, prompt) gives it; without any, of the captions and noises of
-    the first NUM_PICTURES samples of the ranks' batches. The ranks share the work; a collective call.
+    Samples of the prompts, each from the noise that (seed, prompt) gives it, with buckets in the shape nearest to a
+    square; without any, of the captions and noises of the first NUM_PICTURES samples of the ranks' batches, in their
+    shapes. The ranks share the work; a collective call.
     """
     world, prompts, tokenizer = sitting.world, sitting.prompts, sitting.model.tokenizer
-    own = {name: sitting.batch[name][: len(shard(NUM_PICTURES, world))] for name in sitting.model.inputs}
+    own = {name: sitting.batch[name][: len(shard(NUM_PICTURES, world))] for name in ("input_ids", "noise")}
     my_prompts = [prompts[number] for number in shard(len(prompts), world)]
     captions = my_prompts if prompts else tokenizer.decode(own["input_ids"].numpy())
     gathered = gather_objects({"captions": captions} | _draw_own(sitting, own, my_prompts), world)
@@ -30,9 +33,10 @@ def draw_sample_pictures(sitting: Sitting) -> dict:
         return {}
     drawn = {tag: gather_in_order([one[tag] for one in gathered]) for tag in gathered[0]}
     captions, pairs = drawn.pop("captions"), drawn.pop("reconstruction")
-    both = np.stack([original for original, _ in pairs] + [decoded for _, decoded in pairs])
+    originals = [original for original, _ in pairs if original is not None]
+    both = pad_alike([*(originals if len(originals) == len(pairs) else ()), *(decoded for _, decoded in pairs)])
     samples = {
-        tag: np.asarray(prompt_grid(captions, [[picture] for picture in row], columns=NUM_PICTURES))
+        tag: np.asarray(prompt_grid(captions, [[picture] for picture in pad_alike(row)], columns=NUM_PICTURES))
         for tag, row in drawn.items()
     }
     return {"reconstruction": tile(both, len(pairs))} | samples
@@ -42,6 +46,8 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
     """This rank's pictures by tag; of reconstructions pairs of original and decoded."""
     model, tokenizer, steps = sitting.model, sitting.model.tokenizer, sitting.config.num_inference_steps
     shape, empty = tuple(sitting.batch["noise"].shape[1:]), paddle.to_tensor(tokenizer.encode([""]))
+    if buckets := sitting.dataset.selection.buckets:
+        shape = model.inputs["noise"].shape(*nearest_to_square(buckets.shapes))
     chunks = [my_prompts[start : start + NUM_PICTURES] for start in range(0, len(my_prompts), NUM_PICTURES)]
     bar = progress(
         total=len(sitting.guidance_scales) * steps * (len(chunks) if sitting.prompts else 1),
@@ -55,9 +61,7 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
         settings = {"num_inference_steps": steps, "on_step": bar.update}
         drawn = partial(draw, model, tokenizer, shape=shape, seed=sitting.seed, check=False, **settings)
         if len(own["noise"]):
-            originals = own["pixel_values"].transpose([0, 2, 3, 1]).numpy()
-            decoded = to_pictures(model.decode(model.encode(own["pixel_values"], own["posterior_noise"])))
-            found["reconstruction"] = list(zip(originals, decoded, strict=True))
+            found["reconstruction"] = _reconstruct(model, sitting.batch, len(own["noise"]))
         for scale in sitting.guidance_scales:
             pictures = found[f"ddim-samples-{scale}"]
             for chunk in chunks:
@@ -66,3 +70,15 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
                 latents = sample_latents(model, own["input_ids"], empty, own["noise"], scale, **settings)
                 pictures += list(to_pictures(model.decode(latents)))
     return found
+
+
+def _reconstruct(model, batch: dict, count: int) -> list[tuple]:
+    """(original, None without pixels; decoded) of the first samples of a batch."""
+    if "moments" not in batch:
+        batch = {name: batch[name][:count] for name in ("pixel_values", "posterior_noise")}
+    given = {name: batch[name] for name in ("pixel_values", "moments", "uncached") if name in batch}
+    decoded = to_pictures(model.decode(model.latents(batch["posterior_noise"], **given)[:count]))
+    pixels = batch["pixel_values"].transpose([0, 2, 3, 1]).numpy() if "pixel_values" in batch else ()
+    places = batch["uncached"][:, 0].tolist() if "uncached" in batch else [*range(len(pixels))]
+    originals = dict(zip(places, pixels[places] if len(pixels) > len(places) else pixels, strict=True))
+    return [(originals.get(number), picture) for number, picture in enumerate(decoded)]

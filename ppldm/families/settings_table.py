@@ -67,7 +67,8 @@ def _values(stated: Option) -> str:
         words = ", ".join(f"`{choice}`" for choice in stated.choices)
     else:
         words = " ".join(filter(None, [stated.kind or _TYPES[stated.type], str(stated.bounds or "")]))
-    return ("list of " if stated.is_list else "") + words + (f"; {stated.unit}" if stated.unit else "")
+    many = "list of " if stated.is_list else "names, each with a " if stated.is_table else ""
+    return many + words + (f"; {stated.unit}" if stated.unit else "")
 
 
 def _text(stated: Option) -> str:

@@ -29,7 +29,7 @@ def export(
     load_paddle()
     from ..utils.log import get_logger, quiet_libraries
     from ..weights.read import COMPONENT_FOLDERS, read_weights
-    from ..weights.write import DIFFUSERS_TEXT_LENGTH, drawn_by_diffusers, metadata_of, write_weights
+    from ..weights.write import why_drawn_by_ppldm, write_weights
 
     quiet_libraries()
     source = locate_model(model, COMPONENT_FOLDERS, offline)
@@ -41,12 +41,8 @@ def export(
         weights.tokenizer = Path(tokenizer)
     if weights.tokenizer is None:
         get_logger().warning("%s has no tokenizer; name its folder with --tokenizer to make the export whole", model)
-    if to == "diffusers" and not drawn_by_diffusers(weights):
-        get_logger().warning(
-            "diffusers' LDMTextToImagePipeline pads captions to %d tokens, and this model was trained with %d: "
-            "ppldm draws with the export, diffusers does not",
-            *(DIFFUSERS_TEXT_LENGTH, metadata_of(weights)["model_max_length"]),
-        )
+    if reason := why_drawn_by_ppldm(weights, to):
+        get_logger().warning("%s: ppldm draws with the export, %s does not", reason, to)
     write_weights(weights, to, target, dtype, safetensors)
     get_logger().info("%s for %s in %s", model, to, target)
 

@@ -7,6 +7,7 @@ refused.
 
 import json
 import math
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ def generate(
     resolution: int = None,  # side in pixels; by default the one trained at
     height: int = None,  # in pixels, where it is not the side
     width: int = None,  # in pixels, where it is not the side
+    size: str = None,  # the same as --width and --height, as 640x448
     seed: int = 23,  # the same seed and prompt give the same pictures; -1 chooses one
     batch_size: int = 8,  # pictures at a time; changes at most the last bit of a pixel
     exact: bool = False,  # the same bits for any number of processes: one picture at a time, and one thread of a CPU
@@ -60,9 +62,7 @@ def generate(
     )
     sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
     _check_settings(scales, sampler, seed)
-    sides = {"resolution": resolution, "height": height, "width": width}
-    _require_positive(**{name: side for name, side in sides.items() if side is not None})
-    height, width = (resolution if side is None else side for side in (height, width))
+    height, width = read_size(size, resolution, height, width)
     plan = Plan(wanted, num_samples, scales, num_inference_steps, sampler, seed, height, width, exact)
     refuse_other_prompts(plan, folder)
     check_name(model)
@@ -74,7 +74,7 @@ def generate(
         from .pipeline import load
 
         use_device(device)
-        world = _join_world()
+        world = join_world()
         if seed == -1:
             plan = replace(plan, seed=_choose_seed(world))
         quiet_libraries()
@@ -305,7 +305,8 @@ def read_settings(path: Path) -> dict | None:
         return None
 
 
-def _join_world():
+def join_world():
+    """This process's place among those that a launcher started, which can talk to one another from here on."""
     import paddle
 
     from ..utils.cpu import quiet_paddle
@@ -328,6 +329,23 @@ def _choose_seed(world) -> int:
     if world.size > 1:
         paddle.distributed.broadcast_object_list(chosen, src=0)
     return chosen[0]
+
+
+def read_size(
+    size: str | None, resolution: int | None, height: int | None, width: int | None
+) -> tuple[int | None, int | None]:
+    """(height, width) in pixels from what is given of the flags; None: as trained. Raises ConfigError where `size` is
+    not width x height, or another says a size too."""
+    sides = {"resolution": resolution, "height": height, "width": width}
+    given = {name: side for name, side in sides.items() if side is not None}
+    if size is not None:
+        if not (found := re.fullmatch(r"(\d+)x(\d+)", size)):
+            raise ConfigError(f"--size {size} is not width x height; write it as 640x448")
+        if name := next(iter(given), None):
+            raise ConfigError(f"--size {size} says all that --{name} {given[name]} does; omit one of them")
+        given = {"height": int(found[2]), "width": int(found[1])}
+    _require_positive(**given)
+    return tuple(given.get(name, given.get("resolution")) for name in ("height", "width"))
 
 
 def _require_positive(**values) -> None:

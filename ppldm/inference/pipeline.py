@@ -65,7 +65,9 @@ def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, 
     for name in ("model_max_length", "resolution"):
         if not isinstance(metadata[name], int) or metadata[name] < 1:
             raise ModelError(f"{path}: {name} {metadata[name]!r} of ppldm.json must be 1 or more; copy it again")
-    return TextToImage(model, load_tokenizer(folder, metadata["model_max_length"]), metadata["resolution"])
+    loaded = load_tokenizer(folder, metadata["model_max_length"])
+    model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
+    return TextToImage(model, loaded, metadata["resolution"])
 
 
 class TextToImage:

@@ -11,10 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from ..config.captions import CaptionOptions
+from ..config.option import check_value, options
 from ..data.filelist import Source, read_sources
 from ..data.formats.layouts import DEFAULT_LAYOUT
-from ..data.formats.open import Rows, open_part, summarize
+from ..data.formats.open import open_part, summarize
+from ..data.formats.rows import Rows
 from ..data.select.sidecar import ensure_columns
+from ..data.text.captions import CaptionRule
 from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import make_output_dir
 from ..utils.log import progress
@@ -64,6 +68,15 @@ def list_parts(filelists: list[str], layout: str = DEFAULT_LAYOUT, must_exist: b
     ConfigError."""
     sources = [source for filelist in filelists for source in read_sources(filelist, layout, must_exist)]
     return [PartName(path, source.without_parts()) for source in sources for path in source.parts]
+
+
+def caption_rule(captions: str, clean: bool) -> CaptionRule:
+    """The rule of the flags `--captions` (as that of training; empty: the rows' own) and `--clean-captions`. Raises
+    ConfigError."""
+    stated = options(CaptionOptions)["captions"]
+    return CaptionRule.of(
+        CaptionOptions(captions=check_value(stated, captions) if captions else None, clean_captions=clean)
+    )
 
 
 def index_parts(parts: list[PartName], num_workers: int, with_columns: bool = False) -> Indexed:

@@ -24,9 +24,9 @@ from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.filelist import write_filelist
 from ..data.formats.csv_table import list_images
 from ..data.formats.layouts import DEFAULT_LAYOUT
-from ..data.formats.open import Rows
 from ..data.formats.part import Part, index_path, part_spec, write_part
 from ..data.formats.row import Row
+from ..data.formats.rows import Rows
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
 from ..utils.files import write_json
 from ..utils.jobs import JobFolder, Piece, finish, list_pieces, make_key

@@ -1,12 +1,14 @@
 """`ppldm stats`: what is in the parts: rows, sizes, caption lengths, and the reasons why rows are bad.
 
-With a tokenizer, captions are counted in tokens too, and the words that it does not know.
+With a tokenizer, captions are counted in tokens too, and the words that it does not know. With `--buckets`, which
+shapes the rows would be trained in, and what of them is cut away.
 
 Images are not decoded: their sizes come from the index, their bytes and captions from the rows.
 """
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Annotated
@@ -14,13 +16,17 @@ from typing import Annotated
 import numpy as np
 
 from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.shapes import describe as describe_shapes
+from ..data.text.captions import CaptionRule
 from ..data.text.coverage import Coverage, CoverageMeter
-from ..utils.errors import RowError
+from ..utils.errors import ConfigError, RowError
 from ..utils.files import atomic_write
 from ..utils.report import print_report
 from ..utils.workers import check_workers
 from .parts import (
+    Indexed,
     Span,
+    caption_rule,
     check_output,
     count_not_rows,
     describe_bad_parts,
@@ -41,6 +47,7 @@ _MEASURES = {
     "caption_words": "caption, words",
     "caption_chars": "caption, characters",
 }
+_Words = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "KEY=VALUE"}]
 _TOKENS = {"caption_tokens": "caption, tokens"}
 
 
@@ -49,13 +56,21 @@ def stats(
     out: str = "",  # write histograms to this PNG
     tokenizer: str = "",  # folder with a tokenizer (`ppldm vocab` makes one): also count tokens and unknown words
     max_length: int = 77,  # with --tokenizer: tokens of a caption, as --model_max_length; longer ones are cut
+    buckets: str = "",  # ratios, steps or a list of width x height: also count rows by shape (docs/shapes.md)
+    settings: _Words = (),  # with --buckets: further settings of a run's data, as resolution=512 bucket_step=64
+    sheet: str = "",  # with --buckets: draw rows of every shape, and what is cut of them, to this PNG
+    chart: str = "",  # with --buckets: draw how many rows have which shape to this PNG
+    captions: str = "",  # measure these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
+    clean_captions: bool = False,  # measure captions cleaned, as training with --clean_captions sees them
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print the numbers as JSON
 ):
     """Say what filelists hold: rows, image sizes, caption lengths, reasons of bad rows."""
+    shaping = _open_shaping(buckets, settings, sheet, chart)
     if out:
         check_output(out)
+    rule = caption_rule(captions, clean_captions)
     meter = _open_meter(tokenizer, max_length) if tokenizer else None
     parts = list_parts(filelists, layout, must_exist=False)
     num_workers = check_workers(num_workers)
@@ -63,7 +78,7 @@ def stats(
     counts, skipped, not_rows = {measure: Counter() for measure in _MEASURES}, Counter(), Counter()
     coverage = Coverage()
     for _, (own_counts, own_skipped, own_not_rows, own_coverage) in over_rows(
-        partial(measure_span, meter=meter), indexed, num_workers, "stats"
+        partial(measure_span, rule=rule, meter=meter), indexed, num_workers, "stats"
     ):
         skipped.update(own_skipped)
         not_rows.update(own_not_rows)
@@ -84,6 +99,8 @@ def stats(
     if meter:
         report["unknown_share"], report["cut_share"] = coverage.unknown_share, coverage.cut_share(max_length)
         report["tokenizer"] = f"of all captions, {coverage.describe(max_length)}"
+    if shaping:
+        report["buckets"] = shaping(indexed)
     if out:
         draw_histograms(out, counts, skipped, f"{report['rows']} rows in {len(parts)} part(s)")
     print_report(report, describe, json)
@@ -95,14 +112,32 @@ def _open_meter(tokenizer: str, max_length: int) -> CoverageMeter:
     return CoverageMeter(load_tokenizer(tokenizer, max_length))
 
 
-def measure_span(span: Span, meter: CoverageMeter | None = None) -> tuple[dict, Counter, Counter, Coverage]:
+def _open_shaping(buckets: str, words: list[str], sheet: str, chart: str) -> Callable[[Indexed], dict] | None:
+    """What reports on the shapes of indexed parts, and draws them; None where nothing is asked for. Raises ConfigError,
+    OutputError."""
+    if not buckets:
+        if words or sheet or chart:
+            raise ConfigError("--settings, --sheet and --chart say nothing without --buckets; add --buckets ratios")
+        return None
+    from .buckets import read_settings, report_shapes
+
+    settings = read_settings(buckets, words)
+    for path in filter(None, (sheet, chart)):
+        check_output(path)
+    return partial(report_shapes, settings=settings, sheet=sheet, chart=chart)
+
+
+def measure_span(
+    span: Span, rule: CaptionRule, meter: CoverageMeter | None = None
+) -> tuple[dict, Counter, Counter, Coverage]:
     """(how often each value of each measure comes, bad rows by reason, what is not a row by reason, coverage by the
-    tokenizer of `meter`) over a span."""
+    tokenizer of `meter`) over a span. rule: says which captions of a row are measured: all that it may draw."""
     counts, skipped, captions = {measure: Counter() for measure in _MEASURES}, Counter(), []
     with closing(open_rows(span.part)) as part:
         for number in range(span.start, span.stop):
             try:
                 row = part.read(number)
+                rule.check(row)
             except RowError as error:
                 skipped[error.reason] += 1
                 continue
@@ -110,13 +145,13 @@ def measure_span(span: Span, meter: CoverageMeter | None = None) -> tuple[dict, 
             if not width or not height:
                 skipped["image"] += 1
                 continue
-            values = (
-                *(width, height, min(width, height), round(width / height, 2)),
-                *(math.ceil(len(row.image) / 1000), len(row.caption.split()), len(row.caption)),
-            )
-            for measure, value in zip(_MEASURES, values, strict=True):
+            sides = width, height, min(width, height), round(width / height, 2)
+            for measure, value in zip(_MEASURES, (*sides, math.ceil(len(row.image) / 1000)), strict=False):
                 counts[measure][value] += 1
-            captions += [row.caption, *row.other_captions]
+            for caption in rule.texts(row):
+                counts["caption_words"][len(caption.split())] += 1
+                counts["caption_chars"][len(caption)] += 1
+                captions.append(caption)
         not_rows = count_not_rows(part, span)
     return counts, skipped, not_rows, meter.measure(captions) if meter else Coverage()
 
@@ -142,6 +177,9 @@ def describe(report: dict) -> str:
     if "tokenizer" in report:
         lines.append(report["tokenizer"])
     lines += [f"  bad rows, {reason}: {count}" for reason, count in report["skipped"].items()]
+    if "buckets" in report:
+        lines += describe_shapes(report["buckets"])
+        lines += [f"  not used, {reason}: {count:,}" for reason, count in report["buckets"]["skipped"].items()]
     lines += describe_not_rows(report["not_rows"])
     return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated
 
 from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.text.captions import CaptionRule
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.report import print_report
 from ..utils.workers import check_workers
-from .parts import Indexed, Span, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
+from .parts import Indexed, Span, caption_rule, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
 
 DEFAULT_SIZE = 30_000
 _MEASURED_ROWS = 20_000
@@ -28,6 +29,8 @@ def vocab(
     size: int = DEFAULT_SIZE,  # tokens at most; few captions give fewer
     language: _Languages = ("en",),  # en, zh or both: their characters are known even where no caption has them
     max_length: int = 77,  # tokens of a caption, as --model_max_length of the training to come
+    captions: str = "",  # learn from these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
+    clean_captions: bool = False,  # learn from cleaned captions, as training with --clean_captions sees them
     max_rows: int = 1_000_000,  # rows to learn from, spread evenly over all
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     num_workers: int = 0,  # processes; 0 means one per core
@@ -49,9 +52,9 @@ def vocab(
     if (Path(out) / "vocab.txt").exists() and not overwrite:
         raise OutputError(f"{out} holds a vocabulary; name another folder, or add --overwrite to replace it")
     learn_vocabulary(Counter(), size, languages)  # refuses a size too small before any row is read
-    num_workers = check_workers(num_workers)
+    rule, num_workers = caption_rule(captions, clean_captions), check_workers(num_workers)
     indexed = index_parts(list_parts(filelists, layout, must_exist=False), num_workers)
-    counts, rows = count_caption_words(indexed, max_rows, num_workers)
+    counts, rows = count_caption_words(indexed, rule, max_rows, num_workers)
     if not counts:
         raise DataError(f"no caption of {' '.join(filelists)} holds a word; check the files with `ppldm head`")
     tokenizer = CaptionTokenizer(learn_vocabulary(counts, size, languages), max_length)
@@ -63,29 +66,29 @@ def vocab(
         "words": counts.total(),
         "different_words": len(counts),
         "bad_parts": indexed.bad_parts(),
-        **measure_fit(tokenizer, indexed, max_length, num_workers),
+        **measure_fit(tokenizer, indexed, rule, num_workers),
     }
     print_report(report, describe, json)
 
 
-def count_caption_words(indexed: Indexed, max_rows: int, num_workers: int) -> tuple[Counter, int]:
+def count_caption_words(indexed: Indexed, rule: CaptionRule, max_rows: int, num_workers: int) -> tuple[Counter, int]:
     """(how often each word comes in the captions, rows read)."""
     counts, rows = Counter(), 0
-    for span, own in over_rows(count_span, indexed, num_workers, "captions", max_rows):
+    for span, own in over_rows(partial(count_span, rule=rule), indexed, num_workers, "captions", max_rows):
         counts.update(own)
         rows += span.stop - span.start
     return counts, rows
 
 
-def count_span(span: Span) -> Counter:
+def count_span(span: Span, rule: CaptionRule) -> Counter:
     """How often each word comes in the captions of a span."""
     from ..data.text.tokenizer import count_words
 
-    return count_words(read_captions(span))
+    return count_words(read_captions(span, rule))
 
 
-def read_captions(span: Span) -> list[str]:
-    """All captions of the rows of a span that can be read."""
+def read_captions(span: Span, rule: CaptionRule) -> list[str]:
+    """All captions that may be drawn of the rows of a span that can be read."""
     captions = []
     with closing(open_rows(span.part)) as part:
         for number in range(span.start, span.stop):
@@ -93,16 +96,16 @@ def read_captions(span: Span) -> list[str]:
                 row = part.read(number)
             except RowError:
                 continue  # `ppldm verify` and training count these by reason
-            captions += [row.caption, *row.other_captions]
+            captions += rule.texts(row)
     return captions
 
 
-def measure_fit(tokenizer, indexed: Indexed, max_length: int, num_workers: int) -> dict:
+def measure_fit(tokenizer, indexed: Indexed, rule: CaptionRule, num_workers: int) -> dict:
     """How the tokenizer fits captions, of at most 20,000 rows spread evenly."""
     from ..data.text.coverage import Coverage, CoverageMeter
 
-    measure = partial(measure_span, meter=CoverageMeter(tokenizer))
-    found = Coverage()
+    measure = partial(measure_span, rule=rule, meter=CoverageMeter(tokenizer))
+    found, max_length = Coverage(), tokenizer.max_length
     for _, own in over_rows(measure, indexed, num_workers, "coverage", _MEASURED_ROWS):
         found += own
     return {
@@ -115,9 +118,9 @@ def measure_fit(tokenizer, indexed: Indexed, max_length: int, num_workers: int) 
     }
 
 
-def measure_span(span: Span, meter):
+def measure_span(span: Span, rule: CaptionRule, meter):
     """The coverage of the captions of a span."""
-    return meter.measure(read_captions(span))
+    return meter.measure(read_captions(span, rule))
 
 
 def describe(report: dict) -> str:

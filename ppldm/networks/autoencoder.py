@@ -49,6 +49,17 @@ class AutoencoderObjective(Model):
 
 
 @paddle.no_grad()
+def encode_moments(vae: nn.Layer, pixel_values):
+    """[B, 3, H, W] uint8 to mean and standard deviation of the posterior, float32 [B, 2, C, H / f, W / f], unscaled.
+
+    Runs in float32 outside autocast: half precision overflows in common VAEs.
+    """
+    with paddle.amp.auto_cast(enable=False):
+        posterior = vae.encode(to_unit_range(pixel_values)).latent_dist
+        return paddle.stack([posterior.mean, posterior.std], axis=1)
+
+
+@paddle.no_grad()
 def reconstruct(vae: nn.Layer, pixel_values):
     """[B, 3, H, W] uint8 to its reconstruction from the posterior's mean, float32 in -1 .. 1."""
     return vae.decode(vae.encode(to_unit_range(pixel_values)).latent_dist.mean).sample.clip(-1.0, 1.0)
@@ -63,19 +74,20 @@ def psnr(pixel_values, decoded) -> float:
 def latent_statistics(vae: nn.Layer, batches) -> dict:
     """Mean and standard deviation of unscaled posterior samples: over everything, and each channel's mean.
 
-    `batches` gives (pixel_values, posterior_noise). The scaling factor that brings latents to unit variance is
-    1 / std, as Rombach et al. 2022 (arXiv:2112.10752, appendix G) measure it.
+    `batches` gives (pixel_values, posterior_noise), each of pictures of any size. The scaling factor that brings
+    latents to unit variance is 1 / std, as Rombach et al. 2022 (arXiv:2112.10752, appendix G) measure it.
     """
     latents = []
     for pixel_values, posterior_noise in batches:
         posterior = vae.encode(to_unit_range(pixel_values)).latent_dist
         latents.append((posterior.mean + posterior.std * posterior_noise).numpy())
-    latents = np.concatenate(latents).astype(np.float64)
+    values = np.concatenate([some.ravel() for some in latents]).astype(np.float64)
+    by_channel = np.concatenate([np.moveaxis(some, 1, 0).reshape(some.shape[1], -1) for some in latents], axis=1)
     return {
-        "latent_mean": float(latents.mean()),
-        "latent_std": float(latents.std()),
-        "latent_channel_means": [round(float(mean), 4) for mean in latents.mean(axis=(0, 2, 3))],
-        "pictures": len(latents),
+        "latent_mean": float(values.mean()),
+        "latent_std": float(values.std()),
+        "latent_channel_means": [round(float(mean), 4) for mean in by_channel.mean(axis=1, dtype=np.float64)],
+        "pictures": sum(len(some) for some in latents),
     }
 
 

@@ -2,7 +2,10 @@
 
 A batch (`families.ldm` says how it is made) carries everything that is random:
 
-    pixel_values     [B, 3, H, W] uint8, RGB in 0 .. 255
+    pixel_values     [B, 3, H, W] uint8, RGB in 0 .. 255; or
+    moments          [B, 2, C, h, w] float32, mean and standard deviation of the VAE's posterior, computed ahead; of
+                     rows without: pixel_values [M, 3, H, W], or [B, 3, H, W] where other rows are not looked at, and
+    uncached         [M, 4] int64, their places in the batch, and by what they are known to `keep_moments`
     input_ids        [B, L] int64
     timesteps        [B] int64 in 0 .. num_levels - 1 of the process
     noise            [B, C, h, w] float32, standard normal (plus the noise offset, if any)
@@ -16,8 +19,8 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from ..diffusion.process import NoiseSchedule, Process, add_noise, training_target
-from .autoencoder import to_unit_range
+from ..diffusion.process import Process, add_noise, training_target
+from .autoencoder import encode_moments, to_unit_range
 from .model import Component, Loss, Model, freeze
 
 
@@ -25,8 +28,13 @@ class LatentDiffusionModel(Model):
     """Frozen VAE, trained text encoder (or frozen) and trained UNet under one loss.
 
     The state dict has the prefixes `vae.`, `text_encoder.` and `unet.`. `text_encoder.to_logits` is kept for the
-    published checkpoints' sake; nothing uses it, so it is not trained.
+    published checkpoints' sake; nothing uses it, so it is not trained. mask_behind: the id of the token that ends a
+    caption, where attention is to ignore what stands behind it (`--mask_pad_tokens`); None: it ignores nothing, as
+    published.
     """
+
+    autoencoder = "vae"
+    mask_behind: int | None = None
 
     def __init__(
         self,
@@ -67,11 +75,6 @@ class LatentDiffusionModel(Model):
         self.text_encoder.model.gradient_checkpointing = True
 
     @property
-    def noise_schedule(self) -> NoiseSchedule:
-        """That of the process."""
-        return self.process.schedule
-
-    @property
     def prediction_type(self) -> str:
         """That of the process."""
         return self.process.prediction_type
@@ -91,29 +94,70 @@ class LatentDiffusionModel(Model):
             return (posterior.mean + posterior.std * posterior_noise) * self.scaling_factor
 
     @paddle.no_grad()
+    def latents(self, posterior_noise, pixel_values=None, moments=None, uncached=None):
+        """Scaled latents [B, C, h, w] of a batch that has pixels or moments, or some of each."""
+        if moments is None:
+            return self.encode(pixel_values, posterior_noise)
+        if pixel_values is not None:
+            places, encoded = uncached[:, 0], encode_moments(self.vae, pixel_values)
+            if len(encoded) > len(places):
+                encoded = encoded[places]
+            if self.keep_moments is not None:
+                encoded = paddle.to_tensor(self.keep_moments(uncached[:, 1:].numpy(), encoded.numpy()))
+            moments = paddle.scatter(moments, places, encoded)
+        mean, std = moments.unbind(1)
+        return (mean + std * posterior_noise) * self.scaling_factor
+
+    @paddle.no_grad()
     def decode(self, latents):
         """Scaled latents [B, C, h, w] to pixels [B, 3, H, W] float32 in -1 .. 1."""
         with paddle.amp.auto_cast(enable=False):
             return self.vae.decode(latents.astype("float32") / self.scaling_factor).sample.clip(-1.0, 1.0)
 
+    def token_mask(self, input_ids):
+        """[B, L] int64, 1 up to the first end of a caption and 0 behind it; None where nothing is masked."""
+        if self.mask_behind is None:
+            return None
+        ends = (input_ids == self.mask_behind).astype("int64")
+        return (ends.cumsum(axis=1) == ends).astype("int64")
+
     def encode_text(self, input_ids):
-        """[B, L] int64 to hidden states [B, L, D]. No attention mask: padding is attended to, as published."""
+        """[B, L] int64 to hidden states [B, L, D]. Without a mask padding is attended to, as published. CLIP's encoder
+        is causal: what stands behind a token does not reach it."""
+        mask = {"attention_mask": self.token_mask(input_ids)} if hasattr(self.text_encoder, "to_logits") else {}
         if self.freeze_text_encoder:
             with paddle.no_grad():
-                return self.text_encoder(input_ids)[0]
-        return self.text_encoder(input_ids)[0]
+                return self.text_encoder(input_ids, **mask)[0]
+        return self.text_encoder(input_ids, **mask)[0]
+
+    def condition(self, input_ids) -> dict:
+        """What the UNet takes of captions [B, L], by the names of its arguments: hidden states, and a mask or None."""
+        return {
+            "encoder_hidden_states": self.encode_text(input_ids),
+            "encoder_attention_mask": self.token_mask(input_ids),
+        }
 
     def predict(self, noisy, timesteps, input_ids):
         """The UNet's output [B, C, h, w] for x_t at these timesteps under these captions: all that is trained."""
-        return self.unet(noisy, timesteps, encoder_hidden_states=self.encode_text(input_ids)).sample
+        return self.unet(noisy, timesteps, **self.condition(input_ids)).sample
 
-    def forward(self, pixel_values, input_ids, timesteps, noise, posterior_noise, input_noise=None) -> Loss:
+    def forward(
+        self,
+        input_ids,
+        timesteps,
+        noise,
+        posterior_noise,
+        pixel_values=None,
+        moments=None,
+        uncached=None,
+        input_noise=None,
+    ) -> Loss:
         """Mean squared error between prediction and target, weighted by timestep where asked for.
 
         With `input_noise`, x_t is made with it and the target with `noise`: input perturbation, Ning et al. 2023
         (arXiv:2301.11706).
         """
-        latents = self.encode(pixel_values, posterior_noise)
+        latents = self.latents(posterior_noise, pixel_values, moments, uncached)
         alpha_bar = self.alphas_cumprod[timesteps].reshape([-1, 1, 1, 1])
         noisy = add_noise(latents, noise if input_noise is None else input_noise, alpha_bar)
         predict = self.compiled_predict if self.training and self.compiled_predict else self.predict

@@ -41,13 +41,18 @@ class Model(nn.Layer):
 
     process: the `diffusion.process.Process` of a model that has noise levels, None of others. inputs: by the names of
     `forward`'s arguments, how the data layer makes each (`ppldm.data.inputs`). tokenizer: of its captions, or None.
+    autoencoder: the name of the frozen component whose moments may be computed ahead, None without such.
+    keep_moments: what is computed of pixels may be kept by it: (places int64 [M, 3], moments [M, 2, C, h, w]) to the
+    moments as they will be read again (`data.cached.moments.CachedMoments.keep`).
     A model whose `predict` may be compiled calls `compiled_predict` in its place while that is set and it trains.
     """
 
     process = None
     inputs: dict[str, Any] = {}
     tokenizer = None
+    autoencoder: str | None = None
     compiled_predict: Callable | None = None
+    keep_moments: Callable | None = None
 
     @property
     def components(self) -> dict[str, Component]:
@@ -78,7 +83,11 @@ class Model(nn.Layer):
 
     def loss(self, batch: dict) -> Loss:
         """The loss of a batch, which may hold more than the inputs."""
-        return self(**{name: batch[name] for name in self.inputs})
+        return self(**self.inputs_of(batch))
+
+    def inputs_of(self, batch: dict) -> dict:
+        """The inputs that a batch has: where there are moments, it may lack pixels, and the other way about."""
+        return {name: batch[name] for name in self.inputs if name in batch}
 
 
 def freeze(layer: nn.Layer) -> None:

@@ -18,6 +18,7 @@ from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from ..utils.machine import count_usable_cores
 from ..utils.text import count_of, did_you_mean
+from ..utils.world import World
 from .monitor.sinks import check_reporters
 from .trainer_flags import refuse_other_flags
 
@@ -77,7 +78,8 @@ def read_recipe(argv: list[str], loop: bool, config: type | None = LdmConfig, pr
     _check_family(layers, config)
     settings = merge_settings(layers, loop, config, keep_missing=sources.print_config)
     if sources.print_config:
-        sys.stdout.write(write_settings(settings, origins=True))
+        if World.detect().is_main:
+            sys.stdout.write(write_settings(settings, origins=True))
         raise SystemExit(0)
     usual = flatten(defaults(config, loop))
     for key, stated in schema.items():

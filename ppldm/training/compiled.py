@@ -3,11 +3,12 @@
 Paddle makes a graph in three ways. It rewrites a function's syntax tree, which fails at the UNet, or its bytecode,
 which takes minutes; or it runs the function once on symbols that have the shapes of the batch, and keeps the operations
 that it meets. That is what happens here: the model's Python code is called as it is, and may not depend on the values
-of tensors. The batches of a run have one shape, so that there is one graph.
+of tensors. There is one graph for each shape of a batch: one, or as many as there are aspect-ratio buckets.
 
 The graph works on the model's own parameters. Nothing else changes: drawing, validating and exporting call the modules.
 """
 
+import inspect
 import time
 import warnings
 
@@ -21,29 +22,33 @@ from ..utils.world import World
 def compile_predict(model):
     """`model.predict` as a function that Paddle compiles when it is called, for the shapes and types of the call."""
 
-    def predict(noisy, timesteps, input_ids):
-        return model.predict(noisy, timesteps, input_ids)
+    def predict(*inputs):
+        return model.predict(*inputs)
 
+    predict.__signature__ = inspect.signature(model.predict)  # Paddle asks for the names of arguments
     # Neither it nor what it calls is rewritten. Without CINN: the kernels are those that run when it is not compiled.
     return paddle.jit.to_static(paddle.jit.not_to_static(predict), full_graph=True, backend=None)
 
 
 class CompiledPrediction:
-    """`model.predict`, compiled. The log says so at the first call, at which the ranks wait for one another."""
+    """`model.predict`, compiled. The log says so at the first call for a shape; at the very first, which is slowest,
+    the ranks wait for one another."""
 
     def __init__(self, model, world: World):
-        self._predict, self._world, self._is_ready = compile_predict(model), world, False
+        self._predict, self._world, self._shapes = compile_predict(model), world, set()
 
-    def __call__(self, noisy, timesteps, input_ids):
-        if self._is_ready:
-            return self._predict(noisy, timesteps, input_ids)
+    def __call__(self, *inputs):
+        shape = tuple(tuple(one.shape) for one in inputs)
+        if shape in self._shapes:
+            return self._predict(*inputs)
         get_logger().info("--to_static: compiling what is trained, which takes seconds, on a busy machine minutes")
         started = time.perf_counter()
         with warnings.catch_warnings():
             # The model's code asks symbols for what only tensors know, and does without.
             warnings.filterwarnings("ignore", "Tensor do not have '\\w+' interface for pir graph mode")
-            predicted = self._predict(noisy, timesteps, input_ids)
+            predicted = self._predict(*inputs)
         get_logger().info("--to_static: compiled in %.1f s", time.perf_counter() - started)
-        self._is_ready = True
-        barrier(self._world)
+        if not self._shapes:
+            barrier(self._world)
+        self._shapes.add(shape)
         return predicted

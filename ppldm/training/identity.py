@@ -1,6 +1,7 @@
 """What decides which samples a step sees and what it makes of them: a checkpoint of another identity is refused."""
 
 from .. import __version__
+from ..config.captions import caption_identity
 from ..config.data import DataOptions
 from ..config.option import identity_of
 from ..config.recipe import sections_of
@@ -14,6 +15,7 @@ def run_identity(
     arguments: TrainingOptions,
     data_arguments: DataOptions,
     dataset: TextImageDataset,
+    group_size: int,
     global_batch_size: int,
     max_steps: int,
 ) -> dict:
@@ -21,7 +23,7 @@ def run_identity(
 
     A checkpoint of another run differs in it. What only speed and memory depend on is not part of it.
     """
-    where = read_where(data_arguments)
+    where, buckets = read_where(data_arguments), dataset.buckets
     constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
     return {
         "seed": arguments.seed,
@@ -29,9 +31,13 @@ def run_identity(
         "data": dataset.fingerprint.digest,
         "rows": len(dataset),
         "weights": dataset.weights,
+        "buckets": buckets and [f"{width}x{height}" for height, width in buckets.shapes],
+        "bucket_group_size": buckets and group_size,
         "global_batch_size": global_batch_size,
         "max_steps": None if constant else max_steps,
         "precision": precision_name(arguments),
+        "latents": dataset.latents and data_arguments.latents_dtype,
+        **(caption_identity(data_arguments) if dataset.tokenizer else {}),
         **identity_of(data_arguments, arguments),
     }
 

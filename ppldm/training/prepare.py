@@ -7,14 +7,21 @@ from pathlib import Path
 import numpy as np
 
 from ..config.option import identity_of
+from ..data.cached.moments import LatentsRule
 from ..data.dataset import TextImageDataset
-from ..data.order import Mix
+from ..data.filelist import Source
+from ..data.groups import make_order
+from ..data.images.crop import CropRule
+from ..data.shape_chart import BUCKETS_FILE, draw_chart
+from ..data.shapes import group_size_of
+from ..data.text.captions import CaptionRule
 from ..families.base import Family, Sitting, check_family, get_family
 from ..inference.generate import read_prompts
 from ..networks.ema import ExponentialMovingAverage
 from ..utils.log import get_logger
 from ..utils.world import World
-from ..weights.fill import describe_model
+from ..weights.components import encoder_digest
+from ..weights.fill import component_of, describe_model
 from .checkpoint.checkpoint import TrainingState
 from .checkpoint.resume import restore
 from .compiled import CompiledPrediction
@@ -47,20 +54,22 @@ def prepare(config, data, arguments) -> TrainingRun:
     selection = select_training_rows(sources, data, arguments, world)
     model = family.build(config, data, arguments.seed)
     description = describe_model(family, model)
-    make_dataset = dataset_maker(model, data, arguments)
+    make_dataset = dataset_maker(model, data, arguments, [*sources, *held_out_sources])
     dataset = make_dataset(
         sources,
-        caption_drop_probability=data.caption_drop,
-        random_crop=data.random_crop,
-        random_flip=data.random_flip,
+        captions=CaptionRule.of(data),
+        crops=crop_rule(data),
         selection=selection,
     )
-    if world.is_main and model.tokenizer:
-        report_captions(dataset)
+    if dataset.latents:
+        model.keep_moments = dataset.latents.keep
+    if world.is_main:
+        report_data(dataset, Path(arguments.output_dir))
     global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
+    group_size = group_size_of(data, arguments.per_device_train_batch_size)
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
     state, rate_ratios = make_state(family, config, model, arguments, max_steps, global_batch_size, world)
-    identity = run_identity(arguments, data, dataset, global_batch_size, max_steps)
+    identity = run_identity(arguments, data, dataset, group_size, global_batch_size, max_steps)
     identity |= identity_of(config) | family.identity(config, data)
     start_step, unlogged = restore(
         checkpoint, state, identity, description, dataset.fingerprint, arguments.accept_changes
@@ -74,7 +83,7 @@ def prepare(config, data, arguments) -> TrainingRun:
         world=world,
         state=state,
         dataset=dataset,
-        mix=Mix(dataset.list_sizes, dataset.weights, arguments.seed),
+        mix=make_order(dataset.list_sizes, dataset.weights, arguments.seed, dataset.buckets, group_size),
         max_steps=max_steps,
         global_batch_size=global_batch_size,
         identity=identity,
@@ -91,18 +100,43 @@ def prepare(config, data, arguments) -> TrainingRun:
     )
 
 
-def dataset_maker(model, data, arguments):
-    """TextImageDataset of the model's inputs, which lacks sources, selection and how samples vary."""
+def report_data(dataset: TextImageDataset, folder: Path) -> None:
+    """How captions fit the tokenizer, in the log, and which shapes pictures have, as a picture in the run's folder."""
+    if dataset.tokenizer:
+        report_captions(dataset)
+    if buckets := dataset.selection.buckets:
+        draw_chart(folder / BUCKETS_FILE, buckets.report(), dataset.selection.skipped)
+
+
+def crop_rule(data) -> CropRule:
+    """What of a picture the settings ask for."""
+    return CropRule(
+        data.crop_fraction, data.random_crop and not data.smart_crop, data.random_flip, data.interpolation,
+        data.num_crops, data.smart_crop, data.bucket_upscale,
+    )  # fmt: skip
+
+
+def dataset_maker(model, data, arguments, sources: list[Source]):
+    """TextImageDataset of the model's inputs, which lacks sources, selection and how samples vary. sources: all that
+    there are, of which some may be cached latents."""
     return partial(
         TextImageDataset,
         inputs=model.inputs,
         tokenizer=model.tokenizer,
         resolution=data.resolution,
         seed=arguments.seed,
-        crop_fraction=data.crop_fraction,
         bad_rows=bad_row_policy(data),
-        interpolation=data.interpolation,
+        latents=latents_rule(model, data) if any(source.latents != "off" for source in sources) else None,
     )
+
+
+def latents_rule(model, data) -> LatentsRule | None:
+    """Which cached latents are those of a model's autoencoder; None of a model that has none to be cached."""
+    if model.autoencoder is None:
+        return None
+    vae = model.components[model.autoencoder].layer
+    digest = encoder_digest(component_of(model.autoencoder, vae))
+    return LatentsRule(digest, float(vae.config.scaling_factor), data.latents_dtype)
 
 
 def make_state(family: Family, config, model, arguments, max_steps: int, global_batch_size: int, world: World):

@@ -1,6 +1,8 @@
 """Which rows a run trains on, and for how many updates."""
 
 import math
+from collections.abc import Iterable
+from pathlib import Path
 
 from ..config.data import DataOptions
 from ..config.option import options
@@ -10,6 +12,7 @@ from ..data.filelist import Source, read_sources
 from ..data.select.expression import Expression
 from ..data.select.parse import parse_where
 from ..data.select.selection import Selection, select_rows
+from ..data.shapes import Shape, shape_rule
 from ..utils.errors import ConfigError, FilelistError
 from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine import count_usable_cores
@@ -47,7 +50,8 @@ def open_sources(arguments: DataOptions, flag: str = "file_list") -> list[Source
     read_where(arguments)
     path = getattr(arguments, flag)
     try:
-        sources = read_sources(path, arguments.layout)
+        folder = Path(arguments.latents_dir) if arguments.latents_dir else None
+        sources = read_sources(path, arguments.layout, latents=arguments.latents, latents_dir=folder)
     except FilelistError as error:
         raise FilelistError(f"--{flag}: {error}") from error
     num_parts = sum(len(source.parts) for source in sources)
@@ -58,13 +62,20 @@ def open_sources(arguments: DataOptions, flag: str = "file_list") -> list[Source
 
 
 def select_training_rows(
-    sources: list[Source], data_arguments: DataOptions, arguments: TrainingOptions, world: World
+    sources: list[Source],
+    data_arguments: DataOptions,
+    arguments: TrainingOptions,
+    world: World,
+    shapes: Iterable[Shape] | None = None,
 ) -> Selection:
-    """The rows that `--where` holds for and that are no smaller than `--resolution`, and a table of the others in the
-    log. Parts without an index are indexed first, over all cores. Raises DataError, OutputError."""
+    """The rows that `--where` holds for and that are no smaller than `--resolution`, or with `--buckets` than one of
+    `shapes`, by default the settings'; and a table of shapes, and of the other rows, in the log. Parts without an index
+    are indexed first, over all cores. Raises DataError, OutputError."""
     num_workers = max(arguments.dataloader_num_workers, count_usable_cores() // world.size, 1)
-    selection = select_rows(sources, read_where(data_arguments), data_arguments.resolution, num_workers)
-    if selection.skipped:
+    rule = shape_rule(data_arguments, arguments.per_device_train_batch_size, shapes)
+    where, min_side = read_where(data_arguments), 0 if rule else data_arguments.resolution
+    selection = select_rows(sources, where, min_side, num_workers, rule)
+    if selection.skipped or selection.buckets:
         selection.log()
     return selection
 

@@ -9,6 +9,7 @@ from .. import __version__
 from ..config.training import TrainingOptions
 from ..config.write import RECIPE_FILE, recipe_text
 from ..data.dataset import TextImageDataset
+from ..data.groups import Groups
 from ..data.loader import build_loader
 from ..data.order import Mix
 from ..data.step_sampler import StepSampler
@@ -45,7 +46,7 @@ class TrainingRun:
     world: World
     state: TrainingState
     dataset: TextImageDataset
-    mix: Mix
+    mix: Mix | Groups
     max_steps: int
     global_batch_size: int
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused

@@ -55,7 +55,7 @@ class LatentDiffusionTrainer(Trainer):
         shares, is_last = gradient_shares(self.run.state.optimizer), self._has_all_micro_batches()
         reducing = shares.reducing() if shares and is_last else nullcontext()
         with waiting(self.run.world), reducing:  # data parallelism sends gradients while it goes back
-            loss = super().training_step(model, {name: inputs[name] for name in self.model.inputs})
+            loss = super().training_step(model, self.run.state.model.inputs_of(inputs))
         self.losses[-1] = self.losses[-1]._replace(value=loss * self.args.gradient_accumulation_steps)
         return loss
 

@@ -48,8 +48,9 @@ def prepare_cpu(threads: int | None = None) -> None:
 
 def load_paddle(threads: int | None = None) -> None:
     """`prepare_cpu`, then `import paddle` without its complaint that OMP_NUM_THREADS is set; all else that it prints is
-    passed on. Nothing where it is there already: preparing would come too late."""
-    if "paddle" in sys.modules:
+    passed on. Nothing where it is there already, since preparing would come too late; but `threads` are set for all
+    that still asks."""
+    if "paddle" in sys.modules and threads is None:
         return
     prepare_cpu(threads)
     with quiet_paddle():

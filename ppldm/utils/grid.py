@@ -39,6 +39,16 @@ def prompt_grid(
     return canvas
 
 
+def pad_alike(pictures: list[np.ndarray]) -> np.ndarray:
+    """[H, W, 3] uint8 of any sizes to [N, H, W, 3], as high and as wide as the largest, each in the middle of white."""
+    height, width = (max(picture.shape[axis] for picture in pictures) for axis in (0, 1))
+    padded = np.full((len(pictures), height, width, 3), 255, dtype=np.uint8)
+    for place, picture in zip(padded, pictures, strict=True):
+        top, left = (height - picture.shape[0]) // 2, (width - picture.shape[1]) // 2
+        place[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+    return padded
+
+
 def tile(pictures: np.ndarray, columns: int) -> np.ndarray:
     """[N, H, W, 3] uint8 to one picture [rows H, columns W, 3], row by row, white where N does not fill it."""
     count, height, width, _ = pictures.shape

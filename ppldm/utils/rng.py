@@ -29,6 +29,12 @@ class Stream(IntEnum):
     CAPTION_CHOICE = 11
     INPUT_PERTURBATION = 12
     DROPOUT = 13
+    CROP_CHOICE = 14
+    CAPTION_TAGS = 15
+    CAPTION_WILDCARD = 16
+    CAPTION_TAG_DROP = 17
+    CROP_PLACE = 19
+    GROUP = 20
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):
@@ -44,15 +50,34 @@ _NO_SEED = _NoSeed()
 def make_rng(seed: int, stream: Stream, epoch: int = 0, row: int = 0) -> np.random.Generator:
     """The generator of (seed, stream, epoch, row), each an integer in [0, 2**64)."""
     philox = np.random.Philox(_NO_SEED)
-    philox.state = {
+    philox.state = _first_state(seed, stream, epoch, row)
+    return np.random.Generator(philox)
+
+
+class Generators:
+    """`make_rng` of one seed for loops that draw little from many keys, in a fifth of its time.
+
+    The generator of a stream is the same object each time, and valid until its stream is asked for again. One thread.
+    """
+
+    def __init__(self, seed: int):
+        self._seed, self._of_streams = seed, {}
+
+    def __call__(self, stream: Stream, key: tuple[int, int]) -> np.random.Generator:
+        """The generator of (epoch, row), at its beginning."""
+        if (generator := self._of_streams.get(stream)) is None:
+            generator = self._of_streams[stream] = make_rng(self._seed, stream)
+        generator.bit_generator.state = _first_state(self._seed, stream, *key)
+        return generator
+
+
+def _first_state(seed: int, stream: Stream, epoch: int, row: int) -> dict:
+    # Lists and not arrays, which numpy takes several times as long to read.
+    return {
         "bit_generator": "Philox",
-        "state": {
-            "counter": np.array([0, 0, row, epoch], dtype=np.uint64),
-            "key": np.array([seed, int(stream)], dtype=np.uint64),
-        },
-        "buffer": np.zeros(4, dtype=np.uint64),
+        "state": {"counter": [0, 0, row, epoch], "key": [seed, int(stream)]},
+        "buffer": [0, 0, 0, 0],
         "buffer_pos": 4,  # used up
         "has_uint32": 0,
         "uinteger": 0,
     }
-    return np.random.Generator(philox)

@@ -8,6 +8,8 @@ PyTorch stores a Linear weight as [out, in], Paddle as [in, out]; all else is th
 nothing is rounded: what is read in one form and written in the other has the same bits.
 """
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,13 @@ PADDLE_ONLY = {
     "text_encoder": {},
 }
 TORCH_ONLY = {"unet": {}, "vae": {"mid_block_add_attention": True}, "text_encoder": {}}
+
+# What of a VAE the posterior depends on besides shapes of weights, and the weights.
+_ENCODER_SETTINGS = (
+    "in_channels", "latent_channels", "down_block_types", "block_out_channels", "down_block_out_channels",
+    "layers_per_block", "act_fn", "norm_num_groups", "use_quant_conv",
+)  # fmt: skip
+_ENCODER = ("encoder.", "quant_conv.")
 
 
 @dataclass
@@ -51,6 +60,18 @@ class Weights:
     tokenizer: Path | Any = None
     metadata: dict = field(default_factory=dict)
     frozen: tuple[str, ...] = ("vae",)
+
+
+def encoder_digest(vae: ComponentWeights) -> str:
+    """32 hexadecimal digits that no VAE has which encodes otherwise. Decoder and scaling factor are no part of it: VAEs
+    with another decoder, as the published fine-tuned ones, share their encoder."""
+    digest = hashlib.sha256(json.dumps([[name, vae.config.get(name)] for name in _ENCODER_SETTINGS]).encode())
+    for name in sorted(vae.arrays):
+        if name.startswith(_ENCODER):
+            array = np.ascontiguousarray(vae.arrays[name], np.float32)
+            digest.update(f"{name} {list(array.shape)}".encode())
+            digest.update(array)
+    return digest.hexdigest()[:32]
 
 
 def turn_linear(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

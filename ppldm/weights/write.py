@@ -96,16 +96,24 @@ def metadata_of(weights: Weights) -> dict:
     return {
         "resolution": side * downscale_factor(vae),
         "model_max_length": text_encoder["max_position_embeddings"],
+        "mask_pad_tokens": False,
         **weights.metadata,
         "prediction_type": weights.scheduler["prediction_type"],
         "scaling_factor": vae["scaling_factor"],
     }
 
 
-def drawn_by_diffusers(weights: Weights) -> bool:
-    """Whether diffusers' own pipeline can draw with an export of this model."""
-    ldmbert = is_ldmbert(weights.components["text_encoder"].config)
-    return not ldmbert or metadata_of(weights)["model_max_length"] == DIFFUSERS_TEXT_LENGTH
+def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
+    """Why the code that a form is for does not draw with an export of this model as ppldm does; "" where it does."""
+    metadata, ldmbert = metadata_of(weights), is_ldmbert(weights.components["text_encoder"].config)
+    if metadata["mask_pad_tokens"]:
+        return f"{form} attends to the padding behind captions, and this model was trained to ignore it"
+    if form == "diffusers" and ldmbert and metadata["model_max_length"] != DIFFUSERS_TEXT_LENGTH:
+        return (
+            f"diffusers' LDMTextToImagePipeline pads captions to {DIFFUSERS_TEXT_LENGTH} tokens, and this model was "
+            f"trained with {metadata['model_max_length']}"
+        )
+    return ""
 
 
 def _example(weights: Weights, form: str, prompt: str) -> str:
@@ -121,12 +129,8 @@ def _example(weights: Weights, form: str, prompt: str) -> str:
     name = (
         "LDMTextToImagePipeline" if is_ldmbert(weights.components["text_encoder"].config) else "StableDiffusionPipeline"
     )
-    if form == "diffusers" and not drawn_by_diffusers(weights):
-        length = metadata_of(weights)["model_max_length"]
-        return (
-            f"# diffusers' {name} pads captions to {DIFFUSERS_TEXT_LENGTH} tokens and this model takes {length}: draw "
-            f"with ppldm\n{own}"
-        )
+    if reason := why_drawn_by_ppldm(weights, form):
+        return f"# {reason}: draw with ppldm\n{own}"
     return (
         f'from {form} import {name}\n\npipeline = {name}.from_pretrained(".")\n'
         f'pipeline({quoted}, guidance_scale=7.5).images[0].save("picture.png")'

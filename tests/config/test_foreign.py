@@ -108,7 +108,8 @@ def test_stable_cascade(tmp_path):
     assert found.files["mine.filelist"] == "/data/a.tar\n/data/b.tar\n"
     # A value that has no counterpart, of a key that has one, is to be filled in.
     assert settings["compute.bf16"] == "???" and "float64 is not a precision" in found.left_out["dtype"]
-    assert set(found.left_out) == {"output_path", "model_version", "multi_aspect_ratio", "dtype", "module_filters"}
+    assert settings["data.buckets"] == "ratios" and settings["data.bucket_ratios"] == ["1/1", "1/2"]
+    assert set(found.left_out) == {"output_path", "model_version", "dtype", "module_filters"}
     assert "cannot be shared by 20 batches" in translate(tmp_path, STABLE_CASCADE, 5).left_out["batch_size"]
 
 

@@ -8,6 +8,7 @@ import pytest
 from ppldm.config.load import file_layers, load
 from ppldm.config.option import Bounds, identity_of, option
 from ppldm.config.recipe import defaults, flatten, schema_of
+from ppldm.config.write import recipe_text
 from ppldm.families.settings_table import settings_table
 from ppldm.training.arguments import make_parser, read_recipe
 from ppldm.utils.errors import ConfigError
@@ -74,3 +75,38 @@ def test_it_is_in_the_docs_table():
 def test_it_is_saved_and_part_of_the_identity():
     recipe = read_recipe(["--wheels", "6"], True, Config)
     assert recipe.tree()["model"] == {"wheels": 6} and identity_of(recipe.model) == {"wheels": 6}
+
+
+TABLE = option(None, "Wheels by place.", bounds=Bounds(above=0), section="model")
+Wheels = dataclasses.make_dataclass("Wheels", [("places", dict[str, float] | None, TABLE)], bases=(Base,), kw_only=True)
+
+
+def test_a_table_is_the_same_in_all_its_spellings(tmp_path):
+    table = {"front": 0.5, "rear": 2.0}
+    path = tmp_path / "recipe.yaml"
+    for text in ("{front: 0.5, rear: 2}", "front:0.5,rear:2", "\n    front: 0.5\n    rear: 2"):
+        path.write_text(f"model:\n  places: {text}\n")
+        assert read_recipe(["--config", str(path)], True, Wheels).model.places == table
+    for words in (["--places", "front:0.5,rear:2"], ["model.places={front: 0.5, rear: 2}"]):
+        assert read_recipe(words, True, Wheels).model.places == table
+    recipe = read_recipe(["--places", "front:0.5,rear:2"], True, Wheels)
+    path.write_text(recipe_text(recipe.tree(), {}, "1"))
+    assert read_recipe(["--config", str(path)], True, Wheels).model.places == table
+    assert read_recipe([], True, Wheels).model.places is None
+    assert "--places NAME:X,..." in make_parser(True, Wheels).format_help()
+    assert "names, each with a number above 0" in settings_table({"toy": Wheels})
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("front", "must be values by name"),
+        ("front:1,front:2", "must be values by name"),
+        (":1", "must be values by name"),
+        ("front:0", "--places front: 0.0 must be above 0"),
+        ("front:x", "--places front: x must be a number"),
+    ],
+)
+def test_what_is_no_table_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        read_recipe(["--places", words], True, Wheels)

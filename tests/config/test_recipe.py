@@ -122,9 +122,9 @@ def test_the_identity_of_a_run_keeps_its_names():
     names = {name for group in groups for name in identity_of(group)}
     assert names == {
         *("prediction_type", "noise_offset", "input_perturbation", "snr_gamma", "rescale_betas_zero_snr"),
-        *("freeze_text_encoder", "model_max_length", "kl_weight", "reconstruction_loss"),
-        *("resolution", "crop_fraction", "random_crop", "random_flip", "interpolation"),
-        *("max_skipped", "max_skipped_share"),
+        *("freeze_text_encoder", "model_max_length", "mask_pad_tokens", "kl_weight", "reconstruction_loss"),
+        *("resolution", "crop_fraction", "random_crop", "random_flip", "num_crops", "interpolation"),
+        *("max_skipped", "max_skipped_share", "smart_crop", "bucket_upscale"),
         *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
         *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
         *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),

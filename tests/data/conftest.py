@@ -11,7 +11,9 @@ from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.inputs import Integer, Normals, Pixels, Sum, Tokens
+from ppldm.data.images.crop import CropRule
+from ppldm.data.inputs import Integer, Moments, Normals, Pixels, Sum, Tokens, Uncached
+from ppldm.data.text.captions import CaptionRule
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.utils.rng import Stream
 
@@ -62,7 +64,8 @@ def make_sources(tmp_path, make_rows):
     return make
 
 
-def latent_inputs(pixels_only=False, channels=4, factor=8, levels=1000, noise_offset=0.0, input_perturbation=0.0):
+def latent_inputs(pixels_only=False, channels=4, factor=8, levels=1000, noise_offset=0.0, input_perturbation=0.0,
+                  cached=False):  # fmt: skip
     """What a latent diffusion model asks a batch for; of an autoencoder with `pixels_only`."""
     normals = partial(Normals, channels=channels, factor=factor)
     inputs = {"pixel_values": Pixels(), "posterior_noise": normals(Stream.POSTERIOR)}
@@ -74,6 +77,8 @@ def latent_inputs(pixels_only=False, channels=4, factor=8, levels=1000, noise_of
         "timesteps": Integer(Stream.TIMESTEP, levels),
         "noise": noise if noise_offset else noise.first,
     }
+    if cached:
+        inputs |= {"moments": Moments(channels, factor), "uncached": Uncached()}
     if input_perturbation:
         inputs["input_noise"] = Sum("noise", input_perturbation, normals(Stream.INPUT_PERTURBATION))
     return inputs
@@ -82,10 +87,12 @@ def latent_inputs(pixels_only=False, channels=4, factor=8, levels=1000, noise_of
 @pytest.fixture
 def make_dataset(make_sources):
     def make(sources=None, inputs=None, **settings) -> TextImageDataset:
-        """`inputs`: the arguments of `latent_inputs`."""
+        """`inputs`: the arguments of `latent_inputs`; `captions`, `crops`: those of the rules."""
         inputs = latent_inputs(**inputs or {})
         tokenizer = CaptionTokenizer(build_vocab(["picture 0123456789 图"]), 8) if "input_ids" in inputs else None
-        arguments = {"resolution": 16, "seed": 7, "tokenizer": tokenizer, **settings}
+        rules = {"captions": CaptionRule(**{"drop_probability": 0.1, **settings.pop("captions", {})}),
+                 "crops": CropRule(**settings.pop("crops", {}))}  # fmt: skip
+        arguments = {"resolution": 16, "seed": 7, "tokenizer": tokenizer, **rules, **settings}
         return TextImageDataset(sources or make_sources([5, 9], [10]), inputs, **arguments)
 
     return make

@@ -11,10 +11,11 @@ from ppldm.data.bad_rows import BadRows
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row, encode_row
-from ppldm.data.images.crop import crop_pixels
+from ppldm.data.images.crop import CropRule, crop_pixels
 from ppldm.data.images.decode import decode_pixels
 from ppldm.data.images.resize import INTERPOLATIONS
 from ppldm.data.order import Mix
+from ppldm.data.text.captions import CaptionRule
 from ppldm.utils.errors import ConfigError, DataError, RowError
 
 
@@ -66,7 +67,7 @@ def test_a_sample_depends_on_seed_epoch_and_row_alone(make_dataset, make_sources
 def test_a_batch_is_its_samples_stacked(make_dataset, make_sources):
     sources = make_sources([5, 9])
     keys = [(0, 3), (2, 13), (2, 0), (0, 3)]
-    changes = {"random_flip": True, "inputs": {"noise_offset": 0.5}, "caption_drop_probability": 0.5}
+    changes = {"crops": {"flip": True}, "inputs": {"noise_offset": 0.5}, "captions": {"drop_probability": 0.5}}
     for settings in ({}, changes, {"inputs": {"pixels_only": True}}):
         dataset = make_dataset(sources, **settings)
         batch, samples = dataset.make_batch(keys), [dataset[key] for key in keys]
@@ -78,7 +79,7 @@ def test_a_batch_is_its_samples_stacked(make_dataset, make_sources):
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_pixels_are_resized_as_asked(make_dataset, make_sources, interpolation):
-    dataset = make_dataset(make_sources([5]), random_crop=False, interpolation=interpolation)
+    dataset = make_dataset(make_sources([5]), crops={"random": False, "interpolation": interpolation})
     expected = np.empty((3, 16, 16), np.uint8)
     crop_pixels(decode_pixels(dataset.read_row(3).image), 0.9, None, interpolation, expected)
     assert (dataset[(0, 3)]["pixel_values"] == expected).all()
@@ -104,7 +105,7 @@ def test_captions_are_dropped_with_their_probability(make_dataset, make_sources)
     sources = make_sources([5])
     draws = 2000
     for probability in (0.0, 0.1, 1.0):
-        dataset = make_dataset(sources, caption_drop_probability=probability)
+        dataset = make_dataset(sources, captions={"drop_probability": probability})
         empty = dataset.tokenizer.encode([""])[0]
         dropped = sum(np.array_equal(dataset[(epoch, 2)]["input_ids"], empty) for epoch in range(draws))
         # Five standard deviations of the binomial distribution.
@@ -119,11 +120,11 @@ def test_timesteps_cover_their_range_evenly(make_dataset):
 
 def test_crop_and_flip_can_be_turned_off_and_on(make_dataset, make_sources):
     sources = make_sources([5])
-    fixed = make_dataset(sources, random_crop=False)
+    fixed = make_dataset(sources, crops={"random": False})
     pixels = [fixed[(epoch, 2)]["pixel_values"] for epoch in range(20)]
     assert all(np.array_equal(p, pixels[0]) for p in pixels)
     assert len({make_dataset(sources)[(epoch, 2)]["pixel_values"].tobytes() for epoch in range(20)}) > 5
-    flipping = make_dataset(sources, random_crop=False, random_flip=True)
+    flipping = make_dataset(sources, crops={"random": False, "flip": True})
     seen = {flipping[(epoch, 2)]["pixel_values"].tobytes() for epoch in range(20)}
     assert seen == {pixels[0].tobytes(), pixels[0][:, :, ::-1].tobytes()}
 
@@ -133,7 +134,7 @@ def test_one_of_several_captions_is_drawn_by_seed_epoch_and_row(make_dataset, tm
     (tmp_path / "p").write_text(("\t".join(columns) + "\n") * 3)
     write_filelist(tmp_path / "p.filelist", ["p"])
     write_filelist(tmp_path / "l.list", ["p.filelist layout=image_search_key_201810"])
-    dataset = make_dataset(read_sources(tmp_path / "l.list"), caption_drop_probability=0)
+    dataset = make_dataset(read_sources(tmp_path / "l.list"), captions={"drop_probability": 0})
     drawn = [[tuple(dataset[epoch, row]["input_ids"]) for epoch in range(300)] for row in range(3)]
     assert drawn[0] != drawn[1] and drawn[0] == [tuple(dataset[epoch, 0]["input_ids"]) for epoch in range(300)]
     counts = Counter(ids for row in drawn for ids in row)
@@ -147,7 +148,7 @@ def test_which_caption_is_drawn_says_nothing_of_whether_it_is_dropped(make_datas
     (tmp_path / "p").write_text("\t".join(columns) + "\n")
     write_filelist(tmp_path / "p.filelist", ["p"])
     write_filelist(tmp_path / "l.list", ["p.filelist layout=image_search_key_201810"])
-    dataset = make_dataset(read_sources(tmp_path / "l.list"), caption_drop_probability=0.5)
+    dataset = make_dataset(read_sources(tmp_path / "l.list"), captions={"drop_probability": 0.5})
     drawn = Counter(tuple(dataset[epoch, 0]["input_ids"]) for epoch in range(600))
     counts = [drawn[tuple(dataset.tokenizer.encode([text])[0])] for text in ("", "pic", "ture")]
     # Five standard deviations of the binomial distribution.
@@ -181,7 +182,7 @@ REASONS = {1: "base64", 3: "image", 4: "too_small", 9: "columns"}
 
 @pytest.mark.parametrize("epoch", [0, 1, 5])
 def test_a_bad_row_is_replaced_by_the_next_of_the_order_and_counted(make_dataset, bad_sources, epoch):
-    dataset = make_dataset(bad_sources, caption_drop_probability=0, random_crop=False)
+    dataset = make_dataset(bad_sources, captions={"drop_probability": 0}, crops={"random": False})
     order = Mix([10], None, 7).samples(epoch * 10, epoch * 10 + 10)[1].tolist()
     for position, row in enumerate(order):
         following = order[position:] + order[:position]
@@ -233,12 +234,17 @@ def test_nothing_but_bad_rows_is_an_error_with_examples(make_dataset, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [{"crop_fraction": 0}, {"crop_fraction": 1.1}, {"caption_drop_probability": -0.1}, {"interpolation": "nearest"}],
+    ("rule", "setting", "named"),
+    [
+        (CropRule, {"fraction": 0}, "crop_fraction"),
+        (CropRule, {"fraction": 1.1}, "crop_fraction"),
+        (CropRule, {"interpolation": "nearest"}, "interpolation"),
+        (CaptionRule, {"drop_probability": -0.1}, "caption_drop_probability"),
+    ],
 )
-def test_settings_out_of_range_are_refused(make_dataset, setting):
-    with pytest.raises(ConfigError, match=next(iter(setting))):
-        make_dataset(**setting)
+def test_settings_out_of_range_are_refused(rule, setting, named):
+    with pytest.raises(ConfigError, match=named):
+        rule(**setting)
 
 
 def test_the_perturbation_comes_on_top_of_the_offset(make_dataset):
@@ -257,3 +263,17 @@ def test_perturbed_noise_is_the_noise_and_a_second_one(make_dataset):
     assert seconds.dtype == np.float32 and np.unique(seconds[:, 0, 0, 0]).size == len(rows)
     assert abs(seconds.mean()) < 0.05 and abs(seconds.std() - 1) < 0.05
     assert abs(np.corrcoef(seconds.ravel(), np.array([row["noise"] for row in rows]).ravel())[0, 1]) < 0.05
+
+
+def test_enumerated_crops_are_the_same_in_every_epoch_and_run(make_dataset, make_sources):
+    sources, crops = make_sources([2], [3]), {"num_crops": 2, "flip": True, "fraction": 0.5}
+    one, other = (make_dataset(sources, crops=crops, seed=seed) for seed in (1, 2))
+    for row, number_in_part in ((1, 1), (3, 1)):
+        variants = []
+        for variant in one.crops.list_variants():
+            pixels = np.empty((3, 16, 16), np.uint8)
+            one.crops.load(one.read_row(row).image, variant, number_in_part, pixels)
+            variants.append(pixels.tobytes())
+        for dataset in (one, other):
+            drawn = {dataset[epoch, row]["pixel_values"].tobytes() for epoch in range(40)}
+            assert drawn == {*variants} and len(drawn) == 4

@@ -175,7 +175,7 @@ def test_any_text_is_a_filelist_or_a_filelist_error(parts, text, name):
         ("t.list", "x.filelist -1\n", "line 1: the weight -1"),
         ("t.list", "x.filelist nan\n", "line 1: the weight nan"),
         ("t.list", "x.filelist inf\n", "line 1: the weight inf"),
-        ("t.list", "x.filelist form=tar\n", "line 1: unknown option 'form'; known: layout, format, idx_to_prompt"),
+        ("t.list", "x.filelist form=tar\n", "line 1: unknown option 'form'; known: layout, format, latents"),
         ("t.list", "x.filelist format=tar\n", "line 1: unknown format 'tar'; known: part, webdataset"),
         ("t.list", "x.filelist idx_to_prompt=x\n", "line 1: idx_to_prompt has a meaning only with format=webdataset"),
         ("t.list", "x.filelist layout=odd\n", "line 1: unknown layout 'odd'; known: default"),

@@ -15,6 +15,7 @@ from ppldm.data.formats.row import encode_row
 from ppldm.data.loader import build_loader
 from ppldm.data.order import Mix
 from ppldm.data.step_sampler import StepSampler
+from ppldm.data.text.captions import CaptionRule
 from ppldm.utils.errors import DataError
 from ppldm.utils.world import World
 
@@ -149,8 +150,8 @@ def test_a_failing_disk_is_one_line_with_part_and_row(make_dataset, monkeypatch,
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_what_nobody_foresaw_in_a_batch_is_one_line(make_dataset, monkeypatch, workers):
     dataset = make_dataset()
-    draw, calls = dataset._draw_caption, itertools.count()
-    monkeypatch.setattr(dataset, "_draw_caption", lambda *args: draw(*args) if next(calls) < 4 else {}["nothing"])
+    draw, calls = CaptionRule.draw, itertools.count()
+    monkeypatch.setattr(CaptionRule, "draw", lambda *args: draw(*args) if next(calls) < 4 else {}["nothing"])
     with pytest.raises(DataError, match=r"^batch \d+ of samples \[\(0, \d+\), \(0, \d+\)\] cannot be made: KeyError:"):
         batches(dataset, workers)
 

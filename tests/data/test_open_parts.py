@@ -11,7 +11,7 @@ from ppldm.data import open_parts as module
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.open_parts import OpenParts, count_open_parts, count_parts_in_window
-from ppldm.data.order import RUN_LENGTH, WINDOW_RUNS, Mix, Order
+from ppldm.data.order import RUN_LENGTH, WINDOW_RUNS, Mix, Order, bucket_window_runs
 
 MIN = module._MIN_OPEN_PARTS
 
@@ -89,3 +89,19 @@ def test_open_parts_go_to_another_process_without_their_files(make_lists):
     assert parts[1] is parts[1]
     again = pickle.loads(pickle.dumps(parts))
     assert again[1] is not parts[1] and again[1].read(3) == parts[1].read(3)
+
+
+@pytest.mark.parametrize("num_buckets", [1, 3, 40])
+def test_rows_of_several_shapes_need_the_sum_of_the_windows_of_their_buckets(num_buckets):
+    rows = np.full((400, num_buckets), RUN_LENGTH * 4)
+    runs = WINDOW_RUNS if num_buckets == 1 else bucket_window_runs(num_buckets)
+    assert count_open_parts(rows, [400], None) == num_buckets * runs
+    rows[:, 1:2] = 0
+    fewer = max(num_buckets - 1, 1)
+    runs = WINDOW_RUNS if fewer == 1 else bucket_window_runs(fewer)
+    assert count_open_parts(rows, [400], None) == fewer * runs
+    assert count_open_parts(rows, [200, 200], (0, 1)) == min(fewer * runs, 200), "no more than there are"
+
+
+def test_windows_of_many_buckets_are_shorter_and_never_under_8_runs():
+    assert [bucket_window_runs(count) for count in (1, 2, 4, 8, 32, 40, 255)] == [64, 64, 64, 32, 8, 8, 8]

@@ -6,7 +6,7 @@ import pytest
 from small_weights import small_weights
 
 from ppldm.diffusion.guided import draw, initial_noise, noises, sample_latents
-from ppldm.diffusion.process import TIMESTEP_SPACINGS, NoiseSchedule
+from ppldm.diffusion.process import TIMESTEP_SPACINGS, NoiseSchedule, Process
 from ppldm.diffusion.samplers import SAMPLERS, STOCHASTIC, Sampler
 from ppldm.families.ldm_build import build_model
 from ppldm.inference.generate import SAMPLER_NAMES
@@ -71,7 +71,7 @@ def test_the_noise_of_a_step_has_the_published_variance(kind):
         steps = {}
         for sampler in STOCHASTIC:
             for noise in (one, two):
-                run = Sampler(sampler, schedule, kind, 10)
+                run = Sampler(sampler, Process(schedule, kind), 10)
                 for timestep in run.timesteps[: position + 1]:
                     run.scale_input(latents, timestep)
                     after = run.step(latents * 0.1, timestep, latents, noise)
@@ -88,7 +88,7 @@ def test_the_noise_of_a_step_has_the_published_variance(kind):
 
 @pytest.mark.parametrize("num_steps", range(1, 201, 7))
 def test_ddpm_from_noise_alone_is_finite(num_steps):
-    run = Sampler("ddpm", NoiseSchedule(rescale_betas_zero_snr=True), "v_prediction", num_steps)
+    run = Sampler("ddpm", Process(NoiseSchedule(rescale_betas_zero_snr=True), "v_prediction"), num_steps)
     latents = paddle.to_tensor(initial_noise(1, "a", 0, SHAPE)[None])
     latents = run.step(latents * 0.5, run.timesteps[0], latents, latents * 0.3)
     assert np.isfinite(latents.numpy()).all()
@@ -103,8 +103,8 @@ def test_ddpm_from_noise_alone_where_rounding_went_below_zero(num_steps):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_as_many_steps_as_were_trained(sampler, spacing):
     for num_train in (1, 2, 30):
-        schedule = NoiseSchedule(num_train_timesteps=num_train)
-        run = Sampler(sampler, schedule, "epsilon", num_train, {"timestep_spacing": spacing} if spacing else None)
+        process = Process(NoiseSchedule(num_train_timesteps=num_train))
+        run = Sampler(sampler, process, num_train, {"timestep_spacing": spacing} if spacing else None)
         latents = paddle.to_tensor(initial_noise(1, "a", 0, SHAPE)[None]) * run.initial_scale
         for timestep in run.timesteps:
             assert 0 <= float(timestep) < num_train
@@ -116,16 +116,16 @@ def test_as_many_steps_as_were_trained(sampler, spacing):
 @pytest.mark.parametrize("sampler", ["ddim", "ddpm", "euler", "euler-ancestral", "dpm-solver++"])
 def test_noise_alone_is_sampled_from_its_last_timestep(sampler):
     """And a spacing that the model came with goes before."""
-    schedule = NoiseSchedule(rescale_betas_zero_snr=True)
-    assert float(Sampler(sampler, schedule, "v_prediction", 10).timesteps[0]) == 999
-    spaced = Sampler(sampler, schedule, "v_prediction", 10, {"timestep_spacing": "leading"})
+    process = Process(NoiseSchedule(rescale_betas_zero_snr=True), "v_prediction")
+    assert float(Sampler(sampler, process, 10).timesteps[0]) == 999
+    spaced = Sampler(sampler, process, 10, {"timestep_spacing": "leading"})
     assert float(spaced.timesteps[0]) < 999
-    plain = Sampler(sampler, NoiseSchedule(), "v_prediction", 10, {"timestep_spacing": "trailing"})
+    plain = Sampler(sampler, Process(), 10, {"timestep_spacing": "trailing"})
     assert [float(one) for one in plain.timesteps] == [*range(999, 0, -100)]
 
 
 def test_dpm_solver_ends_at_the_picture():
-    run = Sampler("dpm-solver++", NoiseSchedule(), "epsilon", 20)
+    run = Sampler("dpm-solver++", Process(), 20)
     assert float(run.scheduler.sigmas[-1]) == 0
 
 
@@ -159,7 +159,7 @@ def test_a_schedule_that_a_sampler_cannot_follow_is_refused():
             return super().scheduler_config() | {"rescale_betas_zero_snr": True}
 
     with pytest.raises(ConfigError, match="the sampler lms knows no rescale_betas_zero_snr"):
-        Sampler("lms", Odd(), "v_prediction", 5)
+        Sampler("lms", Process(Odd()), 5)
 
 
 def test_guidance_scales_start_from_the_same_noise(model):

@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.diffusion.process import TIMESTEP_SPACINGS, NoiseSchedule
+from ppldm.diffusion.process import TIMESTEP_SPACINGS, NoiseSchedule, Process
 from ppldm.diffusion.samplers import SAMPLERS, Sampler
 
 needs.need("parity")
@@ -72,8 +72,8 @@ def theirs_of(sampler, kind, zero_snr, spacing, num_steps):
 
 
 def ours_of(sampler, kind, zero_snr, spacing, num_steps):
-    schedule = NoiseSchedule(rescale_betas_zero_snr=zero_snr)
-    return Sampler(sampler, schedule, kind, num_steps, {"timestep_spacing": spacing})
+    process = Process(NoiseSchedule(rescale_betas_zero_snr=zero_snr), kind)
+    return Sampler(sampler, process, num_steps, {"timestep_spacing": spacing})
 
 
 def draw_theirs(scheduler, sampler, monkeypatch) -> np.ndarray:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ppldm.config.data import DataOptions
 from ppldm.families.base import DEFAULT_FAMILY, check_family, get_family, list_families
 from ppldm.utils.errors import ConfigError
 
@@ -25,7 +26,7 @@ def test_an_unknown_family_is_an_error(name, hint):
 
 def test_what_a_family_does_not_take_is_refused(tiny):
     family = get_family("autoencoder")
-    config, data = family.Config(vae_config_file=tiny.config("vae")), SimpleNamespace(resolution=32)
+    config, data = family.Config(vae_config_file=tiny.config("vae")), DataOptions(resolution=32)
     taken = dict.fromkeys(family.unsupported) | {"bf16": False, "fp16_opt_level": "O2"}
     check_family(config, data, SimpleNamespace(**taken))
     for name in family.unsupported:

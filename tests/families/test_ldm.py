@@ -133,7 +133,7 @@ def test_what_a_batch_must_hold(tiny):
     plain, model = make_model(tiny), make_model(tiny, **settings)
     shapes = {"pixel_values": (3, 32, 64), "input_ids": (12,), "timesteps": ()}
     noises = ("posterior_noise", "noise", "input_noise")
-    shapes |= dict.fromkeys(noises, (4, 4, 8))
+    shapes |= dict.fromkeys(noises, (4, 4, 8)) | {"moments": (2, 4, 4, 8), "uncached": (4,)}
     assert {name: one.shape(32, 64) for name, one in model.inputs.items()} == shapes
     assert plain.inputs.keys() == model.inputs.keys() - {"input_noise"}
     assert plain.inputs["timesteps"] == Integer(Stream.TIMESTEP, 1000)

@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -51,6 +52,33 @@ def write_parquet(path, rows, struct=True) -> None:
     pq.write_table(pa.table(columns), path, row_group_size=7)
 
 
+def write_mds(path, rows, columns=None) -> None:
+    """columns: name to (encoding, size, a row's bytes), in the order of their names as the library writes them."""
+    columns = columns or {
+        "caption": ("str", None, lambda row: row.caption.encode()),
+        "key": ("str", None, lambda row: row.meta["key"].encode()),
+        "png": ("png", None, lambda row: row.image),
+    }
+    samples = []
+    for row in rows:
+        values = [(size, encode(row)) for _, size, encode in columns.values()]
+        head = np.array([len(value) for size, value in values if size is None], "<u4").tobytes()
+        samples.append(head + b"".join(value for _, value in values))
+    stated = {
+        "column_encodings": [encoding for encoding, _, _ in columns.values()],
+        "column_names": list(columns),
+        "column_sizes": [size for _, size, _ in columns.values()],
+        "compression": None,
+        "format": "mds",
+        "hashes": [],
+        "size_limit": 1 << 26,
+        "version": 2,
+    }
+    config = json.dumps(stated, sort_keys=True).encode()
+    starts = np.cumsum([0, *map(len, samples)]) + 4 + 4 * (len(samples) + 1) + len(config)
+    path.write_bytes(np.array([len(samples), *starts], "<u4").tobytes() + config + b"".join(samples))
+
+
 # How rows of meta {"key": sorted string} are written, by the name of the format.
 WRITERS = {
     "part": write_part,
@@ -58,4 +86,5 @@ WRITERS = {
     "folder": write_folder,
     "csv": write_csv,
     "parquet": write_parquet,
+    "mds": write_mds,
 }

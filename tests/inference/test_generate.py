@@ -22,7 +22,7 @@ from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.utils.grid import prompt_grid, tile
+from ppldm.utils.grid import pad_alike, prompt_grid, tile
 from ppldm.utils.pictures import caption_font, fit_text, save_png
 from ppldm.weights.write import write_weights
 
@@ -62,6 +62,9 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
         (["--model", "m", "--prompt", "x", "--num-samples", "0"], "--num-samples 0 must be above 0"),
         (["--model", "m", "--prompt", "x", "--resolution", "0"], "--resolution 0 must be above 0"),
         (["--model", "m", "--prompt", "x", "--height", "-8"], "--height -8 must be above 0"),
+        (["--model", "m", "--prompt", "x", "--size", "0x8"], "--width 0 must be above 0"),
+        (["--model", "m", "--prompt", "x", "--size", "640*448"], "--size 640*448 is not width x height"),
+        (["--model", "m", "--prompt", "x", "--size", "64x8", "--width", "64"], "all that --width 64 does; omit one"),
         (
             ["--model", "m", "--prompt", "x", "--seed", "18446744073709551616"],
             "--seed 18446744073709551616 must be from",
@@ -92,6 +95,14 @@ def test_prompts_file(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
         read_prompts(path)
+
+
+def test_pictures_of_several_shapes_are_put_in_the_middle_of_white():
+    shapes = [(2, 6), (4, 2), (4, 6)]
+    padded = pad_alike([np.full((*shape, 3), number, np.uint8) for number, shape in enumerate(shapes)])
+    assert padded.shape == (3, 4, 6, 3)
+    assert (padded[0, 1:3] == 0).all() and (padded[0, [0, 3]] == 255).all()
+    assert (padded[1, :, 2:4] == 1).all() and (padded[1, :, [0, 1, 4, 5]] == 255).all() and (padded[2] == 2).all()
 
 
 def test_tiles_are_row_by_row():
@@ -148,7 +159,7 @@ def test_scales_negative_prompts_and_older_flags(pipeline, tmp_path):
     table.write_text("caption_en\tnegative_prompt\tseed\npicture 1\tpicture 2\t7\npicture 3\t\t\n")
     run(["generate", "--model_name_or_path", str(pipeline), "--file", str(table), "--save_path", str(tmp_path / "out"),
          "--guidance_scales", "1.5", "3", "--scheduler_type", "euler-ancest", "--num_inference_steps", "2",
-         "--num-samples", "1", "--height", "32", "--width", "40", "--batch_size", "3", "--device", "cpu"])  # fmt: skip
+         "--num-samples", "1", "--size", "40x32", "--batch_size", "3", "--device", "cpu"])  # fmt: skip
     drawn = pixels(tmp_path / "out")
     assert set(drawn) == {f"g{scale}/00{n}-00.png" for scale in ("1.5", "3") for n in (0, 1)}
     assert all(picture.shape == (32, 40, 3) for picture in drawn.values())

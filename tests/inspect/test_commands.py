@@ -17,7 +17,7 @@ from ppldm.data.formats.row import encode_row
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.inspect.show import choose_rows, fit_image
 from ppldm.inspect.stats import draw_histogram, draw_reasons, quantiles
-from ppldm.utils.errors import ConfigError, DataError, OutputError
+from ppldm.utils.errors import ConfigError, DataError, OutputError, PpldmError
 
 
 def report_of(run, capsys, *words):
@@ -247,3 +247,33 @@ def test_rows_are_chosen_once_each_and_in_random_order(num_rows, n):
     rows = choose_rows(num_rows, n, 1)
     assert len(set(rows)) == len(rows) == min(n, num_rows) and set(rows) <= set(range(num_rows))
     assert rows != sorted(rows) and rows == choose_rows(num_rows, n, 1) != choose_rows(num_rows, n, 2)
+
+
+def test_stats_of_buckets_say_which_rows_have_which_shape_and_draw_them(data, run):
+    # The pictures are 20 to 49 pixels wide and 30 high; those of 33 and 37 cannot be read.
+    words = ["stats", "all.list", "--num-workers", "1", "--buckets", "16x32,24x24,32x24"]
+    words += ["--settings", "crop_fraction=1.0"]
+    report = json.loads(run(*words, "--sheet", "sheet.png", "--chart", "chart.png", "--json"))["buckets"]
+    assert report["rows"] + sum(report["skipped"].values()) == 30 and report["skipped"]["size unknown"] == 2
+    assert {(one["width"], one["height"]) for one in report["shapes"]} == {(24, 24), (32, 24)} and not report["merged"]
+    wide = next(one for one in report["shapes"] if one["width"] == 32)
+    kept = [min(width * 24, 30 * 32) / max(width * 24, 30 * 32) for width in range(35, 50) if width != 37]
+    assert wide["rows"] == len(kept) and wide["cut"] == pytest.approx(1 - sum(kept) / len(kept), abs=1e-4)
+    for name in ("sheet.png", "chart.png"):
+        assert Image.open(name).convert("L").getextrema()[0] < 100
+    text = run(*words, "bucket_group_size=20")
+    assert "merged into others" in text and "not used, size unknown: 2" in text
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["--sheet", "s.png"], "say nothing without --buckets"),
+        (["--buckets", "off"], "--buckets off makes no shapes"),
+        (["--buckets", "ratios", "--settings", "bucket_stop=8"], "data.bucket_stop is not known; did you mean"),
+        (["--buckets", "512x512"], "no row of"),
+    ],
+)
+def test_stats_of_buckets_that_cannot_be_are_refused(data, run, words, named):
+    with pytest.raises(PpldmError, match=named):
+        run("stats", "all.list", "--num-workers", "1", *words)

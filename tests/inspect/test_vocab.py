@@ -1,6 +1,8 @@
+import io
 import json
 
 import pytest
+from PIL import Image
 
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
@@ -10,6 +12,12 @@ from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 ENGLISH = ["a red heart", "two blue boats", "a red boat"]
 CHINESE = ["一颗红色的心", "蓝色的船 boat"]
+
+
+def png() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 30)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -34,6 +42,21 @@ def test_any_number_of_processes_gives_the_same_file(captions, run):
     for workers in (1, 2):
         run("vocab", "mixed.filelist", "--out", f"tok{workers}", "--workers", workers)
     assert (captions / "tok1/vocab.txt").read_bytes() == (captions / "tok2/vocab.txt").read_bytes()
+
+
+def test_the_texts_that_training_draws_are_those_counted(here, run):
+    write_part("p.gz", [Row("own", png(), {"blip": "A Red+Boat 船"} if i else {}) for i in range(4)])
+    (here / "p.filelist").write_text("p.gz\n")
+    flags = ["--captions", "blip:1", "--clean-captions", "--json"]
+    report = json.loads(run("vocab", "p.filelist", "--out", "tok", *flags))
+    assert (report["words"], report["different_words"]) == (9, 3)
+    report = json.loads(run("stats", "p.filelist", "--tokenizer", "tok", "--max-length", "4", *flags))
+    assert report["skipped"] == {"no_caption": 1} and report["cut_share"] == 1 and report["unknown_share"] == 0
+    assert set(report["caption_words"]) == {3} and set(report["caption_tokens"]) == {5}
+    both = json.loads(run("stats", "p.filelist", "--captions", "caption:1,blip:1", "--json"))
+    assert both["skipped"] == {} and both["caption_words"][0] == 1 and both["caption_words"][-1] == 3
+    with pytest.raises(ConfigError, match="--captions"):
+        run("stats", "p.filelist", "--captions", "blip")
 
 
 def test_coverage_says_what_is_cut(captions, run):

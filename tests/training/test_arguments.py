@@ -1,6 +1,7 @@
 """Both command lines: the published ones verbatim, and helpful words for wrong ones."""
 
 import dataclasses
+import re
 import shlex
 from pathlib import Path
 
@@ -101,15 +102,14 @@ def test_defaults_of_the_two_scripts():
 @pytest.mark.parametrize("alias, name", ALIASES.items())
 @pytest.mark.parametrize("loop", [True, False])
 def test_both_spellings_are_one_flag(alias, name, loop):
-    value = {"pretrained_model_name_or_path": "some/folder", "lr_scheduler": "cosine", "writer_type": "none"}.get(
-        alias, "7"
-    )
+    words = {"pretrained_model_name_or_path": "some/folder", "lr_scheduler": "cosine", "writer_type": "none"}
+    stated = KNOWN[name]
+    share = stated.bounds is not None and stated.bounds.most == 1
+    value = words.get(alias, "true" if stated.type is bool else "0.5" if share else "7")
     base = ["--do_train", "--output_dir", "x"]
     parsed = [parse_arguments([*base, f"--{flag}", value], loop) for flag in (alias, name)]
-    first, second = ({**vars(groups[0]), **vars(groups[2])} for groups in parsed)
-    assert first == second
-    default = parse_arguments(base, loop)
-    assert {**vars(default[0]), **vars(default[2])} != first
+    assert parsed[0] == parsed[1]
+    assert parse_arguments(base, loop) != parsed[0]
 
 
 @pytest.mark.parametrize("schedule", ["cosine_with_restarts", "polynomial", "constant_with_warmup"])
@@ -387,3 +387,25 @@ def test_the_autoencoder_has_defaults_of_its_own():
     batch = training.per_device_train_batch_size * training.gradient_accumulation_steps
     assert (batch, training.learning_rate, training.output_dir) == (4, 1e-4, "./output-autoencoder")
     assert parse_arguments([], loop=True)[2].gradient_accumulation_steps == 10
+
+
+def test_the_whole_recipe_is_shown_once_with_origins_and_can_be_given_back(capsys, monkeypatch, tmp_path):
+    def shown(*words) -> str:
+        with pytest.raises(SystemExit) as ended:
+            read_recipe([*words, "--print_config"], loop=True)
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    text = shown("--preset", "ldm-tiny-cpu", "--seed", "11", "data.caption_drop=0.25")
+    assert re.search(r"^  seed: 11 +# flag$", text, re.M) and re.search(r"caption_drop: 0.25 +# override$", text, re.M)
+    assert re.search(r"^  crop_fraction: 1.0 +# preset ldm-tiny-cpu$", text, re.M) and re.search(
+        "# default$", text, re.M
+    )
+    (tmp_path / "recipe.yaml").write_text(text)
+    given = ["--config", str(tmp_path / "recipe.yaml")]
+    assert read_recipe(given, loop=True) == read_recipe(
+        ["--preset", "ldm-tiny-cpu", "--seed", "11", "data.caption_drop=0.25"], loop=True
+    )
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    assert shown("--preset", "ldm-tiny-cpu") == ""

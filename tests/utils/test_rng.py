@@ -1,8 +1,10 @@
 import itertools
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ppldm.utils.rng import Stream, make_rng
+from ppldm.utils.rng import Generators, Stream, make_rng
 
 
 def test_the_draws_of_a_key_never_change():
@@ -25,7 +27,9 @@ def test_the_draws_of_a_key_never_change():
 def test_the_numbers_of_streams_are_part_of_the_format():
     names = ["ORDER", "CROP", "FLIP", "CAPTION_DROP", "TIMESTEP", "NOISE", "POSTERIOR", "MIX", "INIT", "SAMPLE"]
     assert [stream.name for stream in sorted(Stream)][: len(names)] == names
-    assert [int(stream) for stream in sorted(Stream)] == list(range(len(Stream)))
+    assert [int(stream) for stream in sorted(Stream)][: len(names)] == list(range(len(names)))
+    assert Stream.DROPOUT == 13 and Stream.CROP_CHOICE == 14 and Stream.CROP_PLACE == 19 and Stream.GROUP == 20
+    assert (Stream.CAPTION_TAGS, Stream.CAPTION_WILDCARD, Stream.CAPTION_TAG_DROP) == (15, 16, 17)
 
 
 def test_each_key_has_draws_of_its_own():
@@ -33,3 +37,19 @@ def test_each_key_has_draws_of_its_own():
     draws = {tuple(make_rng(*key).bit_generator.random_raw(2).tolist()) for key in keys}
     assert len(draws) == len(keys)
     assert all(make_rng(*key).random() == make_rng(*key).random() for key in keys)
+
+
+WORDS = st.integers(0, 2**64 - 1)
+
+
+@given(WORDS, st.lists(st.tuples(st.sampled_from(Stream), WORDS, WORDS), max_size=12))
+def test_generators_that_are_used_again_draw_as_new_ones(seed, keys):
+    """Whatever was drawn before, 32 bits at a time too; and those of other streams stay as they were."""
+    generators, latest = Generators(seed), {}
+    for stream, epoch, row in keys:
+        rng = generators(stream, (epoch, row))
+        latest[stream] = (rng, make_rng(seed, stream, epoch, row))
+        for ours, new in latest.values():
+            assert ours.random(dtype=np.float32) == new.random(dtype=np.float32)
+            assert ours.random(3).tolist() == new.random(3).tolist()
+            assert (ours.permutation(9) == new.permutation(9)).all()

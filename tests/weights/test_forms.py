@@ -429,7 +429,7 @@ def test_a_schedule_without_signal_at_its_end(tmp_path):
     write_weights(weights, "diffusers", tmp_path / "d")
     scheduler = json.loads((tmp_path / "d" / "scheduler" / "scheduler_config.json").read_text())
     assert scheduler["rescale_betas_zero_snr"] is True and scheduler["timestep_spacing"] == "trailing"
-    assert build_model(read_weights(tmp_path / "d"), "d").noise_schedule.alphas_cumprod()[-1] == 0
+    assert build_model(read_weights(tmp_path / "d"), "d").process.schedule.alphas_cumprod()[-1] == 0
     with pytest.raises(ModelError, match="know only the scaled_linear noise schedule"):
         write_weights(weights, "compvis", tmp_path / "c")
 
@@ -491,4 +491,4 @@ def test_the_example_of_the_model_card_runs(tmp_path, monkeypatch, form, length)
         compile(example.replace("guidance_scale=7.5", "guidance_scale=7.5, num_inference_steps=2"), "card", "exec"), {}
     )
     assert (tmp_path / "m" / "picture.png").is_file()
-    assert ("takes 12: draw with ppldm" in example) == (form == "diffusers")
+    assert ("trained with 12: draw with ppldm" in example) == (form == "diffusers")

@@ -9,21 +9,20 @@ from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
 
 from ...utils.log import get_logger, progress
 from ...utils.workers import map_in_threads, map_unordered
+from ..cached.rows import CachedRows, is_only_cached, summarize_cached
 from ..filelist import Source
 from ..select.sidecar import build_columns
 from .base import IndexedRows
 from .csv_table import CsvTable
 from .folder import ImageFolder
 from .index import IndexSummary, find_smallest_side
+from .mds import MdsShard
 from .parquet.table import ParquetTable
 from .part import Part, part_spec
-from .row import Row
+from .rows import Rows
 from .tar import TarShard
 
 _FORMATS: dict[str, type[IndexedRows]] = {
@@ -31,32 +30,8 @@ _FORMATS: dict[str, type[IndexedRows]] = {
     "parquet": ParquetTable,
     "folder": ImageFolder,
     "csv": CsvTable,
+    "mds": MdsShard,
 }
-
-
-class Rows(Protocol):
-    """`widths`, `heights`: uint16 [rows], pixels as shown, 0 where unknown. `identity`: another one for other rows; it
-    begins with bytes and CRC-32 of the file with the rows. The file is closed by `close()` or with the last reference.
-    """
-
-    path: Path
-    widths: np.ndarray
-    heights: np.ndarray
-    identity: tuple[int, ...]
-
-    def __len__(self) -> int: ...
-
-    def read(self, row: int) -> Row:
-        """Row `row` of [0, len). Raises RowError, naming file and row, where it is damaged."""
-
-    def read_fields(self, row: int) -> tuple[str, dict]:
-        """(caption, metadata) of row `row`, without its image where the format allows. Raises RowError."""
-
-    def count_blank_lines(self, start: int, stop: int) -> int:
-        """Lines before the rows [start, stop), and after the last row where `stop` is len, that hold only white space:
-        they are not rows and have no numbers. Raises RowError where they cannot be read."""
-
-    def close(self) -> None: ...
 
 
 def open_part(path, source: Source) -> Rows:
@@ -64,6 +39,8 @@ def open_part(path, source: Source) -> Rows:
 
     Raises PartError, ConfigError, OutputError.
     """
+    if is_only_cached(Path(path), source):
+        return CachedRows(path, source)
     if source.format == "part":
         return Part(path, source.layout)
     if source.format == "webdataset":
@@ -103,7 +80,9 @@ def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list
 
 
 def _summarize(path: Path, source: Source) -> IndexSummary | None:
-    """What the index tells of a file that has one."""
+    """What the index tells of a file that has one, or the latents of one that is not here."""
+    if is_only_cached(path, source):
+        return summarize_cached(path, source)
     if source.format == "part":
         return Part.summarize(path, part_spec(source.layout))
     return _FORMATS[source.format].summarize(path)

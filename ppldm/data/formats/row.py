@@ -22,7 +22,8 @@ _LINE_BREAKERS = re.compile(r"[\t\r\n]+")
 
 @dataclass(frozen=True)
 class Row:
-    """One caption and one encoded image (JPEG, PNG, WebP bytes), with what else is known of it.
+    """One caption and one encoded image (JPEG, PNG, WebP bytes; empty where there are only latents of it), with what
+    else is known of it.
 
     `other_captions`: further ones of the same image, where the layout has several; they are not written.
     """

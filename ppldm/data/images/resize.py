@@ -6,13 +6,16 @@ Pillow does. So the result equals a crop of Pillow's resized whole image in ever
 "area" is the mean of what an output pixel covers, as OpenCV's INTER_AREA; where it enlarges, it is "bilinear".
 
 The compiled loops run along contiguous pixels, for the processor's vector units; hence a transposition before each
-pass. numba compiles them at their first use, in about a second. One thread; safe to fork.
+pass (`ppldm.data.images.transpose`). numba compiles them at their first use, in about a second. One thread; safe to
+fork.
 """
 
 from functools import lru_cache
 
 import numpy as np
 from numba import njit
+
+from .transpose import transpose
 
 _FRACTION_BITS, _HALF, _BLACK, _WHITE = np.int32(22), np.int32(1 << 21), np.int32(0), np.int32(255)
 # Weights kept, of one axis each: some 200 kB for a very large picture.
@@ -41,30 +44,30 @@ INTERPOLATIONS = (*_PILLOW_FILTERS, "area")
 def resize_crop(
     pixels: np.ndarray, scaled: tuple[int, int], left: int, top: int, interpolation: str, crop: np.ndarray
 ) -> None:
-    """Fill `crop`, uint8 [3, size, size]: the square at (left, top) of an image resized to `scaled`, (width, height).
+    """Fill `crop`, uint8 [3, H, W]: the rectangle at (left, top) of an image resized to `scaled`, (width, height).
 
     pixels: uint8 [height, width, 3]. Both arrays are contiguous. interpolation: one of INTERPOLATIONS.
     """
-    size = crop.shape[1]
+    _, crop_height, crop_width = crop.shape
     height, width, _ = pixels.shape
-    (x, right), *columns = _weigh_crop(width, scaled[0], interpolation, left, size)
-    (y, bottom), *rows = _weigh_crop(height, scaled[1], interpolation, top, size)
+    (x, right), *columns = _weigh_crop(width, scaled[0], interpolation, left, crop_width)
+    (y, bottom), *rows = _weigh_crop(height, scaled[1], interpolation, top, crop_height)
     lines = pixels.reshape(height, 3 * width)
     if interpolation == "area" and scaled[0] < width:
         # Rows first: no pixels but Pillow's ask for the other order, and less remains to be transposed.
-        flat = np.empty((1, size, 3 * (right - x)), np.uint8)
+        flat = np.empty((1, crop_height, 3 * (right - x)), np.uint8)
         _sum_rows(lines[y:bottom].reshape(bottom - y, 1, 3 * width), 3 * x, *rows, flat)
-        turned = _transpose(flat[0], 0, size, 0, flat.shape[2])
-        narrow = np.empty((3, size, size), np.uint8)
-        _sum_rows(turned.reshape(right - x, 3, size), 0, *columns, narrow)
+        turned = transpose(flat[0], 0, crop_height, 0, flat.shape[2])
+        narrow = np.empty((3, crop_width, crop_height), np.uint8)
+        _sum_rows(turned.reshape(right - x, 3, crop_height), 0, *columns, narrow)
         for channel, plane in zip(crop, narrow, strict=True):
-            channel[:] = _transpose(plane, 0, size, 0, size)
+            channel[:] = transpose(plane, 0, crop_width, 0, crop_height)
         return
-    turned = _transpose(lines, y, bottom, 3 * x, 3 * right)
-    narrow = np.empty((3, size, bottom - y), np.uint8)
+    turned = transpose(lines, y, bottom, 3 * x, 3 * right)
+    narrow = np.empty((3, crop_width, bottom - y), np.uint8)
     _sum_rows(turned.reshape(right - x, 3, bottom - y), 0, *columns, narrow)
-    turned = _transpose(narrow.reshape(3 * size, bottom - y), 0, 3 * size, 0, bottom - y)
-    _sum_rows(turned.reshape(bottom - y, 3, size), 0, *rows, crop)
+    turned = transpose(narrow.reshape(3 * crop_width, bottom - y), 0, 3 * crop_width, 0, bottom - y)
+    _sum_rows(turned.reshape(bottom - y, 3, crop_width), 0, *rows, crop)
 
 
 def compile_kernels() -> None:
@@ -100,22 +103,6 @@ def _weigh_axis(size: int, scaled: int, interpolation: str) -> tuple[np.ndarray,
     weights[(inputs < begins[:, None]) | (inputs >= ends[:, None])] = 0
     weights /= weights.sum(axis=1, keepdims=True)
     return firsts, np.trunc(weights * (1 << int(_FRACTION_BITS)) + np.copysign(0.5, weights)).astype(np.int32)
-
-
-@njit(nogil=True)
-def _transpose(matrix, top, bottom, left, right):
-    """A contiguous copy of the transpose of matrix[top:bottom, left:right], uint8."""
-    height, width = bottom - top, right - left
-    result = np.empty((width, height), np.uint8)
-    whole = height - height % 16
-    for first in range(0, whole, 16):  # sixteen rows at a time stay in the cache
-        for j in range(width):
-            for i in range(16):
-                result[j, first + i] = matrix[top + first + i, left + j]
-    for i in range(whole, height):
-        for j in range(width):
-            result[j, i] = matrix[top + i, left + j]
-    return result
 
 
 @njit(nogil=True)

@@ -1,8 +1,8 @@
 """Which rows are trained on, decided before training starts: those that are large enough and meet `--where`.
 
 The rows of all sources are numbered through; a `Selection` is a sequence of some of these numbers, in ascending order.
-It costs a bit a row, and nothing for a part of which every row is used. It is a function of the parts and the condition
-alone.
+It costs a bit a row, and nothing for a part of which every row is used; with buckets (`ppldm.data.shapes`) a byte more.
+It is a function of the parts, the condition and the shapes alone.
 
 A condition on width and height is answered by the indexes, one on captions and metadata by the columns beside them
 (`ppldm.data.select.sidecar`), without reading a row.
@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -21,13 +22,13 @@ from ...utils.errors import DataError
 from ...utils.log import get_logger, progress
 from ...utils.workers import map_unordered
 from ..filelist import Source
-from ..formats.open import Rows, build_indexes, open_part
+from ..formats.open import build_indexes, open_part
+from ..formats.rows import Rows
+from ..shapes import NO_SHAPE, TOO_SMALL, Buckets, ShapeRule, Tally, describe, refusals
 from .columns import INDEX_FIELDS, Block
 from .evaluate import judge
 from .expression import Expression, field_names
 from .sidecar import read_columns
-
-TOO_SMALL = "too small"
 
 _MASKS_UNPACKED = 64
 _PARTS_AT_ONCE = 32  # that a process is given: handing out one by one takes as long as judging
@@ -37,7 +38,8 @@ class Selection:
     """Some of the rows of all parts. `len()` is how many; `selection[i]` the number of the i-th, ascending.
 
     `list_sizes`: selected rows of each source. `num_rows`: all rows. `skipped`: rows that are not selected, by reason.
-    `contents`: (bytes, CRC-32) of each part as it was indexed, None where that is not known.
+    `contents`: (bytes, CRC-32) of each part as it was indexed, None where that is not known. `buckets`: the shapes of
+    the selected rows, None where all are squares.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class Selection:
         parts_of_lists: list[int],
         skipped,
         contents: list[tuple[int, int]] | None = None,
+        buckets: Buckets | None = None,
     ):
         """masks: bits of a part's rows, packed, set where selected; None for all."""
-        self.contents = contents
+        self.contents, self.buckets = contents, buckets
         self.starts = np.cumsum([0, *rows_of_parts])
         sizes = [
             rows if mask is None else int(np.unpackbits(mask).sum())
@@ -66,9 +69,10 @@ class Selection:
         return int(self._selected_starts[-1])
 
     @property
-    def rows_of_parts(self) -> np.ndarray:
-        """Selected rows of each part, int64 [parts]."""
-        return np.diff(self._selected_starts)
+    def part_bounds(self) -> np.ndarray:
+        """Where the selected rows of each part begin among all that are selected, and where they end. int64
+        [parts + 1]."""
+        return self._selected_starts
 
     def __getitem__(self, position: int) -> int:
         if not 0 <= position < len(self):
@@ -93,12 +97,29 @@ class Selection:
         width = max(len(name) for name, _ in lines)
         for name, count in lines:
             get_logger().info("  %-*s %12s", width, name, f"{count:,}")
+        for line in describe(self.buckets.report()) if self.buckets else ():
+            get_logger().info("%s", line)
+
+
+@dataclass
+class _Judged:
+    """What was found of a part: the rows used, packed, None for all; why not the others; shapes and kept areas."""
+
+    mask: np.ndarray | None
+    reasons: Counter
+    codes: np.ndarray | None
+    kept: np.ndarray | None
 
 
 def select_rows(
-    sources: list[Source], where: Expression | None = None, min_side: int = 0, num_workers: int = 1
+    sources: list[Source],
+    where: Expression | None = None,
+    min_side: int = 0,
+    num_workers: int = 1,
+    shapes: ShapeRule | None = None,
 ) -> Selection:
-    """The rows of all sources for which `where` is true, of images whose sides are unknown or at least `min_side`.
+    """The rows of all sources for which `where` is true, of images whose sides are unknown or at least `min_side`; with
+    `shapes`, of those that get one.
 
     Parts without an index are indexed first. Raises PartError, OutputError, and DataError where a list that is to be
     drawn from has no rows left.
@@ -107,15 +128,16 @@ def select_rows(
     rows_of_parts = [summary.rows for summary in summaries]
     parts = [(path, source.without_parts()) for source in sources for path in source.parts]
     masks: list[np.ndarray | None] = [None] * len(parts)
-    skipped = Counter()
-    if where is not None or min_side > 0:
+    skipped, starts = Counter(), np.cumsum([0, *rows_of_parts])
+    tally = Tally(shapes, int(starts[-1])) if shapes else None
+    if where is not None or min_side > 0 or shapes:
         # Of rows that are to be read, each process takes a part at a time; sizes are faster here than there.
         num_workers = num_workers if where is not None and field_names(where) - INDEX_FIELDS else 1
-        judge_parts = partial(_judge_parts, where=where, min_side=min_side)
+        judge_parts = partial(_judge_parts, where=where, min_side=min_side, shapes=shapes)
         tasks = [
             (number, path, source)
             for number, ((path, source), summary) in enumerate(zip(parts, summaries, strict=True))
-            if where is not None or summary.smallest_side is None or summary.smallest_side < min_side
+            if where is not None or shapes or summary.smallest_side is None or summary.smallest_side < min_side
         ]
         # Ranks that read the same parts at the same time meet at different ones.
         random.SystemRandom().shuffle(tasks)
@@ -124,50 +146,81 @@ def select_rows(
         groups = [tasks[start : start + at_once] for start in range(0, len(tasks), at_once)]
         with progress(total=num_rows, desc="selecting rows", unit="row", unit_scale=True, delay=3) as bar:
             for group, found in map_unordered(judge_parts, groups, num_workers):
-                for (number, _, _), (mask, reasons) in zip(group, found, strict=True):
-                    masks[number] = mask
-                    skipped.update(reasons)
+                for (number, _, _), one in zip(group, found, strict=True):
+                    masks[number] = one.mask
+                    skipped.update(one.reasons)
+                    if tally:
+                        tally.add(slice(starts[number], starts[number + 1]), one.codes, one.kept)
                     bar.update(rows_of_parts[number])
+    buckets = _settle_shapes(tally, parts, starts, masks, skipped) if tally else None
     contents = [summary.content for summary in summaries]
-    selection = Selection(rows_of_parts, masks, [len(source.parts) for source in sources], skipped, contents)
+    parts_of_lists = [len(source.parts) for source in sources]
+    selection = Selection(rows_of_parts, masks, parts_of_lists, skipped, contents, buckets)
     _refuse_empty(selection, sources, min_side)
     return selection
+
+
+def _settle_shapes(tally: Tally, parts: list, starts: np.ndarray, masks: list, skipped: Counter) -> Buckets:
+    """Merge shapes that are too rare; a row for which there is no other is used no more."""
+    rare, sizes = tally.rare_rows(), []
+    cuts = np.searchsorted(rare, starts)
+    for number in np.flatnonzero(np.diff(cuts)).tolist():
+        with closing(open_part(*parts[number])) as part:
+            rows = rare[cuts[number] : cuts[number + 1]] - starts[number]
+            sizes.append(np.stack([np.asarray(part.widths)[rows], np.asarray(part.heights)[rows]]))
+    widths, heights = np.concatenate(sizes, axis=1) if sizes else np.empty((2, 0), np.int64)
+    merged = tally.merge(rare, widths, heights)
+    left_out = rare[tally.codes[rare] == NO_SHAPE]
+    for number in np.unique(np.searchsorted(starts, left_out, side="right") - 1).tolist():
+        masks[number] = np.packbits(tally.codes[starts[number] : starts[number + 1]] != NO_SHAPE)
+    if len(left_out):
+        skipped[TOO_SMALL] += len(left_out)
+    return tally.buckets(merged)
 
 
 def _refuse_empty(selection: Selection, sources: list[Source], min_side: int) -> None:
     for source, size in zip(sources, selection.list_sizes, strict=True):
         if not size and (source.weight or not len(selection)):
             reasons = ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(5))
+            needed = "to fill a shape" if selection.buckets else f"sides of {min_side} pixels"
             raise DataError(
-                f"no row of {source.path} can be used (of all: {reasons}; images need sides of {min_side} pixels); "
-                "change --where, --resolution or the list"
+                f"no row of {source.path} can be used (of all: {reasons}; images need {needed}); change --where, "
+                f"{'--buckets, ' if selection.buckets else ''}--resolution or the list"
             )
 
 
-def _judge_parts(tasks: list[tuple[int, Path, Source]], **how) -> list[tuple[np.ndarray | None, dict]]:
+def _judge_parts(tasks: list[tuple[int, Path, Source]], **how) -> list[_Judged]:
     return [_judge_part(task, **how) for task in tasks]
 
 
 def _judge_part(
-    task: tuple[int, Path, Source], where: Expression | None, min_side: int
-) -> tuple[np.ndarray | None, dict]:
-    """(packed mask or None for all, skipped rows by reason) of a part (number, path, how to read it)."""
+    task: tuple[int, Path, Source], where: Expression | None, min_side: int, shapes: ShapeRule | None
+) -> _Judged:
+    """Of a part (number, path, how to read it)."""
     _, path, source = task
+    codes = kept = None
     with closing(open_part(path, source)) as part:
         sizes = {"width": np.asarray(part.widths), "height": np.asarray(part.heights)}
-        sides = np.minimum(*sizes.values())
-        small = (sides < min_side) & (sides > 0)
-        used, reasons = ~small, Counter({TOO_SMALL: int(small.sum())})
+        if shapes:
+            codes, kept = shapes.assign(**{f"{name}s": sides for name, sides in sizes.items()})
+            used, reasons = codes != NO_SHAPE, refusals(codes, *sizes.values())
+        else:
+            sides = np.minimum(*sizes.values())
+            small = (sides < min_side) & (sides > 0)
+            used, reasons = ~small, Counter({TOO_SMALL: int(small.sum())})
         if where is not None:
             start = 0
-            for codes, names in _judge_blocks(part, source, where, sizes):
-                block = used[start : start + len(codes)]
-                counts = np.bincount(codes[block], minlength=len(names) + 1)
+            for places, names in _judge_blocks(part, source, where, sizes):
+                block = used[start : start + len(places)]
+                counts = np.bincount(places[block], minlength=len(names) + 1)
                 for name, count in zip(names, counts[1:].tolist(), strict=True):
                     reasons[name] += count
-                block &= codes == 0
-                start += len(codes)
-    return None if used.all() else np.packbits(used), {reason: count for reason, count in reasons.items() if count}
+                block &= places == 0
+                start += len(places)
+    if shapes:
+        codes[~used] = NO_SHAPE
+    mask = None if used.all() else np.packbits(used)
+    return _Judged(mask, Counter({reason: count for reason, count in reasons.items() if count}), codes, kept)
 
 
 def _judge_blocks(part: Rows, source: Source, where: Expression, sizes: dict) -> list[tuple[np.ndarray, list[str]]]:

@@ -16,6 +16,7 @@ from tokenizers.processors import RobertaProcessing
 
 from ...utils.errors import ConfigError
 from ...utils.files import make_output_dir, read_json_object, write_json
+from .words import WordTokenizer
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 _WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")
@@ -45,6 +46,7 @@ class ClipTokenizer:
         if odd:
             raise ConfigError(f"the merges in {folder} do not fit its vocabulary ({' '.join(odd)}); copy both again")
         self._tokenizer = _build(self.ids, merges, pad, max_length)
+        self._words = WordTokenizer(self._tokenizer)
 
     @property
     def vocab(self) -> list[str]:
@@ -56,10 +58,14 @@ class ClipTokenizer:
         """The number of token ids, from 0."""
         return len(self.ids)
 
+    @property
+    def end_id(self) -> int:
+        """The id of END, behind which there is padding only."""
+        return self.ids[END]
+
     def encode(self, captions: list[str]) -> np.ndarray:
         """Token ids, int64 [len(captions), max_length]: START caption END, cut before END, padded."""
-        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
-        return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
+        return self._words.encode(captions)
 
     def decode(self, ids: np.ndarray) -> list[str]:
         """The texts of token ids [N, L] without special tokens, in lower case."""

@@ -21,6 +21,7 @@ from ...utils.offline import is_offline
 from ...utils.rank_watch import barrier
 from ...utils.variables import set_for_libraries
 from ...utils.world import World
+from .words import WordTokenizer
 
 # The loader's workers are the parallelism: threads of the Rust library do not survive their fork.
 set_for_libraries({"TOKENIZERS_PARALLELISM": "false"})
@@ -51,16 +52,21 @@ class CaptionTokenizer:
             raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
         self.vocab, self.max_length, self.lower_case = vocab, max_length, lower_case
         self._tokenizer = _build(ids, max_length, lower_case)
+        self._words = WordTokenizer(self._tokenizer)
 
     @property
     def vocab_size(self) -> int:
         """The number of token ids, from 0."""
         return len(self.vocab)
 
+    @property
+    def end_id(self) -> int:
+        """The id of [SEP], behind which there is padding only."""
+        return self.vocab.index(_SEP)
+
     def encode(self, captions: list[str]) -> np.ndarray:
         """Token ids, int64 [len(captions), max_length]: [CLS] caption [SEP], cut before [SEP], padded with [PAD]."""
-        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(captions)]
-        return np.array(ids, dtype=np.int64).reshape(len(captions), self.max_length)
+        return self._words.encode(captions)
 
     def decode(self, ids: np.ndarray) -> list[str]:
         """The texts of token ids [N, L] without special tokens, in lower case where the tokenizer makes it."""

@@ -59,8 +59,8 @@ def learn_vocabulary(counts: Counter, size: int, languages: list[str]) -> list[s
 
 
 def _spelled_with(word: str) -> set[str]:
-    """The single-character tokens that spell a word: the first as it is, the others as ## pieces."""
-    return {word[0], *(f"##{char}" for char in word[1:])}
+    """The single-character tokens that the trainer has of a word: all as they are, all but the first as ## pieces."""
+    return {*word, *(f"##{char}" for char in word[1:])}
 
 
 def _characters_by_frequency(counts: Counter) -> list[str]:

@@ -10,13 +10,14 @@ from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path
 from ..address_path import AddressPath
 from ..download.metadata import natural_key
-from .units import CsvUnit, FolderUnit, JsonLinesUnit, ParquetUnit, TarUnit, Unit
+from .units import CsvUnit, FolderUnit, JsonLinesUnit, MdsUnit, ParquetUnit, TarUnit, Unit
 
 # Of a Hugging Face imagefolder, the one that is used first.
 _IMAGEFOLDER_TABLES = ("metadata.jsonl", "metadata.csv")
 _FILE_KINDS = {
     ".tar": TarUnit,
     ".parquet": ParquetUnit,
+    ".mds": MdsUnit,
     ".csv": CsvUnit,
     ".jsonl": JsonLinesUnit,
     ".ndjson": JsonLinesUnit,
@@ -28,9 +29,9 @@ _NAMING_KINDS = (".csv", ".jsonl", ".ndjson")
 def find_units(path) -> list[Unit]:
     """What a path holds, by its content, units sorted by the numbers in their names.
 
-    A file: a tar, a parquet file, a CSV file, JSON lines. A folder: with pictures, one unit; with metadata.jsonl or
-    metadata.csv, the table of a Hugging Face imagefolder; with tars, these (img2dataset writes parquet files beside
-    them); with folders, what each of them holds; with parquet files, CSV files or JSON lines, these. Raises
+    A file: a tar, a parquet file, a shard of MDS, a CSV file, JSON lines. A folder: with pictures, one unit; with
+    metadata.jsonl or metadata.csv, the table of a Hugging Face imagefolder; with tars, these (img2dataset writes
+    parquet files beside them); with folders, what each of them holds; with files of the other kinds, these. Raises
     ConfigError, and DataError where nothing of this kind is there.
 
     At an address, tars and parquet files are found by the same rule, and what else a folder is made of is refused.

@@ -14,9 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from ...data.formats.csv_table import IMAGE_COLUMNS, find_image, make_row, parse_record, read_records, read_table
 from ...data.formats.folder import list_samples, read_sample
 from ...data.formats.folder_names import split_name
+from ...data.formats.mds import MdsLayout
 from ...data.formats.parquet.table import open_table, split_record
 from ...data.formats.parquet.table import read_records as read_parquet_records
 from ...data.formats.row import Row
@@ -144,6 +147,37 @@ class ParquetUnit:
             for number, values in enumerate(read_parquet_records(table, span.start, span.stop), start=span.start):
                 key = str((values or {}).get("key") or f"{number:0{KEY_DIGITS}}")
                 yield SourceRow(key, partial(_load_record, key, values, image, caption))
+
+
+@dataclass(frozen=True)
+class MdsUnit:
+    """A shard of MosaicML streaming, with an encoded picture and a caption in each row."""
+
+    path: Path
+
+    def spans(self, rows: int) -> list[Span]:
+        layout = MdsLayout(self.path)
+        if layout.image is None:
+            raise PartError(f"{self.path} holds latents and no pictures; train on it by latents=cached")
+        starts = layout.starts.tolist()
+        return _cut(zip(starts[:-1], starts[1:], strict=True), rows)
+
+    def input_pieces(self, span: Span) -> list[Piece]:
+        # What the columns are stands elsewhere in the file.
+        columns = str(MdsLayout(self.path).columns)
+        return [Piece(self.path, f"{self.path.name} {columns}", span.start, span.stop)]
+
+    def read(self, span: Span) -> Iterator[SourceRow]:
+        layout = MdsLayout(self.path)
+        first = int(np.searchsorted(layout.starts, span.start))
+        with open(self.path, "rb") as file:
+            file.seek(span.start)
+            for number in range(first, first + span.rows):
+                data = file.read(int(layout.starts[number + 1] - layout.starts[number]))
+                row = _or_error(layout.decode, data, f"{self.path.name} row {number}")
+                failed = isinstance(row, RowError)
+                key = str((not failed and row.meta.get("key")) or f"{number:0{KEY_DIGITS}}")
+                yield SourceRow(key, partial(_fail, row) if failed else lambda row=row: row)
 
 
 class _TableUnit:

@@ -15,6 +15,8 @@ from .data_record import compare_data
 
 # Settings that follow from others: where one of those differs too, it is the one to name.
 _FOLLOW = ("rows", "max_steps")
+# What every run was, before it could be otherwise and was recorded.
+_ONCE = {"buckets": None}
 
 
 def restore(
@@ -41,7 +43,7 @@ def restore(
         return 0, {}
     manifest = read_manifest(checkpoint)
     accepted = compare_data(checkpoint, manifest, data, list(accepted))
-    then = manifest["identity"] | _recorded(checkpoint, description)
+    then = _ONCE | manifest["identity"] | _recorded(checkpoint, description)
     changed = []
     for name, value in sorted(now.items(), key=lambda item: item[0] in _FOLLOW):
         if name == "data" or (difference := differing(name, then.get(name, value), value)) is None:

@@ -1,13 +1,17 @@
 """Said at the start of a run: how well the tokenizer fits the captions that are to be trained on."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ...data.dataset import TextImageDataset
+from ...data.text.captions import CaptionRule
 from ...data.text.coverage import Coverage, CoverageMeter
 from ...utils.errors import RowError
 from ...utils.log import get_logger
+from ...utils.rng import make_rng
 
 _NUM_ROWS = 256
 _EXAMPLE_LENGTH = 200  # characters
@@ -16,25 +20,29 @@ _MANY_UNKNOWN, _MANY_CUT = 0.05, 0.2
 
 
 def measure_captions(dataset: TextImageDataset, num_rows: int = _NUM_ROWS) -> Coverage:
-    """The captions of `num_rows` selected rows, or of all where there are fewer, spread evenly; bad rows are left
-    out."""
+    """The captions that `num_rows` selected rows have in the first epoch, or all rows where there are fewer, spread
+    evenly, without any that is dropped; bad rows are left out."""
+    without_drop = replace(dataset.captions, drop_probability=0.0)
     places = np.linspace(0, len(dataset) - 1, min(num_rows, len(dataset)), dtype=np.int64)
-    return CoverageMeter(dataset.tokenizer).measure(list(_captions(dataset, places.tolist())))
+    return CoverageMeter(dataset.tokenizer).measure(list(_captions(dataset, places.tolist(), without_drop)))
 
 
 def first_caption(dataset: TextImageDataset) -> str | None:
     """A caption that the model has seen, to draw as an example; None where the first rows have none that is short."""
-    captions = _captions(dataset, range(min(_NUM_ROWS, len(dataset))))
+    rule = replace(dataset.captions.fixed(), choice="first")
+    captions = _captions(dataset, range(min(_NUM_ROWS, len(dataset))), rule)
     return next((caption for caption in captions if 0 < len(caption.strip()) <= _EXAMPLE_LENGTH), None)
 
 
-def _captions(dataset: TextImageDataset, places: Iterable[int]) -> Iterator[str]:
+def _captions(dataset: TextImageDataset, places: Iterable[int], rule: CaptionRule) -> Iterator[str]:
     for place in places:
+        number = dataset.selection[place]
         try:
-            row = dataset.read_row(dataset.selection[place])
+            row = dataset.read_row(number)
+            rule.check(row)
         except RowError:
             continue  # training counts it by its reason
-        yield from (row.caption, *row.other_captions)
+        yield rule.draw(row, partial(make_rng, dataset.seed, epoch=0, row=number))
 
 
 def report_captions(dataset: TextImageDataset) -> None:

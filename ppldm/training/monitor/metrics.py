@@ -139,7 +139,8 @@ def draw_loss(axes, records: list[dict], run_name: str) -> None:
     if window > 1 or held_out:
         axes.legend()
     axes.set(xlabel="global step (optimizer updates)", ylabel="training loss")
-    axes.set_title(f"{run_name}: loss {losses[-window:].mean():.4g} at step {steps[-1]:,}")
+    what = f"mean loss {losses[-window:].mean():.4g}" if window > 1 else f"loss {losses[-1]:.4g}"
+    axes.set_title(f"{run_name}: {what} at step {steps[-1]:,}")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(True, which="both", alpha=0.3)
     if losses.min() > 0 and losses.max() > 3 * losses.min():

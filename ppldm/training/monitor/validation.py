@@ -1,12 +1,14 @@
 """Looking at a model while it trains: held-out rows and pictures, without a trace in the training.
 
-A validation loss is a function of (weights, seed) alone: fixed rows, cut at the centre, each with its caption and with
-the draws that (seed, row) gives it, in fixed batches. Ranks share the batches, and the mean is taken over
-all of them in their order, so that the same weights give the same bits on any number of ranks and at any step.
+A validation loss is a function of (weights, seed) alone: fixed rows, cut at the centre (or where `--smart_crop` says),
+each with its caption and with the draws that (seed, row) gives it, in fixed batches. Ranks share the batches, and the
+mean is taken over all of them in their order, so that the same weights give the same bits on any number of ranks and at
+any step.
 """
 
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -42,12 +44,12 @@ def undisturbed(state: TrainingState):
 
 
 class HeldOut:
-    """`num_rows` rows of a data set, at most, spread evenly over it, in batches of `batch_size`."""
+    """`num_rows` rows of a data set, at most, spread evenly over it, in batches of `batch_size`, at most, and
+    of one shape each."""
 
     def __init__(self, dataset: TextImageDataset, num_rows: int, batch_size: int):
-        rows = dataset.spread(num_rows)
         self.dataset = dataset
-        self.places = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+        self.places = dataset.split(dataset.spread(num_rows), batch_size)
 
     def batches(self, world: World):
         """(number, batch of tensors) of the batches that are this rank's."""
@@ -75,6 +77,8 @@ def open_held_out_sources(arguments: DataOptions, training: list[Source]) -> lis
     if arguments.validation_file_list is None:
         return []
     sources = open_sources(arguments, "validation_file_list")
+    # Of held-out rows none are kept: they are cut at the centre, and looked at in evaluation mode.
+    sources = [replace(source, latents="off") if source.latents == "ondemand" else source for source in sources]
     refuse_overlap(training, sources)
     return sources
 
@@ -93,8 +97,10 @@ def select_held_out(
     """
     if not sources:
         return None
-    selection = select_training_rows(sources, data_arguments, arguments, world)
-    dataset = make_dataset(sources, caption_drop_probability=0.0, random_crop=False, selection=selection)
+    shapes = training.selection.buckets and training.selection.buckets.shapes
+    selection = select_training_rows(sources, data_arguments, arguments, world, shapes)
+    crops = replace(training.crops, random=False, flip=False)
+    dataset = make_dataset(sources, captions=training.captions.fixed(), crops=crops, selection=selection)
     if same := find_same_part(training.fingerprint, dataset.fingerprint):
         raise ConfigError(
             f"{same[1]} in --validation_file_list has the content of {same[0]} in --file_list; take it out of one of "

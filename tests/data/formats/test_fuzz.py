@@ -144,6 +144,7 @@ FILES = {
     "plain": ("part", lambda path, rows: path.write_bytes(lines_of(rows)), IN_PLACE, 800),
     "webdataset": ("webdataset", WRITERS["webdataset"], TAR, 800),
     "parquet": ("parquet", WRITERS["parquet"], ANY, 500),
+    "mds": ("mds", WRITERS["mds"], ANY, 500),
     "csv": ("csv", WRITERS["csv"], IN_PLACE, 500),
 }
 

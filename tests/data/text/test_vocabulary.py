@@ -33,6 +33,12 @@ def test_it_has_at_most_so_many_tokens_and_each_once(captions, size):
 
 
 @settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(alphabet="ażółć龘круг ", min_size=1, max_size=20), min_size=1), st.integers(109, 130))
+def test_it_has_at_most_so_many_tokens_where_characters_do_not_fit(captions, size):
+    assert len(learn_vocabulary(count_words(captions), size, ["en"])) <= size
+
+
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(alphabet="abcdé 中文☃-", min_size=1), min_size=1, max_size=8))
 def test_with_room_for_the_characters_no_word_is_unknown(captions):
     vocab = learn_vocabulary(count_words(captions), 1000, ["en"])

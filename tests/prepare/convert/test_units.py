@@ -12,6 +12,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+import formats
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ import web
 from PIL import Image
 
 from ppldm.data.formats.part import Part
+from ppldm.data.formats.row import Row
 from ppldm.data.images.decode import decode_pixels
 from ppldm.prepare.convert.convert import convert_source
 from ppldm.prepare.convert.reencode import Treatment, treat
@@ -108,6 +110,28 @@ def write_parquet(folder):
     return folder
 
 
+def write_shards(folder):
+    def text(value) -> bytes:
+        return str(value).encode()
+
+    columns = {
+        "AESTHETIC_SCORE": ("float64", 8, lambda row: np.float64(row.meta["AESTHETIC_SCORE"]).tobytes()),
+        "caption": ("str", None, lambda row: row.caption.encode()),
+        "jpg": ("jpeg", None, lambda row: row.image),
+        "key": ("str", None, lambda row: row.meta["key"].encode()),
+        "original_height": ("int32", 4, lambda row: np.int32(row.meta["original_height"]).tobytes()),
+        "original_width": ("str_int", None, lambda row: text(row.meta["original_width"])),
+        "similarity": ("str_float", None, lambda row: text(row.meta["similarity"])),
+        "url": ("str", None, lambda row: row.meta["url"].encode()),
+        "vector": ("bytes", None, lambda row: b"x" * len(row.caption)),
+    }
+    folder.mkdir()
+    for number, rows in enumerate(SHARDS):
+        formats.write_mds(folder / f"shard.{number:05}.mds", [Row(*row) for row in rows], columns)
+    (folder / "index.json").write_text("{}")
+    return folder
+
+
 def write_csv(folder):
     """`ppldm annotate`'s table beside the pictures."""
     write_files(folder / "part_1")
@@ -139,6 +163,7 @@ WRITERS = {
     "files": (write_files, 5),
     "webdataset": (write_webdataset, 5),
     "parquet": (write_parquet, 5),
+    "mds": (write_shards, 5),
     "csv": (write_csv, 4),
     "jsonl": (write_lines, 4),
     "imagefolder": (write_imagefolder, 4),

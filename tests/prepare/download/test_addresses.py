@@ -29,6 +29,11 @@ from ppldm.utils.files import count_free_bytes, make_output_dir, read_json, remo
 ON_SPARK = SETTINGS | {"distributor": "pyspark"}
 
 
+def count_members(path) -> int:
+    with tarfile.open(path) as tar:
+        return len(tar.getnames())
+
+
 @pytest.fixture(scope="module")
 def session():
     """One Spark for all tests of this file; its workers keep their gateways."""
@@ -84,7 +89,7 @@ def test_at_an_address_lies_what_lies_in_a_folder(server, tmp_path, session, cap
         texts = [[path.read_text() for path in sorted(out.rglob("*.txt"))] for out in (at, tmp_path / "here")]
         assert texts[0] == texts[1] and len(texts[0]) == 70
     else:
-        assert [len(tarfile.open(path).getnames()) for path in sorted(at.rglob("*.tar"))] == [150, 60]
+        assert [count_members(path) for path in sorted(at.rglob("*.tar"))] == [150, 60]
     assert json.loads((at / "part_1/.download/report.json").read_text())["success"] == 70
 
 

@@ -1,0 +1,168 @@
+"""What cached latents save and cost:  python benchmarks/latents.py [--rows N] [--quick] [--json [OUT]]
+
+On one core, by CPU time, so that other load on the machine hurts little; the least of several measurements:
+
+- rows: a batch of training from cached latents (float16) beside one from pixels of the same rows, both with noise,
+  timesteps and tokens, and what of either is not reading pixels or latents;
+- encode: a crop through the encoder of the published size (84 M parameters, eight times smaller latents), in float32;
+- bytes: of a row, for each dtype, resolution and number of variants.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.update(OMP_NUM_THREADS="1", MKL_DEBUG_CPU_TYPE="5")
+
+import numpy as np
+from loaders import BATCH_SIZE, MAX_TOKENS, write_rows
+from photographs import make_rows
+from results import add_result_flags, processor, save_results
+
+from ppldm.data.cached.key import DTYPES, LatentsKey, latents_path
+from ppldm.data.cached.latents import Latents, count_bytes, create_latents, read_texts
+from ppldm.data.cached.moments import LatentsRule
+from ppldm.data.dataset import TextImageDataset
+from ppldm.data.filelist import Source, read_sources
+from ppldm.data.formats.open import open_part
+from ppldm.data.images.crop import CropRule
+from ppldm.data.inputs import Integer, Moments, Normals, Pixels, Tokens, Uncached
+from ppldm.data.text.tokenizer import load_tokenizer
+from ppldm.utils.rng import Stream
+
+CHANNELS, FACTOR, AUTOENCODER = 4, 8, "0" * 32
+VARIANTS = {"center": CropRule(random=False), "center --flips": CropRule(random=False, flip=True),
+            "4 --flips": CropRule(num_crops=4, flip=True)}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=320, help="photographs to make")
+    parser.add_argument("--resolutions", type=int, nargs="+", default=[256, 512], help="sides of the crops, pixels")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a few small rows: to see that it runs")
+    add_result_flags(parser, "latents")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rows, arguments.resolutions, arguments.repeats = 32, [64], 1
+    results = {"processor": processor(), "rows": [], "encode": [], "bytes": measure_bytes()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rows(folder, make_rows(arguments.rows))
+        for resolution in arguments.resolutions:
+            results["rows"].append(compare_rows(folder, resolution, arguments.repeats))
+    for resolution in arguments.resolutions:
+        results["encode"].append(measure_encoding(resolution, arguments.quick))
+    sys.stdout.write(table(results) + "\n")
+    save_results(arguments, results)
+
+
+def compare_rows(folder: Path, resolution: int, repeats: int) -> dict:
+    """CPU milliseconds of a row: from pixels, from latents, and what both do besides."""
+    sources = read_sources(folder / "rows.filelist")
+    write_latents(sources, resolution)
+    found = {
+        "pixels": open_dataset(folder, sources, resolution, {"pixel_values": Pixels()}),
+        "latents": open_dataset(
+            folder, sources, resolution, {"moments": Moments(CHANNELS, FACTOR), "uncached": Uncached()}
+        ),
+    }
+    milliseconds = {name: measure_rows(dataset, repeats) for name, dataset in found.items()}
+    return {"resolution": resolution, **milliseconds, "ratio": milliseconds["pixels"] / milliseconds["latents"]}
+
+
+def open_dataset(folder: Path, sources: list, resolution: int, pictures: dict) -> TextImageDataset:
+    """As `loaders.open_dataset`, of centred crops, from pixels or moments."""
+    inputs = {
+        **pictures,
+        "posterior_noise": Normals(Stream.POSTERIOR, CHANNELS, FACTOR),
+        "input_ids": Tokens(MAX_TOKENS),
+        "timesteps": Integer(Stream.TIMESTEP, 1000),
+        "noise": Normals(Stream.NOISE, CHANNELS, FACTOR),
+    }
+    if "moments" in pictures:
+        inputs["pixel_values"] = Pixels()
+        sources = [replace(source, latents="cached") for source in sources]
+    tokenizer = load_tokenizer(folder / "tokenizer", MAX_TOKENS)
+    rule = LatentsRule(AUTOENCODER, 0.18215, "float16")
+    return TextImageDataset(sources, inputs, resolution, 0, tokenizer, crops=VARIANTS["center"], latents=rule)
+
+
+def write_latents(sources: list, resolution: int) -> None:
+    """Random ones, of every row."""
+    rng = np.random.default_rng(0)
+    for path, source in [(path, one) for one in sources for path in one.parts]:
+        with closing(open_part(path, source)) as part:
+            key = LatentsKey.of(
+                AUTOENCODER, [(resolution, resolution)], VARIANTS["center"], "float16", source, part.identity[:2]
+            )
+            target, codes = latents_path(path, key), np.zeros(len(part), np.uint8)
+            create_latents(
+                target, key, CHANNELS, FACTOR, codes, np.stack([part.widths, part.heights]), read_texts(part)
+            )
+            latents = Latents(target, key, writable=True)
+            for row in range(len(part)):
+                shape = (2, CHANNELS, resolution // FACTOR, resolution // FACTOR)
+                latents.write(row, 0, rng.standard_normal(shape).astype(np.float32))
+            latents.close()
+
+
+def measure_rows(dataset: TextImageDataset, repeats: int) -> float:
+    """The least CPU milliseconds of a row, in batches."""
+    places = [(0, place) for place in range(len(dataset))]
+    batches = [places[start : start + BATCH_SIZE] for start in range(0, len(places), BATCH_SIZE)]
+    dataset.make_batch(batches[0])
+    costs = []
+    for _ in range(repeats):
+        for batch in batches:
+            began = time.process_time()
+            dataset.make_batch(batch)
+            costs.append((time.process_time() - began) / len(batch))
+    return 1000 * (min(costs) if repeats == 1 else statistics.quantiles(costs, n=10)[0])
+
+
+def measure_encoding(resolution: int, quick: bool) -> dict:
+    """CPU seconds of a crop through a VAE of the published size."""
+    from ppldm.config.network_files import CONFIG_DIR
+    from ppldm.inference.encoder import Encoder
+    from ppldm.networks.build import build_autoencoder
+
+    vae = build_autoencoder(CONFIG_DIR / ("vae_tiny.json" if quick else "vae_kl_f8.json"), seed=0)
+    vae.eval()
+    encoder = Encoder(vae, 1)
+    pixels = np.zeros((1, 3, resolution, resolution), np.uint8)
+    encoder(pixels)
+    began = time.process_time()
+    encoder(pixels)
+    return {"resolution": resolution, "seconds": time.process_time() - began}
+
+
+def measure_bytes() -> list[dict]:
+    """Of the moments of a row."""
+    source = Source(Path("rows.filelist"), ())
+    return [
+        {"dtype": dtype, "resolution": side, "crops": name, "bytes": int(
+            count_bytes(LatentsKey.of("", [(side, side)], rule, dtype, source, None), CHANNELS, FACTOR)[0])}
+        for dtype in DTYPES for side in (256, 512, 768) for name, rule in VARIANTS.items()
+    ]  # fmt: skip
+
+
+def table(results: dict) -> str:
+    """For people."""
+    lines = [f"{'':>10} {'pixels':>12} {'latents':>12} {'ratio':>8}"]
+    for one in results["rows"]:
+        lines.append(
+            f"{one['resolution']:>7} px {one['pixels']:>9.3f} ms {one['latents']:>9.3f} ms {one['ratio']:>7.1f}x"
+        )
+    lines += [f"{one['resolution']:>7} px: {one['seconds']:.2f} CPU s to encode a crop" for one in results["encode"]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""`format=mds`: shards of MosaicML streaming, `shard.00000.mds`, each of which says itself what is in it.
+
+A shard is, little endian: the number of samples u32; where each begins, and the last ends, u32[n + 1]; a JSON object
+that names the columns with their encodings and sizes; the samples. A sample is the sizes u32 of its columns of no fixed
+size, then the columns, one after the other. `index.json` says nothing more and is not read.
+
+A shard of pictures has an encoded image, a caption, and metadata. A shard of latents, as micro_diffusion writes them,
+has `latents_256` and so on in place of the image: float16 [C, h, w], one sample of the VAE's posterior, times the
+scaling factor. Arrays, pickles and other columns of bytes are not looked at.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ...utils.errors import PartError, RowError
+from ..images.decode import image_size
+from .base import MAX_ROW_BYTES, IndexedRows, find_column, indexing, is_plain, store_rows
+from .index import MDS_SAMPLES, Index
+from .index_cache import IndexSpec, stat_part
+from .parquet.table import CAPTION_COLUMNS, IMAGE_COLUMNS
+from .row import Row, decode_text
+
+_CAPTION_COLUMNS = (*CAPTION_COLUMNS, "caption_syn_pixart_llava15")
+_IMAGE_ENCODINGS = ("jpeg", "png", "bytes")  # the encoded file as it is
+_LATENTS = "latents_"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_MAX_COLUMNS_BYTES = 1 << 20
+_NUMBERS = {"int": "<i8"} | {
+    f"{kind}{8 * size}": f"<{kind[0]}{size}"
+    for kind, sizes in (("int", (1, 2, 4, 8)), ("uint", (1, 2, 4, 8)), ("float", (2, 4, 8)))
+    for size in sizes
+}
+_TEXTS = ("str", "str_int", "str_float", "json", *_NUMBERS)  # what can be a caption or metadata
+# (offset, length) -> bytes, fewer at the end
+ReadBytes = Callable[[int, int], bytes]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """`size`: in bytes, None where each sample says it."""
+
+    name: str
+    encoding: str
+    size: int | None
+
+
+class MdsLayout:
+    """Where the samples of a shard lie and what its columns are. `starts`: int64 [samples + 1]. `caption`, `image`: the
+    columns with these, `image` None in a shard of latents. Raises PartError."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with open(path, "rb") as file:
+            self.starts = self._read_starts(file)
+            self.columns = self._read_columns(file.read(int(self.starts[0]) - file.tell()))
+        self.caption = find_column(self._named("str"), _CAPTION_COLUMNS, path)
+        images = self._named(*_IMAGE_ENCODINGS)
+        has_image = not self.latents or not set(images).isdisjoint(IMAGE_COLUMNS)
+        self.image = find_column(images, IMAGE_COLUMNS, path) if has_image else None
+
+    def _named(self, *encodings: str) -> list[str]:
+        return [column.name for column in self.columns if column.encoding in encodings]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def latents(self) -> dict[int, str]:
+        """The columns of latents by the resolution that they were made at."""
+        sides = {name.removeprefix(_LATENTS): name for name in self._named("bytes") if name.startswith(_LATENTS)}
+        return {int(side): name for side, name in sides.items() if side.isdecimal()}
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The columns of the caption and of metadata."""
+        return self._named(*_TEXTS)
+
+    def places(self, read: ReadBytes, start: int, stop: int, where: str) -> dict[str, tuple[int, int]]:
+        """(offset, length) of each column of the sample at [start, stop). Raises RowError "damaged"."""
+        num_sizes = sum(column.size is None for column in self.columns)
+        sizes, found, offset = np.frombuffer(read(start, 4 * num_sizes), "<u1"), {}, start + 4 * num_sizes
+        if len(sizes) == 4 * num_sizes:
+            stated = iter(sizes.view("<u4").tolist())
+            for column in self.columns:
+                length = next(stated) if column.size is None else column.size
+                found[column.name] = offset, length
+                offset += length
+        if offset != stop or not found:
+            raise RowError("damaged", f"{where}: damaged MDS data; get the shard again")
+        return found
+
+    def decode(self, data: bytes, where: str) -> Row:
+        """The row of a sample's bytes, its image empty in a shard of latents. Raises RowError "damaged", "no_image",
+        "empty_caption", "encoding"."""
+        places = self.places(lambda offset, length: data[offset : offset + length], 0, len(data), where)
+        values = {name: data[offset : offset + length] for name, (offset, length) in places.items()}
+        image = values[self.image] if self.image else b""
+        if self.image and not image:
+            raise RowError("no_image", f"{where} has an empty {self.image!r}")
+        caption, meta = self.decode_texts(values, where)
+        return Row(caption, image, meta)
+
+    def decode_texts(self, values: dict[str, bytes], where: str) -> tuple[str, dict]:
+        """(caption, metadata) of the bytes of columns. Raises RowError "empty_caption", "encoding"."""
+        caption = " ".join(decode_text(values[self.caption], where).split())
+        if not caption:
+            raise RowError("empty_caption", f"{where} has an empty caption")
+        columns = [column for column in self.columns if column.encoding in _TEXTS and column.name != self.caption]
+        decoded = {column.name: _decode(column.encoding, values[column.name], where) for column in columns}
+        return caption, {name: value for name, value in decoded.items() if is_plain(value)}
+
+    def _read_starts(self, file) -> np.ndarray:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(4)
+        if head == _ZSTD_MAGIC:
+            raise PartError(
+                f"{self.path} is compressed, so that its rows cannot be read at random; unpack it with zstd -d"
+            )
+        count = int.from_bytes(head, "little") + 1
+        words = file.read(4 * count) if 4 * count < size else b""
+        starts = np.frombuffer(words[: len(words) // 4 * 4], "<u4").astype(np.int64)
+        if (
+            len(starts) < count
+            or starts[-1] != size
+            or (np.diff(starts) < 0).any()
+            or not (file.tell() < starts[0] <= file.tell() + _MAX_COLUMNS_BYTES)
+        ):
+            raise PartError(f"{self.path} is not an MDS shard, or is damaged or cut short; get it again")
+        return starts
+
+    def _read_columns(self, text: bytes) -> tuple[_Column, ...]:
+        try:
+            stated = json.loads(text)
+            names, encodings = stated["column_names"], stated["column_encodings"]
+            columns = tuple(_Column(*one) for one in zip(names, encodings, stated["column_sizes"], strict=True))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise PartError(f"{self.path} is not an MDS shard, or is damaged ({error}); get it again") from error
+        sizes = [column.size for column in columns if column.size is not None]
+        if not columns or not all(type(size) is int and 0 <= size <= MAX_ROW_BYTES for size in sizes):
+            raise PartError(f"{self.path} states columns that cannot be; get it again")
+        return columns
+
+
+class MdsShard(IndexedRows):
+    """The samples of a shard: the first of parquet's image columns that is there, and of its caption columns."""
+
+    spec = IndexSpec((MDS_SAMPLES,))
+
+    def __init__(self, path):
+        stat_part(Path(path), self.spec)
+        self._layout = MdsLayout(Path(path))
+        super().__init__(path)
+
+    @property
+    def latents(self) -> dict[int, str]:
+        """The columns of latents by the resolution that they were made at; none in a shard of pictures."""
+        return self._layout.latents
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        where = self._where(row)
+        return self._layout.decode_texts(self._read_columns(row, self._layout.texts, where), where)
+
+    def read_latents(self, row: int, resolution: int, shape: tuple[int, ...]) -> np.ndarray:
+        """The scaled latents of a row, float16 of `shape`. Raises RowError "damaged", "latents", and PartError where
+        the shard has none of that resolution."""
+        where, column = self._where(row), self.latents.get(resolution)
+        if column is None:
+            made = ", ".join(map(str, sorted(self.latents))) or "none"
+            raise PartError(f"{self.path} has latents of {made} pixels and not of {resolution}; set --resolution")
+        data = self._read_columns(row, [column], where)[column]
+        if len(data) != 2 * math.prod(shape):
+            needed = " x ".join(map(str, shape))
+            raise RowError("latents", f"{where}: {len(data)} bytes of latents where {needed} float16 are needed")
+        return np.frombuffer(data, "<f2").reshape(shape)
+
+    def _read_columns(self, row: int, names: list[str], where: str) -> dict[str, bytes]:
+        """The bytes of columns of a row, read by themselves: those of a text encoder's output are large."""
+
+        def read(offset: int, length: int) -> bytes:
+            return self._file.read(offset, length, where)
+
+        start = int(self._index.offsets[row])
+        places = self._layout.places(read, start, start + int(self._index.lengths[row]), where)
+        return {name: read(*places[name]) for name in names}
+
+    def _build(self) -> tuple[Path, Index]:
+        layout, table = self._layout, []
+        with open(self.path, "rb") as file, indexing(self.path, int(layout.starts[-1]), "B") as bar:
+            for start, stop in zip(layout.starts[:-1].tolist(), layout.starts[1:].tolist(), strict=True):
+                if stop - start > MAX_ROW_BYTES:
+                    raise PartError(f"{self.path} row {len(table)} is over {MAX_ROW_BYTES} bytes long; omit it")
+                size = self._image_size(file, start, stop) if layout.image else (0, 0)
+                table.append((start, stop - start, *size))
+                bar.update(stop - start)
+        return store_rows(self.path, self.spec, table)
+
+    def _image_size(self, file, start: int, stop: int) -> tuple[int, int]:
+        def read(offset: int, length: int) -> bytes:
+            file.seek(offset)
+            return file.read(length)
+
+        try:
+            return image_size(read(*self._layout.places(read, start, stop, "")[self._layout.image]))
+        except RowError:  # which reading the row says
+            return 0, 0
+
+    def _decode(self, data: bytes, where: str) -> Row:
+        return self._layout.decode(data, where)
+
+
+def _decode(encoding: str, data: bytes, where: str):
+    """The value of metadata; None of what is none."""
+    if encoding == "str":
+        return decode_text(data, where)
+    if encoding in _NUMBERS:
+        dtype = np.dtype(_NUMBERS[encoding])
+        return np.frombuffer(data, dtype)[0].item() if len(data) == dtype.itemsize else None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None

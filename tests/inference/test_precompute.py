@@ -1,0 +1,188 @@
+"""`ppldm precompute` as a command: its flags, its account, several processes, kills."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ppldm.cli.main import run
+from ppldm.data.cached.latents import Latents
+from ppldm.utils.errors import ConfigError, PartError
+
+KILLS = 30
+
+
+def command(tiny, folder, *flags) -> list[str]:
+    words = ["precompute", tiny.file_list, "--vae", tiny.vae, "--resolutions", "16", "32", "--crops", "2", "--flips"]
+    return [*words, "--latents-dir", str(folder), "--batch-size", "4", "--num-workers", "1", *map(str, flags)]
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--crops", "random"], "--crops random must be center, smart, or a number"),
+        (["--crops", "0"], "--crops 0 must be center, smart, or a number"),
+        (["--dtype", "int8"], "--dtype int8 is not one of float16, bfloat16, float32"),
+        (["--batch-size", "0"], "--batch-size 0 must be 1 or more"),
+        (["--resolutions", "16", "20"], "pictures of 20 x 20 cannot be encoded"),
+        (["--bucket-group-size", "0"], "--bucket-group-size must be 1 or more"),
+        (["--buckets", "wide"], "--buckets wide is neither off, ratios, steps nor"),
+        (["--crop-fraction", "2"], "crop_fraction is 2"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_in_one_line(tiny, tmp_path, flags, message, capsys):
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        run(command(tiny, tmp_path / "out", *flags))
+    assert message in f"{caught.value} {capsys.readouterr().err}"
+
+
+def test_it_says_how_much_it_is_and_makes_it_and_tells(tiny, tmp_path, capsys):
+    run(command(tiny, tmp_path / "out", "--dry-run", "--json"))
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["files"] == 4 and planned["finished_before"] == 0 and planned["projected_hours"] > 0
+    assert contents(tmp_path / "out") == {}
+    run(command(tiny, tmp_path / "out", "--json"))
+    report = json.loads(capsys.readouterr().out)
+    made = contents(tmp_path / "out")
+    assert report["encoded"] == 40 * 2 * 4 and report["found"] == 0 and report["bad"] == {} and len(made) == 4
+    assert abs(sum(map(len, made.values())) - planned["projected_bytes"]) < 4 * 1024
+    run(command(tiny, tmp_path / "out"))
+    assert "0 crops encoded" in capsys.readouterr().out and contents(tmp_path / "out") == made
+    # Another size of batches changes at most the last bits.
+    run(command(tiny, tmp_path / "other", "--batch-size", "32", "--dtype", "float32"))
+    run(command(tiny, tmp_path / "other", "--batch-size", "1", "--dtype", "float32", "--latents-dir", tmp_path / "one"))
+    for path in (tmp_path / "other").iterdir():
+        together, alone = Latents(path), Latents(tmp_path / "one" / path.name)
+        differences = [
+            abs(together.read(row, v) - alone.read(row, v)).max() for row in range(len(alone)) for v in range(4)
+        ]
+        assert len(differences) >= 60 and max(differences) <= 1e-5
+
+
+# Imports paddle, compiles and loads the VAE once, then forks a process for each folder that a line of stdin names.
+STARTER = """
+import os, sys
+from pathlib import Path
+import paddle
+from ppldm.data.filelist import read_sources
+from ppldm.data.images.crop import CropRule
+from ppldm.data.images.resize import compile_kernels
+from ppldm.inference.encoder import load_encoder
+from ppldm.inference.latents_plan import choose_rows, list_tasks
+from ppldm.inference.precompute import run, settle
+from ppldm.utils.world import World
+
+file_list, vae = sys.argv[1:]
+compile_kernels()
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        try:
+            folder, crops = Path(line.strip()), CropRule(num_crops=2, flip=True)
+            encoder, sources = load_encoder(vae, 4, True), read_sources(file_list)
+            chosen = choose_rows(sources, None, [16, 32], 1)
+            settings = settle(encoder, [shapes for shapes, _ in chosen], crops, "float16", folder)
+            folder.mkdir(exist_ok=True)
+            run(list_tasks(settings, sources, [selection for _, selection in chosen]), encoder, 1, World(), False)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory, tiny):
+    """start(folder) -> (pid, a function that waits for the end and returns the status of waitpid)."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    log = tmp_path_factory.mktemp("starter") / "log"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        open(log, "w") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-c", STARTER, tiny.file_list, tiny.vae], env=environ, stderr=stderr, **pipes
+        ) as process,
+    ):
+
+        def start(folder):
+            process.stdin.write(f"{folder}\n")
+            process.stdin.flush()
+            return int(process.stdout.readline()), lambda: int(process.stdout.readline())
+
+        yield start
+        process.stdin.close()
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def count_settled(folder) -> int:
+    """Moments that are there, in files with a name and without one yet."""
+    count = 0
+    for path in Path(folder).glob("*part*latents*"):
+        with contextlib.suppress(PartError, FileNotFoundError):
+            count += int(np.count_nonzero(Latents(path).states))
+    return count
+
+
+@pytest.mark.slow
+def test_killed_at_thirty_moments(tiny, start, tmp_path):
+    chance, folder, moments = random.Random(3), tmp_path / "killed", []
+    assert start(tmp_path / "straight")[1]() == 0
+    for _ in range(KILLS):
+        before = count_settled(folder)
+        pid, wait = start(folder)
+        if chance.random() < 0.2:
+            time.sleep(chance.uniform(0, 0.5))
+        else:
+            wanted = before + chance.randint(0, 12)
+            while count_settled(folder) <= wanted and os.path.exists(f"/proc/{pid}"):
+                time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        assert wait() in (signal.SIGKILL, 0)
+        moments.append(count_settled(folder))
+        # What has its name is whole.
+        for path in folder.glob("part*.latents"):
+            assert Latents(path).states.all()
+    assert len({*moments}) > KILLS // 3
+    assert start(folder)[1]() == 0
+    assert contents(folder) == contents(tmp_path / "straight")
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_parts(tiny, tmp_path):
+    script = tmp_path / "main.py"  # as pip installs it, under a name that the launcher gives to Python
+    script.write_text("from ppldm.cli.main import main\n\nmain()\n")
+    launcher = [
+        sys.executable,
+        "-m",
+        "paddle.distributed.launch",
+        "--nproc_per_node",
+        "2",
+        "--log_dir",
+        str(tmp_path / "log"),
+    ]
+    words = [*launcher, str(script), *command(tiny, tmp_path / "two", "--json")]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run(command(tiny, tmp_path / "one"))
+    for path in (tmp_path / "one").iterdir():  # computed by another number of threads: the last bits may differ
+        one, two = Latents(path), Latents(tmp_path / "two" / path.name)
+        assert (one.states == two.states).all() and one.captions(3) == two.captions(3)
+        assert all(np.allclose(one.read(row, 0), two.read(row, 0), rtol=2e-3, atol=1e-6) for row in range(len(one)))
+    shutil.rmtree(tmp_path / "log")
