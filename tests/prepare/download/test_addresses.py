@@ -18,7 +18,7 @@ from ppldm.prepare import spark
 from ppldm.prepare.address_path import AddressPath, path_of
 from ppldm.prepare.download.download import download
 from ppldm.prepare.download.part import PartDownload
-from ppldm.prepare.download.shard import record_path, stats_path
+from ppldm.prepare.download.shard import record_path, stats_path, work_folder
 from ppldm.prepare.download.shard_at import put_shard
 from ppldm.prepare.download.shard_rows import find_columns, find_parts
 from ppldm.prepare.executor_hadoop import connect
@@ -108,12 +108,13 @@ def test_what_is_finished_stays_and_only_the_rest_is_fetched(server, tmp_path, s
     before = {path: (path.stat().st_ino, path.read_bytes()) for path in out.rglob("00*") if path.is_file()}
     assert first["success"] == 120 and len(before) == 4 * 4
     (out / "part_2/00001_stats.json").unlink()  # killed before its last rename
-    (out / "part_2/.download/work/00001-0").mkdir()
-    (out / "part_2/.download/work/00001-0/00001.tar").write_bytes(b"half")
+    left = work_folder(out / "part_2")
+    (left / "00001-0").mkdir()
+    (left / "00001-0/00001.tar").write_bytes(b"half")
     server.hits.clear()
     assert counts(download(*arguments, **settings)) == counts(first)
     assert set(server.hits) == {f"good/2{n:03}.jpg" for n in range(50, 60)}
-    assert not any((out / "part_2/.download/work").iterdir())
+    assert not any(left.iterdir())
     for path, (inode, content) in before.items():
         if path.parent.name == "part_1" or not path.name.startswith("00001"):
             assert (path.stat().st_ino, path.read_bytes()) == (inode, content)
@@ -174,7 +175,7 @@ def test_a_shard_at_an_address_is_finished_or_absent(tmp_path):
         files = {str(path.relative_to(there)): path.read_text() for path in there.rglob("*") if path.is_file()}
         assert stats_path(there, 0).exists() == (steps == 8)
         assert not stats_path(there, 0).exists() or files == contents
-        assert not any((there / ".download/work").iterdir())
+        assert not any(work_folder(there).iterdir())
         if steps < 4:
             assert "00000.tar" in files  # removed only when the new one has arrived
 
@@ -242,7 +243,7 @@ def test_metadata_at_an_address_is_planned_as_in_a_folder(tmp_path, place):
             for part in parts:
                 columns = find_columns(part.path)
                 item = PartDownload(part, metadata / f"out/part_{part.number}", columns, 3)
-                make_output_dir(item.folder / ".download/work")
+                make_output_dir(work_folder(item.folder))
                 for task in item.tasks([0, 2]):
                     with task.rows_file.open("rb") as file:
                         rows = pa.ipc.open_file(file).read_all().to_pylist()
