@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forking import forking
 
 from ppldm.cli.main import run
 from ppldm.data.cached.latents import Latents
@@ -72,9 +73,7 @@ def test_it_says_how_much_it_is_and_makes_it_and_tells(tiny, tmp_path, capsys):
         assert len(differences) >= 60 and max(differences) <= 1e-5
 
 
-# Imports paddle, compiles and loads the VAE once, then forks a process for each folder that a line of stdin names.
-STARTER = """
-import os, sys
+IMPORTS = """
 from pathlib import Path
 import paddle
 from ppldm.data.filelist import read_sources
@@ -86,47 +85,24 @@ from ppldm.inference.precompute import run, settle
 from ppldm.utils.world import World
 
 file_list, vae = sys.argv[1:]
+
+def go(line):
+    folder, crops = Path(line), CropRule(num_crops=2, flip=True)
+    encoder, sources = load_encoder(vae, 4, True), read_sources(file_list)
+    chosen = choose_rows(sources, None, [16, 32], 1)
+    settings = settle(encoder, [shapes for shapes, _ in chosen], crops, "float16", folder)
+    folder.mkdir(exist_ok=True)
+    run(list_tasks(settings, sources, [selection for _, selection in chosen]), encoder, 1, World(), False)
+
 compile_kernels()
-for line in sys.stdin:
-    pid = os.fork()
-    if not pid:
-        try:
-            folder, crops = Path(line.strip()), CropRule(num_crops=2, flip=True)
-            encoder, sources = load_encoder(vae, 4, True), read_sources(file_list)
-            chosen = choose_rows(sources, None, [16, 32], 1)
-            settings = settle(encoder, [shapes for shapes, _ in chosen], crops, "float16", folder)
-            folder.mkdir(exist_ok=True)
-            run(list_tasks(settings, sources, [selection for _, selection in chosen]), encoder, 1, World(), False)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        os._exit(0)
-    print(pid, flush=True)
-    print(os.waitpid(pid, 0)[1], flush=True)
 """
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory, tiny):
-    """start(folder) -> (pid, a function that waits for the end and returns the status of waitpid)."""
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    log = tmp_path_factory.mktemp("starter") / "log"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with (
-        open(log, "w") as stderr,
-        subprocess.Popen(
-            [sys.executable, "-c", STARTER, tiny.file_list, tiny.vae], env=environ, stderr=stderr, **pipes
-        ) as process,
-    ):
-
-        def start(folder):
-            process.stdin.write(f"{folder}\n")
-            process.stdin.flush()
-            return int(process.stdout.readline()), lambda: int(process.stdout.readline())
-
+    """start(folder), as `forking` gives it."""
+    with forking(IMPORTS, tmp_path_factory.mktemp("starter") / "log", tiny.file_list, tiny.vae) as start:
         yield start
-        process.stdin.close()
-    assert "Traceback" not in log.read_text(), log.read_text()
 
 
 def count_settled(folder) -> int:

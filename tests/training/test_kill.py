@@ -5,65 +5,41 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
+from forking import forking
 
 from ppldm.training.checkpoint.checkpoint import list_checkpoints, step_of, verify
 from ppldm.training.monitor.metrics import read_metrics
 
 KILLS = 30
 
-# Imports paddle and compiles once, then forks a process for each run that a line of stdin asks for.
-STARTER = """
-import json, os, signal, sys
+IMPORTS = """
+import json
 from ppldm.data.images.resize import compile_kernels
 from ppldm.training.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 
-compile_kernels()
-for line in sys.stdin:
+def go(line):
     kind, flags = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        try:
-            run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
-            (run_loop if kind == "loop" else run_trainer)(run)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        os._exit(0)
-    print(pid, flush=True)
-    print(os.waitpid(pid, 0)[1], flush=True)
+    run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
+    (run_loop if kind == "loop" else run_trainer)(run)
+
+compile_kernels()
 """
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """start(kind, flags) -> (pid, a function that waits for the end and returns the status of waitpid)."""
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    log = tmp_path_factory.mktemp("starter") / "log"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with (
-        open(log, "w") as stderr,
-        subprocess.Popen([sys.executable, "-c", STARTER], env=environ, stderr=stderr, **pipes) as process,
-    ):
-
-        def start(kind, flags):
-            process.stdin.write(json.dumps([kind, [str(flag) for flag in flags]]) + "\n")
-            process.stdin.flush()
-            return int(process.stdout.readline()), lambda: int(process.stdout.readline())
-
-        yield start
-        process.stdin.close()
-    assert "Traceback" not in log.read_text(), log.read_text()
+    """start(kind, flags), as `forking` gives it."""
+    with forking(IMPORTS, tmp_path_factory.mktemp("starter") / "log") as start:
+        yield lambda kind, flags: start(json.dumps([kind, [str(flag) for flag in flags]]))
 
 
 def is_saving(folder) -> bool:
