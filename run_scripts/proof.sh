@@ -7,9 +7,10 @@ BAR='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
 PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
 
 # prove quick|full: every test on one Python (make_venv's), and on the others every test (full) or a sample of the quick
-# ones (quick; SAMPLE is its share). Everything runs, whatever fails; the exit status tells.
+# ones (quick; SAMPLE is its share). The slow tests of the first have a process of their own, since each test computes
+# on one core. Everything runs, whatever fails; the exit status tells.
 prove() {
-    local own version python status started=$SECONDS failed=() missing=() others=()
+    local own version python status slow slow_log started=$SECONDS failed=() missing=() others=()
     make_venv
     install_programs
     install_references "$VENV" || failed+=("installing PyTorch and wandb")
@@ -19,8 +20,13 @@ prove() {
     PPLDM_SEED=$(sample_seed)
     [[ $1 == quick ]] || export PPLDM_ALL=1
     say "Python $own: every test, and none may be skipped for what is missing (PPLDM_SEED=$PPLDM_SEED)"
-    PPLDM_REQUIRE=all "$VENV/bin/python" -m pytest -rs || failed+=("the tests on Python $own")
-    say "Python $own: done after $(((SECONDS - started) / 60)) minutes"
+    slow_log=$(mktemp)
+    say "the slow ones run beside all others; what they say comes last"
+    (unset PYTHON; PPLDM_REQUIRE=all exec "$VENV/bin/python" -m pytest -rs -m slow) >"$slow_log" 2>&1 &
+    slow=$!
+    (unset PYTHON; PPLDM_REQUIRE=all exec "$VENV/bin/python" -m pytest -rs -m "not slow") ||
+        failed+=("the quick tests on Python $own")
+    say "Python $own: the quick tests are done after $(((SECONDS - started) / 60)) minutes"
     [[ $1 == full ]] || others=(-m "not slow" --sample "${SAMPLE:-0.25}" --sample-seed "$PPLDM_SEED")
     for version in "${PYTHON_VERSIONS[@]}"; do
         [[ $version != "$own" ]] || continue
@@ -36,6 +42,10 @@ prove() {
         prove_on "$python" "$version" "$1" "${others[@]}" || failed+=("the tests on Python $version")
         say "Python $version: done after $(((SECONDS - started) / 60)) minutes"
     done
+    wait "$slow" || failed+=("the slow tests on Python $own")
+    say "Python $own: the slow tests are done after $(((SECONDS - started) / 60)) minutes"
+    cat "$slow_log"
+    rm -f "$slow_log"
     ((${#missing[@]} == 0)) || warn_loudly "NOT TESTED, since this machine has no such Python: ${missing[*]}"
     ((${#failed[@]} == 0)) || die "failed:$(printf ' %s;' "${failed[@]}")"
 }

@@ -6,6 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import io
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,16 @@ import pytest
 from PIL import Image
 from sampling import pytest_addoption, pytest_collection_modifyitems, pytest_report_header  # noqa: F401
 
+from ppldm.utils.cpu import prepare_cpu
 from ppldm.utils.log import get_logger
 
 get_logger()  # pytest listens to loggers that pass nothing on only where they are there before the test
+# Before paddle is there, as a user's run does it: this process and all that it starts then compute the same bits,
+# whichever test is the first to prepare the CPU.
+prepare_cpu()
+# A shell starts what it runs in the background without Ctrl-C, and tests of Ctrl-C need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
@@ -27,6 +35,16 @@ def pytest_configure(config):
 def pytest_runtest_setup(item):
     for mark in item.iter_markers("needs"):
         needs.need(*mark.args)
+
+
+@pytest.fixture(autouse=True)
+def own_environment():
+    """What a test, or a command that it ran, leaves in the environment is not there for the next one."""
+    before = dict(os.environ)
+    yield
+    for name in [name for name in os.environ if name not in before]:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 VAE_CONFIG = {

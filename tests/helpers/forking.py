@@ -1,9 +1,11 @@
 """Runs that can be killed at any moment, without the seconds of a start: a process imports once and forks each."""
 
 import os
+import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FORK = """
@@ -42,3 +44,34 @@ def forking(imports: str, log: Path, *arguments):
         yield start
         process.stdin.close()
     assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP, and return when the process stands still or has ended."""
+    os.kill(pid, signal.SIGSTOP)
+    while state_of(pid) not in "TZ":
+        pass
+
+
+def stop_when(pid: int, reached, steps=lambda: 0.001) -> None:
+    """Stop the process when `reached()`, which is asked while it stands still, so that however fast it runs no more
+    than `steps()` seconds of its work lie between two questions; or return when it has ended."""
+    while state_of(pid) != "Z":
+        stop(pid)
+        if reached():
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(steps())
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def state_of(pid: int) -> str:
+    """One letter, as in proc(5): T for stopped, Z for ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forking import forking
+from forking import forking, kill, stop_when
 
 from ppldm.cli.main import run
 from ppldm.data.cached.latents import Latents
@@ -125,10 +125,8 @@ def test_killed_at_thirty_moments(tiny, start, tmp_path):
             time.sleep(chance.uniform(0, 0.5))
         else:
             wanted = before + chance.randint(0, 12)
-            while count_settled(folder) <= wanted and os.path.exists(f"/proc/{pid}"):
-                time.sleep(0.02)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            stop_when(pid, lambda: count_settled(folder) > wanted)  # noqa: B023
+        kill(pid)
         assert wait() in (signal.SIGKILL, 0)
         moments.append(count_settled(folder))
         # What has its name is whole.

@@ -1,17 +1,15 @@
 """A run that is killed again and again, while it saves too, ends with the bits of one that was never touched."""
 
-import contextlib
 import json
 import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
-from forking import forking
+from forking import forking, kill, stop
 
 from ppldm.training.checkpoint.checkpoint import list_checkpoints, step_of, verify
 from ppldm.training.monitor.metrics import read_metrics
@@ -57,17 +55,10 @@ def stop_while_saving(chance, folder, pid) -> None:
         while not is_saving(folder) and time.monotonic() < deadline:
             pass
         time.sleep(chance.uniform(0, 0.02) * chance.random())
-        os.kill(pid, signal.SIGSTOP)
-        while state_of(pid) not in "TZ":
-            pass
+        stop(pid)
         if is_saving(folder):
             return
         os.kill(pid, signal.SIGCONT)
-
-
-def state_of(pid) -> str:
-    """One letter, as in proc(5): T for stopped, Z for ended."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def kill_somewhere(start, chance, folder, kind, flags) -> bool:
@@ -85,8 +76,7 @@ def kill_somewhere(start, chance, folder, kind, flags) -> bool:
             stop_while_saving(chance, folder, pid)
         else:
             time.sleep(chance.uniform(0, 0.1))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    kill(pid)
     assert wait() == signal.SIGKILL
     return is_saving(folder)
 
