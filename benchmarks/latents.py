@@ -25,8 +25,9 @@ from loaders import BATCH_SIZE, MAX_TOKENS, write_rows
 from photographs import make_rows
 from results import add_result_flags, processor, save_results
 
-from ppldm.data.cached.key import DTYPES, LatentsKey, latents_path
-from ppldm.data.cached.latents import Latents, count_bytes, create_latents, read_texts
+from ppldm.data.cached.file import count_bytes
+from ppldm.data.cached.key import DTYPES, LatentsKey, cached_path
+from ppldm.data.cached.latents import Latents, create_latents, read_texts
 from ppldm.data.cached.moments import LatentsRule
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import Source, read_sources
@@ -102,7 +103,7 @@ def write_latents(sources: list, resolution: int) -> None:
             key = LatentsKey.of(
                 AUTOENCODER, [(resolution, resolution)], VARIANTS["center"], "float16", source, part.identity[:2]
             )
-            target, codes = latents_path(path, key), np.zeros(len(part), np.uint8)
+            target, codes = cached_path(path, key), np.zeros(len(part), np.uint8)
             create_latents(
                 target, key, CHANNELS, FACTOR, codes, np.stack([part.widths, part.heights]), read_texts(part)
             )
@@ -145,10 +146,10 @@ def measure_encoding(resolution: int, quick: bool) -> dict:
 
 def measure_bytes() -> list[dict]:
     """Of the moments of a row."""
-    source = Source(Path("rows.filelist"), ())
+    source, header = Source(Path("rows.filelist"), ()), {"channels": CHANNELS, "factor": FACTOR}
     return [
         {"dtype": dtype, "resolution": side, "crops": name, "bytes": int(
-            count_bytes(LatentsKey.of("", [(side, side)], rule, dtype, source, None), CHANNELS, FACTOR)[0])}
+            count_bytes(LatentsKey.of("", [(side, side)], rule, dtype, source, None).cells(header), dtype)[0])}
         for dtype in DTYPES for side in (256, 512, 768) for name, rule in VARIANTS.items()
     ]  # fmt: skip
 

@@ -95,10 +95,11 @@ name_python() {
     "$1" -c 'import os, platform, sys; print(platform.python_version(), "in", os.path.realpath(sys.base_prefix))'
 }
 
-# Set DEVICE: by the flags of setup.sh ("$@": --device, --cuda), else what the environment was made for, else what the
-# machine has.
+# Set DEVICE: by the flags of setup.sh ("$@": --device, --cuda), else what is set already, else what the environment was
+# made for, else what the machine has.
 decide_device() {
     local python
+    if (($# == 0)) && [[ -n $DEVICE ]]; then return; fi
     if (($# == 0)) && [[ -f $VENV/ppldm.device ]]; then
         DEVICE=$(<"$VENV/ppldm.device")
         return
@@ -225,7 +226,7 @@ show_pip_progress() {
     [[ -t 2 ]] && terminal=1
     awk -v total="$1" -v terminal="$terminal" '
         function show(text) { printf(terminal ? "\r\033[K    %s" : "    %s\n", text) > "/dev/stderr"; fflush() }
-        /^(Collecting|Requirement already satisfied)/ {
+        /^(Collecting|Requirement already satisfied)/ && number < total {
             number += 1
             if (terminal || number % 25 == 0) show(number " of about " total " packages fetched")
         }

@@ -21,6 +21,9 @@ ALLOWED = {
     "inspect": {"data", "config", "utils"},
     "demo": {"prepare", "data", "config", "utils"},
     "training": {"inference", "families", "networks", "weights", "diffusion", "data", "config", "utils"},
+    "evaluation": {
+        *("training", "inference", "families", "networks", "weights", "diffusion", "data", "demo", "config", "utils"),
+    },
     "cli": {"config", "utils"},
 }
 

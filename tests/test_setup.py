@@ -186,6 +186,22 @@ def test_the_script_runs_the_command_in_the_environment(fake_run):
     assert calls(folder)[-1] == f"-m ppldm.demo.quickstart --out {folder}/repo/quickstart --steps 7"
 
 
+@pytest.mark.parametrize("lines", [24, 60, 190])
+def test_no_more_packages_are_counted_than_there_are(lines):
+    program = f"source {ROOT}/run_scripts/lib.sh; show_pip_progress 150"
+    text = "".join(f"Collecting package-{number}\n" for number in range(lines))
+    done = subprocess.run(["bash", "-c", program], input=text, capture_output=True, text=True)
+    shown = [f"    {number} of about 150 packages fetched" for number in range(25, min(lines, 150) + 1, 25)]
+    assert done.stderr.splitlines() == shown
+
+
+def test_the_device_is_said_once(tmp_path):
+    program = f"source {ROOT}/run_scripts/lib.sh; decide_device; decide_device; echo $DEVICE; decide_device --look"
+    done = subprocess.run(["bash", "-c", program], env={**os.environ, "PPLDM_VENV": str(tmp_path / "venv")},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0 and done.stderr.count(f"==> {done.stdout.strip()}: ") == 2  # --look looks again
+
+
 @pytest.fixture
 def machine_with(tmp_path):
     """Make a machine: the variables under which nvidia-smi (a stand-in, or none) shows what is given, and no .venv."""

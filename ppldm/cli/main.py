@@ -34,8 +34,12 @@ COMMANDS = {
     "repack": ("ppldm.inspect.repack", "repack"),
     "precompute": ("ppldm.inference.precompute", "precompute"),
     "generate": ("ppldm.inference.generate", "generate"),
+    "evaluate": ("ppldm.evaluation.evaluate", "evaluate"),
+    "compare": ("ppldm.evaluation.compare", "compare"),
     "app": ("ppldm.inference.app", "app"),
     "export": ("ppldm.inference.export", "export"),
+    "replay": ("ppldm.evaluation.replay.replay", "replay"),
+    "report": ("ppldm.evaluation.report.report", "report"),
     "plot-loss": ("ppldm.training.monitor.metrics", "plot_loss"),
 }
 

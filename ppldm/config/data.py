@@ -80,7 +80,10 @@ class RowOptions:
         None, "Leave out shapes whose long side is over this many short ones.", bounds=Bounds(least=1)
     )
     bucket_upscale: bool = _bucket(
-        False, "Use rows too that must be enlarged for their shape, which are refused otherwise.", identity=True
+        False,
+        "Use rows too that must be enlarged for their shape, which are refused otherwise.",
+        opposite=("bucket_no_upscale",),
+        identity=True,
     )
     bucket_group_size: int | None = _bucket(
         None,
@@ -129,6 +132,18 @@ class RowOptions:
     )
     latents_dir: str | None = _data(None, "Where cached latents lie (default: each file beside its part).", kind="path")
     latents_dtype: str = _data("float16", "How latents are kept in their cache.", choices=LATENTS_DTYPES)
+    text_embeddings: str = _data(
+        "off",
+        "Train on embeddings of captions that `ppldm precompute --text_encoder` made; for a text encoder that is not "
+        "trained (docs/latents.md). They lie where latents do.",
+        choices=("off", "cached"),
+    )
+    text_embeddings_dtype: str = _data(
+        "float16",
+        "How text embeddings are kept in their cache.",
+        choices=LATENTS_DTYPES,
+        needs=Needs("--text_embeddings cached", lambda given: given.text_embeddings != "off"),
+    )
     max_skipped: int = _data(
         100,
         "Stop after this many unusable rows one after another; 0 stops at the first.",
@@ -170,3 +185,9 @@ class DataOptions(CaptionOptions, RowOptions):
         """Raises ConfigError for what does not go together."""
         RowOptions.check(self)
         CaptionOptions.check(self)
+        drawn = self.shuffle_tags or self.tag_drop_probability or self.caption_wildcards
+        if self.text_embeddings != "off" and drawn:
+            raise ConfigError(
+                "--text_embeddings cached is for captions that are known ahead; omit --shuffle_tags, "
+                "--tag_drop_probability and --caption_wildcards"
+            )

@@ -5,7 +5,7 @@ import argparse
 
 from ..utils.errors import ConfigError
 from ..utils.text import nearest
-from .option import REQUIRED, Option, Schema, parse_value
+from .option import REQUIRED, Option, Schema, negate, parse_value
 
 PLACEHOLDERS = {int: "N", float: "X"}  # what stands for a value in help, by its type
 
@@ -66,6 +66,9 @@ def _add_option(group, stated: Option, default, shown: bool) -> None:
     elif stated.is_list:
         facts["nargs"] = "+"
     group.add_argument(flag, *(f"--{other}" for other in stated.also), **facts)
+    for other in stated.opposite:
+        facts |= {"help": f"The opposite of {flag}." if shown else argparse.SUPPRESS, "type": negate}
+        group.add_argument(f"--{other}", **facts)
     if stated.type is bool and stated.default is True:
         same = f"The same as {flag} false." if shown else argparse.SUPPRESS
         facts = {"dest": stated.name, "default": argparse.SUPPRESS, "help": same}

@@ -186,6 +186,8 @@ def _suggest(key: str, schema: OptionsByKey) -> str:
             return f"{name} stands under {known.partition('.')[0]}: {known}" if "." in known else f"write {known}:"
         if name in stated.also:
             return f"it is called {known} here"
+        if name in stated.opposite:
+            return f"its opposite is called {known} here"
     if not section:
         return did_you_mean(name, _sections(schema))
     beside = {known.rpartition(".")[2]: known for known in schema if known.startswith(f"{section}.")}

@@ -72,6 +72,7 @@ class Option:
     unit: str = ""
     needs: Needs | None = None
     also: tuple[str, ...] = ()  # further published spellings of the flag
+    opposite: tuple[str, ...] = ()  # published flags that are true where a switch is false
     scripts: tuple[str, ...] = SCRIPTS  # those that implement it
     identity: bool = False  # whether what a step makes of its samples depends on it
     section: str = "run"  # the section that it stands under in YAML
@@ -105,6 +106,7 @@ def option(
     unit: str = "",
     needs: Needs | None = None,
     also: tuple[str, ...] = (),
+    opposite: tuple[str, ...] = (),
     loop_default=REQUIRED,
     scripts: tuple[str, ...] = SCRIPTS,
     identity: bool = False,
@@ -121,6 +123,7 @@ def option(
         unit=unit,
         needs=needs,
         also=also,
+        opposite=opposite,
         scripts=scripts,
         identity=identity,
         section=section,
@@ -188,6 +191,13 @@ def parse_value(stated: Option, text: str):
         except ValueError:
             pass
     return text
+
+
+def negate(text: str) -> str:
+    """The opposite of a switch's word; one that means neither as it is."""
+    if text.lower() in _TRUE:
+        return "false"
+    return "true" if text.lower() in _FALSE else text
 
 
 def _read_table(stated: Option, text: str) -> dict | None:

@@ -4,6 +4,8 @@ A sample has an array for each of the model's `inputs` (`ppldm.data.inputs`), an
 
     row_ids          int64 []               the number of the row used, among all rows, selected or not; it differs from
                                             that of the row asked for where that one was bad
+    checksums        int64 []               CRC-32 of what was read and not drawn: the row's number, pixels and tokens;
+                                            not the pixels where latents are cached, for then only some rows have any
     skipped          list of str            the reasons why rows before it were not
 
 A bad row is replaced by the next good one of its own list and shape, in their order of that epoch
@@ -14,14 +16,17 @@ caption. `row` is its number among all rows, so that a row is cropped, noised an
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from pathlib import Path
 
 import numpy as np
+from isal import isal_zlib
 
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Generators
 from .bad_rows import BadRows
 from .buckets import BucketIndex
+from .cached.embeddings import CachedEmbeddings, EmbeddingsRule
 from .cached.moments import CachedMoments, LatentsRule
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
@@ -29,7 +34,7 @@ from .formats.row import Row
 from .formats.rows import Rows
 from .groups import make_successors
 from .images.crop import CropRule, DrawnCrop
-from .inputs import Input, Moments, Pixels, Tokens, Uncached, count_bytes
+from .inputs import Input, Moments, Pixels, Sizes, TextEmbeddings, Tokens, Uncached, count_bytes
 from .open_parts import OpenParts, count_open_parts
 from .pictures import Pictures
 from .select.selection import Selection, select_rows
@@ -43,8 +48,9 @@ class TextImageDataset:
     selection: which; None for all. inputs: what a batch holds of them, by name; of pictures of `resolution` pixels a
     side, or of the selection's shapes, of which a batch has one. tokenizer: may be None without `Tokens` among them.
     captions, crops: what of a row's texts and image a sample has. latents: which cached ones serve, for sources that
-    ask for them. `list_sizes`, `weights`, `buckets`: the rows and weights of the sources and the shapes of rows, None
-    where all are squares, as `make_order` takes them. Raises PartError, ConfigError.
+    ask for them. embeddings: which cached ones serve; None: a batch has none. `list_sizes`, `weights`, `buckets`: the
+    rows and weights of the sources and the shapes of rows, None where all are squares, as `make_order` takes them.
+    Raises PartError, ConfigError.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class TextImageDataset:
         bad_rows: BadRows = BadRows(),  # noqa: B008
         selection: Selection | None = None,
         latents: LatentsRule | None = None,
+        embeddings: EmbeddingsRule | None = None,
     ):
         self.tokenizer, self.seed = tokenizer, seed
         self.captions, self.crops, self.bad_rows = captions, crops, bad_rows
@@ -85,7 +92,19 @@ class TextImageDataset:
             )
         else:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, Moments | Uncached)}
+        self.embeddings = None
+        if embeddings:
+            wanted = next(one for one in inputs.values() if isinstance(one, TextEmbeddings))
+            self.embeddings = CachedEmbeddings(embeddings, wanted, captions, parts, self.selection.contents, count)
+        else:
+            inputs = {name: one for name, one in inputs.items() if not isinstance(one, TextEmbeddings)}
         self.inputs = inputs
+        self._wants_sizes = any(isinstance(one, Sizes) for one in inputs.values())
+        if self._wants_sizes and self.latents and crops.smart:
+            raise ConfigError(
+                "cached latents do not keep where a smart crop lies; omit --size_conditioning, --smart_crop or "
+                "--latents"
+            )
         self.sample_bytes = max(count_bytes(inputs, shape) for shape in self._shapes)
 
     def __len__(self) -> int:
@@ -101,6 +120,11 @@ class TextImageDataset:
         with self._naming(row):
             part, number = self._locate(row)
             return part.read(number)
+
+    def find_row(self, row: int) -> tuple[Path, int]:
+        """The part of row number `row`, and its number in that."""
+        part, number = self._number_in_part(row)
+        return self._parts.path(part), number
 
     def __getitem__(self, key: tuple[int, int]) -> dict:
         """The sample of (epoch, place among the selected rows); see the module. Raises DataError."""
@@ -130,14 +154,15 @@ class TextImageDataset:
         keys = [(epoch, self.selection[place]) for epoch, place in places]
         made = Pictures(len(keys), shape, *((self._moments, self.latents.keeps) if self.latents else (None,)))
         generators = Generators(self.seed)
-        captions, used_rows, skipped = [], [], []
+        captions, embeddings, used_rows, skipped = [], [], [], []
         for number, ((epoch, place), key) in enumerate(zip(places, keys, strict=True)):
             generator = partial(generators, key=key)
-            load = partial(self._load, self.crops.draw(generator), made, number)
+            load = partial(self._load, generator, self.crops.draw(generator), made, number)
             candidates = self._candidates(epoch, place)
-            row, used_place, reasons = self.bad_rows.load(load, candidates)
+            (row, embedded), used_place, reasons = self.bad_rows.load(load, candidates)
             if self.tokenizer:
                 captions.append(self.captions.draw(row, generator))
+                embeddings.append(embedded)
             used_rows.append(self.selection[used_place])
             skipped += reasons
         batch = {"row_ids": np.array(used_rows, dtype=np.int64), "skipped": skipped}
@@ -145,11 +170,23 @@ class TextImageDataset:
             if isinstance(wanted, Pixels | Moments | Uncached):
                 if (array := made.array(wanted)) is not None:
                     batch[name] = array
+            elif isinstance(wanted, Sizes):
+                batch[name] = wanted.forget(made.sizes, keys, generators)
             elif isinstance(wanted, Tokens):
                 batch[name] = self.tokenizer.encode(captions)
+            elif isinstance(wanted, TextEmbeddings):
+                batch[name] = np.stack(embeddings)
             else:
                 batch[name] = wanted.draw(keys, shape, generators, batch)
+        batch["checksums"] = self._checksums(batch)
         return batch
+
+    def _checksums(self, batch: dict) -> np.ndarray:
+        kinds = Tokens if self.latents else (Tokens, Pixels)
+        read = [batch["row_ids"], *(batch[name] for name, one in self.inputs.items() if isinstance(one, kinds))]
+        crc32 = isal_zlib.crc32
+        sums = [reduce(lambda value, array: crc32(array[n], value), read, 0) for n in range(len(batch["row_ids"]))]
+        return np.array(sums, dtype=np.int64)
 
     def _candidates(self, epoch: int, place: int) -> Iterator[int]:
         """A place, and what may stand in for it, which takes longer to find than the sample."""
@@ -183,21 +220,28 @@ class TextImageDataset:
                 "leave parts and their indexes as they are while a run uses them; the same command goes on"
             ) from error
 
-    def _load(self, crop: DrawnCrop, made: Pictures, place_in_batch: int, place: int) -> Row:
-        """A selected row, whose crop, or its moments, go to `made`. Raises RowError."""
+    def _load(
+        self, generator, crop: DrawnCrop, made: Pictures, place_in_batch: int, place: int
+    ) -> tuple[Row, np.ndarray | None]:
+        """A selected row, whose crop, or its moments, go to `made`; the cached embeddings of its caption. Raises
+        RowError."""
         row = self.selection[place]
         with self._naming(row):
             part, number = self._number_in_part(row)
-            loaded = self._load_moments(part, number, crop, made, place_in_batch)
+            loaded, corner = self._load_moments(part, number, crop, made, place_in_batch), None
             if loaded is None:
-                loaded = self._load_pixels(part, number, crop, made.pixels[place_in_batch])
+                loaded, corner = self._load_pixels(part, number, crop, made.pixels[place_in_batch])
                 made.note_pixels(place_in_batch, (part, number, self.crops.variant(crop)))
+            if self._wants_sizes:
+                made.sizes[place_in_batch] = self._measure(part, number, crop, corner, made.size)
             if self.tokenizer:
                 try:
                     self.captions.check(loaded)
                 except RowError as error:
                     raise RowError(error.reason, f"{self._parts.path(part)} row {number}: {error}") from error
-            return loaded
+            if self.embeddings is None:
+                return loaded, None
+            return loaded, self.embeddings.read(part, number, self.captions.draw_place(loaded, generator))
 
     def _load_moments(self, part: int, number: int, crop: DrawnCrop, made: Pictures, place_in_batch: int) -> Row | None:
         """Row `number` of a part without its picture, its moments in `made`; None without any. Raises RowError."""
@@ -210,22 +254,35 @@ class TextImageDataset:
         made.put_moments(place_in_batch, moments)
         return texts
 
-    def _load_pixels(self, part: int, number: int, crop: DrawnCrop, pixels: np.ndarray) -> Row:
-        """Row `number` of a part, whose crop goes to `pixels`. Raises RowError."""
+    def _measure(self, part: int, number: int, crop: DrawnCrop, corner, shape: tuple[int, int]) -> tuple[int, ...]:
+        """The `Sizes` of row `number` of a part, from the index, so that they are the same whether or not the row is
+        cached; only a smart crop's corner is that of its pixels."""
+        rows = self._parts[part]
+        picture = int(rows.heights[number]), int(rows.widths[number])
+        if not all(picture):
+            return (0,) * 6
+        return (
+            *picture,
+            *(corner if self.crops.smart else self.crops.find_place(crop, number, picture, shape)),
+            *shape,
+        )
+
+    def _load_pixels(self, part: int, number: int, crop: DrawnCrop, pixels: np.ndarray) -> tuple[Row, tuple[int, int]]:
+        """(row `number` of a part, (top, left) of its crop), whose pixels go to `pixels`. Raises RowError."""
         rows = self._parts[part]
         try:
             loaded = rows.read(number)
             if not loaded.image:
                 raise DataError(f"only latents of {rows.path} are here; say latents=cached of its list of filelists")
             try:
-                self.crops.load(loaded.image, crop, number, pixels)
+                corner = self.crops.load(loaded.image, crop, number, pixels)
             except RowError as error:
                 raise RowError(error.reason, f"{rows.path} row {number}: {error}") from error
         except RowError as error:
             if self.latents:
                 self.latents.mark_bad(part, number, error.reason)
             raise
-        return loaded
+        return loaded, corner
 
 
 def _find_moments(inputs: dict[str, Input]) -> Moments | None:

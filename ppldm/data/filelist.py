@@ -31,7 +31,8 @@ from .formats.layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv", "mds")
 _CHOICES = {"layout": LAYOUTS, "format": FORMATS, "latents": LATENTS}
-BESIDE_PARTS = (".idx", ".columns", ".latents")  # the ends of the names of files that describe a part, and are none
+# The ends of the names of files that describe a part, and are none.
+BESIDE_PARTS = (".idx", ".columns", ".latents", ".embeddings")
 _PARTS = "part files, one a line"
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 

@@ -3,15 +3,17 @@
     Pixels                  uint8 [3, H, W]                    the crop
     Moments(C, f)           float32 [2, C, H / f, W / f]       or what a frozen autoencoder makes of it, computed ahead
     Uncached                int64 [4]                          of rows that have pixels where others have moments
+    Sizes(drop)             int64 [6]                          of the row's picture, its crop and the sample
     Tokens(length)          int64 [length]                     of the caption, or of "" where it was dropped
+    TextEmbeddings(L, D)    float32 [L, D]                     or what a frozen text encoder makes of it, computed ahead
     Uniform(stream)         float32 []                         in [0, 1)
     Integer(stream, below)  int64 []                           0 .. below - 1, equally often
     Normals(stream, C, f)   float32 [C, H / f, W / f]          standard normal; f None: [C, 1, 1], one a channel
     Sum(first, scale, second)                                  first + scale * second; first may name another input
 
 H and W are those of the samples. A batch has pixels or moments; where some of its rows have moments, pixels are only of
-those that have none, M of them, and `Uncached` says which. Without cached latents there are pixels alone. A draw is a
-function of (seed, stream, epoch, row).
+those that have none, M of them, and `Uncached` says which. Without cached latents there are pixels alone, and without
+cached embeddings no `TextEmbeddings`. A draw is a function of (seed, stream, epoch, row).
 """
 
 import math
@@ -67,6 +69,27 @@ class Uncached:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Pixels: height and width of the row's picture as its index has them, top and left of the crop in the resized
+    picture before any mirroring, height and width of the sample. Six zeros where the picture's size is not known, and
+    for the share `drop` of all samples."""
+
+    drop: float = 0.0
+    dtype: ClassVar[type] = np.int64
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return (6,)
+
+    def forget(self, sizes: np.ndarray, keys: list, generators: Generators) -> np.ndarray:
+        """`sizes` [B, 6] of samples of `keys` (epoch, row), with those dropped."""
+        if self.drop:
+            drawn = [generators(Stream.SIZE_DROP, key).random() for key in keys]
+            sizes[np.array(drawn) < self.drop] = 0
+        return sizes
+
+
+@dataclass(frozen=True)
 class Tokens:
     """The ids of one of the row's captions, cut or padded to `length`."""
 
@@ -76,6 +99,19 @@ class Tokens:
     def shape(self, height: int, width: int) -> tuple[int, ...]:
         """Of one sample."""
         return (self.length,)
+
+
+@dataclass(frozen=True)
+class TextEmbeddings:
+    """Hidden states of `width` for each of `length` tokens of the caption that `Tokens` are of."""
+
+    length: int
+    width: int
+    dtype: ClassVar[type] = np.float32
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return (self.length, self.width)
 
 
 @dataclass(frozen=True)
@@ -157,7 +193,7 @@ class Sum:
         return first + np.float32(self.scale) * self.second.draw(keys, size, generators, made)
 
 
-Input = Pixels | Moments | Uncached | Tokens | Uniform | Integer | Normals | Sum
+Input = Pixels | Moments | Uncached | Sizes | Tokens | TextEmbeddings | Uniform | Integer | Normals | Sum
 
 
 def count_bytes(inputs: dict[str, Input], size: tuple[int, int]) -> int:

@@ -109,6 +109,18 @@ class Mix:
             rows[places] = own_rows + self._starts[i]
         return epochs, rows
 
+    def position(self, epoch: int, row: int) -> int | None:
+        """Where a row stands in the sequence in an epoch of its list, or of all where they have no weights; None where
+        its list has no turn. The inverse of `samples`."""
+        if self._shares is None:
+            return epoch * self.num_rows + self._orders[0].position(epoch, row)
+        i = int(np.searchsorted(self._starts, row, side="right")) - 1
+        if not self._shares[i]:
+            return None
+        turn = epoch * self._orders[i].num_rows + self._orders[i].position(epoch, row - int(self._starts[i]))
+        cycle, turn = divmod(turn, self._shares[i])
+        return cycle * _CYCLE_LENGTH + int(np.flatnonzero(_cycle(self._shares, self.seed, cycle) == i)[turn])
+
 
 class Successors:
     """What follows a row in the order of its own list, as `Mix` runs through it.

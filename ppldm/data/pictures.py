@@ -15,6 +15,7 @@ class Pictures:
         self.size, self._whole = size, whole
         self._moments = None if moments is None else np.zeros((count, *moments.shape(*size)), dtype=np.float32)
         self._uncached: dict[int, tuple[int, int, int]] = {}
+        self.sizes = np.zeros((count, 6), np.int64)  # `inputs.Sizes`
 
     def put_moments(self, place: int, moments: np.ndarray) -> None:
         """Of the row at `place` in the batch."""

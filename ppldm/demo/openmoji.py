@@ -49,18 +49,36 @@ def demo_data(
     out: Annotated[str, {"opt": True, "required": True}],  # folder for the data; new, empty, or of this same command
     size: int = 64,  # width and height of the pictures, in pixels
     limit: int = 0,  # take only the first N pictures of the subset; 0 means all
-    language: Annotated[str, {"choices": list(LANGUAGES)}] = "en",  # of the captions
+    language: Annotated[str, {"choices": [*LANGUAGES, "both"]}] = "en",  # of the captions; both: with --world shapes
     subset: Annotated[str, {"choices": ["all", "quickstart"]}] = "all",  # quickstart: 60 pictures and held-out prompts
+    world: Annotated[str, {"choices": ["openmoji", "shapes"]}] = "openmoji",  # shapes: drawn scenes, any number of rows
+    rows: int = 20_000,  # of the shapes world, besides a tenth as many held-out ones
+    max_objects: int = 3,  # in a scene of the shapes world
+    seed: int = 0,  # of the shapes world
     redo: bool = False,  # make the data again where the folder holds some of other flags
 ):
-    """Make a small training set without downloads: OpenMoji pictures with their names as captions.
+    """Make a small training set without downloads: OpenMoji pictures with their names, or drawn scenes.
 
     OUT/demo.filelist.list is what training takes, OUT/tokenizer its vocabulary. OUT/images has the same pictures and
     captions to look at, OUT/LICENSE.txt the licence that they are under (CC BY-SA 4.0). The quickstart subset adds
     OUT/prompts.txt: prompts to draw, each marked seen or unseen; the unseen ones' pictures are kept apart in
     OUT/unseen. An autoencoder, which knows no captions, may have them: OUT/autoencoder.filelist.list names both.
     A finished folder is left as it is.
+
+    --world shapes draws scenes such as "a red circle left of two small blue squares", --rows of them, without the
+    pairs of colour and shape that OUT/held_out.filelist.list has. `ppldm evaluate --metrics composition` grades
+    pictures of OUT/prompts-seen.txt and OUT/prompts-heldout.txt.
     """
+    if world == "shapes":
+        from .shapes_world.write import World, make_shapes_world
+
+        if limit or subset != "all":
+            raise ConfigError("--limit and --subset choose drawings of OpenMoji; give --rows for the shapes world")
+        make_shapes_world(Path(out), World(size, language, max_objects, seed), rows, redo=redo)
+        sys.stdout.write(f"{rows} scenes; train with --file_list {Path(out, 'demo.filelist.list')}\n")
+        return
+    if language == "both":
+        raise ConfigError("--language both is for --world shapes; OpenMoji's names are captions in en or zh")
     arguments = {"size": size, "limit": limit, "language": language, "subset": subset}
     _check_arguments(size, limit)
     state = _read_state(Path(out))

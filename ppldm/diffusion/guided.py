@@ -52,6 +52,8 @@ def sample_latents(
     guided = guidance_scale != 1.0
     if guided:
         condition = _beside(model.condition(empty_ids), condition)
+    # Both branches are told the same sizes: what guidance strengthens is the caption.
+    condition |= model.size_condition(model.drawn_sizes(paddle.concat([noise] * 2) if guided else noise))
     latents = noise * run.initial_scale
     for timestep in run.timesteps:
         latents_input = run.scale_input(latents, timestep)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..config.option import Bounds, Needs, option
 from ..config.published_models import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
-from ..networks.configs import check_fit, read_new_config
+from ..networks.configs import SIZE_EMBEDDING, check_fit, check_sizes_taken, read_new_config
 from ..utils.errors import ConfigError, ModelError
 from ..weights.configs import read_folder_config
 from .base import Family, Sitting, check_sizes
@@ -17,6 +17,10 @@ _loss = partial(option, section="model", identity=True)
 _optimizer = partial(option, section="optimizer")
 _drawn = partial(option, section="validation")
 _ABOVE_0, _NOT_NEGATIVE, _SHARE = Bounds(above=0), Bounds(least=0), Bounds(least=0, most=1)
+
+
+def _trains_text_encoder(given) -> bool:
+    return not (given.freeze_text_encoder or given.pretrained_text_encoder_name)
 
 
 @dataclass(kw_only=True)
@@ -71,6 +75,11 @@ class LdmConfig:
     mask_pad_tokens: bool = _loss(
         False, "Attention ignores the padding behind captions, in the text encoder and the UNet; saved with the model."
     )
+    empty_caption: str = _loss(
+        "embedding",
+        "What the UNet sees of an empty caption, in guidance too: the embedding of it, or zeros; saved with the model.",
+        choices=("embedding", "zeros"),
+    )
     prediction_type: str = _loss("epsilon", "What the UNet predicts.", choices=("epsilon", "v_prediction"))
     noise_offset: float = _loss(
         0.0, "Strength of a noise that is constant over each latent channel; 0 is none.", bounds=_NOT_NEGATIVE
@@ -84,6 +93,17 @@ class LdmConfig:
         None, "Min-SNR loss weighting with this gamma (5.0 recommended); default: none.", bounds=_ABOVE_0
     )
     rescale_betas_zero_snr: bool = _loss(False, "A noise schedule that ends in noise alone; needs v_prediction.")
+    size_conditioning: bool = _loss(
+        False,
+        "Tell the UNet each picture's own size, where its crop lies and the size trained at, as SDXL's is told; a new "
+        "UNet gets layers for it, which are saved with the model (docs/shapes.md).",
+    )
+    size_conditioning_drop: float = _loss(
+        0.0,
+        "Of this share of the samples it is told six zeros: sizes unknown.",
+        bounds=_SHARE,
+        needs=Needs("--size_conditioning", lambda given: given.size_conditioning),
+    )
     freeze_text_encoder: bool = _loss(False, "Train the UNet only.")
     unet_learning_rate: float | None = _optimizer(
         None, "Learning rate of the UNet (default: --learning_rate).", bounds=_ABOVE_0, identity=True
@@ -95,7 +115,7 @@ class LdmConfig:
         identity=True,
         needs=Needs(
             "a text encoder that is trained: those of --freeze_text_encoder and --pretrained_text_encoder_name are not",
-            lambda given: not (given.freeze_text_encoder or given.pretrained_text_encoder_name),
+            _trains_text_encoder,
         ),
     )
     use_ema: bool = _optimizer(False, "Keep an exponential moving average of the weights; pictures are drawn with it.")
@@ -161,6 +181,11 @@ class LdmConfig:
         return any(value is not None for value in (self.ema_start_iters, self.ema_iters, self.ema_beta))
 
     @property
+    def trains_text_encoder(self) -> bool:
+        """False where it is frozen."""
+        return _trains_text_encoder(self)
+
+    @property
     def starts_from_pipeline(self) -> bool:
         """True where the weights come from an exported pipeline, not from configs."""
         return self.model_name_or_path is not None and self.model_name_or_path not in KNOWN_MODELS
@@ -180,11 +205,14 @@ class LdmConfig:
 
     def new_configs(self) -> dict[str, dict]:
         """The completed configs of the components that are built anew. Raises ConfigError."""
-        return {
+        found = {
             name: read_new_config("ldmbert" if name == "text_encoder" else name, file, f"--{name}_config_file")
             for name, file in self.config_files().items()
             if not self.component_names()[name]
         }
+        if self.size_conditioning and "unet" in found and found["unet"]["addition_embed_type"] is None:
+            found["unet"] |= SIZE_EMBEDDING
+        return found
 
 
 class LatentDiffusion(Family):
@@ -199,6 +227,11 @@ class LatentDiffusion(Family):
 
     def check(self, config: LdmConfig, data) -> None:
         """Configs that are here: each by itself, together, and with the size of pictures and captions."""
+        if data.text_embeddings != "off" and config.trains_text_encoder:
+            raise ConfigError(
+                "--text_embeddings cached is for a text encoder that is not trained; add --freeze_text_encoder, or "
+                "start from a frozen one with --pretrained_text_encoder_name"
+            )
         if config.starts_from_pipeline:
             names, configs = dict.fromkeys(self.components, config.model_name_or_path), {}
         else:
@@ -206,6 +239,8 @@ class LatentDiffusion(Family):
         found = {name: read_folder_config(name, place) for name, place in names.items() if place}
         configs = {name: found.get(name) or configs.get(name) for name in self.components}
         check_fit(configs)
+        if configs["unet"]:
+            check_sizes_taken(configs["unet"], config.size_conditioning)
         if configs["vae"]:
             check_sizes(configs["vae"], data)
         positions = (found.get("text_encoder") or {}).get("max_position_embeddings", config.model_max_length)
@@ -237,6 +272,7 @@ class LatentDiffusion(Family):
         model = build_ldm(config, tokenizer.vocab_size, seed)
         model.tokenizer = tokenizer
         model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
+        model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
         check_sizes(model.vae.config, data)
         return model
 

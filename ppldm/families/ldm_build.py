@@ -8,10 +8,17 @@ import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ..config.published_models import DEFAULT_TOKENIZER, DEFAULT_VAE
-from ..data.inputs import Input, Integer, Moments, Normals, Pixels, Sum, Tokens, Uncached
+from ..data.inputs import Input, Integer, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
 from ..diffusion.process import Process, sampling_settings
 from ..networks.build import build_text_encoder, build_unet, resize_text_encoder
-from ..networks.configs import LABELS, check_fit, check_tokenizer_fit, downscale_factor
+from ..networks.configs import (
+    LABELS,
+    check_fit,
+    check_sizes_taken,
+    check_tokenizer_fit,
+    downscale_factor,
+    hidden_width,
+)
 from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.devices import current_kind
 from ..utils.errors import ConfigError, ModelError
@@ -19,7 +26,7 @@ from ..utils.log import get_logger
 from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.fetch import locate_model
-from ..weights.fill import component_of, fill_component, find_component_by_name
+from ..weights.fill import component_of, config_of, fill_component, find_component_by_name
 from ..weights.folders import COMPONENT_FOLDERS
 from ..weights.noise_schedule import PUBLISHED_SCHEDULE
 from ..weights.read import find_tokenizer, read_weights
@@ -41,7 +48,8 @@ def build_ldm(arguments, vocab_size: int, seed: int) -> LatentDiffusionModel:
                 ema=arguments.load_ema,
             )
             schedule = weights.scheduler
-            for name, now in (chosen | {"mask_pad_tokens": arguments.mask_pad_tokens}).items():
+            shown = {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}
+            for name, now in (chosen | shown).items():
                 before = (weights.metadata | schedule).get(name, getattr(type(arguments), name))
                 if before != now:
                     get_logger().warning("%s was trained with %s %s and goes on with %s",
@@ -55,14 +63,14 @@ def build_ldm(arguments, vocab_size: int, seed: int) -> LatentDiffusionModel:
             unet.enable_xformers_memory_efficient_attention()
         else:
             unet.set_attn_processor(AttnProcessor())  # ppdiffusers would choose by the device
-        frozen = arguments.freeze_text_encoder or bool(arguments.pretrained_text_encoder_name)
+        frozen = not arguments.trains_text_encoder
         process = Process.of({**schedule, **chosen}, arguments.snr_gamma)
         model = LatentDiffusionModel(vae, text_encoder, unet, process, frozen, sampling_settings(schedule))
-        model.inputs = inputs_of(arguments, vae.config, process)
+        model.inputs = inputs_of(arguments, vae.config, hidden_width(config_of("text_encoder", text_encoder)), process)
         return model
 
 
-def inputs_of(arguments, vae_config, process: Process) -> dict[str, Input]:
+def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[str, Input]:
     """What a batch must hold, by name. Offset noise: crosslabs.org/blog/diffusion-with-offset-noise; a second noise in
     what the UNet sees: Ning et al. 2023, arXiv:2301.11706."""
     latents = {"channels": vae_config["latent_channels"], "factor": downscale_factor(vae_config)}
@@ -81,6 +89,10 @@ def inputs_of(arguments, vae_config, process: Process) -> dict[str, Input]:
     }
     if arguments.input_perturbation:
         inputs["input_noise"] = Sum("noise", arguments.input_perturbation, normals(Stream.INPUT_PERTURBATION))
+    if not arguments.trains_text_encoder:
+        inputs["text_embeddings"] = TextEmbeddings(arguments.model_max_length, text_width)
+    if arguments.size_conditioning:
+        inputs["sizes"] = Sizes(arguments.size_conditioning_drop)
     return inputs
 
 
@@ -109,6 +121,7 @@ def _fill_all(weights: Weights, arguments, vocab_size: int) -> list:
         _require_component(kind, weights, arguments.model_name_or_path)
     configs = {kind: weights.components[kind].config for kind in COMPONENT_FOLDERS}
     check_fit(configs)
+    check_sizes_taken(configs["unet"], arguments.size_conditioning)
     check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
     return [fill_component(kind, weights.components[kind]) for kind in COMPONENT_FOLDERS]
 
@@ -125,6 +138,7 @@ def _build_all(arguments, vocab_size: int, seed: int) -> list:
     components = {kind: _find(kind, name, arguments) for kind, name in names.items() if name}
     configs |= {kind: component.config for kind, component in components.items()}
     check_fit(configs)
+    check_sizes_taken(configs["unet"], arguments.size_conditioning)
     check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
     make = {"text_encoder": build_text_encoder, "unet": build_unet}
     return [

@@ -44,7 +44,8 @@ def _rows(config: type, section: str) -> str:
 
 
 def _names(stated: Option) -> str:
-    return ", ".join([f"`{stated.key}`", *(f"`--{other}`" for other in stated.also)])
+    others = [f"`--{other}`" for other in stated.also] + [f"not `--{other}`" for other in stated.opposite]
+    return ", ".join([f"`{stated.key}`", *others])
 
 
 def _defaults(trainer, loop) -> str:

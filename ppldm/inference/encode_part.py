@@ -1,19 +1,15 @@
-"""The latents of one part: its rows decoded by threads, encoded in batches, kept in files that are finished or absent.
-
-A file is made under a temporary name, in which a killed run leaves what it has computed, and gets its own name once all
-wanted rows are there. In one that has its name already, what is missing is filled in: rows that another `--where`
-selects or that training did not come to, and what is damaged.
+"""The latents of one part: its rows decoded by threads, encoded in batches, kept in its files (`part_files`).
 
 No paddle here: what encodes is handed in.
 """
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,33 +17,14 @@ import numpy as np
 
 from ..data.cached.key import LatentsKey
 from ..data.cached.latents import Latents, create_latents, read_texts
-from ..data.formats.index_lock import build_lock
 from ..data.formats.open import open_part
 from ..data.formats.rows import Rows
 from ..data.images.crop import CropRule, DrawnCrop
-from ..utils.errors import PartError, RowError
-from ..utils.files import finish_file
-from ..utils.log import get_logger
-from .latents_plan import PartTask, unfinished_path
+from ..utils.errors import RowError
+from .latents_plan import PartTask
+from .part_files import Account, locked_part, unfinished_file
 
-# Of a picture in a file of its own, which may be there the next time.
-_PASSING = "unreadable"
 _ROWS_AHEAD = 64  # decoded and waiting, at least
-
-
-@dataclass
-class Account:
-    """What became of moments. encoded: computed now. found: there before. repaired: of those encoded, damaged before.
-    bad: of rows that cannot be used, by reason, now or before."""
-
-    encoded: int = 0
-    found: int = 0
-    repaired: int = 0
-    bad: Counter = field(default_factory=Counter)
-
-    def __add__(self, other: "Account") -> "Account":
-        return Account(self.encoded + other.encoded, self.found + other.found, self.repaired + other.repaired,
-                       self.bad + other.bad)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,46 +72,22 @@ def encode_part(
     """Make the files of a part whole. pool: threads that decode pictures. told: is called with how many moments are
     settled. Raises PartError, OSError."""
     with ExitStack() as stack:
-        for target in task.paths:
-            stack.enter_context(build_lock(target))
-        part = stack.enter_context(closing(open_part(task.path, task.source)))
-        if part.identity[:2] != task.content:
-            raise PartError(f"{task.path} has changed since the command began; run it again")
-        files = _open_files(task, part)
-        for latents in files:
-            stack.callback(latents.close)
+        part = stack.enter_context(locked_part(task))
+        read = cache(partial(read_texts, part))
+        files = [
+            stack.enter_context(unfinished_file(Latents, target, key, partial(_create, task, part, key, read)))
+            for target, key in zip(task.paths, task.keys, strict=True)
+        ]
         account, wanted = _find_wanted(task, files)
         told(account.found + account.bad.total())
         _fill(files, _load_cells(part, wanted, task.settings.crops, pool), encoder, account, told)
-        for latents, target in zip(files, task.paths, strict=True):
-            latents.flush()
-            if latents.path != target:
-                finish_file(latents.path, target)
     return account
 
 
-def _open_files(task: PartTask, part: Rows) -> list[Latents]:
-    """Those that are there, whole or as a killed run left them; others are created."""
-    found = [_open_file(target, key) for target, key in zip(task.paths, task.keys, strict=True)]
-    if None in found:
-        sizes, texts = np.stack([part.widths, part.heights]), read_texts(part)
-        for number, (target, key) in enumerate(zip(task.paths, task.keys, strict=True)):
-            if found[number] is None:
-                path, codes = unfinished_path(target), key.find_codes(part.widths, part.heights)
-                create_latents(path, key, task.settings.channels, task.settings.factor, codes, sizes, texts)
-                found[number] = Latents(path, key, writable=True)
-    return found
-
-
-def _open_file(target: Path, key: LatentsKey) -> Latents | None:
-    for path in (target, unfinished_path(target)):
-        if path.exists():
-            try:
-                return Latents(path, key, writable=True)
-            except PartError as error:
-                get_logger().warning("making a file of latents again: %s", error)
-                path.unlink()
-    return None
+def _create(task: PartTask, part: Rows, key: LatentsKey, read: Callable[[], list[bytes]], path: Path) -> None:
+    """Write a file of which all is missing. read: gives the texts of the part."""
+    codes, sizes = key.find_codes(part.widths, part.heights), np.stack([part.widths, part.heights])
+    create_latents(path, key, task.settings.channels, task.settings.factor, codes, sizes, read())
 
 
 def _find_wanted(task: PartTask, files: list[Latents]) -> tuple[Account, dict[int, list[Cell]]]:
@@ -144,15 +97,8 @@ def _find_wanted(task: PartTask, files: list[Latents]) -> tuple[Account, dict[in
     for number, (latents, rows) in enumerate(zip(files, task.rows, strict=True)):
         for row in rows.tolist():
             for variant, crop in variants:
-                reason = latents.reason(row, variant)
-                if latents.is_damaged(row, variant) or reason == _PASSING:
-                    account.repaired += reason != _PASSING
-                    latents.forget(row, variant)
-                elif latents.states[row, variant]:
-                    account.found += reason is None
-                    account.bad.update([reason] if reason else [])
-                    continue
-                wanted[row].append(Cell(number, variant, latents.shape(row), crop))
+                if account.wants(latents, row, variant):
+                    wanted[row].append(Cell(number, variant, latents.shape(row), crop))
     return account, dict(sorted(wanted.items()))
 
 

@@ -5,7 +5,8 @@ import paddle
 
 from ..networks.autoencoder import encode_moments
 from ..networks.configs import downscale_factor
-from ..utils.log import get_logger
+from ..utils.devices import set_exactness
+from ..utils.log import get_logger, quiet_libraries
 from ..weights.components import encoder_digest
 from ..weights.fill import fill_component, find_component_by_name
 
@@ -29,7 +30,9 @@ class Encoder:
 
 
 def load_encoder(vae: str, batch_size: int, offline: bool) -> Encoder:
-    """Of the VAE in a folder or of a name. Raises ModelError."""
+    """Of the VAE in a folder or of a name; from here on this process computes exactly. Raises ModelError."""
+    quiet_libraries()
+    set_exactness(fewer_bits=False, search_kernels=False)
     found = find_component_by_name("vae", vae, offline=offline)
     layer, digest = fill_component("vae", found), encoder_digest(found)
     layer.eval()

@@ -57,11 +57,11 @@ def generate(
     folder = local_path(out)
     wanted = read_wanted(prompts, list(prompt), negative_prompt)
     scales = list(dict.fromkeys(guidance_scale))
-    _require_positive(
+    require_positive(
         num_samples=num_samples, num_inference_steps=num_inference_steps, batch_size=batch_size, columns=columns
     )
     sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
-    _check_settings(scales, sampler, seed)
+    check_settings(scales, sampler, seed)
     height, width = read_size(size, resolution, height, width)
     plan = Plan(wanted, num_samples, scales, num_inference_steps, sampler, seed, height, width, exact)
     refuse_other_prompts(plan, folder)
@@ -122,7 +122,7 @@ class Plan:
 
     def file(self, scale: float, number: int, index: int) -> str:
         """A picture's path in the output folder."""
-        folder = "" if len(self.guidance_scales) == 1 else f"g{_short(scale)}/"
+        folder = "" if len(self.guidance_scales) == 1 else f"g{short(scale)}/"
         digits = max(3, len(str(len(self.requests) - 1)))
         return f"{folder}{number:0{digits}d}-{index:02d}.png"
 
@@ -150,7 +150,7 @@ class Plan:
         }
 
 
-def _check_settings(scales: list[float], sampler: str, seed: int) -> None:
+def check_settings(scales: list[float], sampler: str, seed: int) -> None:
     """Raises ConfigError for what no model can be drawn with."""
     if odd := [scale for scale in scales if not math.isfinite(scale)]:
         raise ConfigError(f"--guidance-scale {odd[0]} is not a number; 7.5 is usual")
@@ -160,7 +160,7 @@ def _check_settings(scales: list[float], sampler: str, seed: int) -> None:
         raise ConfigError(f"--seed {seed} must be from 0 to {MAX_SEED}, or -1 to have one chosen")
 
 
-def _short(scale: float) -> str:
+def short(scale: float) -> str:
     """A guidance scale as a person writes it; two that differ have different texts."""
     return f"{scale:g}" if float(f"{scale:g}") == scale else repr(scale)
 
@@ -214,11 +214,13 @@ def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> Non
     for scale in plan.guidance_scales:
         make_output_dir((out / plan.file(scale, 0, 0)).parent)
     jobs = plan.jobs()[world.rank :: world.size]
-    todo = [job for job in jobs if read_settings(out / plan.file(*job)) != plan.record(pipeline, *job)]
+    todo = {job for job in jobs if read_settings(out / plan.file(*job)) != plan.record(pipeline, *job)}
     if len(todo) < len(jobs):
         get_logger().info("%d of %d pictures are there already", len(jobs) - len(todo), len(jobs))
-    with progress(total=len(todo) * plan.num_inference_steps, desc="drawing", unit="step") as bar:
-        for batch in _batches(todo, batch_size):
+    # The batches of all pictures and not of those to do: its batch may change the last bit of a picture.
+    batches = [batch for batch in _batches(jobs, batch_size) if not todo.isdisjoint(batch)]
+    with progress(total=sum(map(len, batches)) * plan.num_inference_steps, desc="drawing", unit="step") as bar:
+        for batch in batches:
             records = [plan.record(pipeline, *job) for job in batch]
             pictures = pipeline.draw(
                 [record["prompt"] for record in records],
@@ -232,6 +234,8 @@ def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> Non
                 on_step=partial(bar.update, len(batch)),
             )
             for job, record, picture in zip(batch, records, pictures, strict=True):
+                if job not in todo:
+                    continue
                 save_png(out / plan.file(*job), picture, {SETTINGS_CHUNK: json.dumps(record, ensure_ascii=False)})
 
 
@@ -344,11 +348,11 @@ def read_size(
         if name := next(iter(given), None):
             raise ConfigError(f"--size {size} says all that --{name} {given[name]} does; omit one of them")
         given = {"height": int(found[2]), "width": int(found[1])}
-    _require_positive(**given)
+    require_positive(**given)
     return tuple(given.get(name, given.get("resolution")) for name in ("height", "width"))
 
 
-def _require_positive(**values) -> None:
+def require_positive(**values) -> None:
     for name, value in values.items():
         if value <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} {value} must be above 0")

@@ -1,13 +1,14 @@
 """What `ppldm precompute` is asked for: which files of latents, how large, and what is left to do. No paddle."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ..data.cached.key import LatentsKey, latents_path
-from ..data.cached.latents import count_file_bytes
+from ..data.cached.file import count_file_bytes
+from ..data.cached.key import LatentsKey, cached_path
 from ..data.filelist import Source
 from ..data.images.crop import CropRule
 from ..data.select.expression import Expression
@@ -15,6 +16,7 @@ from ..data.select.selection import Selection, select_rows
 from ..data.shapes import ShapeRule
 from ..utils.errors import DiskFullError
 from ..utils.files import count_free_bytes
+from ..utils.text import count_of
 
 Shapes = tuple[tuple[int, int], ...]  # (height, width) in pixels
 
@@ -32,6 +34,11 @@ class Settings:
     crops: CropRule
     dtype: str
     folder: Path | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of what encodes."""
+        return self.autoencoder
 
 
 @dataclass(frozen=True)
@@ -58,12 +65,29 @@ class PartTask:
     @property
     def paths(self) -> list[Path]:
         """Its files, in the order of `keys`."""
-        return [latents_path(self.path, key, self.settings.folder) for key in self.keys]
+        return [cached_path(self.path, key, self.settings.folder) for key in self.keys]
 
     @property
     def num_cells(self) -> int:
         """How many moments are wanted, in all files."""
         return sum(len(rows) for rows in self.rows) * self.settings.crops.num_variants
+
+    @property
+    def labels(self) -> list[str]:
+        """What is in its files, for people."""
+        found = []
+        for (height, width), *others in self.settings.shapes:
+            more = f" and {count_of(len(others), 'other shape')}" if others else ""
+            found.append(f"crops of {width} x {height}{more}")
+        return found
+
+    def estimate(self, text_bytes: float) -> list[tuple[int, int]]:
+        """(moments, bytes) of each of its files. text_bytes: of a row's texts, about."""
+        header = {"channels": self.settings.channels, "factor": self.settings.factor}
+        return [
+            (len(codes) * key.num_variants, count_file_bytes(key.cells(header), key.dtype, codes, text_bytes))
+            for key, codes in zip(self.keys, self.codes, strict=True)
+        ]
 
 
 def choose_rows(
@@ -109,8 +133,8 @@ def unfinished_path(target: Path) -> Path:
 
 @dataclass(frozen=True)
 class Projection:
-    """How much a plan is. files, finished: of latents, and how many are there already. cells: of each of the settings'
-    shapes, how many moments are to be computed for the others. bytes: that these will take, beyond what they take
+    """How much a plan is. files, finished: how many, and how many are there already. cells: of each of the files of a
+    part, how many arrays are to be computed for the others. bytes: that these will take, beyond what they take
     already."""
 
     files: int
@@ -119,29 +143,31 @@ class Projection:
     bytes: int
 
 
-def project(tasks: list[PartTask], text_bytes: float) -> Projection:
-    """`text_bytes`: of a row, about. Files that are there are taken for finished. Raises DiskFullError where the others
-    do not fit where they should go."""
-    needed: dict[int, int] = defaultdict(int)
-    folders, finished, cells = {}, 0, [0] * len(tasks[0].settings.shapes)
-    for task in tasks:
-        for number, (key, target, codes) in enumerate(zip(task.keys, task.paths, task.codes, strict=True)):
-            if target.exists():
-                finished += 1
-                continue
-            cells[number] += len(codes) * key.num_variants
-            size = count_file_bytes(key, task.settings.channels, task.settings.factor, codes, text_bytes)
-            device = target.parent.stat().st_dev
-            folders[device] = target.parent
-            needed[device] += max(0, size - _bytes_taken(unfinished_path(target)))
+def project(plans: Iterable[tuple[list, float]]) -> list[Projection]:
+    """How much each of some plans is. plans: tasks for files of one kind, and what their `estimate` takes. Files that
+    are there are taken for finished. Raises DiskFullError where the others do not fit where they should go."""
+    needed, folders, found = defaultdict(int), {}, []
+    for tasks, measured in plans:
+        finished, cells, total = 0, [0] * len(tasks[0].paths), 0
+        for task in tasks:
+            for number, (target, (count, size)) in enumerate(zip(task.paths, task.estimate(measured), strict=True)):
+                if target.exists():
+                    finished += 1
+                    continue
+                cells[number] += count
+                size, device = max(0, size - _bytes_taken(unfinished_path(target))), target.parent.stat().st_dev
+                folders[device] = target.parent
+                needed[device] += size
+                total += size
+        found.append(Projection(len(tasks) * len(cells), finished, tuple(cells), total))
     for device, size in needed.items():
         free = count_free_bytes(folders[device])
         if size > free:
             raise DiskFullError(
-                f"the latents need {size / 1e9:.3f} GB, and {folders[device]} has {free / 1e9:.3f} GB free; "
-                "free some, choose another --latents-dir, or a smaller --dtype or fewer --crops"
+                f"that needs {size / 1e9:.3f} GB, and {folders[device]} has {free / 1e9:.3f} GB free; free some, "
+                "choose another --latents-dir, or a smaller --dtype or fewer --crops"
             )
-    return Projection(len(tasks) * len(cells), finished, tuple(cells), sum(needed.values()))
+    return found
 
 
 def _bytes_taken(path: Path) -> int:

@@ -67,6 +67,7 @@ def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, 
             raise ModelError(f"{path}: {name} {metadata[name]!r} of ppldm.json must be 1 or more; copy it again")
     loaded = load_tokenizer(folder, metadata["model_max_length"])
     model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
+    model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
     return TextToImage(model, loaded, metadata["resolution"])
 
 

@@ -2,6 +2,7 @@
 
     .tsv, .csv          with a header; the prompt's column is the first of `prompt`, `caption_en`, `caption`, `text`
     .jsonl, .json       an object, or a text, a line, with the same names; or a JSON list of these
+    .json of COCO       an object with `annotations`, as captions_val2014.json: of each picture its first caption
     anything else       a prompt a line; after a tab, a remark that is shown behind the prompt
 
 Optional columns: `negative_prompt`, `seed`, `remark`.
@@ -10,7 +11,7 @@ Optional columns: `negative_prompt`, `seed`, `remark`.
 import csv
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..utils.errors import ConfigError
@@ -85,7 +86,42 @@ def _read_table(path, text: str, delimiter: str) -> list[Request]:
     return requests
 
 
+def read_licence(path) -> dict:
+    """What a file of COCO's captions says of its origin and licences, JSON-ready; {} of all others."""
+    if Path(path).suffix.lower() != ".json" or (found := _parse_coco(Path(path).read_text("utf-8-sig"))) is None:
+        return {}
+    info = found.get("info") if isinstance(found.get("info"), dict) else {}
+    licences = [one.get("name") for one in found.get("licenses", []) if isinstance(one, dict)]
+    kept = {name: info[name] for name in ("description", "url", "version", "year") if name in info}
+    return kept | ({"licences": licences} if licences else {})
+
+
+def _parse_coco(text: str) -> dict | None:
+    """The object of a file of COCO's captions; None of another file."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # lines of objects
+    return found if isinstance(found.get("annotations"), list) else None
+
+
+def _read_coco(path, annotations: list) -> list[Request]:
+    """In order of the pictures' first captions; the remark is the picture's number."""
+    requests = {}
+    for number, entry in enumerate(annotations, 1):
+        where = f"{path}, annotation {number}"
+        if not isinstance(entry, dict) or "image_id" not in entry:
+            raise ConfigError(f"{where} names no image_id; give COCO's own file of captions")
+        if entry["image_id"] not in requests:
+            requests[entry["image_id"]] = replace(_request(where, entry), remark=str(entry["image_id"]))
+    return list(requests.values())
+
+
 def _read_json(path, text: str) -> list[Request]:
+    if coco := _parse_coco(text):
+        return _read_coco(path, coco["annotations"])
     if text.lstrip().startswith("["):
         entries = ((f"{path}, item {number}", entry) for number, entry in enumerate(_parse(f"{path}", text), 1))
     else:

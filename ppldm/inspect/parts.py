@@ -11,14 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..config.captions import CaptionOptions
-from ..config.option import check_value, options
+from ..data.cached.key import list_cached
 from ..data.filelist import Source, read_sources
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import open_part, summarize
 from ..data.formats.rows import Rows
 from ..data.select.sidecar import ensure_columns
-from ..data.text.captions import CaptionRule
 from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import make_output_dir
 from ..utils.log import progress
@@ -63,20 +61,26 @@ class Span:
     stop: int
 
 
-def list_parts(filelists: list[str], layout: str = DEFAULT_LAYOUT, must_exist: bool = True) -> list[PartName]:
-    """The parts of filelists and filelist lists, in order; `layout` of those that name none. Raises FilelistError,
-    ConfigError."""
-    sources = [source for filelist in filelists for source in read_sources(filelist, layout, must_exist)]
-    return [PartName(path, source.without_parts()) for source in sources for path in source.parts]
+def list_parts(
+    filelists: list[str], layout: str = DEFAULT_LAYOUT, must_exist: bool = True, latents_dir: str = ""
+) -> list[PartName]:
+    """The parts of filelists and filelist lists, in order; `layout` of those that name none. latents_dir: where cached
+    latents lie; empty: beside their parts. Parts that need not exist and of which there are but latents are read from
+    these. Raises FilelistError, ConfigError."""
+    folder = Path(latents_dir) if latents_dir else None
+    parts = [
+        PartName(path, source.without_parts())
+        for filelist in filelists
+        for source in read_sources(filelist, layout, must_exist, latents_dir=folder)
+        for path in source.parts
+    ]
+    return parts if must_exist else [*map(_read_from_latents, parts)]
 
 
-def caption_rule(captions: str, clean: bool) -> CaptionRule:
-    """The rule of the flags `--captions` (as that of training; empty: the rows' own) and `--clean-captions`. Raises
-    ConfigError."""
-    stated = options(CaptionOptions)["captions"]
-    return CaptionRule.of(
-        CaptionOptions(captions=check_value(stated, captions) if captions else None, clean_captions=clean)
-    )
+def _read_from_latents(part: PartName) -> PartName:
+    if part.path.exists() or part.path.name not in list_cached(part.source.latents_dir or part.path.parent):
+        return part
+    return PartName(part.path, replace(part.source, latents="cached"))
 
 
 def index_parts(parts: list[PartName], num_workers: int, with_columns: bool = False) -> Indexed:

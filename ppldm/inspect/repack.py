@@ -180,6 +180,10 @@ def _usable_rows(part: Rows, skipped: Counter, examples: list[str]) -> Iterator[
             if len(examples) < EXAMPLES_PER_REASON:
                 examples.append(str(error))
             continue
+        if not row.image:
+            skipped["no_image"] += 1
+            examples[:] = examples or [f"{part.path} row {number} has no picture here, but latents"]
+            continue
         width, height = int(part.widths[number]), int(part.heights[number])
         known = {"width": width, "height": height} if 0 < width < 65535 and 0 < height < 65535 else {}
         yield Row(row.caption, row.image, row.meta | known)

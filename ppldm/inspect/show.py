@@ -26,11 +26,13 @@ def show(
     seed: int = 0,  # chooses the rows
     side: int = 192,  # longer side of a picture at most; small ones are enlarged by a whole factor up to it
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    latents_dir: str = "",  # folder with the latents of parts that are not here; by default they lie beside them
     num_workers: int = 0,  # processes that index parts without an index; 0 means one per core
 ):
     """Draw a contact sheet of rows chosen at random, with their captions, sizes and places.
 
-    A bad row is shown by its reason.
+    A bad row is shown by its reason; rows of which there are only cached latents by these, three channels of them as
+    colours.
     """
     from ..utils.pictures import save_png
 
@@ -39,7 +41,7 @@ def show(
     if seed < 0:
         raise ConfigError(f"--seed {seed} must not be negative")
     check_output(out)
-    indexed = _index(filelists, layout, num_workers)
+    indexed = _index(filelists, layout, num_workers, latents_dir)
     rows = choose_rows(indexed.num_rows, n, seed)
     save_png(out, draw_sheet([read_tile(indexed, row) for row in rows], side))
     sys.stdout.write(f"{len(rows)} of {indexed.num_rows} rows are drawn in {out}\n")
@@ -49,13 +51,14 @@ def head(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
     n: int = 5,  # rows to print
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    latents_dir: str = "",  # folder with the latents of parts that are not here; by default they lie beside them
     num_workers: int = 0,  # processes that index parts without an index; 0 means one per core
     json: bool = False,  # print each row as a JSON object in a line of its own
 ):
     """Print the first rows: caption, image size, bytes, metadata."""
     if n < 1:
         raise ConfigError(f"-n is {n}; it must be at least 1")
-    indexed = _index(filelists, layout, num_workers)
+    indexed = _index(filelists, layout, num_workers, latents_dir)
     for row in range(min(n, indexed.num_rows)):
         record = read_record(indexed, row)
         sys.stdout.write((dumps(record, ensure_ascii=False) if json else _describe(record)) + "\n")
@@ -87,10 +90,25 @@ def read_tile(indexed: Indexed, row: int):
     with closing(open_rows(name)) as part:
         try:
             read = part.read(number)
-            image = decode_image(read.image)
+            image = decode_image(read.image) if part.has_images else draw_latents(part.read_preview(number))
         except RowError as error:
             return None, f"{error.reason}: {error}", place
-    return image, read.caption, f"{image.width} x {image.height}, {place}"
+    if part.has_images or image is None:
+        return image, read.caption, f"{image.width} x {image.height}, {place}" if image else f"no latents, {place}"
+    return image, read.caption, f"latents of {image.width} x {image.height}, {place}"
+
+
+def draw_latents(latents: np.ndarray | None):
+    """The first three channels of latents, [C, h, w], as red, green and blue of a PIL image: from the darkest to the
+    brightest hundredth of each. Fewer channels are repeated. None of None."""
+    from PIL import Image
+
+    if latents is None:
+        return None
+    channels = latents[np.minimum(np.arange(3), len(latents) - 1)]
+    low, high = (np.percentile(channels, share, axis=(1, 2), keepdims=True) for share in (1, 99))
+    scaled = (channels - low) / np.maximum(high - low, 1e-6)
+    return Image.fromarray((255 * scaled.clip(0, 1)).round().astype(np.uint8).transpose(1, 2, 0))
 
 
 def draw_sheet(tiles: list, side: int):
@@ -134,8 +152,8 @@ def fit_image(image, side: int):
     return image
 
 
-def _index(filelists: list[str], layout: str, num_workers: int) -> Indexed:
-    indexed = index_parts(list_parts(filelists, layout), check_workers(num_workers))
+def _index(filelists: list[str], layout: str, num_workers: int, latents_dir: str) -> Indexed:
+    indexed = index_parts(list_parts(filelists, layout, latents_dir=latents_dir), check_workers(num_workers))
     if not indexed.rows:
         raise DataError(next(iter(indexed.bad.values())))
     for error in indexed.bad.values():
@@ -147,5 +165,6 @@ def _describe(record: dict) -> str:
     where = f"{record['part']} row {record['row']}: {record['width']} x {record['height']}"
     if "reason" in record:
         return f"{where}, bad ({record['reason']}): {record['error']}"
-    text = f"{where}, {record['bytes'] / 1000:.1f} KB\n  {record['caption']}"
+    size = f"{record['bytes'] / 1000:.1f} KB" if record["bytes"] else "no picture here"
+    text = f"{where}, {size}\n  {record['caption']}"
     return text + (f"\n  {dumps(record['meta'], ensure_ascii=False)}" if record["meta"] else "")

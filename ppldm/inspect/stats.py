@@ -23,10 +23,10 @@ from ..utils.errors import ConfigError, RowError
 from ..utils.files import atomic_write
 from ..utils.report import print_report
 from ..utils.workers import check_workers
+from .cached import describe_survey, survey
 from .parts import (
     Indexed,
     Span,
-    caption_rule,
     check_output,
     count_not_rows,
     describe_bad_parts,
@@ -63,16 +63,17 @@ def stats(
     captions: str = "",  # measure these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
     clean_captions: bool = False,  # measure captions cleaned, as training with --clean_captions sees them
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    latents_dir: str = "",  # folder with the files of latents and text embeddings; by default they lie beside parts
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print the numbers as JSON
 ):
-    """Say what filelists hold: rows, image sizes, caption lengths, reasons of bad rows."""
+    """Say what filelists hold: rows, image sizes, caption lengths, reasons of bad rows, cached latents."""
     shaping = _open_shaping(buckets, settings, sheet, chart)
     if out:
         check_output(out)
-    rule = caption_rule(captions, clean_captions)
+    rule = CaptionRule.of_flags(captions, clean_captions)
     meter = _open_meter(tokenizer, max_length) if tokenizer else None
-    parts = list_parts(filelists, layout, must_exist=False)
+    parts = list_parts(filelists, layout, must_exist=False, latents_dir=latents_dir)
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
     counts, skipped, not_rows = {measure: Counter() for measure in _MEASURES}, Counter(), Counter()
@@ -95,6 +96,7 @@ def stats(
         "bad_parts": indexed.bad_parts(),
         "quantiles": list(_QUANTILES),
         **{measure: quantiles(values) for measure, values in counts.items()},
+        **survey(indexed.rows, num_workers, check_bytes=False),
     }
     if meter:
         report["unknown_share"], report["cut_share"] = coverage.unknown_share, coverage.cut_share(max_length)
@@ -142,12 +144,14 @@ def measure_span(
                 skipped[error.reason] += 1
                 continue
             width, height = int(part.widths[number]), int(part.heights[number])
-            if not width or not height:
+            if width and height:
+                values = [width, height, min(width, height), round(width / height, 2)]
+                values += [math.ceil(len(row.image) / 1000)] * part.has_images
+                for measure, value in zip(_MEASURES, values, strict=False):
+                    counts[measure][value] += 1
+            elif part.has_images:
                 skipped["image"] += 1
                 continue
-            sides = width, height, min(width, height), round(width / height, 2)
-            for measure, value in zip(_MEASURES, (*sides, math.ceil(len(row.image) / 1000)), strict=False):
-                counts[measure][value] += 1
             for caption in rule.texts(row):
                 counts["caption_words"][len(caption.split())] += 1
                 counts["caption_chars"][len(caption)] += 1
@@ -172,7 +176,7 @@ def describe(report: dict) -> str:
     heads = [{0: "min", 0.5: "median", 1: "max"}.get(share, f"{share:.0%}") for share in report["quantiles"]]
     lines.append(f"{'':<22}" + "".join(f"{head:>9}" for head in heads))
     for measure, title in (_MEASURES | _TOKENS).items():
-        if measure in report:
+        if report.get(measure):
             lines.append(f"{title:<22}" + "".join(f"{value:>9g}" for value in report[measure]))
     if "tokenizer" in report:
         lines.append(report["tokenizer"])
@@ -180,7 +184,7 @@ def describe(report: dict) -> str:
     if "buckets" in report:
         lines += describe_shapes(report["buckets"])
         lines += [f"  not used, {reason}: {count:,}" for reason, count in report["buckets"]["skipped"].items()]
-    lines += describe_not_rows(report["not_rows"])
+    lines += describe_not_rows(report["not_rows"]) + describe_survey(report)
     return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
 
 

@@ -12,6 +12,7 @@ from ..data.images.decode import decode_image
 from ..utils.errors import DataError, RowError
 from ..utils.report import print_report
 from ..utils.workers import check_workers
+from .cached import describe_survey, has_faults, survey
 from .parts import (
     Span,
     check_output,
@@ -29,18 +30,20 @@ def verify(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
     out: str = "",  # write a filelist of the parts without any bad row
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    latents_dir: str = "",  # folder with the files of latents and text embeddings; by default they lie beside parts
     num_workers: int = 0,  # processes; 0 means one per core
-    json: bool = False,  # print {parts, rows, ok, skipped, examples, not_rows: {reason: count}, bad_parts} as JSON
+    json: bool = False,  # print {parts, rows, ok, skipped, examples, not_rows, bad_parts, cached} as JSON
 ):
     """Check that every row can be read and its image decoded.
 
-    Blank lines are not rows: they are counted under not_rows, and are not a fault.
-    The exit status is 1 if any row or part is bad. A format other than part files is said where the filelist of --out
-    is named, in a list of filelists, as for the original.
+    Blank lines are not rows: they are counted under not_rows, and are not a fault. Cached latents and text embeddings
+    of the parts are compared with their checksums; parts that are not here are verified from their latents.
+    The exit status is 1 if any row, part or file of latents is bad. A format other than part files is said where the
+    filelist of --out is named, in a list of filelists, as for the original.
     """
     if out:
         check_output(out)
-    parts = list_parts(filelists, layout, must_exist=False)
+    parts = list_parts(filelists, layout, must_exist=False, latents_dir=latents_dir)
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
     skipped, not_rows, examples, unsound = Counter(), Counter(), {}, set(indexed.bad)
@@ -59,6 +62,7 @@ def verify(
         "examples": dict(sorted(examples.items())),
         "not_rows": dict(not_rows),
         "bad_parts": indexed.bad_parts(),
+        **(cached := survey(indexed.rows, num_workers, check_bytes=True)),
     }
     print_report(report, describe, json)
     if out:
@@ -66,6 +70,10 @@ def verify(
     if unsound:
         raise DataError(
             f"{len(unsound)} of {len(parts)} parts have bad rows or cannot be opened; --out FILE lists the rest"
+        )
+    if has_faults(cached):
+        raise DataError(
+            "cached latents or text embeddings are damaged; the `ppldm precompute` that made them repairs them"
         )
 
 
@@ -75,7 +83,11 @@ def check_span(span: Span) -> tuple[list[tuple[str, str]], Counter]:
     with closing(open_rows(span.part)) as part:
         for row in range(span.start, span.stop):
             try:
-                decode_image(part.read(row).image)
+                read = part.read(row)
+                if part.has_images:
+                    decode_image(read.image)
+                elif span.part.source.format == "mds" and span.part.path.exists():
+                    part.check_latents(row)
             except RowError as error:
                 where = f"{span.part.path} row {row}"
                 text = str(error)
@@ -88,4 +100,5 @@ def describe(report: dict) -> str:
     lines = [f"{report['ok']} of {report['rows']} rows are good, in {report['parts']} part(s)"]
     for reason, count in sorted(report["skipped"].items(), key=lambda item: -item[1]):
         lines.append(f"  {reason}: {count}, for example {report['examples'][reason][0]}")
-    return "\n".join(lines + describe_not_rows(report["not_rows"]) + describe_bad_parts(report["bad_parts"]))
+    lines += describe_not_rows(report["not_rows"]) + describe_survey(report)
+    return "\n".join(lines + describe_bad_parts(report["bad_parts"]))

@@ -1,7 +1,8 @@
 """`ppldm vocab`: a tokenizer of one's own, learned from the captions that filelists hold.
 
 Captions in, `vocab.txt` and its settings out: a folder for `--tokenizer_name`. The same captions give the same
-vocabulary, whatever the number of processes.
+vocabulary, whatever the number of processes. A hidden file beside it holds what it was made from, so that the same
+command again only says what is there.
 """
 
 from collections import Counter
@@ -10,14 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from ..data.fingerprint import read_options
 from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.formats.open import summarize
 from ..data.text.captions import CaptionRule
+from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
+from ..utils.files import write_json
+from ..utils.jobs import as_json, find_finished
+from ..utils.log import get_logger
 from ..utils.report import print_report
 from ..utils.workers import check_workers
-from .parts import Indexed, Span, caption_rule, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
+from .parts import Indexed, Span, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
 
 DEFAULT_SIZE = 30_000
+VOCABULARY_FILE, RECORD_FILE = "vocab.txt", ".vocab.json"  # in its folder
 _MEASURED_ROWS = 20_000
 _COVERED_SHARE = 0.99
 _Languages = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "L"}]
@@ -38,7 +46,7 @@ def vocab(
     json: bool = False,  # print the numbers as JSON
 ):  # fmt: skip
     """Make a tokenizer from captions: English, Chinese, or both mixed."""
-    from ..data.text.tokenizer import SPECIAL_TOKENS, CaptionTokenizer
+    from ..data.text.tokenizer import SPECIAL_TOKENS
     from ..data.text.vocabulary import LANGUAGES, learn_vocabulary
 
     languages = list(dict.fromkeys(language))
@@ -49,17 +57,43 @@ def vocab(
             f"--size {size}, --max-length {max_length} and --max-rows {max_rows} must be at least "
             f"{len(SPECIAL_TOKENS) + 1}, 3 and 1"
         )
-    if (Path(out) / "vocab.txt").exists() and not overwrite:
-        raise OutputError(f"{out} holds a vocabulary; name another folder, or add --overwrite to replace it")
+    record_path, vocabulary = Path(out, RECORD_FILE), Path(out, VOCABULARY_FILE)
+    is_there = vocabulary.exists() and not overwrite
+    if is_there and not record_path.exists():
+        raise _occupied(out)
     learn_vocabulary(Counter(), size, languages)  # refuses a size too small before any row is read
-    rule, num_workers = caption_rule(captions, clean_captions), check_workers(num_workers)
+    rule, num_workers = CaptionRule.of_flags(captions, clean_captions), check_workers(num_workers)
     indexed = index_parts(list_parts(filelists, layout, must_exist=False), num_workers)
-    counts, rows = count_caption_words(indexed, rule, max_rows, num_workers)
+    settings = {"size": size, "language": languages, "max_length": max_length, "captions": captions,
+                "clean_captions": clean_captions, "max_rows": max_rows}  # fmt: skip
+    key = {"settings": as_json(settings), "input": {"content": list_contents(indexed)}}
+    record = is_there and find_finished(
+        record_path, key, lambda found: found["vocabulary"] == checksum_file(vocabulary)
+    )
+    if is_there and not record:
+        raise _occupied(out)
+    if record:
+        get_logger().info("the vocabulary of these captions and settings is there already")
+    else:
+        record_path.unlink(missing_ok=True)
+        report = make_vocabulary(out, indexed, rule, num_workers, settings)
+        record = {"report": report, "vocabulary": checksum_file(vocabulary), "key": key}
+        write_json(record_path, record)
+    print_report(record["report"] | {"out": str(out)}, describe, json)
+
+
+def make_vocabulary(out: str, indexed: Indexed, rule: CaptionRule, num_workers: int, settings: dict) -> dict:
+    """Learn it from parts and write it; the report. settings: the flags by name. Raises DataError."""
+    from ..data.text.tokenizer import CaptionTokenizer
+    from ..data.text.vocabulary import learn_vocabulary
+
+    counts, rows = count_caption_words(indexed, rule, settings["max_rows"], num_workers)
     if not counts:
-        raise DataError(f"no caption of {' '.join(filelists)} holds a word; check the files with `ppldm head`")
-    tokenizer = CaptionTokenizer(learn_vocabulary(counts, size, languages), max_length)
+        raise DataError("no caption of these filelists holds a word; check the files with `ppldm head`")
+    learned = learn_vocabulary(counts, settings["size"], settings["language"])
+    tokenizer = CaptionTokenizer(learned, settings["max_length"])
     tokenizer.save(out)
-    report = {
+    return {
         "out": str(out),
         "size": tokenizer.vocab_size,
         "rows": rows,
@@ -68,7 +102,22 @@ def vocab(
         "bad_parts": indexed.bad_parts(),
         **measure_fit(tokenizer, indexed, rule, num_workers),
     }
-    print_report(report, describe, json)
+
+
+def list_contents(indexed: Indexed) -> list:
+    """What is known of the content of each part, JSON-ready: format and the like, bytes and CRC-32 as its index has
+    them; of one that cannot be opened, only that."""
+    return as_json(
+        [[read_options(part.source), summarize(part.path, part.source).content] for part in indexed.rows]
+        + [None] * len(indexed.bad)
+    )
+
+
+def _occupied(out: str) -> OutputError:
+    return OutputError(
+        f"{out} holds a vocabulary made from other data or settings; name another folder, or add --overwrite to "
+        "replace it"
+    )
 
 
 def count_caption_words(indexed: Indexed, rule: CaptionRule, max_rows: int, num_workers: int) -> tuple[Counter, int]:

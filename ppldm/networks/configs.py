@@ -40,6 +40,14 @@ _UNET_NEEDS = (
 _FURTHER_INPUTS = (
     *("class_embed_type", "num_class_embeds", "addition_embed_type", "encoder_hid_dim", "time_cond_proj_dim"),
 )
+# With these a UNet embeds six sizes as that of SDXL does (arXiv:2307.01952, section 2.2), of which each sinusoid has
+# 256 numbers; for the pooled embedding of the caption, which stands before them there, they leave no room.
+_SIZES, _SINUSOIDS = 6, 256
+SIZE_EMBEDDING = {
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": _SINUSOIDS,
+    "projection_class_embeddings_input_dim": _SIZES * _SINUSOIDS,
+}
 _SHOWN_CHARACTERS = 60
 RGB = 3
 
@@ -87,6 +95,11 @@ def is_ldmbert(config: dict) -> bool:
     return table_of("text_encoder", config) == "ldmbert"
 
 
+def hidden_width(text_encoder) -> int:
+    """Of the hidden states of a text encoder, by its config."""
+    return text_encoder["d_model" if is_ldmbert(text_encoder) else "hidden_size"]
+
+
 def table_of(kind: str, config: dict) -> str:
     """The name in SETTINGS of the table of a network: of the two kinds of text encoder, the one that `config` names
     more settings of; LDMBert's where it names none."""
@@ -120,6 +133,27 @@ def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError
         raise error(f"{source}: {problem}" if source else problem)
 
 
+def takes_sizes(unet) -> bool:
+    """Whether a UNet, by its config, is told sizes and nothing else beside noisy latents, timesteps and captions."""
+    return (
+        unet["addition_embed_type"] == "text_time"
+        and unet["projection_class_embeddings_input_dim"] == _SIZES * unet["addition_time_embed_dim"]
+    )
+
+
+def check_sizes_taken(unet: dict, wanted: bool) -> None:
+    """Raises ModelError where a UNet, by its completed config, is to be told sizes and does not take them, or takes
+    them and is not to be told."""
+    if wanted and not takes_sizes(unet):
+        settings = ", ".join(f"{name} {value}" for name, value in SIZE_EMBEDDING.items())
+        raise ModelError(
+            f"--size_conditioning: the UNet has no layers for sizes ({settings} in its config); start from one that "
+            "was trained with them, or omit it"
+        )
+    if takes_sizes(unet) and not wanted:
+        raise ModelError("the UNet was made to be told sizes (addition_embed_type text_time); add --size_conditioning")
+
+
 def check_tokenizer_fit(text_encoder: dict, vocab_size: int, max_length: int) -> None:
     """Raises ModelError where a tokenizer has more words, or captions more tokens, than the text encoder knows."""
     words, positions = text_encoder["vocab_size"], text_encoder["max_position_embeddings"]
@@ -143,14 +177,14 @@ def _misfits(vae, text_encoder, unet):
             "latent_channels"
         )
     if text_encoder and unet:
-        width = text_encoder["d_model" if is_ldmbert(text_encoder) else "hidden_size"]
+        width = hidden_width(text_encoder)
         if set(_for_each(unet, "cross_attention_dim")) != {width}:
             yield (
                 f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
                 "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
             )
     for key in _FURTHER_INPUTS:
-        if unet and unet[key] is not None:
+        if unet and unet[key] is not None and not (key == "addition_embed_type" and takes_sizes(unet)):
             yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
 
 

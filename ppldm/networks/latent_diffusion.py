@@ -7,13 +7,17 @@ A batch (`families.ldm` says how it is made) carries everything that is random:
                      rows without: pixel_values [M, 3, H, W], or [B, 3, H, W] where other rows are not looked at, and
     uncached         [M, 4] int64, their places in the batch, and by what they are known to `keep_moments`
     input_ids        [B, L] int64
+    text_embeddings  [B, L, D] float32, where the text encoder is frozen: its hidden states, computed ahead
     timesteps        [B] int64 in 0 .. num_levels - 1 of the process
     noise            [B, C, h, w] float32, standard normal (plus the noise offset, if any)
     input_noise      the same plus a perturbation: what x_t is made with, where the model asks for it
     posterior_noise  [B, C, h, w] float32, standard normal
+    sizes            [B, 6] int64, `data.inputs.Sizes`, where the UNet takes them
 
 Shapes: B samples, C latent channels, h = H / f and w = W / f for a VAE that scales down by f, L tokens.
 """
+
+from contextlib import nullcontext
 
 import paddle
 from paddle import nn
@@ -21,6 +25,8 @@ from paddle.nn import functional as F
 
 from ..diffusion.process import Process, add_noise, training_target
 from .autoencoder import encode_moments, to_unit_range
+from .captions import hidden_states, token_mask
+from .configs import downscale_factor, takes_sizes
 from .model import Component, Loss, Model, freeze
 
 
@@ -30,11 +36,12 @@ class LatentDiffusionModel(Model):
     The state dict has the prefixes `vae.`, `text_encoder.` and `unet.`. `text_encoder.to_logits` is kept for the
     published checkpoints' sake; nothing uses it, so it is not trained. mask_behind: the id of the token that ends a
     caption, where attention is to ignore what stands behind it (`--mask_pad_tokens`); None: it ignores nothing, as
-    published.
+    published. empty_end: the same id where the hidden states of an empty caption are zeros (`--empty_caption zeros`).
     """
 
     autoencoder = "vae"
     mask_behind: int | None = None
+    empty_end: int | None = None
 
     def __init__(
         self,
@@ -60,6 +67,11 @@ class LatentDiffusionModel(Model):
         self.freeze()
         if hasattr(text_encoder, "to_logits"):
             freeze(text_encoder.to_logits)
+
+    @property
+    def caption_encoder(self) -> str | None:
+        """The text encoder, if it is frozen."""
+        return "text_encoder" if self.freeze_text_encoder else None
 
     @property
     def components(self) -> dict[str, Component]:
@@ -114,32 +126,44 @@ class LatentDiffusionModel(Model):
         with paddle.amp.auto_cast(enable=False):
             return self.vae.decode(latents.astype("float32") / self.scaling_factor).sample.clip(-1.0, 1.0)
 
-    def token_mask(self, input_ids):
-        """[B, L] int64, 1 up to the first end of a caption and 0 behind it; None where nothing is masked."""
-        if self.mask_behind is None:
-            return None
-        ends = (input_ids == self.mask_behind).astype("int64")
-        return (ends.cumsum(axis=1) == ends).astype("int64")
+    def encode_text(self, input_ids, text_embeddings=None):
+        """[B, L] int64 to hidden states [B, L, D]: `text_embeddings` where they are there. Without a mask padding is
+        attended to, as published."""
+        hidden = text_embeddings
+        if hidden is None:
+            with paddle.no_grad() if self.freeze_text_encoder else nullcontext():
+                hidden = hidden_states(self.text_encoder, input_ids, self.mask_behind)
+        if self.empty_end is None:
+            return hidden
+        return hidden * (input_ids[:, 1] != self.empty_end).astype(hidden.dtype).reshape([-1, 1, 1])
 
-    def encode_text(self, input_ids):
-        """[B, L] int64 to hidden states [B, L, D]. Without a mask padding is attended to, as published. CLIP's encoder
-        is causal: what stands behind a token does not reach it."""
-        mask = {"attention_mask": self.token_mask(input_ids)} if hasattr(self.text_encoder, "to_logits") else {}
-        if self.freeze_text_encoder:
-            with paddle.no_grad():
-                return self.text_encoder(input_ids, **mask)[0]
-        return self.text_encoder(input_ids, **mask)[0]
-
-    def condition(self, input_ids) -> dict:
+    def condition(self, input_ids, text_embeddings=None) -> dict:
         """What the UNet takes of captions [B, L], by the names of its arguments: hidden states, and a mask or None."""
         return {
-            "encoder_hidden_states": self.encode_text(input_ids),
-            "encoder_attention_mask": self.token_mask(input_ids),
+            "encoder_hidden_states": self.encode_text(input_ids, text_embeddings),
+            "encoder_attention_mask": token_mask(input_ids, self.mask_behind),
         }
 
-    def predict(self, noisy, timesteps, input_ids):
+    def size_condition(self, sizes) -> dict:
+        """What the UNet takes of sizes [B, 6], by the names of its arguments; nothing of None."""
+        if sizes is None:
+            return {}
+        # In the place of SDXL's pooled embedding of the caption stands one of no numbers.
+        return {"added_cond_kwargs": {"text_embeds": paddle.zeros([sizes.shape[0], 0]), "time_ids": sizes}}
+
+    def drawn_sizes(self, latents):
+        """Sizes [B, 6] of pictures that are drawn as `latents`: uncropped, of the size drawn; None where the UNet takes
+        none."""
+        if not takes_sizes(self.unet.config):
+            return None
+        size = [side * downscale_factor(self.vae.config) for side in latents.shape[2:]]
+        return paddle.to_tensor([[*size, 0, 0, *size]] * latents.shape[0])
+
+    def predict(self, noisy, timesteps, input_ids, sizes=None, text_embeddings=None):
         """The UNet's output [B, C, h, w] for x_t at these timesteps under these captions: all that is trained."""
-        return self.unet(noisy, timesteps, **self.condition(input_ids)).sample
+        return self.unet(
+            noisy, timesteps, **self.condition(input_ids, text_embeddings), **self.size_condition(sizes)
+        ).sample
 
     def forward(
         self,
@@ -151,6 +175,8 @@ class LatentDiffusionModel(Model):
         moments=None,
         uncached=None,
         input_noise=None,
+        sizes=None,
+        text_embeddings=None,
     ) -> Loss:
         """Mean squared error between prediction and target, weighted by timestep where asked for.
 
@@ -161,7 +187,9 @@ class LatentDiffusionModel(Model):
         alpha_bar = self.alphas_cumprod[timesteps].reshape([-1, 1, 1, 1])
         noisy = add_noise(latents, noise if input_noise is None else input_noise, alpha_bar)
         predict = self.compiled_predict if self.training and self.compiled_predict else self.predict
-        predicted = predict(noisy, timesteps, input_ids).astype("float32")
+        given = {"sizes": sizes, "text_embeddings": text_embeddings}
+        given = {name: value for name, value in given.items() if value is not None}
+        predicted = predict(noisy, timesteps, input_ids, **given).astype("float32")
         target = training_target(latents, noise, alpha_bar, self.prediction_type)
         with paddle.no_grad():
             errors = (predicted.detach() - target).square().mean([1, 2, 3])

@@ -42,6 +42,7 @@ class Model(nn.Layer):
     process: the `diffusion.process.Process` of a model that has noise levels, None of others. inputs: by the names of
     `forward`'s arguments, how the data layer makes each (`ppldm.data.inputs`). tokenizer: of its captions, or None.
     autoencoder: the name of the frozen component whose moments may be computed ahead, None without such.
+    caption_encoder: the name of the frozen component whose hidden states of captions may be; None without such.
     keep_moments: what is computed of pixels may be kept by it: (places int64 [M, 3], moments [M, 2, C, h, w]) to the
     moments as they will be read again (`data.cached.moments.CachedMoments.keep`).
     A model whose `predict` may be compiled calls `compiled_predict` in its place while that is set and it trains.
@@ -51,6 +52,7 @@ class Model(nn.Layer):
     inputs: dict[str, Any] = {}
     tokenizer = None
     autoencoder: str | None = None
+    caption_encoder: str | None = None
     compiled_predict: Callable | None = None
     keep_moments: Callable | None = None
 

@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..utils.errors import EnvironmentProblem, OutputError
+from ..utils.spark import describe_error
 from ..utils.variables import read
 from .hadoop import Hadoop
-from .spark import describe_error
 
 _HEAP = "256m"
 

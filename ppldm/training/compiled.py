@@ -22,8 +22,8 @@ from ..utils.world import World
 def compile_predict(model):
     """`model.predict` as a function that Paddle compiles when it is called, for the shapes and types of the call."""
 
-    def predict(*inputs):
-        return model.predict(*inputs)
+    def predict(*inputs, **given):
+        return model.predict(*inputs, **given)
 
     predict.__signature__ = inspect.signature(model.predict)  # Paddle asks for the names of arguments
     # Neither it nor what it calls is rewritten. Without CINN: the kernels are those that run when it is not compiled.
@@ -37,16 +37,16 @@ class CompiledPrediction:
     def __init__(self, model, world: World):
         self._predict, self._world, self._shapes = compile_predict(model), world, set()
 
-    def __call__(self, *inputs):
-        shape = tuple(tuple(one.shape) for one in inputs)
+    def __call__(self, *inputs, **given):
+        shape = (*given, *(tuple(one.shape) for one in (*inputs, *given.values())))
         if shape in self._shapes:
-            return self._predict(*inputs)
+            return self._predict(*inputs, **given)
         get_logger().info("--to_static: compiling what is trained, which takes seconds, on a busy machine minutes")
         started = time.perf_counter()
         with warnings.catch_warnings():
             # The model's code asks symbols for what only tensors know, and does without.
             warnings.filterwarnings("ignore", "Tensor do not have '\\w+' interface for pir graph mode")
-            predicted = self._predict(*inputs)
+            predicted = self._predict(*inputs, **given)
         get_logger().info("--to_static: compiled in %.1f s", time.perf_counter() - started)
         if not self._shapes:
             barrier(self._world)

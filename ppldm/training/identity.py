@@ -37,6 +37,7 @@ def run_identity(
         "max_steps": None if constant else max_steps,
         "precision": precision_name(arguments),
         "latents": dataset.latents and data_arguments.latents_dtype,
+        "text_embeddings": dataset.embeddings and data_arguments.text_embeddings_dtype,
         **(caption_identity(data_arguments) if dataset.tokenizer else {}),
         **identity_of(data_arguments, arguments),
     }

@@ -1,12 +1,14 @@
 """A training run from its settings, whatever family it is of."""
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ..config.option import identity_of
+from ..data.cached.embeddings import EmbeddingsRule
 from ..data.cached.moments import LatentsRule
 from ..data.dataset import TextImageDataset
 from ..data.filelist import Source
@@ -17,7 +19,9 @@ from ..data.shapes import group_size_of
 from ..data.text.captions import CaptionRule
 from ..families.base import Family, Sitting, check_family, get_family
 from ..inference.generate import read_prompts
+from ..inference.text_encoder import make_rule
 from ..networks.ema import ExponentialMovingAverage
+from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from ..utils.world import World
 from ..weights.components import encoder_digest
@@ -60,6 +64,7 @@ def prepare(config, data, arguments) -> TrainingRun:
         captions=CaptionRule.of(data),
         crops=crop_rule(data),
         selection=selection,
+        embeddings=embeddings_rule(model, config, data),
     )
     if dataset.latents:
         model.keep_moments = dataset.latents.keep
@@ -137,6 +142,18 @@ def latents_rule(model, data) -> LatentsRule | None:
     vae = model.components[model.autoencoder].layer
     digest = encoder_digest(component_of(model.autoencoder, vae))
     return LatentsRule(digest, float(vae.config.scaling_factor), data.latents_dtype)
+
+
+def embeddings_rule(model, config, data) -> EmbeddingsRule | None:
+    """Which cached embeddings are those of a model's frozen text encoder; None where none are asked for. Raises
+    ConfigError for a model without such a text encoder."""
+    if data.text_embeddings == "off":
+        return None
+    if model.caption_encoder is None:
+        raise ConfigError("--text_embeddings cached is for models with a frozen text encoder; omit it")
+    text_encoder = component_of("text_encoder", model.components[model.caption_encoder].layer)
+    rule = make_rule(text_encoder, model.tokenizer, config.mask_pad_tokens, data.text_embeddings_dtype)
+    return replace(rule, empty_is_zeros=model.empty_end is not None)
 
 
 def make_state(family: Family, config, model, arguments, max_steps: int, global_batch_size: int, world: World):

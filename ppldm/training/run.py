@@ -1,5 +1,6 @@
 """A training run, made ready: everything both loops share, from flags to the first batch and to the exported folder."""
 
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from .checkpoint.checkpoint import (
     save_checkpoint,
 )
 from .checkpoint.data_record import DATA_FILE
+from .checkpoint.machine import machine_record
 from .checkpoint.trainer_state import TrainerState
 from .distributed.check_ranks import check_ranks
 from .monitor.interval_metrics import IntervalMetrics
@@ -140,6 +142,8 @@ class TrainingRun:
             "resumed_from": self.resumed_from,
             "curve_ends": last_step(self.output_dir / METRICS_FILE),
             "config": self.config,
+            "machine": machine_record(self.world),
+            "working_folder": os.getcwd(),  # by which relative paths of the settings are found
         }
         limits = (self.arguments.save_total_limit, self.arguments.backup_every)
         try:

@@ -14,7 +14,7 @@ from ..utils.rank_watch import SIGNS_DIR, barrier, leave_signs, waiting
 from ..utils.variables import all_variables
 from ..utils.world import World
 from .checkpoint.checkpoint import find_checkpoint, list_checkpoints, read_manifest, set_aside_after
-from .monitor.metrics import METRICS_FILE
+from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
 from .monitor.sinks import writes_files
 from .start import begins_anew, checksum_of, find_job, next_start, read_start, write_start
 
@@ -68,7 +68,8 @@ def _record_start(arguments: TrainingOptions, folder: Path, config: dict) -> Non
     start = next_start(last, job, command, overwrites, anew)
     if anew:
         write_start(folder, dataclasses.replace(start, clearing=True))
-        for old in (*list_checkpoints(folder), folder / METRICS_FILE):
+        files = (METRICS_FILE, EVALUATION_FILE, EVALUATION_DIR)
+        for old in (*list_checkpoints(folder), *(folder / name for name in files)):
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
     write_start(folder, start)
 

@@ -33,6 +33,7 @@ class Start:
     overwritten: bool = False  # by this job's first start, or by this command
     clearing: bool = False  # the old run is being removed; to be finished
     stopped: bool = False  # status 75, and not come to its end since
+    finished: bool = False  # come to its end, and its model exported
 
 
 # Scheduler -> variables that make up the job's name, the first of which is always there; variable and values of a job
@@ -111,4 +112,4 @@ def write_start(folder: Path, start: Start) -> None:
 def note_stopped(folder: Path, stopped: bool) -> None:
     """Record that the run was stopped to be started again, or that it has come to its end."""
     if last := read_start(folder):
-        write_start(folder, replace(last, stopped=stopped))
+        write_start(folder, replace(last, stopped=stopped, finished=not stopped))

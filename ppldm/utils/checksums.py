@@ -31,12 +31,22 @@ def checksum_file(path) -> dict[str, int]:
 
 
 def file_sha256(path) -> str:
-    """SHA-256 of a file in hexadecimal digits."""
-    digest = hashlib.sha256()
+    """SHA-256 of a file in hexadecimal digits. Raises OSError."""
+    return hash_file(path, "sha256")
+
+
+def hash_file(path, name: str) -> str:
+    """One of hashlib's hashes of a file in hexadecimal digits. Raises OSError."""
+    digest = hashlib.new(name)
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def digest_of(value) -> str:
+    """32 hexadecimal digits of a value that JSON can hold, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def checksum_json(value) -> int:
@@ -50,3 +60,13 @@ def checksum_arrays(arrays: Iterable[tuple[str, np.ndarray]], start: int = 0) ->
     for name, array in sorted(arrays, key=lambda pair: pair[0]):
         checksum = zlib.crc32(np.ascontiguousarray(array), zlib.crc32(name.encode(), checksum))
     return f"{checksum:08x}"
+
+
+def sha256_arrays(arrays: Iterable[tuple[str, np.ndarray]], start: bytes = b"") -> str:
+    """SHA-256 of named arrays as float32, in the order of their names, 32 hexadecimal digits; `start` precedes them."""
+    digest = hashlib.sha256(start)
+    for name, array in sorted(arrays, key=lambda pair: pair[0]):
+        values = np.ascontiguousarray(array, np.float32)
+        digest.update(f"{name} {list(values.shape)}".encode())
+        digest.update(values)
+    return digest.hexdigest()[:32]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .errors import ConfigError
-from .machine import run_program
+from .machine import read_cpu_model, run_program
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,13 @@ def device_name() -> str:
     import paddle
 
     return paddle.get_device()
+
+
+def device_model() -> str:
+    """What this process computes on, as its maker calls it; of a kind without a memory of its own, the processor."""
+    import paddle
+
+    return paddle.device.cuda.get_device_name() if current_kind().own_memory else read_cpu_model()
 
 
 @contextmanager

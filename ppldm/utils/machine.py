@@ -60,13 +60,18 @@ def peak_memory_bytes() -> int:
 
 def read_cpu_vendor() -> str:
     """`AuthenticAMD`, `GenuineIntel`, …; empty where unknown (not x86, not Linux)."""
-    return parse_cpu_vendor(_read("/proc/cpuinfo"))
+    return parse_cpu(_read("/proc/cpuinfo"), "vendor_id")
 
 
-def parse_cpu_vendor(text: str) -> str:
-    """`vendor_id` of the first processor of /proc/cpuinfo, or an empty string."""
+def read_cpu_model() -> str:
+    """The processor as its maker calls it, such as `AMD EPYC 7763 64-Core Processor`; empty where unknown."""
+    return parse_cpu(_read("/proc/cpuinfo"), "model name")
+
+
+def parse_cpu(text: str, key: str) -> str:
+    """The value of a key of the first processor of /proc/cpuinfo, or an empty string."""
     for line in text.splitlines():
-        if line.startswith("vendor_id"):
+        if line.startswith(key):
             return line.partition(":")[2].strip()
     return ""
 

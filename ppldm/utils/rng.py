@@ -33,8 +33,11 @@ class Stream(IntEnum):
     CAPTION_TAGS = 15
     CAPTION_WILDCARD = 16
     CAPTION_TAG_DROP = 17
+    SIZE_DROP = 18
     CROP_PLACE = 19
     GROUP = 20
+    EVALUATION = 21
+    SHAPES_WORLD = 24
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):

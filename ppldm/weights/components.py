@@ -8,14 +8,15 @@ PyTorch stores a Linear weight as [out, in], Paddle as [in, out]; all else is th
 nothing is rounded: what is read in one form and written in the other has the same bits.
 """
 
-import hashlib
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..utils.checksums import sha256_arrays
 from ..utils.errors import ModelError
 
 # Tables of vectors, looked up and not multiplied: 2-D, and stored the same way by both.
@@ -35,6 +36,12 @@ _ENCODER_SETTINGS = (
     "layers_per_block", "act_fn", "norm_num_groups", "use_quant_conv",
 )  # fmt: skip
 _ENCODER = ("encoder.", "quant_conv.")
+# The same of a text encoder, of either kind, and its hidden states.
+_TEXT_ENCODER_SETTINGS = (
+    "encoder_attention_heads", "head_dim", "activation_function", "scale_embedding",
+    "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id",
+)  # fmt: skip
+_UNUSED = "to_logits."
 
 
 @dataclass
@@ -65,13 +72,18 @@ class Weights:
 def encoder_digest(vae: ComponentWeights) -> str:
     """32 hexadecimal digits that no VAE has which encodes otherwise. Decoder and scaling factor are no part of it: VAEs
     with another decoder, as the published fine-tuned ones, share their encoder."""
-    digest = hashlib.sha256(json.dumps([[name, vae.config.get(name)] for name in _ENCODER_SETTINGS]).encode())
-    for name in sorted(vae.arrays):
-        if name.startswith(_ENCODER):
-            array = np.ascontiguousarray(vae.arrays[name], np.float32)
-            digest.update(f"{name} {list(array.shape)}".encode())
-            digest.update(array)
-    return digest.hexdigest()[:32]
+    return _digest(vae, _ENCODER_SETTINGS, lambda name: name.startswith(_ENCODER))
+
+
+def text_encoder_digest(text_encoder: ComponentWeights) -> str:
+    """32 hexadecimal digits that no text encoder has whose hidden states differ."""
+    return _digest(text_encoder, _TEXT_ENCODER_SETTINGS, lambda name: not name.startswith(_UNUSED))
+
+
+def _digest(component: ComponentWeights, settings: Iterable[str], matters: Callable[[str], bool]) -> str:
+    config = json.dumps([[name, component.config.get(name)] for name in settings])
+    own = ((name, array) for name, array in component.arrays.items() if matters(name))
+    return sha256_arrays(own, config.encode())
 
 
 def turn_linear(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

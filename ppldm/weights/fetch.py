@@ -116,13 +116,14 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
         return folder
     except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"there is no such folder here, {repository} is not in the cache, and the "
+            f"there is no folder {repository} here, no model of that name in the cache, and the "
             f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
             "check the path, or download the model first on every machine (without --offline)"
         ) from error
     except (HfHubHTTPError, HFValidationError, RequestException, OSError) as error:
         raise ModelError(
-            f"cannot download {repository} ({str(error).splitlines()[0]}); check the name, or give a local folder"
+            f"there is no folder {repository} here, and the hub gives no model of that name "
+            f"({str(error).splitlines()[0]}); check the path or the name"
         ) from error
 
 

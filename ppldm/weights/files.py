@@ -9,8 +9,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ..utils.errors import ModelError
+from .components import turn_linear
 from .paddle_files import read_pdparams, widen_bfloat16
-from .torch_files import read_torch
+from .torch_files import OLDER_START, read_torch
 
 # Names of weight files in a component's folder, the safest format first.
 WEIGHT_FILES = (
@@ -45,6 +46,15 @@ def read_arrays(path, wanted=None) -> dict[str, np.ndarray]:
     if kind == "safetensors":
         return _read_safetensors(path, wanted)
     return read_pdparams(path, wanted)
+
+
+def read_component_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Name to array of a component's file or folder, with Linear weights as Paddle has them. Raises ModelError."""
+    arrays: dict[str, np.ndarray] = {}
+    for file in weight_files(path) if path.is_dir() else [path]:
+        own = read_arrays(file)
+        arrays |= turn_linear(own) if is_pytorch(file) else own
+    return arrays
 
 
 def write_safetensors(path, arrays: dict[str, np.ndarray], framework: str) -> None:
@@ -91,10 +101,7 @@ def _kind(path: Path) -> str:
     if start[:4] == b"PK\x03\x04":
         return "torch"
     if start[:1] == b"\x80" and path.suffix != ".safetensors":
-        # PyTorch's format before 1.6 starts with a pickled number of its own.
-        if path.suffix in (".ckpt", ".bin", ".pt", ".pth"):
-            raise ModelError(f"{path} was saved by PyTorch before 1.6; load and save it anew with a newer PyTorch")
-        return "paddle"
+        return "torch" if start == OLDER_START[: len(start)] else "paddle"
     if start[8:9] == b"{" or path.suffix == ".safetensors":
         return "safetensors"
     raise ModelError(f"{path} is not a file of weights: neither safetensors, nor PyTorch's, nor Paddle's; give another")

@@ -47,25 +47,30 @@ def fill_component(kind: str, component: ComponentWeights):
     """
     with within_file(component):
         layer = _make(kind, component)
+    fill_layer(layer, component.arrays, component.source, "their config")
+    return layer
+
+
+def fill_layer(layer, arrays: dict[str, np.ndarray], source, what: str) -> None:
+    """Set all weights of a layer, in float32. Raises ModelError for `source`, whose weights do not fit `what`."""
     own = layer.state_dict()
     problems = [
-        *_listed("missing", own.keys() - component.arrays.keys()),
-        *_listed("unexpected", component.arrays.keys() - own.keys()),
+        *_listed("missing", own.keys() - arrays.keys()),
+        *_listed("unexpected", arrays.keys() - own.keys()),
         *_listed(
             "of another shape",
             (
-                f"{name} {list(component.arrays[name].shape)} instead of {list(value.shape)}"
+                f"{name} {list(arrays[name].shape)} instead of {list(value.shape)}"
                 for name, value in own.items()
-                if name in component.arrays and list(component.arrays[name].shape) != list(value.shape)
+                if name in arrays and list(arrays[name].shape) != list(value.shape)
             ),
         ),
     ]
     if problems:
-        raise ModelError(f"the weights in {component.source} do not fit their config: {'; '.join(problems)}")
+        raise ModelError(f"the weights in {source} do not fit {what}: {'; '.join(problems)}")
     with paddle.no_grad():
         for name, value in own.items():
-            value.set_value(np.ascontiguousarray(component.arrays[name]).astype(np.float32, copy=False))
-    return layer
+            value.set_value(np.asarray(arrays[name], np.float32, order="C"))
 
 
 def _listed(what: str, names: Iterable[str]) -> list[str]:

@@ -18,9 +18,9 @@ from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
 from . import compvis
-from .components import ComponentWeights, Weights, turn_linear
+from .components import ComponentWeights, Weights
 from .configs import complete_config, read_config
-from .files import is_pytorch, read_arrays, weight_files
+from .files import read_arrays, read_component_arrays, weight_files
 from .folders import (
     CHECKPOINT_AVERAGE,
     CHECKPOINT_WEIGHTS,
@@ -112,10 +112,7 @@ def _read_pipeline(path: Path, kinds) -> Weights:
 
 def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     config = read_config(kind, folder)
-    arrays: dict[str, np.ndarray] = {}
-    for file in weight_files(folder):
-        own = read_arrays(file)
-        arrays |= turn_linear(own) if is_pytorch(file) else own
+    arrays = read_component_arrays(folder)
     if kind == "vae":
         arrays = {modern_vae_name(name): array for name, array in arrays.items()}
     if kind == "text_encoder" and not is_ldmbert(config):

@@ -1,7 +1,8 @@
-"""PyTorch's zip files (.ckpt, .bin, .pt): a pickle that says which tensors there are, and a member for each storage.
+"""PyTorch's files (.ckpt, .bin, .pt, .pth): a pickle that says which tensors there are, and their storages.
 
-torch.save stores its members and never compresses them; a tensor is a view of a storage and never larger. What is not
-so is refused before memory is taken for it: a small file cannot become a large array.
+Since PyTorch 1.6 they are zip files, with a member for each storage: torch.save stores its members and never compresses
+them. Before that, the storages followed the pickle. A tensor is a view of a storage and never larger. What is not so is
+refused before memory is taken for it: a small file cannot become a large array.
 """
 
 import math
@@ -34,6 +35,8 @@ _STORAGES = {
     "BoolStorage": "bool",
 }
 _CHUNK = 1 << 20
+OLDER_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a pickled number: so files began before 1.6
+_OLDER_VERSION = 1001
 _LONGEST_LIST = 64  # dimensions of a tensor
 # What zipfile raises on damaged files: versions, methods, flags, offsets and names that cannot be.
 _BROKEN_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, KeyError, OverflowError,
@@ -114,6 +117,9 @@ def _rebuild_parameter(args: tuple) -> StoredTensor:
 
 
 def _find_storage(pid) -> _Stored:
+    # Before PyTorch 1.6 it had a sixth entry, for views of a storage, which no state dict has had since 0.4.
+    if isinstance(pid, tuple) and len(pid) == 6 and pid[5] is None:
+        pid = pid[:5]
     if not isinstance(pid, tuple) or len(pid) != 5 or not isinstance(pid[1], _Storage) or pid[0] != "storage":
         raise Refused("a persistent object that is not a storage")
     if not isinstance(pid[2], (str, int)):
@@ -139,15 +145,12 @@ _INERT = ("pytorch_lightning", "lightning", "lightning_fabric", "omegaconf")
 
 
 def read_torch(path, wanted=None) -> dict[str, np.ndarray]:
-    """Name to array of a file that torch.save wrote since PyTorch 1.6: a state dict, alone or under "state_dict".
+    """Name to array of a file that torch.save wrote: a state dict, alone or under "state_dict".
 
     `wanted(name)` chooses; the others are not read. Half precision stays, bfloat16 becomes float32. Raises ModelError.
     """
     path = Path(path)
-    with named_errors(path, "PyTorch"), _open(path) as (archive, num_bytes):
-        root = _root(archive)
-        pickled = _read_member(archive, f"{root}/data.pkl").tobytes()
-        tree = Machine(BytesIO(pickled), len(pickled), _NAMES, _INERT, _find_storage).run()
+    with named_errors(path, "PyTorch"), _open(path) as (tree, read_storage, num_bytes):
         tensors = {name: one for name, one in _state_dict(tree).items() if wanted is None or wanted(name)}
         if sum(one.num_bytes for one in set(tensors.values())) > num_bytes:
             raise Malformed("its tensors have more bytes than the file")
@@ -156,7 +159,7 @@ def read_torch(path, wanted=None) -> dict[str, np.ndarray]:
             by_storage.setdefault(tensor.storage, []).append(name)
         arrays = {}
         for key, names in by_storage.items():
-            content = _read_member(archive, f"{root}/data/{key}")
+            content = read_storage(key)
             views = {tensor: tensor.view(content) for tensor in {tensors[name] for name in names}}
             arrays |= {name: views[tensors[name]] for name in names}
         return {name: arrays[name] for name in tensors}
@@ -164,15 +167,55 @@ def read_torch(path, wanted=None) -> dict[str, np.ndarray]:
 
 @contextmanager
 def _open(path: Path):
-    """(archive, bytes of the file), closed in the end. Raises ModelError for a damaged one."""
+    """(what is pickled, a function from a storage's name to its bytes, bytes of the file), closed in the end. Raises
+    ModelError for a damaged one."""
+    with open(path, "rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if file.read(len(OLDER_START)) == OLDER_START:
+            yield (*_open_older(file, num_bytes), num_bytes)
+            return
     try:
         with zipfile.ZipFile(path) as archive:
-            yield archive, os.stat(path).st_size
+            root = _root(archive)
+            pickled = _read_member(archive, f"{root}/data.pkl").tobytes()
+            tree = Machine(BytesIO(pickled), len(pickled), _NAMES, _INERT, _find_storage).run()
+            yield tree, lambda key: _read_member(archive, f"{root}/data/{key}"), num_bytes
     except _BROKEN_ZIP as error:
-        raise ModelError(
-            f"{path} is damaged, cut short, or was saved by PyTorch before 1.6 ({error}); copy it again, or save it "
-            "anew with a newer PyTorch"
-        ) from error
+        raise ModelError(f"{path} is damaged or cut short ({error}); copy it again") from error
+
+
+def _open_older(file, num_bytes: int):
+    """(what is pickled, a function from a storage's name to its bytes) of a file from before PyTorch 1.6, behind its
+    first number: pickles of a version, of the machine, of the state dict and of the storages' names, then for each of
+    these the number of its values, 8 bytes, and the values."""
+    stored: dict[str, _Stored] = {}
+
+    def find(pid) -> _Stored:
+        one = _find_storage(pid)
+        return stored.setdefault(one.key, one)
+
+    version, machine, tree, keys = (Machine(file, num_bytes, _NAMES, _INERT, find).run() for _ in range(4))
+    if version != _OLDER_VERSION or not isinstance(machine, dict) or not machine.get("little_endian"):
+        raise Malformed("it is of another version, or was saved on a big-endian machine")
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key in stored for key in keys):
+        raise Malformed("it names storages that it does not have")
+    places = {}
+    for key in keys:
+        count = int.from_bytes(file.read(8), "little")
+        size = count * StoredTensor(stored[key].dtype, key, 0, (), ()).stored_dtype.itemsize
+        places[key] = (file.tell(), size)
+        if file.tell() + size > num_bytes:
+            raise Malformed("it is cut short")
+        file.seek(size, os.SEEK_CUR)
+
+    def read_storage(key: str) -> np.ndarray:
+        if key not in places:
+            raise Malformed(f"no storage {key[:80]}")
+        start, size = places[key]
+        file.seek(start)
+        return np.fromfile(file, np.uint8, size)
+
+    return tree, read_storage
 
 
 def _root(archive: zipfile.ZipFile) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ..diffusion.process import PUBLISHED_SAMPLING, NoiseSchedule, sampling_settings
-from ..networks.configs import downscale_factor, is_ldmbert
+from ..networks.configs import downscale_factor, is_ldmbert, takes_sizes
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import atomic_dir, write_json, write_text
@@ -97,6 +97,8 @@ def metadata_of(weights: Weights) -> dict:
         "resolution": side * downscale_factor(vae),
         "model_max_length": text_encoder["max_position_embeddings"],
         "mask_pad_tokens": False,
+        "empty_caption": "embedding",
+        **({"size_conditioning": True} if takes_sizes(unet) else {}),
         **weights.metadata,
         "prediction_type": weights.scheduler["prediction_type"],
         "scaling_factor": vae["scaling_factor"],
@@ -108,6 +110,10 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
     metadata, ldmbert = metadata_of(weights), is_ldmbert(weights.components["text_encoder"].config)
     if metadata["mask_pad_tokens"]:
         return f"{form} attends to the padding behind captions, and this model was trained to ignore it"
+    if metadata["empty_caption"] == "zeros":
+        return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
+    if takes_sizes(weights.components["unet"].config) and form != "compvis":  # which has no such network
+        return f"the pipelines of {form} tell the UNet no sizes, and this model was trained with them"
     if form == "diffusers" and ldmbert and metadata["model_max_length"] != DIFFUSERS_TEXT_LENGTH:
         return (
             f"diffusers' LDMTextToImagePipeline pads captions to {DIFFUSERS_TEXT_LENGTH} tokens, and this model was "

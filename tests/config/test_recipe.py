@@ -123,6 +123,7 @@ def test_the_identity_of_a_run_keeps_its_names():
     assert names == {
         *("prediction_type", "noise_offset", "input_perturbation", "snr_gamma", "rescale_betas_zero_snr"),
         *("freeze_text_encoder", "model_max_length", "mask_pad_tokens", "kl_weight", "reconstruction_loss"),
+        *("empty_caption", "size_conditioning", "size_conditioning_drop"),
         *("resolution", "crop_fraction", "random_crop", "random_flip", "num_crops", "interpolation"),
         *("max_skipped", "max_skipped_share", "smart_crop", "bucket_upscale"),
         *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),

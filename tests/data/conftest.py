@@ -12,7 +12,7 @@ from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.images.crop import CropRule
-from ppldm.data.inputs import Integer, Moments, Normals, Pixels, Sum, Tokens, Uncached
+from ppldm.data.inputs import Integer, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
 from ppldm.data.text.captions import CaptionRule
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.utils.rng import Stream
@@ -74,8 +74,10 @@ def latent_inputs(pixels_only=False, channels=4, factor=8, levels=1000, noise_of
     noise = Sum(normals(Stream.NOISE), noise_offset, normals(Stream.NOISE_OFFSET, factor=None))
     inputs |= {
         "input_ids": Tokens(8),
+        "text_embeddings": TextEmbeddings(8, 4),
         "timesteps": Integer(Stream.TIMESTEP, levels),
         "noise": noise if noise_offset else noise.first,
+        "sizes": Sizes(0.3),
     }
     if cached:
         inputs |= {"moments": Moments(channels, factor), "uncached": Uncached()}

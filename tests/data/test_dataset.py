@@ -2,6 +2,7 @@ import base64
 import gzip
 import itertools
 import pickle
+import zlib
 from collections import Counter
 
 import numpy as np
@@ -44,11 +45,15 @@ def test_a_sample_has_the_documented_keys_shapes_and_dtypes(make_dataset):
         "pixel_values": ((3, 16, 16), "uint8"),
         "input_ids": ((8,), "int64"),
         "timesteps": ((), "int64"),
+        "sizes": ((6,), "int64"),
         "noise": ((4, 2, 2), "float32"),
         "posterior_noise": ((4, 2, 2), "float32"),
         "row_ids": ((), "int64"),
+        "checksums": ((), "int64"),
     }
     assert sample["row_ids"] == 5
+    read = [np.int64(5), sample["pixel_values"], sample["input_ids"]]
+    assert sample["checksums"] == zlib.crc32(b"".join(one.tobytes() for one in read))
 
 
 def test_a_sample_depends_on_seed_epoch_and_row_alone(make_dataset, make_sources):
@@ -97,8 +102,8 @@ def test_noise_offset_is_one_more_normal_a_channel(make_dataset):
 def test_pixels_only_are_the_same_pixels_without_captions(make_dataset, make_sources):
     sources = make_sources([5])
     full, pixels = make_dataset(sources)[(0, 3)], make_dataset(sources, inputs={"pixels_only": True})[(0, 3)]
-    assert set(pixels) == {"pixel_values", "posterior_noise", "row_ids", "skipped"}
-    assert same(pixels, {key: full[key] for key in pixels})
+    assert set(pixels) == {"pixel_values", "posterior_noise", "row_ids", "checksums", "skipped"}
+    assert same(pixels, {key: full[key] for key in pixels} | {"checksums": pixels["checksums"]})
 
 
 def test_captions_are_dropped_with_their_probability(make_dataset, make_sources):

@@ -162,3 +162,12 @@ def test_lists_of_equal_size_are_permuted_differently():
 def test_a_weight_too_small_to_be_kept_is_refused():
     with pytest.raises(ConfigError, match="1e-06"):
         Mix([5, 5], [1, 1e-6], 0)
+
+
+@pytest.mark.parametrize("weights", [None, [0.7, 0.3, 0]])
+def test_a_position_is_where_the_row_stands(weights):
+    mix = Mix([9, 40, 5], weights, seed=3)
+    epochs, rows = mix.samples(0, 20_500)
+    for place in (0, 8, 777, 9_999, 10_000, 20_499):
+        assert mix.position(int(epochs[place]), int(rows[place])) == place
+    assert weights is None or mix.position(0, 50) is None

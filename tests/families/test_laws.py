@@ -46,7 +46,7 @@ def name(request):
 
 def flags(tiny, name, folder, **changes) -> list[str]:
     own = {
-        "ldm": {"use_ema": True, "noise_offset": 0.1},
+        "ldm": {"use_ema": True, "noise_offset": 0.1, "size_conditioning": True, "size_conditioning_drop": 0.3},
         "autoencoder": {"vae_config_file": tiny.config("vae"), "kl_weight": 1e-3},
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
     }[name]

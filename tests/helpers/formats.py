@@ -1,6 +1,8 @@
 """Writers of every format that is read, for tests."""
 
+import bz2
 import csv
+import gzip
 import io
 import json
 import tarfile
@@ -77,6 +79,24 @@ def write_mds(path, rows, columns=None) -> None:
     config = json.dumps(stated, sort_keys=True).encode()
     starts = np.cumsum([0, *map(len, samples)]) + 4 + 4 * (len(samples) + 1) + len(config)
     path.write_bytes(np.array([len(samples), *starts], "<u4").tobytes() + config + b"".join(samples))
+
+
+# By the suffix that MosaicML's writer gives a compressed shard.
+PACK = {
+    ".zstd": pa.Codec("zstd").compress,
+    ".gz": gzip.compress,
+    ".br": pa.Codec("brotli").compress,
+    ".bz2": bz2.compress,
+    ".snappy": pa.Codec("snappy").compress,
+}
+
+
+def pack_mds(path, suffix: str):
+    """A shard's compressed file, which takes its place."""
+    packed = path.with_name(path.name + suffix)
+    packed.write_bytes(bytes(PACK[suffix](path.read_bytes())))
+    path.unlink()
+    return packed
 
 
 # How rows of meta {"key": sorted string} are written, by the name of the format.

@@ -34,7 +34,7 @@ def _programs(*names):
 
 # What there is to need: a function that says what is missing, None where nothing is.
 NEEDS = {
-    "parity": _modules("torch", "diffusers", "transformers"),
+    "parity": _modules("torch", "diffusers", "transformers", "cleanfid"),
     "wandb": _modules("wandb"),
     "browser": _programs("chromium", "chromedriver"),
     "java": lambda: None if read_java_version() else "no Java on PATH",

@@ -210,16 +210,16 @@ def test_values_that_are_not_finite_are_bad_rows(sources):
 
 def test_bytes_are_projected_and_a_small_disk_is_refused(sources, monkeypatch, tmp_path):
     tasks = make_tasks(sources)
-    before = project(tasks, text_bytes=20)
+    (before,) = project([(tasks, 20)])
     assert before.files == 4 and before.finished == 0 and before.cells == (4 * ROWS, 4 * (ROWS - 1))
     encode(tasks)
     written = sum(len(data) for data in contents(tasks).values())
     assert 0.9 * written < before.bytes < 1.1 * written + 4096
-    after = project(tasks, text_bytes=20)
+    (after,) = project([(tasks, 20)])
     assert after.finished == 4 and after.bytes == 0 and after.cells == (0, 0)
     others = [replace(task, settings=replace(task.settings, dtype="float16")) for task in tasks]
     monkeypatch.setattr(latents_plan, "count_free_bytes", lambda folder: 10)
-    assert project(tasks, 20) == after
-    with pytest.raises(DiskFullError, match="the latents need .* GB, and .* has 0.000 GB free"):
-        project(others, 20)
+    assert project([(tasks, 20)]) == [after]
+    with pytest.raises(DiskFullError, match="that needs .* GB, and .* has 0.000 GB free"):
+        project([(tasks, 20), (others, 20)])
     assert not any(unfinished_path(path).exists() for task in others for path in task.paths)

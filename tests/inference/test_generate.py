@@ -186,6 +186,28 @@ def test_the_same_command_draws_only_what_is_missing(pipeline, tmp_path, monkeyp
     assert all((pixels(tmp_path / "o")[name] != before[name]).any() for name in before)
 
 
+def test_batches_do_not_depend_on_what_is_drawn_already(pipeline, tmp_path, monkeypatch):
+    """The batch of a picture may change its last bit; after a kill it is drawn in the one that it was meant for."""
+    drawn, draw = [], TextToImage.draw
+
+    def noted(self, prompts, *args, **settings):
+        drawn.append(prompts)
+        return draw(self, prompts, *args, **settings)
+
+    monkeypatch.setattr(TextToImage, "draw", noted)
+    prompts = [f"picture {number}" for number in range(5)]
+    command = ["generate", "--model", str(pipeline), "--prompt", *prompts, "--out", str(tmp_path), "--num-samples", "1",
+               "--num-inference-steps", "1", "--batch-size", "2"]  # fmt: skip
+    run(command)
+    assert drawn == [prompts[:2], prompts[2:4], prompts[4:]]
+    kept = (tmp_path / "002-00.png").stat().st_mtime_ns
+    for number in (0, 1, 3):
+        (tmp_path / f"00{number}-00.png").unlink()
+    drawn.clear()
+    run(command)
+    assert drawn == [prompts[:2], prompts[2:4]] and (tmp_path / "002-00.png").stat().st_mtime_ns == kept
+
+
 @pytest.mark.slow
 def test_processes_do_not_change_pictures(pipeline, tmp_path):
     command = ["--model", str(pipeline), "--prompt", "picture 1", "picture 2", "picture 3", "--num-samples", "1",

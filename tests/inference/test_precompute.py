@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -14,10 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forking import forking, kill, stop_when
+from small_disk import fill, small_disk
+from small_weights import write_clip
 
 from ppldm.cli.main import run
 from ppldm.data.cached.latents import Latents
-from ppldm.utils.errors import ConfigError, PartError
+from ppldm.inference import precompute as module
+from ppldm.utils.errors import ConfigError, OutputError, PartError
 
 KILLS = 30
 
@@ -73,15 +77,43 @@ def test_it_says_how_much_it_is_and_makes_it_and_tells(tiny, tmp_path, capsys):
         assert len(differences) >= 60 and max(differences) <= 1e-5
 
 
+@pytest.mark.parametrize("left", [0, 3, 10])
+def test_a_disk_that_fills_up_is_named_and_the_same_command_finishes_the_job(tiny, tmp_path, monkeypatch, capfd, left):
+    """Others fill it once all that is needed was found to fit, but for a few pages."""
+    run(command(tiny, tmp_path / "straight"))
+    expected, encode_part = contents(tmp_path / "straight"), module.encode_part
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        fillers = []
+
+        def encode_on_a_filling_disk(*args):
+            fillers.extend([] if fillers else [fill(disk, left * os.sysconf("SC_PAGE_SIZE"))])
+            return encode_part(*args)
+
+        monkeypatch.setattr(module, "encode_part", encode_on_a_filling_disk)
+        with pytest.raises(SystemExit) as caught:
+            run(command(tiny, disk))
+        (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert caught.value.code == OutputError.exit_status
+        assert re.fullmatch(
+            rf"error: the disk is full for {disk}/\S+ \(No space .*\); free some .* same command.*", error
+        )
+        finished = {name: data for name, data in contents(disk).items() if not name.startswith((".", "filler"))}
+        assert finished.items() < expected.items()
+        fillers[0].unlink()
+        run(command(tiny, disk, "--json"))
+        assert json.loads(capfd.readouterr().out)["repaired"] == 0 and contents(disk) == expected
+
+
 IMPORTS = """
 from pathlib import Path
 import paddle
 from ppldm.data.filelist import read_sources
 from ppldm.data.images.crop import CropRule
 from ppldm.data.images.resize import compile_kernels
+from ppldm.inference.encode_part import encode_part, measure_cost
 from ppldm.inference.encoder import load_encoder
 from ppldm.inference.latents_plan import choose_rows, list_tasks
-from ppldm.inference.precompute import run, settle
+from ppldm.inference.precompute import Plan, run, settle
 from ppldm.utils.world import World
 
 file_list, vae = sys.argv[1:]
@@ -92,7 +124,8 @@ def go(line):
     chosen = choose_rows(sources, None, [16, 32], 1)
     settings = settle(encoder, [shapes for shapes, _ in chosen], crops, "float16", folder)
     folder.mkdir(exist_ok=True)
-    run(list_tasks(settings, sources, [selection for _, selection in chosen]), encoder, 1, World(), False)
+    tasks = list_tasks(settings, sources, [selection for _, selection in chosen])
+    run([Plan(tasks, encoder, (), measure_cost, encode_part)], 1, World(), False)
 
 compile_kernels()
 """
@@ -150,13 +183,15 @@ def test_two_processes_share_the_parts(tiny, tmp_path):
         "--log_dir",
         str(tmp_path / "log"),
     ]
-    words = [*launcher, str(script), *command(tiny, tmp_path / "two", "--json")]
+    texts = ["--text-encoder", write_clip(tmp_path / "clip"), "--text-dtype", "float32"]
+    words = [*launcher, str(script), *command(tiny, tmp_path / "two", *texts, "--json")]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    run(command(tiny, tmp_path / "one"))
+    run(command(tiny, tmp_path / "one", *texts))
+    assert len(contents(tmp_path / "one")) == 6
     for path in (tmp_path / "one").iterdir():  # computed by another number of threads: the last bits may differ
         one, two = Latents(path), Latents(tmp_path / "two" / path.name)
-        assert (one.states == two.states).all() and one.captions(3) == two.captions(3)
+        assert (one.states == two.states).all() and one.text(3) == two.text(3)
         assert all(np.allclose(one.read(row, 0), two.read(row, 0), rtol=2e-3, atol=1e-6) for row in range(len(one)))
     shutil.rmtree(tmp_path / "log")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ppldm.inference.prompts import Request, read_requests
+from ppldm.inference.prompts import Request, read_licence, read_requests
 from ppldm.utils.errors import ConfigError
 
 
@@ -50,3 +50,29 @@ def test_words_for_bad_files(tmp_path, name, text, message):
         read_requests(tmp_path / name)
     with pytest.raises(ConfigError, match="caption sets are not part of this package"):
         read_requests("coco30k")
+
+
+def test_captions_of_coco_are_the_first_of_each_picture(tmp_path):
+    path = tmp_path / "captions_val2014.json"
+    annotations = [
+        {"image_id": 42, "id": 1, "caption": "A red heart. "},
+        {"image_id": 7, "id": 2, "caption": "Two boats"},
+        {"image_id": 42, "id": 3, "caption": "A heart, red"},
+    ]
+    whole = {
+        "info": {"description": "COCO 2014 Dataset", "url": "http://cocodataset.org", "contributor": "x"},
+        "licenses": [{"id": 1, "name": "CC BY 2.0", "url": "u"}],
+        "annotations": annotations,
+    }
+    for indent in (None, 2):
+        path.write_text(json.dumps(whole, indent=indent))
+        found = read_requests(path)
+        assert [(one.prompt, one.remark) for one in found] == [("A red heart.", "42"), ("Two boats", "7")]
+    assert read_licence(path) == {
+        **{"description": "COCO 2014 Dataset", "url": "http://cocodataset.org", "licences": ["CC BY 2.0"]}
+    }
+    path.write_text(json.dumps({"annotations": [{"caption": "x"}]}))
+    with pytest.raises(ConfigError, match="annotation 1 names no image_id"):
+        read_requests(path)
+    path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert [one.prompt for one in read_requests(path)] == ["a", "b"] and read_licence(path) == {}

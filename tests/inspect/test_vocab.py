@@ -93,6 +93,29 @@ def test_a_vocabulary_is_not_overwritten_unasked(captions, run):
     assert (captions / "tok/vocab.txt").read_text() != before
 
 
+def test_the_same_command_again_says_what_is_there(captions, run):
+    command = ["vocab", "mixed.filelist", "--out", "tok", "--json"]
+    first = run(*command)
+    written = {path.name: path.stat().st_mtime_ns for path in (captions / "tok").iterdir()}
+    assert run(*command) == first
+    (captions / "tok").rename(captions / "moved")
+    again = json.loads(run("vocab", "mixed.filelist", "--out", "moved", "--json", "--num-workers", "1"))
+    assert again == json.loads(first) | {"out": "moved"}
+    assert {path.name: path.stat().st_mtime_ns for path in (captions / "moved").iterdir()} == written
+    before = (captions / "moved/vocab.txt").read_bytes()
+    for changes, flags in (
+        (lambda: write_part("en.gz", [Row(caption, b"y", {}) for caption in ENGLISH * 20]), []),
+        (lambda: None, ["--max-length", "9"]),
+        (lambda: (captions / "moved/vocab.txt").write_bytes(before + b"x\n"), []),
+        (lambda: (captions / "moved/.vocab.json").unlink(), []),
+    ):
+        changes()
+        with pytest.raises(OutputError, match="moved holds a vocabulary made from other data or settings.*--overwrite"):
+            run("vocab", "mixed.filelist", "--out", "moved", *flags)
+        run("vocab", "mixed.filelist", "--out", "moved", "--overwrite")
+        assert (captions / "moved/vocab.txt").read_bytes() == before
+
+
 def test_captions_without_words_are_an_error(here, run):
     write_part("blank.gz", [Row("\u200b", b"x", {})])
     (here / "blank.filelist").write_text("blank.gz\n")

@@ -7,6 +7,7 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.diffusion.guided import sample_latents
+from ppldm.networks.captions import token_mask
 
 END, PAD = 3, 0
 
@@ -42,9 +43,9 @@ def predict(model, ids):
 
 def test_ones_up_to_the_first_end_of_each_caption(model):
     ids = paddle.to_tensor([[2, 7, END, 7, END, 0], [2, END, 0, 0, 0, 0], [2, 7, 7, 7, 7, END]])
-    assert model.token_mask(ids).tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]
+    assert token_mask(ids, model.mask_behind).tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]
     model.mask_behind = None
-    assert model.token_mask(ids) is None
+    assert token_mask(ids, model.mask_behind) is None
 
 
 @pytest.mark.parametrize("words", [[2], [2, 9, 8, 7]])
@@ -73,3 +74,27 @@ def test_both_branches_of_guidance_ignore_padding(model):
     np.testing.assert_allclose(short, long, atol=1e-4)
     other = caption([2], 12, behind=57)[:1]
     np.testing.assert_array_equal(sample_latents(model, caption([2, 9, 8], 12), other, noise, 3.0, 3).numpy(), long)
+
+
+def test_an_empty_caption_is_zeros_where_asked_for_and_no_other(model):
+    ids = paddle.concat([caption([2], 12)[:1], caption([2, 9, 8], 12)[:1]])
+    hidden = model.encode_text(ids).numpy()
+    assert hidden.any(axis=(1, 2)).all()
+    model.empty_end = END
+    try:
+        for given in ((), (paddle.to_tensor(hidden),)):
+            np.testing.assert_array_equal(model.encode_text(ids, *given).numpy(), hidden * [[[0.0]], [[1.0]]])
+    finally:
+        model.empty_end = None
+
+
+def test_hidden_states_computed_ahead_take_the_place_of_the_text_encoder(model):
+    ids, batch = caption([2, 9], 12), make_batch(2)
+    hidden = model.encode_text(ids)
+    given = {"noisy": batch["noise"], "timesteps": batch["timesteps"], "input_ids": ids}
+    with paddle.no_grad():
+        plain, ahead, other = (
+            model.predict(**given, text_embeddings=one).numpy() for one in (None, hidden, hidden * 2)
+        )
+    np.testing.assert_array_equal(ahead, plain)
+    assert abs(other - plain).max() > 1e-4

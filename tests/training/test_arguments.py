@@ -336,6 +336,25 @@ def test_forms_of_a_switch(flags, value):
     assert parse_arguments(flags.split(), loop=True)[1].random_crop is value
 
 
+@pytest.mark.parametrize(
+    "flags, value",
+    [
+        ("--bucket_no_upscale", False),
+        ("--bucket_no_upscale false", True),
+        ("--bucket_no_upscale=Yes", False),
+        ("--bucket_upscale --bucket_no_upscale", False),
+        ("--bucket_no_upscale --bucket_upscale", True),
+        ("", False),
+    ],
+)
+def test_a_published_flag_may_be_the_opposite(flags, value):
+    assert parse_arguments([*flags.split(), "--buckets", "ratios"], loop=True)[1].bucket_upscale is value
+    with pytest.raises(ConfigError, match="maybe must be true or false"):
+        parse_arguments(["--bucket_no_upscale", "maybe"], loop=True)
+    with pytest.raises(ConfigError, match="its opposite is called data.bucket_upscale here"):
+        parse_arguments(["data.bucket_no_upscale=true"], loop=True)
+
+
 @pytest.mark.parametrize("loop", [True, False])
 @pytest.mark.parametrize("config", [LdmConfig, AutoencoderConfig])
 def test_the_help_explains_every_option_of_the_script_and_no_other(loop, config):
@@ -344,7 +363,7 @@ def test_the_help_explains_every_option_of_the_script_and_no_other(loop, config)
         for name, stated in options(group).items():
             shown = ("loop" if loop else "trainer") in stated.scripts
             assert (f"--{name} " in text) == shown, name
-            assert not shown or all(f"--{other} " in text for other in stated.also)
+            assert not shown or all(f"--{other} " in text for other in (*stated.also, *stated.opposite))
             assert not shown or all(str(choice) in text for choice in stated.choices)
             assert not shown or "".join(stated.help.split()) in text.replace(" ", ""), name
 

@@ -14,6 +14,7 @@ import paddle
 import pytest
 from PIL import Image
 from toy import FAMILY as TOY
+from visualdl import LogReader
 
 from ppldm.cli.main import run as run_command
 from ppldm.data.filelist import write_filelist
@@ -27,6 +28,7 @@ from ppldm.training.checkpoint.checkpoint import verify
 from ppldm.training.identity import run_identity
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.monitor.sinks import VISUALDL_FILE
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError
@@ -177,7 +179,9 @@ def test_held_out_rows_come_in_batches_of_one_shape_and_their_loss_is_their_mean
 @pytest.mark.parametrize("name", ["ldm", "autoencoder"])
 def test_every_family_trains_on_several_shapes_and_draws_them(tiny, lists, tmp_path, name):
     words = tiny.flags(tmp_path / "run", file_list=lists["train"], buckets="32x32,48x32,32x48", max_steps=3,
-                       per_device_train_batch_size=2, image_logging_steps=3)  # fmt: skip
+                       per_device_train_batch_size=2, image_logging_steps=3, report_to="visualdl",
+                       logging_dir=tmp_path / "logs")  # fmt: skip
+    words += ["--size_conditioning"] if name == "ldm" else []
     if name == "autoencoder":
         settings = dict(zip(words[::2], words[1::2], strict=True))
         for flag in ("vae_name_or_path", "text_encoder_config_file", "unet_config_file", "tokenizer_name",
@@ -186,7 +190,10 @@ def test_every_family_trains_on_several_shapes_and_draws_them(tiny, lists, tmp_p
         words = [*(word for pair in settings.items() for word in pair), "--vae_config_file", tiny.config("vae")]
     run = train(words, name)
     assert len(run.dataset.buckets.shapes) == 3 and np.isfinite(losses(tmp_path / "run")).all()
-    assert Image.open(tmp_path / "run/buckets.png").width > 500
+    chart = Image.open(tmp_path / "run/buckets.png").convert("RGB")
+    assert chart.width > 500
+    (shown,) = LogReader(file_path=str(tmp_path / "logs" / VISUALDL_FILE)).get_data("image", "buckets")
+    assert np.array_equal(Image.open(io.BytesIO(shown.image.encoded_image_string)).convert("RGB"), chart)
     drawn = Image.open(tmp_path / "run/samples/step-000003-reconstruction.png")
     # Beside one another the pictures of a batch, of one shape, or of the rows that an autoencoder is watched on.
     assert drawn.height in ((22 + 2 * 32, 22 + 2 * 48) if name == "ldm" else (22 + 2 * 48,))

@@ -84,9 +84,11 @@ def test_runs_go_on_with_or_without_it(tiny, plain, tmp_path, kind, before, afte
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(plain), rtol=1e-5)
 
 
-@pytest.mark.parametrize("freeze", [False, True])
-def test_loss_and_gradients_are_those_of_the_modules(tiny, freeze):
-    model, batch = make_model(tiny, freeze_text_encoder=freeze), make_batch(2)
+@pytest.mark.parametrize("freeze, sizes", [(False, True), (True, False)])
+def test_loss_and_gradients_are_those_of_the_modules(tiny, freeze, sizes):
+    model, batch = make_model(tiny, freeze_text_encoder=freeze, size_conditioning=sizes), make_batch(2)
+    if sizes:
+        batch["sizes"] = paddle.to_tensor([[512, 768, 0, 40, 32, 32], [0] * 6])
     # The last layers begin as zeros, and would hide what is before them.
     for parameter in model.trained_parameters().values():
         parameter.set_value(paddle.where(parameter == 0, paddle.full_like(parameter, 0.02), parameter))

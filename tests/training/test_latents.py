@@ -25,7 +25,8 @@ from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, PartError
 
 ROOT = Path(__file__).resolve().parents[2]
-EPOCHS = {"per_device_train_batch_size": 8, "max_steps": 10, "save_steps": 5}  # two of the 40 rows
+EPOCHS = {"per_device_train_batch_size": 8, "max_steps": 10, "save_steps": 5,  # two of the 40 rows
+          "size_conditioning": True, "size_conditioning_drop": 0.2}  # fmt: skip
 
 
 def copy_data(tiny, folder) -> Path:

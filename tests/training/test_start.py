@@ -98,7 +98,7 @@ def test_the_record_survives_what_it_must(tmp_path):
     note_stopped(tmp_path, True)
     assert read_start(tmp_path) == Start("Slurm job 7", "c", overwritten=True, stopped=True)
     note_stopped(tmp_path, False)
-    assert read_start(tmp_path) == start
+    assert read_start(tmp_path) == Start("Slurm job 7", "c", overwritten=True, finished=True)
     for content in ("", "[]", "{}", '{"job": null}'):
         (tmp_path / "start.json").write_text(content)
         assert read_start(tmp_path) is None

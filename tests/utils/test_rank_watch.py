@@ -50,13 +50,16 @@ def test_a_rank_that_never_came_is_silent(watch):
 
 RANK = """
 import sys, time
+from pathlib import Path
 sys.path[:0] = {path!r}
-from ppldm.utils.rank_watch import leave_signs, waiting, watch_ranks
+from ppldm.utils.rank_watch import SIGNS_DIR, leave_signs, waiting, watch_ranks
 from ppldm.utils.world import World
 
 world = World({rank}, 2)
 watch_ranks(world, {seconds})
 leave_signs({folder!r})
+while not Path({folder!r}, SIGNS_DIR, str(1 - {rank})).exists():  # however late the other one starts
+    time.sleep(0.01)
 for _ in range(4):
     with waiting(world):
         with waiting(world):

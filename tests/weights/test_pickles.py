@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ppldm.utils.errors import ModelError
+from ppldm.weights.files import is_pytorch, read_arrays
 from ppldm.weights.paddle_files import read_pdparams, read_tree, widen_bfloat16
-from ppldm.weights.torch_files import read_torch, write_torch
+from ppldm.weights.torch_files import OLDER_START, _Emitter, read_torch, write_torch
 
 DTYPES = ("float32", "float16", "float64", "int64", "uint8", "bool")
 
@@ -418,3 +419,73 @@ def test_many_random_programs():
     """A hundred thousand where PPLDM_ALL is set."""
     count = 100_000 if os.environ.get("PPLDM_ALL", "0") not in ("", "0") else 20_000
     assert fuzz(count, int(os.environ.get("PPLDM_SEED", 1)))["files"] == count
+
+
+def older_file(path, arrays_by_name, keys=None, version=1001, counts=None, little_endian=True):
+    """What torch.save wrote before PyTorch 1.6: the bytes of its pickles, and each storage with its size."""
+    emitter = _Emitter()
+    emitter.out += b"}("
+    for name, array in arrays_by_name.items():
+        emitter.text(name)
+        strides = [stride // array.itemsize for stride in array.strides]
+        emitter.tensor(name, "FloatStorage", array.shape, strides, array.size)
+    # Its persistent ids have a sixth entry, None.
+    tree = bytes(emitter.out + b"u.").replace(b"tQ", b"NtQ")
+    keys = list(arrays_by_name) if keys is None else keys
+    counts = counts or {}
+    with open(path, "wb") as file:
+        file.write(OLDER_START)
+        for value in (version, {"protocol_version": 1001, "little_endian": little_endian}):
+            file.write(pickle.dumps(value, protocol=2))
+        file.write(tree)
+        file.write(pickle.dumps(keys, protocol=2))
+        for name, array in arrays_by_name.items():
+            file.write(counts.get(name, array.size).to_bytes(8, "little") + array.tobytes())
+    return path
+
+
+def test_files_from_before_pytorch_1_6_are_read(tmp_path):
+    given = {"fc.weight": np.arange(6, dtype="f4").reshape(2, 3), "n": np.ones((), "f4")}
+    path = older_file(tmp_path / "a.pth", given)
+    read = read_arrays(path)
+    assert list(read) == list(given)
+    assert all((read[name] == given[name]).all() and read[name].shape == given[name].shape for name in given)
+    assert is_pytorch(path)
+    assert list(read_torch(path, lambda name: name == "n")) == ["n"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"version": 1000},
+        {"little_endian": False},
+        {"keys": ["b"]},
+        {"keys": []},
+        {"counts": {"a": 2}},
+        {"counts": {"a": 1 << 60}},
+        {"counts": {"a": (1 << 64) - 1}},
+    ],
+)
+def test_damaged_files_from_before_pytorch_1_6_are_named(tmp_path, damage):
+    with pytest.raises(ModelError, match="a.pth is damaged or holds no weights of PyTorch"):
+        read_arrays(older_file(tmp_path / "a.pth", {"a": np.ones(3, "f4")}, **damage))
+
+
+def test_files_from_before_pytorch_1_6_run_no_program(tmp_path):
+    path = older_file(tmp_path / "a.pth", {"a": np.ones(3, "f4")})
+    path.write_bytes(path.read_bytes().replace(pickle.dumps(1001, protocol=2), pickle.dumps(Evil(tmp_path / "run"), 2)))
+    with pytest.raises(ModelError, match="refused"):
+        read_arrays(path)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.needs("parity")
+def test_pytorchs_own_older_files_are_read(tmp_path):
+    import torch
+
+    base = torch.arange(12, dtype=torch.float32)
+    tensors = {"a": base[2:8].view(2, 3).T, "b": base.half(), "c": torch.tensor(3), "d": base > 4}
+    torch.save(tensors, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    read = read_arrays(tmp_path / "a.pt")
+    for name, tensor in tensors.items():
+        assert (read[name] == tensor.numpy()).all()

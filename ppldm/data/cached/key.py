@@ -1,20 +1,21 @@
-"""What a file of cached latents was made of, and which file that is.
+"""What a file of cached latents, or of embeddings of captions, was made of, and which file that is.
 
-Latents of one key are the same numbers wherever they are made; those of another key are never used. The name of a file
+Arrays of one key are the same numbers wherever they are made; those of another key are never used. The name of a file
 holds the first digits of its key's digest, its header the whole key, so that a mismatch is said in words.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from ...config.data import LATENTS_DTYPES
+from ...utils.checksums import digest_of
 from ...utils.errors import PartError
 from ...utils.jobs import find_changes
 from ..filelist import Source
@@ -22,19 +23,75 @@ from ..fingerprint import read_options
 from ..images.crop import CropRule
 from ..shapes import ShapeRule
 
-SUFFIX = ".latents"
 DTYPES = LATENTS_DTYPES
 
 
 @dataclass(frozen=True)
-class LatentsKey:
+class Cells:
+    """The arrays of the rows of a file. shapes, counts: by the code of a row, of each of its arrays, and how many it
+    has. variants: the most that a row has."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+    variants: int
+
+
+@dataclass(frozen=True)
+class CacheKey:
+    """What both kinds of key share. dtype: of the arrays. part: bytes and CRC-32 of the file with the rows, as its
+    index has them; None for any part, where it is not on this machine. format, layout, idx_to_prompt: how its rows are
+    read.
+
+    Of a subclass, what: its arrays in words; suffix: of names of files; command: what makes them.
+    """
+
+    what: ClassVar[str]
+    suffix: ClassVar[str]
+    command: ClassVar[str]
+
+    dtype: str
+    part: tuple[int, int] | None
+    format: str
+    layout: str | None
+    idx_to_prompt: str | None
+
+    def cells(self, header: dict) -> Cells:
+        """The arrays of a file with this header."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_facts(cls, facts: dict) -> "CacheKey":
+        """The inverse of `facts`. Raises TypeError, KeyError or ValueError for what are not those of a key."""
+        return cls(**{name: _frozen(value) for name, value in facts.items()})
+
+    @property
+    def facts(self) -> dict:
+        """As JSON holds it."""
+        return json.loads(json.dumps(asdict(self)))
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits."""
+        return digest_of(self.facts)
+
+    def differences(self, other: "CacheKey") -> list[str]:
+        """In what `other`, found, is not this one, wanted, in words; a part that is None is like any other."""
+        wanted, found = self.facts, other.facts
+        if self.part is None or other.part is None:
+            wanted["part"] = found["part"] = None
+        return find_changes(found, wanted)
+
+
+@dataclass(frozen=True)
+class LatentsKey(CacheKey):
     """autoencoder: `weights.components.encoder_digest`. shapes: (height, width) in pixels of the crops, in the order of
-    the codes of rows. crops: `CropRule.kind`. upscale: whether pictures may be enlarged. part: bytes and CRC-32 of the
-    file with the rows, as its index has them; None for any part, where it is not on this machine. format, layout,
-    idx_to_prompt: how its rows are read.
+    the codes of rows. crops: `CropRule.kind`. upscale: whether pictures may be enlarged.
 
     The scaling factor is no part of it, since moments are stored without.
     """
+
+    what: ClassVar[str] = "latents"
+    suffix: ClassVar[str] = ".latents"
 
     autoencoder: str
     shapes: tuple[tuple[int, int], ...]
@@ -43,11 +100,6 @@ class LatentsKey:
     crops: str
     flips: bool
     upscale: bool
-    dtype: str
-    part: tuple[int, int] | None
-    format: str
-    layout: str | None
-    idx_to_prompt: str | None
 
     @classmethod
     def of(
@@ -67,22 +119,11 @@ class LatentsKey:
             **read_options(source),
         )
 
-    @classmethod
-    def from_facts(cls, facts: dict) -> "LatentsKey":
-        """The inverse of `facts`. Raises TypeError, KeyError or ValueError for what are not those of a key."""
-        shapes = tuple((int(height), int(width)) for height, width in facts["shapes"])
-        part = facts["part"]
-        return cls(**{**facts, "shapes": shapes, "part": None if part is None else (int(part[0]), int(part[1]))})
-
-    @property
-    def facts(self) -> dict:
-        """As JSON holds it."""
-        return json.loads(json.dumps(asdict(self)))
-
-    @property
-    def digest(self) -> str:
-        """32 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:32]
+    def cells(self, header: dict) -> Cells:
+        """Header: `channels`, and `factor`, pixels a side to one latent."""
+        channels, factor = header["channels"], header["factor"]
+        shapes = tuple((2, channels, height // factor, width // factor) for height, width in self.shapes)
+        return Cells(shapes, (self.num_variants,) * len(shapes), self.num_variants)
 
     @property
     def num_variants(self) -> int:
@@ -96,13 +137,6 @@ class LatentsKey:
             return np.zeros(len(widths), np.uint8)
         return ShapeRule(self.shapes, self.upscale).assign(widths, heights)[0]
 
-    def differences(self, other: "LatentsKey") -> list[str]:
-        """In what `other`, found, is not this one, wanted, in words; a part that is None is like any other."""
-        wanted, found = self.facts, other.facts
-        if self.part is None or other.part is None:
-            wanted["part"] = found["part"] = None
-        return find_changes(found, wanted)
-
     @property
     def command(self) -> str:
         """What makes latents of this key."""
@@ -114,52 +148,92 @@ class LatentsKey:
         return words + (" --flips" if self.flips else "") + (" --bucket-upscale" if self.upscale else "")
 
 
-def latents_path(part: Path, key: LatentsKey, folder: Path | None = None) -> Path:
-    """The file of a part's latents: beside it, or in `folder`."""
-    return (folder or part.parent) / f"{part.name}.{key.digest[:8]}{SUFFIX}"
+@dataclass(frozen=True)
+class EmbeddingsKey(CacheKey):
+    """text_encoder, tokenizer: `weights.components.text_encoder_digest`, `data.text.tokenizer.tokenizer_digest`.
+    model_max_length: tokens of a caption. mask_pad_tokens: whether the encoder sees no padding; False of one that is
+    causal, to which it does not matter. captions, caption_choice, clean_captions: which of a row's texts there are, in
+    which order, and what is made of them (`data.text.captions.CaptionRule.texts`).
+    """
+
+    what: ClassVar[str] = "text embeddings"
+    suffix: ClassVar[str] = ".embeddings"
+
+    text_encoder: str
+    tokenizer: str
+    model_max_length: int
+    mask_pad_tokens: bool
+    captions: tuple[str, ...]
+    caption_choice: str
+    clean_captions: bool
+
+    def cells(self, header: dict) -> Cells:
+        """Header: `width` of the hidden states, `variants`, the most texts of a row; the code of a row is how many it
+        has."""
+        counts = tuple(range(header["variants"] + 1))
+        return Cells(((self.model_max_length, header["width"]),) * len(counts), counts, header["variants"])
+
+    @property
+    def command(self) -> str:
+        """What makes embeddings of this key."""
+        words = f"ppldm precompute FILELIST --text_encoder DIR --model_max_length {self.model_max_length}"
+        words += f" --captions {','.join(f'{name}:1' for name in self.captions)}" if self.captions else ""
+        words += f" --caption_choice {self.caption_choice}" if self.caption_choice != "random" else ""
+        words += f" --text_dtype {self.dtype}" + (" --clean_captions" if self.clean_captions else "")
+        return words + (" --mask_pad_tokens" if self.mask_pad_tokens else "")
 
 
-def find_latents(part: Path, key: LatentsKey, folder: Path | None, read_key: Callable[[Path], LatentsKey]) -> Path:
-    """The file of latents of `key` for a part, which need not be on this machine where `key.part` is None.
+def cached_path(part: Path, key: CacheKey, folder: Path | None = None) -> Path:
+    """The file of a part's arrays: beside it, or in `folder`."""
+    return (folder or part.parent) / f"{part.name}.{key.digest[:8]}{key.suffix}"
+
+
+def find_cached(part: Path, key: CacheKey, folder: Path | None, read_key: Callable[[Path], CacheKey]) -> Path:
+    """The file of `key` for a part, which need not be on this machine where `key.part` is None.
 
     read_key: the key of such a file. Raises PartError, which says in what the files that are there differ, and the
     command that makes what is missing.
     """
-    path = latents_path(part, key, folder)
+    path = cached_path(part, key, folder)
     if path.is_file():
         return path
-    others = list_latents(path.parent).get(part.name, [])
+    others = list_cached(path.parent, key.suffix).get(part.name, [])
     if not others:
-        raise PartError(f"{part} has no cached latents in {path.parent}; make them with `{key.command}`")
+        raise PartError(f"{part} has no cached {key.what} in {path.parent}; make them with `{key.command}`")
     differences = {other: key.differences(read_key(other)) for other in others}
     same = [other for other, words in differences.items() if not words]
     if len(same) == 1:
         return same[0]
     if same:
         raise PartError(
-            f"{path.parent} holds latents of {len(same)} parts named {part.name}, and the part itself is not here to "
-            "say which; keep them in folders of their own"
+            f"{path.parent} holds {key.what} of {len(same)} parts named {part.name}, and the part itself is not here "
+            "to say which; keep them in folders of their own"
         )
     nearest = min(others, key=lambda other: len(differences[other]))
     raise PartError(
         f"{nearest} was made of something else: {'; '.join(differences[nearest])}; make what this run needs with "
-        f"`{key.command}`, or run with what the latents were made of"
+        f"`{key.command}`, or run with what the {key.what} were made of"
     )
 
 
-def list_latents(folder: Path) -> dict[str, list[Path]]:
-    """The files of latents in a folder by the name of their part."""
+def list_cached(folder: Path, suffix: str = LatentsKey.suffix) -> dict[str, list[Path]]:
+    """The files of one kind in a folder by the name of their part."""
     try:
-        return _list_latents(folder, os.stat(folder).st_mtime_ns)
+        return _list_cached(folder, suffix, os.stat(folder).st_mtime_ns)
     except FileNotFoundError:
         return {}
 
 
-@lru_cache(maxsize=4)
-def _list_latents(folder: Path, changed: int) -> dict[str, list[Path]]:
+@lru_cache(maxsize=8)
+def _list_cached(folder: Path, suffix: str, changed: int) -> dict[str, list[Path]]:
     """Of so many parts, each would else list the whole folder."""
     found = {}
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for path in sorted(folder.glob(f"*{suffix}")):
         if not path.name.startswith("."):
-            found.setdefault(path.name[: -len(SUFFIX)].rpartition(".")[0], []).append(path)
+            found.setdefault(path.name[: -len(suffix)].rpartition(".")[0], []).append(path)
     return found
+
+
+def _frozen(value):
+    """Lists of JSON as tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

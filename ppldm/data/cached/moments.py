@@ -7,7 +7,6 @@ first sees it, and kept, rounded as it is kept: all later epochs see the same nu
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,16 @@ from ...utils.log import get_logger
 from ...utils.workers import map_in_threads
 from ..filelist import Source
 from ..formats.index_lock import build_lock
-from ..formats.mds import MdsShard
+from ..formats.mds.shard import MdsShard
 from ..formats.row import Row
 from ..formats.rows import Rows
 from ..images.crop import CropRule
 from ..inputs import Moments
+from ..last_used import LastUsed
 from ..open_parts import OpenParts
-from .key import LatentsKey, find_latents, latents_path
-from .latents import Latents, create_latents, read_key, read_texts
+from .file import read_key
+from .key import LatentsKey, cached_path, find_cached
+from .latents import Latents, create_latents, read_texts
 
 
 @dataclass(frozen=True)
@@ -58,23 +59,13 @@ class CachedMoments:
         rows: OpenParts,
     ):
         self._rule, self._moments, self._crops, self._shapes = rule, moments, crops, shapes
-        self._parts, self._contents, self._rows, self._count = parts, contents, rows, count
+        self._parts, self._contents, self._rows = parts, contents, rows
         self.keeps = any(source.latents == "ondemand" for _, source in parts)
         _check_crops(crops)
         used = [number for number, (_, source) in enumerate(parts) if source.latents == "cached"]
         map_in_threads(self._check_part, used, "looking for latents")
-        self._start()
-
-    def _start(self) -> None:
-        self._open = lru_cache(maxsize=self._count)(self._open_part)
-        self._writable = lru_cache(maxsize=self._count)(self._open_writable)
-
-    def __getstate__(self):
-        return {name: value for name, value in vars(self).items() if name not in ("_open", "_writable")}
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-        self._start()
+        self._open = LastUsed(self._open_part, count)
+        self._writable = LastUsed(self._open_writable, count)
 
     def read(self, number: int, row: int, variant: int, size: tuple[int, int]) -> tuple[Row, np.ndarray] | None:
         """(the texts of row `row` of part `number`, moments float32 [2, C, h, w] of a variant, of pictures of that
@@ -124,7 +115,7 @@ class CachedMoments:
         if source.format == "mds" and (shard := _MdsLatents.find(self._rows[number], self)):
             shard.check()
         else:
-            find_latents(path, self._key(number), source.latents_dir, read_key)
+            find_cached(path, self._key(number), source.latents_dir, read_key)
 
     def _open_part(self, number: int):
         path, source = self._parts[number]
@@ -134,18 +125,18 @@ class CachedMoments:
             return shard
         key = self._key(number)
         if source.latents == "cached":
-            return Latents(find_latents(path, key, source.latents_dir, read_key), key)
+            return Latents(find_cached(path, key, source.latents_dir, read_key), key)
         return Latents(self._create(number, key), key)
 
     def _open_writable(self, number: int) -> Latents:
         path, source = self._parts[number]
         key = self._key(number)
-        return Latents(latents_path(path, key, source.latents_dir), key, writable=True)
+        return Latents(cached_path(path, key, source.latents_dir), key, writable=True)
 
     def _create(self, number: int, key: LatentsKey) -> Path:
         """The file of a part's latents, made without any where it is not there yet; by one of all processes."""
         path, source = self._parts[number]
-        target = latents_path(path, key, source.latents_dir)
+        target = cached_path(path, key, source.latents_dir)
         make_output_dir(target.parent)
         with build_lock(target):
             if not target.is_file():

@@ -9,12 +9,15 @@ from ...utils.errors import PartError
 from ..filelist import Source
 from ..formats.index import IndexSummary, find_smallest_side
 from ..formats.row import Row
-from .key import list_latents
-from .latents import Latents, read_key
+from .file import read_key
+from .key import list_cached
+from .latents import Latents
 
 
 class CachedRows:
     """As `formats.rows.Rows`, of the part at `path` that `source` names. Raises PartError without latents of it."""
+
+    has_images = False
 
     def __init__(self, path, source: Source):
         self.path = Path(path)
@@ -38,6 +41,12 @@ class CachedRows:
         """(caption, metadata) of row `row`. Raises RowError."""
         read = self.read(row)
         return read.caption, read.meta
+
+    def read_preview(self, row: int) -> np.ndarray | None:
+        """The latents of a row's first crop, float32 [C, h, w]; None where they are missing. Raises RowError,
+        PartError."""
+        moments = self._latents.read(row, 0)
+        return None if moments is None else moments[0]
 
     def count_blank_lines(self, start: int, stop: int) -> int:
         """0: they are not kept."""
@@ -65,7 +74,7 @@ def summarize_cached(path: Path, source: Source) -> IndexSummary:
 def _find_any(path: Path, source: Source) -> Path:
     """The latents of a part that is not here: of any key, since texts and sizes are the same in all."""
     folder = source.latents_dir or path.parent
-    found = list_latents(folder).get(path.name, [])
+    found = list_cached(folder).get(path.name, [])
     if not found:
         raise PartError(f"{path} is not here, and {folder} has no cached latents of it; correct the line, or copy them")
     if len({read_key(one).part for one in found}) > 1:

@@ -29,6 +29,7 @@ class IndexedRows(ABC):
     """
 
     spec: IndexSpec
+    has_images = True
 
     def __init__(self, path):
         self.path = Path(path)

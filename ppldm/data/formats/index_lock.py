@@ -52,8 +52,12 @@ def _acquire(lock: Path) -> bool:
         except OSError:
             return False
         else:
-            with os.fdopen(handle, "w") as file:
-                json.dump({"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}, file)
+            try:
+                with os.fdopen(handle, "w") as file:
+                    json.dump({"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}, file)
+            except OSError:  # a full disk: one that does not say whose it is would be waited for
+                lock.unlink(missing_ok=True)
+                return False
             return True
         touched = _touched(lock)
         if touched != seen:

@@ -19,7 +19,7 @@ from .base import IndexedRows
 from .csv_table import CsvTable
 from .folder import ImageFolder
 from .index import IndexSummary, find_smallest_side
-from .mds import MdsShard
+from .mds.shard import MdsShard
 from .parquet.table import ParquetTable
 from .part import Part, part_spec
 from .rows import Rows

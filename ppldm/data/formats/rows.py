@@ -10,13 +10,15 @@ from .row import Row
 
 class Rows(Protocol):
     """`widths`, `heights`: uint16 [rows], pixels as shown, 0 where unknown. `identity`: another one for other rows; it
-    begins with bytes and CRC-32 of the file with the rows. The file is closed by `close()` or with the last reference.
+    begins with bytes and CRC-32 of the file with the rows. `has_images`: where not, rows have latents in their place.
+    The file is closed by `close()` or with the last reference.
     """
 
     path: Path
     widths: np.ndarray
     heights: np.ndarray
     identity: tuple[int, ...]
+    has_images: bool
 
     def __len__(self) -> int: ...
 

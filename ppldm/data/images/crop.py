@@ -94,25 +94,33 @@ class CropRule:
             return tuple(make_rng(0, Stream.CROP_PLACE, crop.number, row).random(2))
         return crop.corner
 
-    def load(self, image: bytes, crop: DrawnCrop, row: int, pixels: np.ndarray) -> None:
-        """Fill `pixels`, uint8 [3, H, W], with a crop of an encoded image, that of row number `row` of its part. Raises
-        RowError."""
-        self.cut(self.decode(image), crop, row, pixels)
+    def find_place(
+        self, crop: DrawnCrop, row: int, picture: tuple[int, int], shape: tuple[int, int]
+    ) -> tuple[int, int]:
+        """(top, left) in the resized picture of a crop of `shape` of a picture, both (height, width), as `load` gives
+        it; not of a smart one, which depends on what is to be seen."""
+        return place_crop(picture, shape, self.fraction, self.find_corner(crop, row))[1]
+
+    def load(self, image: bytes, crop: DrawnCrop, row: int, pixels: np.ndarray) -> tuple[int, int]:
+        """Fill `pixels`, uint8 [3, H, W], with a crop of an encoded image, that of row number `row` of its part. (top,
+        left) of the crop in the resized picture, not mirrored. Raises RowError."""
+        return self.cut(self.decode(image), crop, row, pixels)
 
     def decode(self, image: bytes) -> np.ndarray:
         """What `cut` takes of an encoded image. Raises RowError."""
         return decode_pixels(image, exact=self.interpolation != "area")
 
-    def cut(self, image: np.ndarray, crop: DrawnCrop, row: int, pixels: np.ndarray) -> None:
+    def cut(self, image: np.ndarray, crop: DrawnCrop, row: int, pixels: np.ndarray) -> tuple[int, int]:
         """As `load`, of a decoded image, uint8 [height, width, 3]."""
         if self.smart:
             scaled = scale_to_cover(*image.shape[:2], *pixels.shape[1:], self.fraction)
             corner = find_corner(image, scaled, pixels.shape)
         else:
             corner = self.find_corner(crop, row)
-        crop_pixels(image, self.fraction, corner, self.interpolation, pixels, self.enlarge)
+        place = crop_pixels(image, self.fraction, corner, self.interpolation, pixels, self.enlarge)
         if crop.mirrored:
             pixels[:] = pixels[:, :, ::-1].copy()
+        return place
 
 
 def crop_pixels(
@@ -122,12 +130,12 @@ def crop_pixels(
     interpolation: str,
     crop: np.ndarray,
     enlarge: bool = False,
-) -> None:
-    """Fill `crop`, uint8 [3, H, W], with a rectangle of an RGB image, uint8 [height, width, 3].
+) -> tuple[int, int]:
+    """Fill `crop`, uint8 [3, H, W], with a rectangle of an RGB image, uint8 [height, width, 3]; (top, left) of it in
+    the resized image.
 
-    The image is resized as `scale_to_cover` says, and cropped at the offset that `random`, two numbers of [0, 1) for x
-    and y, chooses; in the centre where it is None. Only what the crop keeps is resized (`ppldm.data.images.resize`).
-    Raises RowError "too_small" where a side is under the crop's, unless `enlarge`.
+    `place_crop` says where it lies. Only what the crop keeps is resized (`ppldm.data.images.resize`). Raises RowError
+    "too_small" where a side is under the crop's, unless `enlarge`.
     """
     height, width, _ = image.shape
     _, crop_height, crop_width = crop.shape
@@ -135,12 +143,25 @@ def crop_pixels(
         raise RowError(
             "too_small", f"the image has {width} x {height} pixels, a side under {crop_width} x {crop_height}"
         )
-    scaled = scale_to_cover(height, width, crop_height, crop_width, crop_fraction)
+    scaled, (top, left) = place_crop((height, width), (crop_height, crop_width), crop_fraction, random)
+    resize_crop(image, scaled, left, top, interpolation, crop)
+    return top, left
+
+
+def place_crop(
+    picture: tuple[int, int], crop: tuple[int, int], crop_fraction: float, random: tuple[float, float] | None
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((width, height) of a picture once resized, (top, left) of its crop in that), given both as (height, width).
+
+    It is resized as `scale_to_cover` says, and cropped at the offset that `random`, two numbers of [0, 1) for x and y,
+    chooses; in the centre where it is None.
+    """
+    scaled = scale_to_cover(*picture, *crop, crop_fraction)
     left, top = (
         int(where * (side - kept + 1))
-        for where, side, kept in zip(random or (0.5, 0.5), scaled, (crop_width, crop_height), strict=True)
+        for where, side, kept in zip(random or (0.5, 0.5), scaled, crop[::-1], strict=True)
     )
-    resize_crop(image, scaled, left, top, interpolation, crop)
+    return scaled, (top, left)
 
 
 def scale_to_cover(height: int, width: int, crop_height: int, crop_width: int, crop_fraction: float) -> tuple[int, int]:

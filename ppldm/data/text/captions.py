@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...config.captions import CaptionOptions
+from ...config.option import check_value, options
 from ...utils.errors import ConfigError, RowError
 from ...utils.rng import Stream
 from ..formats.row import Row
@@ -55,6 +56,15 @@ class CaptionRule:
             given.clean_captions,
         )
 
+    @classmethod
+    def of_flags(cls, captions: str, clean: bool, choice: str = "random") -> "CaptionRule":
+        """The rule of a command's `--captions` (as that of training; empty: the rows' own), `--clean-captions` and
+        `--caption-choice`, with nothing dropped. Raises ConfigError."""
+        given = {"captions": captions or None, "caption_choice": choice, "clean_captions": clean}
+        stated = options(CaptionOptions)
+        values = {name: value if value is None else check_value(stated[name], value) for name, value in given.items()}
+        return cls.of(CaptionOptions(caption_drop=0.0, **values))
+
     def fixed(self) -> "CaptionRule":
         """The same for measuring: nothing is dropped, tags stay in order."""
         tags = self.tags and replace(self.tags, shuffle=False, drop_probability=0.0)
@@ -67,40 +77,43 @@ class CaptionRule:
 
     def texts(self, row: Row) -> list[str]:
         """All texts that may be drawn of a row; what becomes of wildcards and tags left out."""
-        texts = [text for _, own in self._choices(row) for text in (own[:1] if self.choice == "first" else own)]
+        texts = [text for _, own in self._choices(row) for text in own]
         return [clean_caption(text) for text in texts] if self.clean else texts
 
     def draw(self, row: Row, generator: Callable[[Stream], np.random.Generator]) -> str:
         """The caption of a sample of `row`, which `check` has passed; `generator` gives the sample's random numbers of
         a purpose."""
-        if self.drop_probability and generator(Stream.CAPTION_DROP).random() < self.drop_probability:
+        place = self.draw_place(row, generator)
+        if place is None:
             return ""
-        caption = self._choose(row, generator)
+        caption = [text for _, texts in self._choices(row) for text in texts][place]
         if self.wildcards and ("{" in caption or "\\" in caption):
             caption = expand_wildcards(caption, generator(Stream.CAPTION_WILDCARD).random)
         if self.tags:
             caption = self.tags.apply(caption, generator)
         return clean_caption(caption) if self.clean else caption
 
-    def _choose(self, row: Row, generator) -> str:
+    def draw_place(self, row: Row, generator: Callable[[Stream], np.random.Generator]) -> int | None:
+        """Which of `texts(row)` the caption is made of; None where it is dropped."""
+        if self.drop_probability and generator(Stream.CAPTION_DROP).random() < self.drop_probability:
+            return None
         choices = self._choices(row)
-        texts = choices[0][1]
-        if len(choices) == 1 and (len(texts) == 1 or self.choice == "first"):
-            return texts[0]
-        rng = generator(Stream.CAPTION_CHOICE)
+        if len(choices) == len(choices[0][1]) == 1:
+            return 0
+        rng, choice = generator(Stream.CAPTION_CHOICE), 0
         if len(choices) > 1:
             ends = np.cumsum([weight for weight, _ in choices])
-            place = int(np.searchsorted(ends, rng.random() * ends[-1], side="right"))
-            texts = choices[min(place, len(choices) - 1)][1]
-        return texts[0] if self.choice == "first" else texts[int(rng.random() * len(texts))]
+            choice = min(int(np.searchsorted(ends, rng.random() * ends[-1], side="right")), len(choices) - 1)
+        counts = [len(texts) for _, texts in choices]
+        return sum(counts[:choice]) + int(rng.random() * counts[choice])
 
     def _choices(self, row: Row) -> list[tuple[float, tuple[str, ...]]]:
-        """(weight, texts) of each name of which the row has a text."""
-        own = (row.caption, *row.other_captions)
+        """(weight, texts to choose from) of each name of which the row has a text."""
+        own, few = (row.caption, *row.other_captions), slice(1 if self.choice == "first" else None)
         if not self.weights:
-            return [(1.0, own)]
+            return [(1.0, own[few])]
         found = ((weight, own if name == OWN else _texts_of(row.meta.get(name))) for name, weight in self.weights)
-        return [(weight, texts) for weight, all_texts in found if (texts := tuple(filter(str.strip, all_texts)))]
+        return [(weight, texts[few]) for weight, all_texts in found if (texts := tuple(filter(str.strip, all_texts)))]
 
 
 def _texts_of(value) -> tuple[str, ...]:

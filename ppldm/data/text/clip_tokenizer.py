@@ -14,6 +14,7 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 from tokenizers.processors import RobertaProcessing
 
+from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.files import make_output_dir, read_json_object, write_json
 from .words import WordTokenizer
@@ -45,7 +46,7 @@ class ClipTokenizer:
         odd = next((pair for pair in merges if len(pair) != 2 or not {*pair, "".join(pair)} <= self.ids.keys()), None)
         if odd:
             raise ConfigError(f"the merges in {folder} do not fit its vocabulary ({' '.join(odd)}); copy both again")
-        self._tokenizer = _build(self.ids, merges, pad, max_length)
+        self._merges, self._tokenizer = merges, _build(self.ids, merges, pad, max_length)
         self._words = WordTokenizer(self._tokenizer)
 
     @property
@@ -62,6 +63,11 @@ class ClipTokenizer:
     def end_id(self) -> int:
         """The id of END, behind which there is padding only."""
         return self.ids[END]
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits that no tokenizer has which gives other ids, of the same length."""
+        return digest_of(["pairs", self.ids, self._merges, self._pad_token()])
 
     def encode(self, captions: list[str]) -> np.ndarray:
         """Token ids, int64 [len(captions), max_length]: START caption END, cut before END, padded."""

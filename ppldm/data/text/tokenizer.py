@@ -15,6 +15,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer, Sequence, Split
 from tokenizers.processors import BertProcessing
 
+from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.files import make_output_dir, read_json_object, write_json, write_text
 from ...utils.offline import is_offline
@@ -63,6 +64,11 @@ class CaptionTokenizer:
     def end_id(self) -> int:
         """The id of [SEP], behind which there is padding only."""
         return self.vocab.index(_SEP)
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits that no tokenizer has which gives other ids, of the same length."""
+        return digest_of(["wordpiece", self.vocab, self.lower_case])
 
     def encode(self, captions: list[str]) -> np.ndarray:
         """Token ids, int64 [len(captions), max_length]: [CLS] caption [SEP], cut before [SEP], padded with [PAD]."""

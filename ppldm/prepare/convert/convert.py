@@ -25,10 +25,10 @@ from ...utils.files import as_path, remove_path, write_json
 from ...utils.jobs import JobFolder, find_finished
 from ...utils.log import get_logger, progress
 from ...utils.report import print_report
+from ...utils.spark import is_submitted, spark_session_if
 from ...utils.workers import check_workers, map_unordered
 from ..address_path import AddressPath, path_of
 from ..hadoop import is_address, is_remote
-from ..spark import is_submitted, spark_session_if
 from .converted import merge_records, refuse_bad_source
 from .on_spark import DRIVER_MEMORY_GB, count_on_spark, make_on_spark
 from .packed import PACKED, PackedUnit, pack
@@ -198,8 +198,9 @@ def _make_tasks(
 ) -> list[PartTask]:
     units = find_units(source)
     spans = {}
-    with progress(total=len(units), desc="counting rows", unit="unit", delay=3) as bar:
-        if isinstance(source, AddressPath):
+    on_spark = isinstance(source, AddressPath)  # which has a bar of its own
+    with progress(total=len(units), desc="counting rows", unit="unit", delay=3, disable=on_spark) as bar:
+        if on_spark:
             counted = count_on_spark(units, rows_per_part, master)
         else:
             counted = map_unordered(partial(_spans_of, rows=rows_per_part), units, num_workers)
@@ -209,7 +210,7 @@ def _make_tasks(
     cut = [(unit, span) for unit in units for span in spans[unit]]
     if not cut:
         raise DataError(f"{source} holds no rows; name another source")
-    packed = cut if isinstance(source, AddressPath) else pack(cut, source, rows_per_part)
+    packed = cut if on_spark else pack(cut, source, rows_per_part)
     if pack_folders:
         cut = packed
     elif len(packed) * _MANY_SMALL_PARTS < len(cut):
@@ -232,10 +233,9 @@ def _spans_of(unit: Unit, rows: int) -> list[Span]:
 
 def _make_parts(tasks: list[PartTask], num_workers: int, master: str | None) -> list[dict]:
     """The records of all parts, in their order."""
-    bar = progress(total=sum(task.span.rows for task in tasks), desc="convert", unit="row")
+    on_spark = bool(master) or is_submitted()  # which has a bar of its own
     records = {}
-    with bar:
-        on_spark = master or is_submitted()
+    with progress(total=sum(task.span.rows for task in tasks), desc="convert", unit="row", disable=on_spark) as bar:
         made = make_on_spark(tasks, master) if on_spark else map_unordered(make_part, tasks, num_workers)
         for task, record in made:
             records[task.path.name] = record

@@ -1,19 +1,20 @@
 """A conversion on Spark's executors: a task for each part or, where the source lies at an address, for each unit of it.
 
 An executor copies such a unit, a tar or a parquet file, to its own disk, once for all parts that are to be made of it;
-and once before, to count its rows, since the number of a part depends on the rows before it.
+and once before, to count its rows, since the number of a part depends on the rows before it. All tasks are one job, so
+that every executor works; an error of one is raised when the others are done.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby
 
 from ...utils.errors import PpldmError
+from ...utils.spark import following_tasks, spark_session
 from ..address_path import AddressPath
 from ..executor_hadoop import local_folder, reaching
 from ..hadoop import Hadoop
-from ..spark import spark_session
 from .part_task import PartTask, make_part
 from .units import Span, Unit
 
@@ -30,22 +31,25 @@ def make_on_spark(tasks: Sequence[PartTask], master: str | None) -> Iterator[tup
         is_remote = isinstance(tasks[0].unit.path, AddressPath)
         groups = [list(group) for _, group in groupby(tasks, key=lambda task: task.unit if is_remote else task)]
         hadoop = Hadoop.of(spark).settings() if is_remote or isinstance(tasks[0].path, AddressPath) else None
-        made = spark.sparkContext.parallelize(groups, len(groups)).map(partial(_make_parts, hadoop=hadoop))
-        for group, (records, error) in zip(groups, made.toLocalIterator(prefetchPartitions=True), strict=True):
-            yield from zip(group, records, strict=False)
-            if error:
-                raise error
+        for group, records in _run(spark, "convert", groups, partial(_make_parts, hadoop=hadoop)):
+            yield from zip(group, records, strict=True)
 
 
 def count_on_spark(units: Sequence[Unit], rows: int, master: str | None) -> Iterator[tuple[Unit, list[Span]]]:
     """(unit, its spans of at most that many rows) of units at an address."""
     with spark_session(master, DRIVER_MEMORY_GB) as spark:
         count = partial(_count_spans, rows=rows, hadoop=Hadoop.of(spark).settings())
-        counted = spark.sparkContext.parallelize(units, len(units)).map(count)
-        for unit, (spans, error) in zip(units, counted.toLocalIterator(prefetchPartitions=True), strict=True):
-            if error:
-                raise error
-            yield unit, spans
+        yield from _run(spark, "counting rows", units, count)
+
+
+def _run(spark, name: str, asked: Sequence, answer: Callable) -> Iterator[tuple]:
+    """(each of `asked`, what `answer` gives for it). answer: to (answer, error), a task of its own."""
+    with following_tasks(spark, name, len(asked), num_stages=1):
+        found = spark.sparkContext.parallelize(asked, len(asked)).map(answer).collect()
+    for _, error in found:
+        if error:
+            raise error
+    return zip(asked, (one for one, _ in found), strict=True)
 
 
 def _make_parts(tasks: list[PartTask], hadoop: str | None) -> tuple[list[dict], PpldmError | None]:

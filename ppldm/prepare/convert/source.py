@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...data.formats.folder_names import split_name
+from ...data.formats.mds.packed import unpacked_name
 from ...data.formats.sample_files import IMAGE_SUFFIXES
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path
@@ -94,7 +95,7 @@ def _units_at(path: AddressPath) -> list[Unit]:
 
 
 def _suffix(name: str) -> str:
-    return f".{split_name(name)[1]}"
+    return f".{split_name(unpacked_name(name))[1]}"
 
 
 def _unit_of_file(path: Path) -> Unit:

@@ -19,7 +19,8 @@ import numpy as np
 from ...data.formats.csv_table import IMAGE_COLUMNS, find_image, make_row, parse_record, read_records, read_table
 from ...data.formats.folder import list_samples, read_sample
 from ...data.formats.folder_names import split_name
-from ...data.formats.mds import MdsLayout
+from ...data.formats.mds.packed import is_packed, open_samples
+from ...data.formats.mds.shard import MdsLayout
 from ...data.formats.parquet.table import open_table, split_record
 from ...data.formats.parquet.table import read_records as read_parquet_records
 from ...data.formats.row import Row
@@ -165,12 +166,13 @@ class MdsUnit:
     def input_pieces(self, span: Span) -> list[Piece]:
         # What the columns are stands elsewhere in the file.
         columns = str(MdsLayout(self.path).columns)
-        return [Piece(self.path, f"{self.path.name} {columns}", span.start, span.stop)]
+        place = () if is_packed(self.path) else (span.start, span.stop)
+        return [Piece(self.path, f"{self.path.name} {columns}", *place)]
 
     def read(self, span: Span) -> Iterator[SourceRow]:
         layout = MdsLayout(self.path)
         first = int(np.searchsorted(layout.starts, span.start))
-        with open(self.path, "rb") as file:
+        with open_samples(self.path) as file:
             file.seek(span.start)
             for number in range(first, first + span.rows):
                 data = file.read(int(layout.starts[number + 1] - layout.starts[number]))

@@ -22,9 +22,9 @@ from ...utils.jobs import Piece, find_changes, take_fingerprint
 from ...utils.log import get_logger
 from ...utils.machine import usable_memory_bytes
 from ...utils.report import print_report
+from ...utils.spark import check_java, is_submitted, spark_session_if
 from ..download.metadata import Tables, read_tables
 from ..hadoop import AddressPlace, Hadoop, address_of, fingerprint_at, is_address, is_remote, read_tables_at
-from ..spark import check_java, is_submitted, spark_session_if
 from . import duckdb_engine as filter_duckdb
 from . import spark_engine as filter_spark
 from .conditions import BOUNDS, make_conditions, merge_bounds

@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 from ...utils.errors import ConfigError, DataError
 from ...utils.log import get_logger
+from ...utils.spark import following_tasks, spark_session
 from ..download.metadata import Tables
 from ..hadoop import Hadoop, escape_glob, split_address
-from ..spark import following_tasks, spark_session
 from .plan import Plan
 from .sql import FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
 

@@ -16,7 +16,7 @@ from .data_record import compare_data
 # Settings that follow from others: where one of those differs too, it is the one to name.
 _FOLLOW = ("rows", "max_steps")
 # What every run was, before it could be otherwise and was recorded.
-_ONCE = {"buckets": None}
+_ONCE = {"buckets": None, "text_embeddings": None, "empty_caption": "embedding"}
 
 
 def restore(

@@ -22,7 +22,7 @@ from .skipped_share import SkippedShare
 class IntervalMetrics:
     """What happened since the last log line: losses, samples, seconds, seconds spent waiting for data.
 
-    `add` is told of each update what all ranks agree on and what only this rank has seen, `skip` more of the latter.
+    `add` is told of each update what all ranks agree on and what only this rank has seen, `see` more of the latter.
     `gather` makes that known to all; it is a collective call, as are `summary` and `state`. `skipped` counts rows by
     reason over the whole run, `skipped_updates` updates; the rest starts anew with each `summary`.
     """
@@ -36,9 +36,10 @@ class IntervalMetrics:
         self.skipped_share = SkippedShare(max_skipped_share, (state or {}).get("skipped_share"))
         self.world, self.by_level = world, by_level
         self.skipped, self.skipped_updates = Counter(), 0
-        self._observed, self._skipped_here = [], Counter()
+        self._observed, self._skipped_here, self._checksum_here = [], Counter(), 0
         self._start()
         if state:
+            self.checksum = state.get("checksum", 0)
             self.losses, self.grad_norms = list(state["losses"]), list(state["grad_norms"])
             self.quarters = np.array(state["quarters"])
             self.skipped.update(state["skipped"])
@@ -47,6 +48,7 @@ class IntervalMetrics:
     def _start(self):
         self.losses, self.grad_norms = [], []
         self.quarters = np.zeros((2, NUM_QUARTERS))  # sums of squared errors, numbers of samples
+        self.checksum = 0  # the sum of its samples' CRC-32, which any order and any number of ranks gives
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -86,9 +88,10 @@ class IntervalMetrics:
         if applied and grad_norm is not None:
             self.grad_norms.append(grad_norm)
 
-    def skip(self, reasons) -> None:
-        """Rows that this rank could not use."""
-        self._skipped_here.update(reasons)
+    def see(self, batch: dict) -> None:
+        """What this rank has read: the samples of a batch, and rows that it could not use."""
+        self._skipped_here.update(batch.get("skipped", ()))
+        self._checksum_here += int(np.sum(np.asarray(batch.get("checksums", 0))))
 
     def check_skipped(self) -> None:
         """Raises DataError, on all ranks alike, where too many of the rows read lately could not be used."""
@@ -97,16 +100,19 @@ class IntervalMetrics:
             raise self.skipped_share.error(self.skipped)
 
     def gather(self) -> None:
-        """Add to `quarters` and `skipped` what each rank has seen since the last time."""
+        """Add to `quarters`, `skipped` and `checksum` what each rank has seen since the last time."""
         mine = np.zeros((2, NUM_QUARTERS))
         for levels, errors in self._observed:
             places = (levels.numpy() * NUM_QUARTERS).astype(np.int64)
             np.add.at(mine[0], places, errors.numpy().astype(np.float64))
             np.add.at(mine[1], places, 1.0)
-        for quarters, skipped in gather_objects((mine, dict(self._skipped_here)), self.world):
+        for quarters, skipped, checksum in gather_objects(
+            (mine, dict(self._skipped_here), self._checksum_here), self.world
+        ):
             self.quarters += quarters
             self.skipped.update(skipped)
-        self._observed = []
+            self.checksum = (self.checksum + checksum) % 2**32
+        self._observed, self._checksum_here = [], 0
         self._skipped_here.clear()
 
     def state(self) -> dict:
@@ -116,6 +122,7 @@ class IntervalMetrics:
             "losses": self.losses,
             "grad_norms": self.grad_norms,
             "quarters": self.quarters.tolist(),
+            "checksum": self.checksum,
             "skipped": dict(self.skipped),
             "skipped_updates": self.skipped_updates,
             "skipped_share": self.skipped_share.state(),
@@ -137,6 +144,7 @@ class IntervalMetrics:
         if self.grad_norms:
             values["grad_norm"] = float(np.mean(self.grad_norms))
         values |= {
+            "data_crc32": self.checksum,
             "images_per_second": rate,
             "images_per_second_per_device": rate / self.world.size,
             "data_wait_share": wait_seconds / seconds,

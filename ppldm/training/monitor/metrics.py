@@ -15,6 +15,8 @@ from ...utils.files import atomic_write, local_path, naming_full_disk, write_tex
 from ...utils.log import get_logger
 
 METRICS_FILE = "metrics.jsonl"
+EVALUATION_FILE = "evaluation.jsonl"  # what `ppldm evaluate --watch` finds, a process of its own
+EVALUATION_DIR = "evaluation"  # its results and pictures
 _LONGEST_LINE = 1 << 16  # bytes
 NUM_QUARTERS = 4  # of the timesteps, by each of which the loss is logged; the first has the least noise
 
@@ -124,7 +126,7 @@ def plot_loss(
 
 def draw_loss(axes, records: list[dict], run_name: str) -> None:
     """The losses of `records` against their steps, their running mean, and the losses of held-out rows."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import StrMethodFormatter
 
     steps, losses = [r["global_step"] for r in records], np.array([r["loss"] for r in records])
     window = max(1, len(losses) // 25)
@@ -143,6 +145,13 @@ def draw_loss(axes, records: list[dict], run_name: str) -> None:
     axes.set_title(f"{run_name}: {what} at step {steps[-1]:,}")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(True, which="both", alpha=0.3)
+    scale_losses(axes, losses)
+
+
+def scale_losses(axes, losses: np.ndarray) -> None:
+    """A logarithmic axis where losses fall by a factor of 3 and more, with numbers that people read."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     if losses.min() > 0 and losses.max() > 3 * losses.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -2,8 +2,11 @@
 
 import time
 
+import numpy as np
 from paddlenlp.utils.profiler import add_profiler_step
+from PIL import Image
 
+from ...data.shape_chart import BUCKETS_FILE
 from ...utils.log import get_logger, progress
 from ...utils.pictures import save_png, with_title
 from ..run import TrainingRun
@@ -49,7 +52,10 @@ class Reporter:
         if run.world.is_main:
             path = run.output_dir / METRICS_FILE
             past = drop_after(path, run.start_step, run.curve_ends)
-            sinks = open_sinks(arguments.report_to, run.output_dir, arguments.log_folder, past, run.config)
+            first = {}
+            if run.dataset.selection.buckets:
+                first["buckets"] = np.asarray(Image.open(run.output_dir / BUCKETS_FILE).convert("RGB"))
+            sinks = open_sinks(arguments.report_to, run.output_dir, arguments.log_folder, past, run.config, first)
             self.writer = MetricsWriter(path, sinks)
         self.bar = progress(
             total=run.max_steps,
@@ -70,7 +76,7 @@ class Reporter:
             *(update.loss, run.global_batch_size, update.grad_norm, update.applied, update.skipped_rows, update.losses)
         )
         for batch in batches:
-            self.interval.skip(batch.get("skipped", ()))
+            self.interval.see(batch)
         self.interval.check_skipped()
         if arguments.profiler_options:
             # PaddleNLP would end the process, with status 0 and without a checkpoint.

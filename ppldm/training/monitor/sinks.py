@@ -44,23 +44,33 @@ def writes_files(names: list[str]) -> bool:
     return not {"visualdl", "tensorboard"}.isdisjoint(names)
 
 
-def open_sinks(names: list[str], output_dir: Path, logging_dir: Path, past: list[dict], config: dict) -> list:
-    """The sinks of `--report_to`. `past`: the records of `metrics.jsonl` before this start. `config`: the settings."""
+def open_sinks(
+    names: list[str], output_dir: Path, logging_dir: Path, past: list[dict], config: dict, first: dict | None = None
+) -> list:
+    """The sinks of `--report_to`. `past`: the records of `metrics.jsonl` before this start. `config`: the settings.
+    `first`: pictures by tag, [H, W, 3] uint8, of the run and not of an update: shown at step 0, once."""
     start_step = past[-1]["global_step"] if past else 0
     makers = {
         "visualdl": lambda: VisualDLSink(logging_dir, past, old_pictures(output_dir, start_step)),
         "tensorboard": lambda: TensorBoardSink(logging_dir, start_step),
         "wandb": lambda: WandbSink(output_dir, start_step, config),
     }
-    return [makers[name]() for name in dict.fromkeys(names) if name != "none"]
+    sinks = [makers[name]() for name in dict.fromkeys(names) if name != "none"]
+    for sink in sinks:
+        if first and (start_step == 0 or sink.begins_anew):
+            sink.add_pictures(0, first)
+    return sinks
 
 
 class VisualDLSink:
-    """VisualDL's record file, from the first step of the run on."""
+    """VisualDL's record file, from the first step of the run on. prefix: of the names of numbers."""
 
-    def __init__(self, folder: Path, past: list[dict], pictures: list[tuple[int, str, Path]]):
+    begins_anew = True  # at every start
+
+    def __init__(self, folder: Path, past: list[dict], pictures: list[tuple[int, str, Path]], prefix: str = "train"):
         from visualdl import LogWriter
 
+        self.prefix = prefix
         Path(folder, VISUALDL_FILE).unlink(missing_ok=True)
         self.writer = LogWriter(logdir=str(folder), file_name=VISUALDL_FILE, flush_secs=10)
         for record in past:
@@ -69,8 +79,8 @@ class VisualDLSink:
             self.writer.add_image(tag, np.asarray(Image.open(path)), step)
 
     def add_numbers(self, record: dict) -> None:
-        """A line of `metrics.jsonl`, each number under train/<name>."""
-        for name, value in _points(record):
+        """A line of `metrics.jsonl`, each number under <prefix>/<name>."""
+        for name, value in _points(record, self.prefix):
             self.writer.add_scalar(name, value, record["global_step"], walltime=round(record["time"] * 1000))
 
     def add_pictures(self, step: int, pictures: dict) -> None:
@@ -86,11 +96,15 @@ class VisualDLSink:
 class TensorBoardSink:
     """An event file of this start; `purge_step` takes back what an earlier one wrote past `start_step`."""
 
+    begins_anew = False
+
     def __init__(self, folder: Path, start_step: int):
         from tensorboardX import SummaryWriter
 
         suffix = f".after-{start_step}"
-        self.writer = SummaryWriter(str(folder), purge_step=start_step + 1, flush_secs=10, filename_suffix=suffix)
+        self.writer = SummaryWriter(
+            str(folder), purge_step=start_step and start_step + 1, flush_secs=10, filename_suffix=suffix
+        )
 
     def add_numbers(self, record: dict) -> None:
         """A line of `metrics.jsonl`, each number under train/<name>."""
@@ -109,6 +123,8 @@ class TensorBoardSink:
 
 class WandbSink:
     """A run of Weights & Biases under the number kept in the output folder; WANDB_MODE and the like are heeded."""
+
+    begins_anew = False
 
     def __init__(self, output_dir: Path, start_step: int, config: dict):
         import wandb
@@ -139,17 +155,19 @@ class WandbSink:
         self.run.finish()
 
 
-def old_pictures(output_dir: Path, start_step: int) -> list[tuple[int, str, Path]]:
-    """(step, tag, file) of the newest pictures up to `start_step`, in order of their steps."""
+def old_pictures(
+    output_dir: Path, start_step: int, most: int | None = _MAX_OLD_PICTURES
+) -> list[tuple[int, str, Path]]:
+    """(step, tag, file) of the newest pictures up to `start_step`, in order of their steps. most: of a tag."""
     by_tag: dict[str, list] = {}
     for path in sorted(Path(output_dir, SAMPLES_DIR).glob("step-*.png")):
         match = re.fullmatch(r"step-(\d+)-(.+)", path.stem)
         if match and int(match[1]) <= start_step:
             by_tag.setdefault(match[2], []).append((int(match[1]), match[2], path))
-    return sorted(picture for pictures in by_tag.values() for picture in sorted(pictures)[-_MAX_OLD_PICTURES:])
+    return sorted(picture for pictures in by_tag.values() for picture in sorted(pictures)[-(most or len(pictures)) :])
 
 
-def _points(record: dict):
+def _points(record: dict, prefix: str = "train"):
     for name, value in record.items():
-        if name not in ("global_step", "time") and value is not None:
-            yield f"train/{name}", value
+        if name not in ("global_step", "time", "data_crc32") and value is not None:
+            yield f"{prefix}/{name}", value

@@ -10,23 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.cached.key import DTYPES, LatentsKey, find_latents, latents_path
-from ppldm.data.cached.latents import (
-    NO_SHAPE,
-    REASONS,
-    Latents,
-    count_bytes,
-    create_latents,
-    decode_moments,
-    encode_moments,
-    encode_texts,
-    read_key,
-    read_texts,
-)
+from ppldm.data.cached.file import REASONS, count_bytes, decode_array, encode_array, read_key
+from ppldm.data.cached.key import DTYPES, LatentsKey, cached_path, find_cached
+from ppldm.data.cached.latents import Latents, create_latents, encode_texts, read_texts
 from ppldm.data.filelist import Source
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.images.crop import CropRule
+from ppldm.data.shapes import NO_SHAPE
 from ppldm.utils.errors import PartError, RowError
 
 C, F = 4, 8
@@ -38,7 +29,7 @@ def make_key(dtype="float16", crops=CropRule(random=False), shapes=SHAPES, part=
 
 
 def make_file(folder, key, codes, name="part-0.gz", texts=None) -> Path:
-    path = latents_path(folder / name, key)
+    path = cached_path(folder / name, key)
     codes = np.array(codes, np.uint8)
     sizes = np.array([np.arange(len(codes)) + 20, np.arange(len(codes)) + 30], np.uint16)
     texts = [encode_texts([f"row {i}"], {"n": i}) for i in range(len(codes))] if texts is None else texts
@@ -77,7 +68,8 @@ def test_what_is_written_is_read_and_all_else_is_missing(tmp_path_factory, data)
         for opened in (latents, again):
             found, wanted = opened.read(row, variant), kept.get((row, variant))
             assert (found is None) if wanted is None else (found.dtype == np.float32 and (found == wanted).all())
-    assert path.stat().st_size <= 4096 + len(codes) * 200 + count_bytes(key, C, F)[np.array(codes, np.uint8)].sum()
+    own_bytes = count_bytes(latents.cells, dtype)[np.array(codes, np.uint8)].sum()
+    assert path.stat().st_size <= 4096 + len(codes) * 200 + own_bytes
 
 
 def test_texts_and_sizes_are_those_of_the_part(tmp_path, make_image):
@@ -104,12 +96,12 @@ def test_texts_and_sizes_are_those_of_the_part(tmp_path, make_image):
 def test_rounding_is_to_the_nearest_ties_to_even(values):
     moments = np.array(values, np.float32)
     for dtype in DTYPES:
-        stored = encode_moments(moments, dtype)
-        rounded = decode_moments(stored, dtype)
-        assert (encode_moments(rounded, dtype) == stored).all()
+        stored = encode_array(moments, dtype)
+        rounded = decode_array(stored, dtype)
+        assert (encode_array(rounded, dtype) == stored).all()
         if dtype == "bfloat16":  # no bfloat16 is nearer; of two as near, it is the even one
             for step in (-1, 1):
-                other = decode_moments((stored.astype(np.int32) + step).astype(np.uint16), dtype).astype(np.float64)
+                other = decode_array((stored.astype(np.int32) + step).astype(np.uint16), dtype).astype(np.float64)
                 ours, theirs = abs(rounded.astype(np.float64) - moments), abs(other - moments)
                 assert (
                     (ours < theirs) | ((ours == theirs) & (stored % 2 == 0)) | (other * moments < 0) | np.isnan(other)
@@ -215,7 +207,7 @@ def test_two_processes_may_write_other_rows(tmp_path):
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0]
     latents = Latents(path, key)
     assert all(
-        (latents.read(row, 0) == decode_moments(encode_moments(moments[row], "float16"), "float16")).all()
+        (latents.read(row, 0) == decode_array(encode_array(moments[row], "float16"), "float16")).all()
         for row in range(40)
     )
 
@@ -239,24 +231,24 @@ def test_latents_of_another_key_are_refused_by_the_field(tmp_path, name):
     other = make_key(**CHANGES[name])
     path = make_file(tmp_path, other, [0])
     assert wanted.digest != other.digest and read_key(path) == other
-    for refused in (lambda: Latents(path, wanted), lambda: find_latents(part, wanted, None, read_key)):
+    for refused in (lambda: Latents(path, wanted), lambda: find_cached(part, wanted, None, read_key)):
         with pytest.raises(PartError, match=rf"{name} was .* and is .*ppldm precompute FILELIST --vae"):
             refused()
     assert len(wanted.differences(other)) == 1
     right = make_file(tmp_path, wanted, [0])
-    assert find_latents(part, wanted, None, read_key) == right
+    assert find_cached(part, wanted, None, read_key) == right
 
 
 def test_without_the_part_its_latents_are_found_by_name(tmp_path):
     part, key = tmp_path / "gone" / "part-0.gz", make_key()
     unknown = replace(key, part=None)
     with pytest.raises(PartError, match="has no cached latents.*ppldm precompute"):
-        find_latents(part, unknown, tmp_path, read_key)
+        find_cached(part, unknown, tmp_path, read_key)
     path = make_file(tmp_path, key, [0])
     make_file(tmp_path, make_key("float32"), [0])
     make_file(tmp_path, key, [0], name="part-0.gz.more")
-    assert find_latents(part, unknown, tmp_path, read_key) == path
+    assert find_cached(part, unknown, tmp_path, read_key) == path
     assert len(Latents(path, unknown)) == 1
     make_file(tmp_path, make_key(part=(5, 5)), [0])
     with pytest.raises(PartError, match="2 parts named"):
-        find_latents(part, unknown, tmp_path, read_key)
+        find_cached(part, unknown, tmp_path, read_key)

@@ -1,5 +1,6 @@
 """One owner at a time; one that is gone is noticed."""
 
+import errno
 import json
 import os
 import socket
@@ -75,4 +76,16 @@ def test_a_lock_of_another_host_is_waited_for_until_it_is_no_longer_touched(tmp_
 
 def test_where_no_lock_can_be_made_nobody_waits(tmp_path):
     with build_lock(tmp_path / "no such folder" / "p.idx"):
+        pass
+
+
+def test_a_full_disk_leaves_no_lock_that_says_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dump", fail)
+        with build_lock(tmp_path / "p.idx"):
+            assert list(tmp_path.iterdir()) == []
+    with build_lock(tmp_path / "p.idx"):  # without waiting
         pass

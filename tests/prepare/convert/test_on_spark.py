@@ -14,13 +14,13 @@ import pytest
 import web
 from hadoop_here import HadoopHere
 
-from ppldm.prepare import spark
 from ppldm.prepare.address_path import AddressPath
 from ppldm.prepare.convert.convert import convert, convert_source
 from ppldm.prepare.convert.part_task import PartTask
 from ppldm.prepare.convert.reencode import Treatment
 from ppldm.prepare.convert.source import find_units
 from ppldm.prepare.convert.units import Span
+from ppldm.utils import spark
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 

@@ -132,6 +132,12 @@ def write_shards(folder):
     return folder
 
 
+def write_packed_shards(folder):
+    for path in write_shards(folder).glob("*.mds"):
+        formats.pack_mds(path, ".zstd")
+    return folder
+
+
 def write_csv(folder):
     """`ppldm annotate`'s table beside the pictures."""
     write_files(folder / "part_1")
@@ -164,6 +170,7 @@ WRITERS = {
     "webdataset": (write_webdataset, 5),
     "parquet": (write_parquet, 5),
     "mds": (write_shards, 5),
+    "packed mds": (write_packed_shards, 5),
     "csv": (write_csv, 4),
     "jsonl": (write_lines, 4),
     "imagefolder": (write_imagefolder, 4),
@@ -214,6 +221,13 @@ def test_spans_cover_every_row_once(tmp_path, kind, rows_per_part):
             assert len(rows) == span.rows <= rows_per_part
             keys += [row.key for row in rows]
     assert keys == [f"{row:09}" for row in range(NUM_ROWS)]
+
+
+def test_the_parts_of_a_packed_shard_depend_on_all_of_its_file(tmp_path):
+    unit = find_units(write_packed_shards(tmp_path / "in"))[0]
+    for span in unit.spans(1):
+        (piece,) = unit.input_pieces(span)
+        assert (piece.path, piece.start, piece.stop) == (unit.path, 0, None)
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import web
 from downloads import SETTINGS, read_images, read_rows, write_metadata
 from hadoop_here import HadoopHere
 
-from ppldm.prepare import spark
 from ppldm.prepare.address_path import AddressPath, path_of
 from ppldm.prepare.download.download import download
 from ppldm.prepare.download.part import PartDownload
@@ -23,6 +22,7 @@ from ppldm.prepare.download.shard_at import put_shard
 from ppldm.prepare.download.shard_rows import find_columns, find_parts
 from ppldm.prepare.executor_hadoop import connect
 from ppldm.prepare.hadoop import Hadoop
+from ppldm.utils import spark
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 from ppldm.utils.files import count_free_bytes, make_output_dir, read_json, remove_path, write_json, write_text
 

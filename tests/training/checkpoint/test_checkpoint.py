@@ -3,12 +3,12 @@
 import json
 import pickle
 import resource
-import subprocess
 
 import numpy as np
 import paddle
 import pytest
 from paddlenlp.trainer import Trainer, TrainingArguments
+from small_disk import small_disk
 
 from ppldm.training.checkpoint.checkpoint import (
     TrainingState,
@@ -284,30 +284,25 @@ def test_the_space_is_counted_before_writing(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 4 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs more rights")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_a_full_disk_keeps_the_older_checkpoint(small_disk, monkeypatch, counted):
+def test_a_full_disk_keeps_the_older_checkpoint(disk, monkeypatch, counted):
     state = make_state(width=100_000)  # 1.2 MB, as there are no moments yet
-    old = save(small_disk, 1, state=state, limit=1)
+    old = save(disk, 1, state=state, limit=1)
     if not counted:  # somebody else fills the disk while we write
         monkeypatch.setattr("ppldm.training.checkpoint.checkpoint.count_free_bytes", lambda _: 1 << 40)
-    (small_disk / "filler").write_bytes(bytes(2 << 20))
+    (disk / "filler").write_bytes(bytes(2 << 20))
     with pytest.raises(DiskFullError, match="needs 0.002 GB" if counted else "the disk filled up while writing"):
-        save(small_disk, 2, state=state, limit=1)
-    assert newest_checkpoint(small_disk) == old
-    assert sorted(path.name for path in small_disk.iterdir()) == ["checkpoint-1", "filler"]
-    (small_disk / "filler").unlink()
-    new = save(small_disk, 3, state=state, limit=1)
-    assert newest_checkpoint(small_disk) == new and list_checkpoints(small_disk) == [new]
+        save(disk, 2, state=state, limit=1)
+    assert newest_checkpoint(disk) == old
+    assert sorted(path.name for path in disk.iterdir()) == ["checkpoint-1", "filler"]
+    (disk / "filler").unlink()
+    new = save(disk, 3, state=state, limit=1)
+    assert newest_checkpoint(disk) == new and list_checkpoints(disk) == [new]
 
 
 def test_an_interrupted_save_leaves_no_checkpoint(tmp_path, monkeypatch):

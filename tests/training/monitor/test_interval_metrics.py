@@ -30,11 +30,11 @@ def feed(interval, updates):
     for loss, samples, skipped in updates:
         timesteps, errors = zip(*samples, strict=True)
         interval.add(loss, len(samples), grad_norm=2 * loss, losses=seen(timesteps, errors))
-        interval.skip(skipped)
+        interval.see({"skipped": skipped, "checksums": [2**31 + timestep for timestep in timesteps]})
 
 
 def numbers(values):
-    return {name: v for name, v in values.items() if name.startswith(("loss", "grad_norm", "skipped"))}
+    return {name: v for name, v in values.items() if name.startswith(("loss", "grad_norm", "skipped", "data"))}
 
 
 @given(st.lists(UPDATE, min_size=1, max_size=6), st.data())
@@ -56,6 +56,7 @@ def test_a_stop_inside_changes_nothing(updates, data):
         np.testing.assert_allclose(expected[f"loss_quarter_{quarter + 1}"], wanted, rtol=1e-6, atol=1e-9)
     assert expected["loss"] == pytest.approx(np.mean([loss for loss, _, _ in updates]))
     assert expected["skipped_rows"] == sum(len(skipped) for _, _, skipped in updates)
+    assert expected["data_crc32"] == sum(2**31 + timestep for timestep, _ in samples) % 2**32
 
 
 def test_summary_starts_anew_but_rows_stay_skipped():
@@ -74,12 +75,13 @@ def test_summary_starts_anew_but_rows_stay_skipped():
 
 def test_numbers_of_all_ranks_are_joined(monkeypatch):
     # The other rank: it saw one sample of the last quarter, skipped a row, and waited longer.
-    theirs = [(np.array([[0, 0, 0, 8.0], [0, 0, 0, 1.0]]), {"image": 1}), (7e8, 5_000_000_000_000, 0)]
+    theirs = [(np.array([[0, 0, 0, 8.0], [0, 0, 0, 1.0]]), {"image": 1}, 2**31), (7e8, 5_000_000_000_000, 0)]
     monkeypatch.setattr(module, "gather_objects", lambda value, world: [value, theirs.pop(0)])
     interval = IntervalMetrics(World(0, 2), True)
     feed(interval, [(1.0, [(999, 2.0)], ["base64"])])
     values = interval.summary()
     assert values["loss_quarter_4"] == 5.0 and values["skipped_rows"] == 2
+    assert values["data_crc32"] == 999  # of 2**31 + 999 and 2**31
     assert values["avg_reader_cost"] == 7e8 and values["peak_memory_gb"] == 5000
     assert values["images_per_second"] == pytest.approx(2 * values["images_per_second_per_device"])
 

@@ -24,7 +24,8 @@ def write(folder, reporters, resume_at, steps, factor=1.0):
     """Log `steps` as a run does that resumes at `resume_at`; a picture every second step."""
     path = folder / METRICS_FILE
     past = drop_after(path, resume_at)
-    writer = MetricsWriter(path, open_sinks(reporters, folder, folder / "logs", past, {"seed": 5}))
+    first = {"buckets": np.full((4, 8, 3), 200, np.uint8)}
+    writer = MetricsWriter(path, open_sinks(reporters, folder, folder / "logs", past, {"seed": 5}, first))
     (folder / SAMPLES_DIR).mkdir(exist_ok=True)
     for step in steps:
         writer.log(step, {"loss": factor / step})
@@ -48,6 +49,7 @@ def test_visualdl_shows_one_curve_and_the_pictures(tmp_path, resume_at):
     curve = {record.id: record.value for record in records.get_data("scalar", "train/loss")}
     assert curve == pytest.approx({step: (7.0 if step <= resume_at else 1.0) / step for step in range(1, 9)})
     assert [record.id for record in records.get_data("image", "reconstruction")] == [2, 4, 6, 8]
+    assert [record.id for record in records.get_data("image", "buckets")] == [0]
 
 
 def test_old_pictures_are_the_newest_of_each_tag(tmp_path):
@@ -71,23 +73,24 @@ def events(path):
         place += length + 16
 
 
-def test_tensorboard_takes_back_what_is_past_the_step(tmp_path):
+@pytest.mark.parametrize("resume_at", [0, 3])
+def test_tensorboard_takes_back_what_is_past_the_step(tmp_path, resume_at):
     write(tmp_path, ["tensorboard"], 0, range(1, 7), factor=7.0)
     first = set((tmp_path / "logs").iterdir())
-    write(tmp_path, ["tensorboard"], 3, range(4, 9))
-    curve, pictures = {}, set()
+    write(tmp_path, ["tensorboard"], resume_at, range(resume_at + 1, 9))
+    curve, pictures = {}, []
     for path in [*first, *set((tmp_path / "logs").iterdir()) - first]:
         for event in events(path):
             if event.HasField("session_log"):  # as TensorBoard does where a start says from which step on
                 curve = {step: value for step, value in curve.items() if step < event.step}
-                pictures = {step for step in pictures if step < event.step}
+                pictures = [(tag, step) for tag, step in pictures if step < event.step]
             for value in event.summary.value:
                 if value.tag == "train/loss":
                     curve[event.step] = value.simple_value
-                elif value.tag == "reconstruction":
-                    pictures.add(event.step)
-    assert curve == pytest.approx({step: (7.0 if step <= 3 else 1.0) / step for step in range(1, 9)})
-    assert pictures == {2, 4, 6, 8}
+                elif value.HasField("image"):
+                    pictures.append((value.tag, event.step))
+    assert curve == pytest.approx({step: (7.0 if step <= resume_at else 1.0) / step for step in range(1, 9)})
+    assert sorted(pictures) == [("buckets", 0), *(("reconstruction", step) for step in (2, 4, 6, 8))]
 
 
 @pytest.mark.slow

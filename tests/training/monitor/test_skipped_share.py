@@ -64,7 +64,7 @@ def test_an_interval_counts_every_update_and_its_state_goes_on():
     first = IntervalMetrics(World(), max_skipped_share=0.5)
     first.add(float("nan"), 90, applied=False, skipped_rows=90)
     first.check_skipped()
-    first.skip(["image"] * 90)
+    first.see({"skipped": ["image"] * 90})
     second = IntervalMetrics(World(), state=json.loads(json.dumps(first.state())), max_skipped_share=0.5)
     second.add(1.0, 10, skipped_rows=11)
     with pytest.raises(DataError, match="101 could not be used.*90 image"):

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from ..utils.errors import DataError, EnvironmentProblem
-from ..utils.log import following
-from ..utils.machine import count_usable_cores, parse_java_major, read_java_version
-from ..utils.variables import read, set_for_libraries
+from .errors import DataError, EnvironmentProblem
+from .log import following
+from .machine import count_usable_cores, parse_java_major, read_java_version
+from .variables import read, set_for_libraries
 
 # Spark 4 wants it.
 MIN_JAVA = 17

@@ -2,7 +2,8 @@
 
 A shard is, little endian: the number of samples u32; where each begins, and the last ends, u32[n + 1]; a JSON object
 that names the columns with their encodings and sizes; the samples. A sample is the sizes u32 of its columns of no fixed
-size, then the columns, one after the other. `index.json` says nothing more and is not read.
+size, then the columns, one after the other. `index.json` is not needed; where it is there, its sizes and hashes must be
+those of the shards. A compressed shard is read from a copy (`mds.packed`); its index has places in that.
 
 A shard of pictures has an encoded image, a caption, and metadata. A shard of latents, as micro_diffusion writes them,
 has `latents_256` and so on in place of the image: float16 [C, h, w], one sample of the VAE's posterior, times the
@@ -12,6 +13,7 @@ scaling factor. Arrays, pickles and other columns of bytes are not looked at.
 import json
 import math
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,18 +21,20 @@ from pathlib import Path
 
 import numpy as np
 
-from ...utils.errors import PartError, RowError
-from ..images.decode import image_size
-from .base import MAX_ROW_BYTES, IndexedRows, find_column, indexing, is_plain, store_rows
-from .index import MDS_SAMPLES, Index
-from .index_cache import IndexSpec, stat_part
-from .parquet.table import CAPTION_COLUMNS, IMAGE_COLUMNS
-from .row import Row, decode_text
+from ....utils.errors import PartError, RowError
+from ...images.decode import image_size
+from ..base import MAX_ROW_BYTES, IndexedRows, find_column, indexing, is_plain, store_rows
+from ..index import MDS_SAMPLES, Index
+from ..index_cache import IndexSpec, stat_part
+from ..open_file import unreadable
+from ..parquet.table import CAPTION_COLUMNS, IMAGE_COLUMNS
+from ..row import Row, decode_text
+from .index_json import check_stated
+from .packed import is_packed, open_samples, open_stream
 
 _CAPTION_COLUMNS = (*CAPTION_COLUMNS, "caption_syn_pixart_llava15")
 _IMAGE_ENCODINGS = ("jpeg", "png", "bytes")  # the encoded file as it is
-_LATENTS = "latents_"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_LATENTS, _CAPTION_LATENTS = "latents_", "caption_latents"
 _MAX_COLUMNS_BYTES = 1 << 20
 _NUMBERS = {"int": "<i8"} | {
     f"{kind}{8 * size}": f"<{kind[0]}{size}"
@@ -57,9 +61,9 @@ class MdsLayout:
 
     def __init__(self, path: Path):
         self.path = path
-        with open(path, "rb") as file:
+        with open_stream(path) as file:
             self.starts = self._read_starts(file)
-            self.columns = self._read_columns(file.read(int(self.starts[0]) - file.tell()))
+            self.columns = self._read_columns(file.read(int(self.starts[0]) - 4 * len(self.starts) - 4))
         self.caption = find_column(self._named("str"), _CAPTION_COLUMNS, path)
         images = self._named(*_IMAGE_ENCODINGS)
         has_image = not self.latents or not set(images).isdisjoint(IMAGE_COLUMNS)
@@ -116,23 +120,22 @@ class MdsLayout:
         decoded = {column.name: _decode(column.encoding, values[column.name], where) for column in columns}
         return caption, {name: value for name, value in decoded.items() if is_plain(value)}
 
+    def damaged(self) -> PartError:
+        """The error of a shard that is not as long, or not laid out, as it says."""
+        return PartError(f"{self.path} is not an MDS shard, or is damaged or cut short; get it again")
+
     def _read_starts(self, file) -> np.ndarray:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(4)
-        if head == _ZSTD_MAGIC:
-            raise PartError(
-                f"{self.path} is compressed, so that its rows cannot be read at random; unpack it with zstd -d"
-            )
-        count = int.from_bytes(head, "little") + 1
-        words = file.read(4 * count) if 4 * count < size else b""
+        size = None if is_packed(self.path) else os.fstat(file.fileno()).st_size
+        count = int.from_bytes(file.read(4), "little") + 1
+        words = file.read(4 * count) if size is None or 4 * count < size else b""
         starts = np.frombuffer(words[: len(words) // 4 * 4], "<u4").astype(np.int64)
         if (
             len(starts) < count
-            or starts[-1] != size
+            or starts[-1] != (starts[-1] if size is None else size)
             or (np.diff(starts) < 0).any()
-            or not (file.tell() < starts[0] <= file.tell() + _MAX_COLUMNS_BYTES)
+            or not 0 < starts[0] - 4 * len(starts) - 4 <= _MAX_COLUMNS_BYTES
         ):
-            raise PartError(f"{self.path} is not an MDS shard, or is damaged or cut short; get it again")
+            raise self.damaged()
         return starts
 
     def _read_columns(self, text: bytes) -> tuple[_Column, ...]:
@@ -155,13 +158,17 @@ class MdsShard(IndexedRows):
 
     def __init__(self, path):
         stat_part(Path(path), self.spec)
-        self._layout = MdsLayout(Path(path))
+        self._layout, self._samples = MdsLayout(Path(path)), None
         super().__init__(path)
 
     @property
     def latents(self) -> dict[int, str]:
         """The columns of latents by the resolution that they were made at; none in a shard of pictures."""
         return self._layout.latents
+
+    @property
+    def has_images(self) -> bool:
+        return self._layout.image is not None
 
     def read_fields(self, row: int) -> tuple[str, dict]:
         where = self._where(row)
@@ -174,40 +181,101 @@ class MdsShard(IndexedRows):
         if column is None:
             made = ", ".join(map(str, sorted(self.latents))) or "none"
             raise PartError(f"{self.path} has latents of {made} pixels and not of {resolution}; set --resolution")
+        return self._read_float16(row, column, shape, where)
+
+    @property
+    def has_caption_latents(self) -> bool:
+        """Whether rows have a text encoder's hidden states of their caption, as micro_diffusion writes them."""
+        return any((column.name, column.encoding) == (_CAPTION_LATENTS, "bytes") for column in self._layout.columns)
+
+    def read_caption_latents(self, row: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Hidden states of a row's caption, float16 of `shape`, [tokens, width]. Raises RowError "damaged", "latents",
+        "not_finite"."""
+        where = self._where(row)
+        found = self._read_float16(row, _CAPTION_LATENTS, shape, where)
+        if not np.isfinite(found).all():
+            raise RowError("not_finite", f"{where}: {_CAPTION_LATENTS} is not finite")
+        return found
+
+    def _read_float16(self, row: int, column: str, shape: tuple[int, ...], where: str) -> np.ndarray:
         data = self._read_columns(row, [column], where)[column]
         if len(data) != 2 * math.prod(shape):
             needed = " x ".join(map(str, shape))
             raise RowError("latents", f"{where}: {len(data)} bytes of latents where {needed} float16 are needed")
         return np.frombuffer(data, "<f2").reshape(shape)
 
+    def read_preview(self, row: int) -> np.ndarray | None:
+        """The latents of a row at the lowest resolution, float32 [C, h, w], of a VAE that scales down by 8; None where
+        they are not of such. Raises RowError."""
+        side, data = min(self.latents), self.check_latents(row)[self.latents[min(self.latents)]]
+        return None if len(data) % (side // 8) ** 2 else data.reshape(-1, side // 8, side // 8).astype(np.float32)
+
+    def check_latents(self, row: int) -> dict[str, np.ndarray]:
+        """All latents of a row by their columns, float16 in one dimension. Raises RowError "damaged", "latents" where
+        there are none, "not_finite"."""
+        where, found = self._where(row), {}
+        for name, data in self._read_columns(row, [*self.latents.values()], where).items():
+            if not data or len(data) % 2:
+                raise RowError("latents", f"{where}: {name} has {len(data)} bytes, which are not float16 numbers")
+            found[name] = np.frombuffer(data, "<f2")
+            if not np.isfinite(found[name]).all():
+                raise RowError("not_finite", f"{where}: {name} is not finite")
+        return found
+
+    def close(self) -> None:
+        if self._samples:
+            self._samples.close()
+        super().close()
+
     def _read_columns(self, row: int, names: list[str], where: str) -> dict[str, bytes]:
         """The bytes of columns of a row, read by themselves: those of a text encoder's output are large."""
 
         def read(offset: int, length: int) -> bytes:
-            return self._file.read(offset, length, where)
+            return self._read(offset, length, where)
 
         start = int(self._index.offsets[row])
         places = self._layout.places(read, start, start + int(self._index.lengths[row]), where)
         return {name: read(*places[name]) for name in names}
 
+    def _read_bytes(self, row: int, where: str) -> bytes:
+        return self._read(int(self._index.offsets[row]), int(self._index.lengths[row]), where)
+
+    def _read(self, offset: int, length: int, where: str) -> bytes:
+        """Bytes of the shard as it is unpacked; its copy is opened with the first row."""
+        if not is_packed(self.path):
+            return self._file.read(offset, length, where)
+        self._file.read(0, 0, where)  # notices a change
+        try:
+            if self._samples is None:
+                self._samples = open_samples(self.path)
+                weakref.finalize(self, self._samples.close)
+            return os.pread(self._samples.fileno(), length, offset)
+        except OSError as error:
+            raise unreadable(where, error) from error
+
     def _build(self) -> tuple[Path, Index]:
         layout, table = self._layout, []
-        with open(self.path, "rb") as file, indexing(self.path, int(layout.starts[-1]), "B") as bar:
+        with indexing(self.path, int(layout.starts[-1]), "B") as bar, open_stream(self.path) as file:
+            check_stated(self.path)
+            file.read(int(layout.starts[0]))
             for start, stop in zip(layout.starts[:-1].tolist(), layout.starts[1:].tolist(), strict=True):
                 if stop - start > MAX_ROW_BYTES:
                     raise PartError(f"{self.path} row {len(table)} is over {MAX_ROW_BYTES} bytes long; omit it")
-                size = self._image_size(file, start, stop) if layout.image else (0, 0)
-                table.append((start, stop - start, *size))
+                data = file.read(stop - start)
+                if len(data) < stop - start:
+                    raise layout.damaged()
+                table.append((start, stop - start, *(self._image_size(data) if layout.image else (0, 0))))
                 bar.update(stop - start)
+            if file.read(1):
+                raise layout.damaged()
         return store_rows(self.path, self.spec, table)
 
-    def _image_size(self, file, start: int, stop: int) -> tuple[int, int]:
+    def _image_size(self, data: bytes) -> tuple[int, int]:
         def read(offset: int, length: int) -> bytes:
-            file.seek(offset)
-            return file.read(length)
+            return data[offset : offset + length]
 
         try:
-            return image_size(read(*self._layout.places(read, start, stop, "")[self._layout.image]))
+            return image_size(read(*self._layout.places(read, 0, len(data), "")[self._layout.image]))
         except RowError:  # which reading the row says
             return 0, 0
 

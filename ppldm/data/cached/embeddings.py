@@ -1,0 +1,174 @@
+"""Cached embeddings of captions: the file of a part, and those of a run's rows.
+
+The file is that of `cached.file`; its header has the `width` of the hidden states and how many `variants` a row has at
+most. The variants of a row are the texts that may be drawn of it, in the order of `CaptionRule.texts`, as many as its
+code says; a row behind the last of the part is the empty caption, once. It holds neither texts nor sizes: a run has
+both from its parts, or from their latents.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...utils.checksums import digest_of
+from ...utils.errors import ConfigError, PartError, RowError
+from ...utils.workers import map_in_threads
+from ..filelist import Source
+from ..fingerprint import read_options
+from ..formats.mds.shard import MdsShard
+from ..inputs import TextEmbeddings
+from ..last_used import LastUsed
+from ..text.captions import CaptionRule
+from .file import CachedFile, create_file, read_key
+from .key import EmbeddingsKey, find_cached
+
+MOST_TEXTS = 250  # of a row
+
+
+@dataclass(frozen=True)
+class EmbeddingsRule:
+    """What embeddings a model can train on: of a frozen text encoder with its tokenizer, kept in `dtype`; the names are
+    those of `EmbeddingsKey`. empty_is_zeros: whether the model takes zeros for the empty caption; nothing that is kept
+    depends on it."""
+
+    text_encoder: str
+    tokenizer: str
+    model_max_length: int
+    mask_pad_tokens: bool = False
+    dtype: str = "float16"
+    empty_is_zeros: bool = False
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits of what is kept."""
+        return digest_of(self._facts)
+
+    @property
+    def _facts(self) -> dict:
+        return {name: value for name, value in asdict(self).items() if name != "empty_is_zeros"}
+
+    def key(self, captions: CaptionRule, source: Source, part: tuple[int, int] | None) -> EmbeddingsKey:
+        """The key of a part of `source`. Raises ConfigError for captions that cannot be enumerated."""
+        check_captions(captions)
+        return EmbeddingsKey(
+            **self._facts,
+            captions=tuple(name for name, _ in captions.weights),
+            caption_choice=captions.choice,
+            clean_captions=captions.clean,
+            part=None if part is None else (int(part[0]), int(part[1])),
+            **read_options(source),
+        )
+
+
+def check_captions(captions: CaptionRule) -> None:
+    """Raises ConfigError for captions that are drawn from more than can be enumerated."""
+    if captions.tags or captions.wildcards:
+        raise ConfigError(
+            "captions that are drawn anew in every epoch have no embeddings to cache; omit --shuffle_tags, "
+            "--tag_drop_probability and --caption_wildcards, or train with --text_embeddings off"
+        )
+
+
+def create_embeddings(path: Path, key: EmbeddingsKey, width: int, texts: list[list[str] | RowError]) -> None:
+    """Write a file of which all is missing but the reasons of rows without texts. texts: of each row, or why it has
+    none. Raises OSError, PartError."""
+    codes = count_texts(texts)
+    header = {"width": width, "variants": int(codes.max())}
+    create_file(path, key, header, codes, np.zeros((2, len(codes))), [b""] * len(codes))
+
+
+def count_texts(texts: list[list[str] | RowError]) -> np.ndarray:
+    """The codes of rows with these texts, and of the empty caption: uint8 [rows + 1]. Raises PartError."""
+    counts = [0 if isinstance(one, RowError) else len(one) for one in texts]
+    if max(counts, default=0) > MOST_TEXTS:
+        raise PartError(
+            f"row {int(np.argmax(counts))} has {max(counts)} captions, and embeddings are for {MOST_TEXTS} at most; "
+            "choose the first with --caption_choice first"
+        )
+    return np.array([*counts, 1], np.uint8)
+
+
+class CachedEmbeddings:
+    """Those of all parts of a run, by the numbers of parts.
+
+    embeddings: the input of the model. parts: (path, how to read it). contents: (bytes, CRC-32) of each. count: how
+    many to keep open. Raises ConfigError where captions cannot be enumerated, PartError where embeddings are missing or
+    of something else.
+    """
+
+    def __init__(
+        self,
+        rule: EmbeddingsRule,
+        embeddings: TextEmbeddings,
+        captions: CaptionRule,
+        parts: list[tuple[Path, Source]],
+        contents: list[tuple[int, int]],
+        count: int,
+    ):
+        self._rule, self._embeddings, self._captions = rule, embeddings, captions
+        self._parts, self._contents = parts, contents
+        map_in_threads(self._find, range(len(parts)), "looking for text embeddings")
+        self._open = LastUsed(self._open_part, count)
+
+    def read(self, number: int, row: int, place: int | None) -> np.ndarray:
+        """float32 [L, D] of the text at `place` among those of row `row` of part `number`; None: of the empty caption.
+        Raises RowError, PartError."""
+        file = self._open(number)
+        found = file.read(len(file) - 1, 0) if place is None else file.read(row, place)
+        if found is None:
+            raise PartError(f"{file.path} lacks embeddings of row {row}; complete it with `{file.key.command}`")
+        if found.shape != self._embeddings.shape(0, 0):
+            raise PartError(f"{file.path} has embeddings of shape {found.shape}, not {self._embeddings.shape(0, 0)}")
+        return found
+
+    def _find(self, number: int) -> Path:
+        path, source = self._parts[number]
+        if shard := self._open_shard(number):
+            shard.check(self._rule, self._captions)
+            return path
+        return find_cached(path, self._key(number), source.latents_dir, read_key)
+
+    def _key(self, number: int) -> EmbeddingsKey:
+        return self._rule.key(self._captions, self._parts[number][1], self._contents[number])
+
+    def _open_part(self, number: int):
+        return self._open_shard(number) or CachedFile(self._find(number), self._key(number))
+
+    def _open_shard(self, number: int) -> "_MdsEmbeddings | None":
+        """A part that has embeddings itself."""
+        path, source = self._parts[number]
+        shard = MdsShard(path) if source.format == "mds" else None
+        return _MdsEmbeddings(shard, self._embeddings) if shard and shard.has_caption_latents else None
+
+
+class _MdsEmbeddings:
+    """Those in a shard of MDS, of each row's caption, as a `CachedFile` gives them. It does not say which text encoder
+    made them, and has none of the empty caption, for which it gives zeros."""
+
+    def __init__(self, shard: MdsShard, embeddings: TextEmbeddings):
+        self.path, self._shard, self._shape = shard.path, shard, embeddings.shape(0, 0)
+
+    def check(self, rule: EmbeddingsRule, captions: CaptionRule) -> None:
+        """Raises ConfigError, PartError where these embeddings cannot be those of the run."""
+        if captions.weights or captions.clean:
+            raise ConfigError(f"{self.path} holds embeddings of one caption; omit --captions and --clean_captions")
+        if captions.drop_probability and not rule.empty_is_zeros:
+            raise ConfigError(
+                f"{self.path} holds no embedding of an empty caption; train with --empty_caption zeros, as "
+                "micro_diffusion does, or with --caption_drop 0"
+            )
+        try:
+            self._shard.read_caption_latents(0, self._shape)
+        except RowError as error:
+            if error.reason == "latents":
+                raise PartError(f"{error}; set --model_max_length and the text encoder that made them") from error
+
+    def __len__(self) -> int:
+        return len(self._shard) + 1
+
+    def read(self, row: int, place: int) -> np.ndarray:
+        """As `CachedFile.read`; the last row is the empty caption."""
+        if row == len(self._shard):
+            return np.zeros(self._shape, np.float32)
+        return self._shard.read_caption_latents(row, self._shape).astype(np.float32)

@@ -1,0 +1,1 @@
+"""How good a model is, in numbers that say what they depend on."""

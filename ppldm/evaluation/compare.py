@@ -1,0 +1,131 @@
+"""`ppldm compare`: which of two evaluations is better, where they can be compared at all.
+
+Two results may differ in what was evaluated, weights and the pictures that follow from them. All else must be equal:
+FID changes by more with the number of pictures, the filter of a resize or the guidance than with most improvements of a
+model. Two values whose intervals overlap are no difference. That is a careful rule: values whose intervals just touch
+differ at the level of about 99 %, not 95 %.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from ..utils.errors import ConfigError
+from ..utils.report import print_report
+from ..utils.text import did_you_mean
+
+_Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
+NO_DIFFERENCE = "no difference"
+
+
+def compare(
+    a: Annotated[str, {"metavar": "A"}],  # result of `ppldm evaluate` (JSON), or the folder of a training run
+    b: Annotated[str, {"metavar": "B"}],  # another
+    allow: _Names = (),  # settings that may differ, as drawn.guidance_scale, or whole groups, as versions
+    json: bool = False,  # print the comparison as JSON
+):
+    """Say which of two evaluations is better, metric by metric, or whether two training runs are the same experiment.
+
+    Refuses evaluations that cannot be compared.
+    """
+    from .replay.runs import compare_runs, describe_comparison, is_run
+    from .result import read_result
+
+    if is_run(a) and is_run(b):
+        print_report(compare_runs(a, b), describe_comparison, json)
+        return
+    report = compare_results(read_result(_result_file(a)), read_result(_result_file(b)), tuple(allow))
+    print_report({"a": a, "b": b, **report}, describe, json)
+
+
+def _result_file(path: str) -> Path:
+    """The file itself, or the only result in a folder. Raises ConfigError."""
+    if not Path(path).is_dir():
+        return Path(path)
+    found = sorted(Path(path).glob("*.json"))
+    if len(found) != 1:
+        names = ", ".join(one.name for one in found[:5]) or "none"
+        raise ConfigError(f"{path} holds {len(found)} results ({names}); name one")
+    return found[0]
+
+
+def compare_results(a, b, allow: tuple[str, ...] = ()) -> dict:
+    """{"accepted": settings that differ, "metrics": {name: `judge`}, "only": {"a": names, "b": names}} of two `Result`.
+
+    Raises ConfigError for settings that differ and are not in `allow`, naming each, and for an unknown name there.
+    """
+    common = [name for name in a.metrics if name in b.metrics]
+    if not common:
+        raise ConfigError("the two results have no metric in common; evaluate both with the same --metrics")
+    differing = find_differences(a.settings, b.settings)
+    known = sorted({f"{group}.{name}" for one in (a, b) for group, own in one.settings.items() for name in own})
+    for name in allow:
+        if not any(_is_allowed(one, (name,)) for one in known):
+            raise ConfigError(f"--allow {name} is not a setting of these results; {did_you_mean(name, known)}")
+    refused = {name: words for name, words in differing.items() if not _is_allowed(name, allow)}
+    if refused:
+        raise ConfigError(
+            f"these cannot be compared: {'; '.join(refused.values())}. Evaluate again with equal settings, or accept "
+            f"it by --allow {' '.join(refused)}"
+        )
+    return {
+        "accepted": list(differing.values()),
+        "metrics": {name: judge(a.metrics[name], b.metrics[name]) for name in common},
+        "only": {
+            "a": [name for name in a.metrics if name not in b.metrics],
+            "b": [name for name in b.metrics if name not in a.metrics],
+        },
+    }
+
+
+def find_differences(a: dict[str, dict], b: dict[str, dict]) -> dict[str, str]:
+    """Setting -> what differs, in words. Networks and estimators that only one of the two used make no difference."""
+    found = {}
+    for group in dict.fromkeys([*a, *b]):
+        if group.startswith(("features.", "metrics.")) and not (group in a and group in b):
+            continue
+        own, other = a.get(group, {}), b.get(group, {})
+        for name in dict.fromkeys([*own, *other]):
+            if own.get(name) != other.get(name):
+                found[f"{group}.{name}"] = f"{group}.{name} is {_show(own.get(name))} and {_show(other.get(name))}"
+    return found
+
+
+def judge(a: dict, b: dict) -> dict:
+    """A metric of both, with the verdict: "no difference", "a is better", or of a metric without a good side "a is
+    higher"."""
+    if a["low"] <= b["high"] and b["low"] <= a["high"]:
+        verdict = NO_DIFFERENCE
+    else:
+        higher = "a" if a["value"] > b["value"] else "b"
+        other = "b" if higher == "a" else "a"
+        sign = a["higher_is_better"]
+        verdict = f"{higher} is higher" if sign is None else f"{higher if sign else other} is better"
+    keep = ("value", "low", "high")
+    return {"a": {key: a[key] for key in keep}, "b": {key: b[key] for key in keep}, "verdict": verdict}
+
+
+def describe(report: dict) -> str:
+    """A comparison as a table."""
+    lines = [f"a: {report['a']}", f"b: {report['b']}", *(f"accepted: {words}" for words in report["accepted"])]
+    width = max(len(name) for name in report["metrics"]) + 2
+    for name, found in report["metrics"].items():
+        shown = f"{show_measured(found['a']):<32}{show_measured(found['b']):<32}"
+        lines.append(f"{name:<{width}}{shown}{found['verdict']}")
+    for side, names in report["only"].items():
+        lines += [f"only in {side}: {', '.join(names)}"] if names else []
+    return "\n".join(lines)
+
+
+def show_measured(found: dict) -> str:
+    """A value with its interval."""
+    return f"{found['value']:.4g} ({found['low']:.4g} to {found['high']:.4g})"
+
+
+def _is_allowed(name: str, allow: tuple[str, ...]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in allow)
+
+
+def _show(value) -> str:
+    """Digests by their beginning."""
+    text = "not known" if value is None else str(value)
+    return f"{text[:12]}…" if len(text) == 64 and all(c in "0123456789abcdef" for c in text) else text

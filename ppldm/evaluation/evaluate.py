@@ -1,0 +1,170 @@
+"""`ppldm evaluate`: a model, a checkpoint or a folder of pictures by metrics that say all that they depend on.
+
+The folder `--out` holds, for each guidance scale S, the pictures in gS/ and the result in gS.json; of a folder of
+pictures, pictures.json. Pictures are those of `ppldm generate`: shared out over ranks and drawn once, so that the same
+command goes on. The main rank measures. Features of the real pictures are kept in features/, for all scales.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Annotated
+
+from ..inference.generate import check_settings, join_world, require_positive
+from ..utils.devices import use_device
+from ..utils.entry import entry
+from ..utils.errors import ConfigError
+from ..utils.files import local_path
+from ..utils.log import quiet_libraries
+from ..utils.report import print_report
+from ..utils.world import World
+from ..weights.fetch import check_name
+from .compare import show_measured
+
+_Words = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "METRIC"}]
+_Scales = Annotated[list[float], {"nargs": "+", "type": float, "metavar": "S"}]
+_Seconds = Annotated[float, {"opt": True, "type": float}]
+
+
+def evaluate(
+    what: Annotated[str, {"opt": False, "nargs": "?"}] = None,  # pipeline, checkpoint, .ckpt, autoencoder, or pictures
+    against: Annotated[str, {"opt": True, "required": True}] = None,  # real pictures: a filelist or a folder
+    metrics: _Words = (),  # such as fid kid frechet:dinov2; by default all whose networks are at hand
+    prompts: str = None,  # file of prompts, as of generate, or COCO's captions; by default the captions of --against
+    num_samples: int = None,  # pictures to draw; by default one a prompt, of 1000 prompts at most
+    num_real: int = None,  # real pictures to use, chosen once for all; by default all
+    guidance_scale: _Scales = (7.5,),  # how strongly to follow the prompt; several: a result for each
+    num_inference_steps: int = 50,  # sampler's steps
+    sampler: str = "ddim",  # ddim, ddpm, pndm, lms, euler, euler-ancestral, dpm-solver++
+    negative_prompt: str = "",  # what the pictures should not show, for prompts without one of their own
+    seed: int = 23,  # of the pictures that are drawn
+    resolution: int = None,  # side in pixels of drawn and real pictures; by default as trained, or as they are
+    batch_size: int = 8,  # pictures drawn at a time; changes at most the last bit of a pixel
+    exact: bool = False,  # the same bits for any number of processes: one picture at a time, and one thread of a CPU
+    ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
+    inception: str = None,  # weights of InceptionV3 for FID
+    clip: str = None,  # folder of a CLIP
+    dinov2: str = None,  # weights of DINOv2
+    convention: str = None,  # how pictures are resized for inception: clean, legacy_pytorch, legacy_tensorflow
+    original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
+    tokenizer: str = None,  # tokenizer folder, where the model brings none
+    out: str = None,  # folder of results (default: evaluation; with --watch RUN/evaluation)
+    watch: str = None,  # folder of a run: evaluate each of its checkpoints, until it has ended
+    every: int = 1,  # with --watch: only checkpoints after a multiple of so many updates
+    once: bool = False,  # with --watch: only what is there now
+    poll_seconds: _Seconds = 10.0,  # with --watch: between looks at the folder
+    threads: int = None,  # of the CPU; with --watch 1, else as many as there are cores
+    device: str = None,  # cpu, gpu or gpu:N; by default what paddle finds
+    redo: bool = False,  # replace the results of other settings in --out
+    dry_run: bool = False,  # say what would be drawn and measured, and do nothing
+    json: bool = False,  # print the results as JSON
+    offline: bool = False,  # never touch the network
+):  # fmt: skip
+    """Measure how good a model's pictures are (FID, CLIP score and others), with intervals and all settings."""
+    flags = SimpleNamespace(**locals())
+    flags.sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
+    _check(flags)
+    job = _open_job(flags)
+    if dry_run:
+        print_report(job.plan(local_path(watch or what)), _describe_plan, json)
+        return
+    report = _run(job, flags)
+    if World.detect().is_main:
+        print_report({str(path): vars(result) for path, result in report.items()}, describe, json)
+
+
+evaluate.aliases = {"--scheduler-type": "--sampler", "--guidance-scales": "--guidance-scale"}
+
+
+def _check(flags) -> None:
+    """Raises ConfigError for flags that say nothing, or cannot go together."""
+    if (flags.what is None) == (flags.watch is None):
+        raise ConfigError("name what to evaluate, a model or a folder of pictures, or the run to watch (--watch RUN)")
+    if flags.seed < 0:
+        raise ConfigError(f"--seed {flags.seed} must not be negative: a result must say which pictures it is of")
+    check_settings(list(flags.guidance_scale), flags.sampler, flags.seed)
+    positive = ("num_samples", "num_real", "resolution", "threads", "num_inference_steps", "batch_size", "every",
+                "poll_seconds")  # fmt: skip
+    require_positive(**{name: getattr(flags, name) for name in positive if getattr(flags, name) is not None})
+
+
+def _open_job(flags):
+    """What is to be done. Raises ConfigError for unknown metrics, and networks that are not given."""
+    from .job import Job, is_autoencoder
+    from .measure import Networks, choose_metrics
+
+    networks = {name: getattr(flags, name) for name in ("inception", "clip", "dinov2")}
+    paired = flags.what is not None and is_autoencoder(local_path(flags.what))
+    wanted, left_out = choose_metrics(flags.metrics, networks, paired)
+    return Job(
+        against=local_path(flags.against),
+        num_real=flags.num_real,
+        wanted=wanted,
+        left_out=left_out,
+        make_networks=partial(Networks, networks, {"inception": flags.convention}, flags.device),
+        prompts=flags.prompts,
+        num_samples=flags.num_samples,
+        negative_prompt=flags.negative_prompt,
+        drawing={
+            "guidance_scales": tuple(dict.fromkeys(flags.guidance_scale)),
+            "num_inference_steps": flags.num_inference_steps,
+            **{name: getattr(flags, name) for name in ("sampler", "seed", "resolution", "exact")},
+            "batch_size": 1 if flags.exact else flags.batch_size,
+        },
+        loading={name: getattr(flags, name) for name in ("original_config_file", "tokenizer", "offline")},
+        redo=flags.redo,
+    )
+
+
+def _run(job, flags) -> dict:
+    """Results by file; paddle is loaded only where something needs it."""
+    from .job import is_autoencoder, is_model
+
+    what, out = local_path(flags.watch or flags.what), local_path(flags.out or "evaluation")
+    threads = 1 if flags.exact else flags.threads
+    of_pictures = not (flags.watch or is_model(what) or is_autoencoder(what))
+    if of_pictures and all(one.network in (None, "pixels") for one in job.wanted):
+        return job.of_pictures(what, out)
+    if not flags.watch:
+        check_name(what)
+    with entry(threads=threads or (1 if flags.watch else None)):
+        use_device(flags.device)
+        world = join_world()
+        quiet_libraries()
+        if flags.watch:
+            from .watch import EVALUATION_DIR, watch_run
+
+            out = out if flags.out else what / EVALUATION_DIR
+            return watch_run(job, what, out, flags.every, None if flags.once else flags.poll_seconds)
+        if is_autoencoder(what):
+            return job.of_autoencoder(what, out, world)
+        return job.of_pictures(what, out) if of_pictures else job.of_model(what, out, flags.ema, world)
+
+
+def describe(report: dict) -> str:
+    """Results by file as a table."""
+    lines = []
+    for path, result in report.items():
+        settings = result["settings"]
+        count, scale = settings["generated"]["count"], settings["drawn"].get("guidance_scale")
+        at = f", guidance scale {scale:g}" if scale is not None else ""
+        lines.append(f"{path}: {count} pictures against {settings['real']['count']}{at}")
+        width = max(map(len, result["metrics"]), default=0) + 2
+        for name, found in result["metrics"].items():
+            better = {True: "higher is better", False: "lower is better", None: ""}[found["higher_is_better"]]
+            lines.append(f"  {name:<{width}}{show_measured(found):<34}{better}".rstrip())
+        lines += [f"  {line}" for line in _describe_left_out(result["left_out"])]
+    return "\n".join(lines)
+
+
+def _describe_left_out(left_out: dict[str, str]) -> list[str]:
+    """A line for each reason."""
+    by_reason = {why: [name for name in left_out if left_out[name] == why] for why in left_out.values()}
+    return [f"left out: {', '.join(names)} ({why})" for why, names in by_reason.items()]
+
+
+def _describe_plan(plan: dict) -> str:
+    lines = []
+    for name, value in plan.items():
+        if name != "left_out":
+            lines.append(f"{name}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    return "\n".join(lines + _describe_left_out(plan["left_out"]))

@@ -1,0 +1,123 @@
+"""Feature networks: pictures to vectors, by a network and a convention of resizing that are part of the result.
+
+    network = load_features("inception", "pt_inception-2015-12-05-6726825d.pth", "clean-fid")
+    features = network(pictures)        # float32 [N, network.dim]
+
+A distance between features depends on the weights and on how a picture comes to the network's size (Parmar et al. 2022,
+arXiv:2104.11222). So each network states both, as `digest` and `convention`, and nothing is chosen by what happens to
+be installed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from ...utils.checksums import sha256_arrays
+from ...utils.devices import set_exactness, use_device
+from ...utils.errors import ConfigError
+from ...utils.text import did_you_mean
+from .resize import Convention, find_convention
+
+BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Network:
+    """What can be loaded. `flag` gives the weights, which are `published` there; None for a network without any.
+    `conventions`: those that it can be used with, the default first."""
+
+    flag: str | None
+    published: str
+    conventions: tuple[str, ...]
+
+
+NETWORKS = {
+    "inception": Network(
+        "--inception FILE",
+        "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/pt_inception-2015-12-05-6726825d.pth",
+        ("clean", "legacy_pytorch", "legacy_tensorflow"),
+    ),
+    "clip": Network("--clip DIR", "https://huggingface.co/openai/clip-vit-base-patch32", ("clip",)),
+    "dinov2": Network(
+        "--dinov2 FILE",
+        "https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
+        ("dinov2",),
+    ),
+    "pixels": Network(None, "", ("pixels",)),
+}
+
+
+class FeatureNetwork:
+    """Pictures, uint8 [H, W, 3] of any sizes, to float32 [N, dim].
+
+    `digest`: of the weights, by name, shape and value, the same for every file that holds them; "" without weights.
+    `embed` takes what the convention prepares, float32 [N, 3, side, side].
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        digest: str,
+        convention: Convention,
+        side: int,
+        embed: Callable[[np.ndarray], np.ndarray],
+    ):
+        self.name, self.dim, self.digest = name, dim, digest
+        self.convention = f"{convention.name}: {convention.words.format(side=side)}"
+        self._prepare, self._side, self._embed = convention.prepare, side, embed
+
+    def __call__(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
+        """Features [N, dim] float32, in batches of BATCH_SIZE from the first picture on."""
+        features = np.empty((len(pictures), self.dim), np.float32)
+        for start in range(0, len(pictures), BATCH_SIZE):
+            stop = min(start + BATCH_SIZE, len(pictures))
+            batch = np.stack([self._prepare(pictures[i], self._side) for i in range(start, stop)])
+            features[start:stop] = self._embed(batch)
+        return features
+
+
+def network_of(name: str, layer, dim: int, convention: Convention, side: int) -> FeatureNetwork:
+    """The features that a layer of Paddle gives, [N, dim, ...] of float32 [N, 3, side, side]."""
+    import paddle
+
+    layer.eval()
+
+    def embed(batch: np.ndarray) -> np.ndarray:
+        with paddle.no_grad():
+            return layer(paddle.to_tensor(batch)).numpy().reshape(len(batch), dim)
+
+    return FeatureNetwork(name, dim, layer_digest(layer), convention, side, embed)
+
+
+def layer_digest(layer) -> str:
+    """Of a layer's weights: `sha256_arrays`."""
+    return sha256_arrays((name, value.numpy()) for name, value in layer.state_dict().items())
+
+
+def load_features(name: str, path=None, convention: str | None = None, device: str | None = None) -> FeatureNetwork:
+    """The network of this name, one of NETWORKS, with the weights at `path`, in float32 and for inference.
+
+    `convention`: a name of `resize`; the network's own by default. `device`: as --device; by default that in use.
+    Raises ConfigError for a name or convention that is not known and for weights that are not given, ModelError for
+    weights that are missing, damaged or of another network.
+    """
+    if name not in NETWORKS:
+        raise ConfigError(f"no feature network {name!r} is known; {did_you_mean(name, NETWORKS)}")
+    network = NETWORKS[name]
+    chosen = find_convention(convention or network.conventions[0])
+    if chosen.name not in network.conventions:
+        raise ConfigError(
+            f"{name} features cannot be computed under the convention {convention}; "
+            f"choose {' or '.join(network.conventions)}"
+        )
+    if network.flag is None:
+        return import_module(f".{name}", __package__).load(chosen)
+    if path is None:
+        raise ConfigError(f"{name} features need {network.flag}; such weights are published at {network.published}")
+    use_device(device)
+    set_exactness(fewer_bits=False, search_kernels=False)
+    return import_module(f".{name}", __package__).load(Path(path).expanduser(), chosen)

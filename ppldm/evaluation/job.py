@@ -1,0 +1,222 @@
+"""One evaluation, whatever it is of: real pictures, prompts, drawing, metrics; each result written once it is whole.
+
+A result that is there, of the same pictures and settings, is not computed again, so that the same command goes on.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from shutil import rmtree
+
+from ..inference.prompts import read_licence
+from ..utils.checksums import checksum_json
+from ..utils.errors import DataError
+from ..utils.files import read_json
+from ..utils.jobs import JobFolder, as_json
+from ..utils.log import get_logger
+from ..utils.rank_watch import barrier
+from ..utils.world import World
+from ..weights.folders import CHECKPOINT_AVERAGE, COMPONENT_FOLDERS, EXPORTED_CKPT, find_component, is_checkpoint
+from .drawn import Drawing, choose_requests
+from .measure import Networks, Wanted, check, measure, names_of, state_settings
+from .pictures import PictureSet, open_pictures
+from .result import Result, begin_result
+
+_FEATURES, _RECONSTRUCTIONS = "features", "reconstructions"
+
+
+@dataclass
+class Job:
+    """What is asked for but for the model. prompts: a file; None: the captions of the real pictures. drawing: arguments
+    of `Drawing` besides its requests. loading: arguments of `inference.pipeline.load`."""
+
+    against: Path
+    num_real: int | None
+    wanted: list[Wanted]
+    left_out: dict[str, str]
+    make_networks: Callable[[Path], Networks]
+    prompts: str | None
+    num_samples: int | None
+    negative_prompt: str
+    drawing: dict
+    loading: dict
+    redo: bool
+    _real: dict[int | None, PictureSet] = field(default_factory=dict)
+
+    @property
+    def resolution(self) -> int | None:
+        """The side that was asked for."""
+        return self.drawing["resolution"]
+
+    def real(self, resolution: int | None) -> PictureSet:
+        """The real pictures, looked at once. Raises DataError."""
+        if resolution not in self._real:
+            self._real[resolution] = open_pictures(self.against, resolution, self.num_real)
+        return self._real[resolution]
+
+    def draws(self, resolution: int | None) -> Drawing:
+        """What a model of this resolution is to draw. Raises ConfigError, DataError."""
+        captions = () if self.prompts else self.real(resolution).captions
+        chosen = choose_requests(self.prompts, captions, str(self.against), self.num_samples, self.negative_prompt)
+        return Drawing(*chosen, **self.drawing)
+
+    def of_pictures(self, folder: Path, out: Path) -> dict[Path, Result]:
+        """The result of a folder of pictures by its file."""
+        generated = open_pictures(folder, self.resolution, self.num_samples)
+        real = self.real(self.resolution or _side(generated))
+        claim = {"of": "pictures", "digest": generated.digest, "against": real.digest}
+        with self._claimed(out, claim, World()):
+            path = out / "pictures.json"
+            return {path: self._measure(path, str(folder), generated, real, {}, self.make_networks(out / _FEATURES))}
+
+    def of_model(
+        self, model: Path, out: Path, ema: bool, world: World, features: Path | None = None
+    ) -> dict[Path, Result]:
+        """Draw, and on the main rank the results by their files; on others {}. features: where those of the real
+        pictures are kept. All ranks call it together."""
+        from ..inference.generate import warn_of_unknown_words
+        from ..inference.pipeline import load
+
+        pipeline = load(model, ema=ema, **self.loading)
+        resolution = self.resolution or pipeline.resolution
+        drawing = self.draws(resolution)
+        settings = drawing.settings()
+        claim = {
+            "of": pipeline.fingerprint,
+            "against": self.real(resolution).digest,
+            **settings,
+            "requests": f"{checksum_json(settings['requests']):08x}",
+        }
+        with self._claimed(out, claim, world):
+            if world.is_main:
+                warn_of_unknown_words(pipeline, drawing.requests)
+            drawing.draw(pipeline, out, world)
+            barrier(world)
+            facts, results = weight_facts(model, ema), {}
+            networks = self.make_networks(features or out / _FEATURES)
+            for folder in drawing.folders(out).values() if world.is_main else ():
+                generated = open_pictures(folder, resolution)
+                if len(generated) != drawing.count:
+                    raise DataError(f"{folder} holds {len(generated)} pictures and not {drawing.count}; use --redo")
+                path = out / f"{folder.name}.json"
+                results[path] = self._measure(path, str(model), generated, self.real(resolution), facts, networks)
+        barrier(world)
+        return results
+
+    def of_autoencoder(self, folder: Path, out: Path, world: World) -> dict[Path, Result]:
+        """Reconstruct the real pictures, and on the main rank the result by its file. All ranks call it together."""
+        from .reconstruct import Reconstructor
+
+        vae = Reconstructor(folder, self.loading["offline"])
+        real, results = self.real(self.resolution or vae.resolution), {}
+        claim = {"of": vae.fingerprint, "against": real.digest}
+        with self._claimed(out, claim, world):
+            vae.write(real, out / _RECONSTRUCTIONS, self.drawing["batch_size"], world)
+            barrier(world)
+            if world.is_main:
+                generated = open_pictures(out / _RECONSTRUCTIONS)
+                path, networks = out / f"{_RECONSTRUCTIONS}.json", self.make_networks(out / _FEATURES)
+                results[path] = self._measure(path, str(folder), generated, real, {}, networks)
+        barrier(world)
+        return results
+
+    @contextmanager
+    def _claimed(self, out: Path, claim: dict, world: World) -> Iterator[None]:
+        """Hold the folder for all ranks: none writes into it before the main one has it, and has cleared it."""
+        job = JobFolder(out, ".evaluation", "evaluation")
+        with job.claimed(claim, self.redo, clear=partial(_clear, out)) if world.is_main else nullcontext():
+            barrier(world)
+            yield
+
+    def _measure(self, path: Path, name: str, generated, real, weights: dict, networks: Networks) -> Result:
+        result = begin_result(name, generated, real, weights)
+        result.left_out, usable = dict(self.left_out), []
+        for one in self.wanted:
+            why = check(one, generated, real)
+            if why and one.asked:
+                raise DataError(f"--metrics {one.name} {why}")
+            if why:
+                result.left_out[one.name] = why
+            else:
+                usable.append(one)
+        if licence := self.prompts and read_licence(self.prompts):
+            result.remarks["prompts"] = licence
+        state_settings(result, usable, networks)
+        if earlier := _find_same(path, result, usable):
+            return earlier
+        measure(result, usable, generated, real, networks)
+        result.write(path)
+        get_logger().info("%s", path)
+        return result
+
+    def plan(self, what: Path) -> dict:
+        """What would be done, JSON-ready; reads the real pictures and no network."""
+        plan = {"metrics": [one.name for one in self.wanted], "left_out": self.left_out}
+        if is_autoencoder(what):
+            return {**plan, "pictures": len(self.real(None))}
+        if not is_model(what):
+            return {**plan, "pictures": len(open_pictures(what, None, self.num_samples))}
+        drawing = self.draws(None)
+        scales = list(drawing.guidance_scales)
+        pictures = drawing.count * len(scales)
+        return {**plan, "pictures": pictures, "prompts": len(drawing.requests), "guidance_scale": scales}
+
+
+def weight_facts(model: Path, ema: bool) -> dict:
+    """What is known of a model's weights besides their checksum."""
+    facts = {"averaged": ema}
+    for name in ("manifest.json", "ppldm.json"):
+        found = read_json(model / name) if model.is_dir() else None
+        if isinstance(found, dict):
+            known = {"step": found.get("global_step"), "averaged": ema or found.get("ema", False)}
+            known |= {"manifest": found.get("crc32")}
+            return facts | {key: value for key, value in known.items() if value is not None}
+    return facts
+
+
+def has_average(checkpoint: Path) -> bool:
+    """Whether a checkpoint holds averaged weights, those which its run exports."""
+    return (checkpoint / CHECKPOINT_AVERAGE).is_file()
+
+
+def is_model(path: Path) -> bool:
+    """False for a folder that holds nothing of a model: one of pictures."""
+    if not path.is_dir():
+        return True
+    return (
+        is_checkpoint(path)
+        or (path / EXPORTED_CKPT).is_file()
+        or (path / "run.json").is_file()
+        or any(find_component(path, kind) for kind in COMPONENT_FOLDERS)
+    )
+
+
+def is_autoencoder(path: Path) -> bool:
+    """Whether a folder holds one network, as the folder `vae` that training an autoencoder leaves behind."""
+    return (path / "config.json").is_file()
+
+
+def _side(pictures: PictureSet) -> int | None:
+    """Of square pictures of one size."""
+    width, _, height = pictures.facts["size"].partition("x")
+    return int(width) if width == height else None
+
+
+def _clear(out: Path) -> None:
+    """Remove the results of other settings."""
+    for path in {*out.glob("g*"), *out.glob(_RECONSTRUCTIONS), *out.glob("*.json")}:
+        rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _find_same(path: Path, result: Result, wanted: list[Wanted]) -> Result | None:
+    """The result in a file, where it is the one that is to be computed."""
+    earlier = read_json(path)
+    same = ("of", "settings", "left_out", "format", "remarks")
+    expected = as_json(vars(result))
+    if not isinstance(earlier, dict) or any(earlier.get(name) != expected[name] for name in same):
+        return None
+    if names_of(earlier.get("metrics", {})) != {one.name for one in wanted}:
+        return None
+    return Result(**earlier)

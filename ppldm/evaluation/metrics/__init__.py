@@ -1,0 +1,1 @@
+"""The metrics' mathematics: numpy and scipy, no networks. `base` lists them."""

@@ -1,0 +1,76 @@
+"""What a metric is, and the list of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from .bootstrap import LEVEL, TRIALS, Measured
+from .frechet import frechet_distance
+from .kernels import clip_mmd, kernel_distance
+from .manifold import coverage, density, precision, recall
+from .pairs import psnr, ssim
+from .pyramid import pyramid_distance
+from .single import clip_score, diversity, nearest_training
+from .sliced import sliced_wasserstein
+
+__all__ = ["METRICS", "Measured", "Metric"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric and what it needs.
+
+    inputs says what `compute` is called with, besides `seed` by keyword:
+        features    generated [N, D], real [M, D]: float32 of one feature network
+        texts       pictures [N, D], texts [N, D]: float32 embeddings of a network that has both, as CLIP
+        pictures    generated, real: sequences (len, [i]) of uint8 [H, W, 3], all of one size
+        pairs       the same, of one length, the i-th with the i-th
+        single      generated [N, D]: float32
+    features: the network's usual name; None where none is needed. higher_is_better: None where neither is.
+    settings: what the value depends on besides its inputs. least: how many pictures it needs, of each set.
+    """
+
+    name: str
+    inputs: str
+    features: str | None
+    higher_is_better: bool | None
+    compute: Callable[..., Measured]
+    settings: dict = field(default_factory=dict)
+    least: int = 2
+
+
+def _metric(name: str, inputs: str, features: str | None, better: str, compute, least: int = 2, **settings) -> Metric:
+    interval = {"interval": f"BCa bootstrap of first-order terms, {LEVEL:.0%}", "trials": TRIALS}
+    higher = {"higher": True, "lower": False, "neither": None}[better]
+    chosen = partial(compute, k=settings["k"]) if "k" in settings else compute
+    return Metric(name, inputs, features, higher, chosen, {**settings, **interval}, least)
+
+
+_FRECHET = {"estimator": "squared Fréchet distance of Gaussians, float64, covariances by n - 1"}
+_KID = {"estimator": "MMD², unbiased, (xy / D + 1)³", "subsets": 100, "subset_size": 1000, "subset_seed": 2020}
+_CMMD = {"estimator": "MMD², biased, Gaussian", "sigma": 10, "scale": 1000}
+_DIRECTIONS = {"estimator": "mean W1 over directions", "directions": 512}
+_PYRAMID = {"patches": 128, "patch": 7, "smallest_level": 16, "most_pictures": 16_384, "scale": 1000}
+_SSIM = {"window": "Gaussian 11 x 11, sigma 1.5", "k1": 0.01, "k2": 0.03, "range": 255, "channels": "RGB, mean"}
+_NEAREST = {"estimator": "mean distance, by that of training rows to each other"}
+METRICS = {
+    metric.name: metric
+    for metric in (
+        _metric("fid", "features", "inception", "lower", frechet_distance, **_FRECHET),
+        _metric("clip_fid", "features", "clip", "lower", frechet_distance, **_FRECHET),
+        _metric("frechet", "features", "pixels", "lower", frechet_distance, **_FRECHET),
+        _metric("kid", "features", "inception", "lower", kernel_distance, **_KID),
+        _metric("cmmd", "features", "clip", "lower", clip_mmd, **_CMMD),
+        _metric("precision", "features", "inception", "higher", precision, least=5, k=3),
+        _metric("recall", "features", "inception", "higher", recall, least=5, k=3),
+        _metric("density", "features", "inception", "higher", density, least=7, k=5),
+        _metric("coverage", "features", "inception", "higher", coverage, least=7, k=5),
+        _metric("clip_score", "texts", "clip", "higher", clip_score, estimator="mean of 100 max(cos, 0)"),
+        _metric("sliced_wasserstein", "features", "pixels", "lower", sliced_wasserstein, **_DIRECTIONS),
+        _metric("swd", "pictures", None, "lower", pyramid_distance, **_DIRECTIONS, **_PYRAMID),
+        _metric("psnr", "pairs", None, "higher", psnr, estimator="mean of dB by picture, at most 100"),
+        _metric("ssim", "pairs", None, "higher", ssim, **_SSIM),
+        _metric("nearest_training", "features", "pixels", "neither", nearest_training, **_NEAREST),
+        _metric("diversity", "single", "pixels", "neither", diversity, estimator="mean distance of pairs"),
+    )
+}

@@ -1,0 +1,241 @@
+"""The pictures that are compared: those of a folder or of a filelist, with what tells two sets of them apart.
+
+A set is surveyed once, when it is opened: every picture is read and decoded, so that one that cannot be is left out and
+counted, and the digest is of the ids and the bytes of those that remain. After that a picture is read when it is asked
+for; none is kept.
+
+With a `resolution`, each picture that is not of that size is resized until its shorter side has it (Lanczos, Pillow's
+pixels) and cropped in the centre, as training does with --center_crop and a --crop_fraction of 1.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from ..data.filelist import read_sources
+from ..data.formats.folder_names import split_name
+from ..data.formats.open import build_indexes
+from ..data.formats.sample_files import IMAGE_SUFFIXES, decode_caption
+from ..data.images.crop import scale_to_cover
+from ..data.images.decode import decode_pixels
+from ..data.open_parts import OpenParts
+from ..inference.generate import SETTINGS_CHUNK
+from ..utils.errors import DataError, RowError
+from ..utils.log import get_logger, progress
+from ..utils.rng import Stream, make_rng
+
+RESIZE = "lanczos (Pillow), shorter side, centre crop"
+_FORMATS = {b"\xff\xd8": "JPEG", b"\x89P": "PNG", b"RI": "WebP"}
+_OPEN_PARTS = 16
+WEIGHTS = "weights"  # of the settings of a drawn picture, which weights drew it
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A picture as it is stored. drawn: the settings that `ppldm generate` wrote into it, of another one None."""
+
+    id: str
+    image: bytes
+    caption: str | None = None
+    drawn: dict | None = None
+
+
+@dataclass(frozen=True)
+class PictureSet(Sequence):
+    """Pictures by number, each decoded when it is asked for, uint8 [H, W, 3].
+
+    digest: SHA-256 of ids, bytes and what is made of them. captions: None of a picture that has none. drawn: the
+    settings that all share of pictures that `ppldm generate` drew. requests: SHA-256 of the captions, and of the
+    settings that they do not share. facts: JSON-ready, see `open_pictures`.
+    """
+
+    where: str
+    ids: list[str]
+    captions: list[str | None]
+    digest: str
+    requests: str
+    drawn: dict
+    facts: dict
+    resolution: int | None
+    numbers: tuple[int, ...]  # of the pictures at where they come from
+    read: Callable[[int], Stored]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        return _fit(decode_pixels(self.read(self.numbers[number]).image), self.resolution)
+
+
+def open_pictures(where, resolution: int | None = None, limit: int | None = None, seed: int = 0) -> PictureSet:
+    """The pictures of a folder, or the rows of a filelist; of more than `limit`, so many that `seed` chooses, in order.
+
+    `facts`: `count`; `size`, "width x height" as handed out, "mixed" where they differ; `resize`, None where no picture
+    was resized; `enlarged`, how many were; `formats`, how many files of each; `skipped`, how many could not be read, by
+    reason. Raises DataError where there are none.
+    """
+    count, read = _open_folder(Path(where)) if Path(where).is_dir() else _open_filelist(where)
+    order = range(count)
+    if limit is not None and limit < count:
+        order = make_rng(seed, Stream.ORDER).permutation(count).tolist()
+    found, skipped = [], Counter()
+    with progress(total=min(count, limit or count), desc="looking at pictures", unit="picture", delay=3) as bar:
+        for number in order:
+            if limit is not None and len(found) == limit:
+                break
+            try:
+                found.append(_survey(number, read(number), resolution))
+            except RowError as error:
+                skipped[error.reason] += 1
+            bar.update()
+    if not found:
+        why = ", ".join(f"{reason}: {times}" for reason, times in skipped.items())
+        raise DataError(f"{where} holds no picture that can be read ({why or 'it is empty'}); name another")
+    if skipped:
+        get_logger().warning("%s: %d pictures cannot be read and are left out", where, sum(skipped.values()))
+    found.sort(key=lambda one: one.number)
+    shared = _shared([one.drawn or {} for one in found])
+    return PictureSet(
+        where=str(where),
+        ids=[one.id for one in found],
+        captions=[one.caption for one in found],
+        digest=_digest([one.id, one.checksum, [RESIZE, one.size] if one.is_resized else None] for one in found),
+        requests=_digest([one.caption, _without(one.drawn or {}, shared)] for one in found),
+        drawn=shared,
+        facts=_facts(found, resolution, skipped),
+        resolution=resolution,
+        numbers=tuple(one.number for one in found),
+        read=read,
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    number: int
+    id: str
+    caption: str | None
+    drawn: dict | None
+    checksum: str
+    format: str
+    stored_size: tuple[int, int]
+    size: tuple[int, int]
+
+    @property
+    def is_resized(self) -> bool:
+        return self.size != self.stored_size
+
+
+def _survey(number: int, stored: Stored, resolution: int | None) -> _Found:
+    """What is kept of a picture. Raises RowError where it cannot be decoded."""
+    height, width, _ = decode_pixels(stored.image).shape
+    size = (width, height) if resolution is None else (resolution, resolution)
+    kind = _FORMATS.get(stored.image[:2], "other")
+    checksum = sha256(stored.image).hexdigest()
+    return _Found(number, stored.id, stored.caption, stored.drawn, checksum, kind, (width, height), size)
+
+
+def _digest(facts: Iterable) -> str:
+    digest = sha256()
+    for fact in facts:
+        digest.update(json.dumps(fact, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _facts(found: list[_Found], resolution: int | None, skipped: Counter) -> dict:
+    resized = [one for one in found if one.is_resized]
+    sizes = {one.size for one in found}
+    return {
+        "count": len(found),
+        "size": f"{found[0].size[0]}x{found[0].size[1]}" if len(sizes) == 1 else "mixed",
+        "resize": RESIZE if resized else None,
+        "enlarged": sum(min(one.stored_size) < resolution for one in resized),
+        "formats": dict(sorted(Counter(one.format for one in found).items())),
+        "skipped": dict(sorted(skipped.items())),
+    }
+
+
+def _shared(settings: list[dict]) -> dict:
+    """The settings that all pictures have alike."""
+    first = settings[0]
+    return {name: value for name, value in first.items() if all(one.get(name) == value for one in settings)}
+
+
+def _without(settings: dict, shared: dict) -> dict:
+    return {name: value for name, value in settings.items() if name not in shared and name != WEIGHTS}
+
+
+def _fit(pixels: np.ndarray, resolution: int | None) -> np.ndarray:
+    if resolution is None or pixels.shape[:2] == (resolution, resolution):
+        return pixels
+    # Not data/images/resize.py, whose loops take longer to compile than Pillow takes for thousands of pictures.
+    size = scale_to_cover(*pixels.shape[:2], resolution, resolution, 1.0)
+    left, top = ((side - resolution + 1) // 2 for side in size)
+    whole = Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)
+    return np.asarray(whole.crop((left, top, left + resolution, top + resolution)))
+
+
+def _open_folder(folder: Path) -> tuple[int, Callable[[int], Stored]]:
+    """(number of pictures, reader). Where some carry the settings that they were drawn with, the others, such as a grid
+    of them, do not count."""
+    paths = sorted(
+        path for path in folder.iterdir() if path.name[0] != "." and split_name(path.name)[1] in IMAGE_SUFFIXES
+    )
+    if not paths:
+        inner = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+        hint = f"; it holds folders: name one, such as {folder / inner[0]}" if inner else ""
+        raise DataError(f"{folder} holds no pictures ({', '.join(IMAGE_SUFFIXES)}){hint or '; name another folder'}")
+    settings = [_read_chunk(path) for path in paths]
+    if any(settings):
+        kept = [(path, own) for path, own in zip(paths, settings, strict=True) if own]
+        paths, settings = map(list, zip(*kept, strict=True))
+    return len(paths), partial(_read_file, paths, settings)
+
+
+def _read_chunk(path: Path) -> dict | None:
+    """The settings that a picture was drawn with, from the head of its file."""
+    if path.suffix.lower() != ".png":
+        return None
+    try:
+        with Image.open(path) as picture:
+            found = json.loads(picture.info[SETTINGS_CHUNK])
+    except (OSError, SyntaxError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _read_file(paths: list[Path], settings: list[dict | None], number: int) -> Stored:
+    path, drawn = paths[number], settings[number]
+    try:
+        image = path.read_bytes()
+    except OSError as error:
+        raise RowError("unreadable", f"cannot read {path}: {error.strerror}") from error
+    text = path.with_suffix(".txt")
+    if drawn and isinstance(drawn.get("prompt"), str):
+        caption = drawn["prompt"]
+    else:
+        caption = decode_caption(text.read_bytes(), str(text)) if text.is_file() else None
+    return Stored(path.name, image, caption, drawn)
+
+
+def _open_filelist(path) -> tuple[int, Callable[[int], Stored]]:
+    parts, ends, total = [], [], 0
+    for source in read_sources(path):
+        for part, summary in zip(source.parts, build_indexes(source.parts, source), strict=True):
+            parts.append((part, source.without_parts()))
+            total += summary.rows
+            ends.append(total)
+    return total, partial(_read_row, OpenParts(parts, _OPEN_PARTS), ends)
+
+
+def _read_row(parts: OpenParts, ends: list[int], number: int) -> Stored:
+    part = int(np.searchsorted(ends, number, side="right"))
+    row_number = number - (ends[part - 1] if part else 0)
+    row = parts[part].read(row_number)
+    return Stored(f"{parts.path(part).name}:{row_number}", row.image, row.caption)

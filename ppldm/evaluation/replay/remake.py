@@ -1,0 +1,162 @@
+"""Updates of a run made again in this process, from its folder only, to which nothing is written.
+
+A batch is a function of (settings, seed, step), whatever the number of ranks: rank r's micro-batches follow those of
+rank r - 1 in the global batch. So one process that accumulates all of them makes the same update; of several ranks the
+sums may differ in last bits, for they are added up in another order.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import paddle
+
+from ...config.load import Layer, file_layers, last_value
+from ...config.recipe import Recipe, merge_settings, recipe_of, schema_of
+from ...config.write import RECIPE_FILE
+from ...data.fingerprint import find_difference
+from ...families.base import get_family
+from ...training.checkpoint.checkpoint import load_optimizer, read_manifest, verify, versions
+from ...training.checkpoint.machine import machine_record
+from ...training.early import check_recipe
+from ...training.optimizer.precision import autocast
+from ...training.prepare import prepare
+from ...training.run import TrainingRun
+from ...training.update import Update, UpdateGuard, train_step
+from ...utils.errors import CheckpointError
+from ...utils.log import get_logger
+from ...utils.text import count_of
+from ...utils.world import World
+from .runs import Run, different
+
+
+@dataclass(frozen=True)
+class Made:
+    """Update `step`, made again. `values`: the line of metrics.jsonl that ends with it, None where none does."""
+
+    step: int
+    update: Update
+    micro_batches: list[dict]
+    values: dict | None
+
+
+class _GuardOfRanks(UpdateGuard):
+    """Of all ranks' micro-batches, one rank's after the other's: layers drop what they dropped on each."""
+
+    num_ranks, per_rank = 1, 1
+
+    def seed_dropout(self, number: int) -> None:
+        """As on the rank whose micro-batch it was."""
+        rank, own_number = divmod(number, self.per_rank)
+        super().seed_dropout(own_number * self.num_ranks + rank)
+
+
+def start_before(run: Run, step: int) -> Path | None:
+    """The checkpoint nearest before update `step`; None for the run's beginning. Raises CheckpointError where the run
+    went on from a checkpoint that is gone."""
+    if not 1 <= step <= run.num_updates:
+        raise CheckpointError(f"{run.folder} has no update {step}; choose from 1 to {run.num_updates}")
+    if before := [path for at, path in run.checkpoints.items() if at < step]:
+        return before[-1]
+    origin = run.manifest(step).get("resumed_from")
+    if origin is None:
+        return None
+    if not Path(origin).is_dir() or verify(origin) or read_manifest(origin)["global_step"] >= step:
+        raise CheckpointError(f"update {step} needs {origin}, where the run began, and it is not there; restore it")
+    return Path(origin)
+
+
+def recipe_for(run: Run, step: int, start: Path | None, scratch: str) -> Recipe:
+    """The settings by which the run made update `step`, for one process that writes to `scratch`."""
+    saved = next((path for at, path in run.checkpoints.items() if at >= step), run.folder)
+    layers = file_layers(saved / RECIPE_FILE)
+    config = get_family(last_value(layers, "family")).Config
+    keys = {one.name: one.key for known in schema_of(config).values() for one in known.values()}
+    own_steps = merge_settings(layers, True, config)[keys["gradient_accumulation_steps"]].value
+    changes = {
+        "output_dir": scratch,
+        "resume_from_checkpoint": str(start) if start else "none",
+        "gradient_accumulation_steps": own_steps * run.num_ranks(step),
+        "report_to": ["none"],
+        "disable_tqdm": True,
+        "profiler_options": None,
+        "validation_prompts": None,
+        "validation_file_list": None,
+    }
+    changed = Layer("replay", {keys[name]: value for name, value in changes.items()}, is_literal=True)
+    recipe = recipe_of(merge_settings([*layers, changed], True, config), config)
+    check_recipe(recipe)
+    return recipe
+
+
+@contextmanager
+def remade(run: Run, step: int) -> Iterator[TrainingRun]:
+    """The run as it stood at its last checkpoint before update `step`, in the folder where it was started. Raises
+    PpldmError for what is gone or has changed since, such as its data."""
+    start = start_before(run, step)
+    before = os.getcwd()
+    with TemporaryDirectory(prefix="ppldm-replay-") as scratch:
+        folder = run.manifest(step).get("working_folder", before)
+        if not os.path.isdir(folder):
+            get_logger().warning("%s, where the run was started, is not there: paths are taken from %s", folder, before)
+            folder = before
+        os.chdir(folder)
+        try:
+            again = prepare_again(recipe_for(run, step, start, scratch))
+            if difference := find_difference(run.data(step), again.dataset.fingerprint):
+                raise CheckpointError(f"{run.folder} was trained on other data: {difference}; restore them")
+            yield again
+        finally:
+            os.chdir(before)
+
+
+def prepare_again(recipe: Recipe) -> TrainingRun:
+    """The run of a recipe, with the optimizer of its checkpoint."""
+    again = prepare(recipe.model, recipe.data, recipe.training)
+    if again.checkpoint:
+        load_optimizer(again.checkpoint, again.state)
+    return again
+
+
+def make_updates(run: Run, again: TrainingRun, until: int) -> Iterator[Made]:
+    """The updates from `again`'s first one to `until`; its state is that after the last one taken."""
+    ends = {line.last for line in run.lines}
+    arguments, num_ranks = again.arguments, run.num_ranks(until)
+    guard = _GuardOfRanks(
+        *(again.state, World(), arguments.max_skipped_updates, autocast(arguments)),
+        seed=arguments.seed,
+        step=again.start_step,
+    )
+    guard.num_ranks, guard.per_rank = num_ranks, arguments.gradient_accumulation_steps // num_ranks
+    get_logger().info("%s are made again, to update %d", count_of(until - again.start_step, "update"), until)
+    with paddle.utils.unique_name.guard(), closing(iter(again.batches())) as batches:
+        for step in range(again.start_step + 1, until + 1):
+            again.state.model.train()
+            micro_batches = [next(batches) for _ in range(arguments.gradient_accumulation_steps)]
+            update = train_step(guard, micro_batches)
+            again.interval.add(
+                *(update.loss, again.global_batch_size, update.grad_norm, update.applied, update.skipped_rows),
+                losses=update.losses,
+            )
+            for batch in micro_batches:
+                again.interval.see(batch)
+            yield Made(step, update, micro_batches, again.interval.summary() if step in ends else None)
+
+
+def machine_here(run: Run, step: int) -> list[dict]:
+    """In what this machine is another kind than that of update `step` (`runs.different`)."""
+    return different(run.machine(step), {**machine_record(World()), **versions()})
+
+
+def state_of(again: TrainingRun) -> dict[str, dict]:
+    """The weights and their average as a checkpoint would hold them, by the name of its file."""
+    found = {"model_state.pdparams": {name: one.numpy() for name, one in again.state.model.state_dict().items()}}
+    if again.state.ema:
+        average = again.state.ema.state_dict()
+        found["ema_state.pdparams"] = {
+            name: one.numpy() for name, one in average.items() if isinstance(one, paddle.Tensor)
+        }
+    return found

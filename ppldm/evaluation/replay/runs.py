@@ -1,0 +1,312 @@
+"""A run's folder as it lies there, read only; and whether two runs are the same experiment, with a certificate.
+
+Runs are compared by what they have recorded: settings and networks by name, data part by part, and line by line of
+metrics.jsonl what was read (`data_crc32`) and what came of it (losses, norms of gradients), to the bit. Lines are
+compared where both runs have one of the same interval of updates.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ...data.fingerprint import Fingerprint, find_difference
+from ...utils.checksums import checksum_arrays
+from ...utils.cpu import load_paddle
+from ...utils.errors import CheckpointError, DataError
+from ...utils.files import local_path, read_json_object
+from ...utils.log import get_logger
+from ...weights.model_file import has_model_file, read_model_file
+from ...weights.paddle_files import NAME_TABLE, read_tree, widen_bfloat16
+
+RESULTS = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
+READ = ("data_crc32",)
+CLOSE = 1e-5  # relative: sums of the same numbers in another order are no further apart
+STATE_FILES = ("model_state.pdparams", "ema_state.pdparams", "optimizer.pdopt")
+_FOLLOW_DATA = ("data", "rows", "max_steps")  # where the data differ, so may these
+# Settings of `compute` by which no bit of a result changes.
+_NO_BITS = (
+    *("device", "dataloader_num_workers", "check_ranks_every", "data_timeout", "rank_timeout", "release_grads"),
+    *("skip_memory_metrics", "skip_profile_timer"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of metrics.jsonl with a loss: of the updates `first` to `last`."""
+
+    first: int
+    last: int
+    values: dict
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder. `checkpoints`: those that verify, and `manifests` theirs, by step in rising order."""
+
+    folder: Path
+    lines: tuple[Line, ...]
+    checkpoints: dict[int, Path]
+    manifests: dict[int, dict]
+
+    @property
+    def num_updates(self) -> int:
+        """How many are recorded."""
+        return max([*self.checkpoints, *(line.last for line in self.lines)], default=0)
+
+    def record_of(self, step: int) -> int:
+        """The checkpoint that says how update `step` was made: the first one with it, or else the newest."""
+        return next((one for one in self.checkpoints if one >= step), max(self.checkpoints))
+
+    def manifest(self, step: int) -> dict:
+        """The manifest that says how update `step` was made."""
+        return self.manifests[self.record_of(step)]
+
+    def num_ranks(self, step: int) -> int:
+        """How many processes made update `step`; 1 where an older version has not recorded it."""
+        return self.manifest(step).get("machine", {}).get("ranks", 1)
+
+    def machine(self, step: int) -> dict:
+        """What last bits of update `step` depend on: the kind of machine, versions, switches."""
+        manifest = self.manifest(step)
+        switches = manifest.get("config", {}).get("compute", {})
+        switches = {name: value for name, value in switches.items() if name not in _NO_BITS}
+        return {**manifest.get("machine", {}), **manifest.get("versions", {}), **switches}
+
+    @cached_property
+    def settings(self) -> dict:
+        """What decides its samples and what is made of them, networks included, by name."""
+        newest = max(self.checkpoints)
+        known = read_model_file(self.checkpoints[newest]).settings() if has_model_file(self.checkpoints[newest]) else {}
+        manifest = self.manifests[newest]
+        return {"family": manifest["config"]["family"], **manifest["identity"], **known}
+
+    def data(self, step: int) -> Fingerprint:
+        """What update `step` was trained on. Raises CheckpointError where an older version has not recorded it."""
+        path = self.checkpoints[self.record_of(step)] / "data.json.gz"
+        if not path.is_file():
+            raise CheckpointError(f"{path.parent} does not record its data; train with this version of ppldm")
+        return Fingerprint.from_record(path.read_bytes())
+
+
+def is_run(path) -> bool:
+    """Whether a folder is one of a run."""
+    return (local_path(path) / "run.json").is_file()
+
+
+def open_run(path) -> Run:
+    """Read a run's folder; checkpoints that do not verify are passed over with a warning. Raises CheckpointError."""
+    from ...training.checkpoint.checkpoint import list_checkpoints, read_manifest, step_of, verify
+    from ...training.monitor.metrics import METRICS_FILE, read_metrics
+
+    folder = local_path(path).resolve()
+    read_json_object(folder / "run.json", CheckpointError, "give the --output_dir of a run")
+    sound = {}
+    for one in reversed(list_checkpoints(folder)):
+        if problem := verify(one):
+            get_logger().warning("passing over %s: %s", one, problem)
+        else:
+            sound[step_of(one)] = one
+    if not sound:
+        raise CheckpointError(f"{folder} has no sound checkpoint; train until it has one (--save_steps)")
+    try:
+        records = read_metrics(folder / METRICS_FILE)
+    except DataError as error:
+        raise CheckpointError(f"{error}; without it nothing can be compared") from error
+    lines, last = [], 0
+    for record in records:
+        if "loss" in record:
+            lines.append(Line(last + 1, record["global_step"], record))
+            last = record["global_step"]
+    return Run(folder, tuple(lines), sound, {step: read_manifest(one) for step, one in sound.items()})
+
+
+def compare_runs(a, b) -> dict:
+    """Whether the runs in the folders `a` and `b` are the same experiment, or where not; a certificate, JSON-ready.
+
+    `same`: settings, data and all that both have logged and saved are equal to the bit. Raises CheckpointError.
+    """
+    load_paddle()  # checkpoints are read by a module that needs it
+    return compare(open_run(a), open_run(b))
+
+
+def compare(one: Run, other: Run) -> dict:
+    """As `compare_runs`, of runs that are open."""
+    end = min(one.num_updates, other.num_updates)
+    data = find_difference(one.data(end), other.data(end))
+    settings = different(one.settings, other.settings, _FOLLOW_DATA if data else ("data",))
+    pairs, common = same_intervals(one, other), sorted(one.checkpoints.keys() & other.checkpoints.keys())
+    read, results = (first_difference(pairs, names) for names in (READ, RESULTS))
+    weights = common and find_tensor(one.checkpoints[common[-1]], other.checkpoints[common[-1]])
+    report = {
+        "same": not (data or settings or read or results or weights) and bool(pairs),
+        "settings": settings,
+        "data": data,
+        "machine": different(one.machine(end), other.machine(end)),
+        "lines": {"compared": len(pairs), "until": pairs[-1][0].last if pairs else 0},
+        "samples": read,
+        "results": results,
+        "checkpoint": {"step": common[-1], "difference": weights} if common else None,
+        "runs": [_digests(run) for run in (one, other)],
+    }
+    return {"verdict": _verdict(report), **report}
+
+
+def describe_comparison(report: dict) -> str:
+    """A report of `compare_runs` for people."""
+    lines = [report["verdict"]]
+    lines += [f"  setting {one['name']}: {one['values'][0]} and {one['values'][1]}" for one in report["settings"]]
+    lines += [f"  machine {one['name']}: {one['values'][0]} and {one['values'][1]}" for one in report["machine"]]
+    if report["data"]:
+        lines.append(f"  data: {report['data']}")
+    for what in ("samples", "results"):
+        if found := report[what]:
+            lines.append(f"  {what} differ first in updates {found['first']} to {found['last']}: {_values(found)}")
+    if (saved := report["checkpoint"]) and saved["difference"]:
+        lines.append(f"  checkpoint-{saved['step']}: {describe_tensor(saved['difference'])}")
+    lines.append(f"  compared: {report['lines']['compared']} lines, to update {report['lines']['until']}")
+    return "\n".join(lines)
+
+
+def _values(found: dict) -> str:
+    return f"{found['name']} is {found['values'][0]} and {found['values'][1]}"
+
+
+def _verdict(report: dict) -> str:
+    for what in ("settings", "data"):
+        if report[what]:
+            return f"another experiment: the {what} differ"
+    if not report["lines"]["compared"]:
+        return "nothing to compare: no line of both is of the same updates; log with the same --logging_steps"
+    if report["samples"]:
+        return "not the same: the runs have read other samples"
+    if report["same"]:
+        return "the same experiment, to the bit"
+    found = report["results"]
+    if found and found["largest"] > CLOSE and not report["machine"]:
+        return "not the same: of equal samples the runs made other results"
+    size = f"results differ by up to {found['largest']:.2g}" if found else "saved states differ"
+    on = "on machines of other kinds" if report["machine"] else "in last bits"
+    return f"the same experiment {on}: {size}"
+
+
+def different(one: dict, other: dict, skipped: tuple[str, ...] = ()) -> list[dict]:
+    """The entries that both have and that differ, of tables the first that does: [{"name", "values": [of one, of
+    other]}]."""
+    from ...training.checkpoint.resume import differing
+
+    names = (name for name in one if name in other and name not in skipped)
+    found = (differing(name, one[name], other[name]) for name in names)
+    return [{"name": name, "values": values} for name, *values in filter(None, found)]
+
+
+def same_intervals(one: Run, other: Run) -> list[tuple[Line, Line]]:
+    """The lines of both that are of the same updates."""
+    theirs = {(line.first, line.last): line for line in other.lines}
+    return [(line, theirs[key]) for line in one.lines if (key := (line.first, line.last)) in theirs]
+
+
+def first_difference(pairs: list[tuple[Line, Line]], names: tuple[str, ...]) -> dict | None:
+    """The first lines of which a value differs: updates `first` to `last`, `name`, `values`, and by how much at most
+    the values of its kind differ, relative, there (`relative`) and in all lines (`largest`)."""
+    found, largest = None, 0.0
+    for one, other in pairs:
+        here = {name: _distance(one.values[name], other.values[name])
+                for name in names if name in one.values and name in other.values}  # fmt: skip
+        changed = [name for name, distance in here.items() if distance]
+        largest = max(largest, *here.values(), 0.0)
+        if changed and found is None:
+            name = changed[0]
+            values = [one.values[name], other.values[name]]
+            found = {"first": one.first, "last": one.last, "name": name, "values": values}
+            found["relative"] = max(here.values())
+    return found and found | {"largest": largest}
+
+
+def finite(values: dict) -> dict:
+    """Numbers as metrics.jsonl has them: None for what is not finite."""
+    return {name: value if np.isfinite(value) else None for name, value in values.items()}
+
+
+def _distance(one, other) -> float:
+    """Relative; 0 of equal numbers only, infinite where only one is there."""
+    if one == other:
+        return 0.0
+    return float("inf") if None in (one, other) else abs(one - other) / max(abs(one), abs(other))
+
+
+def state_tensors(checkpoint: Path, file: str) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint's file by name, in their order; none where it is not there."""
+    tree = read_tree(checkpoint / file) if (checkpoint / file).is_file() else {}
+    tree.pop(NAME_TABLE, None)
+    return dict(_leaves(tree))
+
+
+def _leaves(tree: dict, above: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in tree.items():
+        value = value[1] if isinstance(value, tuple) else value  # the name that Paddle made, and the array
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        elif isinstance(value, np.ndarray):
+            yield above + name, value
+
+
+def find_tensor(one: Path, other: Path) -> dict | None:
+    """The first tensor in which two checkpoints differ in a bit; None without."""
+    for file in STATE_FILES:
+        if found := differing_tensor(state_tensors(one, file), state_tensors(other, file)):
+            return {"file": file, **found}
+    return None
+
+
+def differing_tensor(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict | None:
+    """The first of named arrays that differ in a bit: its name, how many elements of it, by how much at most, and how
+    many arrays differ."""
+    changed = [name for name in one.keys() | other.keys() if not _same_bits(one.get(name), other.get(name))]
+    if not changed:
+        return None
+    name = next((name for name in one if name in changed), changed[0])
+    a, b = one.get(name), other.get(name)
+    found = {"tensor": name, "tensors_differing": len(changed), "tensors": len(one.keys() | other.keys())}
+    if a is None or b is None or a.shape != b.shape:
+        return found
+    a, b = ((widen_bfloat16(one) if one.dtype == np.uint16 else one).astype(np.float64) for one in (a, b))
+    return found | {"elements": int(np.count_nonzero(a != b)), "of": a.size, "largest": float(np.abs(a - b).max())}
+
+
+def describe_tensor(found: dict) -> str:
+    """A tensor that differs, in words."""
+    size = ""
+    if "of" in found:
+        size = f" in {found['elements']} of {found['of']} elements, by up to {found['largest']:.3g}"
+    return f"{found['tensor']} differs{size} ({found['tensors_differing']} of {found['tensors']} tensors do)"
+
+
+def _same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    if a is None or b is None:
+        return False
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def _digests(run: Run) -> dict:
+    """What tells a run from others: 32 hexadecimal digits of what it was told, read and made."""
+    settings = {name: value for name, value in run.settings.items() if name != "data"}
+    newest = max(run.checkpoints)
+    return {
+        "folder": str(run.folder),
+        "updates": run.num_updates,
+        "settings": _digest(settings),
+        "data": run.data(run.num_updates).digest,
+        "samples": _digest([[line.last, line.values.get(READ[0])] for line in run.lines]),
+        "results": _digest([[line.last, *map(line.values.get, RESULTS)] for line in run.lines]),
+        "weights": {newest: checksum_arrays(state_tensors(run.checkpoints[newest], STATE_FILES[0]).items())},
+        "machine": run.machine(run.num_updates),
+    }
+
+
+def _digest(value) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

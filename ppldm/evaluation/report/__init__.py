@@ -1,0 +1,1 @@
+"""Reports of runs: one HTML file that needs nothing else."""

@@ -1,0 +1,42 @@
+"""`ppldm report`: what became of runs, as one HTML file that opens without a network; and the sweep of guidance scales.
+
+read_run reads what a run's folder holds, charts draws it, page puts it together.
+"""
+
+from typing import Annotated
+
+from ...utils.errors import ConfigError, OutputError
+from ...utils.files import atomic_write, local_path
+from ...utils.log import get_logger
+
+_Runs = Annotated[list[str], {"opt": False, "nargs": "*", "type": str, "metavar": "RUN"}]
+_Results = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "RESULT"}]
+
+
+def report(
+    runs: _Runs = (),  # folders of runs; several are shown side by side
+    sweep: _Results = (),  # results of `ppldm evaluate` at several guidance scales, or folders that hold them
+    out: str = "report.html",  # file to write; a .png holds the sweep's curve, and nothing else
+):
+    """Write curves, pictures, data, recipe, time and cost of runs into one HTML file."""
+    from .charts import draw_sweep, save_figure
+    from .page import make_page
+    from .read_run import read_run
+    from .sweep import read_sweep
+
+    target = local_path(out)
+    picture = target.suffix.lower() == ".png"
+    if not runs and not sweep:
+        raise ConfigError("nothing to report; name the folder of a run, or results with --sweep")
+    if picture and (runs or not sweep):
+        raise ConfigError(f"--out {target} can hold only the curve of --sweep; name a .html for runs")
+    found, curves = [read_run(local_path(run)) for run in runs], read_sweep([local_path(one) for one in sweep])
+    try:
+        with atomic_write(target) as file:
+            if picture:
+                save_figure(draw_sweep(curves), file, "png")
+            else:
+                file.write(make_page(found, curves).encode())
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror}; give another --out") from error
+    get_logger().info("report: %s", target)

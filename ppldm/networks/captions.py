@@ -1,0 +1,18 @@
+"""What a text encoder makes of the tokens of captions, and which of them are padding."""
+
+from paddle import nn
+
+
+def token_mask(input_ids, end_id: int | None):
+    """[B, L] int64, 1 up to the first `end_id` of a caption and 0 behind it; None where that is None."""
+    if end_id is None:
+        return None
+    ends = (input_ids == end_id).astype("int64")
+    return (ends.cumsum(axis=1) == ends).astype("int64")
+
+
+def hidden_states(text_encoder: nn.Layer, input_ids, end_id: int | None):
+    """[B, L] int64 to the last hidden states [B, L, D]; without an `end_id` padding is attended to. CLIP's encoder is
+    causal: what stands behind a token does not reach it, and it takes no mask."""
+    mask = {"attention_mask": token_mask(input_ids, end_id)} if hasattr(text_encoder, "to_logits") else {}
+    return text_encoder(input_ids, **mask)[0]

@@ -1,0 +1,12 @@
+"""What the last bits of a run depend on besides settings and data, as its checkpoints record it."""
+
+from ...utils.devices import device_model
+from ...utils.variables import read
+from ...utils.world import World
+
+TUNING = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # variables that choose the order of sums on a CPU
+
+
+def machine_record(world: World) -> dict:
+    """The kind of machine that this process computes on, JSON-ready: another one may give other last bits."""
+    return {"device": device_model(), "ranks": world.size, **{name: read(name) for name in TUNING}}

@@ -1,0 +1,49 @@
+"""A feature network is what its name, weights and convention say, however its pictures are batched."""
+
+import numpy as np
+import pytest
+
+from ppldm.evaluation.features.base import BATCH_SIZE, NETWORKS, load_features
+from ppldm.evaluation.features.resize import CONVENTIONS
+from ppldm.utils.errors import ConfigError
+
+RNG = np.random.default_rng(0)
+PICTURES = [RNG.integers(0, 256, (*RNG.integers(1, 40, 2), 3), np.uint8) for _ in range(BATCH_SIZE + 3)]
+
+
+def test_pixels_need_nothing():
+    network = load_features("pixels")
+    features = network(PICTURES)
+    assert features.shape == (len(PICTURES), network.dim) == (len(PICTURES), 192)
+    assert features.dtype == np.float32
+    assert 0 <= features.min() < features.max() <= 1
+    assert network.convention == "pixels: means of 8 x 8 areas; 0 .. 1"
+    assert network.digest == ""
+
+
+def test_each_picture_has_its_own_row():
+    network = load_features("pixels")
+    whole = network(PICTURES)
+    assert (whole == np.concatenate([network([picture]) for picture in PICTURES])).all()
+    assert network([]).shape == (0, 192)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_convention_of_a_network_is_one(name):
+    assert set(NETWORKS[name].conventions) <= CONVENTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("inceptoin",), "no feature network 'inceptoin' is known; did you mean inception"),
+        (("inception",), r"inception features need --inception FILE; such weights are published at https://\S+"),
+        (("clip",), "clip features need --clip DIR; .*https"),
+        (("dinov2",), "dinov2 features need --dinov2 FILE; .*https"),
+        (("clip", "x", "clean-fid"), "clip features cannot be computed under the convention clean-fid; choose clip"),
+        (("pixels", None, "legacy"), "choose pixels"),
+    ],
+)
+def test_what_is_not_there_is_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        load_features(*arguments)
