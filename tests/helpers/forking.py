@@ -48,7 +48,8 @@ def forking(imports: str, log: Path, *arguments):
 
 def stop(pid: int) -> None:
     """SIGSTOP, and return when the process stands still or has ended."""
-    os.kill(pid, signal.SIGSTOP)
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, signal.SIGSTOP)
     while state_of(pid) not in "TZ":
         pass
 
@@ -60,7 +61,8 @@ def stop_when(pid: int, reached, steps=lambda: 0.001) -> None:
         stop(pid)
         if reached():
             return
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
         time.sleep(steps())
 
 

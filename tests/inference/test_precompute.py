@@ -155,7 +155,7 @@ def test_killed_at_thirty_moments(tiny, start, tmp_path):
         before = count_settled(folder)
         pid, wait = start(folder)
         if chance.random() < 0.2:
-            time.sleep(chance.uniform(0, 0.5))
+            time.sleep(chance.uniform(0, 0.03))  # while it starts
         else:
             wanted = before + chance.randint(0, 12)
             stop_when(pid, lambda: count_settled(folder) > wanted)  # noqa: B023
