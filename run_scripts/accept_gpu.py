@@ -283,7 +283,7 @@ def main(argv: list[str]) -> int:
             print(shlex.join(command))
         return 0
     if arguments.device == "gpu" and not devices.list_gpus():
-        print("error: nvidia-smi shows no GPU; --device cpu tries the script itself", file=sys.stderr)
+        print(f"error: {devices.NO_GPU}; --device cpu tries the script itself", file=sys.stderr)
         return 1
     if (out / "runs").exists():
         print(f"error: {out} holds an earlier run; remove it, or choose another folder with --out", file=sys.stderr)

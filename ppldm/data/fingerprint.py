@@ -7,12 +7,12 @@ data of two runs differ first.
 """
 
 import gzip
-import hashlib
 import json
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..utils.checksums import digest_of
 from .filelist import Source
 from .formats.tar import read_class_prompts
 
@@ -57,7 +57,7 @@ class Fingerprint:
     def digest(self) -> str:
         """32 hexadecimal digits that other data do not have; names and paths are no part of it."""
         known = [[one.options, [part.content for part in one.parts]] for one in self.lists]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+        return digest_of(known)
 
     @cached_property
     def record(self) -> bytes:

@@ -122,6 +122,8 @@ def _run(job, flags) -> dict:
     what, out = local_path(flags.watch or flags.what), local_path(flags.out or "evaluation")
     threads = 1 if flags.exact else flags.threads
     of_pictures = not (flags.watch or is_model(what) or is_autoencoder(what))
+    if of_pictures and not World.detect().is_main:
+        return {}  # nothing is drawn, and the main rank measures
     if of_pictures and all(one.network in (None, "pixels") for one in job.wanted):
         return job.of_pictures(what, out)
     if not flags.watch:

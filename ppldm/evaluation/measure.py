@@ -4,15 +4,14 @@ A metric is asked for by its name, or with the network whose features it is to u
 all are computed that need no network, and those of the networks that are given.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
 from ..demo.shapes_world.captions import parse_caption
+from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError, DataError
 from ..utils.files import atomic_write, make_output_dir
 from ..utils.log import get_logger
@@ -103,8 +102,7 @@ class Networks:
     def embed(self, name: str, pictures: PictureSet, keep: bool = False) -> np.ndarray:
         """Features [N, dim] float32. keep: take them from the cache, and leave them there. Raises DataError where they
         are not finite."""
-        key = sha256(json.dumps([name, self.settings(name), pictures.digest]).encode()).hexdigest()
-        path = self._cache / f"{name}-{key[:32]}.npy"
+        path = self._cache / f"{name}-{digest_of([self.settings(name), pictures.digest])}.npy"
         if keep and path.is_file():
             return np.load(path)
         get_logger().info("%s features of %d pictures of %s", name, len(pictures), pictures.where)

@@ -1,4 +1,4 @@
-"""The cached files of one part while they are made: finished or absent, and gone on with where a killed run left them.
+"""The cached files of one part while they are made: finished or absent, and continued where a killed run left them.
 
 A file is made under a temporary name, in which a killed run leaves what it has computed, and gets its own name once all
 wanted rows are there. In one that has its name already, what is missing is filled in: rows that another `--where`
@@ -73,7 +73,7 @@ def unfinished_file(
 ) -> Iterator[File]:
     """The file of a locked part, to be filled in: as it is there, whole or as a killed run left it, else created. It is
     durable, and has its name, afterwards. opened: its class. create: writes an empty one. fits: whether one that is
-    there can be gone on with."""
+    there can be continued."""
     file = _open_file(opened, target, key, fits)
     if file is None:
         create(unfinished_path(target))

@@ -112,6 +112,9 @@ def set_exactness(fewer_bits: bool, search_kernels: bool) -> None:
         paddle.set_flags({"FLAGS_cudnn_exhaustive_search": search_kernels})
 
 
+NO_GPU = "nvidia-smi shows no GPU"
+
+
 @dataclass(frozen=True)
 class Gpu:
     """An NVIDIA GPU. `driver` is a version ("550.54.14"), `capability` its compute capability, None where unknown."""

@@ -231,9 +231,8 @@ def gpu_row(gpus: list[devices.Gpu], has_gpu_build: bool) -> Row:
         fix = f"{PIP} uninstall -y paddlepaddle && {fix_command('paddlepaddle-gpu')}"
         return Row("GPUs", names, "note", "the installed Paddle is a CPU build and leaves them idle", fix)
     if has_gpu_build and not gpus:
-        return Row(
-            "GPUs", "none", "note", "nvidia-smi finds none; Paddle's GPU build will run on the CPU", "--device cpu"
-        )
+        note = f"{devices.NO_GPU}; Paddle's GPU build will run on the CPU"
+        return Row("GPUs", "none", "note", note, "--device cpu")
     return Row("GPUs", names or "none (training runs on the CPU)")
 
 

@@ -176,7 +176,8 @@ class RankWatch:
             sign = ""
             with suppress(OSError):
                 sign = Path(folder, str(rank)).read_text()
-            if rank not in self.seen or self.seen[rank][0] != sign:
+            # One that another process is just writing is empty, and says no more than its last one.
+            if rank not in self.seen or (sign and self.seen[rank][0] != sign):
                 self.seen[rank] = sign, now
 
     def describe_late(self, now: float, own_count: int) -> str:

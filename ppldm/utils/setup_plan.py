@@ -34,7 +34,7 @@ def choose_device(device: str | None, cuda: str | None, gpus: list[devices.Gpu])
             raise ConfigError("--cuda goes with --device gpu, not with --device cpu; omit one of them")
         return CPU, "--device cpu was given"
     if not gpus and device is None and cuda is None:
-        return CPU, "nvidia-smi shows no GPU (--device gpu installs for one all the same)"
+        return CPU, f"{devices.NO_GPU} (--device gpu installs for one all the same)"
     build = find_build(cuda) if cuda else choose_build(gpus)
     check_build(build, gpus)
     seen = "; ".join(dict.fromkeys(map(str, gpus))) or "no GPU to be seen here; the driver is not checked"
@@ -73,7 +73,7 @@ def plan(
         paddle = f"paddlepaddle-gpu=={paddle_version(lock.read_text())}"
         lines.append(f"grep -v ^paddlepaddle== {shlex.quote(str(lock))} >{shlex.quote(str(others))}")
         lines.append(shlex.join([*exactly, "--requirement", str(others)]))
-        # With what it requires: NVIDIA's libraries, which the same index has.
+        # With what it requires: the libraries that the same index has.
         lines.append(shlex.join([*install, "--constraint", str(lock), paddle, "--index-url", build.index_url]))
     return [*lines, shlex.join([*exactly, "--editable", str(root)])]
 

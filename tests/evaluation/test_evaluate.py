@@ -75,6 +75,17 @@ def test_a_set_is_at_no_distance_from_itself(pictures, capsys):
     assert "a is better" in capsys.readouterr().out
 
 
+def test_of_several_processes_one_measures_pictures_that_are_there(pictures, monkeypatch, capsys):
+    command = ["evaluate", str(pictures / "a"), "--against", str(pictures / "b"), "--out", str(pictures / "out")]
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    run([*command, "--metrics", "frechet"])
+    assert not (pictures / "out").exists() and capsys.readouterr().out == ""
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
+    run([*command, "--metrics", "frechet"])
+    assert results_of(pictures / "out").keys() == {"pictures.json"}
+
+
 def test_what_needs_no_network_is_on_by_default_and_the_rest_is_named(pictures, capsys):
     run(["evaluate", str(pictures / "a"), "--against", str(pictures / "b"), "--out", str(pictures / "out")])
     shown, found = capsys.readouterr().out, results_of(pictures / "out")["pictures.json"]

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from toy import FAMILY as TOY
+from toy import registered_toy
 
-from ppldm.families import base
 from ppldm.families.base import get_family, list_families
 from ppldm.families.ldm_build import load_pipeline
 from ppldm.training.arguments import parse_arguments
@@ -34,9 +33,8 @@ CURVE = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_
 
 @pytest.fixture(autouse=True, scope="module")
 def registered():
-    base.register(TOY)
-    yield
-    del base._REGISTERED[TOY.name]
+    with registered_toy():
+        yield
 
 
 @pytest.fixture(params=FAMILIES, scope="module")

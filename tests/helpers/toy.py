@@ -3,12 +3,14 @@
 It stands in for families to come: nothing outside this file knows it.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from ppldm.config.option import Bounds, option
 from ppldm.data.inputs import Normals, Pixels, Uniform
+from ppldm.families import base
 from ppldm.families.base import Family
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.rng import Stream
@@ -134,3 +136,11 @@ def _model(width: int, seed: int):
 
 
 FAMILY = Toy()
+
+
+@contextmanager
+def registered_toy():
+    """Inside the block the family is one like the others."""
+    base.register(FAMILY)
+    yield
+    del base._REGISTERED[FAMILY.name]

@@ -13,14 +13,13 @@ import numpy as np
 import paddle
 import pytest
 from PIL import Image
-from toy import FAMILY as TOY
+from toy import registered_toy
 from visualdl import LogReader
 
 from ppldm.cli.main import run as run_command
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.families import base
 from ppldm.families.base import get_family
 from ppldm.training import prepare as module
 from ppldm.training.arguments import parse_arguments
@@ -40,9 +39,8 @@ STEPS = 6
 
 @pytest.fixture(autouse=True, scope="module")
 def registered():
-    base.register(TOY)
-    yield
-    del base._REGISTERED[TOY.name]
+    with registered_toy():
+        yield
 
 
 @pytest.fixture(scope="module")

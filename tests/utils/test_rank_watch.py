@@ -48,6 +48,15 @@ def test_a_rank_that_never_came_is_silent(watch):
     assert watch.describe_late(16.0, 3).startswith("rank 3, which gives no sign of life")
 
 
+def test_a_sign_that_is_just_being_written_is_the_last_one(watch):
+    watch, leave = watch
+    leave({1: "7 3", 2: "7 2", 3: "7 3"}, 0.0)
+    leave({1: "8 3", 2: "", 3: "8 3"}, 5.0)
+    assert watch.describe_late(5.0, 3).startswith("rank 2, which lives")
+    leave({1: "9 3", 2: "", 3: "9 3"}, 15.1)  # a file that stays empty is no sign of life
+    assert watch.describe_late(15.1, 3).startswith("rank 2, which gives no sign")
+
+
 RANK = """
 import sys, time
 from pathlib import Path

@@ -5,8 +5,6 @@ metrics.jsonl what was read (`data_crc32`) and what came of it (losses, norms of
 compared where both runs have one of the same interval of updates.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ...data.fingerprint import Fingerprint, find_difference
-from ...utils.checksums import checksum_arrays
+from ...utils.checksums import checksum_arrays, digest_of
 from ...utils.cpu import load_paddle
 from ...utils.errors import CheckpointError, DataError
 from ...utils.files import local_path, read_json_object
@@ -299,14 +297,10 @@ def _digests(run: Run) -> dict:
     return {
         "folder": str(run.folder),
         "updates": run.num_updates,
-        "settings": _digest(settings),
+        "settings": digest_of(settings),
         "data": run.data(run.num_updates).digest,
-        "samples": _digest([[line.last, line.values.get(READ[0])] for line in run.lines]),
-        "results": _digest([[line.last, *map(line.values.get, RESULTS)] for line in run.lines]),
+        "samples": digest_of([[line.last, line.values.get(READ[0])] for line in run.lines]),
+        "results": digest_of([[line.last, *map(line.values.get, RESULTS)] for line in run.lines]),
         "weights": {newest: checksum_arrays(state_tensors(run.checkpoints[newest], STATE_FILES[0]).items())},
         "machine": run.machine(run.num_updates),
     }
-
-
-def _digest(value) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -4,17 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from toy import FAMILY as TOY
+from toy import registered_toy
 from toy_runs import train
-
-from ppldm.families import base
 
 
 @pytest.fixture(autouse=True, scope="module")
 def registered():
-    base.register(TOY)
-    yield
-    del base._REGISTERED[TOY.name]
+    with registered_toy():
+        yield
 
 
 @pytest.fixture(scope="module")
