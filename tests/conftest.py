@@ -80,6 +80,15 @@ TEXT_ENCODER_CONFIG = {
     "d_model": 32,
     "dropout": 0.0,
 }
+CLIP_CONFIG = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 12,
+    "projection_dim": 32,
+}
 
 
 @dataclass(frozen=True)
@@ -147,7 +156,8 @@ def tiny(tmp_path_factory) -> Tiny:
     write_filelist(folder / "tiny.filelist", ["part-00000.gz", "part-00001.gz"])
     write_filelist(folder / "tiny.filelist.list", ["tiny.filelist"])
     CaptionTokenizer(build_vocab([row.caption for row in rows]), 12).save(folder / "tokenizer")
-    for name, config in (("vae", VAE_CONFIG), ("unet", UNET_CONFIG), ("ldmbert", TEXT_ENCODER_CONFIG)):
+    configs = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP_CONFIG}
+    for name, config in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(config))
     save_component(build_autoencoder(folder / "vae.json", seed=1), folder / "vae")
     return Tiny(folder)

@@ -41,6 +41,8 @@ LIGHT_MODULES = {
     "training.early",
     "families.base",
     "families.ldm",
+    "families.stable_diffusion",
+    "families.controlnet",
     "families.autoencoder",
     "data.inputs",
 }

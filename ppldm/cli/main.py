@@ -17,6 +17,7 @@ COMMANDS = {
     "config": ("ppldm.cli.config", "config"),
     "env": ("ppldm.utils.environment", "env"),
     "quickstart": ("ppldm.demo.quickstart", "quickstart"),
+    "finetune": ("ppldm.training.finetune", "finetune"),
     "demo-data": ("ppldm.demo.openmoji", "demo_data"),
     "filter": ("ppldm.prepare.filter.filter", "filter"),
     "download": ("ppldm.prepare.download.download", "download"),
@@ -38,6 +39,11 @@ COMMANDS = {
     "compare": ("ppldm.evaluation.compare", "compare"),
     "app": ("ppldm.inference.app", "app"),
     "export": ("ppldm.inference.export", "export"),
+    "lora show": ("ppldm.inference.lora", "show"),
+    "lora convert": ("ppldm.inference.lora", "convert"),
+    "lora merge": ("ppldm.inference.lora", "merge"),
+    "lora extract": ("ppldm.inference.lora", "extract"),
+    "ema": ("ppldm.training.averages.make", "ema"),
     "replay": ("ppldm.evaluation.replay.replay", "replay"),
     "report": ("ppldm.evaluation.report.report", "report"),
     "plot-loss": ("ppldm.training.monitor.metrics", "plot_loss"),
@@ -53,10 +59,12 @@ def load_command(name: str):
     return getattr(import_module(module), function)
 
 
-def usage() -> str:
-    """The text of `ppldm --help`: every command with the first line of its docstring."""
+def usage(start: str = "") -> str:
+    """The text of `ppldm --help`: every command with the first line of its docstring. start: of those that are shown,
+    as of `ppldm lora --help`."""
     lines = ["usage: ppldm <command> [flags]    (`ppldm <command> --help` explains one)", ""]
-    lines += [f"  {name:<12}{load_command(name).__doc__.strip().splitlines()[0]}" for name in COMMANDS]
+    shown = [name for name in COMMANDS if name.startswith(start)]
+    lines += [f"  {name:<14}{load_command(name).__doc__.strip().splitlines()[0]}" for name in shown]
     return "\n".join(lines)
 
 
@@ -70,13 +78,19 @@ def run(argv: list[str]) -> None:
 
         sys.stdout.write(f"ppldm {__version__}\n")
         return
-    function = load_command(argv[0])
+    name = " ".join(argv[:2]) if " ".join(argv[:2]) in COMMANDS else argv[0]
+    if name not in COMMANDS and any(known.startswith(f"{name} ") for known in COMMANDS) and argv[1:] in (
+        [], ["-h"], ["--help"]
+    ):  # fmt: skip
+        sys.stdout.write(usage(f"{name} ") + "\n")
+        return
+    function, words = load_command(name), argv[len(name.split()) :]
     if getattr(function, "takes_words", False):  # it has a parser of its own
-        function(argv[1:])
+        function(words)
         return
     from fastcore.script import anno_parser
 
-    parser = anno_parser(function, prog=f"ppldm {argv[0]}")
+    parser = anno_parser(function, prog=f"ppldm {name}")
     for action in tuple(parser._actions):
         if action.dest == "num_workers":
             action.option_strings.append("--workers")
@@ -87,7 +101,7 @@ def run(argv: list[str]) -> None:
             )
     show_values(parser)
     aliases = getattr(function, "aliases", {})
-    flags = [_renamed(_with_hyphens(word), aliases) for word in argv[1:]]
+    flags = [_renamed(_with_hyphens(word), aliases) for word in words]
     arguments = vars(parse_known_or_suggest(parser, flags))
     for internal in ("pdb", "xtra"):
         arguments.pop(internal)

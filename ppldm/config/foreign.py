@@ -77,7 +77,7 @@ def translate_file(path: Path, num_devices: int, stem: str) -> Translation:
     source = Source(_flatten(written, table), num_devices, stem)
     if not source.values.keys() & table.keys():
         raise ConfigError(f"{path} is not a config of {' or '.join(SYSTEMS)}: no key of it is one of theirs")
-    settings, left_out = {}, {}
+    settings, left_out = {key: (value, system) for key, value in _FAMILIES.get(system, {}).items()}, {}
     for key, value in source.values.items():
         if key not in table:
             left_out[key] = f"{system} has no such key; {did_you_mean(key, table)}"
@@ -264,9 +264,9 @@ OPEN_DIFFUSION = {
     "model.vae.pretrained": _as("model.vae_name_or_path"),
     "model.vae.target": _none("an AutoencoderKL"),
     "model.vae.params": _none("the VAE is frozen, so it must be trained before: family autoencoder"),
-    "model.text_encoder.pretrained": _as("model.pretrained_text_encoder_name"),
+    "model.text_encoder.pretrained": _as("model.text_encoder_name_or_path"),
     "model.text_encoder.target": _none("a CLIP text encoder"),
-    "model.text_encoder.params": _none("a frozen text encoder needs weights: model.pretrained_text_encoder_name"),
+    "model.text_encoder.params": _none("a frozen text encoder needs weights: model.text_encoder_name_or_path"),
     "model.tokenizer.pretrained": _none("it is the text encoder's own; model.tokenizer_name names another folder"),
     "model.tokenizer.target": _none("it is the text encoder's own"),
     "model.tokenizer.params": _none("it is the text encoder's own"),
@@ -368,7 +368,10 @@ STABLE_CASCADE = {
     "webdataset_path": Counterpart(("data.file_list",), "local paths, into a filelist beside the recipe", _parts),
     "dataset_filters": Counterpart(("data.where",), "as it is; a lambda may only compare", _filters),
     "captions_getter": _none("the caption is the row's; `ppldm convert` says from which field"),
-    "adaptive_loss_weight": _none("model.snr_gamma is the loss weight that there is"),
+    "adaptive_loss_weight": Counterpart(
+        ("model.loss_weighting",), "true: adaptive; false: p2",
+        lambda value, _source: {"model.loss_weighting": "adaptive" if value else "p2"},
+    ),
     "offset_noise": _as("model.noise_offset"),
     "dist_file_subfolder": _none(_LAUNCHER),
     "checkpoint_extension": _none("`ppldm export` writes the forms that there are"),
@@ -383,4 +386,5 @@ STABLE_CASCADE = {
     "lora_checkpoint_path": _none(_NO_LORA),
 }  # fmt: skip
 
+_FAMILIES = {"open-diffusion": {"family": "stable_diffusion"}}
 SYSTEMS = {"open-diffusion": OPEN_DIFFUSION, "Stable Cascade": STABLE_CASCADE}

@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import dataclass
 
+from ..utils.errors import ConfigError
 from .flags import parse_known
 from .load import Layer, file_layers, preset_layers
 from .presets import list_presets
@@ -29,6 +30,10 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config", metavar="FILE", help="YAML file of settings; flags win over it.")
     group.add_argument("--preset", metavar="NAME", help="Recipe of the package; a file wins over it.")
     group.add_argument("--print_config", action="store_true", help="Show all settings and their origins, and end.")
+    group.add_argument(
+        "--dry_run", action="store_true", help="Check all, show networks, parameters and memory of weights, and end."
+    )
+    group.add_argument("--num_devices", type=int, default=1, metavar="N", help="Devices that --dry_run reckons with.")
     group.add_argument("--list_presets", action="store_true", help="Show the names of the presets, and end.")
 
 
@@ -45,3 +50,13 @@ def split_sources(argv: list[str]) -> Sources:
     layers += file_layers(given.config) if given.config else []
     overrides = [word for word in rest if _OVERRIDE.match(word)]
     return Sources(layers, overrides, [word for word in rest if word not in overrides], given.print_config)
+
+
+def dry_run_devices(argv: list[str]) -> int:
+    """The devices that `--dry_run` is to reckon with; 0 where it is not asked for. Raises ConfigError."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_source_flags(parser)
+    given, _ = parse_known(parser, argv)
+    if given.num_devices < 1:
+        raise ConfigError(f"--num_devices {given.num_devices} must be 1 or more")
+    return given.num_devices if given.dry_run else 0

@@ -14,7 +14,7 @@ _ONCE = "run.overwrite_output_dir"  # belongs to one command; who repeats a reci
 def write_settings(found: dict[str, Setting], origins: bool = False) -> str:
     """YAML of settings by key. `origins`: with a comment on each that says where it came from."""
     text, section = "", ""
-    for key, setting in found.items():
+    for key, setting in sorted(found.items(), key=lambda one: "." in one[0]):  # those of no section come first
         above, _, name = key.rpartition(".")
         if above != section:
             text, section = f"{text}\n{above}:\n", above

@@ -23,18 +23,20 @@ import numpy as np
 from isal import isal_zlib
 
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
-from ..utils.rng import Generators
+from ..utils.rng import Generators, Stream
 from .bad_rows import BadRows
 from .buckets import BucketIndex
 from .cached.embeddings import CachedEmbeddings, EmbeddingsRule
 from .cached.moments import CachedMoments, LatentsRule
+from .control.cut import Cut, make_control
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
 from .formats.row import Row
 from .formats.rows import Rows
 from .groups import make_successors
 from .images.crop import CropRule, DrawnCrop
-from .inputs import Input, Moments, Pixels, Sizes, TextEmbeddings, Tokens, Uncached, count_bytes
+from .inputs import Control, Input, Moments, Pixels, Sizes, TextEmbeddings, Tokens, Uncached, count_bytes
+from .levels import Level, Strata
 from .open_parts import OpenParts, count_open_parts
 from .pictures import Pictures
 from .select.selection import Selection, select_rows
@@ -83,7 +85,7 @@ class TextImageDataset:
         parts = [(path, source) for source in sources for path in source.parts]
         count = count_open_parts(rows_of_parts, [len(source.parts) for source in sources], self.weights)
         self._parts = OpenParts(parts, count, self.selection.contents)
-        self.latents, self._moments = None, _find_moments(inputs)
+        self.latents, self._moments, self._control = None, _find(Moments, inputs), _find(Control, inputs)
         if any(source.latents != "off" for source in sources):
             if self._moments is None or latents is None:
                 raise ConfigError("cached latents are for models with a frozen autoencoder; omit --latents")
@@ -94,12 +96,12 @@ class TextImageDataset:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, Moments | Uncached)}
         self.embeddings = None
         if embeddings:
-            wanted = next(one for one in inputs.values() if isinstance(one, TextEmbeddings))
+            wanted = _find(TextEmbeddings, inputs)
             self.embeddings = CachedEmbeddings(embeddings, wanted, captions, parts, self.selection.contents, count)
         else:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, TextEmbeddings)}
         self.inputs = inputs
-        self._wants_sizes = any(isinstance(one, Sizes) for one in inputs.values())
+        self._wants_sizes = _find(Sizes, inputs) is not None
         if self._wants_sizes and self.latents and crops.smart:
             raise ConfigError(
                 "cached latents do not keep where a smart crop lies; omit --size_conditioning, --smart_crop or "
@@ -148,11 +150,13 @@ class TextImageDataset:
             some[start : start + batch_size] for some in of_shape.values() for start in range(0, len(some), batch_size)
         ]
 
-    def make_batch(self, places: list[tuple[int, int]]) -> dict:
-        """The samples of several (epoch, place) of one shape, stacked; `skipped` lists are joined. Raises DataError."""
+    def make_batch(self, places: list[tuple[int, int]], strata: Strata | None = None) -> dict:
+        """The samples of several (epoch, place) of one shape, stacked; `skipped` lists are joined. `strata`: where they
+        stand in the update that they are of. Raises DataError."""
         (shape,) = {self.shape(place) for _, place in places}
         keys = [(epoch, self.selection[place]) for epoch, place in places]
-        made = Pictures(len(keys), shape, *((self._moments, self.latents.keeps) if self.latents else (None,)))
+        cached = (self._moments, self.latents.keeps) if self.latents else (None, False)
+        made = Pictures(len(keys), shape, *cached, self._control)
         generators = Generators(self.seed)
         captions, embeddings, used_rows, skipped = [], [], [], []
         for number, ((epoch, place), key) in enumerate(zip(places, keys, strict=True)):
@@ -167,11 +171,13 @@ class TextImageDataset:
             skipped += reasons
         batch = {"row_ids": np.array(used_rows, dtype=np.int64), "skipped": skipped}
         for name, wanted in self.inputs.items():
-            if isinstance(wanted, Pixels | Moments | Uncached):
+            if isinstance(wanted, Pixels | Moments | Uncached | Control):
                 if (array := made.array(wanted)) is not None:
                     batch[name] = array
             elif isinstance(wanted, Sizes):
                 batch[name] = wanted.forget(made.sizes, keys, generators)
+            elif isinstance(wanted, Level):
+                batch[name] = wanted.draw(keys, generators, strata)
             elif isinstance(wanted, Tokens):
                 batch[name] = self.tokenizer.encode(captions)
             elif isinstance(wanted, TextEmbeddings):
@@ -182,7 +188,7 @@ class TextImageDataset:
         return batch
 
     def _checksums(self, batch: dict) -> np.ndarray:
-        kinds = Tokens if self.latents else (Tokens, Pixels)
+        kinds = (Tokens, Control) if self.latents else (Tokens, Control, Pixels)
         read = [batch["row_ids"], *(batch[name] for name, one in self.inputs.items() if isinstance(one, kinds))]
         crc32 = isal_zlib.crc32
         sums = [reduce(lambda value, array: crc32(array[n], value), read, 0) for n in range(len(batch["row_ids"]))]
@@ -228,17 +234,25 @@ class TextImageDataset:
         row = self.selection[place]
         with self._naming(row):
             part, number = self._number_in_part(row)
-            loaded, corner = self._load_moments(part, number, crop, made, place_in_batch), None
-            if loaded is None:
-                loaded, corner = self._load_pixels(part, number, crop, made.pixels[place_in_batch])
+            cached, corner = self._load_moments(part, number, crop, made, place_in_batch), None
+            loaded = cached
+            if cached is None or self._control:
+                # Beside moments the picture is there for its control image alone.
+                pixels = np.empty_like(made.pixels[0]) if cached else made.pixels[place_in_batch]
+                loaded, corner, size = self._load_pixels(part, number, crop, pixels)
+            if cached is None:
                 made.note_pixels(place_in_batch, (part, number, self.crops.variant(crop)))
             if self._wants_sizes:
                 made.sizes[place_in_batch] = self._measure(part, number, crop, corner, made.size)
-            if self.tokenizer:
-                try:
+            try:
+                if self._control:
+                    cut, draws = Cut(size, corner, crop.mirrored), generator(Stream.CONTROL)
+                    control = make_control(self._control.filter, loaded, pixels, cut, self.crops, draws)
+                    made.control[place_in_batch] = control
+                if self.tokenizer:
                     self.captions.check(loaded)
-                except RowError as error:
-                    raise RowError(error.reason, f"{self._parts.path(part)} row {number}: {error}") from error
+            except RowError as error:
+                raise RowError(error.reason, f"{self._parts.path(part)} row {number}: {error}") from error
             if self.embeddings is None:
                 return loaded, None
             return loaded, self.embeddings.read(part, number, self.captions.draw_place(loaded, generator))
@@ -267,26 +281,33 @@ class TextImageDataset:
             *shape,
         )
 
-    def _load_pixels(self, part: int, number: int, crop: DrawnCrop, pixels: np.ndarray) -> tuple[Row, tuple[int, int]]:
-        """(row `number` of a part, (top, left) of its crop), whose pixels go to `pixels`. Raises RowError."""
+    def _load_pixels(
+        self, part: int, number: int, crop: DrawnCrop, pixels: np.ndarray
+    ) -> tuple[Row, tuple[int, int], tuple[int, int]]:
+        """(row `number` of a part, (top, left) of its crop, (height, width) of its picture), whose pixels go to
+        `pixels`. Raises RowError."""
         rows = self._parts[part]
         try:
             loaded = rows.read(number)
             if not loaded.image:
-                raise DataError(f"only latents of {rows.path} are here; say latents=cached of its list of filelists")
+                remedy = "say latents=cached of its list of filelists"
+                if self._control:
+                    remedy = "control images are made of pictures, so these must be there too"
+                raise DataError(f"only latents of {rows.path} are here; {remedy}")
             try:
-                corner = self.crops.load(loaded.image, crop, number, pixels)
+                image = self.crops.decode(loaded.image)
+                corner = self.crops.cut(image, crop, number, pixels)
             except RowError as error:
                 raise RowError(error.reason, f"{rows.path} row {number}: {error}") from error
         except RowError as error:
             if self.latents:
                 self.latents.mark_bad(part, number, error.reason)
             raise
-        return loaded, corner
+        return loaded, corner, image.shape[:2]
 
 
-def _find_moments(inputs: dict[str, Input]) -> Moments | None:
-    return next((one for one in inputs.values() if isinstance(one, Moments)), None)
+def _find(kind: type, inputs: dict[str, Input]) -> Input | None:
+    return next((one for one in inputs.values() if isinstance(one, kind)), None)
 
 
 def spread(num_rows: int, count: int) -> list[int]:

@@ -3,17 +3,20 @@
     Pixels                  uint8 [3, H, W]                    the crop
     Moments(C, f)           float32 [2, C, H / f, W / f]       or what a frozen autoencoder makes of it, computed ahead
     Uncached                int64 [4]                          of rows that have pixels where others have moments
+    Control(filter)         uint8 [channels, H, W]             the control image of the crop, or the row's second image
     Sizes(drop)             int64 [6]                          of the row's picture, its crop and the sample
     Tokens(length)          int64 [length]                     of the caption, or of "" where it was dropped
     TextEmbeddings(L, D)    float32 [L, D]                     or what a frozen text encoder makes of it, computed ahead
     Uniform(stream)         float32 []                         in [0, 1)
     Integer(stream, below)  int64 []                           0 .. below - 1, equally often
+    Level(stream, below, …) int64 []                           the same by another law (`levels`)
     Normals(stream, C, f)   float32 [C, H / f, W / f]          standard normal; f None: [C, 1, 1], one a channel
     Sum(first, scale, second)                                  first + scale * second; first may name another input
 
 H and W are those of the samples. A batch has pixels or moments; where some of its rows have moments, pixels are only of
 those that have none, M of them, and `Uncached` says which. Without cached latents there are pixels alone, and without
-cached embeddings no `TextEmbeddings`. A draw is a function of (seed, stream, epoch, row).
+cached embeddings no `TextEmbeddings`. A control image is made of pixels, with cached latents too. A draw is a function
+of (seed, stream, epoch, row).
 """
 
 import math
@@ -25,6 +28,8 @@ import numpy as np
 
 from ..utils.errors import ConfigError
 from ..utils.rng import Stream
+from .control.filters import ControlFilter
+from .levels import Level
 from .normals import fill_normals
 
 # (stream, (epoch, row)) -> the generator of that purpose
@@ -66,6 +71,18 @@ class Uncached:
     def shape(self, height: int, width: int) -> tuple[int, ...]:
         """Of one sample."""
         return (4,)
+
+
+@dataclass(frozen=True)
+class Control:
+    """What `filter` makes of the crop; of `control.filters.RowImage`, the row's second image, cut as the first is."""
+
+    filter: ControlFilter
+    dtype: ClassVar[type] = np.uint8
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return (self.filter.num_channels, height, width)
 
 
 @dataclass(frozen=True)
@@ -193,7 +210,9 @@ class Sum:
         return first + np.float32(self.scale) * self.second.draw(keys, size, generators, made)
 
 
-Input = Pixels | Moments | Uncached | Sizes | Tokens | TextEmbeddings | Uniform | Integer | Normals | Sum
+Input = (
+    Pixels | Moments | Uncached | Control | Sizes | Tokens | TextEmbeddings | Uniform | Integer | Level | Normals | Sum
+)
 
 
 def count_bytes(inputs: dict[str, Input], size: tuple[int, int]) -> int:

@@ -86,7 +86,7 @@ def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: i
         _Keys(len(dataset)),
         batch_sampler=_Numbered(sampler),
         num_workers=num_workers,
-        collate_fn=partial(_make_batch, dataset, slots),
+        collate_fn=partial(_make_batch, dataset, sampler, slots),
         prefetch_factor=_PREFETCH_FACTOR,
         worker_init_fn=partial(_leave_signals_to_the_main_process, os.getpid()),
         use_shared_memory=False,
@@ -135,13 +135,15 @@ def _kill_workers() -> None:
         process.kill()
 
 
-def _make_batch(dataset: TextImageDataset, slots: Slots | None, keys: list[tuple[int, tuple[int, int]]]) -> dict:
+def _make_batch(
+    dataset: TextImageDataset, sampler: StepSampler, slots: Slots | None, keys: list[tuple[int, tuple[int, int]]]
+) -> dict:
     """The batch, or the text of the error that there was instead."""
     number, first = keys[0]
     try:
         if isinstance(first, str):
             raise DataError(first)
-        batch = dataset.make_batch([key for _, key in keys])
+        batch = dataset.make_batch([key for _, key in keys], sampler.strata(number))
         if slots is None:
             return batch
         return {"row_ids": batch.pop("row_ids"), **slots.put(number, batch)}  # an array for DataLoader's queue

@@ -2,20 +2,29 @@
 
 import numpy as np
 
-from .inputs import Moments, Pixels, Uncached
+from .inputs import Control, Moments, Pixels, Uncached
 
 
 class Pictures:
     """Filled row by row. size: (height, width). moments: None where none are cached. whole: rows with moments are black
-    pictures among the others, so that what is computed of a row, and kept, does not depend on how many there are."""
+    pictures among the others, so that what is computed of a row, and kept, does not depend on how many there are.
+    control: None where a batch has no control images."""
 
-    def __init__(self, count: int, size: tuple[int, int], moments: Moments | None, whole: bool = False):
+    def __init__(
+        self,
+        count: int,
+        size: tuple[int, int],
+        moments: Moments | None = None,
+        whole: bool = False,
+        control: Control | None = None,
+    ):
         # Memory that is not written to takes none.
         self.pixels = (np.zeros if whole else np.empty)((count, *Pixels().shape(*size)), dtype=np.uint8)
         self.size, self._whole = size, whole
         self._moments = None if moments is None else np.zeros((count, *moments.shape(*size)), dtype=np.float32)
         self._uncached: dict[int, tuple[int, int, int]] = {}
         self.sizes = np.zeros((count, 6), np.int64)  # `inputs.Sizes`
+        self.control = None if control is None else np.empty((count, *control.shape(*size)), dtype=np.uint8)
 
     def put_moments(self, place: int, moments: np.ndarray) -> None:
         """Of the row at `place` in the batch."""
@@ -26,8 +35,10 @@ class Pictures:
         """The row at `place` has pixels. key: its part, its number in that, its variant."""
         self._uncached[place] = key
 
-    def array(self, wanted: Pixels | Moments | Uncached) -> np.ndarray | None:
+    def array(self, wanted: Pixels | Moments | Uncached | Control) -> np.ndarray | None:
         """The array of an input; None where the batch has none."""
+        if isinstance(wanted, Control):
+            return self.control
         if self._moments is None:
             return self.pixels
         if isinstance(wanted, Moments):

@@ -6,6 +6,7 @@ from ..utils.errors import ConfigError, DataError
 from ..utils.text import count_of
 from ..utils.world import World
 from .groups import Groups
+from .levels import Strata
 from .order import Mix
 
 
@@ -67,3 +68,9 @@ class StepSampler:
             samples = list(zip(epochs.tolist(), rows.tolist(), strict=True))
             for start in range(0, rank_batch_size, self.micro_batch_size):
                 yield samples[start : start + self.micro_batch_size]
+
+    def strata(self, number: int) -> Strata:
+        """Where the samples of micro-batch `number` of this rank, counted from 0, stand in their update."""
+        rank_batch_size = self.global_batch_size // self.world.size
+        step, start = divmod(number * self.micro_batch_size, rank_batch_size)
+        return Strata(self.start_step + step, self.world.rank * rank_batch_size + start, self.global_batch_size)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..config.flags import parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
 from ..utils.machine import count_usable_cores
-from .stages import Stage, describe, run_stages, tell
+from ..utils.stages import Stage, as_flags, describe, run_stages, tell
 
 _EPILOG = """In a clone, `bash run_scripts/quickstart.sh` makes the environment first and takes the same flags; its
 folder is quickstart/ of the clone. Its environment variables: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the
@@ -128,11 +128,6 @@ def train_command(preset: str, loop: str, flags: list[str], processes: int, log:
         return train
     launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", str(log))
     return ("python", "-u", *launch, *train)
-
-
-def as_flags(**values) -> list[str]:
-    """The words of a command line."""
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
 def _positive(text: str) -> int:

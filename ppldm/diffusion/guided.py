@@ -8,7 +8,7 @@ import paddle
 
 from ..utils.errors import ModelError
 from ..utils.rng import Stream, make_rng
-from .samplers import Sampler
+from .samplers import Sampler, choose_sampler
 
 _SHOWN = 60  # letters of a prompt in a message
 
@@ -37,29 +37,36 @@ def sample_latents(
     guidance_scale: float,
     num_inference_steps: int,
     on_step: Callable | None = None,
-    sampler: str = "ddim",
+    sampler: str | None = None,
     next_noise: Callable | None = None,
+    control: dict | None = None,
 ):
-    """Latents [B, C, h, w] from `noise`; by deterministic DDIM (eta 0) unless `sampler` names another.
+    """Latents [B, C, h, w] from `noise`; by deterministic DDIM (eta 0), of flow by Euler's method, unless
+    `sampler` names another.
 
     `input_ids` [B, L] int64 are the prompts' tokens, `empty_ids` [1, L] or [B, L] those of the empty caption, or of
     what the pictures should not show. Guidance is that of Ho and Salimans 2022 (arXiv:2207.12598): uncond +
     guidance_scale (cond - uncond); 1 costs a single pass. `next_noise()` gives the noise [B, C, h, w] of each step to a
-    stochastic sampler.
+    stochastic sampler. `control`: what leads a model that takes it, as `networks.controlnet` names it; both branches
+    see it.
     """
-    run = Sampler(sampler, model.process, num_inference_steps, model.sampling)
+    run = Sampler(choose_sampler(sampler, model.process), model.process, num_inference_steps, model.sampling)
     condition = model.condition(input_ids)
     guided = guidance_scale != 1.0
     if guided:
         condition = _beside(model.condition(empty_ids), condition)
     # Both branches are told the same sizes: what guidance strengthens is the caption.
     condition |= model.size_condition(model.drawn_sizes(paddle.concat([noise] * 2) if guided else noise))
+    condition |= {
+        name: paddle.concat([value] * 2) if guided and paddle.is_tensor(value) else value
+        for name, value in (control or {}).items()
+    }
     latents = noise * run.initial_scale
     for timestep in run.timesteps:
         latents_input = run.scale_input(latents, timestep)
         latents_input = paddle.concat([latents_input] * 2) if guided else latents_input
         latents_input = latents_input.astype(model.unet.dtype)
-        predicted = model.unet(latents_input, timestep, **condition).sample.astype("float32")
+        predicted = model.denoise(latents_input, timestep, **condition).astype("float32")
         if guided:
             without, with_prompt = predicted.chunk(2)
             predicted = without + guidance_scale * (with_prompt - without)
@@ -97,14 +104,16 @@ def draw(
     guidance_scale: float,
     num_inference_steps: int,
     on_step: Callable | None = None,
-    sampler: str = "ddim",
+    sampler: str | None = None,
     negative_prompts: list[str] | None = None,
     check: bool = True,
+    control: dict | None = None,
 ) -> np.ndarray:
     """Pictures [B, H, W, 3] uint8: one for each pair of `prompts` and `indices`. The model must be in eval mode.
 
     `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default. `check`: raise
-    ModelError where the sampler ends in values that are not finite; else those pictures are black.
+    ModelError where the sampler ends in values that are not finite; else those pictures are black. `control`: as
+    `sample_latents` takes it, of as many pictures.
     """
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
     streams = [noises(*key, shape) for key in zip(seeds, prompts, indices, strict=True)]
@@ -122,11 +131,13 @@ def draw(
         on_step,
         sampler,
         next_noise,
+        control,
     )
     pixels = model.decode(latents)
     if check:
+        name = choose_sampler(sampler, model.process)
         for values in (latents, pixels):
-            _require_finite(values, prompts, f"{num_inference_steps} steps of {sampler} at guidance {guidance_scale:g}")
+            _require_finite(values, prompts, f"{num_inference_steps} steps of {name} at guidance {guidance_scale:g}")
     pixels = paddle.where(paddle.isfinite(pixels), pixels, paddle.full_like(pixels, -1.0))
     return to_pictures(pixels)
 

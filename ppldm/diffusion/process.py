@@ -1,19 +1,25 @@
-"""A diffusion process: noise schedule x prediction target x loss weight x law of noise levels, as pure functions.
+"""A diffusion process: noise levels x prediction target x loss weight, as pure functions.
 
-Notation of Ho et al. 2020 (DDPM, arXiv:2006.11239): q(x_t | x_0) = N(sqrt(abar_t) x_0, (1 - abar_t) I), with
-abar_t the running product of 1 - beta_t. Velocity is that of Salimans and Ho 2022 (arXiv:2202.00512, appendix D).
+x_t = a_t x_0 + s_t noise. Of a `NoiseSchedule`, in the notation of Ho et al. 2020 (DDPM, arXiv:2006.11239), a_t**2 is
+abar_t, the running product of 1 - beta_t, and s_t**2 = 1 - abar_t; velocity is that of Salimans and Ho 2022
+(arXiv:2202.00512, appendix D). Of rectified flow (Liu et al. 2022, arXiv:2209.03003) a_t = 1 - sigma_t and
+s_t = sigma_t, and the target is the direction noise - x_0 of its straight lines.
 
-What schedules have in common is log-SNR_t = ln(abar_t / (1 - abar_t)), the signal-to-noise ratio of x_t (Kingma et al.
-2021, arXiv:2107.00630, section 3.1): a schedule is a falling table or function of it, and loss weights are functions of
-it. From it abar = sigmoid(log-SNR) and 1 - abar = sigmoid(-log-SNR), where signal and noise have the squares 1 in sum.
+What they have in common is log-SNR_t = ln(a_t**2 / s_t**2), the signal-to-noise ratio of x_t (Kingma et al. 2021,
+arXiv:2107.00630, section 3.1). Larger pictures lose their content at a larger share of noise, for neighbouring pixels
+say the same: a shift m divides SNR by m**2, m the side by the one that the levels were made for (Hoogeboom et al. 2023,
+arXiv:2301.11093, section 3.1; Esser et al. 2024, arXiv:2403.03206, section 5.3.2, for flow).
 """
 
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
-PREDICTION_TYPES = ("epsilon", "v_prediction")
-BETA_SCHEDULES = ("scaled_linear", "linear")
+from .weighting import Adaptive, LossWeighting, log_snr
+
+FLOW = "flow"
+PREDICTION_TYPES = ("epsilon", "v_prediction", "sample", FLOW)
+BETA_SCHEDULES = ("scaled_linear", "linear", "squaredcos_cap_v2", "cosine")
 TIMESTEP_SPACINGS = ("leading", "trailing", "linspace")
 
 # DDIM as the published model samples: no clipping of x_0, the last step to abar_0, one step of offset.
@@ -29,9 +35,11 @@ SAMPLING_KEYS = (
 class NoiseSchedule:
     """The training noise schedule. The defaults are those of the published LDM (its YAML files).
 
-    `beta_schedule="scaled_linear"` is linear in sqrt(beta), `"linear"` in beta. `rescale_betas_zero_snr` shifts and
-    scales sqrt(abar) so that the last one is 0 and the first one stays: algorithm 1 of Lin et al. 2023
-    (arXiv:2305.08891); x_T is then noise alone, from which only the velocity tells anything.
+    `beta_schedule`: "scaled_linear" is linear in sqrt(beta), "linear" in beta. "squaredcos_cap_v2" is the cosine of
+    Nichol and Dhariwal 2021 (arXiv:2102.09672, equation 17), each beta at most 0.999; "cosine" the same without that,
+    and abar kept within 1e-4 .. 0.9999, as Stable Cascade was trained. `rescale_betas_zero_snr` shifts and scales
+    sqrt(abar) so that the last one is 0 and the first one stays: algorithm 1 of Lin et al. 2023 (arXiv:2305.08891); x_T
+    is then noise alone, from which epsilon tells nothing. `timestep_shift`: the m by whose square SNR is divided, last.
     """
 
     num_train_timesteps: int = 1000
@@ -39,41 +47,65 @@ class NoiseSchedule:
     beta_end: float = 0.012
     beta_schedule: str = "scaled_linear"
     rescale_betas_zero_snr: bool = False
+    timestep_shift: float = 1.0
 
     def alphas_cumprod(self) -> np.ndarray:
-        """abar_t for t = 0 .. num_train_timesteps - 1, float32, strictly falling within (0, 1), or to 0 exactly."""
+        """abar_t for t = 0 .. num_train_timesteps - 1, float32, falling within (0, 1), or to 0 exactly."""
+        return self._signal().astype(np.float32)
+
+    def _signal(self) -> np.ndarray:
+        """abar_t, float64."""
         if self.beta_schedule == "scaled_linear":
             betas = np.linspace(self.beta_start**0.5, self.beta_end**0.5, self.num_train_timesteps) ** 2
         elif self.beta_schedule == "linear":
             betas = np.linspace(self.beta_start, self.beta_end, self.num_train_timesteps)
+        elif self.beta_schedule in BETA_SCHEDULES:
+            cosine = np.cos((np.linspace(0, 1, self.num_train_timesteps + 1) + 0.008) / 1.008 * np.pi / 2) ** 2
+            betas = np.minimum(1.0 - cosine[1:] / cosine[:-1], 0.999)
         else:
             raise ValueError(f"beta_schedule {self.beta_schedule!r} is not one of {BETA_SCHEDULES}")
-        alphas_cumprod = np.cumprod(1.0 - betas)
+        signal = np.cumprod(1.0 - betas)
+        if self.beta_schedule == "cosine":
+            signal = np.clip(cosine[1:] / cosine[0], 1e-4, 0.9999)
         if self.rescale_betas_zero_snr:
-            roots = np.sqrt(alphas_cumprod)
-            alphas_cumprod = ((roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])) ** 2
-        return alphas_cumprod.astype(np.float32)
+            roots = np.sqrt(signal)
+            signal = ((roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])) ** 2
+        if self.timestep_shift != 1:
+            signal = signal / (signal + self.timestep_shift**2 * (1.0 - signal))
+        return signal
 
     def log_snr(self) -> np.ndarray:
-        """log-SNR_t of the same t, float64, strictly falling; -inf where nothing but noise is left."""
-        return log_snr(self.alphas_cumprod())
+        """log-SNR_t of the same t, float64, falling; -inf where nothing but noise is left."""
+        signal = self.alphas_cumprod().astype(np.float64)
+        return log_snr(signal, 1.0 - signal)
+
+    def sigmas(self) -> np.ndarray:
+        """The share of noise at each level of flow, float32, rising to 1: evenly spaced, and shifted."""
+        sigmas = np.arange(1, self.num_train_timesteps + 1) / self.num_train_timesteps
+        return (self.timestep_shift * sigmas / (1.0 + (self.timestep_shift - 1.0) * sigmas)).astype(np.float32)
 
     def scheduler_config(self) -> dict:
-        """The keyword arguments that make a ppdiffusers scheduler of this schedule."""
-        return asdict(self)
+        """The keyword arguments that make a scheduler of this schedule, of ppdiffusers or diffusers: with all betas
+        where they have no name for it."""
+        config = asdict(self)
+        if config.pop("timestep_shift") != 1 or self.beta_schedule == "cosine":
+            signal = self._signal()
+            config["trained_betas"] = (1.0 - signal / np.append(1.0, signal[:-1])).tolist()
+        return config
 
 
 @dataclass(frozen=True)
 class Process:
     """What a picture becomes at each noise level, what the network learns to predict there, and how much that counts.
 
-    The law of the levels is that of the published LDM: all timesteps equally often. `snr_gamma`: Min-SNR weights of
-    the loss, none by default. Raises ValueError for a target that tells nothing at the last level.
+    Which levels are drawn how often is what a batch must hold (`data.levels`). Of `prediction_type` "flow" only the
+    number of levels and the shift of `schedule` say anything. Raises ValueError for a target that tells nothing at the
+    last level.
     """
 
     schedule: NoiseSchedule = NoiseSchedule()
     prediction_type: str = "epsilon"
-    snr_gamma: float | None = None
+    weighting: LossWeighting | None = None
 
     def __post_init__(self):
         if self.prediction_type not in PREDICTION_TYPES:
@@ -82,32 +114,59 @@ class Process:
             raise ValueError("where nothing but noise is left, the noise tells nothing: zero SNR needs v_prediction")
 
     @classmethod
-    def of(cls, settings: dict, snr_gamma: float | None = None) -> "Process":
+    def of(cls, settings: dict, weighting: LossWeighting | None = None) -> "Process":
         """The process of a stored scheduler's settings; the published values for what they do not name."""
         known = {one.name: settings[one.name] for one in fields(NoiseSchedule) if one.name in settings}
-        return cls(NoiseSchedule(**known), settings.get("prediction_type", cls.prediction_type), snr_gamma)
+        return cls(NoiseSchedule(**known), settings.get("prediction_type", cls.prediction_type), weighting)
 
     @property
     def num_levels(self) -> int:
         """How many noise levels there are: timesteps 0 .. num_levels - 1."""
         return self.schedule.num_train_timesteps
 
+    @property
+    def is_flow(self) -> bool:
+        """Whether its x_t lie on straight lines between x_0 and noise."""
+        return self.prediction_type == FLOW
+
     def settings(self) -> dict:
-        """What model.json says of it, and a ppdiffusers scheduler takes."""
-        return {**self.schedule.scheduler_config(), "prediction_type": self.prediction_type}
+        """What model.json says of it."""
+        settings = {**asdict(self.schedule), "prediction_type": self.prediction_type}
+        if self.schedule.timestep_shift == 1:
+            del settings["timestep_shift"]
+        return settings
+
+    def levels(self) -> np.ndarray:
+        """The noise level at each timestep, float32: abar_t, or of flow sigma_t."""
+        return self.schedule.sigmas() if self.is_flow else self.schedule.alphas_cumprod()
+
+    def scales(self, level):
+        """(a, s) of x_t = a x_0 + s noise for values of `levels`."""
+        return (1.0 - level, level) if self.is_flow else (level**0.5, (1.0 - level) ** 0.5)
+
+    def times(self, timesteps, level):
+        """What the network is told of the noise level: the timestep, or of flow its sigma by the number of levels."""
+        return level * self.num_levels if self.is_flow else timesteps
+
+    def powers(self) -> tuple[np.ndarray, np.ndarray]:
+        """(a**2, s**2) at each timestep, float64."""
+        level = self.levels().astype(np.float64)
+        return ((1.0 - level) ** 2, level**2) if self.is_flow else (level, 1.0 - level)
 
     def loss_weights(self) -> np.ndarray | None:
-        """The weight of the squared error at each timestep, float32; None where all are 1."""
-        if self.snr_gamma is None:
+        """The weight of the squared error at each timestep, float32; None where all are 1, or are learned."""
+        if self.weighting is None or isinstance(self.weighting, Adaptive):
             return None
-        return min_snr_weights(self.schedule.alphas_cumprod(), self.snr_gamma, self.prediction_type)
+        return self.weighting.weights(*self.powers(), self.prediction_type).astype(np.float32)
 
-
-def log_snr(alphas_cumprod: np.ndarray) -> np.ndarray:
-    """ln(abar / (1 - abar)), float64; -inf at 0."""
-    signal = alphas_cumprod.astype(np.float64)
-    with np.errstate(divide="ignore"):
-        return np.log(signal) - np.log1p(-signal)
+    def target(self, latents, noise, scales):
+        """What the network learns to predict, of scales (a, s) that broadcast against `latents`: the noise, the
+        velocity a noise - s x_0, x_0 itself, or the direction noise - x_0."""
+        if self.prediction_type == "epsilon":
+            return noise
+        if self.prediction_type == "v_prediction":
+            return scales[0] * noise - scales[1] * latents
+        return latents if self.prediction_type == "sample" else noise - latents
 
 
 def sampling_settings(scheduler: dict) -> dict:
@@ -115,27 +174,6 @@ def sampling_settings(scheduler: dict) -> dict:
     return {name: scheduler[name] for name in SAMPLING_KEYS if name in scheduler}
 
 
-def add_noise(latents, noise, alpha_bar):
-    """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise. `alpha_bar` broadcasts against `latents`: [B, 1, 1, 1]."""
-    return alpha_bar**0.5 * latents + (1.0 - alpha_bar) ** 0.5 * noise
-
-
-def training_target(latents, noise, alpha_bar, prediction_type: str):
-    """What the network learns to predict: the noise, or the velocity sqrt(abar_t) noise - sqrt(1 - abar_t) x_0."""
-    if prediction_type == "epsilon":
-        return noise
-    if prediction_type == "v_prediction":
-        return alpha_bar**0.5 * noise - (1.0 - alpha_bar) ** 0.5 * latents
-    raise ValueError(f"prediction_type {prediction_type!r} is not one of {PREDICTION_TYPES}")
-
-
-def min_snr_weights(alphas_cumprod: np.ndarray, gamma: float, prediction_type: str) -> np.ndarray:
-    """The weight of the squared error at each timestep, float32: min(SNR, gamma) by SNR, or by SNR + 1 for velocity.
-
-    Both amount to the weight min(SNR, gamma) on the error of x_0: Hang et al. 2023 (arXiv:2303.09556, section 3.4).
-    Written in abar, so that neither end divides by 0: min(1, gamma (1 - abar) / abar) and min(abar, gamma (1 - abar)).
-    """
-    signal = alphas_cumprod.astype(np.float64)
-    if prediction_type == "epsilon":
-        return np.minimum(1.0, gamma * (1.0 - signal) / signal).astype(np.float32)
-    return np.minimum(signal, gamma * (1.0 - signal)).astype(np.float32)
+def add_noise(latents, noise, scales):
+    """x_t of scales (a, s) that broadcast against `latents`: [B, 1, 1, 1]."""
+    return scales[0] * latents + scales[1] * noise

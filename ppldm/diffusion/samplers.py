@@ -7,10 +7,13 @@ lms             linear multi-step over sigmas (Karras et al. 2022, arXiv:2206.00
 euler           Euler's method over the same
 euler-ancestral Euler steps down to a smaller sigma, with fresh noise back up
 dpm-solver++    Lu et al. 2022 (arXiv:2211.01095), second order, multi-step
+flow-euler      Euler's method along rectified flow (Esser et al. 2024, arXiv:2403.03206), of models of flow
 """
 
 import inspect
+from types import SimpleNamespace
 
+import numpy as np
 import paddle
 from ppdiffusers import (
     DDIMScheduler,
@@ -37,6 +40,32 @@ class _DDPMScheduler(DDIMScheduler):
         return variance
 
 
+class _FlowEuler:
+    """x + (sigma_next - sigma) predicted, over sigmas from 1 to 0 as diffusers' FlowMatchEulerDiscreteScheduler spaces
+    them: evenly between the shifted ends, and shifted. ppdiffusers' class would draw numbers of its own."""
+
+    init_noise_sigma = 1.0
+
+    def __init__(self, schedule: NoiseSchedule, num_steps: int):
+        shift, ends = schedule.timestep_shift, schedule.sigmas()[[-1, 0]]
+        sigmas = np.linspace(*ends.astype(np.float64), num_steps)
+        sigmas = (shift * sigmas / (1 + (shift - 1) * sigmas)).astype(np.float32)
+        self.timesteps = paddle.to_tensor(sigmas * np.float32(schedule.num_train_timesteps))
+        self.sigmas = np.append(sigmas, np.float32(0))
+        self._position = 0
+
+    def scale_model_input(self, latents, timestep):
+        """The latents themselves."""
+        return latents
+
+    def step(self, predicted, timestep, latents):
+        """One step on."""
+        self._position += 1
+        change = float(self.sigmas[self._position] - self.sigmas[self._position - 1])
+        return SimpleNamespace(prev_sample=latents + change * predicted)
+
+
+FLOW_EULER = "flow-euler"
 # Name to scheduler and its settings besides the noise schedule.
 SAMPLERS = {
     "ddim": (DDIMScheduler, PUBLISHED_SAMPLING),
@@ -49,11 +78,35 @@ SAMPLERS = {
         DPMSolverMultistepScheduler,
         {"algorithm_type": "dpmsolver++", "solver_order": 2, "euler_at_final": True},
     ),
+    FLOW_EULER: (_FlowEuler, {}),
 }
 STOCHASTIC = ("ddpm", "euler-ancestral")
+# Those whose classes, of ppdiffusers as of diffusers, do not take a prediction of the picture.
+_WITHOUT_SAMPLE = ("pndm", "euler-ancestral")
 # These work with sigma = sqrt((1 - abar) / abar), which is infinite where abar is 0: diffusers puts this in its place.
 _OVER_SIGMAS = ("euler", "euler-ancestral", "dpm-solver++")
 _LEAST_ALPHA_BAR = 2.0**-24
+
+
+def samplers_of(process: Process) -> list[str]:
+    """The samplers that draw what such a model predicts, its default first."""
+    if process.is_flow:
+        return [FLOW_EULER]
+    unfit = (FLOW_EULER, *(_WITHOUT_SAMPLE if process.prediction_type == "sample" else ()))
+    return [name for name in SAMPLERS if name not in unfit]
+
+
+def choose_sampler(sampler: str | None, process: Process) -> str:
+    """The sampler of that name, the default of None. Raises ConfigError for one that does not fit the process."""
+    fit = samplers_of(process)
+    if sampler in (None, *fit):
+        return sampler or fit[0]
+    if sampler not in SAMPLERS:
+        raise ConfigError(f"no sampler {sampler}; known: {', '.join(SAMPLERS)}")
+    raise ConfigError(
+        f"the sampler {sampler} does not draw with a model of --prediction_type {process.prediction_type}; "
+        f"use {', '.join(fit)}"
+    )
 
 
 def sampling_scheduler(process: Process, sampler: str, num_steps: int, stored: dict | None = None):
@@ -64,8 +117,10 @@ def sampling_scheduler(process: Process, sampler: str, num_steps: int, stored: d
     `from_config` does. A schedule that ends in noise alone is sampled from its very last timestep where no
     `timestep_spacing` is stored: arXiv:2305.08891, section 3.3.
     """
-    scheduler_class, settings = SAMPLERS[sampler]
+    scheduler_class, settings = SAMPLERS[choose_sampler(sampler, process)]
     noise_schedule = process.schedule
+    if process.is_flow:
+        return _FlowEuler(noise_schedule, num_steps)
     known = inspect.signature(scheduler_class.__init__).parameters
     schedule = noise_schedule.scheduler_config()
     if sampler in _OVER_SIGMAS:
@@ -87,6 +142,11 @@ def sampling_scheduler(process: Process, sampler: str, num_steps: int, stored: d
     if sampler == "dpm-solver++":
         # To the picture itself, as diffusers does since 0.25, and not to the first timestep of training.
         scheduler.sigmas = paddle.concat([scheduler.sigmas[:-1], paddle.zeros([1])])
+        if bool((scheduler.sigmas.diff() >= 0).any()):
+            raise ConfigError(
+                f"the sampler dpm-solver++ cannot take {num_steps} steps in a noise schedule that stands still at its "
+                "ends; use fewer, or ddim"
+            )
     if hasattr(scheduler, "_step_index"):
         scheduler._step_index = 0  # it would look for the first timestep, and where that stands twice take the second
     return scheduler

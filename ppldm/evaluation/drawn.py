@@ -25,7 +25,7 @@ class Drawing:
     per_prompt: int
     guidance_scales: tuple[float, ...]
     num_inference_steps: int
-    sampler: str
+    sampler: str | None
     seed: int
     resolution: int | None
     exact: bool

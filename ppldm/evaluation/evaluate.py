@@ -34,7 +34,7 @@ def evaluate(
     num_real: int = None,  # real pictures to use, chosen once for all; by default all
     guidance_scale: _Scales = (7.5,),  # how strongly to follow the prompt; several: a result for each
     num_inference_steps: int = 50,  # sampler's steps
-    sampler: str = "ddim",  # ddim, ddpm, pndm, lms, euler, euler-ancestral, dpm-solver++
+    sampler: str = None,  # ddim (default), ddpm, pndm, lms, euler, euler-ancestral, dpm-solver++; flow-euler for flow
     negative_prompt: str = "",  # what the pictures should not show, for prompts without one of their own
     seed: int = 23,  # of the pictures that are drawn
     resolution: int = None,  # side in pixels of drawn and real pictures; by default as trained, or as they are

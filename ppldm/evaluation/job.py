@@ -5,7 +5,7 @@ A result that is there, of the same pictures and settings, is not computed again
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -76,12 +76,14 @@ class Job:
     ) -> dict[Path, Result]:
         """Draw, and on the main rank the results by their files; on others {}. features: where those of the real
         pictures are kept. All ranks call it together."""
+        from ..diffusion.samplers import choose_sampler
         from ..inference.generate import warn_of_unknown_words
         from ..inference.pipeline import load
 
         pipeline = load(model, ema=ema, **self.loading)
         resolution = self.resolution or pipeline.resolution
         drawing = self.draws(resolution)
+        drawing = replace(drawing, sampler=choose_sampler(drawing.sampler, pipeline.model.process))
         settings = drawing.settings()
         claim = {
             "of": pipeline.fingerprint,

@@ -11,6 +11,7 @@ from ..utils.errors import ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.rank_watch import gather_objects
 from ..utils.world import gather_in_order, shard
+from ..weights.model_file import Component
 from .base import Family, Sitting, check_sizes
 
 NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the rows
@@ -81,6 +82,10 @@ class Autoencoder(Family):
     def check(self, config: AutoencoderConfig, data) -> None:
         """The network's config, with the size of pictures."""
         check_sizes(config.network_config(), data)
+
+    def networks(self, config: AutoencoderConfig, data) -> dict[str, Component]:
+        """The one."""
+        return {"vae": Component(config.network_config(), trained=True)}
 
     def build(self, config: AutoencoderConfig, data, seed: int):
         """Anew, from its config."""

@@ -62,6 +62,11 @@ class Family:
     def average(self, config):
         """The form of the moving average that is asked for (`networks.ema`); None for none."""
 
+    def networks(self, config, data) -> dict:
+        """What `build` would build, by name, each a `weights.model_file.Component`: no more than configs is read.
+        Raises ConfigError, ModelError where one is not here."""
+        raise ConfigError(f"--dry_run does not know the networks of {self.plural}; omit it")
+
     def build(self, config, data, seed: int):
         """The `networks.model.Model` to train, with its inputs and its tokenizer. Raises ConfigError, ModelError."""
         raise NotImplementedError
@@ -71,7 +76,8 @@ class Family:
         return {}, {}
 
     def export(self, model, config, dataset, folder: Path, average, metadata: dict) -> None:
-        """Write the trained model, with its averaged weights where there are some, and `metadata` beside them."""
+        """Write the trained model, with its averaged weights where there are some, and `metadata` beside them.
+        `dataset`: None where an average is made after the training (`ppldm ema`)."""
         raise NotImplementedError
 
 

@@ -1,14 +1,15 @@
 """A latent diffusion model of built components: from settings, or from whole weights; and its weights again."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
 
-from ..config.published_models import DEFAULT_TOKENIZER, DEFAULT_VAE
-from ..data.inputs import Input, Integer, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
+from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
 from ..diffusion.process import Process, sampling_settings
 from ..networks.build import build_text_encoder, build_unet, resize_text_encoder
 from ..networks.configs import (
@@ -19,11 +20,13 @@ from ..networks.configs import (
     downscale_factor,
     hidden_width,
 )
+from ..networks.controlnet import ControlledDiffusionModel
 from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.devices import current_kind
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
 from ..utils.rng import Stream
+from ..weights.adapters import merged
 from ..weights.components import Weights
 from ..weights.fetch import locate_model
 from ..weights.fill import component_of, config_of, fill_component, find_component_by_name
@@ -32,15 +35,18 @@ from ..weights.noise_schedule import PUBLISHED_SCHEDULE
 from ..weights.read import find_tokenizer, read_weights
 
 
-def build_ldm(arguments, vocab_size: int, seed: int) -> LatentDiffusionModel:
-    """The model that `families.ldm.LdmConfig` describe. `vocab_size` is the tokenizer's and replaces the config's.
+def build_ldm(
+    arguments, vocab_size: int, seed: int, resolution: int | None = None, assemble: Callable = LatentDiffusionModel
+) -> LatentDiffusionModel:
+    """The model that a `TextToImageSettings` describes. `vocab_size` is the tokenizer's and replaces the config's;
+    `resolution` of the pictures is what `--shift_base_resolution` needs; `assemble` makes it of its parts.
 
     Raises ConfigError or ModelError, naming the file.
     """
     with paddle.utils.unique_name.guard():
         get_logger().info("building the model")
         schedule = PUBLISHED_SCHEDULE
-        chosen = {name: getattr(arguments, name) for name in ("prediction_type", "rescale_betas_zero_snr")}
+        chosen = arguments.chosen_schedule(resolution)
         if arguments.starts_from_pipeline:
             weights = read_weights(
                 locate_model(arguments.model_name_or_path, COMPONENT_FOLDERS, arguments.offline),
@@ -50,7 +56,8 @@ def build_ldm(arguments, vocab_size: int, seed: int) -> LatentDiffusionModel:
             schedule = weights.scheduler
             shown = {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}
             for name, now in (chosen | shown).items():
-                before = (weights.metadata | schedule).get(name, getattr(type(arguments), name))
+                known = {"timestep_shift": 1.0} | weights.metadata | schedule
+                before = known.get(name, getattr(type(arguments), name))
                 if before != now:
                     get_logger().warning("%s was trained with %s %s and goes on with %s",
                                          arguments.model_name_or_path, name, before, now)  # fmt: skip
@@ -64,8 +71,8 @@ def build_ldm(arguments, vocab_size: int, seed: int) -> LatentDiffusionModel:
         else:
             unet.set_attn_processor(AttnProcessor())  # ppdiffusers would choose by the device
         frozen = not arguments.trains_text_encoder
-        process = Process.of({**schedule, **chosen}, arguments.snr_gamma)
-        model = LatentDiffusionModel(vae, text_encoder, unet, process, frozen, sampling_settings(schedule))
+        process = Process.of({**schedule, **chosen}, arguments.weighting())
+        model = assemble(vae, text_encoder, unet, process, frozen, sampling_settings(schedule))
         model.inputs = inputs_of(arguments, vae.config, hidden_width(config_of("text_encoder", text_encoder)), process)
         return model
 
@@ -84,7 +91,7 @@ def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[
         "uncached": Uncached(),
         "posterior_noise": normals(Stream.POSTERIOR),
         "input_ids": Tokens(arguments.model_max_length),
-        "timesteps": Integer(Stream.TIMESTEP, process.num_levels),
+        "timesteps": arguments.level_input(process.num_levels),
         "noise": noise,
     }
     if arguments.input_perturbation:
@@ -97,10 +104,10 @@ def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[
 
 
 def tokenizer_source(arguments) -> str:
-    """`--tokenizer_name`, else that of the model to start from, else bert-base-uncased. Raises ConfigError."""
+    """`--tokenizer_name`, else that of the model to start from, else the family's. Raises ConfigError."""
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
-    if name := arguments.pretrained_text_encoder_name:
+    if not arguments.starts_from_pipeline and (name := arguments.component_names()["text_encoder"]):
         folder = locate_model(name, {"text_encoder": ("text_encoder",)}, arguments.offline)
         own = find_tokenizer(folder)
         if own is None:
@@ -112,7 +119,9 @@ def tokenizer_source(arguments) -> str:
         own = find_tokenizer(locate_model(arguments.model_name_or_path, COMPONENT_FOLDERS, arguments.offline))
         if own:
             return str(own)
-    return DEFAULT_TOKENIZER
+    if arguments.default_tokenizer:
+        return arguments.default_tokenizer
+    raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
 
 
 def _fill_all(weights: Weights, arguments, vocab_size: int) -> list:
@@ -129,7 +138,6 @@ def _fill_all(weights: Weights, arguments, vocab_size: int) -> list:
 def _build_all(arguments, vocab_size: int, seed: int) -> list:
     """VAE, text encoder and UNet, each from weights of its own or anew; nothing is built before all of them fit."""
     files, names = arguments.config_files(), arguments.component_names()
-    names["vae"] = names["vae"] or DEFAULT_VAE
     configs = arguments.new_configs()
     if "text_encoder" in configs:
         sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
@@ -151,13 +159,12 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
     """The model of whole weights, in evaluation mode. Raises ModelError where components are missing or do not fit."""
     for kind in COMPONENT_FOLDERS:
         _require_component(kind, weights, source)
-    check_fit({kind: weights.components[kind].config for kind in COMPONENT_FOLDERS}, source)
+    check_fit({kind: component.config for kind, component in weights.components.items()}, source)
     with paddle.utils.unique_name.guard():
-        model = LatentDiffusionModel(
-            *(fill_component(kind, weights.components[kind]) for kind in COMPONENT_FOLDERS),
-            Process.of(weights.scheduler),
-            sampling=sampling_settings(weights.scheduler),
-        )
+        parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
+        make = ControlledDiffusionModel if "controlnet" in parts else LatentDiffusionModel
+        settings = {"process": Process.of(weights.scheduler), "sampling": sampling_settings(weights.scheduler)}
+        model = make(**parts, **settings)
     model.eval()
     return model
 
@@ -184,8 +191,9 @@ def _find(kind: str, name: str, arguments):
 
 
 def weights_of(model: LatentDiffusionModel, average=None) -> Weights:
-    """The weights of a built model, or their `average`, copied, in float32; and its tokenizer."""
+    """The weights of a built model, or their `average`, copied, in float32, adapters merged in; and its tokenizer."""
     with average.applied() if average else nullcontext():
-        components = {name: component_of(name, component.layer) for name, component in model.components.items()}
-    frozen = tuple(name for name, component in model.components.items() if not component.trained)
-    return Weights(components, model.process_settings(), model.tokenizer, frozen=frozen)
+        components = {name: component_of(name, one.layer) for name, one in model.networks.items()}
+        weights = merged(Weights(components, model.process_settings(), model.tokenizer), model)
+    frozen = tuple(name for name, component in model.networks.items() if not component.trained)
+    return replace(weights, frozen=frozen)

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import paddle
 
+from ..data.control.preview import to_picture
 from ..data.shapes import nearest_to_square
 from ..diffusion.guided import draw, sample_latents, to_pictures
 from ..utils.grid import pad_alike, prompt_grid, tile
@@ -18,11 +19,12 @@ NUM_PICTURES = 8  # of the batch, as published, or at a time
 
 def draw_sample_pictures(sitting: Sitting) -> dict:
     """Pictures by tag on the main process: originals, where all are there and not only their cached latents, over their
-    reconstructions, and DDIM samples of each scale.
+    reconstructions, and DDIM samples of each scale; of a model that is led by control images, each beside its own.
 
     Samples of the prompts, each from the noise that (seed, prompt) gives it, with buckets in the shape nearest to a
     square; without any, of the captions and noises of the first NUM_PICTURES samples of the ranks' batches, in their
-    shapes. The ranks share the work; a collective call.
+    shapes. Control images are those of the batches, whose shape the pictures then have. The ranks share the work; a
+    collective call.
     """
     world, prompts, tokenizer = sitting.world, sitting.prompts, sitting.model.tokenizer
     own = {name: sitting.batch[name][: len(shard(NUM_PICTURES, world))] for name in ("input_ids", "noise")}
@@ -35,10 +37,12 @@ def draw_sample_pictures(sitting: Sitting) -> dict:
     captions, pairs = drawn.pop("captions"), drawn.pop("reconstruction")
     originals = [original for original, _ in pairs if original is not None]
     both = pad_alike([*(originals if len(originals) == len(pairs) else ()), *(decoded for _, decoded in pairs)])
-    samples = {
-        tag: np.asarray(prompt_grid(captions, [[picture] for picture in pad_alike(row)], columns=NUM_PICTURES))
-        for tag, row in drawn.items()
-    }
+    leads = drawn.pop("control", ())
+    samples = {}
+    for tag, row in drawn.items():
+        alike = pad_alike([*leads, *row])
+        cells = [[*one] for one in zip(alike[: len(row)], alike[len(row) :], strict=True)] if leads else alike[:, None]
+        samples[tag] = np.asarray(prompt_grid(captions, cells, columns=NUM_PICTURES // (2 if leads else 1)))
     return {"reconstruction": tile(both, len(pairs))} | samples
 
 
@@ -46,7 +50,8 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
     """This rank's pictures by tag; of reconstructions pairs of original and decoded."""
     model, tokenizer, steps = sitting.model, sitting.model.tokenizer, sitting.config.num_inference_steps
     shape, empty = tuple(sitting.batch["noise"].shape[1:]), paddle.to_tensor(tokenizer.encode([""]))
-    if buckets := sitting.dataset.selection.buckets:
+    controls = sitting.batch.get("control")
+    if (buckets := sitting.dataset.selection.buckets) and controls is None:
         shape = model.inputs["noise"].shape(*nearest_to_square(buckets.shapes))
     chunks = [my_prompts[start : start + NUM_PICTURES] for start in range(0, len(my_prompts), NUM_PICTURES)]
     bar = progress(
@@ -57,6 +62,10 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
         disable=not sitting.world.is_main,
     )
     found = {"reconstruction": []} | {f"ddim-samples-{scale}": [] for scale in sitting.guidance_scales}
+    if controls is not None:
+        count = len(my_prompts) if sitting.prompts else len(own["noise"])
+        controls = controls[[number % len(controls) for number in range(count)]] if count else controls[:0]
+        found["control"] = [to_picture(one) for one in controls.numpy()]
     with bar:
         settings = {"num_inference_steps": steps, "on_step": bar.update}
         drawn = partial(draw, model, tokenizer, shape=shape, seed=sitting.seed, check=False, **settings)
@@ -64,12 +73,18 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
             found["reconstruction"] = _reconstruct(model, sitting.batch, len(own["noise"]))
         for scale in sitting.guidance_scales:
             pictures = found[f"ddim-samples-{scale}"]
-            for chunk in chunks:
-                pictures += list(drawn(prompts=chunk, indices=[0] * len(chunk), guidance_scale=scale))
+            for number, chunk in enumerate(chunks):
+                led = _led(controls, number * NUM_PICTURES, len(chunk))
+                pictures += list(drawn(prompts=chunk, indices=[0] * len(chunk), guidance_scale=scale, control=led))
             if not sitting.prompts and len(own["noise"]):
-                latents = sample_latents(model, own["input_ids"], empty, own["noise"], scale, **settings)
+                led = _led(controls, 0, len(own["noise"]))
+                latents = sample_latents(model, own["input_ids"], empty, own["noise"], scale, **settings, control=led)
                 pictures += list(to_pictures(model.decode(latents)))
     return found
+
+
+def _led(controls, start: int, count: int) -> dict | None:
+    return None if controls is None else {"control": controls[start : start + count]}
 
 
 def _reconstruct(model, batch: dict, count: int) -> list[tuple]:

@@ -23,9 +23,16 @@ _TYPES = {int: "whole number", float: "number", bool: "true or false", str: "tex
 
 def settings_table(configs: dict[str, type]) -> str:
     """The page for families by name with their settings: those of each, then those that all share."""
-    found = [_HEAD]
+    found, stated_at = [_HEAD], {}
     for family, config in configs.items():
-        found.append(f"\n## model, family {family}\n\n" + _rows(config, "model"))
+        alike = {}
+        for name, stated in schema_of(config)["model"].items():
+            first, at = stated_at.setdefault(name, (stated, family))
+            if first == stated and at != family:
+                alike[name] = at
+        found.append(f"\n## model, family {family}\n\n" + _rows(config, "model", alike))
+        for at in dict.fromkeys(alike.values()):
+            found.append(f"\nAs of family {at}: {', '.join(f'`{name}`' for name in alike if alike[name] == at)}.\n")
         if own := getattr(config, "loop_defaults", {}):
             shown = ", ".join(f"`{name}` {value}" for name, value in own.items())
             found.append(f"\nOther defaults in the loop: {shown}.\n")
@@ -34,11 +41,12 @@ def settings_table(configs: dict[str, type]) -> str:
     return "".join(found)
 
 
-def _rows(config: type, section: str) -> str:
+def _rows(config: type, section: str, without=()) -> str:
     usual = {loop: defaults(config, loop)[section] for loop in (False, True)}
     cells = (
         (_names(stated), _defaults(usual[False][name], usual[True][name]), _values(stated), _text(stated))
         for name, stated in schema_of(config)[section].items()
+        if name not in without
     )
     return _COLUMNS + "".join(f"| {' | '.join(row)} |\n" for row in cells)
 

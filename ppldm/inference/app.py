@@ -20,7 +20,7 @@ from .generate import describe_unknown_words
 from .prompts import check_prompt
 
 LIMITS = {"num_samples": (1, 16), "num_inference_steps": (1, 1000), "seed": (0, 2**31 - 1), "guidance_scale": (0, 50)}
-DEFAULTS = {"num_samples": 4, "num_inference_steps": 50, "seed": 23, "guidance_scale": 7.5, "sampler": "ddim"}
+DEFAULTS = {"num_samples": 4, "num_inference_steps": 50, "seed": 23, "guidance_scale": 7.5, "sampler": None}
 MAX_REQUEST_BYTES = 64 << 10
 # What HTTP's own errors mean here, by status.
 _SENTENCES = {
@@ -77,7 +77,7 @@ def make_app(pipeline, name: str, hosts=()):
     from flask import Flask, g, jsonify, render_template_string, request
     from werkzeug.exceptions import HTTPException
 
-    from ..diffusion.samplers import SAMPLERS
+    from ..diffusion.samplers import samplers_of
 
     flask = Flask("ppldm")
     flask.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
@@ -104,8 +104,8 @@ def make_app(pipeline, name: str, hosts=()):
     @flask.get("/")
     def page():
         g.nonce = secrets.token_urlsafe(16)
-        shown = {"name": name, "defaults": DEFAULTS, "limits": LIMITS, "nonce": g.nonce}
-        return render_template_string(_PAGE, samplers=list(SAMPLERS), side=pipeline.resolution, **shown)
+        shown = {"name": name, "defaults": DEFAULTS, "limits": LIMITS, "nonce": g.nonce, "side": pipeline.resolution}
+        return render_template_string(_PAGE, samplers=samplers_of(pipeline.model.process), **shown)
 
     @flask.post("/draw")
     def draw():
@@ -162,7 +162,7 @@ def read_settings(asked) -> dict:
         value = settings[key]
         if isinstance(value, bool) or not isinstance(value, (int, kind)) or not low <= value <= high:
             raise ConfigError(f"{key} {value!r} must be a number from {low} to {high}")
-    if not isinstance(settings["sampler"], str):
+    if not isinstance(settings["sampler"], str | None):
         raise ConfigError("sampler must be a name")
     negative = settings.pop("negative_prompt", "")
     check_prompt(negative, "negative_prompt")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
+from ..weights.lora.flag import Loras, check_loras
 
 
 def export(
@@ -16,6 +17,7 @@ def export(
     safetensors: bool = False,  # for ppdiffusers: .safetensors in place of .pdparams (diffusers always gets them)
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     tokenizer: str = None,  # tokenizer folder to put in; by default the model's own
+    lora: Loras = None,  # LoRA files to merge into the weights, each with its weight: FILE:0.8
     offline: bool = False,  # never touch the network
 ):
     """Write a trained model for ppdiffusers, diffusers or CompVis' code."""
@@ -24,17 +26,18 @@ def export(
 
     if safetensors and to == "compvis":
         raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; omit one of them")
-    target = local_path(out)
+    target, lora = local_path(out), check_loras(lora)
     check_name(model)
     load_paddle()
     from ..utils.log import get_logger, quiet_libraries
+    from ..weights.lora.merge import add_loras
     from ..weights.read import COMPONENT_FOLDERS, read_weights
     from ..weights.write import why_drawn_by_ppldm, write_weights
 
     quiet_libraries()
     source = locate_model(model, COMPONENT_FOLDERS, offline)
     refuse_to_overwrite(source, target)
-    weights = read_weights(source, yaml_file=original_config_file, ema=ema)
+    weights = add_loras(read_weights(source, yaml_file=original_config_file, ema=ema), lora)
     if tokenizer:
         if not Path(tokenizer).is_dir():
             raise ConfigError(f"no tokenizer folder {tokenizer}; --tokenizer names one with vocab.txt")

@@ -8,19 +8,21 @@ refused.
 import json
 import math
 import re
+import zlib
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from ..utils.devices import use_device
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
 from ..utils.rng import MAX_SEED
 from ..weights.fetch import check_name
+from ..weights.lora.flag import Loras, check_loras
 from .prompts import Request, check_prompt, read_requests
 
-SAMPLER_NAMES = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "dpm-solver++")
+SAMPLER_NAMES = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "dpm-solver++", "flow-euler")
 SETTINGS_CHUNK = "ppldm"
 GRID_PROMPTS = 64  # at most, in a grid
 _SHOWN_WORDS, _SHOWN_LETTERS = 20, 60
@@ -36,17 +38,21 @@ def generate(
     num_samples: int = 4,  # pictures for each prompt
     guidance_scale: _Scales = (7.5,),  # how strongly to follow the prompt; 1: not guided. Several: a folder gN for each
     num_inference_steps: int = 50,  # sampler's steps
-    sampler: str = "ddim",  # ddim, ddpm, pndm, lms, euler, euler-ancestral, dpm-solver++
+    sampler: str = None,  # ddim (default), ddpm, pndm, lms, euler, euler-ancestral, dpm-solver++; flow-euler for flow
     resolution: int = None,  # side in pixels; by default the one trained at
     height: int = None,  # in pixels, where it is not the side
     width: int = None,  # in pixels, where it is not the side
     size: str = None,  # the same as --width and --height, as 640x448
+    control: str = None,  # picture that leads the drawing, for models with a ControlNet
+    control_filter: str = None,  # filter to make the control image of that picture first, as canny (docs/controlnet.md)
+    control_scale: float = 1.0,  # how much of what the ControlNet adds
     seed: int = 23,  # the same seed and prompt give the same pictures; -1 chooses one
     batch_size: int = 8,  # pictures at a time; changes at most the last bit of a pixel
     exact: bool = False,  # the same bits for any number of processes: one picture at a time, and one thread of a CPU
     columns: int = 2,  # prompts beside one another in the grid
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
+    lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     device: str = None,  # cpu, gpu or gpu:N; by default what paddle finds
     offline: bool = False,  # never touch the network
@@ -57,34 +63,32 @@ def generate(
     folder = local_path(out)
     wanted = read_wanted(prompts, list(prompt), negative_prompt)
     scales = list(dict.fromkeys(guidance_scale))
-    require_positive(
-        num_samples=num_samples, num_inference_steps=num_inference_steps, batch_size=batch_size, columns=columns
-    )
+    counts = {"num_samples": num_samples, "num_inference_steps": num_inference_steps}
+    require_positive(**counts, batch_size=batch_size, columns=columns)
     sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
     check_settings(scales, sampler, seed)
-    height, width = read_size(size, resolution, height, width)
-    plan = Plan(wanted, num_samples, scales, num_inference_steps, sampler, seed, height, width, exact)
+    check_control(control, control_filter, control_scale)
+    sides = read_size(size, resolution, height, width)
+    plan = Plan(wanted, num_samples, scales, num_inference_steps, sampler, seed, *sides, exact, None, control_scale)
     refuse_other_prompts(plan, folder)
     check_name(model)
-    if exact:
-        batch_size = 1
+    lora = check_loras(lora)
     with entry(threads=1 if exact else None):
+        from ..diffusion.samplers import choose_sampler
         from ..utils.log import quiet_libraries
-        from ..utils.rank_watch import barrier
         from .pipeline import load
 
         use_device(device)
         world = join_world()
-        if seed == -1:
-            plan = replace(plan, seed=_choose_seed(world))
         quiet_libraries()
-        pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer, offline=offline)
-        if world.is_main:
-            warn_of_unknown_words(pipeline, wanted)
-        draw_plan(pipeline, plan, folder, batch_size=batch_size, world=world)
-        barrier(world)
-        if world.is_main:
-            write_summary(pipeline, plan, folder, columns)
+        pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer,
+                        lora=lora, offline=offline)  # fmt: skip
+        seed = _choose_seed(world) if seed == -1 else seed
+        plan = replace(plan, seed=seed, sampler=choose_sampler(sampler, pipeline.model.process))
+        if control:
+            size = plan.size(pipeline.resolution)
+            plan = replace(plan, control=pipeline.read_control(control, size, control_filter, seed))
+        _draw_all(pipeline, plan, folder, 1 if exact else batch_size, columns, world)
 
 
 # The flags of the published generate_images.py, as ours.
@@ -97,6 +101,17 @@ generate.aliases = {
 }
 
 
+def _draw_all(pipeline, plan: "Plan", folder: Path, batch_size: int, columns: int, world) -> None:
+    from ..utils.rank_watch import barrier
+
+    if world.is_main:
+        warn_of_unknown_words(pipeline, plan.requests)
+    draw_plan(pipeline, plan, folder, batch_size=batch_size, world=world)
+    barrier(world)
+    if world.is_main:
+        write_summary(pipeline, plan, folder, columns)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is to be drawn: `num_samples` pictures of each request at each guidance scale."""
@@ -105,11 +120,13 @@ class Plan:
     num_samples: int
     guidance_scales: list[float]
     num_inference_steps: int
-    sampler: str
+    sampler: str | None  # None: the model's own
     seed: int
     height: int | None  # None: as trained
     width: int | None
     exact: bool
+    control: Any = None  # uint8 [K, H, W]; None: none
+    control_scale: float = 1.0
 
     def jobs(self) -> list[tuple[float, int, int]]:
         """(guidance scale, number of the request, index) of every picture."""
@@ -135,7 +152,10 @@ class Plan:
         """Everything that decides a picture."""
         request = self.requests[number]
         height, width = self.size(pipeline.resolution)
-        return {
+        led = {}
+        if self.control is not None:
+            led = {"control": f"{zlib.crc32(self.control.tobytes()):08x}", "control_scale": self.control_scale}
+        return led | {
             "prompt": request.prompt,
             "negative_prompt": request.negative_prompt,
             "index": index,
@@ -147,17 +167,32 @@ class Plan:
             "width": width,
             "weights": pipeline.fingerprint,
             "exact": self.exact,
+            **({"lora": pipeline.lora} if pipeline.lora else {}),
         }
 
 
-def check_settings(scales: list[float], sampler: str, seed: int) -> None:
+def check_settings(scales: list[float], sampler: str | None, seed: int) -> None:
     """Raises ConfigError for what no model can be drawn with."""
     if odd := [scale for scale in scales if not math.isfinite(scale)]:
         raise ConfigError(f"--guidance-scale {odd[0]} is not a number; 7.5 is usual")
-    if sampler not in SAMPLER_NAMES:
+    if sampler not in (None, *SAMPLER_NAMES):
         raise ConfigError(f"--sampler {sampler} is not one of {', '.join(SAMPLER_NAMES)}")
     if not -1 <= seed <= MAX_SEED:
         raise ConfigError(f"--seed {seed} must be from 0 to {MAX_SEED}, or -1 to have one chosen")
+
+
+def check_control(control: str | None, made_by: str | None, scale: float) -> None:
+    """Raises ConfigError for settings of a control image that are wrong, or are given without one."""
+    if control is None and (made_by or scale != 1.0):
+        raise ConfigError("--control_filter and --control_scale are for a control image; give --control PICTURE")
+    if not math.isfinite(scale):
+        raise ConfigError(f"--control_scale {scale} is not a number; 1 is usual")
+    if control is not None and not Path(control).is_file():
+        raise ConfigError(f"--control {control}: there is no such file")
+    if made_by:
+        from ..data.control.spec import make_filter
+
+        make_filter(made_by)
 
 
 def short(scale: float) -> str:
@@ -231,6 +266,8 @@ def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> Non
                 num_inference_steps=plan.num_inference_steps,
                 sampler=plan.sampler,
                 size=size,
+                control=plan.control,
+                control_scale=plan.control_scale,
                 on_step=partial(bar.update, len(batch)),
             )
             for job, record, picture in zip(batch, records, pictures, strict=True):

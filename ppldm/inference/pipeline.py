@@ -13,7 +13,7 @@ that scales down by f, of about unit variance.
 import math
 import numbers
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,7 @@ import paddle
 
 from ..data.text.tokenizer import CaptionTokenizer, load_tokenizer
 from ..diffusion.guided import draw, to_pictures
-from ..diffusion.samplers import SAMPLERS
+from ..diffusion.samplers import choose_sampler
 from ..families.ldm_build import build_model
 from ..networks.autoencoder import to_unit_range
 from ..networks.configs import latent_shape
@@ -32,29 +32,40 @@ from ..utils.log import get_logger
 from ..utils.rng import MAX_SEED
 from ..weights.fetch import locate_model
 from ..weights.folders import COMPONENT_FOLDERS
-from ..weights.noise_schedule import SCHEDULER_CLASS
+from ..weights.lora.merge import add_loras
+from ..weights.noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.read import read_weights
 from ..weights.write import metadata_of
+from .control import read_control
 from .prompts import check_prompt
 
 DDIM = "DDIMScheduler"  # the class of a stored scheduler that ddim is
 
 
-def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, offline: bool = False) -> "TextToImage":
+def load(
+    path,
+    *,
+    ema: bool = False,
+    original_config_file=None,
+    tokenizer=None,
+    lora: Sequence[str] = (),
+    offline: bool = False,
+) -> "TextToImage":
     """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, CompVis' .ckpt, or a name.
 
     `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt,
     or config.json of the VAE of a checkpoint that holds no model.json.
-    `tokenizer`: a folder with vocab.txt, where the model brings none. `offline`: never touch the network.
+    `tokenizer`: a folder with vocab.txt, where the model brings none. `lora`: LoRA files to merge into the weights,
+    each with its weight, as "FILE:0.8"; what they change adds up. `offline`: never touch the network.
     Raises ModelError or ConfigError.
     """
     source = locate_model(path, COMPONENT_FOLDERS, offline)
-    weights = read_weights(source, yaml_file=original_config_file, ema=ema)
+    weights = add_loras(read_weights(source, yaml_file=original_config_file, ema=ema), lora)
     folder = tokenizer or weights.tokenizer
     if folder is None:
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
     own = weights.scheduler.get(SCHEDULER_CLASS, DDIM)
-    if own != DDIM:
+    if own not in (DDIM, FLOW_CLASS):
         get_logger().info(
             "%s brings a %s; pictures are drawn with ddim unless another sampler is chosen, and it is exported with "
             "ddim: in the noise schedule and with the timesteps that it stores",
@@ -68,14 +79,17 @@ def load(path, *, ema: bool = False, original_config_file=None, tokenizer=None, 
     loaded = load_tokenizer(folder, metadata["model_max_length"])
     model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
     model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
-    return TextToImage(model, loaded, metadata["resolution"])
+    return TextToImage(model, loaded, metadata["resolution"], lora)
 
 
 class TextToImage:
-    """A model in evaluation mode with its tokenizer. `resolution`: the side of its training pictures, pixels."""
+    """A model in evaluation mode with its tokenizer. `resolution`: the side of its training pictures, pixels. `lora`:
+    what was merged into it."""
 
-    def __init__(self, model: LatentDiffusionModel, tokenizer: CaptionTokenizer, resolution: int):
-        self.model, self.tokenizer, self.resolution = model, tokenizer, resolution
+    def __init__(
+        self, model: LatentDiffusionModel, tokenizer: CaptionTokenizer, resolution: int, lora: Sequence[str] = ()
+    ):
+        self.model, self.tokenizer, self.resolution, self.lora = model, tokenizer, resolution, list(lora)
 
     def generate(
         self,
@@ -85,18 +99,23 @@ class TextToImage:
         num_samples: int = 1,
         guidance_scale: float = 7.5,
         num_inference_steps: int = 50,
-        sampler: str = "ddim",
+        sampler: str | None = None,
         height: int | None = None,
         width: int | None = None,
         seed: int = 23,
         batch_size: int = 8,
+        control=None,
+        control_filter: str | None = None,
+        control_scale: float = 1.0,
     ) -> np.ndarray:
         """Pictures [prompts, num_samples, H, W, 3] uint8.
 
         Picture i of a prompt is a function of (weights, prompt, negative prompt, settings, seed, i), whatever else is
         drawn with it and in which batches. `height`, `width`: pixels, multiples of the VAE's downscaling factor, by
-        default those trained at. `guidance_scale`: how strongly to follow the prompt; 1 is no guidance. `seed`: from 0
-        to 2**64 - 1. Raises ConfigError.
+        default those trained at. `guidance_scale`: how strongly to follow the prompt; 1 is no guidance. `sampler`: by
+        default ddim, of models of flow flow-euler. `seed`: from 0 to 2**64 - 1. `control`: with a ControlNet, the file
+        of a picture that leads all of them, or to which `control_filter` is applied first; None: drawn as by the base.
+        Raises ConfigError.
         """
         for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
             if not isinstance(value, numbers.Integral) or value < 1:
@@ -108,6 +127,10 @@ class TextToImage:
         for text in (*prompts, *negative):
             check_prompt(text, "the prompt")
         height, width = (self.resolution if side is None else side for side in (height, width))
+        led = {}
+        if control is not None:
+            led = {"control": self.read_control(control, (height, width), control_filter, seed)}
+            led["control_scale"] = control_scale
         jobs = [(number, index) for number in range(len(prompts)) for index in range(num_samples)]
         drawn = [
             self.draw(
@@ -119,6 +142,7 @@ class TextToImage:
                 num_inference_steps=num_inference_steps,
                 sampler=sampler,
                 size=(height, width),
+                **led,
             )
             for batch in (jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size))
         ]
@@ -134,20 +158,33 @@ class TextToImage:
         negative_prompts: list[str],
         guidance_scale: float,
         num_inference_steps: int,
-        sampler: str,
+        sampler: str | None,
         size: tuple[int, int],
         on_step: Callable | None = None,
+        control: np.ndarray | None = None,
+        control_scale: float = 1.0,
     ) -> np.ndarray:
-        """One batch of pictures [B, H, W, 3] uint8; `size` is (height, width). Raises ConfigError."""
-        if sampler not in SAMPLERS:
-            raise ConfigError(f"no sampler {sampler}; known: {', '.join(SAMPLERS)}")
+        """One batch of pictures [B, H, W, 3] uint8; `size` is (height, width). control: as `read_control` gives it.
+        Raises ConfigError."""
+        sampler = choose_sampler(sampler, self.model.process)
         if not math.isfinite(guidance_scale):
             raise ConfigError(f"the guidance scale {guidance_scale} is not a number")
         for seed in seeds:
             if not isinstance(seed, numbers.Integral) or not 0 <= seed <= MAX_SEED:
                 raise ConfigError(f"the seed {seed!r} must be a whole number from 0 to {MAX_SEED}")
+        led = None
+        if control is not None:
+            led = {"control": paddle.to_tensor(np.stack([control] * len(prompts))), "control_scale": control_scale}
         return draw(self.model, self.tokenizer, prompts, indices, self.latent_shape(*size), seeds, guidance_scale,
-                    num_inference_steps, on_step, sampler, negative_prompts)  # fmt: skip
+                    num_inference_steps, on_step, sampler, negative_prompts, control=led)  # fmt: skip
+
+    def read_control(self, path, size: tuple[int, int], made_by: str | None = None, seed: int = 0) -> np.ndarray:
+        """The control image that the model takes, uint8 [K, H, W] of `size`, from a picture's file. Raises
+        ConfigError."""
+        if not hasattr(self.model, "controlnet"):
+            raise ConfigError("--control is for models with a ControlNet, and this one has none; omit it")
+        self.latent_shape(*size)
+        return read_control(path, self.model.controlnet.config.conditioning_channels, size, made_by, seed)
 
     @paddle.no_grad()
     def encode(self, pictures: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -186,7 +186,7 @@ def _usable_rows(part: Rows, skipped: Counter, examples: list[str]) -> Iterator[
             continue
         width, height = int(part.widths[number]), int(part.heights[number])
         known = {"width": width, "height": height} if 0 < width < 65535 and 0 < height < 65535 else {}
-        yield Row(row.caption, row.image, row.meta | known)
+        yield replace(row, meta=row.meta | known)
 
 
 def _write_filelists(tasks: list[_Task], out: Path) -> None:

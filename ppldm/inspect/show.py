@@ -7,6 +7,8 @@ from typing import Annotated
 
 import numpy as np
 
+from ..data.control.preview import ControlPreview
+from ..data.control.spec import make_filter
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.images.decode import decode_image
 from ..utils.errors import ConfigError, DataError, RowError
@@ -25,6 +27,8 @@ def show(
     n: int = 24,  # rows to show
     seed: int = 0,  # chooses the rows
     side: int = 192,  # longer side of a picture at most; small ones are enlarged by a whole factor up to it
+    control: str = None,  # show control images beside the pictures: canny, canny,low=50,… as training's --control
+    resolution: int = 256,  # with --control, side of the crops that they are made of, those of the centre
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     latents_dir: str = "",  # folder with the latents of parts that are not here; by default they lie beside them
     num_workers: int = 0,  # processes that index parts without an index; 0 means one per core
@@ -40,10 +44,13 @@ def show(
         raise ConfigError(f"-n is {n} and --side {side}; they must be at least 1 and 32")
     if seed < 0:
         raise ConfigError(f"--seed {seed} must not be negative")
+    if resolution < 1:
+        raise ConfigError(f"--resolution {resolution} must be above 0")
+    preview = ControlPreview(make_filter(control), resolution, seed) if control else None
     check_output(out)
     indexed = _index(filelists, layout, num_workers, latents_dir)
     rows = choose_rows(indexed.num_rows, n, seed)
-    save_png(out, draw_sheet([read_tile(indexed, row) for row in rows], side))
+    save_png(out, draw_sheet([read_tile(indexed, row, preview) for row in rows], side))
     sys.stdout.write(f"{len(rows)} of {indexed.num_rows} rows are drawn in {out}\n")
 
 
@@ -83,13 +90,16 @@ def read_record(indexed: Indexed, row: int) -> dict:
     return record | {"caption": read.caption, "bytes": len(read.image), "meta": read.meta}
 
 
-def read_tile(indexed: Indexed, row: int):
-    """(PIL image or None, caption or the reason why there is no image, a line that says which row this is)."""
+def read_tile(indexed: Indexed, row: int, preview: ControlPreview | None = None):
+    """(PIL image or None, caption or the reason why there is no image, a line that says which row this is). With
+    `preview`, the image is a crop beside its control image."""
     name, number = locate(indexed, row)
     place = f"{name.path.name} row {number}"
     with closing(open_rows(name)) as part:
         try:
             read = part.read(number)
+            if preview and part.has_images:
+                return preview.draw(read, row), read.caption, place
             image = decode_image(read.image) if part.has_images else draw_latents(part.read_preview(number))
         except RowError as error:
             return None, f"{error.reason}: {error}", place

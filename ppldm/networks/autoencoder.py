@@ -30,7 +30,7 @@ class AutoencoderObjective(Model):
         self.kl_weight = kl_weight
 
     @property
-    def components(self) -> dict[str, Component]:
+    def networks(self) -> dict[str, Component]:
         """One, which is trained."""
         return {"vae": Component(self.vae, trained=True)}
 

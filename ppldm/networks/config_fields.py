@@ -143,6 +143,26 @@ UNET = {
     "data_format": Setting("NCHW", _one_of("NCHW", "NHWC")),
 }
 
+# Of the copy of a UNet's encoder, with settings of its own.
+CONTROLNET = {
+    **{
+        name: UNET[name]
+        for name in (
+            "in_channels", "flip_sin_to_cos", "freq_shift", "down_block_types", "mid_block_type",
+            "only_cross_attention", "block_out_channels", "layers_per_block", "downsample_padding",
+            "mid_block_scale_factor", "act_fn", "norm_num_groups", "norm_eps", "cross_attention_dim",
+            "transformer_layers_per_block", "encoder_hid_dim", "encoder_hid_dim_type", "attention_head_dim",
+            "num_attention_heads", "use_linear_projection", "class_embed_type", "addition_embed_type",
+            "addition_time_embed_dim", "num_class_embeds", "upcast_attention", "resnet_time_scale_shift",
+            "projection_class_embeddings_input_dim", "addition_embed_type_num_heads",
+        )
+    },
+    "conditioning_channels": Setting(3, SIZE),
+    "controlnet_conditioning_channel_order": Setting("rgb", _one_of("rgb", "bgr")),
+    "conditioning_embedding_out_channels": Setting([16, 32, 96, 256], SIZES),
+    "global_pool_conditions": Setting(False, FLAG),
+}  # fmt: skip
+
 VAE = {
     "in_channels": Setting(3, SIZE),
     "out_channels": Setting(3, SIZE),
@@ -221,16 +241,18 @@ _BOOKKEEPING = """
 """
 IGNORED = {
     "unet": frozenset(),
+    "controlnet": frozenset(),
     "vae": frozenset(),
     "ldmbert": frozenset(_BOOKKEEPING.split()) - LDMBERT.keys(),
     "clip": frozenset(_BOOKKEEPING.split()) - CLIP.keys(),
 }
-SETTINGS = {"unet": UNET, "vae": VAE, "ldmbert": LDMBERT, "clip": CLIP}
+SETTINGS = {"unet": UNET, "controlnet": CONTROLNET, "vae": VAE, "ldmbert": LDMBERT, "clip": CLIP}
 
 # What a config of a network that is built anew must name itself: a size that nobody chose would be built otherwise.
 REQUIRED = {
     "unet": ("in_channels", "out_channels", "down_block_types", "up_block_types", "block_out_channels",
              "cross_attention_dim"),
+    "controlnet": ("conditioning_channels", "down_block_types", "block_out_channels", "cross_attention_dim"),
     "vae": ("down_block_types", "up_block_types", "block_out_channels", "latent_channels"),
     "ldmbert": ("d_model", "encoder_layers", "encoder_attention_heads", "head_dim", "encoder_ffn_dim"),
     "clip": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),

@@ -5,10 +5,10 @@
     check_fit(configs, source)                            do VAE, text encoder and UNet fit one another?
     check_tokenizer_fit(text_encoder, vocab_size, max_length)
 
-A kind is `vae`, `unet`, or `text_encoder`: `ldmbert` or `clip`, as the config says (`table_of`). All return or take
-configs completed with the classes' defaults: the keyword arguments of ppdiffusers' classes. The settings themselves are
-the tables of `ppldm.networks.config_fields`. Every function raises the `error` it is given, in one line that names the
-file, the setting, its value and what it must be.
+A kind is `vae`, `unet`, `controlnet`, or `text_encoder`: `ldmbert` or `clip`, as the config says (`table_of`). All
+return or take configs completed with the classes' defaults: the keyword arguments of ppdiffusers' classes. The settings
+themselves are the tables of `ppldm.networks.config_fields`. Every function raises the `error` it is given, in one line
+that names the file, the setting, its value and what it must be.
 """
 
 import copy
@@ -18,14 +18,19 @@ from ..config.network_files import find_network_file
 from ..utils.errors import ConfigError, ModelError, PpldmError
 from ..utils.files import read_json_object
 from ..utils.text import did_you_mean
-from .config_fields import IGNORED, REQUIRED, SETTINGS
+from .config_fields import CONTROLNET, IGNORED, REQUIRED, SETTINGS, UNET
 
-LABELS = {"vae": "VAE", "text_encoder": "text encoder", "unet": "UNet"}
-_NAMES = {"vae": "a VAE", "unet": "a UNet", "ldmbert": "an LDMBert text encoder", "clip": "a CLIP text encoder"}
+LABELS = {"vae": "VAE", "text_encoder": "text encoder", "unet": "UNet", "controlnet": "ControlNet"}
+_NAMES = {
+    "vae": "a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
+    "clip": "a CLIP text encoder",
+}  # fmt: skip
 _TEXT_ENCODERS = ("ldmbert", "clip")
-# Settings that no other kind of network has, by which a config of another kind is recognised.
+# Settings that no other kind of network has, by which a config of another kind is recognised; but for the two of which
+# one is half of the other.
 _OWN = {
-    table: settings.keys() - set().union(*(other.keys() for name, other in SETTINGS.items() if name != table))
+    table: settings.keys()
+    - set().union(*(SETTINGS[name] for name in SETTINGS if name != table and {name, table} != {"unet", "controlnet"}))
     for table, settings in SETTINGS.items()
 }
 # What a network cannot do without once another setting has this value (any, where it is None).
@@ -127,8 +132,7 @@ def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
 def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError] = ModelError) -> None:
     """Raises `error` where completed configs of a text-to-image model (by kind; those that are there) do not fit one
     another, or where one of them asks for what such a model does not give it."""
-    vae, text_encoder, unet = (configs.get(kind) for kind in ("vae", "text_encoder", "unet"))
-    problem = next(_misfits(vae, text_encoder, unet), None)
+    problem = next(_misfits(configs), None)
     if problem:
         raise error(f"{source}: {problem}" if source else problem)
 
@@ -164,7 +168,8 @@ def check_tokenizer_fit(text_encoder: dict, vocab_size: int, max_length: int) ->
         )
 
 
-def _misfits(vae, text_encoder, unet):
+def _misfits(configs: dict[str, dict]):
+    vae, text_encoder, unet = (configs.get(kind) for kind in ("vae", "text_encoder", "unet"))
     if vae and (vae["in_channels"], vae["out_channels"]) != (RGB, RGB):
         yield f"the VAE takes {vae['in_channels']} channels and gives {vae['out_channels']}; pictures have {RGB}"
     for key in ("shift_factor", "latents_mean", "latents_std"):
@@ -183,6 +188,11 @@ def _misfits(vae, text_encoder, unet):
                 f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
                 "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
             )
+    controlnet, shared = configs.get("controlnet"), CONTROLNET.keys() & UNET.keys()
+    for key in sorted(shared) if controlnet and unet else ():
+        if controlnet[key] != unet[key]:
+            own, other = _shown(controlnet[key]), _shown(unet[key])
+            yield f"the ControlNet has {key} {own} and the UNet {other}; it was made for another"
     for key in _FURTHER_INPUTS:
         if unet and unet[key] is not None and not (key == "addition_embed_type" and takes_sizes(unet)):
             yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
@@ -206,6 +216,12 @@ def _unet_problems(config: dict):
             yield f"{key} {config[key]} needs {needed}"
 
 
+def _controlnet_problems(config: dict):
+    yield from _lengths(config, "down_block_types", "block_out_channels", "only_cross_attention", "attention_head_dim",
+                        "transformer_layers_per_block")  # fmt: skip
+    yield from _groups(config, "block_out_channels")
+
+
 def _vae_problems(config: dict):
     yield from _lengths(config, "down_block_types", "up_block_types", "block_out_channels", "down_block_out_channels",
                         "up_block_out_channels")  # fmt: skip
@@ -223,7 +239,10 @@ def _clip_problems(config: dict):
         yield f"num_attention_heads {config['num_attention_heads']} does not divide hidden_size {config['hidden_size']}"
 
 
-_PROBLEMS = {"unet": _unet_problems, "vae": _vae_problems, "ldmbert": _ldmbert_problems, "clip": _clip_problems}
+_PROBLEMS = {
+    "unet": _unet_problems, "controlnet": _controlnet_problems, "vae": _vae_problems, "ldmbert": _ldmbert_problems,
+    "clip": _clip_problems,
+}  # fmt: skip
 
 
 def _lengths(config: dict, first: str, *others: str):

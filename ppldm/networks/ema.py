@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import paddle
 
+from .posthoc import power_decay
+
 
 @dataclass(frozen=True)
 class GradualDecay:
@@ -41,10 +43,21 @@ class IntervalDecay:
         return self.beta if update > self.start_iters else 0.0
 
 
+@dataclass(frozen=True)
+class PowerDecay:
+    """The average of a relative standard deviation, which grows with the run (`posthoc.power_decay`)."""
+
+    std: float
+
+    def at(self, update: int) -> float:
+        """The decay of the `update`-th update, counted from 1; 0 at the first."""
+        return power_decay(self.std, update)
+
+
 class ExponentialMovingAverage:
     """Float32 averages of the given parameters (name to parameter)."""
 
-    def __init__(self, parameters: dict, decay: GradualDecay | IntervalDecay):
+    def __init__(self, parameters: dict, decay: GradualDecay | IntervalDecay | PowerDecay):
         self.decay = decay
         self.num_updates = 0
         self.parameters = parameters

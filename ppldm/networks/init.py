@@ -62,6 +62,25 @@ def init_text_encoder(text_encoder: nn.Layer, seed: int) -> nn.Layer:
     return init_like_pytorch(text_encoder, seed, salt=1, embedding_std=text_encoder.config.init_std)
 
 
+def init_clip(text_encoder: nn.Layer, seed: int) -> nn.Layer:
+    """CLIP's text encoder: biases 0, weights ~ N(0, std**2) as of Radford et al. 2021 (arXiv:2103.00020, section 2.4,
+    and their code), for width d and N layers: tokens 0.02, positions 0.01, queries, keys and values d**-0.5, the first
+    layer of an MLP (2 d)**-0.5, and what ends a residual branch d**-0.5 (2 N)**-0.5."""
+    width, layers = text_encoder.config.hidden_size, text_encoder.config.num_hidden_layers
+    stds = {"token_embedding": 0.02, "position_embedding": 0.01, "fc1": (2 * width) ** -0.5}
+    stds |= dict.fromkeys(("q_proj", "k_proj", "v_proj"), width**-0.5)
+    stds |= dict.fromkeys(("out_proj", "fc2"), (2 * width * layers) ** -0.5)
+    leaves = {id(layer): name.rpartition(".")[2] for name, layer in text_encoder.named_sublayers()}
+
+    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
+        if isinstance(layer, (nn.Linear, nn.Embedding)):
+            std = stds[leaves[id(layer)]] if name == "weight" else 0.0
+            return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
+        return _draw_norm(layer, name, shape)
+
+    return _redraw(text_encoder, seed, salt=4, draw=draw)
+
+
 @paddle.no_grad()
 def init_unet(unet: nn.Layer, seed: int) -> nn.Layer:
     """UNet: the general rule, then the last layer of every residual branch to zero.

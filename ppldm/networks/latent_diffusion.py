@@ -13,6 +13,7 @@ A batch (`families.ldm` says how it is made) carries everything that is random:
     input_noise      the same plus a perturbation: what x_t is made with, where the model asks for it
     posterior_noise  [B, C, h, w] float32, standard normal
     sizes            [B, 6] int64, `data.inputs.Sizes`, where the UNet takes them
+    control          of a subclass that is led by pictures (`controlnet`)
 
 Shapes: B samples, C latent channels, h = H / f and w = W / f for a VAE that scales down by f, L tokens.
 """
@@ -23,10 +24,12 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from ..diffusion.process import Process, add_noise, training_target
+from ..diffusion.process import Process, add_noise
+from ..diffusion.weighting import Adaptive
 from .autoencoder import encode_moments, to_unit_range
 from .captions import hidden_states, token_mask
 from .configs import downscale_factor, takes_sizes
+from .level_errors import LevelErrors
 from .model import Component, Loss, Model, freeze
 
 
@@ -51,19 +54,24 @@ class LatentDiffusionModel(Model):
         process: Process,
         freeze_text_encoder: bool = False,
         sampling: dict | None = None,
+        **further: nn.Layer,
     ):
-        """`sampling`: `diffusion.sampling_settings` that the model came with, for samplers and exports."""
+        """`sampling`: `diffusion.sampling_settings` that the model came with, for samplers and exports. further:
+        components of a subclass, by name."""
         super().__init__()
         self.vae = vae
         self.text_encoder = text_encoder
         self.unet = unet
+        for name, layer in further.items():
+            setattr(self, name, layer)
         self.process = process
         self.sampling = dict(sampling or {})
         self.freeze_text_encoder = freeze_text_encoder
         self.scaling_factor = float(vae.config.scaling_factor)
-        self.register_buffer("alphas_cumprod", paddle.to_tensor(process.schedule.alphas_cumprod()), persistable=False)
+        self.register_buffer("levels", paddle.to_tensor(process.levels()), persistable=False)
         weights = process.loss_weights()
         self.register_buffer("loss_weights", None if weights is None else paddle.to_tensor(weights), persistable=False)
+        self.level_errors = LevelErrors(process) if isinstance(process.weighting, Adaptive) else None
         self.freeze()
         if hasattr(text_encoder, "to_logits"):
             freeze(text_encoder.to_logits)
@@ -74,7 +82,7 @@ class LatentDiffusionModel(Model):
         return "text_encoder" if self.freeze_text_encoder else None
 
     @property
-    def components(self) -> dict[str, Component]:
+    def networks(self) -> dict[str, Component]:
         """The VAE, which overflows in half precision; text encoder and UNet, each with a learning rate if wished."""
         trained = not self.freeze_text_encoder
         return {
@@ -84,7 +92,10 @@ class LatentDiffusionModel(Model):
         }
 
     def _recompute_text(self) -> None:
-        self.text_encoder.model.gradient_checkpointing = True
+        if hasattr(self.text_encoder, "to_logits"):  # LDMBert
+            self.text_encoder.model.gradient_checkpointing = True
+        else:
+            self.text_encoder.gradient_checkpointing_enable()
 
     @property
     def prediction_type(self) -> str:
@@ -161,9 +172,13 @@ class LatentDiffusionModel(Model):
 
     def predict(self, noisy, timesteps, input_ids, sizes=None, text_embeddings=None):
         """The UNet's output [B, C, h, w] for x_t at these timesteps under these captions: all that is trained."""
-        return self.unet(
+        return self.denoise(
             noisy, timesteps, **self.condition(input_ids, text_embeddings), **self.size_condition(sizes)
-        ).sample
+        )
+
+    def denoise(self, noisy, timesteps, **condition):
+        """The UNet's output [B, C, h, w] for x_t, under what `condition` and `size_condition` give."""
+        return self.unet(noisy, timesteps, **condition).sample
 
     def forward(
         self,
@@ -177,6 +192,7 @@ class LatentDiffusionModel(Model):
         input_noise=None,
         sizes=None,
         text_embeddings=None,
+        control=None,
     ) -> Loss:
         """Mean squared error between prediction and target, weighted by timestep where asked for.
 
@@ -184,17 +200,34 @@ class LatentDiffusionModel(Model):
         (arXiv:2301.11706).
         """
         latents = self.latents(posterior_noise, pixel_values, moments, uncached)
-        alpha_bar = self.alphas_cumprod[timesteps].reshape([-1, 1, 1, 1])
-        noisy = add_noise(latents, noise if input_noise is None else input_noise, alpha_bar)
+        level = self.levels[timesteps]
+        scales = self.process.scales(level.reshape([-1, 1, 1, 1]))
+        noisy = add_noise(latents, noise if input_noise is None else input_noise, scales)
         predict = self.compiled_predict if self.training and self.compiled_predict else self.predict
-        given = {"sizes": sizes, "text_embeddings": text_embeddings}
+        given = {"sizes": sizes, "text_embeddings": text_embeddings, "control": control}
         given = {name: value for name, value in given.items() if value is not None}
-        predicted = predict(noisy, timesteps, input_ids, **given).astype("float32")
-        target = training_target(latents, noise, alpha_bar, self.prediction_type)
+        predicted = predict(noisy, self.process.times(timesteps, level), input_ids, **given).astype("float32")
+        target = self.process.target(latents, noise, scales)
         with paddle.no_grad():
             errors = (predicted.detach() - target).square().mean([1, 2, 3])
             levels = timesteps.astype("float32") / self.process.num_levels
-        if self.loss_weights is None:
+        weights = self.weights_of(timesteps)
+        if weights is None:
             return Loss(F.mse_loss(predicted, target), errors, levels)
-        weighted = self.loss_weights[timesteps] * F.mse_loss(predicted, target, reduction="none").mean([1, 2, 3])
+        weighted = weights * F.mse_loss(predicted, target, reduction="none").mean([1, 2, 3])
         return Loss(weighted.mean(), errors, levels)
+
+    def weights_of(self, timesteps):
+        """The weight [B] of each sample's error, None where all are 1. Those that are learned are of the training, so
+        that without it losses can be compared over time."""
+        if self.level_errors is not None:
+            return self.level_errors.weights(timesteps) if self.training else None
+        return None if self.loss_weights is None else self.loss_weights[timesteps]
+
+    def statistics(self, losses: list[Loss]):
+        """Errors by noise level, where the weights of the loss are learned."""
+        return None if self.level_errors is None else self.level_errors.sums(losses)
+
+    def keep_statistics(self, sums) -> None:
+        """Into the running means."""
+        self.level_errors.update(sums)

@@ -1,7 +1,9 @@
 """What every family's model is to a training run: its components, what a batch must hold, and a loss by sample."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import paddle
@@ -26,7 +28,8 @@ class Component:
     """One network of a model.
 
     rate_group: the name in `--<rate_group>_learning_rate` of what it shares a learning rate with. stays_float32: never
-    cast to half precision. recompute: makes it compute activations a second time while it goes back.
+    cast to half precision. recompute: makes it compute activations a second time while it goes back. adapted: it is
+    frozen, and gradients pass through it to adapters.
     """
 
     layer: nn.Layer
@@ -34,6 +37,12 @@ class Component:
     rate_group: str | None = None
     stays_float32: bool = False
     recompute: Callable[[], None] | None = None
+    adapted: bool = False
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether gradients pass through it."""
+        return self.trained or self.adapted
 
 
 class Model(nn.Layer):
@@ -45,6 +54,7 @@ class Model(nn.Layer):
     caption_encoder: the name of the frozen component whose hidden states of captions may be; None without such.
     keep_moments: what is computed of pixels may be kept by it: (places int64 [M, 3], moments [M, 2, C, h, w]) to the
     moments as they will be read again (`data.cached.moments.CachedMoments.keep`).
+    adapters: what is trained in place of its networks, by name (`networks.adapters`).
     A model whose `predict` may be compiled calls `compiled_predict` in its place while that is set and it trains.
     """
 
@@ -55,11 +65,29 @@ class Model(nn.Layer):
     caption_encoder: str | None = None
     compiled_predict: Callable | None = None
     keep_moments: Callable | None = None
+    adapters: Mapping[str, nn.Layer] = MappingProxyType({})
+
+    @property
+    def networks(self) -> dict[str, Component]:
+        """By name, which is the prefix of its parameters, as they are trained without adapters."""
+        raise NotImplementedError
 
     @property
     def components(self) -> dict[str, Component]:
-        """By name, which is the prefix of its parameters."""
-        raise NotImplementedError
+        """The networks; with adapters these too, which are then all that is trained, in float32."""
+        networks = self.networks
+        if not self.adapters:
+            return networks
+        adapted = {name: replace(one, trained=False, adapted=one.trained) for name, one in networks.items()}
+        return adapted | {
+            name: Component(layer, trained=True, rate_group=networks[layer.network].rate_group, stays_float32=True)
+            for name, layer in self.adapters.items()
+        }
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """The components that a checkpoint does not hold: the base of adapters."""
+        return tuple(self.networks) if self.adapters else ()
 
     def freeze(self) -> None:
         """To be called once all components are there: those that are not trained get no gradients."""
@@ -68,10 +96,10 @@ class Model(nn.Layer):
                 freeze(component.layer)
 
     def train(self):
-        """Training mode for the trained components; the others stay in evaluation mode."""
+        """Training mode for the components that gradients pass through; the others stay in evaluation mode."""
         super().train()
         for component in self.components.values():
-            if not component.trained:
+            if not component.differentiated:
                 component.layer.eval()
         return self
 
@@ -83,6 +111,14 @@ class Model(nn.Layer):
         """What model.json says of the process, and of how to sample; None without one."""
         return self.process and self.process.settings()
 
+    def statistics(self, losses: list[Loss]) -> paddle.Tensor | None:
+        """What the model wants to know of an update, of this rank's losses: sums, float32 [n], to which those of the
+        other ranks are added. None: nothing."""
+        return None
+
+    def keep_statistics(self, sums: paddle.Tensor) -> None:
+        """Told, after each update that is applied, the `statistics` of all ranks; the same on all."""
+
     def loss(self, batch: dict) -> Loss:
         """The loss of a batch, which may hold more than the inputs."""
         return self(**self.inputs_of(batch))
@@ -93,7 +129,18 @@ class Model(nn.Layer):
 
 
 def freeze(layer: nn.Layer) -> None:
-    """No gradients, evaluation mode."""
+    """No gradients of its own, evaluation mode. Those of its inputs stay right."""
     layer.eval()
     for parameter in layer.parameters():
         parameter.stop_gradient = True
+    for one in layer.sublayers(include_self=True):
+        if isinstance(one, nn.LayerNorm) and one.weight is not None:
+            one.forward = partial(_normalise_frozen, one)
+
+
+def _normalise_frozen(layer: nn.LayerNorm, inputs):
+    """What a frozen LayerNorm gives, to the bit. Paddle 3.3's kernel for CPUs makes a wrong gradient of the inputs
+    where none of the weight is asked for; so one is, and nobody takes it."""
+    weight = layer.weight.detach()
+    weight.stop_gradient = inputs.stop_gradient
+    return nn.functional.layer_norm(inputs, layer._normalized_shape, weight, layer.bias, layer._epsilon)

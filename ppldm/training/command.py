@@ -2,6 +2,7 @@
 
 from ..config.flags import parse_known
 from ..config.recipe import Recipe
+from ..config.sources import dry_run_devices
 from ..utils.entry import entry
 from .early import check_early
 
@@ -27,7 +28,12 @@ def run_training(argv: list[str], loop: bool, config: type | None, prog: str | N
     """Train by a command line. `config`: the settings of a script's family; None for the family of the recipe."""
     recipes = []
     with entry(lambda: recipes.append(check_early(argv, loop, config, prog))):
-        run_recipe(*recipes, loop)
+        if num_devices := dry_run_devices(argv):
+            from .dry_run import dry_run
+
+            dry_run(*recipes, num_devices)
+        else:
+            run_recipe(*recipes, loop)
 
 
 def run_recipe(recipe: Recipe, loop: bool) -> None:

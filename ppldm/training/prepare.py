@@ -20,12 +20,14 @@ from ..data.text.captions import CaptionRule
 from ..families.base import Family, Sitting, check_family, get_family
 from ..inference.generate import read_prompts
 from ..inference.text_encoder import make_rule
-from ..networks.ema import ExponentialMovingAverage
+from ..networks.ema import ExponentialMovingAverage, PowerDecay
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from ..utils.world import World
+from ..weights.adapters import write_adapters
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
+from .averages.snapshots import DEFAULT_NUMBER, SnapshotWriter
 from .checkpoint.checkpoint import TrainingState
 from .checkpoint.resume import restore
 from .compiled import CompiledPrediction
@@ -41,6 +43,8 @@ from .optimizer.sharding import log_share
 from .rows import bad_row_policy, count_steps, open_sources, select_training_rows
 from .run import TrainingRun
 from .run_folder import prepare_output
+
+ADAPTERS_FOLDER = "lora"  # in the output folder
 
 
 def prepare(config, data, arguments) -> TrainingRun:
@@ -79,9 +83,7 @@ def prepare(config, data, arguments) -> TrainingRun:
     start_step, unlogged = restore(
         checkpoint, state, identity, description, dataset.fingerprint, arguments.accept_changes
     )
-    get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters",
-                      len(dataset), max_steps, global_batch_size,
-                      sum(np.prod(p.shape) for p in model.trained_parameters().values()) / 1e6)  # fmt: skip
+    log_size(dataset, max_steps, global_batch_size, model)
     held_out = select_held_out(held_out_sources, dataset, make_dataset, data, arguments, world)
     return TrainingRun(
         arguments=arguments,
@@ -102,7 +104,15 @@ def prepare(config, data, arguments) -> TrainingRun:
         draw=partial(draw_pictures, family, config, state, dataset, prompts, arguments, world),
         export=partial(export_model, family, config, state, dataset, prompts, arguments),
         validate=held_out and partial(validation_loss, state, held_out, world, autocast(arguments)),
+        snapshots=snapshot_writer(config, state, arguments, max_steps),
     )
+
+
+def log_size(dataset: TextImageDataset, max_steps: int, global_batch_size: int, model) -> None:
+    """How much is trained on how much, in the log."""
+    millions = sum(np.prod(p.shape) for p in model.trained_parameters().values()) / 1e6
+    sizes = (len(dataset), max_steps, global_batch_size, millions)
+    get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters", *sizes)
 
 
 def report_data(dataset: TextImageDataset, folder: Path) -> None:
@@ -160,18 +170,28 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
     """(what changes while training: model, optimizer, schedule, average and scaler; learning rates of groups)."""
     components = model.components.values()
     for component in components if arguments.recompute else ():
-        if component.trained and component.recompute:
+        if component.differentiated and component.recompute:
             component.recompute()
     if arguments.to_static:
         model.compiled_predict = CompiledPrediction(model, world)
     trained = model.trained_parameters()
     decay = family.average(config)
     average = ExponentialMovingAverage(trained, decay) if decay else None
+    stds = getattr(config, "ema_posthoc", None) or ()
+    posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std)) for std in stds}
     ratios, by_group = learning_rate_ratios(model, config, arguments.learning_rate)
     optimizer, scheduler = build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, world)
     decorate(model, optimizer, arguments)
     log_share(optimizer)
-    return TrainingState(model, optimizer, scheduler, average, make_scaler(arguments)), by_group
+    return TrainingState(model, optimizer, scheduler, average, make_scaler(arguments), posthoc), by_group
+
+
+def snapshot_writer(config, state: TrainingState, arguments, max_steps: int) -> SnapshotWriter | None:
+    """What keeps snapshots of the averages of `--ema_posthoc`; None without."""
+    if not state.posthoc:
+        return None
+    every = config.ema_posthoc_every or max(1, max_steps // DEFAULT_NUMBER)
+    return SnapshotWriter(Path(arguments.output_dir), state.posthoc, every, config.ema_posthoc_dtype)
 
 
 def draw_pictures(family: Family, config, state, dataset, prompts, arguments, world: World, batch: dict):
@@ -184,12 +204,15 @@ def draw_pictures(family: Family, config, state, dataset, prompts, arguments, wo
 
 
 def export_model(family: Family, config, state, dataset, prompts, arguments, metadata: dict) -> Path:
-    """The folder of the trained model, written, with `metadata` beside the weights."""
-    folder = Path(arguments.output_dir, family.export_folder)
-    if state.model.tokenizer:
+    """The folder of the trained model, or of its adapters, written, with `metadata` beside the weights."""
+    output, model = Path(arguments.output_dir), state.model
+    if model.tokenizer:
         metadata["example_prompt"] = prompts[0] if prompts else first_caption(dataset)
-    family.export(state.model, config, dataset, folder, state.ema, metadata)
-    return folder
+    if model.adapters:
+        write_adapters(model, output / ADAPTERS_FOLDER, state.ema, metadata)
+    if not model.adapters or config.export_merged:
+        family.export(model, config, dataset, output / family.export_folder, state.ema, metadata)
+    return output / (ADAPTERS_FOLDER if model.adapters else family.export_folder)
 
 
 def read_validation_prompts(values: list[str]) -> list[str]:

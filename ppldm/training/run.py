@@ -21,6 +21,7 @@ from ..utils.rank_watch import barrier, remove_signs
 from ..utils.variables import all_variables
 from ..utils.world import World
 from ..weights.model_file import ModelDescription
+from .averages.snapshots import SnapshotWriter
 from .checkpoint.checkpoint import (
     TrainingState,
     named_checkpoint,
@@ -63,6 +64,7 @@ class TrainingRun:
     draw: Callable[[dict], tuple[dict, dict]]
     export: Callable[[dict], Path]  # metadata -> folder of the trained model
     validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
+    snapshots: SnapshotWriter | None = None  # of averages, where they are asked for
 
     @property
     def output_dir(self) -> Path:
@@ -132,6 +134,14 @@ class TrainingRun:
         if self.world.is_main:
             self._write(trainer_state, optimizer_state, unlogged, stopping)
         barrier(self.world)
+
+    def keep_snapshots(self, step: int) -> None:
+        """Write snapshots of averages where they are due after update `step`. All ranks call it together."""
+        if self.snapshots and self.snapshots.are_due(step, self.max_steps):
+            with self.interval.paused():
+                if self.world.is_main:
+                    self.snapshots.write(step)
+                barrier(self.world)
 
     def _write(self, trainer_state: TrainerState, optimizer_state: dict, unlogged: dict, stopping: bool) -> None:
         step = trainer_state.global_step

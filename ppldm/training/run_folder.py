@@ -1,7 +1,9 @@
 """The folder of a run: made, held against a second run, begun anew where that is meant, and its checkpoint chosen."""
 
 import dataclasses
+import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import paddle
@@ -13,6 +15,7 @@ from ..utils.log import get_logger
 from ..utils.rank_watch import SIGNS_DIR, barrier, leave_signs, waiting
 from ..utils.variables import all_variables
 from ..utils.world import World
+from .averages.snapshots import remove_later
 from .checkpoint.checkpoint import find_checkpoint, list_checkpoints, read_manifest, set_aside_after
 from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
 from .monitor.sinks import writes_files
@@ -41,8 +44,10 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Pa
             get_logger().info("removed %.3f GB that an interrupted run left unfinished", freed / 1e9)
         _record_start(arguments, folder, config)
         chosen = [find_checkpoint(folder, arguments.resume_from_checkpoint)]
-        if chosen[0]:
-            set_aside_after(folder, read_manifest(chosen[0])["global_step"])
+        step = read_manifest(chosen[0])["global_step"] if chosen[0] else 0
+        if step:
+            set_aside_after(folder, step)
+        remove_later(folder, step)
         if not (folder / RUN_FILE).exists():
             write_json(folder / RUN_FILE, config)
         if writes_files(arguments.report_to):
@@ -53,6 +58,22 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Pa
             paddle.distributed.broadcast_object_list(chosen, src=0)
     leave_signs(folder)
     return chosen[0]
+
+
+@contextmanager
+def in_working_folder(manifest: dict):
+    """Inside the block, relative paths of the settings are found as they were when the checkpoint with this manifest
+    was written."""
+    before = os.getcwd()
+    folder = manifest.get("working_folder", before)
+    if not os.path.isdir(folder):
+        get_logger().warning("%s, where the run was started, is not there: paths are taken from %s", folder, before)
+        folder = before
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _record_start(arguments: TrainingOptions, folder: Path, config: dict) -> None:

@@ -41,6 +41,7 @@ class Updates:
         the loss is not finite; the last update, and one that is to be the last, is saved in any case.
         """
         self.run.check_ranks(step)
+        self.run.keep_snapshots(step)
         self.reporter.after_update(step, update, micro_batches)
         self._save_is_due |= self.run.saves_after(step)
         is_last = update.stop or step == self.run.max_steps
@@ -59,6 +60,8 @@ def train(run: TrainingRun, loop: Callable[[Updates], int]) -> None:
     if run.start_step >= run.max_steps:
         get_logger().info("already trained for %d updates", run.start_step)
     else:
+        if run.snapshots:
+            run.snapshots.announce(run.start_step, run.max_steps)
         with Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
             step = loop(Updates(run, reporter, request))
             if step < run.max_steps:

@@ -18,7 +18,7 @@ from .optimizer.precision import autocast, half_type, precision_name
 from .optimizer.sharding import gradient_shares
 from .run import TrainingRun
 from .train import Updates, train
-from .update import update_average
+from .update import update_averages
 
 
 class LatentDiffusionTrainer(Trainer):
@@ -148,8 +148,8 @@ class _UpdateCallback(TrainerCallback):
         if self.trainer.lr_scheduler.last_epoch == self.last_epoch:
             # The Trainer keeps the rate where the loss scaler skipped; ours belongs to the step.
             self.trainer.lr_scheduler.step()
-        if self.trainer.run.state.ema and self.update.applied:
-            update_average(self.trainer.run.state)
+        if self.update.applied:
+            update_averages(self.trainer.run.state)
 
     def on_step_end(self, args, state, control, **kwargs):
         """`global_step` counts this update."""

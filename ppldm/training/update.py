@@ -8,6 +8,7 @@ and the learning rate goes on, so that which samples and which rate belong to a 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import paddle
@@ -80,8 +81,12 @@ class UpdateGuard:
         shares = gradient_shares(self.state.optimizer)
         norm = norm_of(shares.squares()) if shares else gradient_norm(self._parameters)
         skipped_rows = sum(len(batch.get("skipped", ())) for batch in micro_batches)
-        update = replace(agree(loss, norm, stop, skipped_rows, self.world), losses=losses)
+        statistics = self.state.model.statistics(losses)
+        update, statistics = agree(loss, norm, stop, skipped_rows, self.world, statistics)
+        update = replace(update, losses=losses)
         if update.applied:
+            if statistics is not None:
+                self.state.model.keep_statistics(statistics)
             self.num_skipped_in_a_row = 0
             return update
         self.state.optimizer.clear_grad(set_to_zero=False)
@@ -144,14 +149,15 @@ def train_step(guard: UpdateGuard, micro_batches: list[dict], stop: bool = False
         state.optimizer.step()
     state.optimizer.clear_grad()
     state.scheduler.step()
-    if state.ema and update.applied:
-        update_average(state)
+    if update.applied:
+        update_averages(state)
     return update
 
 
-def update_average(state: TrainingState) -> None:
-    """Take the new weights into the average; of half-precision ones the optimizer's float32 masters."""
-    state.ema.update(master_weights(state.optimizer))
+def update_averages(state: TrainingState) -> None:
+    """Take the new weights into the averages; of half-precision ones the optimizer's float32 masters."""
+    for average in state.averages:
+        average.update(master_weights(state.optimizer))
 
 
 def forward(model, batch: dict, make_autocast) -> Loss:
@@ -173,11 +179,15 @@ def norm_of(squares: list):
     return paddle.add_n(squares).reshape([]).sqrt()
 
 
-def agree(loss, grad_norm, stop: bool, skipped_rows: int, world: World) -> Update:
-    """The ranks' mean loss, mean gradient norm, any wish to stop and all skipped rows, in one small all-reduce."""
+def agree(loss, grad_norm, stop: bool, skipped_rows: int, world: World, statistics=None) -> tuple[Update, Any]:
+    """(the ranks' mean loss, mean gradient norm, any wish to stop and all skipped rows; the sum of their `statistics`,
+    float32 [n] or None), in one small all-reduce."""
     values = paddle.stack([loss, grad_norm, *map(paddle.to_tensor, (float(stop), float(skipped_rows)))])
+    if statistics is not None:
+        values = paddle.concat([values, statistics])
     if world.size > 1:
         with waiting(world):
             paddle.distributed.all_reduce(values)
-    loss_sum, norm_sum, stops, skipped = values.tolist()
-    return Update(loss_sum / world.size, norm_sum / world.size, stops > 0, int(skipped))
+    loss_sum, norm_sum, stops, skipped = values[:4].tolist()
+    update = Update(loss_sum / world.size, norm_sum / world.size, stops > 0, int(skipped))
+    return update, None if statistics is None else values[4:]

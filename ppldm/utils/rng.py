@@ -38,6 +38,8 @@ class Stream(IntEnum):
     GROUP = 20
     EVALUATION = 21
     SHAPES_WORLD = 24
+    LEVEL_SHIFT = 25
+    CONTROL = 28
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):

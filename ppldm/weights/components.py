@@ -3,6 +3,7 @@
     vae            an AutoencoderKL
     text_encoder   an LDMBert, or a frozen CLIP text encoder
     unet           a UNet2DConditionModel
+    controlnet     a ControlNetModel beside that, where there is one
 
 PyTorch stores a Linear weight as [out, in], Paddle as [in, out]; all else is the same in both. Turning is a view, so
 nothing is rounded: what is read in one form and written in the other has the same bits.
@@ -27,8 +28,9 @@ PADDLE_ONLY = {
     "unet": {"data_format": "NCHW"},
     "vae": {"down_block_out_channels": None, "up_block_out_channels": None},
     "text_encoder": {},
+    "controlnet": {},
 }
-TORCH_ONLY = {"unet": {}, "vae": {"mid_block_add_attention": True}, "text_encoder": {}}
+TORCH_ONLY = {"unet": {}, "controlnet": {}, "vae": {"mid_block_add_attention": True}, "text_encoder": {}}
 
 # What of a VAE the posterior depends on besides shapes of weights, and the weights.
 _ENCODER_SETTINGS = (

@@ -111,7 +111,10 @@ def join(weights: Weights) -> dict[str, np.ndarray]:
 
 
 def params_of(weights: Weights) -> dict:
-    """The `model.params` of a YAML file for these weights. Raises ModelError for a network that CompVis lacks."""
+    """The `model.params` of a YAML file for these weights. Raises ModelError for a network, or a process, that CompVis
+    lacks."""
+    if (kind := weights.scheduler["prediction_type"]) not in _PARAMETERIZATION:
+        raise ModelError(f"CompVis' samplers do not know models of prediction_type {kind}; export to diffusers")
     unet, vae, text = (weights.components[kind].config for kind in ("unet", "vae", "text_encoder"))
     return {
         "linear_start": weights.scheduler["beta_start"],
@@ -146,7 +149,10 @@ def schedule_tables(scheduler: dict) -> dict[str, np.ndarray]:
 
     Notation of Ho et al. 2020 (arXiv:2006.11239), equations 4 and 7.
     """
-    if scheduler["beta_schedule"] != "scaled_linear" or scheduler.get("rescale_betas_zero_snr"):
+    plain = {"rescale_betas_zero_snr": False, "timestep_shift": 1}
+    if scheduler["beta_schedule"] != "scaled_linear" or plain != plain | {
+        name: scheduler[name] for name in plain if name in scheduler
+    }:
         raise ModelError("CompVis' classes know only the scaled_linear noise schedule; export to diffusers")
     steps = scheduler["num_train_timesteps"]
     betas = np.linspace(scheduler["beta_start"] ** 0.5, scheduler["beta_end"] ** 0.5, steps) ** 2

@@ -31,7 +31,7 @@ def is_pytorch(path) -> bool:
     .safetensors are PyTorch's unless their metadata name another writer: ppdiffusers says "pd", PaddleNLP "np".
     """
     kind = _kind(Path(path))
-    return kind == "torch" or (kind == "safetensors" and _metadata(Path(path)).get("format", "pt") == "pt")
+    return kind == "torch" or (kind == "safetensors" and read_metadata(path).get("format", "pt") == "pt")
 
 
 def read_arrays(path, wanted=None) -> dict[str, np.ndarray]:
@@ -107,7 +107,11 @@ def _kind(path: Path) -> str:
     raise ModelError(f"{path} is not a file of weights: neither safetensors, nor PyTorch's, nor Paddle's; give another")
 
 
-def _metadata(path: Path) -> dict:
+def read_metadata(path) -> dict[str, str]:
+    """What a .safetensors file says besides its arrays; nothing for a file of another kind. Raises ModelError."""
+    path = Path(path)
+    if _kind(path) != "safetensors":
+        return {}
     try:
         with safe_open(str(path), framework="np") as file:
             return file.metadata() or {}

@@ -3,10 +3,11 @@
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import paddle
-from ppdiffusers import AutoencoderKL, UNet2DConditionModel
+from ppdiffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
 from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
 
@@ -18,9 +19,9 @@ from ..utils.errors import ModelError
 from .components import ComponentWeights
 from .configs import complete_config
 from .fetch import locate_model
-from .folders import COMPONENT_FOLDERS
+from .folders import FOLDERS
 from .limits import within_file
-from .model_file import Component, ModelDescription, TokenizerFiles, describe
+from .model_file import Component, ModelDescription, TokenizerFiles, describe, kind_of
 from .read import read_component
 
 _SHOWN = 5  # keys of each kind that a message lists
@@ -30,7 +31,7 @@ def find_component_by_name(
     kind: str, name_or_path, yaml_file=None, ema: bool = False, offline: bool = False
 ) -> ComponentWeights:
     """One component, trained, from a folder, a .ckpt or by name. Raises ModelError."""
-    path = locate_model(name_or_path, {kind: COMPONENT_FOLDERS[kind]}, offline)
+    path = locate_model(name_or_path, {kind: FOLDERS[kind]}, offline)
     return read_component(kind, path, yaml_file, ema)
 
 
@@ -87,11 +88,24 @@ def _make(kind: str, component: ComponentWeights):
             return CLIPTextModel(CLIPTextConfig(**component.config))
         if kind == "text_encoder":
             return LDMBertModel(LDMBertConfig(**component.config))
-        return {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**component.config)
+        classes = {"vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel}
+        return classes[kind](**component.config)
     except UNBUILDABLE as error:
         raise ModelError(
             f"{component.source}: the config makes no {LABELS[kind]} ({type(error).__name__}: {error}); copy it again"
         ) from error
+
+
+def parameter_shapes(kind: str, config: dict, source: str = "") -> dict[str, list[int]]:
+    """Of the network of a completed config, by name: no memory is taken for them. Raises ModelError."""
+    from paddlenlp.transformers.model_utils import no_init_weights
+    from ppdiffusers.models import controlnet
+
+    # What has no memory cannot be set to zero.
+    zero_nothing = mock.patch.object(controlnet, "zero_module", lambda module: module)
+    with no_init_weights(), paddle.LazyGuard(), zero_nothing:
+        layer = _make(kind, ComponentWeights(config, {}, source))
+    return {name: list(parameter.shape) for name, parameter in layer.named_parameters()}
 
 
 def config_of(kind: str, layer) -> dict:
@@ -111,7 +125,7 @@ def describe_model(family: Family, model) -> ModelDescription:
     for name, component in model.components.items():
         arrays = ((key, value.numpy()) for key, value in component.layer.state_dict().items())
         checksum = None if component.trained else checksum_arrays(arrays)
-        kind = family.components[name]
+        kind = kind_of(family, name)
         config = config_of(kind, component.layer) if kind in LABELS else dict(component.layer.config)
         components[name] = Component(config, component.trained, checksum)
     return describe(family.name, components, model.process_settings(), model.tokenizer and files_of(model.tokenizer))

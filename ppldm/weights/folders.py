@@ -8,6 +8,8 @@ COMPONENT_FOLDERS = {
     "text_encoder": ("bert", "ldmbert", "text_encoder"),
     "unet": ("unet",),
 }
+# With those that a text-to-image model need not have.
+FOLDERS = {**COMPONENT_FOLDERS, "controlnet": ("controlnet",)}
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
 NOT_TEXT_TO_IMAGE = "{} is not a checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder"
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
@@ -20,7 +22,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 def find_component(folder: Path, kind: str) -> Path | None:
     """The folder of a component in a pipeline folder, if it has one."""
-    return next((folder / name for name in COMPONENT_FOLDERS[kind] if (folder / name).is_dir()), None)
+    return next((folder / name for name in FOLDERS[kind] if (folder / name).is_dir()), None)
 
 
 def is_tokenizer(folder: Path) -> bool:

@@ -27,9 +27,11 @@ from ..utils.files import make_output_dir, write_json
 MODEL_FILE = "model.json"
 TOKENIZER_FOLDER = "tokenizer"
 FORMAT = 1
-LDM = "ldm"
+LDM, STABLE_DIFFUSION, CONTROLNET = "ldm", "stable_diffusion", "controlnet"
+_CLASSES = {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel", "controlnet": "ControlNetModel"}
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
-_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
+_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
+_ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of their names
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ class ModelDescription:
 
     def write(self, folder) -> None:
         """Write model.json, and the tokenizer's files where they are known, into `folder`."""
-        kinds = get_family(self.family).components
+        family = get_family(self.family)
         components = {
-            name: {"class": class_of(kinds[name], component.config), **_without_none(asdict(component))}
+            name: {"class": class_of(kind_of(family, name), component.config), **_without_none(asdict(component))}
             for name, component in self.components.items()
         }
         write_json(
@@ -98,6 +100,11 @@ class ModelDescription:
             target = make_output_dir(Path(folder, TOKENIZER_FOLDER))
             for name, content in self.tokenizer_files.files.items():
                 (target / name).write_bytes(content)
+
+    @property
+    def adapters(self) -> list[str]:
+        """The components that are adapters: of a checkpoint that has them the only ones whose weights it holds."""
+        return [name for name in self.components if name.rpartition("_")[2] in _ADAPTERS]
 
     @property
     def num_bytes(self) -> int:
@@ -120,11 +127,16 @@ def describe(family: str, components: dict[str, Component], process=None, tokeni
     return ModelDescription(family, components, process, entry, tokenizer)
 
 
+def kind_of(family: Family, name: str) -> str | None:
+    """The kind of a component, an adapter's too, as `Family.components` says it; None for one that is not known."""
+    return family.components.get(name) or _ADAPTERS.get(name.rpartition("_")[2])
+
+
 def class_of(kind: str, config: dict) -> str:
     """The class that a component of this kind (`Family.components`) is built with."""
     if kind == "text_encoder":
         return "LDMBertModel" if is_ldmbert(config) else "CLIPTextModel"
-    return {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}.get(kind, kind)
+    return _CLASSES.get(kind, kind)
 
 
 def has_model_file(folder) -> bool:
@@ -161,9 +173,9 @@ def read_model_file(folder) -> ModelDescription:
 
 
 def _read_component(family: Family, name: str, entry: dict, path: Path) -> Component:
-    if name not in family.components:
+    kind = kind_of(family, name)
+    if kind is None:
         raise ModelError(f"{path}: component {name!r} is not known; known: {', '.join(family.components)}")
-    kind = family.components[name]
     config = check_config(kind, entry["config"], path) if kind in LABELS else dict(entry["config"])
     if lacking := config.keys() - entry["config"].keys():
         raise ModelError(f"{path}: the config of {name} does not say {', '.join(sorted(lacking))}; copy it again")

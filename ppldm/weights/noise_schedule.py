@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
-from ..diffusion.process import BETA_SCHEDULES, PREDICTION_TYPES, TIMESTEP_SPACINGS
+import numpy as np
+
+from ..diffusion.process import BETA_SCHEDULES, FLOW, PREDICTION_TYPES, TIMESTEP_SPACINGS, Process
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
 
 SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
+FLOW_CLASS = "FlowMatchEulerDiscreteScheduler"
 PUBLISHED_SCHEDULE = {
     "num_train_timesteps": 1000,
     "beta_start": 0.00085,
@@ -23,6 +26,9 @@ def check_schedule(settings: dict, source) -> None:
         raise ModelError(f"{source}: num_train_timesteps {steps!r} is not a whole number from 1; correct it")
     if not all(isinstance(beta, (int, float)) and 0 < beta < 1 for beta in (first, last)):
         raise ModelError(f"{source}: beta_start {first!r} and beta_end {last!r} must be numbers between 0 and 1")
+    shift = settings.get("timestep_shift", 1.0)
+    if not isinstance(shift, (int, float)) or not 0 < shift < float("inf"):
+        raise ModelError(f"{source}: timestep_shift {shift!r} must be a number above 0; correct it")
     for name, known in (("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES)):
         if settings[name] not in known:
             raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
@@ -50,7 +56,14 @@ def read_scheduler(path: Path) -> dict:
     have."""
     found = read_json_object(path, ModelError)
     settings = {key: value for key, value in found.items() if not key.startswith("_") or key == SCHEDULER_CLASS}
-    if settings.get("trained_betas") is not None:
-        raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
+    if settings.get(SCHEDULER_CLASS) == FLOW_CLASS:
+        if settings.get("use_dynamic_shifting"):
+            raise ModelError(f"{path} has use_dynamic_shifting, another process for each size, which is not supported")
+        settings |= {"prediction_type": FLOW, "timestep_shift": settings.pop("shift", 1.0)}
+    betas = settings.pop("trained_betas", None)
     check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)
+    if betas is not None:
+        own = Process.of(settings).schedule.scheduler_config().get("trained_betas", [])
+        if not np.array_equal(own, betas):
+            raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
     return settings

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from ..config.network_files import find_network_file
-from ..config.published_models import DEFAULT_VAE
 from ..families.base import get_family
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import read_json_object
@@ -85,7 +84,6 @@ def _run_config(kind: str, arguments, checkpoint: Path, arrays: dict, read_compo
             return read_config(kind, folder)
         return read_component(kind, start, arguments.original_config_file).config
     names = arguments.component_names()
-    names["vae"] = names["vae"] or DEFAULT_VAE
     if names[kind]:
         found = _find(names[kind], kind, checkpoint)
         component = read_component(kind, found, arguments.original_config_file)

@@ -26,13 +26,14 @@ from .folders import (
     CHECKPOINT_WEIGHTS,
     COMPONENT_FOLDERS,
     EXPORTED_CKPT,
+    FOLDERS,
     NOT_TEXT_TO_IMAGE,
     find_component,
     is_checkpoint,
     is_tokenizer,
 )
 from .limits import require_few_layers
-from .model_file import LDM, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, read_model_file
+from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, read_model_file
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler
 from .older import find_older_tokenizer, read_older_checkpoint
@@ -40,7 +41,7 @@ from .older import find_older_tokenizer, read_older_checkpoint
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 
 
-def read_weights(path, kinds=tuple(COMPONENT_FOLDERS), yaml_file=None, ema: bool = False) -> Weights:
+def read_weights(path, kinds=tuple(FOLDERS), yaml_file=None, ema: bool = False) -> Weights:
     """The components `kinds` of whatever is at `path`, those of them that are there.
 
     `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else the published one of its size; for a
@@ -90,7 +91,7 @@ def _whole_model(path) -> Path:
 def _read_pipeline(path: Path, kinds) -> Weights:
     folders = {kind: find_component(path, kind) for kind in kinds}
     if not any(folders.values()):
-        names = " or ".join(name for kind in kinds for name in COMPONENT_FOLDERS[kind])
+        names = " or ".join(name for kind in kinds for name in COMPONENT_FOLDERS.get(kind, ()))
         inner = [one for one in (path / "pipeline", *sorted(path.glob("checkpoint-*"))) if one.is_dir()]
         hint = f"; it holds models: give {' or '.join(map(str, inner[:3]))}" if inner else ""
         raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint{hint}")
@@ -146,6 +147,7 @@ def _without_tables(arrays: dict) -> dict:
 def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
     if path.suffix not in _TORCH_SUFFIXES:
         raise ModelError(f"{path} is not a model: give a pipeline folder, a checkpoint folder, or CompVis' .ckpt")
+    kinds = [kind for kind in kinds if kind in compvis.PREFIXES]
     wanted = tuple(compvis.PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
     layers = set()
 
@@ -210,6 +212,8 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
         kind: {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
         for kind in kinds
     }
+    if not arrays.get(CONTROLNET):
+        arrays.pop(CONTROLNET, None)
     weights = (
         _described(path, arrays)
         if own
@@ -227,8 +231,12 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
 def _described(path: Path, arrays: dict[str, dict]) -> Weights:
     """The components of a checkpoint with the `arrays` of each, as its model.json describes them."""
     described = read_model_file(path)
-    if described.family != LDM:
+    if not COMPONENT_FOLDERS.keys() <= described.components.keys():
         raise ModelError(NOT_TEXT_TO_IMAGE.format(path))
+    if described.adapters:
+        raise ModelError(
+            f"{path} holds adapters and not the model that they are for; give that, and the run's lora folder as --lora"
+        )
     check_schedule(PUBLISHED_SCHEDULE | described.process, path / MODEL_FILE)
     return Weights(
         {kind: ComponentWeights(described.components[kind].config, own, str(path)) for kind, own in arrays.items()},

@@ -1,7 +1,7 @@
 """`Weights` as a folder that ppdiffusers, diffusers or CompVis' code loads. Written whole or not at all.
 
 ppdiffusers    model_index.json, vqvae/ and unet/ (config.json, model_state.pdparams), bert/ (the same), scheduler/,
-               tokenizer/; the VAE is a KL autoencoder, its folder's name is the pipeline's
+               tokenizer/, controlnet/ where there is one; the VAE is a KL autoencoder, its folder's name the pipeline's
 diffusers      the same folders with PyTorch's names and orientation, in safetensors
 CompVis        model.ckpt and model.yaml, tokenizer/
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..diffusion.process import PUBLISHED_SAMPLING, NoiseSchedule, sampling_settings
+from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
 from ..networks.configs import downscale_factor, is_ldmbert, takes_sizes
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, ModelError
@@ -25,7 +25,19 @@ from ..utils.files import atomic_dir, write_json, write_text
 from . import compvis
 from .components import ComponentWeights, Weights, cast, to_torch_config, turn_linear
 from .files import write_safetensors
-from .model_file import LDM, MODEL_FILE, TOKENIZER_FOLDER, Component, ModelDescription, TokenizerFiles, describe
+from .model_file import (
+    CONTROLNET,
+    LDM,
+    MODEL_FILE,
+    STABLE_DIFFUSION,
+    TOKENIZER_FOLDER,
+    Component,
+    ModelDescription,
+    TokenizerFiles,
+    class_of,
+    describe,
+)
+from .noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 from .torch_files import write_torch
 
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
@@ -33,9 +45,11 @@ DTYPES = ("float32", "float16")
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
 _FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
+_FURTHER = {CONTROLNET: CONTROLNET}
 _CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
-_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
-_CLASSES = {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel"}
+_TOKENIZER_FILES = (
+    "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
+)  # fmt: skip
 
 # What of a scheduler's settings is the process that the model was trained under; the others say how to sample.
 PROCESS_KEYS = (
@@ -56,6 +70,8 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     missing = [kind for kind in _FOLDERS if kind not in weights.components]
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
+    if form == "compvis" and CONTROLNET in weights.components:
+        raise ModelError("a model with a ControlNet is not written for CompVis; export it to diffusers")
     if form == "compvis" and not is_ldmbert(weights.components["text_encoder"].config):
         raise ModelError("a model with a CLIP text encoder is not written for CompVis; export it to diffusers")
     components = {
@@ -64,11 +80,11 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     }
     weights = replace(weights, components=components)
     with atomic_dir(folder) as target:
+        _copy_tokenizer(weights, target / TOKENIZER_FOLDER)
         if form == "compvis":
             _write_compvis(weights, target)
         else:
             _write_pipeline(weights, target, form, safetensors)
-        _copy_tokenizer(weights, target / TOKENIZER_FOLDER)
         describe_weights(weights, target / TOKENIZER_FOLDER).write(target)
         files = [*target.glob("*/*.pdparams"), *target.glob("*/*.safetensors"), target / MODEL_FILE]
         checksums = {str(file.relative_to(target)): checksum_file(file) for file in sorted(files)}
@@ -84,7 +100,9 @@ def describe_weights(weights: Weights, tokenizer: Path) -> ModelDescription:
     process = {name: weights.scheduler[name] for name in PROCESS_KEYS if name in weights.scheduler}
     files = {path.name: path.read_bytes() for path in sorted(tokenizer.iterdir())} if tokenizer.is_dir() else None
     length = metadata_of(weights)["model_max_length"]
-    described = describe(LDM, components, process, files and TokenizerFiles(length, files))
+    family = LDM if is_ldmbert(components["text_encoder"].config) else STABLE_DIFFUSION
+    family = CONTROLNET if CONTROLNET in components else family
+    described = describe(family, components, process, files and TokenizerFiles(length, files))
     return replace(described, tokenizer_files=None)  # they are there
 
 
@@ -108,12 +126,16 @@ def metadata_of(weights: Weights) -> dict:
 def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
     """Why the code that a form is for does not draw with an export of this model as ppldm does; "" where it does."""
     metadata, ldmbert = metadata_of(weights), is_ldmbert(weights.components["text_encoder"].config)
+    if metadata["prediction_type"] == FLOW:
+        return f"the text-to-image pipelines of {form} for this network do not draw rectified flow"
     if metadata["mask_pad_tokens"]:
         return f"{form} attends to the padding behind captions, and this model was trained to ignore it"
     if metadata["empty_caption"] == "zeros":
         return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
     if takes_sizes(weights.components["unet"].config) and form != "compvis":  # which has no such network
         return f"the pipelines of {form} tell the UNet no sizes, and this model was trained with them"
+    if CONTROLNET in weights.components and ldmbert:
+        return f"{form} has no pipeline of an LDMBert text encoder with a ControlNet"
     if form == "diffusers" and ldmbert and metadata["model_max_length"] != DIFFUSERS_TEXT_LENGTH:
         return (
             f"diffusers' LDMTextToImagePipeline pads captions to {DIFFUSERS_TEXT_LENGTH} tokens, and this model was "
@@ -125,21 +147,23 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
 def _example(weights: Weights, form: str, prompt: str) -> str:
     """Lines of Python that draw `prompt` in the folder of an export, with its own library where that can."""
     quoted = json.dumps(prompt, ensure_ascii=False)
+    leads = CONTROLNET in weights.components
+    control = ', control="control.png"' if leads else ""
     own = (
         "import ppldm\nfrom PIL import Image\n\n"
-        f'picture = ppldm.load(".").generate({quoted}, guidance_scale=7.5)[0, 0]\n'
+        f'picture = ppldm.load(".").generate({quoted}, guidance_scale=7.5{control})[0, 0]\n'
         'Image.fromarray(picture).save("picture.png")'
     )
     if form == "compvis":
         return f"# model.ckpt and model.yaml are what scripts/txt2img.py of CompVis/latent-diffusion reads\n{own}"
-    name = (
-        "LDMTextToImagePipeline" if is_ldmbert(weights.components["text_encoder"].config) else "StableDiffusionPipeline"
-    )
+    name = _pipeline_class(weights)
     if reason := why_drawn_by_ppldm(weights, form):
         return f"# {reason}: draw with ppldm\n{own}"
+    given = f'{quoted}, image=Image.open("control.png").convert("RGB")' if leads else quoted
     return (
+        f"{'from PIL import Image' + chr(10) if leads else ''}"
         f'from {form} import {name}\n\npipeline = {name}.from_pretrained(".")\n'
-        f'pipeline({quoted}, guidance_scale=7.5).images[0].save("picture.png")'
+        f'pipeline({given}, guidance_scale=7.5).images[0].save("picture.png")'
     )
 
 
@@ -166,7 +190,11 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
 def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool) -> None:
     paddle_form = form == "ppdiffusers"
     library, version = (form, _ppdiffusers_version()) if paddle_form else (form, DIFFUSERS_VERSION)
-    folders, index = _index(is_ldmbert(weights.components["text_encoder"].config), library, version)
+    ldmbert = is_ldmbert(weights.components["text_encoder"].config)
+    pairs = (target / TOKENIZER_FOLDER / "merges.txt").is_file() or not (target / TOKENIZER_FOLDER).is_dir()
+    tokenizer = "CLIPTokenizer" if pairs and not ldmbert else "BertTokenizer"
+    folders, index = _index(weights, tokenizer, library, version)
+    index["scheduler"] = [library, _scheduler_class(weights.scheduler)]
     for kind, component in weights.components.items():
         folder = target / folders[kind]
         folder.mkdir()
@@ -182,34 +210,39 @@ def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool
             )
             write_json(folder / "config.json", {**names, **config})
         else:
-            head = {"_class_name": _CLASSES[kind], f"_{library}_version": version}
+            head = {"_class_name": class_of(kind, config), f"_{library}_version": version}
             write_json(folder / "config.json", {**head, **config})
     (target / "scheduler").mkdir()
     write_json(
         target / "scheduler" / "scheduler_config.json",
-        {"_class_name": "DDIMScheduler", f"_{library}_version": version, **scheduler_settings(weights.scheduler)},
+        {
+            SCHEDULER_CLASS: _scheduler_class(weights.scheduler),
+            f"_{library}_version": version,
+            **scheduler_settings(weights.scheduler),
+        },
     )
     write_json(target / "model_index.json", index)
 
 
-def _index(ldmbert: bool, library: str, version: str) -> tuple[dict[str, str], dict]:
-    """(folders of the components, model_index.json): LDMTextToImagePipeline's, or with CLIP
-    StableDiffusionPipeline's."""
+def _index(weights: Weights, tokenizer: str, library: str, version: str) -> tuple[dict[str, str], dict]:
+    """(folders of the components, model_index.json) of the class that `_pipeline_class` names; a ControlNet beside an
+    LDMBert, for which neither library has one, is in a folder that its pipeline does not look for."""
+    ldmbert = is_ldmbert(weights.components["text_encoder"].config)
     transformers = "ppdiffusers.transformers" if library == "ppdiffusers" else "transformers"
     latent_diffusion = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion"
     index = {
-        "_class_name": "LDMTextToImagePipeline" if ldmbert else "StableDiffusionPipeline",
+        "_class_name": _pipeline_class(weights),
         f"_{library}_version": version,
-        "scheduler": [library, "DDIMScheduler"],
-        "tokenizer": [transformers, "BertTokenizer" if ldmbert else "CLIPTokenizer"],
+        "tokenizer": [transformers, tokenizer],
         "unet": [library, "UNet2DConditionModel"],
     }
     if ldmbert:
         module = latent_diffusion if library == "ppdiffusers" else "latent_diffusion"
-        return _FOLDERS, {**index, "bert": [module, "LDMBertModel"], "vqvae": [library, "AutoencoderKL"]}
+        return _FOLDERS | _FURTHER, {**index, "bert": [module, "LDMBertModel"], "vqvae": [library, "AutoencoderKL"]}
     absent = {name: [None, None] for name in ("safety_checker", "feature_extractor", "image_encoder")}
-    return _CLIP_FOLDERS, {
+    return _CLIP_FOLDERS | _FURTHER, {
         **index,
+        **({CONTROLNET: [library, class_of(CONTROLNET, {})]} if CONTROLNET in weights.components else {}),
         **absent,
         "requires_safety_checker": False,
         "text_encoder": [transformers, "CLIPTextModel"],
@@ -217,12 +250,26 @@ def _index(ldmbert: bool, library: str, version: str) -> tuple[dict[str, str], d
     }
 
 
+def _pipeline_class(weights: Weights) -> str:
+    if is_ldmbert(weights.components["text_encoder"].config):
+        return "LDMTextToImagePipeline"
+    return f"StableDiffusion{'ControlNet' if CONTROLNET in weights.components else ''}Pipeline"
+
+
+def _scheduler_class(scheduler: dict) -> str:
+    return FLOW_CLASS if scheduler["prediction_type"] == FLOW else "DDIMScheduler"
+
+
 def scheduler_settings(scheduler: dict) -> dict:
-    """The settings of the DDIM scheduler that an exported pipeline samples with, sorted by name."""
+    """The settings of the scheduler that an exported pipeline samples with, sorted by name."""
+    schedule = Process.of(scheduler).schedule
+    if scheduler["prediction_type"] == FLOW:
+        return {"num_train_timesteps": schedule.num_train_timesteps, "shift": schedule.timestep_shift}
     known = {name: scheduler[name] for name in PROCESS_KEYS if name in scheduler} | sampling_settings(scheduler)
     # A schedule that ends in noise alone is sampled from its very last timestep (arXiv:2305.08891, section 3.3).
     spacing = {"timestep_spacing": "trailing"} if scheduler.get("rescale_betas_zero_snr") else {}
-    return dict(sorted({**PUBLISHED_SAMPLING, **spacing, **known}.items()))
+    betas = {name: value for name, value in schedule.scheduler_config().items() if name == "trained_betas"}
+    return dict(sorted({**PUBLISHED_SAMPLING, **spacing, **known, **betas}.items()))
 
 
 def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle_form: bool, safetensors: bool) -> None:

@@ -14,7 +14,7 @@ def test_every_command_is_there_with_its_help(capsys):
     for name in COMMANDS:
         assert f"  {name} " in text and load_command(name).__doc__.strip().splitlines()[0] in text
         with pytest.raises(SystemExit) as stopped:
-            run([name, "--help"])
+            run([*name.split(), "--help"])
         assert stopped.value.code == 0
         help_text = capsys.readouterr().out
         assert f"usage: ppldm {name}" in help_text
@@ -29,6 +29,7 @@ def test_every_command_is_there_with_its_help(capsys):
         (["gen"], "did you mean generate?"),
         (["convrt"], "did you mean convert?"),
         (["xyz"], "known: "),
+        (["lora", "marge"], "did you mean lora"),
         (["env", "--jsn"], "unknown flag --jsn; did you mean --json?"),
         (["demo-data"], "required: --out"),
         (["demo-data", "--out", "x", "--size", "big"], "invalid int value: 'big'"),
@@ -38,6 +39,14 @@ def test_mistakes_are_one_line(argv, message):
     with pytest.raises(ConfigError) as caught:
         run(argv)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [["lora"], ["lora", "--help"]])
+def test_commands_of_two_words_are_listed_by_the_first(words, capsys):
+    run(words)
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        name.split() for name in COMMANDS if name.startswith("lora ")
+    ]
 
 
 def test_nothing_heavy_is_imported_for_help():
@@ -63,7 +72,7 @@ def test_the_number_of_workers_has_a_short_name(tmp_path, flag):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_values_as_one_types_them(name, capsys):
     with pytest.raises(SystemExit):
-        run([name, "--help"])
+        run([*name.split(), "--help"])
     text = capsys.readouterr().out
     wrong = ["(str)", "(int)", "(float)", "(default: [", "(default: (", "(default: '", "(default: False", "str)"]
     assert [word for word in wrong if word in text] == []

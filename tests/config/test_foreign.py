@@ -63,6 +63,7 @@ def test_open_diffusion(tmp_path):
     found = translate(tmp_path, OPEN_DIFFUSION)
     assert found.system == "open-diffusion"
     assert {key: value for key, (value, _) in found.settings.items()} == {
+        "family": "stable_diffusion",
         "logging.report_to": ["visualdl", "wandb"],
         "run.gradient_accumulation_steps": 2,
         "run.per_device_train_batch_size": 32,
@@ -114,9 +115,10 @@ def test_stable_cascade(tmp_path):
 
 
 def test_the_keys_of_the_tables_are_settings_here():
-    from ppldm.families.ldm import LdmConfig
+    from ppldm.families.stable_diffusion import StableDiffusionConfig
 
-    known = {stated.key for group in (DataOptions, TrainingOptions, LdmConfig) for stated in options(group).values()}
+    groups = (DataOptions, TrainingOptions, StableDiffusionConfig)
+    known = {stated.key for group in groups for stated in options(group).values()}
     for table in SYSTEMS.values():
         for key, counterpart in table.items():
             assert counterpart.note or counterpart.keys, key
@@ -171,7 +173,7 @@ def test_the_command_writes_a_recipe(tmp_path, capsys, monkeypatch):
     (tmp_path / "theirs.yaml").write_text(OPEN_DIFFUSION)
     run(["config", "import", "theirs.yaml", "--out", "sub.yaml"])
     out = capsys.readouterr().out
-    assert "sub.yaml: 22 settings" in out and "  experiment.requeue: always so" in out
+    assert "sub.yaml: 23 settings" in out and "  experiment.requeue: always so" in out
     layers = file_layers(tmp_path / "sub.yaml")
     assert layers[0].values["data.resolution"] == 512 and (tmp_path / "sub.filelist").is_file()
     assert "very-secret" not in (tmp_path / "sub.yaml").read_text()

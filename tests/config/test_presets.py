@@ -18,7 +18,7 @@ SNAPSHOT = Path(__file__).with_name("presets.json")
 
 def recipe(name: str, *words, loop: bool = True):
     """A preset's recipe; what it leaves to the user is filled in."""
-    missing = ["data.file_list=x"] if name.startswith(("sd2", "autoencoder-f")) else []
+    missing = ["data.file_list=x"] if name.startswith(("sd1", "sd2", "autoencoder-f")) else []
     return read_recipe(["--preset", name, *missing, "--do_train", *words], loop, config=None)
 
 

@@ -122,8 +122,11 @@ def test_the_identity_of_a_run_keeps_its_names():
     names = {name for group in groups for name in identity_of(group)}
     assert names == {
         *("prediction_type", "noise_offset", "input_perturbation", "snr_gamma", "rescale_betas_zero_snr"),
+        *("beta_schedule", "timestep_shift", "shift_base_resolution", "timestep_sampling", "logit_mean", "logit_std"),
+        *("stratified_timesteps", "loss_weighting", "p2_gamma", "p2_k"),
         *("freeze_text_encoder", "model_max_length", "mask_pad_tokens", "kl_weight", "reconstruction_loss"),
         *("empty_caption", "size_conditioning", "size_conditioning_drop"),
+        *("lora_rank", "lora_alpha", "lora_modules", "lora_components", "train_tokens", "ema_posthoc"),
         *("resolution", "crop_fraction", "random_crop", "random_flip", "num_crops", "interpolation"),
         *("max_skipped", "max_skipped_share", "smart_crop", "bucket_upscale"),
         *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ppldm.data.control.spec import make_filter
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.images.crop import CropRule
-from ppldm.data.inputs import Integer, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
+from ppldm.data.inputs import Control, Integer, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
 from ppldm.data.text.captions import CaptionRule
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.utils.rng import Stream
@@ -65,7 +66,7 @@ def make_sources(tmp_path, make_rows):
 
 
 def latent_inputs(pixels_only=False, channels=4, factor=8, levels=1000, noise_offset=0.0, input_perturbation=0.0,
-                  cached=False):  # fmt: skip
+                  cached=False, control=None):  # fmt: skip
     """What a latent diffusion model asks a batch for; of an autoencoder with `pixels_only`."""
     normals = partial(Normals, channels=channels, factor=factor)
     inputs = {"pixel_values": Pixels(), "posterior_noise": normals(Stream.POSTERIOR)}
@@ -81,6 +82,8 @@ def latent_inputs(pixels_only=False, channels=4, factor=8, levels=1000, noise_of
     }
     if cached:
         inputs |= {"moments": Moments(channels, factor), "uncached": Uncached()}
+    if control:
+        inputs["control"] = Control(make_filter(control))
     if input_perturbation:
         inputs["input_noise"] = Sum("noise", input_perturbation, normals(Stream.INPUT_PERTURBATION))
     return inputs

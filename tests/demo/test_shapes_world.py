@@ -137,7 +137,7 @@ def test_objects_keep_their_distance_and_the_caption_its_word():
         for i, j in itertools.combinations(range(len(extents)), 2):
             assert np.abs(centres[i] - centres[j]).max() - (extents[i] + extents[j]) / 2 >= GAP - 1e-9
         for group, extent in zip(scene.objects, extents, strict=True):
-            assert group.size is None or (extent > 0.3) == (group.size == "large")
+            assert group.size is None or (extent > 0.35) == (group.size == "large")
         if scene.position:
             assert lies(centres[0] - 0.5, POSITIONS[scene.position], 0.03)
         if scene.relation:
@@ -198,6 +198,7 @@ def test_the_files_hold_what_the_world_draws(data):
         for number, row in enumerate(rows):
             scene, caption, picture = WORLD.draw(held_out, number)
             assert row.caption == caption and scene.is_held_out == held_out
+            assert row.meta["wrong_caption"] == WORLD.draw(held_out, number + 1)[1]
             assert np.array_equal(decode_pixels(row.image), picture)
     assert json.loads((data / "manifest.json").read_text())["rows"] == 40
 

@@ -1,13 +1,15 @@
 """Every sampler: a function of its inputs, near what it approximates, and the published formulas."""
 
+import functools
+
 import numpy as np
 import paddle
 import pytest
 from small_weights import small_weights
 
 from ppldm.diffusion.guided import draw, initial_noise, noises, sample_latents
-from ppldm.diffusion.process import TIMESTEP_SPACINGS, NoiseSchedule, Process
-from ppldm.diffusion.samplers import SAMPLERS, STOCHASTIC, Sampler
+from ppldm.diffusion.process import PREDICTION_TYPES, TIMESTEP_SPACINGS, NoiseSchedule, Process
+from ppldm.diffusion.samplers import FLOW_EULER, SAMPLERS, STOCHASTIC, Sampler, choose_sampler, samplers_of
 from ppldm.families.ldm_build import build_model
 from ppldm.inference.generate import SAMPLER_NAMES
 from ppldm.utils.errors import ConfigError, ModelError
@@ -22,9 +24,17 @@ class Words:
         return np.array([[ord(letter) % 60 for letter in prompt.ljust(77)[:77]] for prompt in prompts])
 
 
+@functools.cache
+def model_of(kind):
+    return build_model(small_weights(2, prediction_type=kind), "small")
+
+
 @pytest.fixture(scope="module", params=["epsilon", "v_prediction"])
 def model(request):
-    return build_model(small_weights(2, prediction_type=request.param), "small")
+    return model_of(request.param)
+
+
+CURVED = samplers_of(Process())
 
 
 def drawn(model, sampler, prompts, indices, steps=4, scale=3.0):
@@ -35,8 +45,15 @@ def test_the_command_knows_every_sampler():
     assert tuple(SAMPLERS) == SAMPLER_NAMES
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_batches_and_global_random_state_do_not_change_pictures(model, sampler):
+@pytest.mark.parametrize(
+    "kind, sampler",
+    [
+        *((kind, name) for kind in ("epsilon", "v_prediction") for name in CURVED),
+        *(("sample", "ddim"), ("flow", FLOW_EULER)),
+    ],
+)
+def test_batches_and_global_random_state_do_not_change_pictures(kind, sampler):
+    model = model_of(kind)
     prompts, indices = ["a", "b", "a"], [0, 0, 1]
     paddle.seed(1)
     together = drawn(model, sampler, prompts, indices)
@@ -47,7 +64,7 @@ def test_batches_and_global_random_state_do_not_change_pictures(model, sampler):
     assert (drawn(model, sampler, prompts, indices) == together).all()
 
 
-@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in STOCHASTIC])
+@pytest.mark.parametrize("sampler", [name for name in CURVED if name not in STOCHASTIC])
 def test_deterministic_samplers_agree_in_the_limit(sampler):
     """A UNet that predicts no noise at all: every solver of the same equation scales the start by the same number."""
     silent = build_model(small_weights(2), "small")
@@ -100,7 +117,7 @@ def test_ddpm_from_noise_alone_where_rounding_went_below_zero(num_steps):
 
 
 @pytest.mark.parametrize("spacing", [None, *TIMESTEP_SPACINGS])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", CURVED)
 def test_as_many_steps_as_were_trained(sampler, spacing):
     for num_train in (1, 2, 30):
         process = Process(NoiseSchedule(num_train_timesteps=num_train))
@@ -172,3 +189,41 @@ def sample_of(model, scale):
     ids = paddle.to_tensor(Words().encode(["a"]))
     noise = paddle.to_tensor(initial_noise(9, "a", 0, SHAPE)[None])
     return sample_latents(model, ids, paddle.to_tensor(Words().encode([""])), noise, scale, 1).numpy()
+
+
+@pytest.mark.parametrize("schedule", ["scaled_linear", "squaredcos_cap_v2", "cosine"])
+@pytest.mark.parametrize(
+    "kind, sampler",
+    [(kind, name) for kind in PREDICTION_TYPES for name in samplers_of(Process(prediction_type=kind))],
+)
+def test_a_perfect_prediction_ends_at_the_picture(kind, sampler, schedule):
+    """ddim and pndm end at the first timestep of training, with the noise that is left there."""
+    process = Process(NoiseSchedule(beta_schedule=schedule, timestep_shift=1.5), kind)
+    run = Sampler(sampler, process, 12)
+    picture, latents = (paddle.to_tensor(initial_noise(i, "a", 0, SHAPE)[None]) for i in range(2))
+    latents = latents * run.initial_scale
+    for number, timestep in enumerate(run.timesteps):
+        seen = run.scale_input(latents, timestep)
+        level = float(timestep) / 1000 if kind == "flow" else np.interp(float(timestep), range(1000), process.levels())
+        a, s = process.scales(level)
+        predicted = process.target(picture, (seen - a * picture) / s, (a, s))
+        latents = run.step(predicted, timestep, latents, paddle.to_tensor(initial_noise(number, "n", 0, SHAPE)[None]))
+    left = 4.5 * process.scales(process.levels()[0])[1] if sampler in ("ddim", "pndm") else 0
+    np.testing.assert_allclose(latents, picture, atol=left + 5e-3)
+
+
+def test_what_does_not_go_together_is_refused_by_name():
+    flow, sample = Process(prediction_type="flow"), Process(prediction_type="sample")
+    assert choose_sampler(None, flow) == FLOW_EULER and choose_sampler(None, sample) == "ddim"
+    assert choose_sampler("lms", Process()) == "lms"
+    for sampler, process, message in (
+        ("ddim", flow, "the sampler ddim does not draw with a model of --prediction_type flow; use flow-euler"),
+        (FLOW_EULER, Process(), "flow-euler does not draw with a model of --prediction_type epsilon; use ddim, ddpm"),
+        ("pndm", sample, "pndm does not draw with a model of --prediction_type sample"),
+        ("euler-ancestral", sample, "euler-ancestral does not draw with a model of --prediction_type sample"),
+        ("heun", flow, "no sampler heun; known: ddim"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Sampler(sampler, process, 3)
+    with pytest.raises(ConfigError, match="dpm-solver.. cannot take 900 steps in a noise schedule that stands still"):
+        Sampler("dpm-solver++", Process(NoiseSchedule(beta_schedule="cosine")), 900)

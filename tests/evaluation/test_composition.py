@@ -89,6 +89,20 @@ def test_touching_objects_of_different_colours_are_two():
     assert {(one.colour, one.shape) for one in find_objects(picture)} == {("red", "square"), ("blue", "square")}
 
 
+def test_objects_of_one_colour_whose_edges_run_together_are_two():
+    picture = np.full((32, 32, 3), 230, dtype=np.uint8)
+    picture[8:18, 3:15], picture[8:18, 17:29] = COLOURS["red"], COLOURS["red"]
+    picture[8:18, 15:17] = (np.array(COLOURS["red"]) + 230) / 2
+    assert [(one.colour, one.shape) for one in find_objects(picture)] == [("red", "square")] * 2
+
+
+def test_a_dull_object_with_strong_specks_is_one():
+    picture = np.full((32, 32, 3), 230, dtype=np.uint8)
+    picture[8:20, 8:20] = (np.array(COLOURS["red"]) + 230) / 2
+    picture[[10, 17], [10, 17]] = COLOURS["red"]
+    assert [(one.colour, one.shape) for one in find_objects(picture)] == [("red", "square")]
+
+
 def test_specks_and_empty_pictures_have_no_objects():
     picture = np.full((32, 32, 3), 230, dtype=np.uint8)
     assert find_objects(picture) == []
@@ -102,8 +116,8 @@ def make_found(*objects: tuple) -> list[Found]:
     return [Found(colour, shape, extent, (x, y)) for colour, shape, extent, x, y in objects]
 
 
-RED = ("red", "circle", 0.22, 0.2, 0.5)
-BLUE = (("blue", "square", 0.22, 0.8, 0.3), ("blue", "square", 0.22, 0.8, 0.7))
+RED = ("red", "circle", 0.3, 0.2, 0.5)
+BLUE = (("blue", "square", 0.3, 0.8, 0.3), ("blue", "square", 0.3, 0.8, 0.7))
 PAIR = Scene((Group(1, "red", "circle", "small"), Group(2, "blue", "square", "small")), "left of")
 SINGLE = Scene((Group(1, "red", "circle", "small"),), position="left")
 
@@ -114,7 +128,7 @@ SINGLE = Scene((Group(1, "red", "circle", "small"),), position="left")
         (SINGLE, [RED], set()),
         (SINGLE, [("blue", *RED[1:])], {"colour"}),
         (SINGLE, [("red", "square", *RED[2:])], {"shape"}),
-        (SINGLE, [(*RED[:2], 0.38, *RED[3:])], {"size"}),
+        (SINGLE, [(*RED[:2], 0.4, *RED[3:])], {"size"}),
         (SINGLE, [(*RED[:3], 0.8, 0.5)], {"position"}),
         (SINGLE, [RED, BLUE[0]], {"count"}),
         (SINGLE, [], {"count", "colour", "shape", "size", "position"}),

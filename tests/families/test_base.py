@@ -12,13 +12,16 @@ from ppldm.utils.errors import ConfigError
 
 
 def test_families_of_the_folder():
-    assert list_families() == [DEFAULT_FAMILY, "autoencoder"]
+    assert list_families() == [DEFAULT_FAMILY, "autoencoder", "controlnet", "stable_diffusion"]
     for name in list_families():
         family = get_family(name)
         assert family.name == name == family.Config.family and family.components
 
 
-@pytest.mark.parametrize("name, hint", [("ldn", "did you mean ldm"), ("base", "known: ldm, autoencoder"), ("l", "")])
+@pytest.mark.parametrize(
+    "name, hint",
+    [("ldn", "did you mean ldm"), ("base", "known: ldm, autoencoder, controlnet, stable_diffusion"), ("l", "")],
+)
 def test_an_unknown_family_is_an_error(name, hint):
     with pytest.raises(ConfigError, match=f"family {name} is not known; .*{hint}"):
         get_family(name)

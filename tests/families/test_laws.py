@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from tiny_model import write_base
 from toy import registered_toy
 
 from ppldm.families.base import get_family, list_families
@@ -22,11 +23,15 @@ from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError
+from ppldm.weights.files import read_arrays
 from ppldm.weights.fill import load_vae
+from ppldm.weights.lora.files import read_lora
 from ppldm.weights.model_file import read_model_file
 
 ROOT = Path(__file__).resolve().parents[2]
-FAMILIES = ("autoencoder", "ldm", "toy")
+FAMILIES = ("autoencoder", "controlnet", "ldm", "stable_diffusion", "toy")
+ADAPTERS = "ldm-adapters"  # low-rank layers and tokens of a frozen model
+TEXT_TO_IMAGE = ("ldm", "stable_diffusion", ADAPTERS)
 STEPS, BATCH = 4, 4
 CURVE = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
 
@@ -37,18 +42,43 @@ def registered():
         yield
 
 
-@pytest.fixture(params=FAMILIES, scope="module")
+@pytest.fixture(params=[*FAMILIES, ADAPTERS], scope="module")
 def name(request):
     return request.param
 
 
+def family_of(name):
+    return get_family(name.partition("-")[0])
+
+
 def flags(tiny, name, folder, **changes) -> list[str]:
     own = {
-        "ldm": {"use_ema": True, "noise_offset": 0.1, "size_conditioning": True, "size_conditioning_drop": 0.3},
+        "ldm": {
+            **{"use_ema": True, "ema_posthoc": (0.05, 0.1), "ema_posthoc_every": 2, "ema_posthoc_dtype": "float32"},
+            **{"noise_offset": 0.1, "size_conditioning": True, "size_conditioning_drop": 0.3},
+            **{"prediction_type": "flow", "stratified_timesteps": True, "loss_weighting": "adaptive"},
+        },
+        "stable_diffusion": {
+            "text_encoder_config_file": tiny.config("clip"),
+            "train_text_encoder": True,
+            "use_ema": True,
+            "text_encoder_learning_rate": 1e-4,
+            "prediction_type": "v_prediction",
+            "recompute": True,
+            "adam_epsilon": 1e-6,
+        },
+        # The last layer of a new UNet is zero, and lets nothing through to the others before it is adapted itself.
+        ADAPTERS: {"use_ema": True, "lora_rank": 2, "lora_modules": "out", "train_tokens": "picture"},
+        "controlnet": {
+            "model_name_or_path": write_base(tiny),
+            "control": "inpainting",
+            "random_flip": True,
+            "model_max_length": 12,
+        },
         "autoencoder": {"vae_config_file": tiny.config("vae"), "kl_weight": 1e-3},
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
     }[name]
-    kept = ("resolution", "image_logging_steps") if name != "ldm" else None
+    kept = ("resolution", "image_logging_steps") if name not in TEXT_TO_IMAGE else None
     words = tiny.flags(folder, max_steps=STEPS, save_steps=2)
     settings = dict(zip((word.removeprefix("--") for word in words[::2]), words[1::2], strict=True))
     if kept:
@@ -57,12 +87,16 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             del settings[flag]
     if name == "toy":
         del settings["image_logging_steps"]
-    return [word for flag, value in {**settings, **own, **changes}.items() for word in (f"--{flag}", str(value))]
+    return [
+        word
+        for flag, value in {**settings, **own, **changes}.items()
+        for word in (f"--{flag}", *map(str, value if isinstance(value, tuple) else [value]))
+    ]
 
 
 def train(tiny, name, folder, kind="loop", **changes):
     words = flags(tiny, name, folder, **changes) + (["--do_train"] if kind == "trainer" else [])
-    run = prepare(*parse_arguments(words, kind == "loop", get_family(name).Config))
+    run = prepare(*parse_arguments(words, kind == "loop", family_of(name).Config))
     (run_loop if kind == "loop" else run_trainer)(run)
     return run
 
@@ -73,6 +107,8 @@ def weights(folder, step=STEPS) -> dict:
         if (path := folder / f"checkpoint-{step}" / file).is_file():
             found |= {(file, key): np.asarray(value) for key, value in paddle.load(str(path), return_numpy=True).items()
                       if key != "StructuredToParameterName@@"}  # fmt: skip
+    for path in (folder / "ema_snapshots").glob(f"*-{step}.safetensors"):
+        found |= {(path.name, key): value for key, value in read_arrays(path).items()}
     return found
 
 
@@ -103,7 +139,7 @@ def test_it_learns_and_tells_the_error_of_each_noise_level(name, straight):
     records = curve(straight)
     assert len(records) == STEPS and np.isfinite([record[0] for record in records]).all()
     process = read_model_file(straight / f"checkpoint-{STEPS}").process
-    assert (process is not None) == get_family(name).needs_process
+    assert (process is not None) == family_of(name).needs_process
     by_level = [sum(value is not None for value in record[2:]) for record in records]
     assert all(by_level) if process else not any(by_level)
 
@@ -134,9 +170,11 @@ def test_another_run_refuses_the_checkpoint(tiny, name, straight, tmp_path):
 
 
 def test_what_is_exported_is_what_was_trained(name, straight):
-    family = get_family(name)
+    family = family_of(name)
     folder = straight / family.export_folder
-    if name == "ldm":
+    if name == ADAPTERS:
+        found = read_adapters(straight / "lora")
+    elif name in (*TEXT_TO_IMAGE, "controlnet"):
         found = {key: value.numpy() for key, value in load_pipeline(folder).state_dict().items()}
     elif name == "autoencoder":
         found = {f"vae.{key}": value.numpy() for key, value in load_vae(folder).state_dict().items()}
@@ -146,9 +184,18 @@ def test_what_is_exported_is_what_was_trained(name, straight):
     for key, value in found.items():
         averaged = saved.get(("ema_state.pdparams", key), saved["model_state.pdparams", key])
         assert (value == averaged).all(), key
+    if name == ADAPTERS:
+        return
     described, trained = read_model_file(folder), read_model_file(straight / f"checkpoint-{STEPS}")
     assert described.family == trained.family == name and described.components.keys() == trained.components.keys()
     assert "config" in read_manifest(straight / f"checkpoint-{STEPS}")
+
+
+def read_adapters(folder) -> dict:
+    """As a checkpoint has them."""
+    pairs = read_lora(folder).components["unet"]
+    arrays = {(name, key): getattr(pair, key) for name, pair in pairs.items() for key in ("down", "up")}
+    return {f"unet_lora.{'.'.join(names)}": one.T if one.ndim == 2 else one for names, one in arrays.items()}
 
 
 @pytest.mark.parametrize("resolution", [7, 33])
@@ -161,7 +208,7 @@ def test_sizes_are_checked_first(tiny, name, tmp_path, resolution):
 def start(tiny, name, kind, folder, *prefix, **changes):
     words = flags(tiny, name, folder, **changes)
     return subprocess.Popen(
-        [sys.executable, *prefix, ROOT / "tests/helpers/law_run.py", name, kind, *words], cwd=ROOT,
+        [sys.executable, *prefix, ROOT / "tests/helpers/law_run.py", family_of(name).name, kind, *words], cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PPLDM_NO_CPU_TUNING": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip

@@ -79,7 +79,7 @@ def test_min_snr_weights_each_sample(tiny):
         plain = make_model(tiny, prediction_type=prediction_type)
         weighted = make_model(tiny, prediction_type=prediction_type, snr_gamma=5.0)
         errors = [float(plain(**{name: value[i : i + 1] for name, value in batch.items()}).value) for i in range(5)]
-        abar = plain.alphas_cumprod.numpy()[batch["timesteps"].numpy()].astype(np.float64)
+        abar = plain.levels.numpy()[batch["timesteps"].numpy()].astype(np.float64)
         snr = abar / (1 - abar)
         weights = np.minimum(snr, 5) / (snr if prediction_type == "epsilon" else snr + 1)
         assert float(weighted(**batch).value) == pytest.approx(np.mean(weights * errors), rel=1e-5)
@@ -95,7 +95,7 @@ def test_perturbed_input_is_what_the_unet_sees(tiny):
     other = paddle.to_tensor(np.random.default_rng(1).standard_normal((4, 4, 4, 4), dtype=np.float32))
     same, perturbed = (float(model(**batch, input_noise=noise).value) for noise in (batch["noise"], other))
     assert same == float(model(**batch).value) != perturbed
-    root = (1 - model.alphas_cumprod[batch["timesteps"]]).sqrt().reshape([-1, 1, 1, 1])
+    root = (1 - model.levels[batch["timesteps"]]).sqrt().reshape([-1, 1, 1, 1])
     np.testing.assert_allclose(seen[1] - seen[0], root * (other - batch["noise"]), atol=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_the_target_knows_nothing_of_the_perturbation(tiny, prediction_type):
     """A fresh UNet gives 0, so the loss is the mean square of the target: that of `noise` and not of `input_noise`."""
     model, batch = make_model(tiny, input_perturbation=0.1, prediction_type=prediction_type), make_batch(4)
     other = paddle.to_tensor(np.random.default_rng(1).standard_normal((4, 4, 4, 4), dtype=np.float32))
-    abar = model.alphas_cumprod[batch["timesteps"]].reshape([-1, 1, 1, 1])
+    abar = model.levels[batch["timesteps"]].reshape([-1, 1, 1, 1])
     latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
     velocity = abar.sqrt() * batch["noise"] - (1 - abar).sqrt() * latents
     target = batch["noise"] if prediction_type == "epsilon" else velocity

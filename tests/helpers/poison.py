@@ -19,8 +19,8 @@ def poisoned(rows: list[int]):
     """Inside the block, every data set gives NaN as the noise of these rows."""
     make_batch = TextImageDataset.make_batch
 
-    def make(self, places):
-        batch = make_batch(self, places)
+    def make(self, *arguments):
+        batch = make_batch(self, *arguments)
         batch["noise"][np.isin(batch["row_ids"], rows)] = np.nan
         return batch
 

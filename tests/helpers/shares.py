@@ -27,7 +27,7 @@ from ppldm.training.optimizer.precision import restore_float32
 from ppldm.training.optimizer.sharding import ShardedAdamW, master_weights, whole_state
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
-from ppldm.training.update import UpdateGuard, update_average
+from ppldm.training.update import UpdateGuard, update_averages
 from ppldm.utils.world import World
 
 
@@ -91,7 +91,7 @@ def masters(world: World) -> dict:
     names = {parameter.name: parameter for parameter in parameters}
     model = SimpleNamespace(components={"layers": Component(layers, trained=True)})
     state = TrainingState(model, optimizer, None, ExponentialMovingAverage(names, GradualDecay(0.0)))
-    update_average(state)
+    update_averages(state)
     restore_float32(state)
     return {
         "own": sorted(own["master_weights"]),

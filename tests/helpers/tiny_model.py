@@ -1,4 +1,6 @@
-"""A model of the tiny configs, and batches for it."""
+"""A model of the tiny configs, that as if it were trained, and batches for it."""
+
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -16,6 +18,24 @@ def make_model(tiny, **changes):
         **changes,
     )
     return build_ldm(arguments, vocab_size=100, seed=3)
+
+
+def write_base(tiny) -> Path:
+    """A pipeline of the tiny configs in which no weight is at its initial zero, written once a session."""
+    from ppldm.data.text.tokenizer import load_tokenizer
+    from ppldm.families.ldm_build import weights_of
+    from ppldm.weights.write import write_weights
+
+    folder = tiny.folder / "base"
+    if not folder.exists():
+        model = make_model(tiny)
+        model.tokenizer = load_tokenizer(tiny.tokenizer, 12)
+        weights, rng = weights_of(model), np.random.default_rng(7)
+        for array in weights.components["unet"].arrays.values():
+            array += rng.standard_normal(array.shape, dtype=np.float32) * np.float32(0.05)
+        weights.metadata["model_max_length"] = 12
+        write_weights(weights, "ppdiffusers", folder)
+    return folder
 
 
 def make_batch(size: int, seed: int = 0) -> dict:

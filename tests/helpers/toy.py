@@ -118,7 +118,7 @@ def _model(width: int, seed: int):
             self.net = ToyNet()
 
         @property
-        def components(self) -> dict[str, Component]:
+        def networks(self) -> dict[str, Component]:
             return {"net": Component(self.net, trained=True)}
 
         def forward(self, pictures, level, noise) -> Loss:

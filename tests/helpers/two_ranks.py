@@ -141,8 +141,8 @@ def main(facts: str) -> None:
     world = World.detect()
     shares_module._SMALL = 50  # elements: some gradients go alone, some together
     one, nan = paddle.to_tensor(1.0), paddle.to_tensor(float("nan"))
-    agreed = agree(one + world.rank, 3 + 2 * one * world.rank, world.rank == 1, 2 + world.rank, world)
-    not_agreed = agree(one, nan if world.rank else one, False, 0, world)
+    agreed, _ = agree(one + world.rank, 3 + 2 * one * world.rank, world.rank == 1, 2 + world.rank, world)
+    not_agreed, _ = agree(one, nan if world.rank else one, False, 0, world)
     found = {
         "agreed": [agreed.loss, agreed.grad_norm, agreed.stop, agreed.applied, agreed.skipped_rows],
         "not agreed": [not_agreed.stop, not_agreed.applied],

@@ -13,16 +13,23 @@ from ppldm.utils.errors import ConfigError, ModelError
 from tests.conftest import TEXT_ENCODER_CONFIG, UNET_CONFIG, VAE_CONFIG
 
 CLIP = {"vocab_size": 520, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP}
+CONTROLNET = {name: UNET_CONFIG[name] for name in UNET_CONFIG if name in SETTINGS["controlnet"]} | {
+    "conditioning_channels": 4,
+}
+CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "controlnet": CONTROLNET, "ldmbert": TEXT_ENCODER_CONFIG,
+           "clip": CLIP}  # fmt: skip
 NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
 
 
 def classes():
-    from ppdiffusers import AutoencoderKL, UNet2DConditionModel
+    from ppdiffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
     from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig
     from ppdiffusers.transformers import CLIPTextConfig
 
-    return {"vae": AutoencoderKL, "unet": UNet2DConditionModel, "ldmbert": LDMBertConfig, "clip": CLIPTextConfig}
+    return {
+        "vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel, "ldmbert": LDMBertConfig,
+        "clip": CLIPTextConfig,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("table", SETTINGS)
@@ -34,7 +41,7 @@ def test_the_tables_are_those_of_the_classes(table):
     own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
     ours = {name: setting.default for name, setting in SETTINGS[table].items()}
     assert {name: own[name] for name in ours} == ours
-    if table in ("vae", "unet"):
+    if table in ("vae", "unet", "controlnet"):
         assert own.keys() == ours.keys()
     else:
         instance = classes()[table]().to_dict().keys()

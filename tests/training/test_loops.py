@@ -240,7 +240,7 @@ def test_exported_pipeline_carries_the_schedule(everything):
 
     model = load_pipeline(everything["loop"] / "pipeline")
     assert model.prediction_type == "v_prediction"
-    assert model.process.schedule.rescale_betas_zero_snr and float(model.alphas_cumprod[-1]) == 0
+    assert model.process.schedule.rescale_betas_zero_snr and float(model.levels[-1]) == 0
 
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])

@@ -13,7 +13,8 @@ MAX_STEPS = 9
 def follow(events: dict[int, str], periods=(3,)) -> list[int]:
     """The steps that are saved of a run in which the updates of `events` are bad, or were asked to be the last."""
     is_due = lambda step: step == MAX_STEPS or any(step % one == 0 for one in periods)  # noqa: E731
-    run = SimpleNamespace(max_steps=MAX_STEPS, check_ranks=lambda step: None, saves_after=is_due)
+    nothing = {"check_ranks": lambda step: None, "keep_snapshots": lambda step: None}
+    run = SimpleNamespace(max_steps=MAX_STEPS, saves_after=is_due, **nothing)
     updates = Updates.__new__(Updates)
     updates.run, updates._save_is_due = run, False
     updates.reporter = SimpleNamespace(after_update=lambda *facts: None)

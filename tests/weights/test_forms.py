@@ -12,12 +12,14 @@ from safetensors.numpy import load_file, save_file
 from small_weights import CONFIGS, differences, small_weights
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.diffusion.process import Process
 from ppldm.families.ldm_build import build_model, weights_of
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights import compvis
 from ppldm.weights.components import ComponentWeights, is_linear_weight
 from ppldm.weights.configs import complete_config
 from ppldm.weights.fill import fill_component
+from ppldm.weights.model_file import read_model_file
 from ppldm.weights.names import old_text_encoder_names, rename, unet_names, vae_names
 from ppldm.weights.read import read_component, read_weights
 from ppldm.weights.torch_files import read_torch, write_torch
@@ -344,8 +346,10 @@ ODD_SETTINGS = [
     ("bert/config.json", "encoder_layerdrop", -1),
     ("bert/config.json", "activation_function", True),
     ("bert/config.json", "head_dim", -1),
-    ("scheduler/scheduler_config.json", "prediction_type", "sample"),
-    ("scheduler/scheduler_config.json", "beta_schedule", "squaredcos_cap_v2"),
+    ("scheduler/scheduler_config.json", "prediction_type", "score"),
+    ("scheduler/scheduler_config.json", "beta_schedule", "sigmoid"),
+    ("scheduler/scheduler_config.json", "timestep_shift", 0),
+    ("scheduler/scheduler_config.json", "trained_betas", [0.1, 0.2]),
     ("scheduler/scheduler_config.json", "beta_start", None),
     ("scheduler/scheduler_config.json", "beta_end", 1.5),
     ("scheduler/scheduler_config.json", "num_train_timesteps", 1.5),
@@ -492,3 +496,33 @@ def test_the_example_of_the_model_card_runs(tmp_path, monkeypatch, form, length)
     )
     assert (tmp_path / "m" / "picture.png").is_file()
     assert ("trained with 12: draw with ppldm" in example) == (form == "diffusers")
+
+
+@pytest.mark.parametrize(
+    "kind, changes",
+    [("flow", {"timestep_shift": 3.0}), ("sample", {"beta_schedule": "squaredcos_cap_v2"}),
+     ("v_prediction", {"timestep_shift": 2.0}), ("epsilon", {"beta_schedule": "cosine"})],
+)  # fmt: skip
+def test_an_export_says_which_process_it_is_of(tmp_path, kind, changes):
+    """To ppldm exactly, and in the class and betas that diffusers has for it."""
+    weights = small_weights(prediction_type=kind)
+    weights.scheduler |= changes
+    with pytest.raises(ModelError, match="CompVis"):
+        write_weights(weights, "compvis", tmp_path / "c")
+    write_weights(weights, "diffusers", tmp_path / "d")
+    again = read_weights(tmp_path / "d")
+    assert Process.of(again.scheduler) == Process.of(weights.scheduler)
+    assert Process.of(read_model_file(tmp_path / "d").process) == Process.of(weights.scheduler)
+    scheduler = json.loads((tmp_path / "d/scheduler/scheduler_config.json").read_text())
+    index = json.loads((tmp_path / "d/model_index.json").read_text())
+    assert index["scheduler"] == ["diffusers", scheduler["_class_name"]]
+    if kind == "flow":
+        assert scheduler["_class_name"] == "FlowMatchEulerDiscreteScheduler" and scheduler["shift"] == 3.0
+        assert "rectified flow: draw with ppldm" in (tmp_path / "d/README.md").read_text()
+        scheduler["use_dynamic_shifting"] = True
+        (tmp_path / "d/scheduler/scheduler_config.json").write_text(json.dumps(scheduler))
+        with pytest.raises(ModelError, match="use_dynamic_shifting"):
+            read_weights(tmp_path / "d")
+    else:
+        assert scheduler["_class_name"] == "DDIMScheduler" and scheduler["prediction_type"] == kind
+        assert ("trained_betas" in scheduler) == (kind != "sample")

@@ -117,9 +117,14 @@ def tokenizer():
     return CaptionTokenizer(build_vocab(["a red heart", "two blue boats"]), 77)
 
 
-@pytest.mark.parametrize("prediction_type", ["epsilon", "v_prediction"])
-def test_diffusers_pipeline_draws_the_same(tmp_path, tokenizer, prediction_type):
+@pytest.mark.parametrize(
+    "prediction_type, changes",
+    [("epsilon", {}), ("v_prediction", {}), ("sample", {"beta_schedule": "squaredcos_cap_v2"}),
+     ("v_prediction", {"timestep_shift": 2.0})],
+)  # fmt: skip
+def test_diffusers_pipeline_draws_the_same(tmp_path, tokenizer, prediction_type, changes):
     weights = small_weights(6, prediction_type=prediction_type)
+    weights.scheduler |= changes
     weights.tokenizer = tokenizer
     write_weights(weights, "diffusers", tmp_path / "d")
     pipeline = diffusers.LDMTextToImagePipeline.from_pretrained(str(tmp_path / "d"))

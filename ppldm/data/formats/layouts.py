@@ -13,7 +13,8 @@ class Layout:
 
     meta: column of a JSON object of metadata, None where there is none. caption_keys: the caption is in the metadata,
     under the first of these keys that holds text; "" where none does. removed: what to delete from a caption wherever
-    it stands. separator: it divides several captions of one picture.
+    it stands. separator: it divides several captions of one picture. control: column of a second image, for `--control
+    row`.
     """
 
     caption: int
@@ -22,6 +23,7 @@ class Layout:
     caption_keys: tuple[str, ...] = ()
     removed: str = ""
     separator: str = ""
+    control: int | None = None
 
     @property
     def last_text_column(self) -> int:
@@ -31,13 +33,14 @@ class Layout:
     @property
     def num_columns(self) -> int:
         """How many columns a line must have at least."""
-        return max(self.last_text_column, self.image) + 1
+        return max(self.last_text_column, self.image, self.control or 0) + 1
 
 
 DEFAULT_LAYOUT = "default"
 
 LAYOUTS = {
     DEFAULT_LAYOUT: Layout(caption=0, image=2, meta=1),
+    "control": Layout(caption=0, image=2, meta=1, control=3),
     "laion400m": Layout(caption=0, image=2, meta=1),
     "laion_aes": Layout(caption=2, image=5, meta=2, caption_keys=("caption_en", "blip_caption_en")),
     "alt_aesthetic": Layout(caption=1, image=4),

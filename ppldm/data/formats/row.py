@@ -1,9 +1,9 @@
 """The row format, known only to this file.
 
-A row is one line of text: caption TAB metadata TAB base64 of an encoded image, and whatever further columns a foreign
-writer added. The second column is ignored by every reader of the published format; ours is a compact JSON object, or
-empty. Other published column orders are read by a `Layout`; rows are written only in this one. Text is UTF-8, else
-GB18030, in which no byte of a character can be a tab or a newline.
+A row is one line of text: caption TAB metadata TAB base64 of an encoded image; TAB base64 of a control image, where
+there is one; and whatever further columns a foreign writer added. The second column is ignored by every reader of the
+published format; ours is a compact JSON object, or empty. Other published column orders are read by a `Layout`; rows
+are written only in this one. Text is UTF-8, else GB18030, in which no byte of a character can be a tab or a newline.
 """
 
 import base64
@@ -25,13 +25,15 @@ class Row:
     """One caption and one encoded image (JPEG, PNG, WebP bytes; empty where there are only latents of it), with what
     else is known of it.
 
-    `other_captions`: further ones of the same image, where the layout has several; they are not written.
+    `other_captions`: further ones of the same image, where the layout has several; they are not written. `control`: a
+    second encoded image of the same shape, where the layout has it; empty where there is none.
     """
 
     caption: str
     image: bytes
     meta: dict = field(default_factory=dict)
     other_captions: tuple[str, ...] = ()
+    control: bytes = b""
 
 
 def encode_row(row: Row) -> bytes:
@@ -39,7 +41,8 @@ def encode_row(row: Row) -> bytes:
 
     Raises RowError "meta" where the metadata has no JSON form (NaN has none).
     """
-    return encode_text_columns(row.caption, row.meta) + pybase64.b64encode(row.image) + b"\n"
+    control = b"\t" + pybase64.b64encode(row.control) if row.control else b""
+    return encode_text_columns(row.caption, row.meta) + pybase64.b64encode(row.image) + control + b"\n"
 
 
 def encode_text_columns(caption: str, meta: dict) -> bytes:
@@ -64,8 +67,11 @@ def decode_row(line: bytes, where: str, layout: Layout = LAYOUTS[DEFAULT_LAYOUT]
             "columns", f"{where}: {len(columns)} tab-separated column(s) where the layout has {layout.num_columns}"
         )
     (caption, *others), meta = _decode_texts(columns, where, layout)
-    image = _decode_image_column(columns[layout.image].strip(), f"{where}: column {layout.image + 1}, the image,")
-    return Row(caption, image, meta, tuple(others))
+    image, control = (
+        b"" if place is None else _decode_image_column(columns[place].strip(), f"{where}: column {place + 1}, {what},")
+        for place, what in ((layout.image, "the image"), (layout.control, "the control image"))
+    )
+    return Row(caption, image, meta, tuple(others), control)
 
 
 def decode_text_columns(head: bytes, where: str, layout: Layout) -> tuple[str, dict] | None:

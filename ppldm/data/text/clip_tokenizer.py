@@ -6,6 +6,7 @@ normalised (NFC), lower-cased, cut into words, numbers, and runs of other charac
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from tokenizers.processors import RobertaProcessing
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.files import make_output_dir, read_json_object, write_json
-from .words import WordTokenizer
+from .words import WordTokenizer, add_tokens, read_added, write_added
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 _WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")
@@ -27,7 +28,8 @@ _FILES = ("vocab.json", "merges.txt", "special_tokens_map.json", "tokenizer_conf
 class ClipTokenizer:
     """As CaptionTokenizer: `vocab_size`, `max_length`, `encode`, `save`. Captions start with START and end with END."""
 
-    def __init__(self, folder, max_length: int):
+    def __init__(self, folder, max_length: int, added: Sequence[str] = ()):
+        """`added`: tokens behind those of the folder."""
         self.folder, self.max_length = Path(folder), max_length
         if max_length < 3:
             raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
@@ -47,6 +49,10 @@ class ClipTokenizer:
         if odd:
             raise ConfigError(f"the merges in {folder} do not fit its vocabulary ({' '.join(odd)}); copy both again")
         self._merges, self._tokenizer = merges, _build(self.ids, merges, pad, max_length)
+        own = len(self.ids)
+        self.added = [*read_added(self.folder, own), *added]
+        add_tokens(self._tokenizer, own, self.added)
+        self.ids |= {token: number for number, token in enumerate(self.added, own)}
         self._words = WordTokenizer(self._tokenizer)
 
     @property
@@ -64,6 +70,11 @@ class ClipTokenizer:
         """The id of END, behind which there is padding only."""
         return self.ids[END]
 
+    def with_tokens(self, tokens: list[str]):
+        """The tokenizer that knows these too, with the next ids. Raises ConfigError."""
+        known = len(read_added(self.folder, len(self.ids) - len(self.added)))
+        return ClipTokenizer(self.folder, self.max_length, [*self.added[known:], *tokens])
+
     @property
     def digest(self) -> str:
         """32 hexadecimal digits that no tokenizer has which gives other ids, of the same length."""
@@ -80,6 +91,7 @@ class ClipTokenizer:
             tokens = [token for token in map(self._tokenizer.id_to_token, row) if token not in (START, END)]
             while tokens and tokens[-1] == pad:
                 tokens.pop()
+            tokens = [f"{token}</w>" if token in self.added else token for token in tokens]
             texts.append(ByteLevel().decode(tokens).replace("</w>", " ").strip())
         return texts
 
@@ -97,6 +109,7 @@ class ClipTokenizer:
         for name in _FILES:
             if (self.folder / name).is_file():
                 shutil.copyfile(self.folder / name, folder / name)
+        write_added(folder, len(self.ids) - len(self.added), self.added)
         if not (folder / "tokenizer_config.json").is_file():
             write_json(
                 folder / "tokenizer_config.json",
@@ -106,6 +119,15 @@ class ClipTokenizer:
                     "pad_token": self._pad_token(),
                 },
             )
+        self._tell_transformers(folder / "tokenizer_config.json")
+
+    def _tell_transformers(self, path: Path) -> None:
+        """Of a file that lists the added tokens, transformers reads no other."""
+        config = read_json_object(path, ConfigError)
+        if self.added and (listed := config.get("added_tokens_decoder")):
+            facts = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": False}
+            more = {str(self.ids[token]): {"content": token, **facts} for token in self.added}
+            write_json(path, {**config, "added_tokens_decoder": {**listed, **more}})
 
     def _pad_token(self) -> str:
         """The folder's own, which is END in Stable Diffusion 1 and "!" in 2."""

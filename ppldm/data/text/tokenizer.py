@@ -22,7 +22,7 @@ from ...utils.offline import is_offline
 from ...utils.rank_watch import barrier
 from ...utils.variables import set_for_libraries
 from ...utils.world import World
-from .words import WordTokenizer
+from .words import WordTokenizer, add_tokens, read_added, write_added
 
 # The loader's workers are the parallelism: threads of the Rust library do not survive their fork.
 set_for_libraries({"TOKENIZERS_PARALLELISM": "false"})
@@ -42,17 +42,20 @@ _LONE_CHARACTERS = Regex(r"[\p{P}\p{S}\u00ad²ºµØŋƱ〇]")
 
 
 class CaptionTokenizer:
-    """A vocabulary with the length that captions are padded or cut to. `vocab_size`, `max_length`: int."""
+    """A vocabulary, and tokens `added` behind it, with the length that captions are padded or cut to. `vocab_size`,
+    `max_length`: int."""
 
-    def __init__(self, vocab: list[str], max_length: int, lower_case: bool = True):
+    def __init__(self, vocab: list[str], max_length: int, lower_case: bool = True, added: Iterable[str] = ()):
         ids = {token: number for number, token in enumerate(vocab)}
         missing = [token for token in SPECIAL_TOKENS if token not in ids]
         if missing:
             raise ConfigError(f"the vocabulary lacks {', '.join(missing)}; it must hold {' '.join(SPECIAL_TOKENS)}")
         if max_length < 3:
             raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
-        self.vocab, self.max_length, self.lower_case = vocab, max_length, lower_case
+        self.vocab, self.max_length, self.lower_case = [*vocab, *added], max_length, lower_case
+        self._own, self.added = vocab, list(added)
         self._tokenizer = _build(ids, max_length, lower_case)
+        add_tokens(self._tokenizer, len(vocab), added)
         self._words = WordTokenizer(self._tokenizer)
 
     @property
@@ -64,6 +67,10 @@ class CaptionTokenizer:
     def end_id(self) -> int:
         """The id of [SEP], behind which there is padding only."""
         return self.vocab.index(_SEP)
+
+    def with_tokens(self, tokens: list[str]):
+        """The tokenizer that knows these too, with the next ids. Raises ConfigError."""
+        return CaptionTokenizer(self._own, self.max_length, self.lower_case, [*self.added, *tokens])
 
     @property
     def digest(self) -> str:
@@ -100,7 +107,8 @@ class CaptionTokenizer:
         names = dict(
             zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
         )
-        write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.vocab))
+        write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self._own))
+        write_added(folder, len(self._own), self.added)
         write_json(folder / "special_tokens_map.json", names)
         config = {"do_lower_case": self.lower_case, "model_max_length": self.max_length, **names}
         write_json(folder / "tokenizer_config.json", {**config, "tokenizer_class": "BertTokenizer"})
@@ -116,7 +124,8 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
 
         return ClipTokenizer(path, max_length)
     if path.is_dir():
-        return CaptionTokenizer(_read_vocab(path / "vocab.txt"), max_length, _read_lower_case(path))
+        vocab = _read_vocab(path / "vocab.txt")
+        return CaptionTokenizer(vocab, max_length, _read_lower_case(path), read_added(path, len(vocab)))
     if path.is_file():
         return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
     return CaptionTokenizer(*_fetch(str(name_or_path), max_length, is_offline(offline)))

@@ -5,13 +5,46 @@ spaces before any token is looked for. So a caption's ids are those of its parts
 and the parts of captions repeat. A caption in a script without spaces is one part, which is seldom kept.
 """
 
+from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
+
+from ...utils.errors import ConfigError
+from ...utils.files import read_json_object, write_json
 
 # What is kept of parts, some 250 bytes each. Those with more characters are addresses, or texts without spaces.
 _MAX_PARTS, _MAX_CHARACTERS = 1 << 16, 32
+
+
+ADDED_FILE = "added_tokens.json"  # token to id, as transformers and PaddleNLP have it
+
+
+def add_tokens(tokenizer: Tokenizer, vocab_size: int, added: Sequence[str]) -> None:
+    """Let `added` have the ids behind the vocabulary, whole wherever they stand in a text, and as they are written.
+    Raises ConfigError for one that cannot be told from other text."""
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
+    for number, token in enumerate(added, vocab_size):
+        if tokenizer.token_to_id(token) != number or any(character.isspace() for character in token):
+            raise ConfigError(f"the token {token!r} cannot be added: it is there, or has spaces; choose another")
+
+
+def read_added(folder: Path, vocab_size: int) -> list[str]:
+    """The tokens that a tokenizer's folder adds behind its vocabulary, by their ids. Raises ConfigError."""
+    path = folder / ADDED_FILE
+    ids = read_json_object(path, ConfigError) if path.is_file() else {}
+    added = sorted((number, token) for token, number in ids.items() if number >= vocab_size)
+    if [number for number, _ in added] != [*range(vocab_size, vocab_size + len(added))]:
+        raise ConfigError(f"the ids in {path} do not follow those of its vocabulary; copy the tokenizer again")
+    return [token for _, token in added]
+
+
+def write_added(folder: Path, vocab_size: int, added: Sequence[str]) -> None:
+    """Write what `read_added` reads; nothing where nothing is added."""
+    if added:
+        write_json(folder / ADDED_FILE, {token: number for number, token in enumerate(added, vocab_size)})
 
 
 class WordTokenizer:

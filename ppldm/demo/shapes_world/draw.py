@@ -10,8 +10,8 @@ import numpy as np
 from .grammar import COLOURS, POSITIONS, RELATIONS, SIZES, Group, Scene, lies
 
 # By the picture's side: extents of objects, and the room that each keeps to others and to the border.
-EXTENTS = {"small": (0.20, 0.25), "large": (0.34, 0.40)}
-GAP, BORDER, MARGIN = 0.07, 0.04, 0.04
+EXTENTS = {"small": (0.28, 0.31), "large": (0.39, 0.42)}
+GAP, BORDER, MARGIN = 0.06, 0.03, 0.04
 _SAMPLES = 8
 _CANDIDATES = 512
 _ARM = 0.36  # half the width of a cross' arms, by half its extent

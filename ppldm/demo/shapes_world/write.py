@@ -8,7 +8,8 @@
     OUT/manifest.json           written last
 
 Every row is a function of (seed, split, row): the first N rows are the same whatever the number of rows is, and each
-part is written by itself, so that the same command goes on where it was stopped.
+part is written by itself, so that the same command goes on where it was stopped. The metadata of a row has the caption
+of the next one as `wrong_caption`: a model trained with `--captions wrong_caption` cannot know what captions mean.
 """
 
 import io
@@ -38,7 +39,7 @@ ROWS_PER_PART = 4096
 NUM_PROMPTS = 512
 MAX_CAPTION_TOKENS = 32  # the longest caption, in Chinese, has 26 with [CLS] and [SEP]
 MIN_SIZE, MAX_SIZE = 32, 1024
-_VERSION = 1  # of what is drawn: a change of it must change this
+_VERSION = 2  # of what is drawn: a change of it must change this
 _SPLITS = {"demo": False, "held_out": True}  # filelist -> whether its rows are held out
 
 
@@ -64,9 +65,17 @@ class World:
     def draw(self, held_out: bool, row: int) -> tuple[Scene, str, np.ndarray]:
         """(scene, caption, picture uint8 [size, size, 3]) of a row."""
         rng = make_rng(self.seed, Stream.SHAPES_WORLD, int(held_out), row)
+        scene, caption = self._describe(rng, held_out)
+        return scene, caption, draw_picture(scene, self.size, rng)
+
+    def caption(self, held_out: bool, row: int) -> str:
+        """That of a row, without its picture."""
+        return self._describe(make_rng(self.seed, Stream.SHAPES_WORLD, int(held_out), row), held_out)[1]
+
+    def _describe(self, rng: np.random.Generator, held_out: bool) -> tuple[Scene, str]:
         scene = draw_scene(rng, held_out, self.max_objects)
         language = LANGUAGES[rng.integers(len(LANGUAGES))] if self.language == "both" else self.language
-        return scene, make_caption(scene, language), draw_picture(scene, self.size, rng)
+        return scene, make_caption(scene, language)
 
     def prompts(self, held_out: bool, count: int) -> list[str]:
         """So many captions, no two alike where the grammar has enough, none of them of a row but by chance."""
@@ -110,7 +119,8 @@ class _Task:
             _, caption, picture = self.world.draw(self.held_out, number)
             file = io.BytesIO()
             Image.fromarray(picture).save(file, "PNG")
-            meta = {"key": f"{number:09}", "width": self.world.size, "height": self.world.size}
+            meta = {"key": f"{number:09}", "width": self.world.size, "height": self.world.size,
+                    "wrong_caption": self.world.caption(self.held_out, number + 1)}  # fmt: skip
             yield Row(caption, file.getvalue(), meta)
 
 

@@ -2,8 +2,10 @@
 
 1. The background is the median of the picture's border; a pixel belongs to an object where any channel differs from it
    by more than half of the least contrast that objects have.
-2. Connected regions of such pixels are objects; one in which two colours have large shares is cut by colour. A pixel's
-   colour is judged by the direction in which it leaves the background, which blurring and edges do not change.
+2. Connected regions of such pixels are objects; one in which two colours have large shares is cut by colour, and one
+   that falls apart where only its stronger pixels are kept is as many objects, since edges run into each other before
+   objects do. A pixel's colour is judged by the direction in which it leaves the background, which blurring and edges
+   do not change.
 3. Of each region, the share that the object has of every pixel is compared with each shape drawn at several extents and
    blurred more and less; the nearest in squares is its shape and extent.
 
@@ -25,6 +27,7 @@ _MAX_SIDE = 64
 _CONTRAST = 75  # of 255, in one channel at least
 _MIN_AREA = 0.006  # of the picture; half of what the smallest object keeps after blurring
 _CUT_SHARE = 0.25  # of a region's pixels, and at least twice _MIN_AREA, from which a second colour is an object
+_STRONG = 0.6  # of a region's largest difference from the background
 _MAX_OBJECTS = 6  # the largest; scenes have at most three
 _LARGE = (EXTENTS["small"][1] + EXTENTS["large"][0]) / 2
 _SCALES = (0.92, 1.0, 1.08)  # extents that are tried, by that which the area gives
@@ -93,10 +96,17 @@ def _find_regions(difference: np.ndarray, directions: np.ndarray, min_area: int)
         areas = np.bincount(colours[region], minlength=len(COLOURS))
         several = np.flatnonzero(areas >= max(_CUT_SHARE * region.sum(), 2 * min_area))
         if len(several) < 2:
-            regions.append(region)
+            regions += _cut_apart(region, difference, min_area)
         else:
             regions += [part for colour in several for part in _connected(region & (colours == colour), min_area)]
     return sorted(regions, key=np.count_nonzero, reverse=True)[:_MAX_OBJECTS]
+
+
+def _cut_apart(region: np.ndarray, difference: np.ndarray, min_area: int) -> list[np.ndarray]:
+    """The region, or the strong parts that it is made of, where there are several."""
+    strength = np.abs(difference).max(-1) * region
+    parts = _connected(strength > _STRONG * strength.max(), 2 * min_area)
+    return parts if len(parts) > 1 else [region]
 
 
 def _connected(mask: np.ndarray, min_area: int) -> list[np.ndarray]:

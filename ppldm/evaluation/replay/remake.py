@@ -5,7 +5,6 @@ rank r - 1 in the global batch. So one process that accumulates all of them make
 sums may differ in last bits, for they are added up in another order.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ from ...config.recipe import Recipe, merge_settings, recipe_of, schema_of
 from ...config.write import RECIPE_FILE
 from ...data.fingerprint import find_difference
 from ...families.base import get_family
-from ...training.checkpoint.checkpoint import load_optimizer, read_manifest, verify, versions
+from ...training.checkpoint.checkpoint import POSTHOC_STATE, load_optimizer, read_manifest, verify, versions
 from ...training.checkpoint.machine import machine_record
 from ...training.early import check_recipe
 from ...training.optimizer.precision import autocast
 from ...training.prepare import prepare
 from ...training.run import TrainingRun
+from ...training.run_folder import in_working_folder
 from ...training.update import Update, UpdateGuard, train_step
 from ...utils.errors import CheckpointError
 from ...utils.log import get_logger
@@ -97,20 +97,11 @@ def remade(run: Run, step: int) -> Iterator[TrainingRun]:
     """The run as it stood at its last checkpoint before update `step`, in the folder where it was started. Raises
     PpldmError for what is gone or has changed since, such as its data."""
     start = start_before(run, step)
-    before = os.getcwd()
-    with TemporaryDirectory(prefix="ppldm-replay-") as scratch:
-        folder = run.manifest(step).get("working_folder", before)
-        if not os.path.isdir(folder):
-            get_logger().warning("%s, where the run was started, is not there: paths are taken from %s", folder, before)
-            folder = before
-        os.chdir(folder)
-        try:
-            again = prepare_again(recipe_for(run, step, start, scratch))
-            if difference := find_difference(run.data(step), again.dataset.fingerprint):
-                raise CheckpointError(f"{run.folder} was trained on other data: {difference}; restore them")
-            yield again
-        finally:
-            os.chdir(before)
+    with TemporaryDirectory(prefix="ppldm-replay-") as scratch, in_working_folder(run.manifest(step)):
+        again = prepare_again(recipe_for(run, step, start, scratch))
+        if difference := find_difference(run.data(step), again.dataset.fingerprint):
+            raise CheckpointError(f"{run.folder} was trained on other data: {difference}; restore them")
+        yield again
 
 
 def prepare_again(recipe: Recipe) -> TrainingRun:
@@ -155,8 +146,12 @@ def state_of(again: TrainingRun) -> dict[str, dict]:
     """The weights and their average as a checkpoint would hold them, by the name of its file."""
     found = {"model_state.pdparams": {name: one.numpy() for name, one in again.state.model.state_dict().items()}}
     if again.state.ema:
-        average = again.state.ema.state_dict()
-        found["ema_state.pdparams"] = {
-            name: one.numpy() for name, one in average.items() if isinstance(one, paddle.Tensor)
-        }
+        found["ema_state.pdparams"] = _arrays_of(again.state.ema.state_dict())
+    if again.state.posthoc:
+        states = again.state.posthoc_state().items()
+        found[POSTHOC_STATE] = {f"{std}.{name}": one for std, own in states for name, one in _arrays_of(own).items()}
     return found
+
+
+def _arrays_of(state: dict) -> dict:
+    return {name: one.numpy() for name, one in state.items() if isinstance(one, paddle.Tensor)}

@@ -24,7 +24,7 @@ from ...weights.paddle_files import NAME_TABLE, read_tree, widen_bfloat16
 RESULTS = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
 READ = ("data_crc32",)
 CLOSE = 1e-5  # relative: sums of the same numbers in another order are no further apart
-STATE_FILES = ("model_state.pdparams", "ema_state.pdparams", "optimizer.pdopt")
+STATE_FILES = ("model_state.pdparams", "ema_state.pdparams", "ema_posthoc_state.pdparams", "optimizer.pdopt")
 _FOLLOW_DATA = ("data", "rows", "max_steps")  # where the data differ, so may these
 # Settings of `compute` by which no bit of a result changes.
 _NO_BITS = (

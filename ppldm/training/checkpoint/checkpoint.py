@@ -6,6 +6,7 @@
         scheduler.pdparams     learning rate schedule
         scaler.pdparams        loss scaler (float16 only)
         ema_state.pdparams     averaged weights and their number of updates (where an average is kept)
+        ema_posthoc_state.pdparams  the same of the averages of --ema_posthoc, by standard deviation
         trainer_state.json     as PaddleNLP has it: global_step and the rest
         model.json             what it is made of: configs of all networks, noise schedule, tokenizer
         tokenizer/             the tokenizer's files (not of an autoencoder)
@@ -27,7 +28,7 @@ their own, so that these names are the same in every process and whatever ran be
 import platform
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -49,6 +50,7 @@ from .trainer_state import TrainerState
 MANIFEST = "manifest.json"
 _LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
 _NOTHING = ("false", "none", "no", "0")
+POSTHOC_STATE = "ema_posthoc_state.pdparams"
 _OVERHEAD_BYTES = 1 << 20  # names, pickle, JSON
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -62,6 +64,21 @@ class TrainingState:
     scheduler: paddle.optimizer.lr.LRScheduler
     ema: ExponentialMovingAverage | None = None
     scaler: paddle.amp.GradScaler | None = None
+    posthoc: dict[float, ExponentialMovingAverage] = field(default_factory=dict)  # by relative standard deviation
+
+    @property
+    def averages(self) -> list[ExponentialMovingAverage]:
+        """All that follow the weights."""
+        return [*([self.ema] if self.ema else []), *self.posthoc.values()]
+
+    def posthoc_state(self) -> dict[str, dict]:
+        """What `POSTHOC_STATE` holds; nothing without --ema_posthoc."""
+        return {f"{std:g}": average.state_dict() for std, average in self.posthoc.items()}
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """Prefixes of the weights that are not saved: of a model that others are told by its checksum."""
+        return tuple(f"{name}." for name in getattr(self.model, "unsaved", ()))
 
 
 def save_checkpoint(
@@ -87,7 +104,7 @@ def save_checkpoint(
     step = trainer_state.global_step
     folder = make_output_dir(output_dir) / f"checkpoint-{step}"
     contents = {
-        "model_state.pdparams": state.model.state_dict(),
+        "model_state.pdparams": _without(state.model.state_dict(), state.unsaved),
         "optimizer.pdopt": state.optimizer.state_dict() if optimizer_state is None else optimizer_state,
         "scheduler.pdparams": state.scheduler.state_dict(),
     }
@@ -95,8 +112,10 @@ def save_checkpoint(
         contents["scaler.pdparams"] = state.scaler.state_dict()
     if state.ema:
         contents["ema_state.pdparams"] = state.ema.state_dict()
+    if state.posthoc:
+        contents[POSTHOC_STATE] = state.posthoc_state()
     own_bytes = description.num_bytes if description else 0
-    _require_space(folder, count_bytes(contents) + own_bytes + _OVERHEAD_BYTES)
+    require_space(folder, count_bytes(contents) + own_bytes + _OVERHEAD_BYTES)
     try:
         with atomic_dir(folder) as target:
             for name, content in contents.items():
@@ -139,7 +158,8 @@ def count_bytes(state) -> int:
     return int(state.size) * state.element_size() if isinstance(state, paddle.Tensor) else 0
 
 
-def _require_space(folder: Path, num_bytes: int) -> None:
+def require_space(folder: Path, num_bytes: int) -> None:
+    """Raises DiskFullError where there is too little for `folder`, or a file, of so many bytes."""
     free = count_free_bytes(folder.parent)
     if free < num_bytes:
         raise DiskFullError(
@@ -159,10 +179,10 @@ def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -
 
     Raises CheckpointError where they do not fit.
     """
-    kept = tuple(f"{name}." for name in kept)
+    kept = (*(f"{name}." for name in kept), *state.unsaved)
     weights = _load(folder / "model_state.pdparams", return_numpy=True)
     own = state.model.state_dict()
-    weights = {name: value for name, value in weights.items() if not name.startswith(kept)}
+    weights = _without(weights, kept)
     weights |= {name: value.numpy() for name, value in own.items() if name.startswith(kept)}
     for name, value in own.items():
         if name not in weights or tuple(weights[name].shape) != tuple(value.shape):
@@ -186,6 +206,26 @@ def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -
         state.ema.load_state_dict(_load(average))
     elif average.is_file():
         get_logger().warning("%s holds averaged weights, which are dropped: --use_ema is not given", folder)
+    _load_posthoc(folder / POSTHOC_STATE, state)
+
+
+def _load_posthoc(path: Path, state: TrainingState) -> None:
+    if not state.posthoc:
+        if path.is_file():
+            get_logger().warning("%s is dropped: --ema_posthoc is not given", path)
+        return
+    found = _load(path) if path.is_file() else {}
+    for std, average in state.posthoc.items():
+        if f"{std:g}" not in found:
+            raise CheckpointError(
+                f"{path.parent} holds no average of --ema_posthoc {std:g}, which is tracked from the first update on; "
+                "resume as the run was started, or start anew in another --output_dir"
+            )
+        average.load_state_dict(found[f"{std:g}"])
+
+
+def _without(weights: dict, prefixes: tuple[str, ...]) -> dict:
+    return {name: value for name, value in weights.items() if not name.startswith(prefixes)}
 
 
 def _load(path: Path, return_numpy: bool = False) -> dict:

@@ -74,6 +74,23 @@ def test_all_but_the_picture_is_as_without_latents(make_sources, make_dataset, m
     )
 
 
+@pytest.mark.parametrize("present", [(), tuple(range(0, 24, 2)), tuple(range(24))])
+def test_control_images_are_those_of_the_pictures(make_sources, make_dataset, make_cached, present):
+    sources = make_sources([5, 9], [10])
+    crops = {"random": True, "num_crops": 2, "flip": True}
+    online = make_dataset(sources, crops=crops, inputs={"control": "inpainting"})
+    for source in sources:
+        write_latents(source, crops, rows=present)
+    cached = make_cached(sources, "ondemand", crops, inputs={"cached": True, "control": "inpainting"})
+    expected, found = (one.make_batch(keys(one)) for one in (online, cached))
+    assert np.array_equal(found["control"], expected["control"])
+    places = [place for place, row in enumerate(found["row_ids"]) if row not in present]
+    assert ("uncached" in found) == bool(places)
+    if places:
+        assert np.array_equal(found["pixel_values"][places], expected["pixel_values"][places])
+        assert not np.delete(found["pixel_values"], places, axis=0).any()
+
+
 @pytest.mark.parametrize("present", [(), (3,), tuple(range(0, 24, 2)), tuple(range(23))])
 def test_rows_without_latents_come_as_pictures(make_sources, make_dataset, make_cached, present):
     sources = make_sources([5, 9], [10])

@@ -351,7 +351,7 @@ def test_each_layout_has_an_index_of_its_own(tmp_path, make_rows, make_image):
 
 def test_an_unknown_layout_is_refused(tmp_path, make_rows):
     write_part(tmp_path / "p.gz", make_rows(0, 1))
-    with pytest.raises(ConfigError, match="unknown layout 'odd'; known: default, laion400m, "):
+    with pytest.raises(ConfigError, match="unknown layout 'odd'; known: default, control, laion400m, "):
         Part(tmp_path / "p.gz", "odd")
 
 

@@ -88,7 +88,7 @@ def test_o2_casts_what_is_trained_and_keeps_vae_and_tables(tiny, pretend_gpu, dt
     precision.decorate(model, optimizer, arguments(dtype, "O2"))
     half = getattr(paddle, dtype)
     assert {p.dtype for p in model.vae.parameters()} == {paddle.float32}
-    assert model.alphas_cumprod.dtype == paddle.float32
+    assert model.levels.dtype == paddle.float32
     assert model.unet.conv_in.weight.dtype == half and model.text_encoder.model.embed_tokens.weight.dtype == half
     assert optimizer._multi_precision
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from ppldm.demo.stages import Record, Stage, describe, describe_time, expect, run_stages
 from ppldm.utils.errors import Interrupted, PpldmError
+from ppldm.utils.stages import Record, Stage, describe, describe_time, expect, run_stages
 
 NAMES = ("data", "model", "pictures")
 
@@ -120,7 +120,7 @@ def test_the_description_is_what_a_shell_reads():
 PROGRAM = """
 import sys
 from pathlib import Path
-from ppldm.demo.stages import Stage, run_stages
+from ppldm.utils.stages import Stage, run_stages
 from ppldm.utils.errors import exit_on_error
 with exit_on_error():
     run_stages([Stage("a", "making a", ("python", "-c", sys.argv[2]), 1)], Path(sys.argv[1]))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..utils.errors import Interrupted, PpldmError
+from .errors import Interrupted, PpldmError
 
 _TELLING_SECONDS = 60.0  # of stages on a usual machine, from which this one's speed is known
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,6 +43,11 @@ class Record:
     finished: bool = False
 
 
+def as_flags(**values) -> list[str]:
+    """The words of a command line."""
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
 def describe(stages: list[Stage]) -> str:
     """The commands as lines for a shell, each below its title."""
     return "".join(f"# {stage.title}\n{shlex.join(stage.command)}\n" for stage in stages)
@@ -54,7 +59,7 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
     `run` runs a stage to its end (`run_stage` where none is given). Raises what `run` raises, OutputError where another
     process holds the folder.
     """
-    from ..utils.files import lock_folder, make_output_dir
+    from .files import lock_folder, make_output_dir
 
     make_output_dir(folder / ".done")
     with lock_folder(folder / ".done"):
@@ -109,7 +114,7 @@ def run_stage(stage: Stage) -> None:
     Ctrl-C, SIGTERM and SIGHUP end it first, by SIGTERM, which it may take a while to save its state for; a second one
     does not wait for that. Then Interrupted is raised. A stage ends, too, where this process is killed.
     """
-    from ..utils.signals import end_with_parent
+    from .signals import end_with_parent
 
     asked: list[int] = []
     process = None
@@ -176,13 +181,13 @@ def _record_path(folder: Path, stage: Stage) -> Path:
 
 
 def _read(folder: Path, stage: Stage) -> Record | None:
-    from ..utils.files import read_json
+    from .files import read_json
 
     found = read_json(_record_path(folder, stage))
     return Record(tuple(found["command"]), found["seconds"], found["finished"]) if found else None
 
 
 def _write(folder: Path, stage: Stage, record: Record) -> None:
-    from ..utils.files import write_json
+    from .files import write_json
 
     write_json(_record_path(folder, stage), vars(record))

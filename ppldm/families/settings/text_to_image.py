@@ -1,0 +1,107 @@
+"""What a model of VAE, text encoder and UNet is told: settings of families, wherever its components come from."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from ...config.option import Bounds, Needs, option
+from ...networks.configs import SIZE_EMBEDDING, read_new_config
+from .adapters import AdapterSettings
+from .average import AverageSettings
+from .objective import ObjectiveSettings
+
+_model = partial(option, section="model")
+_loss = partial(option, section="model", identity=True)
+_optimizer = partial(option, section="optimizer")
+_drawn = partial(option, section="validation")
+_ABOVE_0, _NOT_NEGATIVE, _SHARE = Bounds(above=0), Bounds(least=0), Bounds(least=0, most=1)
+
+
+@dataclass(kw_only=True)
+class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings):
+    """A base of the settings of text-to-image families. A subclass has options that name the components, among them
+    `model_name_or_path` and `tokenizer_name`, and says by the methods below what these give.
+
+    new_text_encoder: the kind of one that is built anew. default_tokenizer: of one that has none of its own; None
+    where it must be named. how_to_freeze: the text encoder, in words.
+    """
+
+    new_text_encoder: ClassVar[str]
+    default_tokenizer: ClassVar[str | None] = None
+    how_to_freeze: ClassVar[str]
+
+    original_config_file: str | None = _model(
+        None,
+        "YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a checkpoint that "
+        "holds no model.json.",
+        kind="path",
+    )
+    load_ema: bool = _model(False, "Start from the averaged weights of a checkpoint or a .ckpt.")
+    offline: bool = _model(False, "Never touch the network: names must be in the cache.")
+    model_max_length: int = _loss(
+        77, "Tokens of a caption; longer ones are cut, shorter ones padded.", bounds=_ABOVE_0, unit="tokens"
+    )
+    mask_pad_tokens: bool = _loss(
+        False, "Attention ignores the padding behind captions, in the text encoder and the UNet; saved with the model."
+    )
+    empty_caption: str = _loss(
+        "embedding",
+        "What the UNet sees of an empty caption, in guidance too: the embedding of it, or zeros; saved with the model.",
+        choices=("embedding", "zeros"),
+    )
+    size_conditioning: bool = _loss(
+        False,
+        "Tell the UNet each picture's own size, where its crop lies and the size trained at, as SDXL's is told; a new "
+        "UNet gets layers for it, which are saved with the model (docs/shapes.md).",
+    )
+    size_conditioning_drop: float = _loss(
+        0.0,
+        "Of this share of the samples it is told six zeros: sizes unknown.",
+        bounds=_SHARE,
+        needs=Needs("--size_conditioning", lambda given: given.size_conditioning),
+    )
+    unet_learning_rate: float | None = _optimizer(
+        None, "Learning rate of the UNet (default: --learning_rate).", bounds=_ABOVE_0, identity=True
+    )
+    num_inference_steps: int = _drawn(
+        200, "Sampling steps of the pictures drawn while training.", bounds=_ABOVE_0, unit="steps"
+    )
+    image_logging_steps: int = _drawn(
+        1000, "Draw sample pictures every this many updates; 0: never.", bounds=_NOT_NEGATIVE, unit="updates"
+    )
+    enable_xformers_memory_efficient_attention: bool = _model(
+        False, "Memory-efficient attention in the UNet (GPU only)."
+    )
+
+    @property
+    def trains_text_encoder(self) -> bool:
+        """False where it is frozen."""
+        raise NotImplementedError
+
+    @property
+    def starts_from_pipeline(self) -> bool:
+        """True where all components come from the whole model that `model_name_or_path` names."""
+        raise NotImplementedError
+
+    def component_names(self) -> dict[str, str | None]:
+        """Component to the folder or name of weights of its own; None where it is built anew. Asked where the run does
+        not start from a whole model."""
+        raise NotImplementedError
+
+    def config_files(self) -> dict[str, str]:
+        """Components that may be built anew to their config files."""
+        raise NotImplementedError
+
+    def new_configs(self) -> dict[str, dict]:
+        """The completed configs of the components that are built anew. Raises ConfigError."""
+        names = self.component_names()
+        found = {
+            name: read_new_config(
+                self.new_text_encoder if name == "text_encoder" else name, file, f"--{name}_config_file"
+            )
+            for name, file in self.config_files().items()
+            if not names[name]
+        }
+        if self.size_conditioning and "unet" in found and found["unet"]["addition_embed_type"] is None:
+            found["unet"] |= SIZE_EMBEDDING
+        return found

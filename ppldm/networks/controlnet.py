@@ -1,0 +1,103 @@
+"""A frozen latent diffusion model that is led by a control image: ControlNet, Zhang et al. 2023 (arXiv:2302.05543).
+
+A batch is that of `latent_diffusion`, with
+
+    control          [B, K, H, W] uint8, the control images, 0 .. 255 (0 .. 1 to the network, as diffusers has it)
+
+What is trained is a copy of the UNet's encoder that also sees the control image. Its outputs reach the UNet's decoder
+through convolutions that start at zero (section 3.1), so that a new one changes nothing.
+"""
+
+import paddle
+from paddle import nn
+from ppdiffusers import ControlNetModel
+
+from ..utils.errors import ModelError
+from .build import make_network
+from .config_fields import CONTROLNET, UNET
+from .configs import check_config, downscale_factor
+from .init import init_like_pytorch
+from .latent_diffusion import LatentDiffusionModel
+from .model import Component
+
+_EMBEDDING_CHANNELS = (16, 32, 96, 256)  # of the layers that take a control image to latents; each halves the sides
+# What a UNet may have and its encoder's copy has not, with the value at which there is nothing to copy.
+_NOT_COPIED = {
+    name: UNET[name].default
+    for name in (
+        "center_input_sample", "dropout", "dual_cross_attention", "resnet_skip_time_act", "resnet_out_scale_factor",
+        "time_embedding_type", "time_embedding_dim", "time_embedding_act_fn", "timestep_post_act", "conv_in_kernel",
+        "attention_type", "class_embeddings_concat", "mid_block_only_cross_attention", "cross_attention_norm",
+    )
+}  # fmt: skip
+
+
+class ControlledDiffusionModel(LatentDiffusionModel):
+    """All frozen but `controlnet`. Without a control image it is the model that it stands on. The attention of the
+    control network sees the padding behind captions, whatever `mask_behind` says."""
+
+    def __init__(self, vae, text_encoder, unet, controlnet: nn.Layer, process, sampling: dict | None = None):
+        super().__init__(vae, text_encoder, unet, process, True, sampling, controlnet=controlnet)
+
+    @property
+    def networks(self) -> dict[str, Component]:
+        """Of the base, frozen; and the control network."""
+        recompute = self.controlnet.enable_gradient_checkpointing
+        return {
+            "vae": Component(self.vae, trained=False, stays_float32=True),
+            "text_encoder": Component(self.text_encoder, trained=False),
+            "unet": Component(self.unet, trained=False),
+            "controlnet": Component(self.controlnet, True, "controlnet", recompute=recompute),
+        }
+
+    def predict(self, noisy, timesteps, input_ids, sizes=None, text_embeddings=None, control=None):
+        """The UNet's output [B, C, h, w], led by `control`."""
+        condition = self.condition(input_ids, text_embeddings) | self.size_condition(sizes)
+        return self.denoise(noisy, timesteps, control=control, **condition)
+
+    def denoise(self, noisy, timesteps, control=None, control_scale: float = 1.0, **condition):
+        """The same under conditions that are there already. control_scale: how much of what the network adds."""
+        if control is None:
+            return super().denoise(noisy, timesteps, **condition)
+        seen = {name: condition[name] for name in ("encoder_hidden_states", "added_cond_kwargs") if name in condition}
+        picture = control.astype(self.controlnet.dtype) / 255.0
+        down, middle = self.controlnet(
+            noisy, timesteps, controlnet_cond=picture, conditioning_scale=control_scale, return_dict=False, **seen
+        )
+        added = {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
+        return super().denoise(noisy, timesteps, **condition, **added)
+
+
+def controlnet_config(unet: dict, vae, num_channels: int) -> dict:
+    """The completed config of a control network beside a UNet, by the config of that, for control images of
+    `num_channels`. Raises ModelError for a UNet that cannot be copied."""
+    odd = {name: unet[name] for name, plain in _NOT_COPIED.items() if unet[name] not in (plain, None)}
+    lists = {name: unet[name] for name in ("layers_per_block", "cross_attention_dim") if isinstance(unet[name], list)}
+    if unet["mid_block_type"] is None or odd or lists:
+        odd = {"mid_block_type": unet["mid_block_type"], **odd, **lists}
+        shown = ", ".join(f"{name} {value}" for name, value in odd.items())
+        raise ModelError(f"no ControlNet can be made for this UNet ({shown}); start from another")
+    halvings = downscale_factor(vae).bit_length() - 1
+    last = _EMBEDDING_CHANNELS[-1:] * max(0, halvings + 1 - len(_EMBEDDING_CHANNELS))
+    own = {
+        "conditioning_channels": num_channels,
+        "conditioning_embedding_out_channels": [*_EMBEDDING_CHANNELS[: halvings + 1], *last],
+    }
+    return check_config("controlnet", {name: unet[name] for name in CONTROLNET.keys() & unet.keys()} | own, "the UNet")
+
+
+@paddle.no_grad()
+def new_controlnet(unet: nn.Layer, config: dict, seed: int) -> ControlNetModel:
+    """A control network that copies a UNet's encoder, and changes nothing yet."""
+    with paddle.utils.unique_name.guard("controlnet_"):  # the names of the base's parameters are taken
+        made = make_network(ControlNetModel, config)
+    embedding = init_like_pytorch(made.controlnet_cond_embedding, seed, salt=5)
+    for parameter in embedding.conv_out.parameters():
+        parameter.zero_()
+    own, copied = made.state_dict(), unet.state_dict()
+    for name, parameter in own.items():
+        if name in copied:
+            parameter.set_value(copied[name])
+        elif not name.startswith("controlnet_cond_embedding."):
+            parameter.zero_()
+    return made

@@ -1,0 +1,66 @@
+"""LoRA laid over the weights of a model: W + weight * alpha / r * up @ down, in float32. Several add up.
+
+Merged with the negative weight, the model is what it was before, to the rounding of float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ...utils.errors import ModelError
+from ..components import ComponentWeights, Weights, is_linear_weight
+from .files import LORA_FILE, read_lora
+from .flag import split_word
+from .pairs import Lora
+from .tokens import add_tokens, has_tokens
+
+
+def add_loras(weights: Weights, words: Sequence[str]) -> Weights:
+    """The model with the LoRAs that words such as "FILE:0.8" name. Raises ConfigError, and ModelError for a file that
+    is damaged or does not fit."""
+    unet = weights.components.get("unet")
+    for word in words:
+        file, weight = split_word(word)
+        if tokens := has_tokens(file):  # of the folder of a run
+            weights = add_tokens(weights, file)
+        if not tokens or Path(file, LORA_FILE).is_file():
+            weights = merge_lora(weights, read_lora(file, unet and unet.config), weight)
+    return replace(weights, metadata={**weights.metadata, "lora": [*words]}) if words else weights
+
+
+def merge_lora(weights: Weights, lora: Lora, weight: float = 1.0) -> Weights:
+    """The model with the pairs of `lora` added, each times `weight`; the arrays of `weights` stay as they are. Raises
+    ModelError that names the first layer that does not fit."""
+    components = dict(weights.components)
+    for name, layers in lora.components.items():
+        if name not in components:
+            raise ModelError(f"{lora.source} changes the {name}, and the model has none; give a LoRA for this model")
+        components[name] = _merge(components[name], name, layers, lora.source, weight)
+    return replace(weights, components=components)
+
+
+def _merge(component: ComponentWeights, name: str, layers: dict, source: str, weight: float) -> ComponentWeights:
+    arrays = dict(component.arrays)
+    # By underscores, for a file of kohya's: in one network no two layers have the same.
+    place = component.source or "the model"
+    own = {key.removesuffix(".weight").replace(".", "_"): key for key in arrays if key.endswith(".weight")}
+    for layer, pair in layers.items():
+        key = own.get(layer.replace(".", "_"))
+        if key is None:
+            raise ModelError(f"{source} changes {name} {layer}, and {place} has no such layer")
+        array = arrays[key]
+        shape = array.shape[::-1] if is_linear_weight(key, array) else array.shape
+        if _flat(pair.shape) != _flat(shape):
+            raise ModelError(
+                f"{source} changes {name} {layer} as a weight of {list(pair.shape)}, and it is {list(shape)} in {place}"
+            )
+        change = (np.float32(weight) * pair.change).reshape(shape)
+        arrays[key] = array.astype(np.float32) + (change.T if is_linear_weight(key, array) else change)
+    return replace(component, arrays=arrays)
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape in which a convolution of 1 x 1 is a linear layer, as it is in some files."""
+    return tuple(shape[:2]) if set(shape[2:]) <= {1} else tuple(shape)

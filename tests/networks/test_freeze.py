@@ -1,0 +1,39 @@
+"""What is frozen passes gradients on as if it were not."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from ppldm.networks.model import freeze
+
+LAYERS = {
+    "layer_norm": (lambda: nn.LayerNorm(8), (2, 5, 8)),
+    "layer_norm_without_bias": (lambda: nn.LayerNorm(8, bias_attr=False), (2, 5, 8)),
+    "layer_norm_without_weight": (lambda: nn.LayerNorm(8, weight_attr=False, bias_attr=False), (2, 5, 8)),
+    "group_norm": (lambda: nn.GroupNorm(4, 8), (2, 8, 3, 3)),
+    "linear": (lambda: nn.Linear(8, 8), (2, 5, 8)),
+    "conv": (lambda: nn.Conv2D(8, 8, 3, padding=1), (2, 8, 3, 3)),
+    "nested": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)), (2, 5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_frozen_layer_gives_the_same_and_the_same_gradient_of_its_inputs(name):
+    make, shape = LAYERS[name]
+    layer, rng = make(), np.random.default_rng(0)
+    for parameter in layer.parameters():
+        parameter.set_value(rng.standard_normal(parameter.shape, dtype=np.float32))
+    values, found = rng.standard_normal(shape, dtype=np.float32), []
+    for frozen in (False, True):
+        if frozen:
+            freeze(layer)
+        inputs = paddle.to_tensor(values, stop_gradient=False)
+        outputs = layer(inputs)
+        scale = np.random.default_rng(1).standard_normal(outputs.shape, dtype=np.float32)
+        (outputs * paddle.to_tensor(scale)).sum().backward()
+        found.append((outputs.numpy(), inputs.grad.numpy()))
+    assert np.array_equal(found[0][0], found[1][0]) and np.array_equal(found[0][1], found[1][1])
+    assert all(parameter.stop_gradient for parameter in layer.parameters())
+    with paddle.no_grad():
+        assert layer(paddle.to_tensor(values)).stop_gradient
