@@ -63,9 +63,9 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict:
         for _ in range(2):
             step(next(batches))
         run.save(TrainerState(global_step=2, max_steps=run.max_steps))
-        watcher = start_watcher(folder)
+        watcher = start_watcher(folder, arguments.rows)
         try:
-            wait_until_it_works(watcher)
+            wait_until_it_works(watcher, folder / "watcher.log")
             for turn in range(2 * arguments.turns):
                 kind = ("alone", "watched")[turn % 2]
                 watcher.send_signal(signal.SIGSTOP if kind == "alone" else signal.SIGCONT)
@@ -83,22 +83,22 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict:
     return {**found, "cost": found["watched"] / found["alone"] - 1, "updates": len(seconds["alone"])}
 
 
-def start_watcher(folder: Path) -> subprocess.Popen:
+def start_watcher(folder: Path, num_rows: int) -> subprocess.Popen:
     """One that has more to draw than this benchmark lasts."""
-    asked = ["--against", folder / "train.filelist", "--num-samples", "100000", "--metrics", "frechet"]
+    asked = ["--against", folder / "train.filelist", "--num-samples", str(1000 * num_rows), "--metrics", "frechet"]
     command = [sys.executable, "-m", "ppldm", "evaluate", "--watch", folder / "run", *asked]
     log = (folder / "watcher.log").open("w")
     return subprocess.Popen([*map(str, command)], stdout=log, stderr=subprocess.STDOUT)
 
 
-def wait_until_it_works(watcher: subprocess.Popen) -> None:
+def wait_until_it_works(watcher: subprocess.Popen, log: Path) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     while watcher.poll() is None:
         fields = Path(f"/proc/{watcher.pid}/stat").read_text().rpartition(")")[2].split()
         if (int(fields[11]) + int(fields[12])) / ticks > WORKING_SECONDS:
             return
         time.sleep(0.5)
-    sys.exit("the watcher ended before it was to be measured")
+    sys.exit(f"the watcher ended before it was to be measured:\n{log.read_text()}")
 
 
 if __name__ == "__main__":
