@@ -56,7 +56,7 @@ class ControlNetConfig(TextToImageSettings):
             raise ConfigError("--unet_learning_rate is for what is not trained here; use --learning_rate")
         if self.trains_adapters:
             raise ConfigError("--lora_rank and --train_tokens adapt the base, which is frozen here; omit them")
-        self.check_objective()
+        super().check()
 
 
 class ControlNet(TextToImage):

@@ -98,9 +98,7 @@ class LdmConfig(TextToImageSettings):
         ):
             if getattr(self, name) and getattr(self, flag):
                 raise ConfigError(f"--{name} brings its own config; do not give --{flag} beside it")
-        self.check_objective()
-        self.check_average()
-        self.check_adapters()
+        super().check()
 
     @property
     def trains_text_encoder(self) -> bool:

@@ -111,9 +111,7 @@ class StableDiffusionConfig(TextToImageSettings):
                     f"--text_encoder_config_file {self.text_encoder_config_file} makes a text encoder that knows "
                     "nothing yet; add --train_text_encoder, or start from a trained one: --text_encoder_name_or_path"
                 )
-        self.check_objective()
-        self.check_average()
-        self.check_adapters()
+        super().check()
 
     @property
     def trains_text_encoder(self) -> bool:

@@ -185,6 +185,7 @@ def test_what_cannot_be_trained_is_refused_first(tiny, tmp_path):
         ({"model_name_or_path": None}, "stands on a model that is trained"),
         ({"unet_learning_rate": 1e-4}, "--unet_learning_rate is for what is not trained here"),
         ({"lora_rank": 2}, "--lora_rank and --train_tokens adapt the base"),
+        ({"ema_posthoc": 0.05}, "--ema_posthoc takes two different"),
         ({"control": "cany"}, "did you mean canny"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from forking import state_of
 
 from ppldm.training.distributed.signals import stop_on_signals
 from ppldm.utils.signals import handle
@@ -95,15 +96,6 @@ def test_a_child_ends_with_its_parent(honest, then):
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 20
-    while is_alive(int(line)):
+    while state_of(int(line)) != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    """True while it runs; one that has ended and that nobody waits for is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

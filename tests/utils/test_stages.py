@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from forking import state_of
 
 from ppldm.utils.errors import Interrupted, PpldmError
 from ppldm.utils.stages import Record, Stage, describe, describe_time, expect, run_stages
@@ -152,18 +153,9 @@ def start(folder, program: str) -> subprocess.Popen:
     return process
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def assert_ends(pid: int) -> None:
     deadline = time.monotonic() + 10
-    while is_alive(pid):
+    while state_of(pid) != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -73,6 +73,12 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings):
         False, "Memory-efficient attention in the UNet (GPU only)."
     )
 
+    def check(self) -> None:
+        """Raises ConfigError for combinations that cannot work, wherever the components come from."""
+        self.check_objective()
+        self.check_average()
+        self.check_adapters()
+
     @property
     def trains_text_encoder(self) -> bool:
         """False where it is frozen."""
