@@ -117,10 +117,10 @@ def measure_assignment(count: int) -> dict:
 
 def measure_loader(folder: Path, arguments) -> dict:
     """Samples a second in squares and in buckets, and the mean pixels of a sample."""
-    from ppldm.data.groups import make_order
     from ppldm.data.loader import build_loader
-    from ppldm.data.step_sampler import StepSampler
-    from ppldm.utils.world import World
+    from ppldm.data.order.groups import make_order
+    from ppldm.data.order.step_sampler import StepSampler
+    from ppldm.utils.processes.world import World
 
     write_rows(folder, make_rows(arguments.rows))
     rates, pixels = {}, {}

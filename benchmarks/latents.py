@@ -131,7 +131,7 @@ def measure_rows(dataset: TextImageDataset, repeats: int) -> float:
 def measure_encoding(resolution: int, quick: bool) -> dict:
     """CPU seconds of a crop through a VAE of the published size."""
     from ppldm.config.network_files import CONFIG_DIR
-    from ppldm.inference.encoder import Encoder
+    from ppldm.inference.precompute.picture_encoder import Encoder
     from ppldm.networks.build import build_autoencoder
 
     vae = build_autoencoder(CONFIG_DIR / ("vae_tiny.json" if quick else "vae_kl_f8.json"), seed=0)

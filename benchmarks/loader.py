@@ -29,7 +29,7 @@ from photographs import make_rows
 from PIL import Image
 from results import ROOT, add_result_flags, export_commit, save_results
 
-from ppldm.data.formats.index import GZIP_MEMBERS, read_index
+from ppldm.data.formats.index.entries import GZIP_MEMBERS, read_index
 from ppldm.data.formats.part import index_path
 from ppldm.data.formats.row import decode_row
 from ppldm.data.images.crop import crop_pixels

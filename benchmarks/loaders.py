@@ -22,10 +22,10 @@ from PIL import Image
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.order import Mix
-from ppldm.data.step_sampler import StepSampler
+from ppldm.data.order.rows import Mix
+from ppldm.data.order.step_sampler import StepSampler
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, load_tokenizer
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 BATCH_SIZE = 16
 CROP_FRACTION = 0.9

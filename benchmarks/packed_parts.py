@@ -18,10 +18,10 @@ from results import add_result_flags, save_results
 
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
-from ppldm.data.formats.index import PACKED_LINES
+from ppldm.data.formats.index.entries import PACKED_LINES
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.inputs import Normals, Pixels
-from ppldm.data.order import Mix
+from ppldm.data.order.rows import Mix
 from ppldm.utils.rng import Stream
 
 INPUTS = {"pixel_values": Pixels(), "posterior_noise": Normals(Stream.POSTERIOR, 4, 8)}

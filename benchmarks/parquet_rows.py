@@ -25,7 +25,7 @@ from ppldm.data.formats.parquet import table as parquet_table
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.inputs import Normals, Pixels
-from ppldm.data.order import RUN_LENGTH, WINDOW_RUNS, Mix
+from ppldm.data.order.rows import RUN_LENGTH, WINDOW_RUNS, Mix
 from ppldm.utils.rng import Stream
 
 INPUTS = {"pixel_values": Pixels(), "posterior_noise": Normals(Stream.POSTERIOR, 4, 8)}

@@ -14,7 +14,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from ppldm.utils import devices, machine
+from ppldm.utils.machine import devices
+from ppldm.utils.machine import resources as machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"

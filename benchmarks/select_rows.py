@@ -21,7 +21,7 @@ import numpy as np
 from results import add_result_flags, save_results
 
 from ppldm.data.filelist import read_sources
-from ppldm.data.formats.index import GZIP_MEMBERS, make_index, write_index
+from ppldm.data.formats.index.entries import GZIP_MEMBERS, make_index, write_index
 from ppldm.data.formats.part import index_path
 from ppldm.data.select.columns import ColumnsWriter
 from ppldm.data.select.parse import parse_where

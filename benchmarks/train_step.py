@@ -128,7 +128,7 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> dict:
 
 def prepare_run(folder: Path, arguments: argparse.Namespace, name: str, workers: int = 0, **changes):
     """A TrainingRun of the hand-written loop, as its script makes it; call it inside `entry()`."""
-    from ppldm.training.arguments import parse_arguments
+    from ppldm.training.commands.arguments import parse_arguments
     from ppldm.training.prepare import prepare as prepare_run
 
     settings = {

@@ -6,7 +6,7 @@ python -u examples/train_autoencoder.py --output_dir OUT --file_list LIST --vae_
 import sys
 
 from ppldm.families.autoencoder import AutoencoderConfig
-from ppldm.training.command import run_training
+from ppldm.training.commands.train import run_training
 
 if __name__ == "__main__":  # worker processes import this file
     run_training(sys.argv[1:], loop=True, config=AutoencoderConfig)

@@ -6,7 +6,7 @@ python -u examples/train_txt2img_laion400m_no_trainer.py --output_dir OUT --file
 import sys
 
 from ppldm.families.ldm import LdmConfig
-from ppldm.training.command import run_training
+from ppldm.training.commands.train import run_training
 
 if __name__ == "__main__":  # worker processes import this file
     run_training(sys.argv[1:], loop=True, config=LdmConfig)

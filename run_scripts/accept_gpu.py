@@ -41,7 +41,9 @@ from accept_cases import (
 
 sys.path.insert(0, str(ROOT))
 
-from ppldm.utils import devices, machine  # noqa: E402
+from ppldm.utils.machine import devices  # noqa: E402
+
+from ppldm.utils.machine import resources as machine  # noqa: E402
 
 
 def try_case(case: Case, settings: Settings, seconds: float) -> dict:

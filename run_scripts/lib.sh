@@ -4,7 +4,7 @@
 #   PYTHON      the interpreter to use (3.10 to 3.12); without it the first fitting one on PATH
 #   PPLDM_VENV  where the virtual environment goes; .venv in the repository without it
 #
-# Which commands make the environment, and which build of Paddle a machine needs, says ppldm/utils/setup_plan.py.
+# Which commands make the environment, and which build of Paddle a machine needs, says ppldm/utils/machine/setup_plan.py.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${PPLDM_VENV:-$ROOT/.venv}
@@ -108,9 +108,9 @@ decide_device() {
     DEVICE=$(run_plan "$python" device "$@")
 }
 
-# ppldm/utils/setup_plan.py, which needs no package.
+# ppldm/utils/machine/setup_plan.py, which needs no package.
 run_plan() {
-    (cd "$ROOT" && "$1" -m ppldm.utils.setup_plan "${@:2}")
+    (cd "$ROOT" && "$1" -m ppldm.utils.machine.setup_plan "${@:2}")
 }
 
 # The commands that are still to be run, one a line.

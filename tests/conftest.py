@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 from sampling import pytest_addoption, pytest_collection_modifyitems, pytest_report_header  # noqa: F401
 
-from ppldm.utils.cpu import prepare_cpu
 from ppldm.utils.log import get_logger
+from ppldm.utils.machine.cpu import prepare_cpu
 
 get_logger()  # pytest listens to loggers that pass nothing on only where they are there before the test
 # Before paddle is there, as a user's run does it: this process and all that it starts then compute the same bits,

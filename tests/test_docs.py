@@ -9,8 +9,8 @@ import pytest
 from ppldm.cli.main import COMMANDS
 from ppldm.config.recipe import defaults
 from ppldm.families.ldm import LdmConfig
-from ppldm.training.arguments import make_parser
-from ppldm.utils.builds import BUILDS
+from ppldm.training.commands.arguments import make_parser
+from ppldm.utils.machine.builds import BUILDS
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README_cn.md"))

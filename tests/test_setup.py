@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from ppldm.utils.environment import KNOWN_BAD, PINS
+from ppldm.utils.machine.environment import KNOWN_BAD, PINS
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKED_EXTRAS = ("cpu", "demo", "test")

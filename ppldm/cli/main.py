@@ -13,11 +13,11 @@ from ..utils.errors import ConfigError, exit_on_error
 from ..utils.text import did_you_mean
 
 COMMANDS = {
-    "train": ("ppldm.training.command", "train"),
+    "train": ("ppldm.training.commands.train", "train"),
     "config": ("ppldm.cli.config", "config"),
-    "env": ("ppldm.utils.environment", "env"),
+    "env": ("ppldm.utils.machine.environment", "env"),
     "quickstart": ("ppldm.demo.quickstart", "quickstart"),
-    "finetune": ("ppldm.training.finetune", "finetune"),
+    "finetune": ("ppldm.training.commands.finetune", "finetune"),
     "demo-data": ("ppldm.demo.openmoji", "demo_data"),
     "filter": ("ppldm.prepare.filter.filter", "filter"),
     "download": ("ppldm.prepare.download.download", "download"),
@@ -33,7 +33,7 @@ COMMANDS = {
     "show": ("ppldm.inspect.show", "show"),
     "head": ("ppldm.inspect.show", "head"),
     "repack": ("ppldm.inspect.repack", "repack"),
-    "precompute": ("ppldm.inference.precompute", "precompute"),
+    "precompute": ("ppldm.inference.precompute.command", "precompute"),
     "generate": ("ppldm.inference.generate", "generate"),
     "evaluate": ("ppldm.evaluation.evaluate", "evaluate"),
     "compare": ("ppldm.evaluation.compare", "compare"),

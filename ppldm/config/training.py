@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ..utils.devices import DEFAULT_DEVICE
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
-from ..utils.machine import count_usable_cores
+from ..utils.machine.devices import DEFAULT_DEVICE
+from ..utils.machine.resources import count_usable_cores
 from ..utils.rng import MAX_SEED
 from ..utils.text import count_of
 from .option import REQUIRED, Bounds, Needs, option

@@ -9,9 +9,10 @@ A sample has an array for each of the model's `inputs` (`ppldm.data.inputs`), an
     skipped          list of str            the reasons why rows before it were not
 
 A bad row is replaced by the next good one of its own list and shape, in their order of that epoch
-(`ppldm.data.groups.make_successors`), so that the stand-in too is a function of (seed, epoch, row). All draws come from
-`make_rng(seed, stream, epoch, row)` with the row asked for, so that a bad row changes no number but its own pixels and
-caption. `row` is its number among all rows, so that a row is cropped, noised and so on alike whatever else is selected.
+(`ppldm.data.order.groups.make_successors`), so that the stand-in too is a function of (seed, epoch, row). All draws
+come from `make_rng(seed, stream, epoch, row)` with the row asked for, so that a bad row changes no number but its own
+pixels and caption. `row` is its number among all rows, so that a row is cropped, noised and so on alike whatever else
+is selected.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,6 @@ from isal import isal_zlib
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Generators, Stream
 from .bad_rows import BadRows
-from .buckets import BucketIndex
 from .cached.embeddings import CachedEmbeddings, EmbeddingsRule
 from .cached.moments import CachedMoments, LatentsRule
 from .control.cut import Cut, make_control
@@ -33,11 +33,12 @@ from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
 from .formats.row import Row
 from .formats.rows import Rows
-from .groups import make_successors
 from .images.crop import CropRule, DrawnCrop
 from .inputs import Control, Input, Moments, Pixels, Sizes, TextEmbeddings, Tokens, Uncached, count_bytes
 from .levels import Level, Strata
 from .open_parts import OpenParts, count_open_parts
+from .order.buckets import BucketIndex
+from .order.groups import make_successors
 from .pictures import Pictures
 from .select.selection import Selection, select_rows
 from .text.captions import CaptionRule

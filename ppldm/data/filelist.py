@@ -26,7 +26,7 @@ from pathlib import Path
 from ..config.data import LATENTS
 from ..utils.errors import FilelistError
 from ..utils.files import write_text
-from ..utils.workers import map_in_threads
+from ..utils.processes.workers import map_in_threads
 from .formats.layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
 
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv", "mds")

@@ -29,12 +29,12 @@ import paddle
 from paddle.io import DataLoader, Dataset
 
 from ..utils.errors import DataError, PpldmError, debugging, describe
-from ..utils.signals import end_with_parent
+from ..utils.processes.signals import end_with_parent
 from .dataset import TextImageDataset
 from .images.resize import compile_kernels as compile_resize
 from .normals import compile_kernel as compile_normals
+from .order.step_sampler import StepSampler
 from .shared_memory import Slots, Stored
-from .step_sampler import StepSampler
 
 _PREFETCH_FACTOR = 2
 

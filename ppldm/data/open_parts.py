@@ -1,8 +1,8 @@
 """Parts that are kept open: as many as the order of rows reads from at a time, within the limit on open files.
 
-The order (`ppldm.data.order`) draws from one window of runs of consecutive rows at a time, with weights from one window
-of every list, with rows of several shapes from one of every bucket. A cache that holds the parts of these windows opens
-a part once a window; a smaller one opens it again and again.
+The order (`ppldm.data.order.rows`) draws from one window of runs of consecutive rows at a time, with weights from one
+window of every list, with rows of several shapes from one of every bucket. A cache that holds the parts of these
+windows opens a part once a window; a smaller one opens it again and again.
 """
 
 import resource
@@ -16,7 +16,7 @@ from .filelist import Source
 from .formats.open import open_part
 from .formats.open_file import changed, gone
 from .formats.rows import Rows
-from .order import RUN_LENGTH, WINDOW_RUNS, bucket_window_runs
+from .order.rows import RUN_LENGTH, WINDOW_RUNS, bucket_window_runs
 
 _MIN_OPEN_PARTS = 16
 # A part of ordinary gzip has two files open, itself and its seek points; the rest of the process needs some as well.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config.flags import parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
-from ..utils.machine import count_usable_cores
+from ..utils.machine.resources import count_usable_cores
 from ..utils.stages import Stage, as_flags, describe, run_stages, tell
 
 _EPILOG = """In a clone, `bash run_scripts/quickstart.sh` makes the environment first and takes the same flags; its

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Annotated
 
 from ..inference.generate import check_settings, join_world, require_positive
-from ..utils.devices import use_device
 from ..utils.entry import entry
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
 from ..utils.log import quiet_libraries
+from ..utils.machine.devices import use_device
+from ..utils.processes.world import World
 from ..utils.report import print_report
-from ..utils.world import World
 from ..weights.fetch import check_name
 from .compare import show_measured
 

@@ -16,8 +16,8 @@ from ..utils.errors import DataError
 from ..utils.files import read_json
 from ..utils.jobs import JobFolder, as_json
 from ..utils.log import get_logger
-from ..utils.rank_watch import barrier
-from ..utils.world import World
+from ..utils.processes.rank_watch import barrier
+from ..utils.processes.world import World
 from ..weights.folders import CHECKPOINT_AVERAGE, COMPONENT_FOLDERS, EXPORTED_CKPT, find_component, is_checkpoint
 from .drawn import Drawing, choose_requests
 from .measure import Networks, Wanted, check, measure, names_of, state_settings

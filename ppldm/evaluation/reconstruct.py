@@ -13,7 +13,7 @@ from ..utils.checksums import checksum_arrays
 from ..utils.files import make_output_dir
 from ..utils.log import progress
 from ..utils.pictures import save_png
-from ..utils.world import World, shard
+from ..utils.processes.world import World, shard
 from ..weights.fill import fill_component, find_component_by_name
 from .pictures import WEIGHTS, PictureSet
 

@@ -23,7 +23,7 @@ from ..utils.errors import CheckpointError, ConfigError, PpldmError
 from ..utils.files import make_output_dir, read_json, write_text
 from ..utils.jobs import JobFolder
 from ..utils.log import get_logger
-from ..utils.world import World
+from ..utils.processes.world import World
 from .job import Job, has_average
 from .measure import names_of
 from .result import Result, read_result

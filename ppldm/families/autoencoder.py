@@ -9,8 +9,8 @@ from ..config.option import Bounds, option
 from ..networks.configs import check_fit, downscale_factor, read_new_config
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger, progress
-from ..utils.rank_watch import gather_objects
-from ..utils.world import gather_in_order, shard
+from ..utils.processes.rank_watch import gather_objects
+from ..utils.processes.world import gather_in_order, shard
 from ..weights.model_file import Component
 from .base import Family, Sitting, check_sizes
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from ..data.shapes import make_shapes
 from ..networks.configs import downscale_factor, latent_shape
 from ..utils.errors import ConfigError
+from ..utils.processes.world import World
 from ..utils.text import did_you_mean
-from ..utils.world import World
 
 
 @dataclass(frozen=True)

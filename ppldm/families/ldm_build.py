@@ -22,9 +22,9 @@ from ..networks.configs import (
 )
 from ..networks.controlnet import ControlledDiffusionModel
 from ..networks.latent_diffusion import LatentDiffusionModel
-from ..utils.devices import current_kind
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
+from ..utils.machine.devices import current_kind
 from ..utils.rng import Stream
 from ..weights.adapters import merged
 from ..weights.components import Weights

@@ -10,8 +10,8 @@ from ..data.shapes import nearest_to_square
 from ..diffusion.guided import draw, sample_latents, to_pictures
 from ..utils.grid import pad_alike, prompt_grid, tile
 from ..utils.log import progress
-from ..utils.rank_watch import gather_objects
-from ..utils.world import gather_in_order, shard
+from ..utils.processes.rank_watch import gather_objects
+from ..utils.processes.world import gather_in_order, shard
 from .base import Sitting
 
 NUM_PICTURES = 8  # of the batch, as published, or at a time

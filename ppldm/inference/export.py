@@ -21,7 +21,7 @@ def export(
     offline: bool = False,  # never touch the network
 ):
     """Write a trained model for ppdiffusers, diffusers or CompVis' code."""
-    from ..utils.cpu import load_paddle
+    from ..utils.machine.cpu import load_paddle
     from ..weights.fetch import check_name, locate_model
 
     if safetensors and to == "compvis":

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..utils.devices import use_device
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
+from ..utils.machine.devices import use_device
 from ..utils.rng import MAX_SEED
 from ..weights.fetch import check_name
 from ..weights.lora.flag import Loras, check_loras
@@ -102,7 +102,7 @@ generate.aliases = {
 
 
 def _draw_all(pipeline, plan: "Plan", folder: Path, batch_size: int, columns: int, world) -> None:
-    from ..utils.rank_watch import barrier
+    from ..utils.processes.rank_watch import barrier
 
     if world.is_main:
         warn_of_unknown_words(pipeline, plan.requests)
@@ -350,8 +350,8 @@ def join_world():
     """This process's place among those that a launcher started, which can talk to one another from here on."""
     import paddle
 
-    from ..utils.cpu import quiet_paddle
-    from ..utils.world import World
+    from ..utils.machine.cpu import quiet_paddle
+    from ..utils.processes.world import World
 
     world = World.detect()
     if world.size > 1:

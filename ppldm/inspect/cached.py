@@ -18,7 +18,7 @@ from ..data.cached.key import EmbeddingsKey, LatentsKey, list_cached
 from ..data.formats.open import summarize
 from ..utils.errors import DataError, PartError
 from ..utils.log import progress
-from ..utils.workers import map_in_threads, map_unordered
+from ..utils.processes.workers import map_in_threads, map_unordered
 from .parts import PartName
 
 Content = tuple[int, int] | None  # bytes and CRC-32 of a part; None: it is not here to say

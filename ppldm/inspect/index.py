@@ -4,8 +4,8 @@ from typing import Annotated
 
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..utils.errors import DataError
+from ..utils.processes.workers import check_workers
 from ..utils.report import print_report
-from ..utils.workers import check_workers
 from .parts import describe_bad_parts, index_parts, list_parts
 
 

@@ -20,7 +20,7 @@ from ..data.select.sidecar import ensure_columns
 from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import make_output_dir
 from ..utils.log import progress
-from ..utils.workers import map_unordered
+from ..utils.processes.workers import map_unordered
 
 Result = TypeVar("Result")
 

@@ -31,8 +31,8 @@ from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowEr
 from ..utils.files import write_json
 from ..utils.jobs import JobFolder, Piece, finish, list_pieces, make_key
 from ..utils.log import get_logger, progress
+from ..utils.processes.workers import check_workers, map_unordered
 from ..utils.report import print_report
-from ..utils.workers import check_workers, map_unordered
 from .parts import PartName, list_parts, open_rows
 
 

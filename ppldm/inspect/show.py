@@ -13,7 +13,7 @@ from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.images.decode import decode_image
 from ..utils.errors import ConfigError, DataError, RowError
 from ..utils.log import get_logger
-from ..utils.workers import check_workers
+from ..utils.processes.workers import check_workers
 from .parts import Indexed, check_output, index_parts, list_parts, locate, open_rows
 
 _CAPTION_LINES = 3

@@ -21,8 +21,8 @@ from ..data.text.captions import CaptionRule
 from ..data.text.coverage import Coverage, CoverageMeter
 from ..utils.errors import ConfigError, RowError
 from ..utils.files import atomic_write
+from ..utils.processes.workers import check_workers
 from ..utils.report import print_report
-from ..utils.workers import check_workers
 from .cached import describe_survey, survey
 from .parts import (
     Indexed,

@@ -10,8 +10,8 @@ from ..data.filelist import write_filelist
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.images.decode import decode_image
 from ..utils.errors import DataError, RowError
+from ..utils.processes.workers import check_workers
 from ..utils.report import print_report
-from ..utils.workers import check_workers
 from .cached import describe_survey, has_faults, survey
 from .parts import (
     Span,

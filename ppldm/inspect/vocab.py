@@ -20,8 +20,8 @@ from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.files import write_json
 from ..utils.jobs import as_json, find_finished
 from ..utils.log import get_logger
+from ..utils.processes.workers import check_workers
 from ..utils.report import print_report
-from ..utils.workers import check_workers
 from .parts import Indexed, Span, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
 
 DEFAULT_SIZE = 30_000

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..utils.errors import EnvironmentProblem, OutputError
-from ..utils.spark import describe_error
+from ..utils.machine.spark import describe_error
 from ..utils.variables import read
 from .hadoop import Hadoop
 

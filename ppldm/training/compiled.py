@@ -15,8 +15,8 @@ import warnings
 import paddle
 
 from ..utils.log import get_logger
-from ..utils.rank_watch import barrier
-from ..utils.world import World
+from ..utils.processes.rank_watch import barrier
+from ..utils.processes.world import World
 
 
 def compile_predict(model):

@@ -12,18 +12,18 @@ from ..data.cached.embeddings import EmbeddingsRule
 from ..data.cached.moments import LatentsRule
 from ..data.dataset import TextImageDataset
 from ..data.filelist import Source
-from ..data.groups import make_order
 from ..data.images.crop import CropRule
+from ..data.order.groups import make_order
 from ..data.shape_chart import BUCKETS_FILE, draw_chart
 from ..data.shapes import group_size_of
 from ..data.text.captions import CaptionRule
 from ..families.base import Family, Sitting, check_family, get_family
 from ..inference.generate import read_prompts
-from ..inference.text_encoder import make_rule
+from ..inference.precompute.text_encoder import make_rule
 from ..networks.ema import ExponentialMovingAverage, PowerDecay
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
-from ..utils.world import World
+from ..utils.processes.world import World
 from ..weights.adapters import write_adapters
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model

@@ -15,9 +15,9 @@ from ..data.select.selection import Selection, select_rows
 from ..data.shapes import Shape, shape_rule
 from ..utils.errors import ConfigError, FilelistError
 from ..utils.log import get_logger, quiet_libraries
-from ..utils.machine import count_usable_cores
+from ..utils.machine.resources import count_usable_cores
+from ..utils.processes.world import World
 from ..utils.text import count_of
-from ..utils.world import World
 
 
 def count_steps(arguments: TrainingOptions, num_rows: int, global_batch_size: int) -> int:

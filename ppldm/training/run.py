@@ -10,16 +10,16 @@ from .. import __version__
 from ..config.training import TrainingOptions
 from ..config.write import RECIPE_FILE, recipe_text
 from ..data.dataset import TextImageDataset
-from ..data.groups import Groups
 from ..data.loader import build_loader
-from ..data.order import Mix
-from ..data.step_sampler import StepSampler
+from ..data.order.groups import Groups
+from ..data.order.rows import Mix
+from ..data.order.step_sampler import StepSampler
 from ..utils.errors import DiskFullError, Interrupted, Preempted
 from ..utils.files import link_or_copy, write_json, write_text
 from ..utils.log import get_logger
-from ..utils.rank_watch import barrier, remove_signs
+from ..utils.processes.rank_watch import barrier, remove_signs
+from ..utils.processes.world import World
 from ..utils.variables import all_variables
-from ..utils.world import World
 from ..weights.model_file import ModelDescription
 from .averages.snapshots import SnapshotWriter
 from .checkpoint.checkpoint import (

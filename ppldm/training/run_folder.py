@@ -12,9 +12,9 @@ from ..config.training import TrainingOptions
 from ..utils.errors import ConfigError
 from ..utils.files import lock_folder, make_output_dir, remove_leftovers, write_json
 from ..utils.log import get_logger
-from ..utils.rank_watch import SIGNS_DIR, barrier, leave_signs, waiting
+from ..utils.processes.rank_watch import SIGNS_DIR, barrier, leave_signs, waiting
+from ..utils.processes.world import World
 from ..utils.variables import all_variables
-from ..utils.world import World
 from .averages.snapshots import remove_later
 from .checkpoint.checkpoint import find_checkpoint, list_checkpoints, read_manifest, set_aside_after
 from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE

@@ -1,8 +1,8 @@
 """Switches that trade bits for speed (docs/training.md): each is off unless its flag is given."""
 
 from ..config.training import TrainingOptions
-from ..utils.devices import current_kind, set_exactness
 from ..utils.log import get_logger
+from ..utils.machine.devices import current_kind, set_exactness
 
 SWITCHES = ("tf32", "cudnn_search")
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import paddle
 
 from ..utils.log import get_logger
-from ..utils.rank_watch import remove_signs
+from ..utils.processes.rank_watch import remove_signs
 from .checkpoint.checkpoint import load_optimizer
 from .distributed.signals import StopRequest, stop_on_signals
 from .monitor.report import Reporter

@@ -11,8 +11,8 @@ from paddlenlp.trainer import PdArgumentParser, PrinterCallback, Trainer, Traine
 
 from ..config.flags import parse_known
 from ..networks.model import Loss
-from ..utils.cpu import quiet_paddle
-from ..utils.rank_watch import waiting
+from ..utils.machine.cpu import quiet_paddle
+from ..utils.processes.rank_watch import waiting
 from .monitor.report import TimedBatches
 from .optimizer.precision import autocast, half_type, precision_name
 from .optimizer.sharding import gradient_shares

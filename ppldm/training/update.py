@@ -20,9 +20,9 @@ from paddle.nn.clip import _squared_l2_norm
 from ..networks.model import Loss
 from ..utils.errors import TrainingError
 from ..utils.log import get_logger
-from ..utils.rank_watch import gather_objects, waiting
+from ..utils.processes.rank_watch import gather_objects, waiting
+from ..utils.processes.world import World
 from ..utils.rng import Stream, make_rng
-from ..utils.world import World
 from .checkpoint.checkpoint import TrainingState
 from .optimizer.sharding import gradient_shares, master_weights
 

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from .cpu import load_paddle
-from .environment import require_working_environment
 from .errors import Preempted, exit_on_error
-from .failure import note_failure
-from .signals import end_with_parent, handle
+from .machine.cpu import load_paddle
+from .machine.environment import require_working_environment
+from .processes.failure import note_failure
+from .processes.signals import end_with_parent, handle
+from .processes.world import World
 from .variables import read
-from .world import World
 
 
 @contextmanager

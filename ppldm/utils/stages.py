@@ -114,7 +114,7 @@ def run_stage(stage: Stage) -> None:
     Ctrl-C, SIGTERM and SIGHUP end it first, by SIGTERM, which it may take a while to save its state for; a second one
     does not wait for that. Then Interrupted is raised. A stage ends, too, where this process is killed.
     """
-    from .signals import end_with_parent
+    from .processes.signals import end_with_parent
 
     asked: list[int] = []
     process = None

@@ -12,7 +12,7 @@ import yaml
 
 from ..utils.errors import ModelError
 from .components import ComponentWeights, Weights, turn_linear
-from .limits import require_few_layers
+from .formats.limits import require_few_layers
 from .names import Unmapped, rename, text_encoder_names, unet_names, vae_names
 
 PREFIXES = {"unet": "model.diffusion_model.", "vae": "first_stage_model.", "text_encoder": "cond_stage_model."}

@@ -11,8 +11,8 @@ from pathlib import Path
 from ..utils.errors import ModelError
 from ..utils.log import get_logger
 from ..utils.offline import is_offline
-from ..utils.rank_watch import barrier
-from ..utils.world import World
+from ..utils.processes.rank_watch import barrier
+from ..utils.processes.world import World
 
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
 

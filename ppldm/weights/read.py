@@ -20,7 +20,6 @@ from ..utils.files import read_json_object
 from . import compvis
 from .components import ComponentWeights, Weights
 from .configs import complete_config, read_config
-from .files import read_arrays, read_component_arrays, weight_files
 from .folders import (
     CHECKPOINT_AVERAGE,
     CHECKPOINT_WEIGHTS,
@@ -32,7 +31,8 @@ from .folders import (
     is_checkpoint,
     is_tokenizer,
 )
-from .limits import require_few_layers
+from .formats.files import read_arrays, read_component_arrays, weight_files
+from .formats.limits import require_few_layers
 from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, read_model_file
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler

@@ -24,7 +24,8 @@ from ..utils.errors import ConfigError, ModelError
 from ..utils.files import atomic_dir, write_json, write_text
 from . import compvis
 from .components import ComponentWeights, Weights, cast, to_torch_config, turn_linear
-from .files import write_safetensors
+from .formats.files import write_safetensors
+from .formats.torch_files import write_torch
 from .model_file import (
     CONTROLNET,
     LDM,
@@ -38,7 +39,6 @@ from .model_file import (
     describe,
 )
 from .noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
-from .torch_files import write_torch
 
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
 DTYPES = ("float32", "float16")

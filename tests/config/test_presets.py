@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ppldm.config.presets import list_presets
-from ppldm.training.arguments import read_recipe
+from ppldm.training.commands.arguments import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOT = Path(__file__).with_name("presets.json")

@@ -15,7 +15,7 @@ from ppldm.data.formats.row import Row, encode_row
 from ppldm.data.images.crop import CropRule, crop_pixels
 from ppldm.data.images.decode import decode_pixels
 from ppldm.data.images.resize import INTERPOLATIONS
-from ppldm.data.order import Mix
+from ppldm.data.order.rows import Mix
 from ppldm.data.text.captions import CaptionRule
 from ppldm.utils.errors import ConfigError, DataError, RowError
 

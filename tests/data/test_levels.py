@@ -7,10 +7,10 @@ import pytest
 
 from ppldm.data.levels import Level, Strata
 from ppldm.data.loader import build_loader
-from ppldm.data.order import Mix
-from ppldm.data.step_sampler import StepSampler
+from ppldm.data.order.rows import Mix
+from ppldm.data.order.step_sampler import StepSampler
+from ppldm.utils.processes.world import World
 from ppldm.utils.rng import Generators, Stream
-from ppldm.utils.world import World
 
 KEYS = [(0, row) for row in range(4000)]
 

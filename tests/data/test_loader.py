@@ -13,11 +13,11 @@ from ppldm.data.bad_rows import BadRows
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.row import encode_row
 from ppldm.data.loader import build_loader
-from ppldm.data.order import Mix
-from ppldm.data.step_sampler import StepSampler
+from ppldm.data.order.rows import Mix
+from ppldm.data.order.step_sampler import StepSampler
 from ppldm.data.text.captions import CaptionRule
 from ppldm.utils.errors import DataError
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 
 def batches(dataset, workers, world=World(), start_step=0, max_steps=9, micro=2):  # noqa: B008 (frozen)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from ppldm.data.order import Mix
+from ppldm.data.order.rows import Mix
 
 # Imports paddle once, then forks a process for each rank of each run that a line of stdin asks for. A rank goes on at a
 # step and writes its row ids, a line for each step, when the step's batches are in.
@@ -21,9 +21,9 @@ from ppldm.data.dataset import TextImageDataset
 from ppldm.data.inputs import Pixels
 from ppldm.data.filelist import read_sources
 from ppldm.data.loader import build_loader
-from ppldm.data.order import Mix
-from ppldm.data.step_sampler import StepSampler
-from ppldm.utils.world import World
+from ppldm.data.order.rows import Mix
+from ppldm.data.order.step_sampler import StepSampler
+from ppldm.utils.processes.world import World
 
 def run(filelist, log, start, rank, ranks, workers, steps):
     dataset = TextImageDataset(read_sources(filelist), {"pixel_values": Pixels()}, 16, 7)

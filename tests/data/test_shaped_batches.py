@@ -11,13 +11,13 @@ from ppldm.data.bad_rows import BadRows
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row, encode_row
-from ppldm.data.groups import make_order
 from ppldm.data.loader import build_loader
+from ppldm.data.order.groups import make_order
+from ppldm.data.order.step_sampler import StepSampler
 from ppldm.data.select.selection import select_rows
 from ppldm.data.shapes import ShapeRule
-from ppldm.data.step_sampler import StepSampler
 from ppldm.utils.errors import DataError
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 SHAPES = ((16, 16), (16, 32), (24, 16))  # height, width
 SIZES = [(20, 18), (40, 20), (20, 34), (34, 17), (18, 27), (16, 24)]  # width, height

@@ -15,7 +15,7 @@ from PIL import Image
 
 from ppldm.cli.main import run
 from ppldm.evaluation import measure
-from ppldm.training.arguments import parse_arguments
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError, DataError
@@ -170,7 +170,7 @@ def test_prompts_and_their_number(pictures, trained, tmp_path, capfd):
 
 IMPORTS = """
 import contextlib, io
-from ppldm.utils.cpu import load_paddle
+from ppldm.utils.machine.cpu import load_paddle
 load_paddle()
 import ppldm.evaluation.job, ppldm.inference.pipeline, ppldm.evaluation.features.pixels
 from ppldm.cli.main import run

@@ -12,8 +12,8 @@ import pytest
 from ppldm.evaluation import watch
 from ppldm.evaluation.job import Job
 from ppldm.evaluation.measure import Networks, choose_metrics
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import list_checkpoints
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.training.start import read_start

@@ -16,7 +16,7 @@ from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.families.base import get_family
 from ppldm.families.ldm_build import build_model, load_pipeline
 from ppldm.networks.controlnet import controlnet_config, new_controlnet
-from ppldm.training.arguments import parse_arguments
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError, ModelError

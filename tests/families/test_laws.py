@@ -16,15 +16,15 @@ from toy import registered_toy
 
 from ppldm.families.base import get_family, list_families
 from ppldm.families.ldm_build import load_pipeline
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError
-from ppldm.weights.files import read_arrays
 from ppldm.weights.fill import load_vae
+from ppldm.weights.formats.files import read_arrays
 from ppldm.weights.lora.files import read_lora
 from ppldm.weights.model_file import read_model_file
 

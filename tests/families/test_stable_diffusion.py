@@ -14,7 +14,7 @@ from ppldm.families.ldm_build import load_pipeline
 from ppldm.families.stable_diffusion import FAMILY, StableDiffusionConfig
 from ppldm.networks.build import build_text_encoder
 from ppldm.networks.configs import read_new_config
-from ppldm.training.arguments import read_recipe
+from ppldm.training.commands.arguments import read_recipe
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.read import read_component
 from ppldm.weights.write import write_weights

@@ -9,11 +9,11 @@ import os
 import sys
 
 from ppldm.utils.entry import entry
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 
 def main(kind: str, *flags: str) -> None:
-    from ppldm.training.arguments import parse_arguments
+    from ppldm.training.commands.arguments import parse_arguments
     from ppldm.training.loop import run_loop
     from ppldm.training.prepare import prepare
     from ppldm.training.trainer import run_trainer

@@ -5,7 +5,7 @@ import sys
 from toy import FAMILY
 
 from ppldm.families.base import get_family, register
-from ppldm.training.command import run_training
+from ppldm.training.commands.train import run_training
 
 if __name__ == "__main__":  # worker processes import this file
     register(FAMILY)

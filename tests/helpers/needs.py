@@ -13,7 +13,7 @@ import shutil
 
 import pytest
 
-from ppldm.utils.machine import read_java_version
+from ppldm.utils.machine.resources import read_java_version
 
 
 def _modules(*names):

@@ -19,8 +19,8 @@ import ppldm.training.optimizer.gradient_shares
 import ppldm.training.optimizer.sharding
 from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
 from ppldm.networks.model import Component
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import TrainingState, count_bytes
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.optimizer.gradient_shares import count_gradient_bytes
 from ppldm.training.optimizer.precision import restore_float32
@@ -28,7 +28,7 @@ from ppldm.training.optimizer.sharding import ShardedAdamW, master_weights, whol
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.training.update import UpdateGuard, update_averages
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 
 def main(bad_row: str, facts: str, runs: str) -> None:

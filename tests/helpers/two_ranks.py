@@ -17,8 +17,8 @@ from ppldm.training.optimizer.gradient_shares import count_gradient_bytes
 from ppldm.training.optimizer.sharding import ShardedAdamW
 from ppldm.training.update import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError
-from ppldm.utils.rank_watch import barrier, gather_objects
-from ppldm.utils.world import World
+from ppldm.utils.processes.rank_watch import barrier, gather_objects
+from ppldm.utils.processes.world import World
 
 SIZES = [(4, 6), (6, 30), (30, 3)]
 

@@ -10,7 +10,7 @@ from small_weights import UNET, write_clip
 
 import ppldm
 from ppldm.diffusion.guided import initial_noise
-from ppldm.training.arguments import parse_arguments
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError, ModelError

@@ -18,7 +18,7 @@ from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.inference.generate import Plan, read_prompts
 from ppldm.inference.pipeline import TextToImage
 from ppldm.inference.prompts import Request
-from ppldm.training.arguments import parse_arguments
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError, ModelError

@@ -3,9 +3,9 @@
 An area is a file beside this one, a list of
 
     {"name": "order_every_cycle_like_the_first",        what is wrong, unique in its area
-     "file": "ppldm/data/order.py",                     where
+     "file": "ppldm/data/order/rows.py",                     where
      "old": "…", "new": "…",                            text that stands once in the file, and what takes its place
-     "tests": "tests/data/test_order.py"}               what must fail: pytest's arguments, separated by spaces
+     "tests": "tests/data/order/test_rows.py"}               what must fail: pytest's arguments, separated by spaces
 
 in YAML. The runner copies the tree, sees that the tests pass there, then plants one fault at a time, runs its tests
 without the slow ones, and takes it out again. It prints which faults were missed; exit status 1 if more than a tenth

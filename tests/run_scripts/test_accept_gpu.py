@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ppldm.training.arguments import parse_arguments
+from ppldm.training.commands.arguments import parse_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "run_scripts/accept_gpu.sh"

@@ -22,8 +22,8 @@ from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.families.base import get_family
 from ppldm.training import prepare as module
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import verify
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.identity import run_identity
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics

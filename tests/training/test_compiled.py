@@ -13,14 +13,14 @@ import paddle
 import pytest
 from tiny_model import make_batch, make_model
 
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import read_manifest
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.compiled import CompiledPrediction
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"max_steps": 4, "save_steps": 2, "use_ema": True}

@@ -9,8 +9,8 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import read_manifest
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import yaml
 
-from ppldm.training.command import run_recipe
-from ppldm.training.early import check_early
-from ppldm.weights.files import read_arrays
+from ppldm.training.commands.early import check_early
+from ppldm.training.commands.train import run_recipe
+from ppldm.weights.formats.files import read_arrays
 
 
 def train(*words, loop: bool = True) -> None:

@@ -6,7 +6,7 @@ from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ppldm.config.recipe import defaults, flatten
 from ppldm.families.ldm import LdmConfig
-from ppldm.training.arguments import make_parser, parse_arguments
+from ppldm.training.commands.arguments import make_parser, parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from ppldm.training.arguments import parse_arguments
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.monitor.report import Reporter

@@ -12,17 +12,17 @@ import paddle
 import pytest
 from poison import poisoned
 
-from ppldm.data.order import Mix
+from ppldm.data.order.rows import Mix
 from ppldm.networks.model import Loss, Model
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import TrainingState, list_checkpoints, verify
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare as prepare_run
 from ppldm.training.trainer import run_trainer
 from ppldm.training.update import UpdateGuard, train_step
 from ppldm.utils.errors import TrainingError
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, SEED = 40, 5

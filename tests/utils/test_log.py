@@ -7,7 +7,7 @@ import pytest
 import tasks
 
 from ppldm.utils import log
-from ppldm.utils.workers import map_with_deadline
+from ppldm.utils.processes.workers import map_with_deadline
 
 
 def test_a_bar_follows_what_is_measured_and_never_passes_the_total(monkeypatch):

@@ -83,7 +83,7 @@ def fetch(hub, name: str, *flags):
     code = (
         "from ppldm.utils.errors import exit_on_error\n"
         "from ppldm.weights.fetch import locate_model\n"
-        "from ppldm.weights.files import weight_files\n"
+        "from ppldm.weights.formats.files import weight_files\n"
         "from ppldm.weights.read import COMPONENT_FOLDERS, find_component\n"
         "with exit_on_error():\n"
         f"    path = locate_model({name!r}, COMPONENT_FOLDERS, {'offline' in flags})\n"

@@ -19,10 +19,10 @@ from ppldm.weights import compvis
 from ppldm.weights.components import ComponentWeights, is_linear_weight
 from ppldm.weights.configs import complete_config
 from ppldm.weights.fill import fill_component
+from ppldm.weights.formats.torch_files import read_torch, write_torch
 from ppldm.weights.model_file import read_model_file
 from ppldm.weights.names import old_text_encoder_names, rename, unet_names, vae_names
 from ppldm.weights.read import read_component, read_weights
-from ppldm.weights.torch_files import read_torch, write_torch
 from ppldm.weights.write import metadata_of, write_weights
 
 

@@ -22,9 +22,9 @@ from ppldm.diffusion.guided import draw, initial_noise, sample_latents  # noqa: 
 from ppldm.families.ldm_build import build_model  # noqa: E402
 from ppldm.weights import compvis  # noqa: E402
 from ppldm.weights.components import PADDLE_ONLY, TORCH_ONLY  # noqa: E402
+from ppldm.weights.formats.torch_files import read_torch  # noqa: E402
 from ppldm.weights.names import rename, text_encoder_names, unet_names, vae_names  # noqa: E402
 from ppldm.weights.read import read_weights  # noqa: E402
-from ppldm.weights.torch_files import read_torch  # noqa: E402
 from ppldm.weights.write import write_weights  # noqa: E402
 
 CLASSES = {"vae": diffusers.AutoencoderKL, "unet": diffusers.UNet2DConditionModel}

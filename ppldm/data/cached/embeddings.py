@@ -13,7 +13,7 @@ import numpy as np
 
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError, PartError, RowError
-from ...utils.workers import map_in_threads
+from ...utils.processes.workers import map_in_threads
 from ..filelist import Source
 from ..fingerprint import read_options
 from ..formats.mds.shard import MdsShard

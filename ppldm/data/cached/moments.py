@@ -14,9 +14,9 @@ import numpy as np
 from ...utils.errors import ConfigError, OutputError, PartError
 from ...utils.files import make_output_dir
 from ...utils.log import get_logger
-from ...utils.workers import map_in_threads
+from ...utils.processes.workers import map_in_threads
 from ..filelist import Source
-from ..formats.index_lock import build_lock
+from ..formats.index.lock import build_lock
 from ..formats.mds.shard import MdsShard
 from ..formats.row import Row
 from ..formats.rows import Rows

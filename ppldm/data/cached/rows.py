@@ -7,7 +7,7 @@ import numpy as np
 
 from ...utils.errors import PartError
 from ..filelist import Source
-from ..formats.index import IndexSummary, find_smallest_side
+from ..formats.index.entries import IndexSummary, find_smallest_side
 from ..formats.row import Row
 from .file import read_key
 from .key import list_cached

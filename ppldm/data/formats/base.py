@@ -9,8 +9,8 @@ from ...utils.checksums import measure_file
 from ...utils.errors import PartError, RowError
 from ...utils.log import get_logger, progress
 from ..images.decode import image_size
-from .index import Index, IndexSummary, make_index, read_index, read_summary
-from .index_cache import IndexSpec, find_stored, open_index, stat_part, store_index
+from .index.cache import IndexSpec, find_stored, open_index, stat_part, store_index
+from .index.entries import Index, IndexSummary, make_index, read_index, read_summary
 from .open_file import OpenFile, file_state
 from .row import Row
 

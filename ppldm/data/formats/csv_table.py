@@ -21,8 +21,8 @@ from .base import (
     read_image_size,
     store_rows,
 )
-from .index import CSV_RECORDS, Index
-from .index_cache import IndexSpec, stat_part
+from .index.cache import IndexSpec, stat_part
+from .index.entries import CSV_RECORDS, Index
 from .row import Row, decode_text
 
 IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath", "file_name", "image_path")

@@ -12,8 +12,8 @@ from ...utils.errors import OutputError, PartError, RowError
 from ...utils.files import atomic_write, make_output_dir
 from .base import IndexedRows, indexing, read_file, read_image_size, store_rows
 from .folder_names import FolderNames, list_once, split_name
-from .index import FILE_NAMES, Index
-from .index_cache import IndexSpec, stat_part
+from .index.cache import IndexSpec, stat_part
+from .index.entries import FILE_NAMES, Index
 from .open_file import gone
 from .row import Row
 from .sample_files import IMAGE_SUFFIXES, assemble_row

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from ...utils.log import get_logger, progress
-from ...utils.workers import map_in_threads, map_unordered
+from ...utils.processes.workers import map_in_threads, map_unordered
 from ..cached.rows import CachedRows, is_only_cached, summarize_cached
 from ..filelist import Source
 from ..select.sidecar import build_columns
 from .base import IndexedRows
 from .csv_table import CsvTable
 from .folder import ImageFolder
-from .index import IndexSummary, find_smallest_side
+from .index.entries import IndexSummary, find_smallest_side
 from .mds.shard import MdsShard
 from .parquet.table import ParquetTable
 from .part import Part, part_spec

@@ -2,13 +2,13 @@
 
 `write_part` makes each row a gzip member of its own. RFC 1952 lets members follow one another and every gzip reader
 joins them, so the file is ordinary gzip; but one row costs one read. Beside the part lies its index, `<part>.idx`
-(`ppldm.data.formats.index`). The part is renamed into place first, its index after it.
+(`ppldm.data.formats.index.entries`). The part is renamed into place first, its index after it.
 
 `Part` opens any part and reads it where it lies: plain text, a member a row, or ordinary gzip, which is entered at seek
 points (`gzip.seek_points`). An index that is missing or does not fit is built again, by one process; one that is
 older than its part is believed only where the part's checksum says so. Image sizes depend on which column is the image,
 so each layout but the default has an index of its own, `<part>.<layout>.idx`. Where the part's folder cannot be
-written, its index lies in the cache folder (`ppldm.data.formats.index_cache`).
+written, its index lies in the cache folder (`ppldm.data.formats.index.cache`).
 """
 
 import struct
@@ -29,7 +29,8 @@ from ..select.sidecar import columns_key, columns_spec
 from .base import GZIP_MAGIC, IndexedRows, indexing, is_gzip
 from .gzip.packed_lines import PackedLines
 from .gzip.seek_points import read_points
-from .index import (
+from .index.cache import IndexSpec, find_companion, find_stored, store, store_index
+from .index.entries import (
     GZIP_MEMBERS,
     PACKED_LINES,
     PLAIN_LINES,
@@ -38,7 +39,6 @@ from .index import (
     make_index,
     write_index,
 )
-from .index_cache import IndexSpec, find_companion, find_stored, store, store_index
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout
 from .open_file import OpenFile
 from .part_lines import (

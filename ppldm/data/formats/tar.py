@@ -22,8 +22,8 @@ from ...utils.files import read_json_object
 from ...utils.log import get_logger
 from ..images.decode import image_size
 from .base import MAX_ROW_BYTES, ROWS_TO_TRY, IndexedRows, indexing, is_gzip, store_rows
-from .index import TAR_SAMPLES, Index
-from .index_cache import IndexSpec
+from .index.cache import IndexSpec
+from .index.entries import TAR_SAMPLES, Index
 from .row import Row
 from .sample_files import IMAGE_SUFFIXES, SUFFIXES, assemble_row
 

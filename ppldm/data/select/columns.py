@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from isal import isal_zlib
 
-from ..formats.index import Misfit
+from ..formats.index.entries import Misfit
 from .evaluate import Distinct
 
 # Part of every file: a change of what is in it must change it.

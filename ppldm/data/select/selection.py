@@ -20,7 +20,7 @@ import numpy as np
 
 from ...utils.errors import DataError
 from ...utils.log import get_logger, progress
-from ...utils.workers import map_unordered
+from ...utils.processes.workers import map_unordered
 from ..filelist import Source
 from ..formats.open import build_indexes, open_part
 from ..formats.rows import Rows

@@ -11,8 +11,8 @@ from ...utils.errors import OutputError, RowError
 from ...utils.files import atomic_write, make_output_dir
 from ...utils.log import get_logger, progress
 from ..filelist import Source
-from ..formats.index import Misfit
-from ..formats.index_cache import READ_ONLY, IndexSpec
+from ..formats.index.cache import READ_ONLY, IndexSpec
+from ..formats.index.entries import Misfit
 from ..formats.layouts import DEFAULT_LAYOUT
 from .columns import Block, Columns, ColumnsWriter
 

@@ -19,9 +19,9 @@ from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.files import make_output_dir, read_json_object, write_json, write_text
 from ...utils.offline import is_offline
-from ...utils.rank_watch import barrier
+from ...utils.processes.rank_watch import barrier
+from ...utils.processes.world import World
 from ...utils.variables import set_for_libraries
-from ...utils.world import World
 from .words import WordTokenizer, add_tokens, read_added, write_added
 
 # The loader's workers are the parallelism: threads of the Rust library do not survive their fork.

@@ -29,8 +29,8 @@ from ...utils.errors import ConfigError, PartError
 from ...utils.files import make_output_dir, write_json, write_text
 from ...utils.jobs import JobFolder, finish, make_key
 from ...utils.log import progress
+from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.rng import MAX_SEED, Stream, make_rng
-from ...utils.workers import check_workers, map_unordered
 from .captions import LANGUAGES, make_caption
 from .draw import draw_picture
 from .grammar import MAX_OBJECTS, PAIRS, RELATIONS, SIZES, Group, Scene, all_scenes, draw_scene

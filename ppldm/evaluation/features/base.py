@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from ...utils.checksums import sha256_arrays
-from ...utils.devices import set_exactness, use_device
 from ...utils.errors import ConfigError
+from ...utils.machine.devices import set_exactness, use_device
 from ...utils.text import did_you_mean
 from .resize import Convention, find_convention
 

@@ -19,8 +19,8 @@ from paddle.nn.functional import scaled_dot_product_attention
 from PIL import Image
 
 from ...utils.errors import ModelError
-from ...weights.files import read_component_arrays
 from ...weights.fill import fill_layer
+from ...weights.formats.files import read_component_arrays
 from .base import FeatureNetwork, network_of
 from .resize import Convention
 

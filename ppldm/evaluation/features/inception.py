@@ -15,8 +15,8 @@ from paddle.nn import AvgPool2D, BatchNorm2D, MaxPool2D
 from paddle.vision.models import InceptionV3
 
 from ...utils.errors import ModelError
-from ...weights.files import read_component_arrays
 from ...weights.fill import fill_layer
+from ...weights.formats.files import read_component_arrays
 from .base import FeatureNetwork, network_of
 from .resize import Convention
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from ...data.inputs import Pixels
-from ...data.step_sampler import StepSampler
+from ...data.order.step_sampler import StepSampler
 from ...training.run import TrainingRun
 from ...utils.errors import ConfigError
 from ...utils.grid import pad_alike, prompt_grid
 from ...utils.pictures import save_png
+from ...utils.processes.world import World
 from ...utils.rng import Generators
-from ...utils.world import World
 from .remake import Made
 
 

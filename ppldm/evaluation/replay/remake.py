@@ -20,7 +20,7 @@ from ...data.fingerprint import find_difference
 from ...families.base import get_family
 from ...training.checkpoint.checkpoint import POSTHOC_STATE, load_optimizer, read_manifest, verify, versions
 from ...training.checkpoint.machine import machine_record
-from ...training.early import check_recipe
+from ...training.commands.early import check_recipe
 from ...training.optimizer.precision import autocast
 from ...training.prepare import prepare
 from ...training.run import TrainingRun
@@ -28,8 +28,8 @@ from ...training.run_folder import in_working_folder
 from ...training.update import Update, UpdateGuard, train_step
 from ...utils.errors import CheckpointError
 from ...utils.log import get_logger
+from ...utils.processes.world import World
 from ...utils.text import count_of
-from ...utils.world import World
 from .runs import Run, different
 
 

@@ -22,7 +22,7 @@ def replay(
     if bisect and (row is not None or pictures):
         raise ConfigError("--row and --pictures are about one update; add --step, or omit them beside --bisect")
     compute_as(local_path(run))
-    from ...utils.cpu import load_paddle
+    from ...utils.machine.cpu import load_paddle
 
     load_paddle()
     from .bisect import describe_parting, find_parting

@@ -14,12 +14,12 @@ import numpy as np
 
 from ...data.fingerprint import Fingerprint, find_difference
 from ...utils.checksums import checksum_arrays, digest_of
-from ...utils.cpu import load_paddle
 from ...utils.errors import CheckpointError, DataError
 from ...utils.files import local_path, read_json_object
 from ...utils.log import get_logger
+from ...utils.machine.cpu import load_paddle
+from ...weights.formats.paddle_files import NAME_TABLE, read_tree, widen_bfloat16
 from ...weights.model_file import has_model_file, read_model_file
-from ...weights.paddle_files import NAME_TABLE, read_tree, widen_bfloat16
 
 RESULTS = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
 READ = ("data_crc32",)

@@ -7,9 +7,9 @@ from ...config.write import RECIPE_FILE
 from ...data.shape_chart import BUCKETS_FILE
 from ...training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics
 from ...training.monitor.sinks import old_pictures
-from ...utils.cpu import load_paddle
 from ...utils.errors import DataError
 from ...utils.files import read_json
+from ...utils.machine.cpu import load_paddle
 
 _SKIPPED = "skipped_rows_"
 

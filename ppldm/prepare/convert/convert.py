@@ -24,9 +24,9 @@ from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path, remove_path, write_json
 from ...utils.jobs import JobFolder, find_finished
 from ...utils.log import get_logger, progress
+from ...utils.machine.spark import is_submitted, spark_session_if
+from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.report import print_report
-from ...utils.spark import is_submitted, spark_session_if
-from ...utils.workers import check_workers, map_unordered
 from ..address_path import AddressPath, path_of
 from ..hadoop import is_address, is_remote
 from .converted import merge_records, refuse_bad_source

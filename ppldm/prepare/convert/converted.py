@@ -11,7 +11,7 @@ from ...data.formats.part import Part
 from ...utils.errors import ConfigError, DataError, RowError
 from ...utils.files import read_json_object
 from ...utils.log import progress
-from ...utils.workers import map_unordered
+from ...utils.processes.workers import map_unordered
 from ..provenance.forgotten import FORGOTTEN, Forgotten
 from .units import NOT_DOWNLOADED
 

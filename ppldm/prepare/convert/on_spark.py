@@ -11,7 +11,7 @@ from functools import cache, partial
 from itertools import groupby
 
 from ...utils.errors import PpldmError
-from ...utils.spark import following_tasks, spark_session
+from ...utils.machine.spark import following_tasks, spark_session
 from ..address_path import AddressPath
 from ..executor_hadoop import local_folder, reaching
 from ..hadoop import Hadoop

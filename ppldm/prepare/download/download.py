@@ -13,8 +13,8 @@ from typing import Annotated
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import RemotePath, remove_dir
 from ...utils.log import get_logger
+from ...utils.machine.spark import spark_session_if
 from ...utils.report import print_report
-from ...utils.spark import spark_session_if
 from ..address_path import path_of
 from ..hadoop import is_address, is_remote
 from .failures import CLASSES, TEMPORARY, describe_report, merge_reports

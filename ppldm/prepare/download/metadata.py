@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import local_path
-from ...utils.workers import map_in_threads
+from ...utils.processes.workers import map_in_threads
 from ..filter.columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
 
 

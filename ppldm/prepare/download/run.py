@@ -13,8 +13,8 @@ from math import isfinite
 from ...utils.errors import ConfigError, EnvironmentProblem, OutputError, PpldmError
 from ...utils.files import count_free_bytes, make_output_dir, write_json
 from ...utils.log import following, get_logger
-from ...utils.spark import following_tasks, spark_session
-from ...utils.workers import map_with_deadline
+from ...utils.machine.spark import following_tasks, spark_session
+from ...utils.processes.workers import map_with_deadline
 from ..address_path import AddressPath
 from .failures import describe_failures, describe_rows
 from .network import find_network_fault

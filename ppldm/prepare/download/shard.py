@@ -321,7 +321,7 @@ def _import_downloader():
     try:
         from img2dataset import downloader
     except ImportError as error:
-        from ...utils.environment import PIP
+        from ...utils.machine.environment import PIP
 
         raise EnvironmentProblem(
             f"img2dataset cannot be imported ({error}); {PIP} install 'img2dataset>=1.47,<2'"

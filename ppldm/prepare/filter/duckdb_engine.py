@@ -9,7 +9,7 @@ from pathlib import Path
 from ...utils.errors import DataError, EnvironmentProblem, OutputError
 from ...utils.files import finish_file, read_json, write_json
 from ...utils.log import following, get_logger, progress
-from ...utils.machine import count_usable_cores
+from ...utils.machine.resources import count_usable_cores
 from ..download.metadata import Tables
 from .plan import Plan
 from .sql import DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, first_key

@@ -20,9 +20,9 @@ from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.files import claimed_dir, local_path, read_json, write_json
 from ...utils.jobs import Piece, find_changes, take_fingerprint
 from ...utils.log import get_logger
-from ...utils.machine import usable_memory_bytes
+from ...utils.machine.resources import usable_memory_bytes
+from ...utils.machine.spark import check_java, is_submitted, spark_session_if
 from ...utils.report import print_report
-from ...utils.spark import check_java, is_submitted, spark_session_if
 from ..download.metadata import Tables, read_tables
 from ..hadoop import AddressPlace, Hadoop, address_of, fingerprint_at, is_address, is_remote, read_tables_at
 from . import duckdb_engine as filter_duckdb

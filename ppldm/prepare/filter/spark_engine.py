@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from ...utils.errors import ConfigError, DataError
 from ...utils.log import get_logger
-from ...utils.spark import following_tasks, spark_session
+from ...utils.machine.spark import following_tasks, spark_session
 from ..download.metadata import Tables
 from ..hadoop import Hadoop, escape_glob, split_address
 from .plan import Plan

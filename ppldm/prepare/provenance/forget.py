@@ -22,9 +22,9 @@ from ...utils.checksums import file_sha256
 from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.files import local_path, lock_folder, read_json, write_json
 from ...utils.log import get_logger
+from ...utils.processes.workers import check_workers
 from ...utils.report import print_report
 from ...utils.text import one_line
-from ...utils.workers import check_workers
 from ..convert.converted import find_rows, read_manifest
 from ..convert.packed import place_of
 from .forgotten import (

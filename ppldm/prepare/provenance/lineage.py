@@ -6,8 +6,8 @@ from typing import Annotated
 
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import local_path
+from ...utils.processes.workers import check_workers
 from ...utils.report import print_report
-from ...utils.workers import check_workers
 from ..convert.converted import find_rows, read_manifest
 from ..convert.packed import place_of
 from ..download.metadata import read_tables

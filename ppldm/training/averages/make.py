@@ -19,8 +19,8 @@ def ema(
 ):
     """Make an average of a run's weights after the training, and export it, or list those that can be made."""
     from ...networks.posthoc import LARGEST_STD
-    from ...utils.cpu import load_paddle
     from ...utils.files import local_path
+    from ...utils.machine.cpu import load_paddle
 
     if std is not None and not 0 < std <= LARGEST_STD:
         raise ConfigError(f"--std {std:g} must be above 0 and at most {LARGEST_STD}")
@@ -112,8 +112,8 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
     from ...inference.export import refuse_to_overwrite
     from ...networks.ema import ExponentialMovingAverage, PowerDecay
     from ...utils.files import local_path, read_json, write_text
-    from ...weights.files import read_arrays
     from ...weights.folders import CHECKPOINT_WEIGHTS
+    from ...weights.formats.files import read_arrays
     from ..checkpoint.checkpoint import newest_checkpoint, read_manifest
     from ..run_folder import in_working_folder
 

@@ -20,7 +20,7 @@ from ...utils.checksums import checksum_arrays
 from ...utils.errors import FULL_DISK, DiskFullError, ModelError
 from ...utils.files import atomic_write, count_free_bytes, make_output_dir, remove_leftovers
 from ...utils.log import get_logger
-from ...weights.files import read_arrays, read_metadata
+from ...weights.formats.files import read_arrays, read_metadata
 from ..checkpoint.checkpoint import require_space
 
 SNAPSHOTS = "ema_snapshots"

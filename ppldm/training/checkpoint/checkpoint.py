@@ -16,7 +16,7 @@
 
 The names are those of PaddleNLP's Trainer, so that its tools read them. There is no random state: every draw is a
 function of (seed, epoch, row). The position in the data is `samples_seen`, the number of samples taken from the
-endless order of `ppldm.data.order`.
+endless order of `ppldm.data.order.rows`.
 
 A checkpoint takes its name by one rename, after every byte is on disk; older ones go after it was read back and found
 sound. So whatever moment a process is killed at, the newest folder named checkpoint-<step> is whole.
@@ -38,12 +38,12 @@ import paddle
 from ... import __version__
 from ...networks.ema import ExponentialMovingAverage
 from ...utils.checksums import checksum_file, checksum_json
-from ...utils.devices import host_memory
 from ...utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
 from ...utils.files import atomic_dir, count_free_bytes, make_output_dir, read_json_object, remove_dir, write_json
 from ...utils.log import get_logger
+from ...utils.machine.devices import host_memory
+from ...weights.formats.paddle_files import NAME_TABLE, read_tree
 from ...weights.model_file import ModelDescription
-from ...weights.paddle_files import NAME_TABLE, read_tree
 from ..optimizer.sharding import ShardedOptimizer, parameter_of
 from .trainer_state import TrainerState
 

@@ -1,8 +1,8 @@
 """What the last bits of a run depend on besides settings and data, as its checkpoints record it."""
 
-from ...utils.devices import device_model
+from ...utils.machine.devices import device_model
+from ...utils.processes.world import World
 from ...utils.variables import read
-from ...utils.world import World
 
 TUNING = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # variables that choose the order of sums on a CPU
 

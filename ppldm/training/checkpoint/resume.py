@@ -7,8 +7,8 @@ from ...data.fingerprint import Fingerprint
 from ...utils.checksums import checksum_arrays
 from ...utils.errors import CheckpointError, ConfigError
 from ...utils.log import get_logger
-from ...weights.files import read_arrays
 from ...weights.folders import CHECKPOINT_WEIGHTS
+from ...weights.formats.files import read_arrays
 from ...weights.model_file import ModelDescription, has_model_file, read_model_file
 from .checkpoint import TrainingState, load_model, read_manifest, versions
 from .data_record import compare_data

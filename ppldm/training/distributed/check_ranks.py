@@ -4,9 +4,9 @@ import numpy as np
 import paddle
 
 from ...utils.errors import TrainingError
-from ...utils.rank_watch import waiting
+from ...utils.processes.rank_watch import waiting
+from ...utils.processes.world import World
 from ...utils.text import name_ranks
-from ...utils.world import World
 
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by bytes of an element
 

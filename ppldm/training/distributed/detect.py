@@ -3,12 +3,12 @@
 import paddle
 
 from ...config.training import TrainingOptions
-from ...utils.cpu import quiet_paddle
-from ...utils.devices import DEFAULT_DEVICE, device_name, use_device
 from ...utils.log import get_logger
-from ...utils.rank_watch import watch_ranks
+from ...utils.machine.cpu import quiet_paddle
+from ...utils.machine.devices import DEFAULT_DEVICE, device_name, use_device
+from ...utils.processes.rank_watch import watch_ranks
+from ...utils.processes.world import World
 from ...utils.text import count_of
-from ...utils.world import World
 from ..speed import apply_switches
 
 

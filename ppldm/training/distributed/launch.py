@@ -4,8 +4,8 @@
 
 Paddle's launcher starts the processes, on this machine or as one of several, and its flags stay its own. What is added:
 
-- The first rank that fails (`utils/failure.py`) is named on the terminal with the last lines of its log, and the
-  launcher ends with that rank's exit status. The other ranks have GRACE_SECONDS to end by themselves; then they and
+- The first rank that fails (`utils/processes/failure.py`) is named on the terminal with the last lines of its log, and
+  the launcher ends with that rank's exit status. The other ranks have GRACE_SECONDS to end by themselves; then they and
   their loader processes are killed. (Paddle's own shows the failed rank with the lowest number, which often is a victim
   of another one.)
 - SIGTERM, SIGUSR1 and Ctrl-C go to every rank's main process and to no loader process, and the ranks may take as long
@@ -26,9 +26,9 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from ...utils.cpu import quiet_paddle
 from ...utils.errors import ConfigError, debugging, exit_on_error
-from ...utils.failure import FOLDER_VARIABLE, failure_time_sec
+from ...utils.machine.cpu import quiet_paddle
+from ...utils.processes.failure import FOLDER_VARIABLE, failure_time_sec
 
 with quiet_paddle():
     from paddle.distributed.launch.context import Context

@@ -3,7 +3,7 @@
 import signal
 from contextlib import contextmanager
 
-from ...utils.signals import handle
+from ...utils.processes.signals import handle
 
 
 class StopRequest:

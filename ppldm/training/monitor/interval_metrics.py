@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from ...networks.model import Loss
-from ...utils.devices import peak_device_memory_bytes
-from ...utils.machine import peak_memory_bytes
-from ...utils.rank_watch import gather_objects
-from ...utils.world import World
+from ...utils.machine.devices import peak_device_memory_bytes
+from ...utils.machine.resources import peak_memory_bytes
+from ...utils.processes.rank_watch import gather_objects
+from ...utils.processes.world import World
 from .metrics import NUM_QUARTERS
 from .skipped_share import SkippedShare
 

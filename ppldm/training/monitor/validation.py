@@ -19,10 +19,10 @@ from ...data.dataset import TextImageDataset
 from ...data.filelist import Source
 from ...data.fingerprint import find_same_part
 from ...data.loader import first_epoch
-from ...utils.devices import release_device_memory
 from ...utils.errors import ConfigError
-from ...utils.rank_watch import gather_objects
-from ...utils.world import World, shard
+from ...utils.machine.devices import release_device_memory
+from ...utils.processes.rank_watch import gather_objects
+from ...utils.processes.world import World, shard
 from ..checkpoint.checkpoint import TrainingState
 from ..rows import open_sources, select_training_rows
 

@@ -5,7 +5,7 @@ import threading
 import time
 from contextlib import closing
 
-from ...utils.failure import end_process
+from ...utils.processes.failure import end_process
 
 
 class BatchesWithTimeout:

@@ -6,7 +6,7 @@ from functools import partial
 import paddle
 
 from ...utils.log import get_logger
-from ...utils.world import World
+from ...utils.processes.world import World
 from .fused_adamw import FusedAdamW
 from .learning_rate import lr_factor, scaled_learning_rate
 from .sharding import ShardedAdamW, ShardedFusedAdamW

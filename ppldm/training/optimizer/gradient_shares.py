@@ -16,7 +16,7 @@ from functools import partial
 import paddle
 from paddle.nn.clip import ClipGradByGlobalNorm, _squared_l2_norm
 
-from ...utils.rank_watch import waiting
+from ...utils.processes.rank_watch import waiting
 
 _SMALL = 1 << 18  # elements of a gradient that is not worth a message of its own
 _MOST_ON_THE_WAY = 2  # messages

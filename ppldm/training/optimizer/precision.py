@@ -11,8 +11,8 @@ from functools import partial
 import paddle
 
 from ...config.training import TrainingOptions
-from ...utils.devices import current_kind
 from ...utils.log import get_logger
+from ...utils.machine.devices import current_kind
 from ..checkpoint.checkpoint import TrainingState
 from .sharding import master_weights
 

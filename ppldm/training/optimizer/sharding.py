@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 
 import paddle
 
-from ...utils.devices import device_name
 from ...utils.log import get_logger
-from ...utils.rank_watch import gather_objects, waiting
-from ...utils.world import World
+from ...utils.machine.devices import device_name
+from ...utils.processes.rank_watch import gather_objects, waiting
+from ...utils.processes.world import World
 from .fused_adamw import FusedAdamW
 from .gradient_shares import ClipSharedGradients, GradientShares
 

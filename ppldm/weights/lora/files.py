@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import atomic_write
 from ..components import turn_linear
-from ..files import is_pytorch, read_arrays, read_metadata
+from ..formats.files import is_pytorch, read_arrays, read_metadata
 from .keys import FORMS, read_key, write_key
 from .pairs import Lora, LoraPair
 

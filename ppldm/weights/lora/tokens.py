@@ -14,7 +14,7 @@ import numpy as np
 from ...utils.errors import ModelError
 from ...utils.files import read_json_object
 from ..components import ComponentWeights, Weights
-from ..files import read_arrays, write_safetensors
+from ..formats.files import read_arrays, write_safetensors
 from ..model_file import TOKENIZER_FOLDER
 
 _FILES = "learned_embeds*.safetensors"

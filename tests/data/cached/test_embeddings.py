@@ -20,7 +20,7 @@ from ppldm.data.formats.row import Row
 from ppldm.data.inputs import TextEmbeddings
 from ppldm.data.text.captions import CaptionRule
 from ppldm.data.text.tags import TagRule
-from ppldm.inference.encode_texts import read_captions
+from ppldm.inference.precompute.encode_texts import read_captions
 from ppldm.utils.errors import ConfigError, PartError, RowError
 
 RULE = EmbeddingsRule("a" * 32, "b" * 32, 8, False, "float32")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ppldm.data.loader import build_loader
-from ppldm.data.order import Mix
-from ppldm.data.step_sampler import StepSampler
-from ppldm.utils.world import World
+from ppldm.data.order.rows import Mix
+from ppldm.data.order.step_sampler import StepSampler
+from ppldm.utils.processes.world import World
 
 BATCH = 100
 ALLOWED_GROWTH_KB = 6 << 10

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row, encode_row
-from ppldm.data.order import Mix
+from ppldm.data.order.rows import Mix
 from ppldm.data.select import columns as columns_module
 from ppldm.data.select import selection as selection_module
 from ppldm.data.select import sidecar

@@ -11,7 +11,7 @@ from ppldm.data.formats.row import Row
 from ppldm.data.text.captions import CaptionRule
 from ppldm.data.text.tags import TagRule
 from ppldm.families.ldm import LdmConfig
-from ppldm.training.arguments import read_recipe
+from ppldm.training.commands.arguments import read_recipe
 from ppldm.utils.errors import ConfigError, RowError
 from ppldm.utils.rng import Stream, make_rng
 

@@ -10,7 +10,7 @@ from small_weights import write_clip
 from ppldm.evaluation.features.base import load_features
 from ppldm.utils.errors import ModelError
 from ppldm.weights.components import turn_linear
-from ppldm.weights.files import read_arrays, write_safetensors
+from ppldm.weights.formats.files import read_arrays, write_safetensors
 
 TEXTS = ["a red blue heart", "", "12 blue " * 40, "é 红心"]
 TEXT_CONFIG = {"vocab_size": 520, "eos_token_id": 519, "bos_token_id": 518, "pad_token_id": 519}

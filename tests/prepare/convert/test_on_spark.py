@@ -20,8 +20,8 @@ from ppldm.prepare.convert.part_task import PartTask
 from ppldm.prepare.convert.reencode import Treatment
 from ppldm.prepare.convert.source import find_units
 from ppldm.prepare.convert.units import Span
-from ppldm.utils import spark
 from ppldm.utils.errors import ConfigError, DataError, OutputError
+from ppldm.utils.machine import spark
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from ppldm.prepare.download.shard_at import put_shard
 from ppldm.prepare.download.shard_rows import find_columns, find_parts
 from ppldm.prepare.executor_hadoop import connect
 from ppldm.prepare.hadoop import Hadoop
-from ppldm.utils import spark
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 from ppldm.utils.files import count_free_bytes, make_output_dir, read_json, remove_path, write_json, write_text
+from ppldm.utils.machine import spark
 
 ON_SPARK = SETTINGS | {"distributor": "pyspark"}
 

@@ -20,8 +20,8 @@ from ppldm.prepare.filter import spark_engine as filter_spark
 from ppldm.prepare.filter.conditions import merge_bounds
 from ppldm.prepare.filter.filter import check_tables, choose_engine, describe, filter, filter_tables, make_plan
 from ppldm.prepare.filter.plan import Plan
-from ppldm.utils import spark
 from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError
+from ppldm.utils.machine import spark
 
 MEMORY_GB = 1.0
 

@@ -13,9 +13,9 @@ from ppldm.families.ldm import LdmConfig
 from ppldm.families.ldm_build import load_pipeline
 from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay
 from ppldm.networks.posthoc import combine, exponent_of
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.averages.make import add_up, choose, survey
 from ppldm.training.averages.snapshots import SNAPSHOTS, Snapshot, SnapshotWriter, list_snapshots
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import CheckpointError, ConfigError

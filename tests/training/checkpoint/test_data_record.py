@@ -7,9 +7,9 @@ import pytest
 
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part, write_part
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import MANIFEST, read_manifest
 from ppldm.training.checkpoint.data_record import DATA_FILE
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer

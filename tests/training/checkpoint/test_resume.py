@@ -10,9 +10,9 @@ import pytest
 import ppldm
 from ppldm.families.ldm_build import build_model
 from ppldm.networks.build import build_autoencoder, save_component
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
 from ppldm.training.checkpoint.resume import differing
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer

@@ -21,9 +21,9 @@ with entry():
     from ppldm.training.distributed.check_ranks import check_ranks
     from ppldm.training.monitor.watchdog import BatchesWithTimeout
     from ppldm.utils.errors import DataError
-    from ppldm.utils.rank_watch import leave_signs, waiting, watch_ranks
-    from ppldm.utils.rank_watch import barrier
-    from ppldm.utils.world import World
+    from ppldm.utils.processes.rank_watch import leave_signs, waiting, watch_ranks
+    from ppldm.utils.processes.rank_watch import barrier
+    from ppldm.utils.processes.world import World
 
     paddle.distributed.init_parallel_env()
     world, end = World.detect(), sys.argv[1]
@@ -111,8 +111,8 @@ def test_an_end_of_one_rank_is_the_end_of_all(tmp_path, end):
 VICTIM = """
 import os, sys, time
 from pathlib import Path
-from ppldm.utils.failure import FOLDER_VARIABLE, note_failure
-from ppldm.utils.world import World
+from ppldm.utils.processes.failure import FOLDER_VARIABLE, note_failure
+from ppldm.utils.processes.world import World
 
 rank = World.detect().rank
 if rank == 0:

@@ -18,7 +18,7 @@ from signalled import draw
 
 from ppldm.training.checkpoint.checkpoint import list_checkpoints, step_of, verify
 from ppldm.training.monitor.metrics import read_metrics
-from ppldm.utils.rank_watch import SIGNS_DIR
+from ppldm.utils.processes.rank_watch import SIGNS_DIR
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_SIGNALS = int(os.environ.get("PPLDM_NUM_SIGNALS", 6))

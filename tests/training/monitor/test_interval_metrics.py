@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ppldm.networks.model import Loss
 from ppldm.training.monitor import interval_metrics as module
 from ppldm.training.monitor.interval_metrics import IntervalMetrics
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 UPDATE = st.tuples(
     st.floats(0, 10),

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppldm.data.filelist import write_filelist
-from ppldm.training.arguments import parse_arguments
 from ppldm.training.checkpoint.checkpoint import list_checkpoints
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.interval_metrics import IntervalMetrics
 from ppldm.training.monitor.skipped_share import LEAST_SAMPLES, WINDOW_SAMPLES, SkippedShare
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, DataError
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 ROOT = Path(__file__).resolve().parents[3]
 UPDATES = st.lists(st.tuples(st.sampled_from([1, 8, 99, 100, 400, 1000, 3000]), st.integers(0, 3000)), max_size=30)

@@ -9,7 +9,7 @@ from ppldm.config.training import LR_SCHEDULES
 from ppldm.networks.model import Component
 from ppldm.training.optimizer.adamw import build_optimizer
 from ppldm.training.optimizer.learning_rate import learning_rate_ratios, lr_factor, scaled_learning_rate
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 
 @pytest.mark.parametrize("schedule", LR_SCHEDULES)

@@ -20,7 +20,7 @@ from ppldm.training.compiled import compile_predict
 from ppldm.training.optimizer import precision
 from ppldm.training.update import UpdateGuard, train_step
 from ppldm.utils.errors import TrainingError
-from ppldm.utils.world import World
+from ppldm.utils.processes.world import World
 
 
 @pytest.fixture

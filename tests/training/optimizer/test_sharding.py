@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from poison import poisoned
 
-from ppldm.data.order import Mix
-from ppldm.training.arguments import parse_arguments
+from ppldm.data.order.rows import Mix
 from ppldm.training.checkpoint.checkpoint import count_bytes
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.optimizer.sharding import assign_owners, parameter_of

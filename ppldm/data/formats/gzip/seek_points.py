@@ -23,7 +23,7 @@ from isal import isal_zlib
 
 from ....utils.errors import PartError, RowError
 from ....utils.files import atomic_write
-from ..index import Misfit
+from ..index.entries import Misfit
 from ..open_file import OpenFile, unreadable
 from .deflate import (
     DYNAMIC,

@@ -15,8 +15,8 @@ from pathlib import Path
 from ....utils.errors import OutputError, PartError
 from ....utils.files import atomic_write, count_free_bytes, make_output_dir
 from ....utils.log import get_logger
-from ..index_cache import IndexSpec, cache_dir, stat_part
-from ..index_lock import build_lock
+from ..index.cache import IndexSpec, cache_dir, stat_part
+from ..index.lock import build_lock
 
 LIMIT_BYTES = 32 << 30
 # The suffixes that MosaicML's writer gives, and what pyarrow calls their formats.

@@ -24,8 +24,8 @@ import numpy as np
 from ....utils.errors import PartError, RowError
 from ...images.decode import image_size
 from ..base import MAX_ROW_BYTES, IndexedRows, find_column, indexing, is_plain, store_rows
-from ..index import MDS_SAMPLES, Index
-from ..index_cache import IndexSpec, stat_part
+from ..index.cache import IndexSpec, stat_part
+from ..index.entries import MDS_SAMPLES, Index
 from ..open_file import unreadable
 from ..parquet.table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ..row import Row, decode_text

@@ -19,8 +19,8 @@ from isal import isal_zlib
 from ....utils.errors import PartError, RowError
 from ...images.decode import image_size
 from ..base import IndexedRows, find_column, indexing, is_plain, store_rows
-from ..index import PARQUET_ROWS, Index
-from ..index_cache import IndexSpec
+from ..index.cache import IndexSpec
+from ..index.entries import PARQUET_ROWS, Index
 from ..layouts import DEFAULT_LAYOUT, LAYOUTS
 from ..open_file import OpenFile
 from ..row import Row, decode_row, decode_text_columns, encode_text_columns

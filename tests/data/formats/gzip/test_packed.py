@@ -13,7 +13,7 @@ from isal import igzip
 
 from ppldm.data.formats import part as part_module
 from ppldm.data.formats.gzip import seek_points
-from ppldm.data.formats.index import PACKED_LINES, find_smallest_side
+from ppldm.data.formats.index.entries import PACKED_LINES, find_smallest_side
 from ppldm.data.formats.part import Part, index_path, write_part
 from ppldm.data.formats.row import Row, decode_row, encode_row
 from ppldm.utils.errors import PartError, RowError

@@ -1,0 +1,271 @@
+"""`ppldm precompute`: latents of all rows of filelists, and embeddings of their captions, computed once, for training
+with `--latents cached` and `--text_embeddings cached`.
+
+Beside each part, or in `--latents-dir`, a file for each resolution (`ppldm.data.cached.latents`) and one of embeddings
+(`ppldm.data.cached.embeddings`). Before it begins the command says how many bytes and hours it will take, and refuses
+what does not fit the disk. Stopped at any point, the same command goes on; it also repairs what is damaged. Several
+processes share the parts out, or the executors of Spark.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from ...config.data import DataOptions
+from ...data.cached.key import DTYPES
+from ...data.filelist import Source, read_sources
+from ...data.formats.layouts import DEFAULT_LAYOUT
+from ...data.images.crop import CropRule
+from ...data.select.parse import parse_where
+from ...data.shapes import ShapeRule, shape_rule
+from ...data.text.captions import CaptionRule
+from ...families.ldm import LdmConfig
+from ...utils.entry import entry
+from ...utils.errors import ConfigError
+from ...utils.files import local_path, make_output_dir
+from ...utils.log import get_logger, progress
+from ...utils.machine.devices import use_device
+from ...utils.machine.spark import is_submitted, spark_session_if
+from ...utils.processes.rank_watch import barrier, gather_objects
+from ...utils.processes.workers import check_workers
+from ...utils.processes.world import World, shard
+from ...utils.report import print_report
+from ...weights.fetch import check_name
+from .encode_part import Encode, encode_part, measure_cost
+from .encode_texts import encode_texts, measure_texts
+from .latents_plan import Projection, Settings, Shapes, choose_rows, list_tasks, project
+from .on_spark import DRIVER_MEMORY_GB, Cluster
+from .part_files import Account
+from .texts_plan import TextSettings, list_text_tasks
+
+MOST_CROPS = 64
+TEXTS = "text_embeddings"  # in the report
+_Sides = Annotated[list[int], {"nargs": "+", "type": int, "metavar": "PIXELS"}]
+
+
+def precompute(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    vae: str = None,  # as --vae_name_or_path: folder, CompVis' .ckpt, or a name; without one no latents are made
+    resolutions: _Sides = (DataOptions.resolution,),  # sides of the square crops, a file of latents for each
+    buckets: str = "off",  # as in training: off, ratios, steps, or a list of width x height (docs/shapes.md)
+    bucket_group_size: int = 1,  # as in training, whose default is --per_device_train_batch_size
+    bucket_upscale: bool = False,  # as in training
+    crops: str = "center",  # center, smart (as --smart_crop), or how many random crops, as --num_crops of training
+    flips: bool = False,  # each crop also mirrored, for --random_flip
+    dtype: str = "float16",  # float16, bfloat16 or float32: how latents are stored; they are computed in float32
+    text_encoder: str = None,  # folder, pipeline, checkpoint or name of the one that makes embeddings of captions
+    tokenizer: str = None,  # as --tokenizer_name; by default the one in or beside the text encoder
+    model_max_length: int = LdmConfig.model_max_length,  # as in training: tokens of a caption
+    mask_pad_tokens: bool = False,  # as in training
+    text_dtype: str = "float16",  # float16, bfloat16 or float32: how embeddings are stored; as --text_embeddings_dtype
+    captions: str = "",  # embed these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
+    caption_choice: str = "random",  # as in training: all of several captions under one name, or the first
+    clean_captions: bool = False,  # embed captions cleaned, as training with --clean_captions sees them
+    latents_dir: str = None,  # folder for the files; by default each lies beside its part
+    crop_fraction: float = DataOptions.crop_fraction,  # as in training
+    interpolation: str = DataOptions.interpolation,  # as in training
+    where: str = None,  # only the rows for which this holds, as in training
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    batch_size: int = 16,  # pictures, or captions, encoded at a time; changes at most the last bits
+    num_workers: int = 0,  # threads that decode pictures; 0 means one per core, on Spark one a task
+    device: str = None,  # cpu, gpu or gpu:N; by default what paddle finds
+    master: str = None,  # a Spark cluster, such as spark://host:7077, whose nodes share the folders: on its CPUs
+    offline: bool = False,  # never touch the network
+    dry_run: bool = False,  # say how much it would be, and end
+    json: bool = False,  # print the account as JSON
+):  # fmt: skip
+    """Encode pictures once, or captions, or both, so that training needs no autoencoder's or text encoder's time.
+
+    Train on the latents with --latents cached and the same resolution, crops and VAE, on the embeddings with
+    --text_embeddings cached and the same text encoder and captions (docs/latents.md). Stopped at any point, the same
+    command goes on; it computes again what is missing or damaged and nothing else. Several processes, one a GPU:
+    python -m paddle.distributed.launch $(which ppldm) precompute …
+    """
+    check_asked(vae, text_encoder, {"dtype": dtype, "text_dtype": text_dtype}, batch_size)
+    device = check_device(device, on_spark := bool(master) or is_submitted())
+    rule = read_crops(crops, flips, crop_fraction, interpolation, bucket_upscale and buckets != "off")
+    data = DataOptions(buckets=buckets, bucket_group_size=bucket_group_size, bucket_upscale=bucket_upscale,
+                       crop_fraction=crop_fraction)  # fmt: skip
+    sizes = read_sizes(data, resolutions)
+    texts = CaptionRule.of_flags(captions, clean_captions, caption_choice)
+    num_threads, num_workers = num_workers or 1, check_workers(num_workers)
+    condition = None if where is None else parse_where(where)
+    sources = [source for filelist in filelists for source in read_sources(filelist, layout)]
+    folder = make_output_dir(local_path(latents_dir)) if latents_dir else None
+    # On Spark as many threads as a task has, so that what is measured before is what it will take.
+    with entry(threads=1 if on_spark else None):
+        world = begin(device)
+        chosen = choose_rows(sources, condition, sizes if vae else [0], num_workers)
+        plans = [plan_latents((vae, batch_size, offline), sources, chosen, rule, dtype, folder)] if vae else []
+        asked = text_encoder, tokenizer, model_max_length, mask_pad_tokens, text_dtype, batch_size, offline
+        plans += [plan_texts(asked, sources, chosen, texts, folder)] if text_encoder else []
+        with spark_session_if(on_spark, master, DRIVER_MEMORY_GB) as spark:
+            report = run(plans, num_workers, world, dry_run, Cluster(spark, num_threads) if on_spark else None)
+        if world.is_main:
+            print_report(report, describe, json)
+
+
+@dataclass
+class Plan:
+    """Tasks for files of one kind, what encodes, of what it was loaded, what measures it and what does a task. name: in
+    the report, where latents are not below a name."""
+
+    tasks: list
+    encoder: Callable
+    asked: tuple
+    measure: Callable
+    encode: Callable
+    name: str = ""
+
+
+def check_asked(vae: str | None, text_encoder: str | None, dtypes: dict[str, str], batch_size: int) -> None:
+    """Raises ConfigError for what cannot be."""
+    if vae is None and text_encoder is None:
+        raise ConfigError("nothing to compute; name --vae for latents, --text_encoder for text embeddings, or both")
+    for name in filter(None, (vae, text_encoder)):
+        check_name(name)
+    for flag, value in dtypes.items():
+        if value not in DTYPES:
+            raise ConfigError(f"--{flag} {value} is not one of {', '.join(DTYPES)}")
+    if batch_size < 1:
+        raise ConfigError(f"--batch-size {batch_size} must be 1 or more")
+
+
+def check_device(device: str | None, on_spark: bool) -> str | None:
+    """The device to use. Raises ConfigError for one that Spark does not have."""
+    if on_spark and device not in (None, "cpu"):
+        raise ConfigError(f"--device {device} is not for Spark, which encodes on CPUs; omit it, or Spark")
+    return "cpu" if on_spark else device
+
+
+def read_crops(crops: str, flips: bool, crop_fraction: float, interpolation: str, enlarge: bool) -> CropRule:
+    """What the flags ask for. Raises ConfigError."""
+    fixed = crops in ("center", "smart")
+    if not fixed and not (crops.isdecimal() and 0 < int(crops) <= MOST_CROPS):
+        raise ConfigError(f"--crops {crops} must be center, smart, or a number of random crops from 1 to {MOST_CROPS}")
+    number = 0 if fixed else int(crops)
+    return CropRule(crop_fraction, not fixed, flips, interpolation, number, crops == "smart", enlarge)
+
+
+def read_sizes(data: DataOptions, resolutions: list[int]) -> list[int | ShapeRule]:
+    """What `choose_rows` takes, each once. Raises ConfigError."""
+    if min(data.bucket_group_size, *resolutions) < 1:
+        raise ConfigError("--resolutions and --bucket-group-size must be 1 or more")
+    if data.buckets == "off":
+        return list(dict.fromkeys(resolutions))
+    return list(dict.fromkeys(shape_rule(replace(data, resolution=side), 1) for side in resolutions))
+
+
+def settle(encoder: Encode, shapes: list[Shapes], crops: CropRule, dtype: str, folder: Path | None) -> Settings:
+    """The settings of a run. Raises ConfigError for a side that the VAE cannot encode."""
+    for height, width in (shape for one in shapes for shape in one):
+        if height % encoder.factor or width % encoder.factor:
+            raise ConfigError(
+                f"pictures of {width} x {height} cannot be encoded; --resolutions and --buckets must be multiples of "
+                f"{encoder.factor}, the VAE's downscaling factor"
+            )
+    return Settings(encoder.digest, encoder.channels, encoder.factor, tuple(shapes), crops, dtype, folder)
+
+
+def begin(device: str | None) -> World:
+    """The device ready, and this process among the ranks."""
+    from ..generate import join_world
+
+    use_device(device)
+    return join_world()
+
+
+def plan_latents(asked: tuple, sources: list[Source], chosen: list, crops, dtype: str, folder: Path | None) -> Plan:
+    """The latents of rows. asked: of `load_encoder`. chosen: by `choose_rows`. Raises ConfigError, ModelError."""
+    from .picture_encoder import load_encoder
+
+    encoder = load_encoder(*asked)
+    settings = settle(encoder, [shapes for shapes, _ in chosen], crops, dtype, folder)
+    tasks = list_tasks(settings, sources, [selection for _, selection in chosen])
+    return Plan(tasks, encoder, asked, measure_cost, encode_part)
+
+
+def plan_texts(asked: tuple, sources: list[Source], chosen: list, captions: CaptionRule, folder: Path | None) -> Plan:
+    """The embeddings of rows that are in any of the selections. asked: of `load_text_encoder`. Raises ConfigError,
+    ModelError."""
+    from .text_encoder import load_text_encoder
+
+    encoder = load_text_encoder(*asked)
+    settings = TextSettings(encoder.rule, encoder.width, captions, folder)
+    tasks = list_text_tasks(settings, sources, [selection for _, selection in chosen])
+    return Plan(tasks, encoder, asked, measure_texts, encode_texts, TEXTS)
+
+
+def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, cluster: Cluster | None = None) -> dict:
+    """Do this rank's share of the parts, or let a cluster do all; the account of all ranks. Raises DataError,
+    OutputError."""
+    for folder in {target.parent for plan in plans for task in plan.tasks for target in task.paths}:
+        make_output_dir(folder)
+    reports = []
+    with ThreadPoolExecutor(num_workers) as pool:
+        costs = [plan.measure(plan.tasks[0], plan.encoder, pool) for plan in plans]
+        projections = project((plan.tasks, size) for plan, (size, _) in zip(plans, costs, strict=True))
+        barrier(world)  # so that nobody measures a disk that others fill already
+        at_a_time = cluster.num_tasks if cluster else world.size
+        for plan, projection, (_, seconds) in zip(plans, projections, costs, strict=True):
+            reports.append(tell(projection, plan.tasks[0].labels, seconds, at_a_time, world.is_main))
+        for plan, report in zip(plans, () if dry_run else reports, strict=not dry_run):
+            began = time.monotonic()
+            if cluster:
+                account = cluster.encode(plan.tasks, plan.asked)
+            else:
+                own = encode_parts(plan, [plan.tasks[number] for number in shard(len(plan.tasks), world)], pool, world)
+                account = sum(gather_objects(own, world), Account())
+            report |= asdict(account) | {"bad": dict(account.bad.most_common()), "seconds": time.monotonic() - began}
+    named = {plan.name: report for plan, report in zip(plans, reports, strict=True)}
+    return {**named.pop("", {}), **named}
+
+
+def tell(projection: Projection, labels: list[str], seconds: list[float], num_tasks: int, is_main: bool) -> dict:
+    """What is to be done, in the log and as the first part of a report. labels, seconds: of the arrays of each of the
+    files of a part, what they are and how long one takes. num_tasks: that run at a time."""
+    hours = sum(count * cost for count, cost in zip(projection.cells, seconds, strict=True)) / num_tasks / 3600
+    if is_main:
+        log = get_logger().info
+        log("%d of %d files are there", projection.finished, projection.files)
+        for label, count, cost in zip(labels, projection.cells, seconds, strict=True):
+            log("  %s: %s to encode, about %.0f ms each", label, f"{count:,}", 1000 * cost)
+        log("that is %.3f GB and about %.2f hours", projection.bytes / 1e9, hours)
+    return {
+        "files": projection.files,
+        "finished_before": projection.finished,
+        "projected_bytes": projection.bytes,
+        "projected_hours": hours,
+    }
+
+
+def encode_parts(plan: Plan, tasks: list, pool: ThreadPoolExecutor, world: World) -> Account:
+    """The arrays of parts, one after another, under a progress bar."""
+    account = Account()
+    with progress(
+        total=sum(task.num_cells for task in tasks), desc=plan.tasks[0].keys[0].what, disable=not world.is_main
+    ) as bar:
+        for task in tasks:
+            account += plan.encode(task, plan.encoder, pool, bar.update)
+    return account
+
+
+def describe(report: dict) -> str:
+    """Lines for people."""
+    latents = [_describe(report, "crops", "--latents cached")] if "files" in report else []
+    texts = [_describe(report[TEXTS], "captions", "--text_embeddings cached")] if TEXTS in report else []
+    return "\n".join([*latents, *texts])
+
+
+def _describe(report: dict, things: str, flag: str) -> str:
+    if "encoded" not in report:
+        size = f"{report['projected_bytes'] / 1e9:.3f} GB, about {report['projected_hours']:.2f} hours"
+        return f"{report['files']} file(s) of {things}, {report['finished_before']} there; the others: {size}"
+    lines = [f"{report['encoded']} {things} encoded in {report['seconds']:.0f} s, {report['found']} were there before"]
+    if report["repaired"]:
+        lines.append(f"  {report['repaired']} of them were damaged and are repaired")
+    lines += [f"  cannot be used, {reason}: {count}" for reason, count in report["bad"].items()]
+    return "\n".join([*lines, f"train on them with {flag} (docs/latents.md)"])

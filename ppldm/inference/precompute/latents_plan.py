@@ -1,0 +1,177 @@
+"""What `ppldm precompute` is asked for: which files of latents, how large, and what is left to do. No paddle."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...data.cached.file import count_file_bytes
+from ...data.cached.key import LatentsKey, cached_path
+from ...data.filelist import Source
+from ...data.images.crop import CropRule
+from ...data.select.expression import Expression
+from ...data.select.selection import Selection, select_rows
+from ...data.shapes import ShapeRule
+from ...utils.errors import DiskFullError
+from ...utils.files import count_free_bytes
+from ...utils.text import count_of
+
+Shapes = tuple[tuple[int, int], ...]  # (height, width) in pixels
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the latents of any row besides its picture. autoencoder: `encoder_digest` of the VAE, which has
+    `channels` and `factor` pixels a side to one latent. shapes: for each file of a part, those of its rows. folder:
+    where the files go; None: beside the parts."""
+
+    autoencoder: str
+    channels: int
+    factor: int
+    shapes: tuple[Shapes, ...]
+    crops: CropRule
+    dtype: str
+    folder: Path | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of what encodes."""
+        return self.autoencoder
+
+
+@dataclass(frozen=True)
+class PartTask:
+    """The latents of a part. content: bytes and CRC-32 of its file. rows: for each of the settings' lists of shapes,
+    the numbers of the rows wanted, int64; codes: of their shapes, uint8."""
+
+    settings: Settings
+    path: Path
+    source: Source
+    content: tuple[int, int]
+    rows: tuple[np.ndarray, ...]
+    codes: tuple[np.ndarray, ...]
+
+    @property
+    def keys(self) -> list[LatentsKey]:
+        """Of its files, one for each of the settings' shapes."""
+        wanted = self.settings
+        return [
+            LatentsKey.of(wanted.autoencoder, shapes, wanted.crops, wanted.dtype, self.source, self.content)
+            for shapes in wanted.shapes
+        ]
+
+    @property
+    def paths(self) -> list[Path]:
+        """Its files, in the order of `keys`."""
+        return [cached_path(self.path, key, self.settings.folder) for key in self.keys]
+
+    @property
+    def num_cells(self) -> int:
+        """How many moments are wanted, in all files."""
+        return sum(len(rows) for rows in self.rows) * self.settings.crops.num_variants
+
+    @property
+    def labels(self) -> list[str]:
+        """What is in its files, for people."""
+        found = []
+        for (height, width), *others in self.settings.shapes:
+            more = f" and {count_of(len(others), 'other shape')}" if others else ""
+            found.append(f"crops of {width} x {height}{more}")
+        return found
+
+    def estimate(self, text_bytes: float) -> list[tuple[int, int]]:
+        """(moments, bytes) of each of its files. text_bytes: of a row's texts, about."""
+        header = {"channels": self.settings.channels, "factor": self.settings.factor}
+        return [
+            (len(codes) * key.num_variants, count_file_bytes(key.cells(header), key.dtype, codes, text_bytes))
+            for key, codes in zip(self.keys, self.codes, strict=True)
+        ]
+
+
+def choose_rows(
+    sources: list[Source], condition: Expression | None, sizes: list[int | ShapeRule], num_workers: int
+) -> list[tuple[Shapes, Selection]]:
+    """For each of `sizes`, sides of squares in pixels or rules of buckets, the shapes and the rows that training has at
+    that size. Raises DataError."""
+    chosen = []
+    for size in sizes:
+        if isinstance(size, int):
+            chosen.append((((size, size),), select_rows(sources, condition, size, num_workers)))
+        else:
+            selection = select_rows(sources, condition, 0, num_workers, size)
+            chosen.append((tuple(selection.buckets.shapes), selection))
+    return chosen
+
+
+def list_tasks(settings: Settings, sources: list[Source], selections: list[Selection]) -> list[PartTask]:
+    """Of all parts of which rows are selected. selections: of each of the settings' shapes, which rows."""
+    parts = [(path, source.without_parts()) for source in sources for path in source.parts]
+    found = zip(*map(list_rows, selections), strict=True)
+    tasks = [
+        PartTask(settings, path, source, content, *map(tuple, zip(*rows_and_codes, strict=True)))
+        for (path, source), content, rows_and_codes in zip(parts, selections[0].contents, found, strict=True)
+    ]
+    return [task for task in tasks if task.num_cells]
+
+
+def list_rows(selection: Selection) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each part the selected rows, by their numbers in it, int64, and the codes of their shapes, uint8."""
+    codes = selection.buckets.codes if selection.buckets else np.zeros(len(selection), np.uint8)
+    bounds = selection.part_bounds.tolist()
+    return [
+        (np.array([selection[place] - int(start) for place in range(first, end)], np.int64), codes[first:end])
+        for start, first, end in zip(selection.starts, bounds, bounds[1:], strict=False)
+    ]
+
+
+def unfinished_path(target: Path) -> Path:
+    """Where a file of latents is made before it gets its name."""
+    return target.with_name(f".{target.name}.unfinished")
+
+
+@dataclass(frozen=True)
+class Projection:
+    """How much a plan is. files, finished: how many, and how many are there already. cells: of each of the files of a
+    part, how many arrays are to be computed for the others. bytes: that these will take, beyond what they take
+    already."""
+
+    files: int
+    finished: int
+    cells: tuple[int, ...]
+    bytes: int
+
+
+def project(plans: Iterable[tuple[list, float]]) -> list[Projection]:
+    """How much each of some plans is. plans: tasks for files of one kind, and what their `estimate` takes. Files that
+    are there are taken for finished. Raises DiskFullError where the others do not fit where they should go."""
+    needed, folders, found = defaultdict(int), {}, []
+    for tasks, measured in plans:
+        finished, cells, total = 0, [0] * len(tasks[0].paths), 0
+        for task in tasks:
+            for number, (target, (count, size)) in enumerate(zip(task.paths, task.estimate(measured), strict=True)):
+                if target.exists():
+                    finished += 1
+                    continue
+                cells[number] += count
+                size, device = max(0, size - _bytes_taken(unfinished_path(target))), target.parent.stat().st_dev
+                folders[device] = target.parent
+                needed[device] += size
+                total += size
+        found.append(Projection(len(tasks) * len(cells), finished, tuple(cells), total))
+    for device, size in needed.items():
+        free = count_free_bytes(folders[device])
+        if size > free:
+            raise DiskFullError(
+                f"that needs {size / 1e9:.3f} GB, and {folders[device]} has {free / 1e9:.3f} GB free; free some, "
+                "choose another --latents-dir, or a smaller --dtype or fewer --crops"
+            )
+    return found
+
+
+def _bytes_taken(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0

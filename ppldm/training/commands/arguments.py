@@ -1,0 +1,133 @@
+"""The command line of the training scripts: one parser for both, made from the options; no paddle before it is read.
+
+PaddleNLP's Trainer has many more flags than mean something here: `trainer_flags` says what becomes of those.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ...config.flags import add_options, explain_unknown, given_options, parse_known
+from ...config.load import Layer, flag_layer, last_value, override_layer, where_of
+from ...config.recipe import Recipe, defaults, flatten, idle_settings, merge_settings, recipe_of, schema_of
+from ...config.sources import add_source_flags, split_sources
+from ...config.write import write_settings
+from ...families.base import DEFAULT_FAMILY, get_family, list_families
+from ...families.ldm import LdmConfig
+from ...utils.errors import ConfigError
+from ...utils.log import get_logger
+from ...utils.machine.resources import count_usable_cores
+from ...utils.processes.world import World
+from ...utils.text import count_of, did_you_mean
+from ..monitor.sinks import check_reporters
+from .trainer_flags import refuse_other_flags
+
+
+def make_parser(loop: bool, config: type = LdmConfig, prog: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the Trainer script, or of a hand-written loop's. `config`: the settings of what is trained."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s --output_dir OUT --file_list LIST [flags]\n"
+        "       %(prog)s --config FILE | --preset NAME [key=value ...] [flags]",
+        description="Stopped at any moment, the same command goes on from the last checkpoint in OUT. "
+        "A flag of type BOOL without a value means true. Steps are optimizer updates.",
+        epilog="On CPUs, threads and MKL's path are chosen before Paddle is loaded, and said in the log: what the "
+        "environment sets already stays (OMP_NUM_THREADS, MKL_DEBUG_CPU_TYPE), and PPLDM_NO_CPU_TUNING=1 chooses "
+        "nothing. PPLDM_DEBUG=1 shows tracebacks and the libraries' own logs.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=100),
+    )
+    add_source_flags(parser)
+    add_options(parser, schema_of(config), defaults(config, loop), _script(loop))
+    return parser
+
+
+def read_flags(
+    words: list[str], loop: bool, config: type = LdmConfig, prog: str | None = None
+) -> tuple[dict[str, dict], list[str]]:
+    """(options that a command line gives, by section; words that look like overrides).
+
+    Raises ConfigError for flags that mean nothing here.
+    """
+    parser = make_parser(loop, config, prog)
+    namespace, others = parse_known(parser, words)
+    overrides = [word for word in others if "=" in word and not word.startswith("-")]
+    others = [word for word in others if word not in overrides]
+    if others and (others := refuse_other_flags(others, loop)):
+        raise ConfigError(explain_unknown(others[0], parser))
+    given = given_options(namespace, schema_of(config))
+    if not loop and (folder := given.get("logging", {}).get("logging_dir")) and "://" not in folder:
+        # As PaddleNLP has it; the published loop, and recipes, mean a folder inside the output folder.
+        given["logging"]["logging_dir"] = str(Path(folder).expanduser().absolute())
+    return given, overrides
+
+
+def read_recipe(argv: list[str], loop: bool, config: type | None = LdmConfig, prog: str | None = None) -> Recipe:
+    """The recipe of a command line, checked. `config`: the settings of a script's family; None for the recipe's own.
+
+    Shows the recipe and ends where that is asked for. Raises ConfigError.
+    """
+    sources = split_sources(argv)
+    config = config or _config_of([*sources.layers, override_layer(sources.overrides, {})])
+    given, more = read_flags(sources.flags, loop, config, prog)
+    schema = {stated.key: stated for known in schema_of(config).values() for stated in known.values()}
+    layers = [
+        *sources.layers,
+        override_layer([*sources.overrides, *more], schema),
+        flag_layer({name: value for values in given.values() for name, value in values.items()}, schema),
+    ]
+    _check_family(layers, config)
+    settings = merge_settings(layers, loop, config, keep_missing=sources.print_config)
+    if sources.print_config:
+        if World.detect().is_main:
+            sys.stdout.write(write_settings(settings, origins=True))
+        raise SystemExit(0)
+    usual = flatten(defaults(config, loop))
+    for key, stated in schema.items():
+        if _script(loop) not in stated.scripts and settings[key].value != usual[key]:
+            raise ConfigError(f"the hand-written loop has no --{stated.name}; omit it")
+    recipe = recipe_of(settings, config)
+    check_reporters(recipe.training.report_to)
+    if not loop and not recipe.training.do_train:
+        raise ConfigError("nothing to do: add --do_train")
+    return recipe
+
+
+def _config_of(layers: list[Layer]) -> type:
+    """The settings of the family that a recipe names."""
+    name = str(last_value(layers, "family") or DEFAULT_FAMILY)
+    if name not in list_families():
+        raise ConfigError(f"{where_of(layers, 'family')} {name} is not known; {did_you_mean(name, list_families())}")
+    return get_family(name).Config
+
+
+def _check_family(layers: list[Layer], config: type) -> None:
+    name = last_value(layers, "family", config.family)
+    if name != config.family:
+        where = where_of(layers, "family")
+        raise ConfigError(f"{where} {name} is not what this script trains ({config.family}); use `ppldm train`")
+
+
+def parse_arguments(argv: list[str], loop: bool, config: type = LdmConfig) -> tuple:
+    """(`config`, DataOptions, TrainingOptions) of a command line, checked. Raises ConfigError.
+
+    Says in the log which of them do nothing.
+    """
+    recipe = read_recipe(argv, loop, config)
+    warn_of_idle(recipe, loop)
+    return recipe.model, recipe.data, recipe.training
+
+
+def warn_of_idle(recipe: Recipe, loop: bool) -> None:
+    """Say which settings do nothing, and where loader processes were asked for beyond the cores."""
+    num_workers, cores = recipe.training.dataloader_num_workers, count_usable_cores()
+    if cores < num_workers != defaults(type(recipe.model), loop)["compute"]["dataloader_num_workers"]:
+        get_logger().warning(
+            "--dataloader_num_workers %d is above the %s of this machine: each takes memory, and they take turns",
+            num_workers, count_of(cores, "core"),
+        )  # fmt: skip
+    for stated, needed in idle_settings(recipe, loop):
+        get_logger().warning("--%s does nothing without %s", stated.name, needed)
+
+
+def _script(loop: bool) -> str:
+    return "loop" if loop else "trainer"

@@ -1,0 +1,90 @@
+"""`--dry_run`: what a recipe trains, and the memory of its weights, without memory for them.
+
+Bytes of each device for N trained parameters, as `optimizer/` and `networks/ema.py` keep them: weights 4 a parameter,
+trained or not; with half precision at level O2 half of it, but for the VAE, and 4 N of float32 masters in the
+optimizer. Gradients 4 N; AdamW's moments 8 N; a moving average 4 N. `--sharding stage1` divides what the optimizer has
+by the devices, stage2 gradients too. Activations, and what the device's libraries take, come on top.
+"""
+
+from math import prod
+
+import numpy as np
+
+from ...config.recipe import Recipe
+from ...families.base import get_family
+from ...utils.report import print_report
+from ...weights.components import is_linear_weight
+from ...weights.fill import parameter_shapes
+from ...weights.model_file import class_of
+
+UNUSED = "to_logits."  # of LDMBert: kept, and never trained
+
+
+def dry_run(recipe: Recipe, num_devices: int) -> None:
+    """Print it. Raises ConfigError, ModelError."""
+    print_report(reckon(recipe, num_devices), describe, as_json=False)
+
+
+def reckon(recipe: Recipe, num_devices: int) -> dict:
+    """Components with their parameters, the bytes of a device by purpose, and the samples of an update."""
+    family, arguments = get_family(recipe.family), recipe.training
+    halves = (arguments.fp16 or arguments.bf16) and arguments.fp16_opt_level == "O2"
+    components, weights, trained = {}, 0, 0
+    for name, network in family.networks(recipe.model, recipe.data).items():
+        kind = family.components[name]
+        shapes = parameter_shapes(kind, network.config, name)
+        sizes = {key: prod(shape) for key, shape in shapes.items()}
+        learned = sum(size for key, size in sizes.items() if network.trained and not key.startswith(UNUSED))
+        learned += _adapters(name, shapes, recipe.model)
+        components[name] = {
+            "class": class_of(kind, network.config), "parameters": sum(sizes.values()), "trained": learned
+        }  # fmt: skip
+        weights += sum(sizes.values()) * (2 if halves and kind != "vae" else 4)
+        trained += learned
+    shares, shares_gradients = (num_devices if arguments.sharding in stages else 1 for stages in _SHARED)
+    return {
+        "family": recipe.family,
+        "components": components,
+        "num_devices": num_devices,
+        "samples_an_update": (
+            num_devices * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+        ),
+        "bytes_a_device": {
+            "weights": weights,
+            "gradients": -(-4 * trained // shares_gradients),
+            "optimizer": -(-(12 if halves else 8) * trained // shares),
+            "average": 4 * trained if family.average(recipe.model) else 0,
+        },
+    }
+
+
+def _adapters(name: str, shapes: dict, config) -> int:
+    """The parameters of a network's low-rank adapters, if it gets some."""
+    if not getattr(config, "lora_rank", None) or name not in config.lora_components:
+        return 0
+    chosen = ((key, shape) for key, shape in shapes.items() if any(part in key for part in config.lora_modules))
+    adapted = [shape for key, shape in chosen if len(shape) == 4 or is_linear_weight(key, np.empty([0] * len(shape)))]
+    return sum(config.lora_rank * (shape[0] + prod(shape[1:])) for shape in adapted)
+
+
+_SHARED = (("stage1", "stage2"), ("stage2",))  # the stages that share the optimizer's state, and gradients
+
+
+def describe(report: dict) -> str:
+    """For people."""
+    parts, sizes = report["components"], report["bytes_a_device"]
+    lines = [f"family {report['family']}, {report['num_devices']} device(s), {report['samples_an_update']:,} samples "
+             "an update"]  # fmt: skip
+    lines += [
+        f"  {name:<13} {part['class']:<21} {part['parameters']:>13,} parameters, {part['trained']:>13,} trained"
+        for name, part in parts.items()
+    ]
+    counts = [f"{_total(parts, name):>13,}" for name in ("parameters", "trained")]
+    lines += [f"  {'in all':<35} {counts[0]} parameters, {counts[1]} trained"]
+    lines += ["memory of each device, in GB, without activations:"]
+    lines += [f"  {name:<10} {size / 1e9:8.2f}" for name, size in {**sizes, "in all": sum(sizes.values())}.items()]
+    return "\n".join(lines)
+
+
+def _total(parts: dict, key: str) -> int:
+    return sum(part[key] for part in parts.values())

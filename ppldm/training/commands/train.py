@@ -1,0 +1,59 @@
+"""The entry of `ppldm train` and of the training scripts: a recipe is read and checked before Paddle is loaded."""
+
+from ...config.flags import parse_known
+from ...config.recipe import Recipe
+from ...config.sources import dry_run_devices
+from ...utils.entry import entry
+from .early import check_early
+
+LOOPS = ("hand", "trainer")  # the hand-written loop, PaddleNLP's Trainer: the same results
+
+
+def train(argv: list[str]):
+    """Train a model by a preset, a config file, flags or all of them."""
+    import argparse
+
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--loop", choices=LOOPS, default="hand")
+    given, rest = parse_known(parser, [_with_underscores(word) for word in argv])
+    if given.loop == "trainer":
+        rest = ["--do_train", *rest]
+    run_training(rest, loop=given.loop == "hand", config=None, prog="ppldm train [--loop hand|trainer]")
+
+
+train.takes_words = True
+
+
+def run_training(argv: list[str], loop: bool, config: type | None, prog: str | None = None) -> None:
+    """Train by a command line. `config`: the settings of a script's family; None for the family of the recipe."""
+    recipes = []
+    with entry(lambda: recipes.append(check_early(argv, loop, config, prog))):
+        if num_devices := dry_run_devices(argv):
+            from .dry_run import dry_run
+
+            dry_run(*recipes, num_devices)
+        else:
+            run_recipe(*recipes, loop)
+
+
+def run_recipe(recipe: Recipe, loop: bool) -> None:
+    """Train by a recipe: under PaddleNLP's Trainer, or by the hand-written loop. Raises PpldmError."""
+    from ..prepare import prepare
+    from .arguments import warn_of_idle
+
+    warn_of_idle(recipe, loop)
+    run = prepare(recipe.model, recipe.data, recipe.training)
+    if loop:
+        from ..loop import run_loop
+
+        run_loop(run)
+    else:
+        from ..trainer import run_trainer
+
+        run_trainer(run)
+
+
+def _with_underscores(word: str) -> str:
+    """`--learning-rate=1` as `--learning_rate=1`: both spellings of a flag are the same flag."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("-", "_").replace("__", "--", 1) + equals + value if word.startswith("--") else word

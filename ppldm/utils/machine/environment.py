@@ -1,0 +1,267 @@
+"""`ppldm env`: is everything here that training needs, in versions that work together?
+
+Versions come from the packages' metadata and the rest from the system: no package is imported, so that a broken one is
+reported by its name and its remedy instead of by a traceback from deep inside another one.
+"""
+
+import json as json_format
+import platform
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+
+from ..errors import EnvironmentProblem
+from . import devices
+from . import resources as machine
+from .builds import BUILDS, why_none_fits
+
+# This very environment: a bare `python` may be another one.
+PYTHON = shlex.quote(sys.executable)
+PIP = f"{PYTHON} -m pip"
+
+# The version to install where a package is missing or known to be broken. setup.py's bounds admit each of these.
+PINS = {
+    "setuptools": ">=70.1,<80",
+    "numpy": "==1.26.4",
+    "protobuf": ">=6.33.5,<7",
+    "pillow": ">=10,<13",
+    "pandas": ">=2.2,<3",
+    "pyarrow": ">=21,<22",
+    "paddlepaddle": "==3.3.1",
+    "aistudio-sdk": "==0.2.6",
+    "huggingface-hub": "==0.25.2",
+    "datasets": "==3.1.0",
+    "tokenizers": ">=0.21,<0.22",
+    "visualdl": "==2.5.3",
+    "paddlenlp": "==3.0.0b4",
+    "ppdiffusers": "==0.29.0",
+    "fastcore": ">=2.2,<3",
+}
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """Versions (a PEP 440 specifier) of a package that do not work with the rest, and why."""
+
+    package: str
+    versions: str
+    reason: str
+
+
+KNOWN_BAD = (
+    KnownBad("numpy", ">=2", "paddlenlp 3.0.0b4 admits at most numpy 1.26.4"),
+    KnownBad("protobuf", ">=7", "visualdl cannot log a run's flags: it writes a bool where protobuf 7 wants an int"),
+    KnownBad("protobuf", "<3.20.2", "paddlepaddle 3 needs 3.20.2 or newer"),
+    KnownBad("pandas", ">=3", "it needs numpy 2, which paddlenlp does not admit"),
+    KnownBad("pyarrow", ">=26", "it needs numpy 2, which paddlenlp does not admit"),
+    KnownBad("paddlepaddle", "<3", "paddlenlp 3.0.0b4 needs Paddle 3"),
+    KnownBad("paddlepaddle-gpu", "<3", "paddlenlp 3.0.0b4 needs Paddle 3, and PyPI's newest GPU build is 2.6.2"),
+    KnownBad("aistudio-sdk", ">=0.3", "paddlenlp imports aistudio_sdk.hub.download, which 0.3 removed"),
+    KnownBad("huggingface-hub", ">=0.26", "ppdiffusers imports cached_download, which 0.26 removed"),
+    KnownBad("datasets", "<3", "it does not work with pyarrow 21"),
+    KnownBad("datasets", ">=5", "it imports names that huggingface_hub 0.25 does not have"),
+    KnownBad("paddlenlp", "<3.0.0b4", "older ones are made for Paddle 2"),
+    KnownBad("fastcore", "<2.2", "ppldm's command line needs 2.2 or newer"),
+)
+
+# Shown too, without a claim about them.
+SHOWN = ("opencv-python", "opencv-python-headless", "pip", "pyspark", "img2dataset")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that keeps training from working. `installed` is a version, None where it is missing."""
+
+    package: str
+    installed: str | None
+    reason: str
+    fix: str
+
+    def __str__(self):
+        return f"{self.package} {self.installed or 'is missing'}: {self.reason}; fix: {self.fix}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `status` is ok, note (works, with a limit) or problem (does not work)."""
+
+    name: str
+    value: str
+    status: str = "ok"
+    reason: str = ""
+    fix: str = ""
+
+
+def check(versions: dict[str, str]) -> list[Problem]:
+    """What is wrong with a set of installed packages, in a fixed order.
+
+    `versions` maps normalised names (`huggingface-hub`) to versions; a package that is not installed has no key.
+    One of paddlepaddle and paddlepaddle-gpu is enough, both are a problem: they overwrite each other's files.
+    """
+    problems = []
+    if "pip" not in versions:
+        problems.append(Problem("pip", None, "paddlenlp imports it", f"{PYTHON} -m ensurepip"))
+    cpu, gpu = versions.get("paddlepaddle"), versions.get("paddlepaddle-gpu")
+    if cpu and gpu:
+        fix = f"{PIP} uninstall -y paddlepaddle && {PIP} install --force-reinstall --no-deps paddlepaddle-gpu=={gpu}"
+        problems.append(Problem("paddlepaddle", cpu, "paddlepaddle-gpu is installed over it", fix))
+    for name in PINS:
+        if name not in versions and not (name == "paddlepaddle" and gpu):
+            problems.append(Problem(name, None, "ppldm needs it", fix_command(name)))
+    for known in KNOWN_BAD:
+        version = versions.get(known.package)
+        if version and SpecifierSet(known.versions).contains(version, prereleases=True):
+            problems.append(Problem(known.package, version, known.reason, fix_command(known.package)))
+    return problems
+
+
+def fix_command(package: str) -> str:
+    """The command that installs a version of `package` that works."""
+    if package == "paddlepaddle-gpu":
+        gpus = devices.list_gpus()
+        fitting = [build for build in BUILDS if all(build.fits(gpu) for gpu in gpus)]
+        if not fitting:
+            return f"{why_none_fits(gpus)}, or train on the CPU (--device cpu)"
+        return f"{PIP} install 'paddlepaddle-gpu{PINS['paddlepaddle']}' --index-url {fitting[0].index_url}"
+    return f"{PIP} install '{package}{PINS[package]}'"
+
+
+def check_python(version: tuple[int, int]) -> Problem | None:
+    """Paddle and the rest have builds for Python 3.10, 3.11 and 3.12."""
+    if (3, 10) <= version <= (3, 12):
+        return None
+    fix = "PYTHON=/path/to/python3.11 bash run_scripts/quickstart.sh"
+    return Problem("Python", f"{version[0]}.{version[1]}", "the stack needs 3.10, 3.11 or 3.12", fix)
+
+
+def check_libgomp() -> Problem | None:
+    """Paddle for Linux loads libgomp.so.1 and does not carry it; slim images of Debian and Ubuntu lack it."""
+    if sys.platform != "linux" or machine.has_library("libgomp.so.1"):
+        return None
+    carried = Path(sys.prefix, "lib/native")  # run_scripts/lib.sh puts one there
+    has_carried = (carried / "libgomp.so.1").exists()
+    fix = f"export LD_LIBRARY_PATH={carried}" if has_carried else "sudo apt install libgomp1"
+    return Problem("libgomp.so.1", None, "paddle needs it", fix)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that matter here, by normalised name; those that are not installed are left out."""
+    versions = {}
+    for name in (*PINS, "paddlepaddle-gpu", *SHOWN):
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if version:  # None where an interrupted installation left a folder without metadata
+            versions[name] = version
+    return versions
+
+
+def find_problems(versions: dict[str, str]) -> list[Problem]:
+    """Everything that keeps training from working on this machine, given the installed `versions`."""
+    machine_problems = [check_python(sys.version_info[:2]), check_libgomp()]
+    return [problem for problem in machine_problems if problem] + check(versions)
+
+
+def require_working_environment() -> None:
+    """Raise EnvironmentProblem, naming the first thing that is broken and its fix. Call it before paddle is imported.
+
+    It takes milliseconds: metadata is read, nothing is imported.
+    """
+    problems = find_problems(installed_versions())
+    if problems:
+        raise EnvironmentProblem(f"{problems[0]} (`ppldm env` shows everything)")
+
+
+def env(
+    json: bool = False,  # print JSON instead of a table
+):
+    """Show what this machine and its packages are, and how to fix what is broken."""
+    versions = installed_versions()
+    problems = find_problems(versions)
+    rows = machine_rows(versions) + package_rows(versions, problems)
+    if json:
+        table = json_format.dumps({"ok": not problems, "rows": [asdict(row) for row in rows]}, indent=2) + "\n"
+    else:
+        table = format_rows(rows)
+    sys.stdout.write(table)
+    sys.stdout.flush()
+    if problems:
+        raise EnvironmentProblem(f"{len(problems)} of the rows above are a problem; the first: {problems[0]}")
+
+
+def package_rows(versions: dict[str, str], problems: list[Problem]) -> list[Row]:
+    """A row for each problem, where it belongs, and one for each package that is fine."""
+    rows = [Row(p.package, p.installed or "missing", "problem", p.reason, p.fix) for p in problems]
+    broken = {problem.package for problem in problems}
+    return rows + [Row(name, version) for name, version in versions.items() if name not in broken]
+
+
+def machine_rows(versions: dict[str, str]) -> list[Row]:
+    """The machine: nothing here is a problem, but some of it limits what works."""
+    memory, gpus = machine.usable_memory_bytes(), devices.list_gpus()
+    return [
+        Row("Python", f"{platform.python_version()} ({sys.executable})"),
+        Row("platform", platform.platform()),
+        Row("cores", str(machine.count_usable_cores())),
+        Row("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
+        shared_memory_row(machine.shared_memory_bytes()),
+        gpu_row(gpus, "paddlepaddle-gpu" in versions),
+        java_row(machine.read_java_version(), "pyspark" in versions),
+        libgl_row(machine.has_library("libGL.so.1"), "opencv-python" in versions),
+    ]
+
+
+def shared_memory_row(size: int | None) -> Row:
+    """/dev/shm of `size` bytes, None where there is none. Docker gives 64 MiB unless told otherwise."""
+    value = "none" if size is None else f"{size / 2**30:.2f} GiB"
+    if size is not None and size >= 2**29:
+        return Row("/dev/shm", value)
+    reason = "several GPUs of one machine talk through it (NCCL)"
+    return Row("/dev/shm", value, "note", reason, "docker run --shm-size=2g ...")
+
+
+def gpu_row(gpus: list[devices.Gpu], has_gpu_build: bool) -> Row:
+    """The GPUs, and whether the installed Paddle uses them."""
+    names = "; ".join(map(str, gpus))
+    if gpus and not has_gpu_build:
+        fix = f"{PIP} uninstall -y paddlepaddle && {fix_command('paddlepaddle-gpu')}"
+        return Row("GPUs", names, "note", "the installed Paddle is a CPU build and leaves them idle", fix)
+    if has_gpu_build and not gpus:
+        note = f"{devices.NO_GPU}; Paddle's GPU build will run on the CPU"
+        return Row("GPUs", "none", "note", note, "--device cpu")
+    return Row("GPUs", names or "none (training runs on the CPU)")
+
+
+def java_row(version: str | None, has_spark: bool) -> Row:
+    """Java, which only the filter of LAION metadata needs, through Spark 4."""
+    if not has_spark:
+        return Row("Java", version or "none (needed for the extra `data` only)")
+    if version and machine.parse_java_major(version) >= 17:
+        return Row("Java", version)
+    return Row("Java", version or "none", "note", "Spark 4 needs Java 17", "sudo apt install openjdk-17-jre-headless")
+
+
+def libgl_row(has_libgl: bool, has_opencv_python: bool) -> Row:
+    """libGL.so.1, without which opencv-python cannot be imported. Training does without both."""
+    if has_libgl or not has_opencv_python:
+        return Row("libGL.so.1", "found" if has_libgl else "none (not needed)")
+    fix = f"{PIP} uninstall -y opencv-python && {PIP} install opencv-python-headless"
+    return Row(
+        "libGL.so.1", "none", "note", "opencv-python cannot be imported without it; training does not need it", fix
+    )
+
+
+def format_rows(rows: list[Row]) -> str:
+    """The table as text: name, value, status, and the reason and fix on a line of their own."""
+    width = max(len(row.name) for row in rows) + 2
+    lines = []
+    for row in rows:
+        lines.append(f"{row.status:<9}{row.name:<{width}}{row.value}")
+        if row.status != "ok":
+            lines += [f"{'':<{9 + width}}{row.reason}", f"{'':<{9 + width}}fix: {row.fix}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,149 @@
+"""Work spread over processes that end with their parent, whether it ends well or not."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing.connection import wait
+from typing import TypeVar
+
+from ..errors import ConfigError, DataError, PpldmError
+from ..log import be_quiet, progress
+from ..machine.resources import count_usable_cores
+from ..text import EscapingStream
+
+T, R = TypeVar("T"), TypeVar("R")
+
+_NUM_THREADS = 32
+_CHUNK = 64
+
+
+def check_workers(num_workers: int) -> int:
+    """The number of processes that a flag asks for, 0 meaning one per core. Raises ConfigError."""
+    if num_workers < 0:
+        raise ConfigError(f"--num-workers is {num_workers}; it must be 0 (one per core) or more")
+    return num_workers or count_usable_cores()
+
+
+def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
+    """(task, function(task)) as they are done; in this process where num_workers or the tasks are at most one.
+
+    `function` is one of a module, or a `functools.partial` of one. The first error ends the work. Processes give
+    only warnings and no progress bars.
+    """
+    num_workers = min(num_workers, len(tasks))
+    if num_workers <= 1:
+        yield from ((task, function(task)) for task in tasks)
+        return
+    # Spawned, not forked: the progress bar runs a thread, and a forked copy of its lock may never open.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker) as executor:
+        try:
+            futures = {executor.submit(function, task): task for task in tasks}
+            for future in as_completed(futures):
+                # Popped, so that a result is kept no longer than its user keeps it.
+                task = futures.pop(future)
+                yield task, future.result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a worker process died, most likely as memory ran out; run again with fewer workers"
+            ) from error
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def map_with_deadline(
+    function: Callable[[T], R], tasks: Iterable[T], num_workers: int, seconds: float
+) -> Iterator[tuple[T, R | PpldmError]]:
+    """(task, function(task)) as they are done, each in a process of its own that is killed after `seconds`.
+
+    For tasks that may hang. `tasks` is asked for one when a process is free. In place of a result comes the PpldmError
+    that the function raised, or a DataError where the process was killed or ended by itself.
+    """
+    context = multiprocessing.get_context("spawn")
+    tasks, running = iter(tasks), {}
+    try:
+        while True:
+            for task in islice(tasks, num_workers - len(running)):
+                reader, writer = context.Pipe(duplex=False)
+                process = context.Process(target=_run_task, args=(writer, function, task), daemon=True)
+                process.start()
+                writer.close()
+                running[reader] = process, task, time.monotonic() + seconds
+            if not running:
+                return
+            soonest = min(deadline for *_, deadline in running.values())
+            ready = wait(running, timeout=max(0, soonest - time.monotonic()))
+            overdue = [reader for reader, (*_, deadline) in running.items() if deadline <= time.monotonic()]
+            for reader in {*ready, *overdue}:
+                process, task, _ = running[reader]
+                result = _receive(reader, process) if reader in ready else None
+                _end_process(reader, process)
+                del running[reader]
+                yield task, DataError(f"it was killed after {seconds:.0f} s") if result is None else result
+    finally:
+        for reader, (process, *_) in running.items():
+            _end_process(reader, process)
+
+
+def _run_task(writer, function, task) -> None:
+    _start_worker()
+    sys.stdout = sys.stderr  # only a command's result goes to stdout
+    try:
+        result = function(task)
+    except PpldmError as error:
+        result = error
+    writer.send(result)
+
+
+def _receive(reader, process):
+    try:
+        return reader.recv()
+    except EOFError:
+        process.join()
+        return DataError(f"its process ended with status {process.exitcode}, most likely as memory ran out")
+
+
+def _end_process(reader, process) -> None:
+    process.kill()
+    process.join()
+    reader.close()
+
+
+def map_in_threads(function: Callable[[T], R], items: Sequence[T], name: str) -> list[R]:
+    """function(item) of each item, in order, for functions that wait for disks: a network's answers overlap.
+
+    `name` is that of the progress bar that comes where this takes long.
+    """
+    chunks = [items[start : start + _CHUNK] for start in range(0, len(items), _CHUNK)]
+    if len(chunks) <= 1:
+        return [function(item) for item in items]
+    results = []
+    with (
+        ThreadPoolExecutor(_NUM_THREADS) as executor,
+        progress(total=len(items), desc=name, unit="part", delay=3) as bar,
+    ):
+        for done in executor.map(lambda chunk: [function(item) for item in chunk], chunks):
+            results += done
+            bar.update(len(done))
+    return results
+
+
+def _start_worker() -> None:
+    """Ctrl-C reaches the whole process group: workers finish their task, the parent hands out no more. Where the parent
+    was killed, they end as well. What libraries print is escaped: it may quote what they were given."""
+    be_quiet()
+    sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)

@@ -1,0 +1,149 @@
+"""One file of weights, or a folder of one component, to arrays by name; and back. What a file is, its first bytes
+say."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ...utils.errors import ModelError
+from ..components import turn_linear
+from .paddle_files import read_pdparams, widen_bfloat16
+from .torch_files import OLDER_START, read_torch
+
+# Names of weight files in a component's folder, the safest format first.
+WEIGHT_FILES = (
+    "diffusion_pytorch_model.safetensors",
+    "model.safetensors",
+    "model_state.pdparams",
+    "model.pdparams",
+    "diffusion_pytorch_model.bin",
+    "pytorch_model.bin",
+)
+_WEIGHT_PATTERNS = ("*.safetensors", "*.pdparams", "*.bin")
+
+
+def is_pytorch(path) -> bool:
+    """True for a file in PyTorch's orientation of Linear weights, [out, in]; Paddle's is [in, out].
+
+    .safetensors are PyTorch's unless their metadata name another writer: ppdiffusers says "pd", PaddleNLP "np".
+    """
+    kind = _kind(Path(path))
+    return kind == "torch" or (kind == "safetensors" and read_metadata(path).get("format", "pt") == "pt")
+
+
+def read_arrays(path, wanted=None) -> dict[str, np.ndarray]:
+    """Name to array of a file of any of the three formats; `wanted(name)` chooses. bfloat16 becomes float32.
+
+    Raises ModelError for a file that is missing, cut short, of another kind, or not safe.
+    """
+    path = Path(path)
+    kind = _kind(path)
+    if kind == "torch":
+        return read_torch(path, wanted)
+    if kind == "safetensors":
+        return _read_safetensors(path, wanted)
+    return read_pdparams(path, wanted)
+
+
+def read_component_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Name to array of a component's file or folder, with Linear weights as Paddle has them. Raises ModelError."""
+    arrays: dict[str, np.ndarray] = {}
+    for file in weight_files(path) if path.is_dir() else [path]:
+        own = read_arrays(file)
+        arrays |= turn_linear(own) if is_pytorch(file) else own
+    return arrays
+
+
+def write_safetensors(path, arrays: dict[str, np.ndarray], framework: str) -> None:
+    """`framework`, "pt" or "pd", says in which orientation the Linear weights are."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    save_file(contiguous, str(path), metadata={"format": framework})
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a component's folder: one, or the shards that an index names. Raises ModelError."""
+    for name in WEIGHT_FILES:
+        if (folder / name).is_file():
+            return [folder / name]
+        # The whole weights before others, such as those in half precision: name.index.fp16.json.
+        if indexes := sorted(folder.glob(f"{name}.index*.json"), key=lambda path: (len(path.name), path.name)):
+            return _shards(indexes[0])
+    others = sorted(path for pattern in _WEIGHT_PATTERNS for path in folder.glob(pattern))
+    if len(others) == 1:
+        return others
+    if not others:
+        raise ModelError(f"{folder} has no weights ({' or '.join(_WEIGHT_PATTERNS)}); copy them there")
+    raise ModelError(
+        f"{folder} has several weight files ({', '.join(path.name for path in others)}); keep the one that is meant"
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{index} is not an index of shards ({error}); copy it again") from error
+    missing = [name for name in names if Path(name).name != name or not (index.parent / name).is_file()]
+    if missing:
+        raise ModelError(f"{index} names {missing[0]}, which is not there; copy it too")
+    return [index.parent / name for name in names]
+
+
+def _kind(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+    if start[:4] == b"PK\x03\x04":
+        return "torch"
+    if start[:1] == b"\x80" and path.suffix != ".safetensors":
+        return "torch" if start == OLDER_START[: len(start)] else "paddle"
+    if start[8:9] == b"{" or path.suffix == ".safetensors":
+        return "safetensors"
+    raise ModelError(f"{path} is not a file of weights: neither safetensors, nor PyTorch's, nor Paddle's; give another")
+
+
+def read_metadata(path) -> dict[str, str]:
+    """What a .safetensors file says besides its arrays; nothing for a file of another kind. Raises ModelError."""
+    path = Path(path)
+    if _kind(path) != "safetensors":
+        return {}
+    try:
+        with safe_open(str(path), framework="np") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def _read_safetensors(path: Path, wanted) -> dict[str, np.ndarray]:
+    try:
+        with safe_open(str(path), framework="np") as file:
+            names = [name for name in file.keys() if wanted is None or wanted(name)]  # noqa: SIM118 (not a dict)
+            half = {name for name in names if file.get_slice(name).get_dtype() == "BF16"}
+            arrays = {name: file.get_tensor(name) for name in names if name not in half}
+        return arrays | (_read_bfloat16(path, half) if half else {})
+    except (SafetensorError, OSError, TypeError) as error:
+        raise _damaged(path, error) from error
+
+
+def _read_bfloat16(path: Path, names: set[str]) -> dict[str, np.ndarray]:
+    """numpy has no bfloat16, so the library gives no such array: their bytes are read where its header says."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        arrays = {}
+        for name in names:
+            start, end = header[name]["data_offsets"]
+            file.seek(8 + size + start)
+            bits = np.frombuffer(file.read(end - start), dtype="<u2")
+            arrays[name] = widen_bfloat16(bits).reshape(header[name]["shape"])
+    return arrays
+
+
+def _damaged(path: Path, error: Exception) -> ModelError:
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ModelError(f"{path} is damaged, cut short or no safetensors file ({first}); copy it again")

@@ -1,0 +1,197 @@
+"""`ppldm precompute` as a command: its flags, its account, several processes, kills."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from forking import forking, kill, stop_when
+from small_disk import fill, small_disk
+from small_weights import write_clip
+
+from ppldm.cli.main import run
+from ppldm.data.cached.latents import Latents
+from ppldm.inference.precompute import command as module
+from ppldm.utils.errors import ConfigError, OutputError, PartError
+
+KILLS = 30
+
+
+def command(tiny, folder, *flags) -> list[str]:
+    words = ["precompute", tiny.file_list, "--vae", tiny.vae, "--resolutions", "16", "32", "--crops", "2", "--flips"]
+    return [*words, "--latents-dir", str(folder), "--batch-size", "4", "--num-workers", "1", *map(str, flags)]
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--crops", "random"], "--crops random must be center, smart, or a number"),
+        (["--crops", "0"], "--crops 0 must be center, smart, or a number"),
+        (["--dtype", "int8"], "--dtype int8 is not one of float16, bfloat16, float32"),
+        (["--batch-size", "0"], "--batch-size 0 must be 1 or more"),
+        (["--resolutions", "16", "20"], "pictures of 20 x 20 cannot be encoded"),
+        (["--bucket-group-size", "0"], "--bucket-group-size must be 1 or more"),
+        (["--buckets", "wide"], "--buckets wide is neither off, ratios, steps nor"),
+        (["--crop-fraction", "2"], "crop_fraction is 2"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_in_one_line(tiny, tmp_path, flags, message, capsys):
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        run(command(tiny, tmp_path / "out", *flags))
+    assert message in f"{caught.value} {capsys.readouterr().err}"
+
+
+def test_it_says_how_much_it_is_and_makes_it_and_tells(tiny, tmp_path, capsys):
+    run(command(tiny, tmp_path / "out", "--dry-run", "--json"))
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["files"] == 4 and planned["finished_before"] == 0 and planned["projected_hours"] > 0
+    assert contents(tmp_path / "out") == {}
+    run(command(tiny, tmp_path / "out", "--json"))
+    report = json.loads(capsys.readouterr().out)
+    made = contents(tmp_path / "out")
+    assert report["encoded"] == 40 * 2 * 4 and report["found"] == 0 and report["bad"] == {} and len(made) == 4
+    assert abs(sum(map(len, made.values())) - planned["projected_bytes"]) < 4 * 1024
+    run(command(tiny, tmp_path / "out"))
+    assert "0 crops encoded" in capsys.readouterr().out and contents(tmp_path / "out") == made
+    # Another size of batches changes at most the last bits.
+    run(command(tiny, tmp_path / "other", "--batch-size", "32", "--dtype", "float32"))
+    run(command(tiny, tmp_path / "other", "--batch-size", "1", "--dtype", "float32", "--latents-dir", tmp_path / "one"))
+    for path in (tmp_path / "other").iterdir():
+        together, alone = Latents(path), Latents(tmp_path / "one" / path.name)
+        differences = [
+            abs(together.read(row, v) - alone.read(row, v)).max() for row in range(len(alone)) for v in range(4)
+        ]
+        assert len(differences) >= 60 and max(differences) <= 1e-5
+
+
+@pytest.mark.parametrize("left", [0, 3, 10])
+def test_a_disk_that_fills_up_is_named_and_the_same_command_finishes_the_job(tiny, tmp_path, monkeypatch, capfd, left):
+    """Others fill it once all that is needed was found to fit, but for a few pages."""
+    run(command(tiny, tmp_path / "straight"))
+    expected, encode_part = contents(tmp_path / "straight"), module.encode_part
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        fillers = []
+
+        def encode_on_a_filling_disk(*args):
+            fillers.extend([] if fillers else [fill(disk, left * os.sysconf("SC_PAGE_SIZE"))])
+            return encode_part(*args)
+
+        monkeypatch.setattr(module, "encode_part", encode_on_a_filling_disk)
+        with pytest.raises(SystemExit) as caught:
+            run(command(tiny, disk))
+        (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert caught.value.code == OutputError.exit_status
+        assert re.fullmatch(
+            rf"error: the disk is full for {disk}/\S+ \(No space .*\); free some .* same command.*", error
+        )
+        finished = {name: data for name, data in contents(disk).items() if not name.startswith((".", "filler"))}
+        assert finished.items() < expected.items()
+        fillers[0].unlink()
+        run(command(tiny, disk, "--json"))
+        assert json.loads(capfd.readouterr().out)["repaired"] == 0 and contents(disk) == expected
+
+
+IMPORTS = """
+from pathlib import Path
+import paddle
+from ppldm.data.filelist import read_sources
+from ppldm.data.images.crop import CropRule
+from ppldm.data.images.resize import compile_kernels
+from ppldm.inference.precompute.encode_part import encode_part, measure_cost
+from ppldm.inference.precompute.picture_encoder import load_encoder
+from ppldm.inference.precompute.latents_plan import choose_rows, list_tasks
+from ppldm.inference.precompute.command import Plan, run, settle
+from ppldm.utils.processes.world import World
+
+file_list, vae = sys.argv[1:]
+
+def go(line):
+    folder, crops = Path(line), CropRule(num_crops=2, flip=True)
+    encoder, sources = load_encoder(vae, 4, True), read_sources(file_list)
+    chosen = choose_rows(sources, None, [16, 32], 1)
+    settings = settle(encoder, [shapes for shapes, _ in chosen], crops, "float16", folder)
+    folder.mkdir(exist_ok=True)
+    tasks = list_tasks(settings, sources, [selection for _, selection in chosen])
+    run([Plan(tasks, encoder, (), measure_cost, encode_part)], 1, World(), False)
+
+compile_kernels()
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory, tiny):
+    """start(folder), as `forking` gives it."""
+    with forking(IMPORTS, tmp_path_factory.mktemp("starter") / "log", tiny.file_list, tiny.vae) as start:
+        yield start
+
+
+def count_settled(folder) -> int:
+    """Moments that are there, in files with a name and without one yet."""
+    count = 0
+    for path in Path(folder).glob("*part*latents*"):
+        with contextlib.suppress(PartError, FileNotFoundError):
+            count += int(np.count_nonzero(Latents(path).states))
+    return count
+
+
+@pytest.mark.slow
+def test_killed_at_thirty_moments(tiny, start, tmp_path):
+    chance, folder, moments = random.Random(3), tmp_path / "killed", []
+    assert start(tmp_path / "straight")[1]() == 0
+    for _ in range(KILLS):
+        before = count_settled(folder)
+        pid, wait = start(folder)
+        if chance.random() < 0.2:
+            time.sleep(chance.uniform(0, 0.03))  # while it starts
+        else:
+            wanted = before + chance.randint(0, 12)
+            stop_when(pid, lambda: count_settled(folder) > wanted)  # noqa: B023
+        kill(pid)
+        assert wait() in (signal.SIGKILL, 0)
+        moments.append(count_settled(folder))
+        # What has its name is whole.
+        for path in folder.glob("part*.latents"):
+            assert Latents(path).states.all()
+    assert len({*moments}) > KILLS // 3
+    assert start(folder)[1]() == 0
+    assert contents(folder) == contents(tmp_path / "straight")
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_parts(tiny, tmp_path):
+    script = tmp_path / "main.py"  # as pip installs it, under a name that the launcher gives to Python
+    script.write_text("from ppldm.cli.main import main\n\nmain()\n")
+    launcher = [
+        sys.executable,
+        "-m",
+        "paddle.distributed.launch",
+        "--nproc_per_node",
+        "2",
+        "--log_dir",
+        str(tmp_path / "log"),
+    ]
+    texts = ["--text-encoder", write_clip(tmp_path / "clip"), "--text-dtype", "float32"]
+    words = [*launcher, str(script), *command(tiny, tmp_path / "two", *texts, "--json")]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run(command(tiny, tmp_path / "one", *texts))
+    assert len(contents(tmp_path / "one")) == 6
+    for path in (tmp_path / "one").iterdir():  # computed by another number of threads: the last bits may differ
+        one, two = Latents(path), Latents(tmp_path / "two" / path.name)
+        assert (one.states == two.states).all() and one.text(3) == two.text(3)
+        assert all(np.allclose(one.read(row, 0), two.read(row, 0), rtol=2e-3, atol=1e-6) for row in range(len(one)))
+    shutil.rmtree(tmp_path / "log")

@@ -1,0 +1,127 @@
+"""`--dry_run`: every preset's networks have the published sizes, and take no memory."""
+
+import json
+import shutil
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from ppldm.config.network_files import CONFIG_DIR
+from ppldm.config.presets import list_presets
+from ppldm.families.base import get_family
+from ppldm.training.commands import dry_run
+from ppldm.training.commands.arguments import read_recipe
+from ppldm.training.commands.early import check_recipe
+from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.weights.fill import parameter_shapes
+
+PUBLISHED = {
+    "sd15-finetune": (83_653_863, 123_060_480, 859_520_964),
+    "sd15-unet-from-scratch": (83_653_863, 123_060_480, 859_520_964),
+    "sd21-finetune": (83_653_863, 340_387_840, 865_910_724),
+    "sd2-base-256": (83_653_863, 340_387_840, 865_910_724),
+    "sd20-base-to-21-base-laion": (83_653_863, 340_387_840, 865_910_724),
+    "sd15-controlnet-canny": (83_653_863, 123_060_480, 859_520_964, 361_279_120),
+    "ldm-32layer-laion400m": (83_653_863, 581_994_042, 872_300_484),
+}
+# What other presets leave behind, and a preset starts from: the folder of a component, and its config.
+LEFT_BEHIND = {
+    "quickstart/autoencoder/vae": "vae_tiny",
+    "shapes_world/autoencoder/vae": "vae_shapes_world",
+    "shapes_world/diffusion/pipeline/vqvae": "vae_shapes_world",
+    "shapes_world/diffusion/pipeline/bert": "ldmbert_tiny",
+    "shapes_world/diffusion/pipeline/unet": "unet_shapes_world",
+    "sd2-base-256/pipeline/unet": "unet_sd2",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shapes_of_each_config_once():
+    @cache
+    def of(kind: str, config: str, source: str):
+        return parameter_shapes(kind, json.loads(config), source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_run, "parameter_shapes", lambda kind, config, source: of(kind, json.dumps(config), source))
+        yield
+
+
+@pytest.fixture(scope="module")
+def home(tiny, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    for place, name in LEFT_BEHIND.items():
+        (folder / place).mkdir(parents=True)
+        shutil.copy(CONFIG_DIR / f"{name}.json", folder / place / "config.json")
+    for place in ("quickstart", "shapes_world"):
+        shutil.copytree(tiny.tokenizer, folder / place / "data/tokenizer")
+    return folder
+
+
+def reckon(tiny, home, monkeypatch, name: str, *words, num_devices: int = 1) -> dict:
+    monkeypatch.chdir(home)
+    recipe = read_recipe(["--preset", name, f"data.file_list={tiny.file_list}", *words], True, config=None)
+    check_recipe(recipe)
+    return dry_run.reckon(recipe, num_devices)
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_every_preset_passes(tiny, home, monkeypatch, name):
+    report = reckon(tiny, home, monkeypatch, name)
+    parts = report["components"]
+    assert parts.keys() == get_family(report["family"]).components.keys()
+    assert 0 < sum(part["trained"] for part in parts.values()) <= sum(part["parameters"] for part in parts.values())
+    if name in PUBLISHED:
+        assert tuple(part["parameters"] for part in parts.values()) == PUBLISHED[name]
+
+
+def test_what_is_trained(tiny, home, monkeypatch):
+    def trained(name):
+        return [part["trained"] for part in reckon(tiny, home, monkeypatch, name)["components"].values()]
+
+    assert trained("sd15-finetune") == [0, 0, 859_520_964]
+    assert trained("sd15-finetune-text-encoder") == [0, 123_060_480, 859_520_964]
+    assert trained("ldm-32layer-laion400m") == [0, 542_895_360, 872_300_484], "to_logits is not trained"
+
+
+HALVES = ("--bf16", "true", "--fp16_opt_level", "O2")
+
+
+@pytest.mark.parametrize("words, sharding", [
+    ((), ""), ((), "stage1"), ((), "stage2"), (HALVES, ""), (HALVES, "stage1"), (("--use_ema", "true"), "stage2"),
+])  # fmt: skip
+def test_bytes_of_a_device(tiny, home, monkeypatch, words, sharding):
+    words = ("--bf16", "false", "--sharding", sharding, *words)
+    report = reckon(tiny, home, monkeypatch, "sd15-finetune", *words, num_devices=3)
+    halves, unet, text_encoder = "O2" in words, 859_520_964, 123_060_480
+    assert report["bytes_a_device"] == {
+        "weights": 4 * 83_653_863 + (2 if halves else 4) * (unet + text_encoder),
+        "gradients": 4 * unet // (3 if sharding == "stage2" else 1),
+        "optimizer": (12 if halves else 8) * unet // (3 if sharding else 1),
+        "average": 4 * unet if "--use_ema" in words else 0,
+    }
+    assert report["samples_an_update"] == 3 * 2 * 8
+    assert "in all" in dry_run.describe(report)
+
+
+def test_a_laion_recipe_has_the_published_batch(tiny, home, monkeypatch):
+    """64 devices make 2,048 samples an update, from 2.0-base, whichever it predicts."""
+    for name in ("sd20-base-to-21-base-laion", "sd20-base-to-v-laion"):
+        assert reckon(tiny, home, monkeypatch, name, num_devices=64)["samples_an_update"] == 2048
+
+
+def test_it_takes_no_memory():
+    """A network of a hundred thousand gigabytes has shapes too."""
+    config = json.loads((CONFIG_DIR / "clip_vit_l.json").read_text()) | {"vocab_size": 1 << 20, "hidden_size": 1 << 20}
+    sizes = [prod(shape) for shape in parameter_shapes("text_encoder", config | {"num_attention_heads": 8}).values()]
+    assert sum(sizes) > 1e12
+
+
+def test_what_is_not_here_is_said(tiny, home, monkeypatch):
+    with pytest.raises(ModelError, match="someone/model: there is no config.json of its vae here; download"):
+        reckon(tiny, home, monkeypatch, "sd15-finetune", "--model_name_or_path", "someone/model")
+    from toy import registered_toy
+
+    with registered_toy(), pytest.raises(ConfigError, match="--dry_run does not know the networks of"):
+        get_family("toy").networks(None, None)

@@ -1,0 +1,27 @@
+"""Work in processes that may hang, die or fail: each task has its outcome, and no process is left."""
+
+import multiprocessing
+
+import pytest
+from tasks import work
+
+from ppldm.utils.errors import DataError, OutputError
+from ppldm.utils.processes.workers import map_with_deadline
+
+
+@pytest.mark.slow
+def test_each_task_has_its_outcome():
+    outcomes = dict(map_with_deadline(work, iter(["a", "hang", "die", "fail", "b"]), 3, 5))
+    assert outcomes.pop("a") == "aa" and outcomes.pop("b") == "bb"
+    assert "killed after 5 s" in str(outcomes.pop("hang"))
+    assert "ended with status 7" in str(outcomes.pop("die"))
+    assert isinstance(outcomes["fail"], OutputError) and str(outcomes.pop("fail")) == "no room"
+    assert not outcomes and not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_processes_end_with_their_user():
+    for _, outcome in map_with_deadline(work, iter(["hang", "die"]), 2, 60):
+        assert isinstance(outcome, DataError)
+        break
+    assert not multiprocessing.active_children()
