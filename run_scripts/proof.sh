@@ -55,7 +55,7 @@ prove_on() (
     PYTHON=$1
     VENV=$ROOT/.venv-$2
     make_venv
-    PPLDM_REQUIRE=browser,java,gzip,pigz,bgzip,openssl
+    PPLDM_REQUIRE=s3,browser,java,gzip,pigz,bgzip,openssl
     if [[ $3 == full ]]; then
         install_references "$VENV" || exit 1
         PPLDM_REQUIRE=all

@@ -163,6 +163,25 @@ def tiny(tmp_path_factory) -> Tiny:
     return Tiny(folder)
 
 
+@pytest.fixture(scope="session")
+def s3_server():
+    needs.need("s3")
+    from s3_here import s3_here
+
+    with s3_here() as server:
+        yield server
+
+
+@pytest.fixture
+def store(s3_server, tmp_path, monkeypatch):
+    """An S3 server with an empty bucket `bucket`, and a cache folder of the test's own."""
+    from s3_here import empty_bucket
+
+    monkeypatch.setenv("PPLDM_CACHE_DIR", str(tmp_path / "cache"))
+    with empty_bucket(s3_server, monkeypatch) as server:
+        yield server
+
+
 def _png(rng) -> bytes:
     """Four by four blocks of random colours."""
     picture = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize(

@@ -2,11 +2,12 @@
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from ppldm.cli.main import COMMANDS
+from ppldm.cli.main import COMMANDS, load_command, parse_flags
 from ppldm.config.recipe import defaults
 from ppldm.families.ldm import LdmConfig
 from ppldm.training.commands.arguments import make_parser
@@ -75,8 +76,17 @@ def test_files_and_commands_that_are_named_exist():
         for path in re.findall(r"(?:examples|run_scripts|data/filelist|docs|requirements)/[\w./]+\.\w+", text):
             if "laion400m_en" not in path:
                 assert (ROOT / path).exists(), path
-        for name in re.findall(r"^ppldm ([\w-]+)", "\n".join(commands(text)), re.MULTILINE):
-            assert name in COMMANDS, name
+        for words in re.findall(r"^ppldm (([\w-]+)(?: [\w-]+)?)", "\n".join(commands(text)), re.MULTILINE):
+            assert COMMANDS.keys() & set(words), words
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
+def test_commands_of_the_docs_have_the_flags_that_they_are_given(path):
+    text = re.sub(r"\\\n\s*", " ", path.read_text(encoding="utf-8"))
+    for words in (shlex.split(line)[1:] for line in commands(text) if line.startswith("ppldm ")):
+        name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+        if not getattr(load_command(name), "takes_words", False):
+            parse_flags(name, words[len(name.split()) :])
 
 
 def messages() -> list[str]:

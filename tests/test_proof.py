@@ -159,7 +159,7 @@ def test_ci_runs_all_on_one_python_and_a_sample_on_the_others(tmp_path):
     assert calls[1] == f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m not slow"
     assert calls[-1] == f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m slow"
     for call, version in zip(calls[2:-1], ("3.10", "3.12"), strict=True):
-        assert f"/.venv-{version}/bin/python REQUIRE=browser," in call and "--sample 0.25 --sample-seed" in call
+        assert f"/.venv-{version}/bin/python REQUIRE=s3,browser," in call and "--sample 0.25 --sample-seed" in call
         assert "-m not slow" in call
 
 

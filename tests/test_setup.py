@@ -63,7 +63,7 @@ def test_lock_leaves_out_what_needs_more_than_a_slim_machine(python):
 
 def test_every_extra_is_declared(declared):
     assert declared["extras_require"].keys() == {
-        *("cpu", "gpu", "data", "demo", "tensorboard", "wandb", "test", "parity")
+        *("cpu", "gpu", "data", "demo", "tensorboard", "wandb", "s3", "test", "parity")
     }
     assert declared["entry_points"]["console_scripts"] == ["ppldm = ppldm.cli.main:main"]
 

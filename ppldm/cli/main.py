@@ -24,6 +24,9 @@ COMMANDS = {
     "annotate": ("ppldm.prepare.convert.annotate", "annotate"),
     "convert": ("ppldm.prepare.convert.convert", "convert"),
     "pipeline": ("ppldm.prepare.pipeline", "pipeline"),
+    "dataset list": ("ppldm.prepare.datasets.command", "list_datasets"),
+    "dataset show": ("ppldm.prepare.datasets.command", "show"),
+    "dataset get": ("ppldm.prepare.datasets.command", "get"),
     "lineage": ("ppldm.prepare.provenance.lineage", "lineage"),
     "forget": ("ppldm.prepare.provenance.forget", "forget"),
     "index": ("ppldm.inspect.index", "index"),
@@ -33,6 +36,7 @@ COMMANDS = {
     "show": ("ppldm.inspect.show", "show"),
     "head": ("ppldm.inspect.show", "head"),
     "repack": ("ppldm.inspect.repack", "repack"),
+    "dedup": ("ppldm.inspect.duplicates.dedup", "dedup"),
     "precompute": ("ppldm.inference.precompute.command", "precompute"),
     "generate": ("ppldm.inference.generate", "generate"),
     "evaluate": ("ppldm.evaluation.evaluate", "evaluate"),
@@ -88,8 +92,14 @@ def run(argv: list[str]) -> None:
     if getattr(function, "takes_words", False):  # it has a parser of its own
         function(words)
         return
+    function(**parse_flags(name, words))
+
+
+def parse_flags(name: str, words: list[str]) -> dict:
+    """The arguments of a command's function by name. Ends the process as argparse does where a word is not known."""
     from fastcore.script import anno_parser
 
+    function = load_command(name)
     parser = anno_parser(function, prog=f"ppldm {name}")
     for action in tuple(parser._actions):
         if action.dest == "num_workers":
@@ -105,7 +115,7 @@ def run(argv: list[str]) -> None:
     arguments = vars(parse_known_or_suggest(parser, flags))
     for internal in ("pdb", "xtra"):
         arguments.pop(internal)
-    function(**arguments)
+    return arguments
 
 
 def main() -> None:

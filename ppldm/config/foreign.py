@@ -12,10 +12,12 @@ from itertools import chain
 from pathlib import Path
 
 from ..utils.errors import ConfigError
+from ..utils.store.client import check_address, is_address
 from ..utils.text import did_you_mean
 from .yaml_file import read_yaml
 
 _MOST_PARTS = 1_000_000
+_PIPE = re.compile(r"pipe: *(?:aws s3 cp|gsutil (?:cp|cat)|curl(?: -\S+)*|hdfs dfs -cat) +(?P<address>\S+)(?: +-)?")
 
 
 class NoCounterpart(Exception):
@@ -155,16 +157,23 @@ def expand_braces(text: str) -> list[str]:
 
 
 def _parts(value, source: Source) -> dict:
-    places = [str(one) for one in (value if isinstance(value, list) else [value])]
-    remote = [one for one in places if one.startswith("pipe:") or "://" in one.replace("file://", "")]
-    if remote:
-        raise NoCounterpart(
-            f"{remote[0]} is not on this machine: mount it or copy it, and write a filelist of the parts"
-        )
-    paths = chain.from_iterable(expand_braces(re.sub("^file:(//)?", "", one)) for one in places)
+    places = chain.from_iterable(map(_places, map(str, value if isinstance(value, list) else [value])))
     name = f"{source.stem}.filelist"
-    source.files[name] = "".join(f"{Path(path).absolute()}\n" for path in paths)
+    source.files[name] = "".join(f"{place}\n" for place in places)
     return {"data.file_list": name}
+
+
+def _places(text: str) -> list[str]:
+    """The lines of a filelist that mean the same. A pipe whose command only copies an address is that address; a folder
+    of a store is the tar files below it."""
+    copied = _PIPE.fullmatch(text.strip())
+    place = copied["address"] if copied else text
+    if is_address(place):
+        return [check_address(one if "." in one.rpartition("/")[2] else f"{one.rstrip('/')}/**/*.tar")
+                for one in expand_braces(place)]  # fmt: skip
+    if place.startswith("pipe:") or "://" in place.replace("file://", ""):
+        raise NoCounterpart(f"{place} cannot be read here: mount it or copy it, and write a filelist of the parts")
+    return [str(Path(one).absolute()) for one in expand_braces(re.sub("^file:(//)?", "", place))]
 
 
 def _choose(key: str, known: dict, word: str):
@@ -289,7 +298,7 @@ OPEN_DIFFUSION = {
     "model.max_grad_norm": _as("optimizer.max_grad_norm"),
     "dataset.type": _none("the first bytes of a part say what it is: tar, parquet, CSV, part file, folder"),
     "dataset.params.path": Counterpart(
-        ("data.file_list",), "local paths; their braces are written out into a filelist beside the recipe", _parts
+        ("data.file_list",), "paths and addresses; braces are written out into a filelist beside the recipe", _parts
     ),
     "dataset.params.batch_size": _as("run.per_device_train_batch_size"),
     "dataset.params.workers": _as("compute.dataloader_num_workers"),
@@ -365,7 +374,7 @@ STABLE_CASCADE = {
     "ema_beta": _as("optimizer.ema_beta"),
     "dtype": Counterpart(("compute.bf16", "compute.fp16"), "", _precision),
     "allow_tf32": _as("compute.tf32"),
-    "webdataset_path": Counterpart(("data.file_list",), "local paths, into a filelist beside the recipe", _parts),
+    "webdataset_path": Counterpart(("data.file_list",), "paths, addresses: into a filelist beside the recipe", _parts),
     "dataset_filters": Counterpart(("data.where",), "as it is; a lambda may only compare", _filters),
     "captions_getter": _none("the caption is the row's; `ppldm convert` says from which field"),
     "adaptive_loss_weight": Counterpart(

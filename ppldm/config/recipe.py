@@ -40,6 +40,8 @@ def sections_of(*groups) -> dict[str, dict]:
     for group in groups:
         for name, stated in options(type(group)).items():
             value = getattr(group, name)
+            if name == "output_dir" and group.output_store:
+                value = group.output_store
             found[stated.section][name] = copy(value)
     return found
 

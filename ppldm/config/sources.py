@@ -34,6 +34,7 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
         "--dry_run", action="store_true", help="Check all, show networks, parameters and memory of weights, and end."
     )
     group.add_argument("--num_devices", type=int, default=1, metavar="N", help="Devices that --dry_run reckons with.")
+    group.add_argument("--json", action="store_true", help="With --dry_run: as JSON, for scripts.")
     group.add_argument("--list_presets", action="store_true", help="Show the names of the presets, and end.")
 
 
@@ -52,11 +53,14 @@ def split_sources(argv: list[str]) -> Sources:
     return Sources(layers, overrides, [word for word in rest if word not in overrides], given.print_config)
 
 
-def dry_run_devices(argv: list[str]) -> int:
-    """The devices that `--dry_run` is to reckon with; 0 where it is not asked for. Raises ConfigError."""
+def read_dry_run(argv: list[str]) -> tuple[int, bool] | None:
+    """(devices that `--dry_run` is to reckon with, whether it answers as JSON); None where it is not asked for. Raises
+    ConfigError."""
     parser = argparse.ArgumentParser(add_help=False)
     add_source_flags(parser)
     given, _ = parse_known(parser, argv)
     if given.num_devices < 1:
         raise ConfigError(f"--num_devices {given.num_devices} must be 1 or more")
-    return given.num_devices if given.dry_run else 0
+    if given.json and not given.dry_run:
+        raise ConfigError("--json is for --dry_run; omit it, or add --dry_run")
+    return (given.num_devices, given.json) if given.dry_run else None

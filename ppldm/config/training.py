@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from ..utils.errors import ConfigError
-from ..utils.files import local_path
+from ..utils.files import cache_dir, local_path
 from ..utils.machine.devices import DEFAULT_DEVICE
 from ..utils.machine.resources import count_usable_cores
 from ..utils.rng import MAX_SEED
+from ..utils.store.client import check_address, is_address
 from ..utils.text import count_of
 from .option import REQUIRED, Bounds, Needs, option
 
@@ -40,7 +41,8 @@ class TrainingOptions:
 
     output_dir: str = _run(
         REQUIRED,
-        "Folder of the run: checkpoints, metrics.jsonl, samples and the trained pipeline.",
+        "Folder of the run: checkpoints, metrics.jsonl, samples and the trained pipeline. At the address of a store, a "
+        "folder of this machine that is copied there (docs/stores.md).",
         loop_default="./output-model",
         kind="path",
     )
@@ -302,7 +304,13 @@ class TrainingOptions:
     # The expressions of settings that came from the environment, by key: what may be saved of them.
     written: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
+    # The store's address that was given as `output_dir`, which then is the folder that is copied there.
+    output_store: str | None = field(default=None, repr=False, compare=False)
+
     def __post_init__(self):
+        if is_address(self.output_dir):
+            self.output_store = check_address(self.output_dir).rstrip("/")
+            self.output_dir = str(cache_dir().joinpath("outputs", *self.output_store.replace("://", "/").split("/")))
         for name in ("output_dir", "logging_dir"):
             if value := getattr(self, name):
                 setattr(self, name, os.path.expanduser(local_path(value) if "://" in value else value))

@@ -5,11 +5,15 @@ and `**` to the names that are there, sorted, without indexes; a path that is th
 relative path is taken from the folder of the file that names it, or else, where nothing is there, from the working
 directory.
 
+A filelist may be at the address of a store, and any may name such addresses (`utils.store`); relative ones are taken
+beside the file that names them, at its address. What is named so has a path like other parts, and comes to this machine
+when it is opened.
+
 Weights count only where every line has one; a list in which some have is an error. Of a pattern, each filelist has the
-weight and the options of the line. Known options: `layout=NAME`, the column order of part files (`formats.layouts`);
-lists without it have the one that the caller says. `format=`, one of FORMATS. `latents=`, one of LATENTS, whether rows
-are trained on as cached latents; lists without it as the caller says. `idx_to_prompt=` (or `class_mapping=`),
-for WebDataset shards of classes: a JSON file {class number: caption}.
+weight and the options of the line. Known options: `layout=NAME`, the column order of part files, or `control` of any
+format (`formats.layouts`); lists without it have the one that the caller says. `format=`, one of FORMATS. `latents=`,
+one of LATENTS, whether rows are trained on as cached latents; lists without it as the caller says. `idx_to_prompt=`
+(or `class_mapping=`), for WebDataset shards of classes: a JSON file {class number: caption}.
 
 Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
 name `.filelist` files. Every other file is a filelist.
@@ -24,12 +28,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config.data import LATENTS
-from ..utils.errors import FilelistError
+from ..utils.errors import FilelistError, StoreError
 from ..utils.files import write_text
 from ..utils.processes.workers import map_in_threads
-from .formats.layouts import DEFAULT_LAYOUT, LAYOUTS, get_layout
+from ..utils.store import client
+from ..utils.store.cache import address_of, bring, in_store, place_of
+from .formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS, get_layout
 
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv", "mds")
+_OF_ONE_FILE = ("part", "webdataset", "parquet")  # whose rows need no other file, so that a store may have them
 _CHOICES = {"layout": LAYOUTS, "format": FORMATS, "latents": LATENTS}
 # The ends of the names of files that describe a part, and are none.
 BESIDE_PARTS = (".idx", ".columns", ".latents", ".embeddings")
@@ -83,7 +90,7 @@ def read_sources(
     Raises FilelistError for a file that is missing, empty or malformed, a part that is named twice, or missing and
     `must_exist`; ConfigError for an unknown `layout`.
     """
-    path = Path(path)
+    path = place_of(path) if client.is_address(path) else Path(path)
     get_layout(layout)
     known = {"layout": layout, "latents": latents}
     lists = read_filelist_list(path, **known) if _is_filelist_list(path) else [WeightedFilelist(path, **known)]
@@ -94,7 +101,7 @@ def read_sources(
 def read_filelist(path) -> list[Path]:
     """The parts that a filelist names, resolved but not checked for being there. Raises FilelistError."""
     path = Path(path)
-    return [part for number, text in _read_entries(path, _PARTS) for part in _expand(text, path, number)]
+    return [part for _, part in _read_parts(path)]
 
 
 def read_filelist_list(path, **known: str) -> list[WeightedFilelist]:
@@ -116,7 +123,7 @@ def read_filelist_list(path, **known: str) -> list[WeightedFilelist]:
     if all(weighted) and sum(item.weight for item in items) <= 0:
         raise FilelistError(f"{path}: all weights are 0; give at least one line a positive weight")
     for (number, _), item in zip(entries, items, strict=True):
-        if not item.path.is_file():
+        if not (in_store(item.path) or item.path.is_file()):
             raise FilelistError(
                 f"{path} line {number}: no such filelist {item.path}; correct the path (relative ones are taken from "
                 f"{path.parent.resolve()}, then from {Path.cwd()})"
@@ -166,6 +173,8 @@ def _is_filelist_list(path: Path) -> bool:
 def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
     """(line number, text) of every line that says something."""
     try:
+        if in_store(path):
+            bring(path)
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise FilelistError(f"no such filelist {path}; give a text file that names {due}") from error
@@ -184,8 +193,39 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
     return entries
 
 
+def _read_parts(path: Path) -> list[tuple[int, Path]]:
+    """(line number, part) of all that a filelist names. Raises FilelistError."""
+    entries = _read_entries(path, _PARTS)
+    urls = [url for _, text in entries if (url := _address(text, path)) and "*" not in url]
+    client.survey(urls)
+    return [(number, part) for number, text in entries for part in _expand(text, path, number)]
+
+
+def _address(text: str, named_in: Path) -> str | None:
+    """The address that a line names; None for a path of this machine."""
+    text = os.path.expandvars(os.path.expanduser(text))
+    if client.is_address(text):
+        return client.check_address(text)
+    if in_store(named_in) and not os.path.isabs(text):
+        return f"{address_of(named_in).rpartition('/')[0]}/{os.path.normpath(text)}"
+    return None
+
+
+def _expand_address(url: str, where: str) -> list[Path]:
+    try:
+        urls = client.expand(url) if "*" in url else [url]
+        places = [place_of(one) for one in urls if not one.endswith(BESIDE_PARTS)]
+    except StoreError as error:
+        raise FilelistError(f"{where}: {error}") from error
+    if not places:
+        raise FilelistError(f"{where}: nothing is named {url}; correct or delete the line")
+    return places
+
+
 def _expand(text: str, named_in: Path, number: int) -> list[Path]:
     """The path that a line names, or those that its pattern stands for. Raises FilelistError where there are none."""
+    if url := _address(text, named_in):
+        return _expand_address(url, f"{named_in} line {number}")
     path = Path(os.path.expandvars(os.path.expanduser(text)))
     beside = named_in.parent / path
     if beside.exists() or not glob.has_magic(str(path)):
@@ -211,7 +251,13 @@ def _parse_list_line(text: str, path: Path, number: int, known: dict[str, str]) 
         if not (math.isfinite(weight) and weight >= 0):
             raise FilelistError(f"{path} line {number}: the weight {word} is not a number of 0 or more")
     settings = known | _check_options(options, path, number)
+    if settings.get("format", "part") != "part" and settings.get("layout") != CONTROL_LAYOUT:
+        settings["layout"] = DEFAULT_LAYOUT  # the caller's is an order of columns, which only parts have
     return [WeightedFilelist(item, weight, **settings) for item in _expand(text, path, number)]
+
+
+def _is_file(path: Path) -> bool:
+    return in_store(path) or path.is_file()
 
 
 def _last_word(text: str) -> str | None:
@@ -233,6 +279,8 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
     for key, value in options.items():
         if key in ("idx_to_prompt", "class_mapping"):
             (checked["idx_to_prompt"],) = _expand(glob.escape(value), path, number)
+            if in_store(checked["idx_to_prompt"]):
+                bring(checked["idx_to_prompt"])
         elif key not in _CHOICES:
             raise FilelistError(f"{where}: unknown option {key!r}; known: {', '.join((*_CHOICES, 'idx_to_prompt'))}")
         elif value not in _CHOICES[key]:
@@ -241,7 +289,7 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
             checked[key] = value
     format = checked.get("format", "part")
     for key, needed in (("layout", "part"), ("idx_to_prompt", "webdataset")):
-        if key in checked and format != needed:
+        if key in checked and format != needed and checked[key] != CONTROL_LAYOUT:
             raise FilelistError(f"{where}: {key} has a meaning only with format={needed}, not with format={format}")
     return checked
 
@@ -249,11 +297,9 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
 def _checked_parts(item: WeightedFilelist, named_by: dict[str, str], must_exist: bool):
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
     filelist = item.path
-    what, look = ("folder", Path.is_dir) if item.format == "folder" else ("file", Path.is_file)
+    what, look = ("folder", Path.is_dir) if item.format == "folder" else ("file", _is_file)
     must_exist &= item.latents != "cached"
-    named = [
-        (number, part) for number, text in _read_entries(filelist, _PARTS) for part in _expand(text, filelist, number)
-    ]
+    named = _read_parts(filelist)
     there = (
         map_in_threads(look, [part for _, part in named], "looking for parts") if must_exist else [True] * len(named)
     )
@@ -263,6 +309,11 @@ def _checked_parts(item: WeightedFilelist, named_by: dict[str, str], must_exist:
             raise FilelistError(
                 f"{where}: no such part {what} {part}; correct or delete the line (relative paths are taken from "
                 f"{filelist.parent.resolve()}, then from {Path.cwd()})"
+            )
+        if in_store(part) and item.format not in _OF_ONE_FILE:
+            raise FilelistError(
+                f"{where}: rows of format={item.format} are in several files, which are not read from a store; mount "
+                f"it, or make parts of them with ppldm convert (a store may have format={', '.join(_OF_ONE_FILE)})"
             )
         first = named_by.setdefault(os.path.abspath(part), where)
         if first != where:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from ..utils.checksums import digest_of
 from .filelist import Source
+from .formats.layouts import CONTROL_LAYOUT
 from .formats.tar import read_class_prompts
 
 # What is read as such files are, and not other files that it names.
@@ -135,5 +136,5 @@ def read_options(source: Source) -> dict[str, str | None]:
     if source.idx_to_prompt is not None:
         table = json.dumps(read_class_prompts(str(source.idx_to_prompt)), sort_keys=True)
         prompts = f"CRC-32 {zlib.crc32(table.encode()):08x}"
-    layout = source.layout if source.format == "part" else None
+    layout = source.layout if source.format == "part" or source.layout == CONTROL_LAYOUT else None
     return {"format": source.format, "layout": layout, "idx_to_prompt": prompts}

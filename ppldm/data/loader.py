@@ -30,10 +30,12 @@ from paddle.io import DataLoader, Dataset
 
 from ..utils.errors import DataError, PpldmError, debugging, describe
 from ..utils.processes.signals import end_with_parent
+from ..utils.store.cache import in_store
 from .dataset import TextImageDataset
 from .images.resize import compile_kernels as compile_resize
 from .normals import compile_kernel as compile_normals
 from .order.step_sampler import StepSampler
+from .read_ahead import ReadAhead
 from .shared_memory import Slots, Stored
 
 _PREFETCH_FACTOR = 2
@@ -43,9 +45,11 @@ class BatchLoader(DataLoader):
     """A DataLoader that raises DataError where a sample could not be made or a worker was killed.
 
     slots: the memory of the workers' arrays, for `_outstanding_batches` and the one that is taken out; None without.
+    read_ahead: brings parts of stores; None where there are none.
     """
 
     slots: Slots | None = None
+    read_ahead: ReadAhead | None = None
 
     def __iter__(self) -> Iterator[dict]:
         on_child = signal.getsignal(signal.SIGCHLD)
@@ -53,8 +57,12 @@ class BatchLoader(DataLoader):
         deaths = _watch_workers(batches) if self.num_workers else []
         if signal.getsignal(signal.SIGCHLD) is not on_child:
             signal.signal(signal.SIGCHLD, on_child)
+        if self.read_ahead:
+            self.read_ahead.start()
         try:
             for batch in batches:
+                if self.read_ahead:
+                    self.read_ahead.advance()
                 if "error" in batch:
                     raise DataError(batch["error"])
                 yield {
@@ -69,6 +77,8 @@ class BatchLoader(DataLoader):
                 "the same command goes on from the last checkpoint"
             ) from error
         finally:
+            if self.read_ahead:
+                self.read_ahead.stop()
             # Paddle keeps its last iterator, workers and all, until the process exits.
             batches._try_shutdown_all()
 
@@ -92,6 +102,8 @@ def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: i
         use_shared_memory=False,
     )
     loader.slots = slots
+    if any(in_store(path) for source in dataset.sources for path in source.parts):
+        loader.read_ahead = ReadAhead(sampler, lambda place: dataset.find_row(dataset.selection[place])[0])
     return loader
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..utils.store.cache import is_there
 from .filelist import Source
 from .formats.open import open_part
 from .formats.open_file import changed, gone
@@ -55,7 +56,7 @@ class OpenParts:
 
     def _open_part(self, number: int) -> Rows:
         path, source = self._parts[number]
-        if not path.exists() and source.latents != "cached":
+        if not is_there(path) and source.latents != "cached":
             raise gone(path)
         rows = open_part(path, source)
         if self._contents and rows.identity[:2] != self._contents[number]:

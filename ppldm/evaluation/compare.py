@@ -4,10 +4,16 @@ Two results may differ in what was evaluated, weights and the pictures that foll
 FID changes by more with the number of pictures, the filter of a resize or the guidance than with most improvements of a
 model. Two values whose intervals overlap are no difference. That is a careful rule: values whose intervals just touch
 differ at the level of about 99 %, not 95 %.
+
+Results whose pictures were made for the same prompts, from the same seeds, are compared picture by picture instead: no
+difference is where the interval of the difference holds 0. What an easy prompt, or an odd real picture, does to both is
+no part of that interval, so that it sees more. It needs the terms that results keep beside them.
 """
 
 from pathlib import Path
 from typing import Annotated
+
+import numpy as np
 
 from ..utils.errors import ConfigError
 from ..utils.report import print_report
@@ -69,7 +75,7 @@ def compare_results(a, b, allow: tuple[str, ...] = ()) -> dict:
         )
     return {
         "accepted": list(differing.values()),
-        "metrics": {name: judge(a.metrics[name], b.metrics[name]) for name in common},
+        "metrics": {name: judge(a.metrics[name], b.metrics[name], pair_terms(a, b, name)) for name in common},
         "only": {
             "a": [name for name in a.metrics if name not in b.metrics],
             "b": [name for name in b.metrics if name not in a.metrics],
@@ -90,10 +96,31 @@ def find_differences(a: dict[str, dict], b: dict[str, dict]) -> dict[str, str]:
     return found
 
 
-def judge(a: dict, b: dict) -> dict:
+def pair_terms(a, b, name: str) -> list[np.ndarray] | None:
+    """What each picture adds to a metric of b more than to that of a, for each set of pictures; None where the pictures
+    of two `Result` do not go together, or their terms are not kept."""
+    same = (("generated", "requests"), ("real", "digest"))
+    if any(a.settings[group].get(key) != b.settings[group].get(key) for group, key in same):
+        return None
+    own, others = (one.own_terms.get(name, ()) for one in (a, b))
+    if not own or [len(one) for one in own] != [len(one) for one in others]:
+        return None
+    return [np.subtract(more, less, dtype=np.float64) for less, more in zip(own, others, strict=True)]
+
+
+def judge(a: dict, b: dict, paired: list[np.ndarray] | None = None) -> dict:
     """A metric of both, with the verdict: "no difference", "a is better", or of a metric without a good side "a is
-    higher"."""
-    if a["low"] <= b["high"] and b["low"] <= a["high"]:
+    higher". paired: `pair_terms`, by which there is `difference`, b less a with its interval, and which decides."""
+    from .metrics.bootstrap import measure_difference
+
+    found = {}
+    if paired:
+        gap = measure_difference(b["value"] - a["value"], *paired, seed=0)
+        found["difference"] = {"value": gap.value, "low": gap.low, "high": gap.high}
+        is_none = gap.low <= 0 <= gap.high
+    else:
+        is_none = a["low"] <= b["high"] and b["low"] <= a["high"]
+    if is_none:
         verdict = NO_DIFFERENCE
     else:
         higher = "a" if a["value"] > b["value"] else "b"
@@ -101,7 +128,8 @@ def judge(a: dict, b: dict) -> dict:
         sign = a["higher_is_better"]
         verdict = f"{higher} is higher" if sign is None else f"{higher if sign else other} is better"
     keep = ("value", "low", "high")
-    return {"a": {key: a[key] for key in keep}, "b": {key: b[key] for key in keep}, "verdict": verdict}
+    both = {"a": {key: a[key] for key in keep}, "b": {key: b[key] for key in keep}}
+    return {**both, **found, "verdict": verdict, "rule": "paired" if paired else "intervals"}
 
 
 def describe(report: dict) -> str:
@@ -110,7 +138,8 @@ def describe(report: dict) -> str:
     width = max(len(name) for name in report["metrics"]) + 2
     for name, found in report["metrics"].items():
         shown = f"{show_measured(found['a']):<32}{show_measured(found['b']):<32}"
-        lines.append(f"{name:<{width}}{shown}{found['verdict']}")
+        gap = f" (picture by picture: b - a is {show_measured(found['difference'])})" if "difference" in found else ""
+        lines.append(f"{name:<{width}}{shown}{found['verdict']}{gap}")
     for side, names in report["only"].items():
         lines += [f"only in {side}: {', '.join(names)}"] if names else []
     return "\n".join(lines)

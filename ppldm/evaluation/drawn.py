@@ -45,14 +45,6 @@ class Drawing:
         """Where the pictures of each guidance scale go."""
         return {scale: out / f"g{short(scale)}" for scale in self.guidance_scales}
 
-    def count_drawn(self, out: Path) -> int:
-        """How many pictures are there, whatever they were drawn with."""
-        return sum(
-            (folder / self.plan(scale).file(*job)).is_file()
-            for scale, folder in self.folders(out).items()
-            for job in self.plan(scale).jobs()
-        )
-
     def settings(self) -> dict:
         """All that decides the pictures of one guidance scale besides the weights and the scale."""
         return {

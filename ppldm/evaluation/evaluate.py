@@ -18,6 +18,7 @@ from ..utils.machine.devices import use_device
 from ..utils.processes.world import World
 from ..utils.report import print_report
 from ..weights.fetch import check_name
+from ..weights.lora.flag import Loras, check_loras
 from .compare import show_measured
 
 _Words = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "METRIC"}]
@@ -41,11 +42,12 @@ def evaluate(
     batch_size: int = 8,  # pictures drawn at a time; changes at most the last bit of a pixel
     exact: bool = False,  # the same bits for any number of processes: one picture at a time, and one thread of a CPU
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
-    inception: str = None,  # weights of InceptionV3 for FID
-    clip: str = None,  # folder of a CLIP
-    dinov2: str = None,  # weights of DINOv2
+    inception: str = None,  # InceptionV3 for FID: a file, or pytorch-fid, torch-fidelity, paddlenlp, paddlegan
+    clip: str = None,  # CLIP: a folder, or a name such as openai/clip-vit-base-patch32
+    dinov2: str = None,  # DINOv2: a file or folder, or a name such as dinov2_vitl14
     convention: str = None,  # how pictures are resized for inception: clean, legacy_pytorch, legacy_tensorflow
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
+    lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     out: str = None,  # folder of results (default: evaluation; with --watch RUN/evaluation)
     watch: str = None,  # folder of a run: evaluate each of its checkpoints, until it has ended
@@ -62,6 +64,7 @@ def evaluate(
     """Measure how good a model's pictures are (FID, CLIP score and others), with intervals and all settings."""
     flags = SimpleNamespace(**locals())
     flags.sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
+    flags.lora = check_loras(lora)
     _check(flags)
     job = _open_job(flags)
     if dry_run:
@@ -69,7 +72,7 @@ def evaluate(
         return
     report = _run(job, flags)
     if World.detect().is_main:
-        print_report({str(path): vars(result) for path, result in report.items()}, describe, json)
+        print_report({str(path): result.as_json() for path, result in report.items()}, describe, json)
 
 
 evaluate.aliases = {"--scheduler-type": "--sampler", "--guidance-scales": "--guidance-scale"}
@@ -89,18 +92,20 @@ def _check(flags) -> None:
 
 def _open_job(flags):
     """What is to be done. Raises ConfigError for unknown metrics, and networks that are not given."""
-    from .job import Job, is_autoencoder
+    from .job import Job, is_autoencoder, is_model
     from .measure import Networks, choose_metrics
 
     networks = {name: getattr(flags, name) for name in ("inception", "clip", "dinov2")}
     paired = flags.what is not None and is_autoencoder(local_path(flags.what))
+    if flags.lora and flags.what is not None and (paired or not is_model(local_path(flags.what))):
+        raise ConfigError(f"--lora changes a model that draws, and {flags.what} is none; omit it, or name the model")
     wanted, left_out = choose_metrics(flags.metrics, networks, paired)
     return Job(
         against=local_path(flags.against),
         num_real=flags.num_real,
         wanted=wanted,
         left_out=left_out,
-        make_networks=partial(Networks, networks, {"inception": flags.convention}, flags.device),
+        make_networks=partial(Networks, networks, {"inception": flags.convention}, flags.device, flags.offline),
         prompts=flags.prompts,
         num_samples=flags.num_samples,
         negative_prompt=flags.negative_prompt,
@@ -110,7 +115,7 @@ def _open_job(flags):
             **{name: getattr(flags, name) for name in ("sampler", "seed", "resolution", "exact")},
             "batch_size": 1 if flags.exact else flags.batch_size,
         },
-        loading={name: getattr(flags, name) for name in ("original_config_file", "tokenizer", "offline")},
+        loading={name: getattr(flags, name) for name in ("original_config_file", "lora", "tokenizer", "offline")},
         redo=flags.redo,
     )
 

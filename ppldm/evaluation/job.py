@@ -19,6 +19,7 @@ from ..utils.log import get_logger
 from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World
 from ..weights.folders import CHECKPOINT_AVERAGE, COMPONENT_FOLDERS, EXPORTED_CKPT, find_component, is_checkpoint
+from ..weights.lora.merge import identify_loras
 from .drawn import Drawing, choose_requests
 from .measure import Networks, Wanted, check, measure, names_of, state_settings
 from .pictures import PictureSet, open_pictures
@@ -49,6 +50,12 @@ class Job:
     def resolution(self) -> int | None:
         """The side that was asked for."""
         return self.drawing["resolution"]
+
+    @property
+    def loras(self) -> dict:
+        """What tells LoRAs apart that are drawn with, `lora`; empty without any. Raises ConfigError."""
+        words = self.loading.get("lora")
+        return {"lora": identify_loras(words)} if words else {}
 
     def real(self, resolution: int | None) -> PictureSet:
         """The real pictures, looked at once. Raises DataError."""
@@ -88,6 +95,7 @@ class Job:
         claim = {
             "of": pipeline.fingerprint,
             "against": self.real(resolution).digest,
+            **self.loras,
             **settings,
             "requests": f"{checksum_json(settings['requests']):08x}",
         }
@@ -96,7 +104,7 @@ class Job:
                 warn_of_unknown_words(pipeline, drawing.requests)
             drawing.draw(pipeline, out, world)
             barrier(world)
-            facts, results = weight_facts(model, ema), {}
+            facts, results = weight_facts(model, ema) | self.loras, {}
             networks = self.make_networks(features or out / _FEATURES)
             for folder in drawing.folders(out).values() if world.is_main else ():
                 generated = open_pictures(folder, resolution)
@@ -149,7 +157,7 @@ class Job:
         if earlier := _find_same(path, result, usable):
             return earlier
         measure(result, usable, generated, real, networks)
-        result.write(path)
+        result.write(path, keep_terms=None not in generated.captions)
         get_logger().info("%s", path)
         return result
 
@@ -208,7 +216,7 @@ def _side(pictures: PictureSet) -> int | None:
 
 def _clear(out: Path) -> None:
     """Remove the results of other settings."""
-    for path in {*out.glob("g*"), *out.glob(_RECONSTRUCTIONS), *out.glob("*.json")}:
+    for path in {*out.glob("g*"), *out.glob(_RECONSTRUCTIONS), *out.glob("*.json"), *out.glob("*.terms.npz")}:
         rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -216,7 +224,7 @@ def _find_same(path: Path, result: Result, wanted: list[Wanted]) -> Result | Non
     """The result in a file, where it is the one that is to be computed."""
     earlier = read_json(path)
     same = ("of", "settings", "left_out", "format", "remarks")
-    expected = as_json(vars(result))
+    expected = as_json(result.as_json())
     if not isinstance(earlier, dict) or any(earlier.get(name) != expected[name] for name in same):
         return None
     if names_of(earlier.get("metrics", {})) != {one.name for one in wanted}:

@@ -56,7 +56,7 @@ def choose_metrics(
     found = [_parse(word) for word in dict.fromkeys(words)]
     for one in found:
         if why := _missing(one.network, given):
-            raise ConfigError(f"--metrics {one.name} {why}, which is published at {NETWORKS[one.network].published}")
+            raise ConfigError(f"--metrics {one.name} {why}, a path or a name such as {NETWORKS[one.network].published}")
     return found, {}
 
 
@@ -82,17 +82,28 @@ def _missing(network: str | None, given: Mapping[str, str | None]) -> str:
 
 
 class Networks:
-    """Feature networks by name, loaded when they are first asked for. conventions: by name, where not the usual one.
+    """Feature networks by name, loaded when they are first asked for. paths: or names of what is published, fetched
+    unless `offline`. conventions: by name, where not the usual one.
     cache: folder in which features are kept by all that they depend on."""
 
-    def __init__(self, paths: Mapping[str, str | None], conventions: Mapping[str, str | None], device, cache: Path):
-        self._paths, self._conventions, self._device, self._cache = paths, conventions, device, cache
+    def __init__(
+        self,
+        paths: Mapping[str, str | None],
+        conventions: Mapping[str, str | None],
+        device: str | None,
+        offline: bool,
+        cache: Path,
+    ):
+        self._paths, self._conventions, self._cache = paths, conventions, cache
+        self._device, self._offline = device, offline
         self._loaded: dict[str, FeatureNetwork] = {}
 
     def __getitem__(self, name: str) -> FeatureNetwork:
         """Raises ConfigError, ModelError."""
         if name not in self._loaded:
-            self._loaded[name] = load_features(name, self._paths.get(name), self._conventions.get(name), self._device)
+            self._loaded[name] = load_features(
+                *(name, self._paths.get(name), self._conventions.get(name), self._device, self._offline)
+            )
         return self._loaded[name]
 
     def settings(self, name: str) -> dict:
@@ -181,7 +192,7 @@ def _add_composition(result: Result, one: Wanted, generated: PictureSet) -> None
     for score in one.metric.compute(generated, generated.captions)["scores"]:
         details = {name: score[name] for name in ("chance", "pictures")}
         name = ".".join((COMPOSITION, score["split"], score["scenes"], score["attribute"]))
-        result.add(name, one.metric, Measured(score["value"], score["low"], score["high"], details))
+        result.add(name, one.metric, Measured(score["value"], score["low"], score["high"], details, (score["right"],)))
 
 
 def _inputs(one: Wanted, features: dict, generated: PictureSet, real: PictureSet, networks: Networks) -> tuple:

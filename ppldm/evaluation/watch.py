@@ -46,7 +46,7 @@ def watch_run(job: Job, run: Path, out: Path, every: int, poll_seconds: float | 
     os.nice(_NICENESS)
     job.redo = True  # of each checkpoint's folder; what differs from an earlier watcher is refused here
     asked = {"against": str(job.against), "prompts": job.prompts, "num_samples": job.num_samples,
-             "num_real": job.num_real, "negative_prompt": job.negative_prompt, **job.drawing}  # fmt: skip
+             "num_real": job.num_real, "negative_prompt": job.negative_prompt, **job.drawing, **job.loras}  # fmt: skip
     results, passed = {}, set()
     with JobFolder(out, ".watch", "evaluation of a run").claimed(asked):
         while True:

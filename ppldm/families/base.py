@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..config.load import file_layers, last_value
+from ..config.recipe import Recipe, merge_settings, recipe_of
 from ..data.shapes import make_shapes
 from ..networks.configs import downscale_factor, latent_shape
 from ..utils.errors import ConfigError
@@ -109,6 +111,13 @@ def get_family(name: str) -> Family:
     if name not in _own_names():
         raise ConfigError(f"family {name} is not known; {did_you_mean(str(name), list_families())}")
     return importlib.import_module(f".{name}", __package__).FAMILY
+
+
+def saved_recipe(path: Path) -> tuple[Recipe, Family]:
+    """The recipe that a run has left in a file, and its family. Raises ConfigError."""
+    layers = file_layers(path)
+    family = get_family(last_value(layers, "family"))
+    return recipe_of(merge_settings(layers, True, family.Config), family.Config), family
 
 
 def check_family(config, data, arguments) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from ..utils.errors import ConfigError, PpldmError
+from ..weights.lora.flag import Loras, check_loras
 from .generate import describe_unknown_words
 from .prompts import check_prompt
 
@@ -42,6 +43,7 @@ def app(
     port: int = 8080,  # of the page
     allow_host: _Names = (),  # further names under which browsers may ask for the page
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
+    lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     offline: bool = False,  # never touch the network
 ):
@@ -50,6 +52,7 @@ def app(
     from ..weights.fetch import check_name
 
     check_name(model)
+    lora = check_loras(lora)
     with entry():
         from werkzeug.serving import make_server
 
@@ -58,7 +61,8 @@ def app(
 
         quiet_libraries()
         names = [host, *allow_host]
-        page = make_app(load(model, ema=ema, tokenizer=tokenizer, offline=offline), model, names)
+        pipeline = load(model, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
+        page = make_app(pipeline, " + ".join([model, *lora]), names)
         try:
             if not 0 <= port < 1 << 16:
                 raise ConfigError(f"--port {port} must be from 0 (any) to 65535")

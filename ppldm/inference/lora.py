@@ -45,13 +45,14 @@ def extract(
     target = local_path(out)
     from ..weights.fetch import locate_model
     from ..weights.folders import COMPONENT_FOLDERS
-    from ..weights.lora.extract import extract_lora
+    from ..weights.lora.extract import check_keys, extract_lora
     from ..weights.lora.files import write_lora
     from ..weights.read import read_weights
 
     kinds = ("unet", "text_encoder")
     before = read_weights(locate_model(base, COMPONENT_FOLDERS, offline), kinds)
     after = read_weights(locate_model(tuned, COMPONENT_FOLDERS, offline), kinds, ema=ema)
+    check_keys(before, after, to)
     lora, kept = extract_lora(before, after, rank)
     lora.metadata.update(base=base, tuned=tuned)
     file = write_lora(lora.cast(dtype), target, to)

@@ -1,8 +1,9 @@
 """What aspect-ratio buckets would make of parts: which rows get which shape, and what is cut away, to be seen."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,24 +40,30 @@ def read_settings(buckets: str, words: Sequence[str]) -> DataOptions:
 
 
 def report_shapes(indexed: Indexed, settings: DataOptions, sheet: str = "", chart: str = "") -> dict:
-    """Which rows of the parts that can be opened get which shape, and why the others none, JSON-ready; drawn to `sheet`
-    and `chart`, where they are given. Shapes are merged where the settings say the size of a group.
+    """`preview_shapes`, drawn to `sheet` and `chart`, where they are given. Raises as that, OutputError."""
+    report, draw = preview_shapes(indexed, settings)
+    if chart:
+        draw_chart(Path(chart), report, report["skipped"])
+    if sheet:
+        save_png(Path(sheet), draw())
+    return report
 
-    Raises DataError where no row gets one, OutputError.
+
+def preview_shapes(indexed: Indexed, settings: DataOptions) -> tuple[dict, Callable[[], Image.Image]]:
+    """(which rows of the parts that can be opened get which shape, and why the others none, JSON-ready; what draws
+    their contact sheet). Shapes are merged where the settings say the size of a group.
+
+    Raises DataError where no row gets one.
     """
     sources = [replace(name.source, parts=(name.path,), weight=None) for name in indexed.rows]
     selection = select_rows(sources, shapes=shape_rule(settings, batch_size=1))
     report = selection.buckets.report() | {"skipped": dict(selection.skipped.most_common())}
-    if chart:
-        draw_chart(Path(chart), report, report["skipped"])
-    if sheet:
-        draw_sheet(Path(sheet), indexed, selection, settings)
-    return report
+    return report, partial(draw_sheet, indexed, selection, settings)
 
 
-def draw_sheet(path: Path, indexed: Indexed, selection: Selection, settings: DataOptions) -> None:
-    """Write a contact sheet: a line for each shape, of a few of its rows, whole, with what is cut away darkened. Of a
-    random crop the middle is shown. Raises OutputError."""
+def draw_sheet(indexed: Indexed, selection: Selection, settings: DataOptions) -> Image.Image:
+    """A contact sheet: a line for each shape, of a few of its rows, whole, with what is cut away darkened. Of a random
+    crop the middle is shown."""
     lines = []
     for code, one in enumerate(selection.buckets.report()["shapes"]):
         places = np.flatnonzero(selection.buckets.codes == code)
@@ -73,7 +80,7 @@ def draw_sheet(path: Path, indexed: Indexed, selection: Selection, settings: Dat
         for column, picture in enumerate(pictures):
             sheet.paste(picture, (_LABEL + column * (_SIDE + _GAP), top))
         top += height
-    save_png(path, sheet)
+    return sheet
 
 
 def _read_picture(indexed: Indexed, row: int) -> Image.Image | None:

@@ -21,6 +21,7 @@ from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import make_output_dir
 from ..utils.log import progress
 from ..utils.processes.workers import map_unordered
+from ..utils.store.cache import is_there
 
 Result = TypeVar("Result")
 
@@ -78,7 +79,7 @@ def list_parts(
 
 
 def _read_from_latents(part: PartName) -> PartName:
-    if part.path.exists() or part.path.name not in list_cached(part.source.latents_dir or part.path.parent):
+    if is_there(part.path) or part.path.name not in list_cached(part.source.latents_dir or part.path.parent):
         return part
     return PartName(part.path, replace(part.source, latents="cached"))
 

@@ -23,8 +23,8 @@ from typing import Annotated
 from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.filelist import write_filelist
 from ..data.formats.csv_table import list_images
-from ..data.formats.layouts import DEFAULT_LAYOUT
-from ..data.formats.part import Part, index_path, part_spec, write_part
+from ..data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
+from ..data.formats.part import Part, index_path, write_part
 from ..data.formats.row import Row
 from ..data.formats.rows import Rows
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
@@ -75,7 +75,8 @@ class _Task:
         source, path = self.part.source, self.part.path
         pieces = [*list_pieces(path)]
         if source.format == "csv":
-            pieces += [Piece(image, image.name) for image in list_images(path)]
+            images = list_images(path, source.layout == CONTROL_LAYOUT)
+            pieces += [Piece(image, image.name) for image in images]
         if source.idx_to_prompt:
             pieces.append(Piece(source.idx_to_prompt, "idx_to_prompt"))
         settings = {"path": os.path.abspath(path), "format": source.format, "layout": source.layout}
@@ -165,7 +166,7 @@ def _write_part(task: _Task) -> dict:
 
 def _is_whole(task: _Task, record: dict) -> bool:
     try:
-        summary = Part.summarize(task.path, part_spec())
+        summary = Part.summarize(task.path)
     except PartError:
         return False
     return summary is not None and summary.rows == record["rows_out"]
@@ -197,5 +198,6 @@ def _write_filelists(tasks: list[_Task], out: Path) -> None:
     for number, (source, own) in enumerate(groupby(tasks, key=lambda task: task.part.source)):
         name = f"{number}-{source.path.name.removesuffix('.filelist')}.filelist"
         write_filelist(out / name, [f"parts/{task.path.name}" for task in own])
-        lines.append(f"{name} {source.weight:g}" if weighted else name)
+        weight = f" {source.weight:g}" if weighted else ""
+        lines.append(name + weight + (f" layout={CONTROL_LAYOUT}" if source.layout == CONTROL_LAYOUT else ""))
     write_filelist(out / "repacked.filelist.list", lines)

@@ -87,7 +87,8 @@ def read_record(indexed: Indexed, row: int) -> dict:
             read = part.read(number)
         except RowError as error:
             return record | {"reason": error.reason, "error": str(error)}
-    return record | {"caption": read.caption, "bytes": len(read.image), "meta": read.meta}
+    second = {"second_image_bytes": len(read.control)} if read.control else {}
+    return record | {"caption": read.caption, "bytes": len(read.image), **second, "meta": read.meta}
 
 
 def read_tile(indexed: Indexed, row: int, preview: ControlPreview | None = None):
@@ -176,5 +177,7 @@ def _describe(record: dict) -> str:
     if "reason" in record:
         return f"{where}, bad ({record['reason']}): {record['error']}"
     size = f"{record['bytes'] / 1000:.1f} KB" if record["bytes"] else "no picture here"
+    if "second_image_bytes" in record:
+        size += f", second image {record['second_image_bytes'] / 1000:.1f} KB"
     text = f"{where}, {size}\n  {record['caption']}"
     return text + (f"\n  {dumps(record['meta'], ensure_ascii=False)}" if record["meta"] else "")

@@ -1,17 +1,18 @@
 """`ppldm verify`: read and decode every row, as training will, and account for each."""
 
-import os
 from collections import Counter
 from contextlib import closing
 from typing import Annotated
 
 from ..data.bad_rows import EXAMPLES_PER_REASON
+from ..data.control.cut import check_shape
 from ..data.filelist import write_filelist
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.images.decode import decode_image
 from ..utils.errors import DataError, RowError
 from ..utils.processes.workers import check_workers
 from ..utils.report import print_report
+from ..utils.store.cache import name_of
 from .cached import describe_survey, has_faults, survey
 from .parts import (
     Span,
@@ -35,6 +36,8 @@ def verify(
     json: bool = False,  # print {parts, rows, ok, skipped, examples, not_rows, bad_parts, cached} as JSON
 ):
     """Check that every row can be read and its image decoded.
+
+    Of lists with layout=control also its second image, which must have the shape of the first.
 
     Blank lines are not rows: they are counted under not_rows, and are not a fault. Cached latents and text embeddings
     of the parts are compared with their checksums; parts that are not here are verified from their latents.
@@ -66,7 +69,7 @@ def verify(
     }
     print_report(report, describe, json)
     if out:
-        write_filelist(out, [os.path.abspath(part.path) for part in parts if part not in unsound])
+        write_filelist(out, [name_of(part.path) for part in parts if part not in unsound])
     if unsound:
         raise DataError(
             f"{len(unsound)} of {len(parts)} parts have bad rows or cannot be opened; --out FILE lists the rest"
@@ -85,7 +88,9 @@ def check_span(span: Span) -> tuple[list[tuple[str, str]], Counter]:
             try:
                 read = part.read(row)
                 if part.has_images:
-                    decode_image(read.image)
+                    size = decode_image(read.image).size
+                    if read.control:
+                        check_shape(decode_image(read.control).size[::-1], size[::-1])
                 elif span.part.source.format == "mds" and span.part.path.exists():
                     part.check_latents(row)
             except RowError as error:

@@ -29,8 +29,8 @@ from ..utils.errors import DataError
 from ..utils.files import lock_folder, make_output_dir, read_json, write_json
 from ..utils.jobs import Piece, list_pieces, take_state
 from ..utils.log import get_logger
-from .convert.units import NOT_DOWNLOADED
 from .pipeline_config import PipelineConfig, command_words, load_stage, read_config
+from .provenance.accounts import StageResult, of_download, read_convert, read_filter
 
 
 def pipeline(
@@ -55,17 +55,6 @@ def pipeline(
         write_json(settings.out / "report.json", report)
     text = dumps(report, indent=2, ensure_ascii=False) if json else describe(report)
     sys.stdout.write(text + "\n")
-
-
-@dataclass(frozen=True)
-class StageResult:
-    """What became of a stage's rows. `seconds` are those of all runs that it took."""
-
-    rows_in: int
-    rows_out: int
-    dropped: dict[str, int]
-    bytes: int
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -263,18 +252,6 @@ def describe_plan(stages: list[Stage]) -> list[str]:
     return [*lines, "# nothing was written"]
 
 
-def _filter_result(output: Path, _) -> StageResult:
-    manifest = read_json(output / "manifest.json")
-    dropped = {entry["condition"]: entry["rows"] for entry in manifest["dropped"]}
-    return StageResult(
-        manifest["rows_in"], manifest["rows_out"], dropped, sum(part["bytes"] for part in manifest["parts"])
-    )
-
-
-def _download_result(_, report: dict) -> StageResult:
-    return StageResult(report["rows"], report["success"], report["failed"], report["bytes"])
-
-
 def _annotate_result(_, report: dict) -> StageResult:
     skipped = {}
     for counts in report.values():
@@ -285,20 +262,11 @@ def _annotate_result(_, report: dict) -> StageResult:
     return StageResult(num_lines + sum(skipped.values()), num_lines, skipped, num_bytes)
 
 
-def _convert_result(output: Path, _) -> StageResult:
-    manifest = read_json(output / "manifest.json")
-    num_bytes = sum(part["bytes"] for part in manifest["parts"])
-    # Those the download has counted.
-    skipped = {reason: count for reason, count in manifest["skipped"].items() if reason != NOT_DOWNLOADED}
-    rows_in = manifest["rows_in"] - manifest["skipped"].get(NOT_DOWNLOADED, 0)
-    return StageResult(rows_in, manifest["rows_out"], skipped, num_bytes)
-
-
 _RESULTS = {
-    "filter": _filter_result,
-    "download": _download_result,
+    "filter": lambda output, _: read_filter(output),
+    "download": lambda _, report: of_download(report),
     "annotate": _annotate_result,
-    "convert": _convert_result,
+    "convert": lambda output, _: read_convert(output),
 }
 
 

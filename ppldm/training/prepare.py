@@ -12,7 +12,6 @@ from ..data.cached.embeddings import EmbeddingsRule
 from ..data.cached.moments import LatentsRule
 from ..data.dataset import TextImageDataset
 from ..data.filelist import Source
-from ..data.images.crop import CropRule
 from ..data.order.groups import make_order
 from ..data.shape_chart import BUCKETS_FILE, draw_chart
 from ..data.shapes import group_size_of
@@ -40,7 +39,7 @@ from .optimizer.adamw import build_optimizer
 from .optimizer.learning_rate import learning_rate_ratios
 from .optimizer.precision import autocast, decorate, make_scaler, warn_of_cpu
 from .optimizer.sharding import log_share
-from .rows import bad_row_policy, count_steps, open_sources, select_training_rows
+from .rows import bad_row_policy, count_steps, crop_rule, open_sources, select_training_rows
 from .run import TrainingRun
 from .run_folder import prepare_output
 
@@ -121,14 +120,6 @@ def report_data(dataset: TextImageDataset, folder: Path) -> None:
         report_captions(dataset)
     if buckets := dataset.selection.buckets:
         draw_chart(folder / BUCKETS_FILE, buckets.report(), dataset.selection.skipped)
-
-
-def crop_rule(data) -> CropRule:
-    """What of a picture the settings ask for."""
-    return CropRule(
-        data.crop_fraction, data.random_crop and not data.smart_crop, data.random_flip, data.interpolation,
-        data.num_crops, data.smart_crop, data.bucket_upscale,
-    )  # fmt: skip
 
 
 def dataset_maker(model, data, arguments, sources: list[Source]):

@@ -9,6 +9,7 @@ from ..config.option import options
 from ..config.training import TrainingOptions
 from ..data.bad_rows import BadRows
 from ..data.filelist import Source, read_sources
+from ..data.images.crop import CropRule
 from ..data.select.expression import Expression
 from ..data.select.parse import parse_where
 from ..data.select.selection import Selection, select_rows
@@ -83,6 +84,14 @@ def select_training_rows(
 def bad_row_policy(arguments: DataOptions) -> BadRows:
     """What `--max_skipped` asks for."""
     return BadRows("count", arguments.max_skipped) if arguments.max_skipped > 0 else BadRows("raise", 1)
+
+
+def crop_rule(data) -> CropRule:
+    """What of a picture the settings ask for."""
+    return CropRule(
+        data.crop_fraction, data.random_crop and not data.smart_crop, data.random_flip, data.interpolation,
+        data.num_crops, data.smart_crop, data.bucket_upscale,
+    )  # fmt: skip
 
 
 def read_where(arguments: DataOptions) -> Expression | None:

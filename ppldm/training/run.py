@@ -37,6 +37,7 @@ from .monitor.metrics import METRICS_FILE, last_step
 from .monitor.watchdog import BatchesWithTimeout
 from .optimizer.precision import restore_float32
 from .optimizer.sharding import whole_state
+from .output_store import OutputStore
 from .run_folder import RUN_FILE
 from .start import find_job, note_stopped
 
@@ -82,6 +83,8 @@ class TrainingRun:
             # Not before: a run that its checkpoint refuses must leave the record of the one that trained it.
             write_json(self.output_dir / RUN_FILE, self.config)
             write_text(self.output_dir / RECIPE_FILE, self.recipe)
+        store = self.arguments.output_store
+        self._store = OutputStore(self.output_dir, store) if store and self.world.is_main else None
         # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
         # the one that the run goes on from will be rotated away.
         self.resumed_from: str | None = None
@@ -170,6 +173,8 @@ class TrainingRun:
             get_logger().warning("update %d is not saved, training goes on: %s", step, error)
             return
         get_logger().info("saved %s", folder)
+        if self._store:
+            self._store.push(wait=stopping or step == self.max_steps)
 
     def interruption(self, step: int, number: int) -> Interrupted:
         """The error of a run that signal `number` stopped after update `step`; 0: a signal to another rank."""
@@ -202,4 +207,6 @@ class TrainingRun:
         folder = self.export(metadata)
         write_text(folder / RECIPE_FILE, self.recipe)
         note_stopped(self.output_dir, False)
+        if self._store:
+            self._store.push(wait=True)
         get_logger().info("trained model: %s", folder)

@@ -1,9 +1,7 @@
 """The folder of a run: made, held against a second run, begun anew where that is meant, and its checkpoint chosen."""
 
 import dataclasses
-import os
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import paddle
@@ -19,6 +17,7 @@ from .averages.snapshots import remove_later
 from .checkpoint.checkpoint import find_checkpoint, list_checkpoints, read_manifest, set_aside_after
 from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
 from .monitor.sinks import writes_files
+from .output_store import OutputStore
 from .start import begins_anew, checksum_of, find_job, next_start, read_start, write_start
 
 RUN_FILE = "run.json"
@@ -34,15 +33,21 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Pa
     is refused. Raises ConfigError, CheckpointError or OutputError.
     """
     folder = Path(arguments.output_dir)
+    store = OutputStore(folder, arguments.output_store) if arguments.output_store else None
     chosen = [None]
     if world.is_main:
         make_output_dir(folder)
+        if store:
+            store.bring_records(RUN_FILE)
         _check_output(arguments, folder)
         _held_folders.append(lock_folder(folder))
         shutil.rmtree(folder / SIGNS_DIR, ignore_errors=True)  # of ranks that were killed
         if freed := remove_leftovers(folder):
             get_logger().info("removed %.3f GB that an interrupted run left unfinished", freed / 1e9)
-        _record_start(arguments, folder, config)
+        _record_start(arguments, folder, config, store)
+        if store:
+            store.bring_newest()
+            store.push(wait=True)  # what other machines go on from must be there
         chosen = [find_checkpoint(folder, arguments.resume_from_checkpoint)]
         step = read_manifest(chosen[0])["global_step"] if chosen[0] else 0
         if step:
@@ -56,27 +61,13 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Pa
         with waiting(world):
             barrier(world)
             paddle.distributed.broadcast_object_list(chosen, src=0)
+        if store and chosen[0] and not chosen[0].is_dir():
+            store.bring(chosen[0].name)
     leave_signs(folder)
     return chosen[0]
 
 
-@contextmanager
-def in_working_folder(manifest: dict):
-    """Inside the block, relative paths of the settings are found as they were when the checkpoint with this manifest
-    was written."""
-    before = os.getcwd()
-    folder = manifest.get("working_folder", before)
-    if not os.path.isdir(folder):
-        get_logger().warning("%s, where the run was started, is not there: paths are taken from %s", folder, before)
-        folder = before
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-def _record_start(arguments: TrainingOptions, folder: Path, config: dict) -> None:
+def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store: OutputStore | None) -> None:
     """Begin anew where `overwrite_output_dir` means it, and leave a record of this start."""
     last, job, command = read_start(folder), find_job(all_variables()), checksum_of(config)
     overwrites, anew = arguments.overwrite_output_dir, False
@@ -92,6 +83,8 @@ def _record_start(arguments: TrainingOptions, folder: Path, config: dict) -> Non
         files = (METRICS_FILE, EVALUATION_FILE, EVALUATION_DIR)
         for old in (*list_checkpoints(folder), *(folder / name for name in files)):
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        if store:
+            store.clear()
     write_start(folder, start)
 
 

@@ -41,7 +41,7 @@ class EnvironmentProblem(PpldmError):
 
 
 class DataError(PpldmError):
-    """Training data that cannot be used. The base of the three below."""
+    """Training data that cannot be used. The base of the four below."""
 
 
 class FilelistError(DataError):
@@ -58,6 +58,15 @@ class RowError(DataError):
     def __init__(self, reason: str, message: str):
         super().__init__(message)
         self.reason = reason
+
+
+class StoreError(DataError):
+    """A file of a store (`utils.store`) that is not there, may not be read or cannot be reached. `missing`: the store
+    answered, and has no such file."""
+
+    def __init__(self, message: str, missing: bool = False):
+        super().__init__(message)
+        self.missing = missing
 
 
 class ModelError(PpldmError):

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from .errors import FULL_DISK, ConfigError, DataError, OutputError, PpldmError
 from .log import get_logger
+from .variables import read
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _MOUNTS = {
@@ -38,6 +39,11 @@ def local_path(path) -> Path:
         f"{path} is an address, and ppldm reads and writes folders; mount it at the same place on every machine"
         f"{' ' + _MOUNTS[scheme] if scheme in _MOUNTS else ''}, or copy it, and name that folder"
     )
+
+
+def cache_dir() -> Path:
+    """Where everything that can be made again is kept. It need not exist."""
+    return Path(read("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
 
 
 class RemotePath:
@@ -321,3 +327,19 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@contextmanager
+def in_working_folder(manifest: dict):
+    """Inside the block, relative paths of the settings are found as they were when the checkpoint with this manifest
+    was written."""
+    before = os.getcwd()
+    folder = manifest.get("working_folder", before)
+    if not os.path.isdir(folder):
+        get_logger().warning("%s, where the run was started, is not there: paths are taken from %s", folder, before)
+        folder = before
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

@@ -108,8 +108,9 @@ def tell(text: str) -> None:
     sys.stderr.flush()
 
 
-def run_stage(stage: Stage) -> None:
-    """Run a stage's command in a session of its own. Raises PpldmError where it fails.
+def run_stage(stage: Stage, stdout=None) -> None:
+    """Run a stage's command in a session of its own. stdout: a file for what it prints. Raises PpldmError where it
+    fails.
 
     Ctrl-C, SIGTERM and SIGHUP end it first, by SIGTERM, which it may take a while to save its state for; a second one
     does not wait for that. Then Interrupted is raised. A stage ends, too, where this process is killed.
@@ -127,7 +128,8 @@ def run_stage(stage: Stage) -> None:
     handlers = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     try:
         words = [sys.executable if word == "python" else word for word in stage.command]
-        process = subprocess.Popen(words, start_new_session=True, preexec_fn=partial(end_with_parent, os.getpid()))
+        dies = partial(end_with_parent, os.getpid())
+        process = subprocess.Popen(words, start_new_session=True, preexec_fn=dies, stdout=stdout)
         if asked:
             _kill(process, signal.SIGTERM)
         status = process.wait()

@@ -2,29 +2,46 @@
 
 A name is `owner/model` or `owner/model/component` on the Hugging Face hub (or the mirror that HF_ENDPOINT names), or
 else on Paddle's own server. From the hub come configs, tokenizers and safetensors, and pickles only where a component
-has nothing else; it names large files by their SHA-256, with which each is compared.
+has nothing else; it names large files by their SHA-256, with which each is compared. Single files that are published
+elsewhere have names of their own (`find_weights`).
 """
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from ..utils.checksums import file_sha256
 from ..utils.errors import ModelError
-from ..utils.log import get_logger
+from ..utils.files import atomic_write, make_output_dir
+from ..utils.log import get_logger, progress
 from ..utils.offline import is_offline
 from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World
+from ..utils.store.client import is_address
+from ..utils.store.inputs import input_path
 
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
+_SECONDS, _BLOCK_BYTES = 30.0, 1 << 20
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """A file of weights. sha256: how the published SHA-256 begins; "" where none is published."""
+
+    url: str
+    sha256: str = ""
 
 
 def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool = False) -> Path:
     """The path itself, or the folder of a name in the cache, downloaded where it is missing.
 
-    `folders`: the folders of the components that are wanted. Raises ModelError.
+    `folders`: the folders of the components that are wanted; a text encoder comes with the tokenizer beside it. Raises
+    ModelError.
     """
     check_name(name_or_path)
     text = str(name_or_path)
-    path = Path(text).expanduser()
+    path = input_path(text).expanduser()
     if path.exists():
         return path
     pieces = text.split("/")
@@ -43,9 +60,61 @@ def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: boo
     return found
 
 
+def find_weights(name_or_path, files: Mapping[str, PublishedFile], offline: bool = False) -> Path:
+    """The path itself; or the file of a name in `files`, or the folder of a model without components on the hub, both
+    downloaded where they are missing. For one process, without a word to others. Raises ModelError."""
+    path = Path(str(name_or_path)).expanduser()
+    if path.exists():
+        return path
+    if str(name_or_path) in files:
+        return _fetch_file(files[str(name_or_path)], is_offline(offline))
+    try:
+        check_name(name_or_path)
+    except ModelError as error:
+        names = f"a name ({', '.join(files)})" if files else "a name such as openai/clip-vit-base-patch32"
+        raise ModelError(f"{error}, or give {names}") from error
+    folder = _snapshot(str(name_or_path), "", {"": ("",)}, is_offline(offline))
+    _check_sums(folder)
+    return folder
+
+
+def _fetch_file(file: PublishedFile, offline: bool) -> Path:
+    """The file in the folder ppldm of the hub's cache (HF_HOME)."""
+    import requests
+    from huggingface_hub import constants
+
+    path = Path(constants.HF_HOME, "ppldm", file.url.rpartition("/")[2])
+    if path.is_file():
+        return path
+    if offline:
+        raise ModelError(f"{path} is not there and the network is not to be used; download {file.url} to that path")
+    get_logger().info("fetching %s", file.url)
+    make_output_dir(path.parent)
+    try:
+        with requests.get(file.url, stream=True, timeout=_SECONDS) as answer, atomic_write(path) as out:
+            answer.raise_for_status()
+            expected, digest = int(answer.headers.get("Content-Length", 0)), hashlib.sha256()
+            with progress(total=expected or None, desc=path.name, unit="B", unit_scale=True) as bar:
+                for block in answer.iter_content(_BLOCK_BYTES):
+                    out.write(block)
+                    digest.update(block)
+                    bar.update(len(block))
+            if expected and out.tell() != expected:
+                raise ModelError(f"{file.url} ended after {out.tell()} of {expected} bytes; start again")
+            if not digest.hexdigest().startswith(file.sha256):
+                raise ModelError(f"{file.url} has another SHA-256 than is published ({file.sha256}…); start again")
+    except requests.exceptions.RequestException as error:
+        raise ModelError(
+            f"{file.url} cannot be fetched ({str(error).splitlines()[0]}); start again, or download it to {path}"
+        ) from error
+    return path
+
+
 def check_name(name_or_path) -> None:
     """Raises ModelError where this is neither a folder or file that is there, nor in the form of a name."""
     text = str(name_or_path)
+    if is_address(text):
+        return  # the store says so where it is not there
     path = Path(text).expanduser()
     is_path = path.is_absolute() or text.startswith((".", "~")) or path.suffix in (".ckpt", ".bin")
     if not path.exists() and (is_path or not 2 <= len(text.split("/")) <= 3):
@@ -86,7 +155,8 @@ def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: boo
         return None
     if not subfolder:
         has("scheduler", ("scheduler_config.json",))
-        has("tokenizer", ("vocab.txt", "tokenizer_config.json"))
+    if "text_encoder" in folders and not has("tokenizer", ("vocab.txt", "tokenizer_config.json")):
+        has("tokenizer", ("merges.txt", "vocab.json"))
     return folder
 
 
@@ -96,18 +166,20 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
     from requests.exceptions import RequestException
 
     wanted = [subfolder] if subfolder else [name for names in folders.values() for name in names]
-    extra = [] if subfolder else ["scheduler", "tokenizer"]
-    patterns = [f"{name}/{small}" for name in (*wanted, *extra) for small in _SMALL] + ["*.json"]
+    extra = ["tokenizer"] * ("text_encoder" in folders) + ["scheduler"] * (not subfolder)
+    within = {name: f"{name}/" if name else "" for name in (*wanted, *extra)}
+    patterns = [f"{folder}{small}" for folder in within.values() for small in _SMALL] + ["*.json"]
+    asked = "/".join(filter(None, (repository, subfolder)))
     try:
         folder = Path(
             snapshot_download(
                 repository,
-                allow_patterns=[*patterns, *(f"{name}/*.safetensors" for name in wanted)],
+                allow_patterns=[*patterns, *(f"{within[name]}*.safetensors" for name in wanted)],
                 local_files_only=local_only,
             )
         )
         pickled = [
-            f"{name}/*.bin"
+            f"{within[name]}*.bin"
             for name in wanted
             if (folder / name).is_dir() and not any((folder / name).glob("*.safetensors"))
         ]
@@ -116,13 +188,13 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
         return folder
     except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"there is no folder {repository} here, no model of that name in the cache, and the "
+            f"there is no folder {asked} here, no model of that name in the cache, and the "
             f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
-            "check the path, or download the model first on every machine (without --offline)"
+            "check the path, or download the model first on every machine, where the network is"
         ) from error
     except (HfHubHTTPError, HFValidationError, RequestException, OSError) as error:
         raise ModelError(
-            f"there is no folder {repository} here, and the hub gives no model of that name "
+            f"there is no folder {asked} here, and the hub gives no model of that name "
             f"({str(error).splitlines()[0]}); check the path or the name"
         ) from error
 
@@ -133,9 +205,5 @@ def _check_sums(folder: Path) -> None:
         name = path.resolve().name
         if not path.is_file() or len(name) != 64:
             continue
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        if digest.hexdigest() != name:
+        if file_sha256(path) != name:
             raise ModelError(f"{path} is damaged: its SHA-256 is not the hub's; delete it and start again")

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+import statistics
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,13 +123,101 @@ def test_the_interval_covers_both_pictures_and_seeds(recipes):
     assert recipes.pool([score(1.0, 10), score(0.0, 30)])["value"] == 0.25
 
 
-def test_variants_are_told_apart_where_intervals_do_not_overlap(recipes):
-    def result(variant, seed, value):
-        cost = {"seconds": 1.0, "cpu_seconds": 60.0 if variant == "base" else 66.0, "peak_gb": 1.0}
-        return {"run": {"variant": variant, "seed": seed}, "cost": cost, "scores": [score(value)]}
+def summarize(recipes, values: dict[str, tuple], **study) -> list[dict]:
+    """Of runs whose only score is x; those of `base` take a minute, all others 66 s."""
 
-    values = {"base": (0.5, 0.52, 0.54), "better": (0.8, 0.82, 0.84), "same": (0.5, 0.55, 0.6)}
-    summary = recipes.summarize([result(name, seed, values[name][seed]) for seed in range(3) for name in values])
-    assert [found["scores"]["x"].get("verdict") for found in summary] == [None, "b is better", "no difference"]
+    def result(variant, seed):
+        cost = {"seconds": 1.0, "cpu_seconds": 60.0 if variant == "base" else 66.0, "peak_gb": 1.0}
+        losses = {"validation_loss": values[variant][seed] / 2}
+        run = {"variant": variant, "seed": seed}
+        return {"run": run, "cost": cost, "losses": losses, "scores": [score(values[variant][seed])]}
+
+    results = [result(name, seed) for seed in range(3) for name in values if seed < len(values[name])]
+    return recipes.summarize(results, study)
+
+
+def verdicts(summary: list[dict]) -> list[str | None]:
+    return [found["scores"]["x"].get("verdict") for found in summary]
+
+
+def test_one_seed_is_told_apart_where_intervals_do_not_overlap(recipes):
+    summary = summarize(recipes, {"base": (0.5,), "better": (0.8,), "same": (0.6,), "worse": (0.2,)})
+    assert verdicts(summary) == [None, "b is better", "no difference", "a is better"]
     lines = recipes.table(summary).splitlines()
-    assert "1.1 (+10%)" in lines[2] and lines[4].count("**") == 2
+    assert "1.1 (+10%)" in lines[2] and lines[4].count("**") == 4
+
+
+SEEDS = {"base": (0.5, 0.52, 0.54), "better": (0.7, 0.72, 0.74), "same": (0.5, 0.56, 0.53), "worse": (0.4, 0.41, 0.39)}
+
+
+def test_several_seeds_are_told_apart_by_their_difference(recipes):
+    """With deviations of 0.02 and critical values of Dunnett's table for 3 variants and 8 degrees of freedom."""
+    summary = summarize(recipes, SEEDS)
+    assert verdicts(summary) == [None, "b is better", "no difference", "a is better"]
+    deviation = (sum(statistics.variance(found) for found in SEEDS.values()) / 4) ** 0.5
+    reach = 2.88 * deviation * (2 / 3) ** 0.5  # Dunnett 1964, two-sided, 5 %
+    for found, value in zip(summary[1:], (0.2, 0.01, -0.12), strict=True):
+        difference = found["scores"]["x"]["difference"]
+        assert [difference[key] for key in ("value", "low", "high")] == pytest.approx(
+            [value, value - reach, value + reach], abs=1e-3
+        )
+
+
+def test_a_variant_may_be_compared_with_another_than_the_first(recipes):
+    summary = summarize(recipes, {**SEEDS, "other": (0.68, 0.7, 0.75)}, against={"other": "better"})
+    assert [found["against"] for found in summary] == [None, "base", "base", "base", "better"]
+    assert verdicts(summary)[-1] == "no difference"
+    lines = recipes.ablation_table(summary, "x").splitlines()
+    assert [line.count("**") for line in lines] == [0, 0, 0, 2, 0, 2, 0]
+    assert lines[3].startswith("| `better` | `base` | 3 | 1.10 (+10%) | 72% (67% .. 77%) | **+20 (+")
+    assert lines[6].startswith("| `other` | `better` | 3 | 1.10 (+0%) |") and lines[6].endswith("| 0.3550 |  |")
+
+
+def test_a_variant_of_one_seed_has_no_difference_and_does_not_hide_those_of_others(recipes):
+    summary = summarize(recipes, {**SEEDS, "early": (0.9,)})
+    differences = [found["scores"]["x"].get("difference") for found in summary]
+    assert differences[4] is None and all(differences[1:4]) and verdicts(summary)[1] == "b is better"
+
+
+def test_losses_are_compared_where_the_study_says_that_they_can_be(recipes):
+    summary = summarize(recipes, SEEDS, comparable_losses=["better", "same", "missing"])
+    found = [one["loss_difference"] for one in summary]
+    assert found[0] is found[3] is None and 0 < found[1]["low"] < found[1]["value"] < found[1]["high"]
+    lines = recipes.ablation_table(summary, "x").splitlines()
+    assert lines[3].count("**") == 4 and "**+0.1000 (+0.0" in lines[3]
+    assert lines[4].count("**") == 0 and "+0.0050 (-0.0" in lines[4]
+
+
+def test_a_seed_that_is_not_finished_is_left_out_when_nothing_shall_be_trained(
+    recipes, commands, tmp_path, monkeypatch
+):
+    run_main(recipes, monkeypatch, tmp_path, "--seeds", "1")
+    commands.clear()
+    run_main(recipes, monkeypatch, tmp_path, "--finished", "--json", str(tmp_path / "a.json"))
+    assert not commands
+    found = json.loads((tmp_path / "a.json").read_text())["results"]
+    assert [one["run"]["seed"] for one in found["runs"]] == [1, 1, 1] and found["summary"][0]["seeds"] == 1
+
+
+def test_a_study_may_draw_the_prompts_of_one_split_and_name_files_beside_it(recipes, commands, tmp_path, monkeypatch):
+    monkeypatch.setitem(STUDY, "splits", ["seen"])
+    monkeypatch.setitem(STUDY, "flags", {"unet_config_file": "{studies}/networks/unet_32_64.json"})
+    run_main(recipes, monkeypatch, tmp_path, "--seeds", "1", "--variants", "base", "--json", str(tmp_path / "a.json"))
+    assert [words[0] for words in commands] == ["train", "evaluate"]
+    (path,) = [word.partition("=")[2] for word in commands[0] if word.startswith("--unet_config_file=")]
+    assert Path(path).is_file() and str(BENCHMARKS) not in (tmp_path / "a.json").read_text().partition("results")[2]
+
+
+def test_the_page_of_ablations_has_the_numbers_of_the_study_and_labels_that_they_bear(recipes):
+    study = yaml.safe_load((BENCHMARKS / "recipes/ablations.yaml").read_text())
+    found = json.loads((BENCHMARKS / "results/recipes-ablations.json").read_text())["results"]["summary"]
+    page = (BENCHMARKS.parent / "docs/recipes/ablations.md").read_text()
+    assert recipes.ablation_table(found, study["score"]) in page
+    labels = dict(re.findall(r"^\| `(\w+)` \| (\*\*proven here\*\*|published elsewhere|unproven)", page, re.MULTILINE))
+    assert set(labels) == set(study["variants"])
+    proven = set()
+    for one in found:
+        differences = one["scores"][study["score"]].get("difference"), one["loss_difference"]
+        if one["seeds"] >= 3 and any(apart and not apart["low"] <= 0 <= apart["high"] for apart in differences):
+            proven.add(one["variant"])
+    assert proven == {variant for variant, label in labels.items() if label == "**proven here**"}

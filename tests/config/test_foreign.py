@@ -153,9 +153,23 @@ def test_braces(text, paths):
     assert expand_braces(text) == paths
 
 
+@pytest.mark.parametrize(
+    "text, lines",
+    [
+        ("pipe:aws s3 cp s3://a/{08..09}.tar -", ["s3://a/08.tar", "s3://a/09.tar"]),
+        ("pipe:curl -s -L https://host/a.tar", ["https://host/a.tar"]),
+        ("s3://a/set", ["s3://a/set/**/*.tar"]),
+        ("file:/x/{0..1}.tar", ["/x/0.tar", "/x/1.tar"]),
+    ],
+)
+def test_places_in_stores_are_lines_of_the_filelist(tmp_path, text, lines):
+    found = translate(tmp_path, f"lr: 1\nwebdataset_path: ['{text}']")
+    assert found.files[found.settings["data.file_list"][0]].splitlines() == lines
+
+
 def test_places_elsewhere_are_left_to_the_user(tmp_path):
-    found = translate(tmp_path, "lr: 1\nwebdataset_path: ['s3://a/b', 'file:/x.tar']")
-    assert found.settings["data.file_list"][0] == "???" and "s3://a/b" in found.left_out["webdataset_path"]
+    found = translate(tmp_path, "lr: 1\nwebdataset_path: ['ftp://a/b', 'file:/x.tar']")
+    assert found.settings["data.file_list"][0] == "???" and "ftp://a/b" in found.left_out["webdataset_path"]
     found = translate(tmp_path, "lr: 1\nwebdataset_path: '{0..99999999}.tar'")
     assert "more than 1,000,000 files" in found.left_out["webdataset_path"]
     assert translate(tmp_path, "lr: 1\nupdate: 3").left_out["update"].endswith("did you mean updates?")

@@ -8,7 +8,16 @@ import pytest
 
 from ppldm.config.data import DataOptions
 from ppldm.config.option import Bounds, Needs, identity_of, option, options
-from ppldm.config.recipe import SECTIONS, defaults, flatten, groups_of, idle_settings, make_recipe, schema_of
+from ppldm.config.recipe import (
+    SECTIONS,
+    defaults,
+    flatten,
+    groups_of,
+    idle_settings,
+    make_recipe,
+    schema_of,
+    sections_of,
+)
 from ppldm.config.training import TrainingOptions
 from ppldm.utils.errors import ConfigError
 
@@ -109,8 +118,19 @@ def test_files_of_curves_lie_in_the_output_folder():
 @pytest.mark.parametrize("name", ["output_dir", "logging_dir"])
 def test_addresses_of_other_machines_are_refused(name):
     assert getattr(TrainingOptions(**{"output_dir": "o", name: "file:///a"}), name) == "/a"
-    with pytest.raises(ConfigError, match="s3://b is an address"):
-        TrainingOptions(**{"output_dir": "o", name: "s3://b"})
+    with pytest.raises(ConfigError, match="ftp://b is an address"):
+        TrainingOptions(**{"output_dir": "o", name: "ftp://b"})
+
+
+def test_an_output_folder_in_a_store_is_a_folder_here_that_is_recorded_by_its_address(tmp_path, monkeypatch):
+    monkeypatch.setenv("PPLDM_CACHE_DIR", str(tmp_path))
+    made = TrainingOptions(output_dir="S3://bucket/a/run/")
+    assert made.output_dir == f"{tmp_path}/outputs/s3/bucket/a/run" and made.output_store == "s3://bucket/a/run"
+    assert dataclasses.replace(made, seed=1).output_store == made.output_store
+    assert sections_of(made)["run"]["output_dir"] == made.output_store
+    with pytest.raises(ConfigError, match="a password or a query") as raised:
+        TrainingOptions(output_dir="https://me:secret@host/run")
+    assert "secret" not in str(raised.value)
 
 
 def test_the_identity_of_a_run_keeps_its_names():

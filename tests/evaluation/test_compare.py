@@ -2,14 +2,15 @@
 
 import copy
 import json
-from dataclasses import asdict
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ppldm.cli.main import run
 from ppldm.evaluation.compare import compare_results, judge
+from ppldm.evaluation.metrics.base import METRICS, Measured
 from ppldm.evaluation.result import Result, read_result
 from ppldm.utils.errors import ConfigError, DataError
 
@@ -80,12 +81,57 @@ def test_verdicts(a, b, higher):
     assert found.endswith("higher" if higher is None else "better")
 
 
+@given(st.integers(0, 99), st.sampled_from([True, False]))
+def test_pictures_that_go_together_are_compared_one_by_one(seed, higher):
+    """Where intervals overlap by far, and b is a little more of each picture."""
+    rng, terms = np.random.default_rng(seed), {}
+    terms["a"] = [10 * rng.normal(size=80), 10 * rng.normal(size=60)]
+    terms["b"] = [terms["a"][0] + 1 + rng.normal(size=80), terms["a"][1]]
+    a, b = (paired_result(own, higher) for own in terms.values())
+    found, swapped = compare_results(a, b)["metrics"]["frechet"], compare_results(b, a)["metrics"]["frechet"]
+    assert found["rule"] == "paired" and found["difference"]["value"] == -swapped["difference"]["value"]
+    assert found["difference"]["low"] == pytest.approx(-swapped["difference"]["high"], rel=0.05, abs=0.02)
+    assert found["verdict"] == f"{'b' if higher else 'a'} is better"
+    assert compare_results(a, a)["metrics"]["frechet"]["verdict"] == "no difference"
+    for other in (paired_result(terms["b"], higher, requests="c"), paired_result([], higher)):
+        apart = compare_results(a, other, ("generated.requests",))["metrics"]["frechet"]
+        assert (apart["rule"], apart["verdict"]) == ("intervals", "no difference") and "difference" not in apart
+
+
+def paired_result(terms, higher, requests="b" * 64):
+    one = result(generated__requests=requests)
+    value = sum(own.mean() for own in terms) if terms else 0.0
+    one.metrics["frechet"], one.own_terms["frechet"] = measured(value, 20, higher), terms
+    return one
+
+
+def test_terms_lie_beside_the_result_and_belong_to_it(tmp_path):
+    one = result()
+    one.add("frechet", METRICS["frechet"], Measured(1.0, 0.0, 2.0, {}, (np.arange(3), np.ones(12))))
+    one.write(tmp_path / "g3.json", keep_terms=True)
+    found = read_result(tmp_path / "g3.json")
+    assert [own.tolist() for own in found.own_terms["frechet"]] == [[0, 1, 2], [1] * 12]
+    before = (tmp_path / "g3.terms.npz").read_bytes()
+    one.write(tmp_path / "g3.json", keep_terms=True)
+    assert (tmp_path / "g3.terms.npz").read_bytes() == before
+    for damaged in (before[:90], b"", None):
+        if damaged is None:
+            (tmp_path / "g3.terms.npz").unlink()
+        else:
+            (tmp_path / "g3.terms.npz").write_bytes(damaged)
+        assert read_result(tmp_path / "g3.json").own_terms == {}
+    one.own_terms["frechet"][0] += 1
+    one.write(tmp_path / "other.json", keep_terms=True)
+    (tmp_path / "other.terms.npz").rename(tmp_path / "g3.terms.npz")
+    assert read_result(tmp_path / "g3.json").own_terms == {}
+
+
 def test_the_command(tmp_path, capsys):
     for name, value in (("a", 5.0), ("b", 9.0)):
         one = result()
         one.metrics["frechet"] = measured(value)
         (tmp_path / name).mkdir()
-        (tmp_path / name / "g3.json").write_text(json.dumps(asdict(one)))
+        (tmp_path / name / "g3.json").write_text(json.dumps(one.as_json()))
     run(["compare", str(tmp_path / "a"), str(tmp_path / "b" / "g3.json")])
     shown = capsys.readouterr().out
     assert "frechet  5 (4 to 6)" in shown and "9 (8 to 10)" in shown and "a is better" in shown

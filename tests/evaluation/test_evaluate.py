@@ -1,5 +1,6 @@
 """`ppldm evaluate`: the same pictures are at no distance, the same command gives the same result, errors are a line."""
 
+import hashlib
 import json
 import os
 import re
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 from forking import forking, kill, stop_when
 from PIL import Image
+from small_loras import small_lora
 
+import ppldm
 from ppldm.cli.main import run
 from ppldm.evaluation import measure
 from ppldm.training.commands.arguments import parse_arguments
@@ -20,6 +23,8 @@ from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError, DataError
 from ppldm.utils.pictures import save_png
+from ppldm.weights.lora.files import write_lora
+from ppldm.weights.read import read_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,6 +131,21 @@ def test_a_sweep_draws_captions_of_the_real_pictures_and_keeps_all_that_its_resu
     assert list(results_of(tmp_path / "o")) == ["g2.json"] and not (tmp_path / "o" / "g1").exists()
 
 
+def test_pictures_drawn_with_a_lora_are_another_result(trained, tiny, tmp_path, capfd):
+    pairs = small_lora({"unet": read_weights(trained / "pipeline").components["unet"]})
+    file, command = write_lora(pairs, tmp_path / "one.safetensors"), sweep(trained, tiny, tmp_path / "o")
+    run([*command, "--lora", f"{file}:0.5"])
+    found = results_of(tmp_path / "o")["g1.json"]["of"]["weights"]
+    assert found["lora"] == [{"sha256": [hashlib.sha256(file.read_bytes()).hexdigest()], "weight": 0.5}]
+    merged = ppldm.load(trained / "pipeline", lora=[f"{file}:0.5"]).fingerprint
+    assert found["fingerprint"] == merged != ppldm.load(trained / "pipeline").fingerprint
+    with fails("holds another evaluation .*lora was .*'weight': 0.5.* and is None", capfd):
+        run(command)
+    write_lora(small_lora({"unet": read_weights(trained / "pipeline").components["unet"]}, seed=1), file)
+    with fails("holds another evaluation .*lora was", capfd):
+        run([*command, "--lora", f"{file}:0.5"])
+
+
 def test_a_dry_run_says_what_would_be_done(trained, tiny, tmp_path, capsys):
     run(sweep(trained, tiny, tmp_path / "o", "--dry-run"))
     assert capsys.readouterr().out == "metrics: frechet\npictures: 12\nprompts: 6\nguidance_scale: 1.0, 3.0\n"
@@ -136,9 +156,11 @@ def test_a_dry_run_says_what_would_be_done(trained, tiny, tmp_path, capsys):
     "flags, message",
     [
         (["--metrics", "fdi"], "no metric 'fdi'; did you mean fid"),
-        (["--metrics", "fid"], "--metrics fid needs --inception FILE, which is published at https://"),
+        (["--metrics", "fid"], "--metrics fid needs --inception FILE, a path or a name such as pytorch-fid"),
         (["--metrics", "frechet:dino"], "no network 'dino'; did you mean dinov2"),
         (["--metrics", "frechet:dinov2"], "frechet:dinov2 needs --dinov2 FILE"),
+        (["--lora", "a/1.png"], "--lora changes a model that draws, and a is none"),
+        (["--lora", "nowhere:2"], "--lora nowhere:2: there is no nowhere"),
         (["--watch", "x"], "name what to evaluate, a model or a folder of pictures, or the run to watch"),
         (["--seed", "-1"], "--seed -1 must not be negative"),
         (["--num-samples", "0"], "--num-samples 0 must be above 0"),

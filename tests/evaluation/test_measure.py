@@ -61,7 +61,7 @@ def test_by_default_all_that_is_at_hand_and_pairs_only_of_pairs():
 def test_clip_score_pairs_each_picture_with_its_caption(pictures, tmp_path):
     wanted, _ = choose_metrics(["clip_score"], {"clip": "x"})
     result = begin_result("a", pictures, pictures, None)
-    measure.measure(result, wanted, pictures, pictures, Networks({}, {}, None, tmp_path / "c"))
+    measure.measure(result, wanted, pictures, pictures, Networks({}, {}, None, True, tmp_path / "c"))
     colours = np.stack([picture.mean((0, 1)) for picture in pictures])
     texts = np.array([[n + 1, 1, 0] for n in range(8)])
     cosines = (colours * texts).sum(1) / np.linalg.norm(colours, axis=1) / np.linalg.norm(texts, axis=1)
@@ -74,7 +74,7 @@ def test_clip_score_pairs_each_picture_with_its_caption(pictures, tmp_path):
 def test_features_are_kept_by_all_that_they_depend_on(pictures, tmp_path, monkeypatch):
     def embed():
         before = Network.calls
-        Networks({}, {}, None, tmp_path / "c").embed("pixels", pictures, keep=True)
+        Networks({}, {}, None, True, tmp_path / "c").embed("pixels", pictures, keep=True)
         return Network.calls - before
 
     assert (embed(), embed()) == (1, 0)

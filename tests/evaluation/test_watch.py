@@ -26,8 +26,8 @@ def make_job(tiny, **changes):
     wanted, left_out = choose_metrics(["frechet"], {})
     drawing = {"guidance_scales": (1.0,), "num_inference_steps": 1, "sampler": "ddim", "seed": 1, "resolution": None,
                "exact": False, "batch_size": 4, **changes}  # fmt: skip
-    return Job(tiny.file_list, 8, wanted, left_out, lambda cache: Networks({}, {}, None, cache), None, 4, "", drawing,
-               {}, False)  # fmt: skip
+    return Job(tiny.file_list, 8, wanted, left_out, lambda cache: Networks({}, {}, None, True, cache), None, 4, "",
+               drawing, {}, False)  # fmt: skip
 
 
 def train(tiny, folder, **changes):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from overfit import overfit
 from small_weights import CLIP, small_weights, write_clip
 
 from ppldm.config.data import DataOptions
@@ -177,19 +178,4 @@ def test_it_overfits_eight_pictures(tiny):
         tokenizer_name=tiny.tokenizer, model_max_length=12, train_text_encoder=True, prediction_type="v_prediction",
     )  # fmt: skip
     model = FAMILY.build(config, DataOptions(resolution=32), seed=1)
-    optimizer = paddle.optimizer.AdamW(3e-3, parameters=list(model.trained_parameters().values()), weight_decay=0.0)
-    rng = np.random.default_rng(0)
-    moments = np.stack([5 * rng.standard_normal((8, 4, 4, 4)), np.full((8, 4, 4, 4), 0.01)], 1).astype("float32")
-    moments /= model.scaling_factor * 5
-    captions, losses = rng.integers(0, 50, (8, 12)), []
-    model.train()
-    for _ in range(200):
-        noise = rng.standard_normal((16, 4, 4, 4), dtype=np.float32)
-        batch = {"moments": np.tile(moments, (2, 1, 1, 1, 1)), "input_ids": np.tile(captions, (2, 1)), "noise": noise,
-                 "posterior_noise": noise[::-1].copy(), "timesteps": rng.integers(0, 1000, 16)}  # fmt: skip
-        loss = model(**{name: paddle.to_tensor(value) for name, value in batch.items()}).value
-        loss.backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        losses.append(float(loss))
-    assert np.mean(losses[-10:]) < np.mean(losses[:3]) / 3
+    assert overfit(model) < 1 / 3

@@ -27,6 +27,8 @@ def write_tar(path, rows, format=tarfile.USTAR_FORMAT) -> None:
             add_member(tar, f"{key}.png", row.image)
             add_member(tar, f"{key}.txt", row.caption.encode())
             add_member(tar, f"{key}.json", json.dumps(row.meta).encode())
+            if row.control:
+                add_member(tar, f"{key}.control.png", row.control)
 
 
 def write_folder(path, rows) -> None:
@@ -36,6 +38,8 @@ def write_folder(path, rows) -> None:
         (path / f"{key}.png").write_bytes(row.image)
         (path / f"{key}.txt").write_text(row.caption)
         (path / f"{key}.json").write_text(json.dumps(row.meta))
+        if row.control:
+            (path / f"{key}.control.png").write_bytes(row.control)
 
 
 def write_csv(path, rows) -> None:
@@ -43,24 +47,32 @@ def write_csv(path, rows) -> None:
     write_folder(folder, rows)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["dir", "text", "key"])
+        seconds = any(row.control for row in rows)
+        writer.writerow(["dir", "text", "key", *["control"] * seconds])
         for row in rows:
-            writer.writerow([f"{folder.name}/{row.meta['key']}.png", row.caption, row.meta["key"]])
+            stem = f"{folder.name}/{row.meta['key']}"
+            second = f"{stem}.control.png" if row.control else ""
+            writer.writerow([f"{stem}.png", row.caption, row.meta["key"], *[second] * seconds])
 
 
 def write_parquet(path, rows, struct=True) -> None:
     images = [{"bytes": row.image, "path": None} for row in rows] if struct else [row.image for row in rows]
     columns = {"image": images, "text": [row.caption for row in rows], "key": [row.meta["key"] for row in rows]}
+    if any(row.control for row in rows):
+        columns["conditioning_image"] = [{"bytes": row.control or None} for row in rows]
     pq.write_table(pa.table(columns), path, row_group_size=7)
 
 
 def write_mds(path, rows, columns=None) -> None:
     """columns: name to (encoding, size, a row's bytes), in the order of their names as the library writes them."""
-    columns = columns or {
-        "caption": ("str", None, lambda row: row.caption.encode()),
-        "key": ("str", None, lambda row: row.meta["key"].encode()),
-        "png": ("png", None, lambda row: row.image),
-    }
+    if columns is None:
+        columns = {
+            "caption": ("str", None, lambda row: row.caption.encode()),
+            "key": ("str", None, lambda row: row.meta["key"].encode()),
+            "png": ("png", None, lambda row: row.image),
+        }
+        if any(row.control for row in rows):
+            columns["control_image"] = ("bytes", None, lambda row: row.control)
     samples = []
     for row in rows:
         values = [(size, encode(row)) for _, size, encode in columns.values()]

@@ -36,6 +36,7 @@ def _programs(*names):
 NEEDS = {
     "parity": _modules("torch", "diffusers", "transformers", "cleanfid"),
     "wandb": _modules("wandb"),
+    "s3": _modules("s3fs", "moto.server"),
     "browser": _programs("chromium", "chromedriver"),
     "java": lambda: None if read_java_version() else "no Java on PATH",
     **{name: _programs(name) for name in ("gzip", "pigz", "bgzip", "openssl")},

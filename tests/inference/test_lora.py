@@ -1,6 +1,9 @@
 """`ppldm lora …`, and drawing with LoRA: a chain of commands over one small model."""
 
+import base64
+import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +11,13 @@ from PIL import Image
 from small_loras import differences as lora_differences
 from small_loras import small_lora
 from small_weights import differences, small_weights
+from werkzeug import serving
 
 import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.weights.lora import extract
 from ppldm.weights.lora.files import read_lora, write_lora
 from ppldm.weights.lora.merge import merge_lora
 from ppldm.weights.lora.pairs import Lora
@@ -54,6 +59,18 @@ def test_a_merged_model_and_what_is_extracted_of_it(base, lora, tmp_path, capsys
         run(["lora", "extract", *flags, "--out", str(tmp_path), "--rank", "0"])
 
 
+def test_what_kohyas_form_has_no_name_for_is_refused_before_the_work(base, tmp_path, monkeypatch):
+    tuned = read_weights(base)
+    changed = small_lora({"text_encoder": tuned.components["text_encoder"]}, of="fc1")
+    write_weights(merge_lora(tuned, changed), "ppdiffusers", tmp_path / "tuned")
+    monkeypatch.setattr(extract, "extract_lora", None)  # must not be reached
+    flags = ["--base", str(base), "--tuned", str(tmp_path / "tuned"), "--out", str(tmp_path / "found.safetensors")]
+    with pytest.raises(ModelError, match="kohya's files know no layer .*fc1 of a text encoder that is not CLIP's"):
+        run(["lora", "extract", *flags, "--to", "kohya"])
+    with pytest.raises(TypeError):
+        run(["lora", "extract", *flags, "--to", "diffusers"])
+
+
 def test_convert_and_show(lora, tmp_path, capsys):
     run(["lora", "convert", str(lora), "--to", "diffusers", "--out", str(tmp_path)])
     run(["lora", "convert", str(tmp_path), "--out", str(tmp_path / "half.safetensors"), "--dtype", "float16"])
@@ -88,6 +105,22 @@ def test_pictures_of_a_lora_are_those_of_the_merged_model(base, lora, tmp_path):
     assert records[0]["weights"] != records[1]["weights"]
     merged = ppldm.load(base, lora=[f"{lora}:0.5"]).generate("a red heart", num_inference_steps=2, guidance_scale=1)
     assert (merged[0, 0] == drawn["one"]).all()
+
+
+def test_the_page_draws_with_a_lora(base, lora, monkeypatch):
+    pages = []
+    server = SimpleNamespace(port=1, serve_forever=lambda: None)
+    monkeypatch.setattr(serving, "make_server", lambda host, port, page, threaded: pages.append(page) or server)
+    run(["app", "--model", str(base), "--lora", f"{lora}:0.5"])
+    client = pages[0].test_client()
+    few = {"num_inference_steps": 2, "num_samples": 1, "seed": 5, "guidance_scale": 1}
+    (picture,) = client.post("/draw", json={"prompt": "a red heart", **few}).json["pictures"]
+    drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.split(",")[1]))))
+    assert (drawn == ppldm.load(base, lora=[f"{lora}:0.5"]).generate("a red heart", **few)[0, 0]).all()
+    assert not (drawn == ppldm.load(base).generate("a red heart", **few)[0, 0]).all()
+    assert f"{lora}:0.5" in client.get("/").text
+    with pytest.raises(ConfigError, match="there is no nowhere"):
+        run(["app", "--model", str(base), "--lora", "nowhere"])
 
 
 def test_what_does_not_fit_is_one_line(base, lora, tmp_path):

@@ -13,13 +13,11 @@ import numpy as np
 import paddle
 import pytest
 from PIL import Image
+from shaped import write_shaped
 from toy import registered_toy
 from visualdl import LogReader
 
 from ppldm.cli.main import run as run_command
-from ppldm.data.filelist import write_filelist
-from ppldm.data.formats.part import write_part
-from ppldm.data.formats.row import Row
 from ppldm.families.base import get_family
 from ppldm.training import prepare as module
 from ppldm.training.checkpoint.checkpoint import verify
@@ -33,7 +31,6 @@ from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = [(36, 32), (60, 40), (40, 60), (33, 50), (70, 34)]  # width, height
 STEPS = 6
 
 
@@ -46,19 +43,7 @@ def registered():
 @pytest.fixture(scope="module")
 def lists(tmp_path_factory) -> dict[str, Path]:
     """Filelists of 40 rows to train on and 12 to validate on, of three shapes of very different shares."""
-    folder, rng, found = tmp_path_factory.mktemp("shapes"), np.random.default_rng(0), {}
-    for name, count in (("train", 40), ("held-out", 12)):
-        rows = []
-        for number in range(count):
-            width, height = SIZES[rng.choice(5, p=[0.5, 0.2, 0.1, 0.1, 0.1])]
-            picture = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize((width, height))
-            buffer = io.BytesIO()
-            picture.save(buffer, "PNG")
-            rows.append(Row(f"picture {number}", buffer.getvalue(), {"width": width, "height": height}))
-        write_part(folder / f"{name}.gz", rows)
-        write_filelist(folder / f"{name}.filelist", [f"{name}.gz"])
-        found[name] = folder / f"{name}.filelist"
-    return found
+    return write_shaped(tmp_path_factory.mktemp("shapes"))
 
 
 def toy_flags(lists, folder, **changes) -> list[str]:

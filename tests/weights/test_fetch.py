@@ -11,11 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from small_weights import small_weights
 
 from ppldm.utils.errors import ModelError
 from ppldm.utils.offline import is_offline
-from ppldm.weights.fetch import locate_model
+from ppldm.weights.fetch import PublishedFile, find_weights, locate_model
 from ppldm.weights.read import COMPONENT_FOLDERS
 from ppldm.weights.write import write_weights
 
@@ -78,9 +79,9 @@ def hub(tmp_path):
     server.server_close()
 
 
-def fetch(hub, name: str, *flags):
+def fetch(hub, name: str, *flags, code: str = ""):
     """In a process of its own: huggingface_hub reads its settings when it is imported."""
-    code = (
+    code = code or (
         "from ppldm.utils.errors import exit_on_error\n"
         "from ppldm.weights.fetch import locate_model\n"
         "from ppldm.weights.formats.files import weight_files\n"
@@ -130,6 +131,21 @@ def test_a_name_is_fetched_once_and_checked(hub):
 
 
 @pytest.mark.slow
+def test_a_model_without_components_is_fetched_whole(hub):
+    """As a CLIP is published: config, tokenizer and weights side by side."""
+    shutil.rmtree(hub.folder)
+    hub.folder.mkdir()
+    for name in ("config.json", "vocab.json", "merges.txt", "pytorch_model.bin", "flax_model.msgpack"):
+        (hub.folder / name).write_text("{}")
+    code = (
+        "from ppldm.weights.fetch import find_weights\n"
+        "print(*sorted(file.name for file in find_weights('owner/model', {}).iterdir()))\n"
+    )
+    done = fetch(hub, "owner/model", code=code)
+    assert done.stdout.split() == ["config.json", "merges.txt", "pytorch_model.bin", "vocab.json"], done.stderr
+
+
+@pytest.mark.slow
 def test_paddles_server_is_asked_where_the_hub_has_not_got_it(hub):
     write_weights(small_weights(), "ppdiffusers", hub.folder.parent / "paddle")
     first = fetch(hub, "owner/paddle")
@@ -137,6 +153,83 @@ def test_paddles_server_is_asked_where_the_hub_has_not_got_it(hub):
     assert first.stdout.split()[1] == "3"
     hub.asked.clear()
     assert fetch(hub, "owner/paddle", "offline").stdout == first.stdout and not hub.asked
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A server of files, which cuts `short` off and sends an error for what it has not got."""
+    content = bytes(range(256)) * 4096
+
+    class Files(BaseHTTPRequestHandler):
+        asked = []
+
+        def do_GET(self):
+            self.asked.append(self.path)
+            known = self.path in ("/a.pth", "/short.pth")
+            self.send_response(200 if known else 404)
+            self.send_header("Content-Length", str(len(content) if known else 0))
+            self.end_headers()
+            self.wfile.write(content[: 1000 if "short" in self.path else None] if known else b"")
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    url, right = f"http://127.0.0.1:{server.server_port}", hashlib.sha256(content).hexdigest()[:8]
+    made = {"a": f"{url}/a.pth", "short": f"{url}/short.pth", "gone": f"{url}/gone.pth"}
+    yield Files, content, {name: PublishedFile(one, right) for name, one in made.items()}
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_published_file_is_fetched_once_and_whole(files, tmp_path):
+    server, content, names = files
+    with pytest.raises(ModelError, match=f"network is not to be used; download {names['a'].url} to that path"):
+        find_weights("a", names, offline=True)
+    assert server.asked == []
+    path = find_weights("a", names)
+    assert path.read_bytes() == content and server.asked == ["/a.pth"]
+    assert find_weights("a", names) == find_weights("a", names, offline=True) == find_weights(path, {}) == path
+    assert server.asked == ["/a.pth"]
+    path.unlink()
+    wrong = {"a": PublishedFile(names["a"].url, "01234567")}
+    for name, known, message in (
+        ("a", wrong, "another SHA-256 than is published"),
+        ("short", names, "short.pth (ended after 1000 of|cannot be fetched)"),
+        ("gone", names, "gone.pth cannot be fetched .404"),
+        ("b", names, r"no folder or file b; check the path, or give a name \(a, short, gone\)"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            find_weights(name, known)
+        assert not path.exists() and not [*path.parent.iterdir()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repository, files", [
+    ("owner/model", ("merges.txt", "vocab.json")),
+    ("owner/paddle", ("merges.txt", "vocab.json")),
+    ("owner/paddle", ("vocab.txt", "tokenizer_config.json")),
+])  # fmt: skip
+def test_a_text_encoder_by_name_comes_with_its_tokenizer(hub, repository, files):
+    folder = hub.folder if repository == "owner/model" else hub.folder.parent / "paddle"
+    form = "diffusers" if folder == hub.folder else "ppdiffusers"
+    write_weights(small_weights(), form, folder)
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    for name in files:
+        (folder / "tokenizer" / name).write_text("{}")
+    (encoder,) = (name for name in COMPONENT_FOLDERS["text_encoder"] if (folder / name).is_dir())
+    code = (
+        "from ppldm.weights.fetch import locate_model\n"
+        "from ppldm.weights.read import find_tokenizer\n"
+        f"path = locate_model('{repository}/{encoder}', {{'text_encoder': ('{encoder}',)}})\n"
+        "print(path.name, *sorted(file.name for file in find_tokenizer(path).iterdir()))\n"
+    )
+    found = fetch(hub, repository, code=code)
+    assert found.stdout.split() == [encoder, *sorted(files)], found.stderr
+    assert not any("/unet/" in path and not path.endswith(".json") for path in hub.asked)
 
 
 def test_paths_are_not_names(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ...utils.errors import PartError
+from ...utils.store.cache import is_there
 from ..filelist import Source
 from ..formats.index.entries import IndexSummary, find_smallest_side
 from ..formats.row import Row
@@ -59,7 +60,7 @@ class CachedRows:
 
 def is_only_cached(path: Path, source: Source) -> bool:
     """Whether the rows of a part are to be read from its latents, as it is not here itself."""
-    return source.latents == "cached" and not path.exists()
+    return source.latents == "cached" and not is_there(path)
 
 
 def summarize_cached(path: Path, source: Source) -> IndexSummary:

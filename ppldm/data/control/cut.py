@@ -23,6 +23,13 @@ class Cut:
     mirrored: bool
 
 
+def check_shape(second: tuple[int, int], first: tuple[int, int]) -> None:
+    """Raises RowError "control" where a second image is of another shape than the first. Both (height, width)."""
+    if abs(second[1] * first[0] / (second[0] * first[1]) - 1) > _SHAPE_TOLERANCE:
+        sides = f"{second[1]} x {second[0]} pixels, another shape than {first[1]} x {first[0]}"
+        raise RowError("control", f"the second image has {sides}")
+
+
 def make_control(
     made_by: ControlFilter, row: Row, pixels: np.ndarray, cut: Cut, crops: CropRule, generator: np.random.Generator
 ) -> np.ndarray:
@@ -33,11 +40,7 @@ def make_control(
     if not row.control:
         raise RowError("control", "the row has no second image for --control row; say layout=control of its list")
     image, (height, width) = crops.decode(row.control), cut.size
-    if abs(image.shape[1] * height / (image.shape[0] * width) - 1) > _SHAPE_TOLERANCE:
-        raise RowError(
-            "control",
-            f"the second image has {image.shape[1]} x {image.shape[0]} pixels, another shape than {width} x {height}",
-        )
+    check_shape(image.shape[:2], cut.size)
     scaled = scale_to_cover(height, width, *pixels.shape[1:], crops.fraction)
     found, (top, left) = np.empty_like(pixels), cut.corner
     resize_crop(image, scaled, left, top, crops.interpolation, found)

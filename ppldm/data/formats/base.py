@@ -1,6 +1,7 @@
 """What all formats share: rows that an index finds in one file, read one at a time."""
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,9 +9,11 @@ from pathlib import Path
 from ...utils.checksums import measure_file
 from ...utils.errors import PartError, RowError
 from ...utils.log import get_logger, progress
+from ...utils.store.cache import hold, in_store
 from ..images.decode import image_size
 from .index.cache import IndexSpec, find_stored, open_index, stat_part, store_index
 from .index.entries import Index, IndexSummary, make_index, read_index, read_summary
+from .layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
 from .open_file import OpenFile, file_state
 from .row import Row
 
@@ -24,15 +27,17 @@ class IndexedRows(ABC):
     """Rows that can be read in any order, of a file or folder in some format; `ppldm.data.formats.open.Rows`.
 
     A format says how to find its rows (`_build`), what the bytes of one mean (`_decode`), and in which `spec` its index
-    is kept. Raises PartError for what is missing, empty, truncated or of another format. What is open is closed by
-    `close()` or with the last reference.
+    is kept, another one for each `layout`. Raises PartError for what is missing, empty, truncated or of another format.
+    What is open is closed by `close()` or with the last reference.
     """
 
     spec: IndexSpec
     has_images = True
 
-    def __init__(self, path):
-        self.path = Path(path)
+    def __init__(self, path, layout: str = DEFAULT_LAYOUT):
+        self.path, self.spec = Path(path), self.spec.of_layout(layout)
+        self._has_control = layout == CONTROL_LAYOUT
+        self._release = weakref.finalize(self, hold(self.path)) if in_store(self.path) else None
         # Before the file is indexed, so that a change between is seen at the first row.
         state = file_state(stat_part(self.path, self.spec))
         stored, self._index = open_index(self.path, self.spec, self._read_index, self._build)
@@ -43,11 +48,13 @@ class IndexedRows(ABC):
     def close(self) -> None:
         """Give the file back."""
         self._file.close()
+        if self._release:
+            self._release()
 
     @classmethod
-    def summarize(cls, path, spec: IndexSpec | None = None) -> IndexSummary | None:
+    def summarize(cls, path, layout: str = DEFAULT_LAYOUT) -> IndexSummary | None:
         """What only the header of the index tells; None where there is no index. Raises PartError."""
-        found = find_stored(Path(path), spec or cls.spec, read_summary)
+        found = find_stored(Path(path), cls.spec.of_layout(layout), read_summary)
         return found[1] if found else None
 
     def __len__(self) -> int:

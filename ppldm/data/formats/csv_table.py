@@ -1,7 +1,8 @@
 """Tables that name pictures, with captions. `format=csv`: one such as `dir,text`, with a header line and quotes as RFC
 4180 says; conversion reads JSON lines by the same rules.
 
-A picture's path is taken from the folder of the table. Other columns are metadata, numbers as numbers.
+A picture's path is taken from the folder of the table. Other columns are metadata, numbers as numbers. In
+`layout=control` the first of CONTROL_COLUMNS that is there names the second image.
 """
 
 import csv
@@ -23,6 +24,7 @@ from .base import (
 )
 from .index.cache import IndexSpec, stat_part
 from .index.entries import CSV_RECORDS, Index
+from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
 from .row import Row, decode_text
 
 IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath", "file_name", "image_path")
@@ -39,11 +41,11 @@ class CsvTable(IndexedRows):
 
     spec = IndexSpec((CSV_RECORDS,))
 
-    def __init__(self, path):
+    def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         stat_part(Path(path), self.spec)
         with open(path, "rb") as file:
-            self._columns, _ = read_table(file, Path(path))
-        super().__init__(path)
+            self._columns, _ = read_table(file, Path(path), layout == CONTROL_LAYOUT)
+        super().__init__(path, layout)
 
     def _build(self) -> tuple[Path, Index]:
         table, with_size = [], 0
@@ -70,25 +72,27 @@ class CsvTable(IndexedRows):
             fields = next(csv.reader([decode_text(data, where, "utf-8-sig")]))
         except (csv.Error, StopIteration) as error:
             raise RowError("columns", f"{where}: not a record of the table ({error})") from error
-        return make_row(parse_record(self._columns, fields, where), self.path.parent, where)
+        values = parse_record(self._columns, fields, where)
+        return make_row(values, self.path.parent, where, has_control=self._has_control)
 
 
-def list_images(path: Path) -> Iterator[Path]:
+def list_images(path: Path, has_control: bool = False) -> Iterator[Path]:
     """The pictures that a table names, in order; those of lines that are not rows too. Raises PartError."""
     with open(path, "rb") as file:
-        columns, records = read_table(file, path)
-        image = columns.index(find_column(columns, IMAGE_COLUMNS, path))
-        yield from (path.parent / fields[image] for _, _, fields in records if image < len(fields))
+        columns, records = read_table(file, path, has_control)
+        kinds = (IMAGE_COLUMNS, CONTROL_COLUMNS) if has_control else (IMAGE_COLUMNS,)
+        named = [columns.index(find_column(columns, kind, path)) for kind in kinds]
+        yield from (path.parent / fields[one] for _, _, fields in records for one in named if one < len(fields))
 
 
-def read_table(file, path: Path) -> tuple[list[str], Iterator[tuple[int, int, list[str]]]]:
+def read_table(file, path: Path, has_control: bool = False) -> tuple[list[str], Iterator[tuple[int, int, list[str]]]]:
     """(columns, records after the header as `read_records` has them) of a file at its beginning. Raises PartError where
-    no column names pictures, or none captions."""
+    no column names pictures, none captions, or none the second images that `has_control` asks for."""
     records = read_records(file, path)
     _, _, columns = next(records, (0, 0, None))
     if columns is None:
         raise PartError(f"{path} is empty; its first line should name the columns, such as dir,text")
-    for names in (IMAGE_COLUMNS, CAPTION_COLUMNS):
+    for names in (IMAGE_COLUMNS, CAPTION_COLUMNS, *((CONTROL_COLUMNS,) if has_control else ())):
         find_column(columns, names, path)
     return columns, records
 
@@ -131,23 +135,30 @@ def find_image(values: Mapping, names: tuple[str, ...] = IMAGE_COLUMNS) -> str |
     return values[name] if name and isinstance(values[name], str) and values[name] else None
 
 
-def make_row(values: Mapping, folder: Path, where: str, names: tuple[str, ...] = IMAGE_COLUMNS) -> Row:
+def make_row(
+    values: Mapping, folder: Path, where: str, names: tuple[str, ...] = IMAGE_COLUMNS, has_control: bool = False
+) -> Row:
     """The row of a line, its values by column; `folder` and `names` of the picture as `find_image` takes them.
 
-    Raises RowError "no_image", "no_caption", "empty_caption", "unreadable".
+    Raises RowError "no_image", "no_control" where `has_control` asks for a second image, "no_caption", "empty_caption",
+    "unreadable".
     """
     image = find_image(values, names)
     if image is None:
         raise RowError("no_image", f"{where} names no picture ({', '.join(names)})")
+    second = find_image(values, CONTROL_COLUMNS) if has_control else None
+    if has_control and second is None:
+        raise RowError("no_control", f"{where} names no second image ({', '.join(CONTROL_COLUMNS)})")
     caption = _first(values, CAPTION_COLUMNS)
     if caption is None:
         raise RowError("no_caption", f"{where} has no caption ({', '.join(CAPTION_COLUMNS)})")
     text = " ".join(str(values[caption]).split())
     if not text:
         raise RowError("empty_caption", f"{where} has an empty caption")
-    used = {_first(values, names), caption}
+    used = {_first(values, names), caption, _first(values, CONTROL_COLUMNS) if has_control else None}
     meta = {name: value for name, value in values.items() if name not in used and is_plain(value) and value != ""}
-    return Row(text, read_file(folder, image, where), {"key": Path(image).stem, **meta})
+    control = read_file(folder, second, where) if second else b""
+    return Row(text, read_file(folder, image, where), {"key": Path(image).stem, **meta}, control=control)
 
 
 def _first(values: Mapping, names: tuple[str, ...]) -> str | None:

@@ -26,11 +26,11 @@ class ImageFolder(IndexedRows):
 
     def _build(self) -> tuple[Path, Index]:
         listing = self.spec.copy_path(self.path, stat_part(self.path, self.spec))
-        samples, table, offset = list_samples(self.path), [], 0
+        samples, table, offset = list_samples(self.path, self._has_control), [], 0
         make_output_dir(listing.parent)
         with indexing(self.path, len(samples), "row") as bar, _writing(listing) as file:
             for names in samples:
-                images = [name for name in names if split_name(name)[1] in IMAGE_SUFFIXES]
+                images = [name for name in names if split_name(name, self._has_control)[1] in IMAGE_SUFFIXES]
                 size = read_image_size(self.path / images[0]) if len(images) == 1 else (0, 0)
                 line = json.dumps(names) + "\n"
                 file.write(line)
@@ -41,17 +41,17 @@ class ImageFolder(IndexedRows):
 
     def _decode(self, data: bytes, where: str) -> Row:
         try:
-            return read_sample(self.path, json.loads(data), where)
+            return read_sample(self.path, json.loads(data), where, self._has_control)
         except RowError as error:
             if self.path.is_dir():
                 raise
             raise gone(self.path) from error
 
 
-def read_sample(folder: Path, names: list[str], where: str) -> Row:
+def read_sample(folder: Path, names: list[str], where: str, has_control: bool = False) -> Row:
     """The row of a sample's files. Raises RowError "unreadable", and as `assemble_row`."""
-    files = [(split_name(name)[1], read_file(folder, name, where)) for name in names]
-    return assemble_row(split_name(names[0])[0], files, where)
+    files = [(split_name(name, has_control)[1], read_file(folder, name, where)) for name in names]
+    return assemble_row(split_name(names[0], has_control)[0], files, where, has_control=has_control)
 
 
 @contextmanager
@@ -63,11 +63,11 @@ def _writing(listing: Path):
         raise OutputError(f"cannot write {listing}: {error.strerror}; free some space") from error
 
 
-def list_samples(folder: Path) -> FolderNames:
-    """The names of the files of each sample, sorted by base name (all before the last dot). Raises PartError for a
-    folder that is missing or without images."""
+def list_samples(folder: Path, has_control: bool = False) -> FolderNames:
+    """The names of the files of each sample, sorted by base name (`split_name`). Raises PartError for a folder that is
+    missing or without images."""
     try:
-        samples = list_once(folder)
+        samples = list_once(folder, has_control)
     except OSError as error:
         raise PartError(f"cannot read the folder {folder} ({error.strerror}); correct the filelist") from error
     if not samples.has_images:

@@ -8,21 +8,24 @@ import heapq
 import os
 import time
 from array import array
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from itertools import groupby, islice
 from pathlib import Path
 
-from .sample_files import IMAGE_SUFFIXES, SUFFIXES
+from .sample_files import CONTROL_SUFFIXES, IMAGE_SUFFIXES, SUFFIXES
 
 _RUN, _BLOCK = 100_000, 1000
 # A folder that changed so short a time ago may change again within one tick of its time of change.
 _SETTLED_SECONDS = 2.0
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """(base name, suffix in lower case without its dot) of a file's name; the suffix begins at the last dot."""
+def split_name(name: str, has_control: bool = False) -> tuple[str, str]:
+    """(base name, suffix in lower case without its dot) of a file's name; the suffix begins at the last dot. With
+    `has_control` a second image has the base name of the first: 0000.control.png that of 0000.jpg."""
     dot = name.rfind(".")
+    if has_control and (before := name.rfind(".", 0, dot)) > 0 and name[before + 1 :].lower() in CONTROL_SUFFIXES:
+        dot = before
     return (name[:dot], name[dot + 1 :].lower()) if 0 < dot < len(name) - 1 else (name, "")
 
 
@@ -30,10 +33,12 @@ class FolderNames:
     """A sequence of the samples of a folder: each the names of its files, sorted; samples sorted by base name.
 
     Files with `sample_files.SUFFIXES` count, in either case. Hidden files and folders do not, and a `.json` by itself
-    is not a sample. `has_images`: whether any name is that of an image. Raises OSError.
+    is not a sample. `has_images`: whether any name is that of an image. has_control: as `split_name` takes it. Raises
+    OSError.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, has_control: bool = False):
+        split = partial(split_name, has_control=has_control)
         self.has_images = False
         self._names, self._starts = bytearray(), array("q")
         with os.scandir(folder) as entries:
@@ -42,10 +47,11 @@ class FolderNames:
                 for entry in entries
                 if entry.name[0] != "." and split_name(entry.name)[1] in SUFFIXES and not entry.is_dir()
             )
-            runs = list(_sorted_runs(names))
-        for _, group in groupby(heapq.merge(*map(_read_run, runs)), key=lambda pair: pair[0]):
+            runs = list(_sorted_runs(names, split))
+        ordered = heapq.merge(*(_read_run(run, split) for run in runs))
+        for _, group in groupby(ordered, key=lambda pair: pair[0]):
             own = [name for _, name in group]
-            kinds = {split_name(name)[1] for name in own}
+            kinds = {split(name)[1] for name in own}
             self.has_images |= not kinds.isdisjoint(IMAGE_SUFFIXES)
             if kinds != {"json"}:
                 self._starts.append(len(self._names))
@@ -61,9 +67,9 @@ class FolderNames:
         return os.fsdecode(bytes(self._names[self._starts[number] : self._starts[number + 1]])).split("\0")
 
 
-def _sorted_runs(names: Iterator[str]) -> Iterator[list[bytes]]:
+def _sorted_runs(names: Iterator[str], split: Callable) -> Iterator[list[bytes]]:
     """Runs of sorted names as blocks of bytes."""
-    while run := [(split_name(name)[0], name) for name in islice(names, _RUN)]:
+    while run := [(split(name)[0], name) for name in islice(names, _RUN)]:
         run.sort()
         yield [
             os.fsencode("\0".join(name for _, name in run[start : start + _BLOCK]))
@@ -71,21 +77,21 @@ def _sorted_runs(names: Iterator[str]) -> Iterator[list[bytes]]:
         ]
 
 
-def _read_run(run: list[bytes]) -> Iterator[tuple[str, str]]:
+def _read_run(run: list[bytes], split: Callable) -> Iterator[tuple[str, str]]:
     """(base name, name) of a sorted run."""
     for block in run:
         for name in os.fsdecode(block).split("\0"):
-            yield split_name(name)[0], name
+            yield split(name)[0], name
 
 
-def list_once(folder: Path) -> FolderNames:
+def list_once(folder: Path, has_control: bool = False) -> FolderNames:
     """`FolderNames` of a folder, from memory where it has not changed since. Raises OSError."""
     changed = os.stat(folder).st_mtime_ns
     if time.time() - changed / 1e9 < _SETTLED_SECONDS:
-        return FolderNames(folder)
-    return _list_once(Path(os.path.abspath(folder)), changed)
+        return FolderNames(folder, has_control)
+    return _list_once(Path(os.path.abspath(folder)), has_control, changed)
 
 
 @lru_cache(maxsize=2)
-def _list_once(folder: Path, changed: int) -> FolderNames:
-    return FolderNames(folder)
+def _list_once(folder: Path, has_control: bool, changed: int) -> FolderNames:
+    return FolderNames(folder, has_control)

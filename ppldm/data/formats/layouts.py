@@ -1,5 +1,10 @@
 """The column orders of published part files, by name. A layout is named, by a list's `layout=` option or by `--layout`;
-it is never guessed from a path."""
+it is never guessed from a path.
+
+`layout=control` says of any format that its rows have a second image, the control image: of parts their fourth column,
+of tables the first of CONTROL_COLUMNS that is there, of files that are one sample `0000.control.png` beside
+`0000.jpg`. A row without one cannot be used.
+"""
 
 from dataclasses import dataclass
 
@@ -36,11 +41,12 @@ class Layout:
         return max(self.last_text_column, self.image, self.control or 0) + 1
 
 
-DEFAULT_LAYOUT = "default"
+DEFAULT_LAYOUT, CONTROL_LAYOUT = "default", "control"
+CONTROL_COLUMNS = ("control", "conditioning_image", "control_image")
 
 LAYOUTS = {
     DEFAULT_LAYOUT: Layout(caption=0, image=2, meta=1),
-    "control": Layout(caption=0, image=2, meta=1, control=3),
+    CONTROL_LAYOUT: Layout(caption=0, image=2, meta=1, control=3),
     "laion400m": Layout(caption=0, image=2, meta=1),
     "laion_aes": Layout(caption=2, image=5, meta=2, caption_keys=("caption_en", "blip_caption_en")),
     "alt_aesthetic": Layout(caption=1, image=4),
@@ -63,3 +69,8 @@ def get_layout(name: str) -> Layout:
         hint = f"did you mean {near}? known" if near else "known"
         raise ConfigError(f"unknown layout {name!r}; {hint}: {', '.join(LAYOUTS)}")
     return LAYOUTS[name]
+
+
+def index_layout(name: str, format: str) -> str:
+    """The layout after which index and columns are named: a second image of parts changes nothing that they tell."""
+    return DEFAULT_LAYOUT if (format, name) == ("part", CONTROL_LAYOUT) else name

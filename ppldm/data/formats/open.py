@@ -3,7 +3,6 @@
 What reads rows needs no more than `Rows`; order, resume, counts and filters know no format.
 """
 
-import os
 import random
 from collections.abc import Iterable
 from contextlib import closing
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from ...utils.log import get_logger, progress
 from ...utils.processes.workers import map_in_threads, map_unordered
+from ...utils.store.cache import size_of
 from ..cached.rows import CachedRows, is_only_cached, summarize_cached
 from ..filelist import Source
 from ..select.sidecar import build_columns
@@ -19,13 +19,15 @@ from .base import IndexedRows
 from .csv_table import CsvTable
 from .folder import ImageFolder
 from .index.entries import IndexSummary, find_smallest_side
+from .layouts import index_layout
 from .mds.shard import MdsShard
 from .parquet.table import ParquetTable
-from .part import Part, part_spec
+from .part import Part
 from .rows import Rows
 from .tar import TarShard
 
 _FORMATS: dict[str, type[IndexedRows]] = {
+    "part": Part,
     "webdataset": TarShard,
     "parquet": ParquetTable,
     "folder": ImageFolder,
@@ -41,11 +43,9 @@ def open_part(path, source: Source) -> Rows:
     """
     if is_only_cached(Path(path), source):
         return CachedRows(path, source)
-    if source.format == "part":
-        return Part(path, source.layout)
     if source.format == "webdataset":
-        return TarShard(path, source.idx_to_prompt)
-    return _FORMATS[source.format](path)
+        return TarShard(path, source.idx_to_prompt, source.layout)
+    return _FORMATS[source.format](path, source.layout)
 
 
 def summarize(path, source: Source) -> IndexSummary:
@@ -71,11 +71,11 @@ def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list
         get_logger().info("indexing %d of %d parts, once", len(missing), len(paths))
     # Ranks that index the same parts at the same time meet at different ones.
     random.SystemRandom().shuffle(missing)
-    total = sum(os.path.getsize(path) for path in missing)
+    total = sum(size_of(path) for path in missing)
     with progress(total=total, desc="index", unit="B", unit_scale=True, delay=3, disable=len(missing) < 2) as bar:
         for path, summary in map_unordered(partial(summarize, source=source), missing, num_workers):
             summaries[path] = summary
-            bar.update(os.path.getsize(path))
+            bar.update(size_of(path))
     return [summaries[path] for path in paths]
 
 
@@ -83,6 +83,4 @@ def _summarize(path: Path, source: Source) -> IndexSummary | None:
     """What the index tells of a file that has one, or the latents of one that is not here."""
     if is_only_cached(path, source):
         return summarize_cached(path, source)
-    if source.format == "part":
-        return Part.summarize(path, part_spec(source.layout))
-    return _FORMATS[source.format].summarize(path)
+    return _FORMATS[source.format].summarize(path, index_layout(source.layout, source.format))

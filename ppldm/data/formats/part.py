@@ -7,8 +7,8 @@ joins them, so the file is ordinary gzip; but one row costs one read. Beside the
 `Part` opens any part and reads it where it lies: plain text, a member a row, or ordinary gzip, which is entered at seek
 points (`gzip.seek_points`). An index that is missing or does not fit is built again, by one process; one that is
 older than its part is believed only where the part's checksum says so. Image sizes depend on which column is the image,
-so each layout but the default has an index of its own, `<part>.<layout>.idx`. Where the part's folder cannot be
-written, its index lies in the cache folder (`ppldm.data.formats.index.cache`).
+so each layout with another one than the default has an index of its own, `<part>.<layout>.idx`. Where the part's
+folder cannot be written, its index lies in the cache folder (`ppldm.data.formats.index.cache`).
 """
 
 import struct
@@ -39,7 +39,7 @@ from .index.entries import (
     make_index,
     write_index,
 )
-from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout
+from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout, index_layout
 from .open_file import OpenFile
 from .part_lines import (
     Line,
@@ -80,12 +80,12 @@ def write_part(path, rows: Iterable[Row]) -> PartInfo:
 
 def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
     """Where the index of a part is, if its folder can be written."""
-    return part_spec(layout).index_path(Path(part))
+    return Part.spec.of_layout(layout).index_path(Path(part))
 
 
 def described_by(part) -> list[Path]:
     """The files that describe a part beside it: index and columns."""
-    return [spec.index_path(Path(part)) for spec in (part_spec(), columns_spec())]
+    return [spec.index_path(Path(part)) for spec in (Part.spec, columns_spec())]
 
 
 def drop_indexes(part) -> None:
@@ -97,10 +97,12 @@ def drop_indexes(part) -> None:
 class Part(IndexedRows):
     """A part file. Raises ConfigError for an unknown layout. `identity`: (bytes, CRC-32) of the file."""
 
+    spec = IndexSpec((GZIP_MEMBERS, PLAIN_LINES, PACKED_LINES))
+
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
-        self._layout, self.spec = get_layout(layout), part_spec(layout)
+        self._layout, self._indexed_layout = get_layout(layout), get_layout(index_layout(layout, "part"))
         self._points = self._points_file = None
-        super().__init__(path)
+        super().__init__(path, index_layout(layout, "part"))
 
     def close(self) -> None:
         """Give the files back."""
@@ -121,7 +123,7 @@ class Part(IndexedRows):
 
     def _build(self) -> tuple[Path, Index]:
         with indexing(self.path, self.path.stat().st_size, "B") as bar:
-            _scan(self.path, self.spec, self._layout, bar)
+            _scan(self.path, self.spec, self._indexed_layout, bar)
         if found := find_stored(self.path, self.spec, self._read_index):
             return found
         raise PartError(f"{self.path} or its index changed while it was indexed; run again")
@@ -198,12 +200,6 @@ def inflate_members(data: bytes, where: str) -> bytes:
     except zlib.error as error:
         raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
     return text
-
-
-def part_spec(layout: str = DEFAULT_LAYOUT) -> IndexSpec:
-    """Where the index of a part that is read by a layout lies."""
-    suffix = ".idx" if layout == DEFAULT_LAYOUT else f".{layout}.idx"
-    return IndexSpec((GZIP_MEMBERS, PLAIN_LINES, PACKED_LINES), suffix)
 
 
 def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:

@@ -4,6 +4,7 @@
 0000.txt                          the caption; runs of white space count as one space
 0000.cls                          or else the number of a class, of which a table tells the caption
 0000.json                         metadata, an object; may be missing
+0000.control.png (or .jpg …)      the second image, in `layout=control`, where every sample must have one
 """
 
 import json
@@ -14,21 +15,26 @@ from ...utils.errors import RowError
 from .row import Row, decode_text
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+CONTROL_SUFFIXES = tuple(f"control.{suffix}" for suffix in IMAGE_SUFFIXES)
 SUFFIXES = (*IMAGE_SUFFIXES, "txt", "json", "cls")
+# In layout=control.
+ALL_SUFFIXES = (*SUFFIXES, *CONTROL_SUFFIXES)
 
 
 def assemble_row(
-    key: str, files: Sequence[tuple[str, bytes]], where: str, prompts: Mapping[str, str] | None = None
+    key: str,
+    files: Sequence[tuple[str, bytes]],
+    where: str,
+    prompts: Mapping[str, str] | None = None,
+    has_control: bool = False,
 ) -> Row:
     """The row of base name `key`, `files` being (suffix, content). With `prompts`, the class tells the caption.
 
-    Raises RowError "no_image", "two_images", "no_caption", "empty_caption", "class", "encoding", "metadata".
+    Raises RowError "no_image", "two_images", "no_control" where `has_control` asks for a second image, "no_caption",
+    "empty_caption", "class", "encoding", "metadata".
     """
-    images = [suffix for suffix, _ in files if suffix in IMAGE_SUFFIXES]
-    if not images:
-        raise RowError("no_image", f"{where}: {key!r} has no image ({', '.join(IMAGE_SUFFIXES)}) of its base name")
-    if len(images) > 1:
-        raise RowError("two_images", f"{where}: {key!r} has {len(images)} images ({', '.join(images)})")
+    image = _find_image(files, IMAGE_SUFFIXES, "no_image", f"{where}: {key!r}")
+    control = _find_image(files, CONTROL_SUFFIXES, "no_control", f"{where}: {key!r}") if has_control else b""
     files = dict(files)
     if prompts is not None and "cls" in files:
         caption = _find_prompt(files["cls"], prompts, f"{where}: {key!r}")
@@ -36,9 +42,10 @@ def assemble_row(
         caption = decode_caption(files["txt"], f"{where}: {key!r}.txt")
     else:
         hint = " but a class: name its table by the filelist's option idx_to_prompt=" if "cls" in files else ""
+        hint = "; if it is the second image of another, say layout=control" if key.endswith(".control") else hint
         raise RowError("no_caption", f"{where}: {key!r} has no .txt{hint}")
     meta = decode_meta(files["json"], f"{where}: {key!r}.json") if "json" in files else {}
-    return Row(caption, files[images[0]], {"key": key, **meta})
+    return Row(caption, image, {"key": key, **meta}, control=control)
 
 
 def decode_caption(data: bytes, where: str) -> str:
@@ -68,6 +75,18 @@ def decode_meta(data: bytes, where: str) -> dict:
 def _finite_or_none(text: str) -> float | None:
     value = float(text)
     return value if math.isfinite(value) else None
+
+
+def _find_image(files: Sequence[tuple[str, bytes]], suffixes: tuple[str, ...], missing: str, where: str) -> bytes:
+    """The content of the one file with one of the suffixes. Raises RowError `missing`, "two_images"."""
+    images = [(suffix, data) for suffix, data in files if suffix in suffixes]
+    if not images:
+        what = "second image" if suffixes is CONTROL_SUFFIXES else "image"
+        raise RowError(missing, f"{where} has no {what} ({', '.join(suffixes)}) of its base name")
+    if len(images) > 1:
+        names = ", ".join(suffix for suffix, _ in images)
+        raise RowError("two_images", f"{where} has {len(images)} images ({names})")
+    return images[0][1]
 
 
 def _find_prompt(data: bytes, prompts: Mapping[str, str], where: str) -> str:

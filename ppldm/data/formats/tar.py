@@ -24,8 +24,9 @@ from ..images.decode import image_size
 from .base import MAX_ROW_BYTES, ROWS_TO_TRY, IndexedRows, indexing, is_gzip, store_rows
 from .index.cache import IndexSpec
 from .index.entries import TAR_SAMPLES, Index
+from .layouts import DEFAULT_LAYOUT
 from .row import Row
-from .sample_files import IMAGE_SUFFIXES, SUFFIXES, assemble_row
+from .sample_files import ALL_SUFFIXES, IMAGE_SUFFIXES, assemble_row
 
 _BLOCK = 512
 _BASE_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
@@ -39,9 +40,9 @@ class TarShard(IndexedRows):
 
     spec = IndexSpec((TAR_SAMPLES,))
 
-    def __init__(self, path, idx_to_prompt=None):
+    def __init__(self, path, idx_to_prompt=None, layout: str = DEFAULT_LAYOUT):
         self._prompts = read_class_prompts(str(idx_to_prompt)) if idx_to_prompt else None
-        super().__init__(path)
+        super().__init__(path, layout)
         if self._prompts is not None:  # which change the captions
             self.identity += (checksum_json(self._prompts),)
 
@@ -74,14 +75,14 @@ class TarShard(IndexedRows):
             with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
                 for info, key, suffix in _members(tar):
                     keys.add(key)
-                    if suffix in SUFFIXES:
+                    if suffix in ALL_SUFFIXES:
                         files[suffix] = tar.extractfile(info).read()
                 whole = tar.offset == len(data)
         except _DAMAGED as error:
             raise RowError("tar", f"{where}: damaged tar data ({error}); get the tar again") from error
         if not whole or len(keys) != 1:
             raise RowError("tar", f"{where}: the tar has changed since it was indexed, or is damaged; get it again")
-        return assemble_row(keys.pop(), [*files.items()], where, self._prompts)
+        return assemble_row(keys.pop(), [*files.items()], where, self._prompts, self._has_control)
 
 
 @lru_cache(maxsize=16)
@@ -114,7 +115,7 @@ def read_samples(file, path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
     """(base name, content by suffix) of the samples from where the file stands. Raises PartError."""
     with _open_tar(file, path) as tar:
         for key, infos in _grouped(tar):
-            own = {_suffix(info): info for info in infos if _suffix(info) in SUFFIXES}
+            own = {_suffix(info): info for info in infos if _suffix(info) in ALL_SUFFIXES}
             yield key, {suffix: tar.extractfile(info).read() for suffix, info in own.items()}
 
 

@@ -29,7 +29,9 @@ from .rows import (
     bucket_window_runs,
     flow,
     others_after,
+    others_before,
     permutation,
+    position_of_turn,
     proportional_shares,
     turns_of_lists,
 )
@@ -46,6 +48,7 @@ class Groups:
 
     def __init__(self, buckets: BucketIndex, weights: list[float] | None, seed: int, group_size: int):
         self.num_rows, self.seed, self.group_size = len(buckets.codes), seed, group_size
+        self._ends = np.cumsum(buckets.sizes.sum(1))
         if weights is None:
             self._lists, self._shares = [_Turns(buckets, buckets.sizes.sum(0).tolist(), 0, seed, group_size)], None
         else:
@@ -66,6 +69,19 @@ class Groups:
                 both[:, turns] = self._lists[number].groups(before, before + len(turns))
         epochs, places = both.reshape(2, -1)[:, start - first * self.group_size : stop - first * self.group_size]
         return epochs, places
+
+    def position(self, epoch: int, place: int) -> int | None:
+        """Where a place stands in the sequence in an epoch of its bucket; None where its list has no turn. The inverse
+        of `samples`."""
+        if self._shares is None:
+            group, number = self._lists[0].find(epoch, place)
+        else:
+            own = int(np.searchsorted(self._ends, place, side="right"))
+            if not self._shares[own]:
+                return None
+            turn, number = self._lists[own].find(epoch, place)
+            group = position_of_turn(self._shares, self.seed, own, turn)
+        return group * self.group_size + number
 
 
 class BucketSuccessors:
@@ -90,6 +106,21 @@ class BucketSuccessors:
             if number != own and (other := self._orders[number][code]):
                 for index in others_after(other, epoch, -1):
                     yield int(self._buckets.places(code, np.array([index]), number)[0])
+
+    def before(self, epoch: int, place: int) -> Iterator[int]:
+        """The other places of the list and shape, each once, backwards in the order in which `after` goes through
+        them: for which a row stands in, if those between are bad."""
+        own, code = int(np.searchsorted(self._starts, place, side="right")) - 1, int(self._buckets.codes[place])
+        order = self._orders[own][code]
+        for index in others_before(order, epoch, order.position(epoch, self._buckets.index(place, own))):
+            yield int(self._buckets.places(code, np.array([index]), own)[0])
+
+    def elsewhere(self, place: int) -> Iterator[int]:
+        """A place of each other list that has the shape, for whose rows the row may stand in."""
+        own, code = int(np.searchsorted(self._starts, place, side="right")) - 1, int(self._buckets.codes[place])
+        for number, orders in enumerate(self._orders):
+            if number != own and orders[code]:
+                yield int(self._buckets.places(code, np.array([0]), number)[0])
 
 
 class _Turns:
@@ -116,12 +147,29 @@ class _Turns:
             found[0, turns], found[1, turns] = (one.reshape(len(turns), -1) for one in (epochs, places))
         return found
 
+    def find(self, epoch: int, place: int) -> tuple[int, int]:
+        """(the group that holds a place in an epoch of its bucket, which of its rows that is): the inverse of
+        `groups`."""
+        code = int(self._buckets.codes[place])
+        order, size = self._orders[code], self._sizes[code]
+        position = epoch * size + order.position(epoch, self._buckets.index(place, self._list_number))
+        turn, number = divmod(position, self._group_size)
+        cut = self._slices * self._group_size
+        number_of_slice = -(-(turn + 1) * cut // size) - 1  # the last before which no more than `turn` are used
+        used = self._used(number_of_slice)
+        own = self._permuted(number_of_slice)
+        return sum(used) + int(np.flatnonzero(own == code)[turn - used[code]]), number
+
+    def _permuted(self, number: int) -> np.ndarray:
+        used = self._used(number + 1), self._used(number)
+        return _permuted_turns(*map(tuple, used), self._seed, self._list_number, number)
+
     def _codes(self, start: int, stop: int) -> tuple[np.ndarray, dict[int, int]]:
         """(the shape of each of groups [start, stop); by shape, how many groups of it come before its first here)."""
         codes, first_turns, number = [], {}, self._find_slice(start)
         while start < stop:
             first, used = self._count(number), self._used(number)
-            own = _permuted_turns(tuple(self._used(number + 1)), tuple(used), self._seed, self._list_number, number)
+            own = self._permuted(number)
             some = own[start - first : stop - first]
             for code in np.unique(some).tolist():
                 if code not in first_turns:

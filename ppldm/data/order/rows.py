@@ -118,8 +118,7 @@ class Mix:
         if not self._shares[i]:
             return None
         turn = epoch * self._orders[i].num_rows + self._orders[i].position(epoch, row - int(self._starts[i]))
-        cycle, turn = divmod(turn, self._shares[i])
-        return cycle * _CYCLE_LENGTH + int(np.flatnonzero(_cycle(self._shares, self.seed, cycle) == i)[turn])
+        return position_of_turn(self._shares, self.seed, i, turn)
 
 
 class Successors:
@@ -136,10 +135,24 @@ class Successors:
 
     def after(self, epoch: int, row: int) -> Iterator[int]:
         """The other rows of the row's list, each once: those that follow it in the epoch, then the epoch's first."""
+        order, first, position = self._find(epoch, row)
+        return (first + successor for successor in others_after(order, epoch, position))
+
+    def before(self, epoch: int, row: int) -> Iterator[int]:
+        """The same rows backwards: for which of them a row stands in, if those between are bad."""
+        order, first, position = self._find(epoch, row)
+        return (first + predecessor for predecessor in others_before(order, epoch, position))
+
+    def elsewhere(self, row: int) -> Iterator[int]:
+        """A row of each other list for whose rows the row may stand in: there are none."""
+        return iter(())
+
+    def _find(self, epoch: int, row: int) -> tuple[Order, int, int]:
+        """(the order of a row's list, the list's first row, where the row stands in it)."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         order, first = self._orders[number], int(self._starts[number])
         position = order.position(epoch, row - first)
-        return (first + successor for successor in others_after(order, epoch, position))
+        return order, first, position
 
 
 def bucket_window_runs(num_buckets: int) -> int:
@@ -152,6 +165,13 @@ def others_after(order: Order, epoch: int, position: int) -> Iterator[int]:
     for start, stop in ((position + 1, order.num_rows), (0, position)):
         for begin in range(start, stop, _ROWS_AHEAD):
             yield from order.rows(epoch, begin, min(begin + _ROWS_AHEAD, stop)).tolist()
+
+
+def others_before(order: Order, epoch: int, position: int) -> Iterator[int]:
+    """The rows of `others_after`, backwards."""
+    for start, stop in ((0, position), (position + 1, order.num_rows)):
+        for end in range(stop, start, -_ROWS_AHEAD):
+            yield from order.rows(epoch, max(end - _ROWS_AHEAD, start), end)[::-1].tolist()
 
 
 def _own_orders(list_sizes: list[int], seed: int) -> list[Order | None]:
@@ -207,6 +227,13 @@ def turns_of_lists(shares: tuple[int, ...], seed: int, start: int, stop: int) ->
         for i in np.unique(lists[begin - first : end - first]).tolist():
             before = cycle * shares[i] + int(np.count_nonzero(lists[: begin - first] == i))
             yield i, before, begin - start + np.flatnonzero(lists[begin - first : end - first] == i)
+
+
+def position_of_turn(shares: tuple[int, ...], seed: int, number: int, turn: int) -> int:
+    """The position at which a list has its turn `turn`, counted from 0 over all cycles: the inverse of
+    `turns_of_lists`."""
+    cycle, turn = divmod(turn, shares[number])
+    return cycle * _CYCLE_LENGTH + int(np.flatnonzero(_cycle(shares, seed, cycle) == number)[turn])
 
 
 # Cycle c is row 2**32 + c of the stream; the rows below belong to the seeds of the lists.

@@ -13,13 +13,13 @@ from ...utils.log import get_logger, progress
 from ..filelist import Source
 from ..formats.index.cache import READ_ONLY, IndexSpec
 from ..formats.index.entries import Misfit
-from ..formats.layouts import DEFAULT_LAYOUT
+from ..formats.layouts import DEFAULT_LAYOUT, index_layout
 from .columns import Block, Columns, ColumnsWriter
 
 
 def columns_spec(layout: str = DEFAULT_LAYOUT) -> IndexSpec:
     """Where the columns of a file lie, as its index does."""
-    return IndexSpec((), ".columns" if layout == DEFAULT_LAYOUT else f".{layout}.columns")
+    return IndexSpec((), ".columns").of_layout(layout)
 
 
 def columns_key(identity: tuple[int, ...], rows: int, format: str = "part", layout: str = DEFAULT_LAYOUT) -> list:
@@ -92,13 +92,13 @@ def _read_stored(part, source: Source, names: Iterable[str]) -> list[Block] | No
 
 
 def _places(path: Path, source: Source) -> list[Path]:
-    spec = columns_spec(source.layout if source.format == "part" else DEFAULT_LAYOUT)
+    spec = columns_spec(index_layout(source.layout, source.format))
     beside = [] if source.format == "folder" else [spec.index_path(path)]
     return [*beside, spec.cached_index_path(path)]
 
 
 def _key(part, source: Source) -> list:
-    return columns_key(part.identity, len(part), source.format, source.layout)
+    return columns_key(part.identity, len(part), source.format, index_layout(source.layout, source.format))
 
 
 def _cannot_write(target: Path, error: OSError) -> OutputError:

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from ...data.filelist import write_filelist
-from ...data.formats.part import Part, part_spec, write_part
+from ...data.formats.part import Part, write_part
 from ...data.formats.row import Row
 from ...utils.errors import ConfigError, PartError
 from ...utils.files import make_output_dir, write_json, write_text
@@ -173,7 +173,7 @@ def _write_part(task: _Task) -> dict:
 
 def _is_whole(task: _Task, record: dict) -> bool:
     try:
-        summary = Part.summarize(task.path, part_spec())
+        summary = Part.summarize(task.path)
     except PartError:
         return False
     return summary is not None and summary.rows == record["rows"]

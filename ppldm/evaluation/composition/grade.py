@@ -36,8 +36,8 @@ def grade_pictures(pictures: Sequence[np.ndarray], captions: Sequence[str]) -> d
 
     {"pictures": N, "scores": [{"split": "seen" or "held_out", "scenes": "single" (one object) or "several",
     "attribute": one of ATTRIBUTES, "value", "low", "high", "chance": shares in 0 .. 1 (chance is None without others),
-    "pictures": how many have it}]}, without attributes that no caption has. Raises DataError for a caption of no scene,
-    unlike numbers of pictures and captions, or a picture that is not square.
+    "pictures": how many have it, "right": of each of these whether it is}]}, without attributes that no caption has.
+    Raises DataError for a caption of no scene, unlike numbers of pictures and captions, or a picture not square.
     """
     if len(pictures) != len(captions):
         raise DataError(f"{len(pictures)} pictures and {len(captions)} captions; each picture needs one")
@@ -101,7 +101,7 @@ def _score(numbers: list[int], found: list[list[Found]], scenes: list[Scene]) ->
             low, high = wilson_interval(sum(right), len(right))
             chance = sum(by_chance) / len(by_chance) if by_chance else None
             scores.append({"attribute": name, "value": sum(right) / len(right), "low": low, "high": high,
-                           "chance": chance, "pictures": len(right)})  # fmt: skip
+                           "chance": chance, "pictures": len(right), "right": right})  # fmt: skip
     return scores
 
 

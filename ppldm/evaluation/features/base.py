@@ -9,9 +9,8 @@ be installed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from ...utils.checksums import sha256_arrays
 from ...utils.errors import ConfigError
 from ...utils.machine.devices import set_exactness, use_device
 from ...utils.text import did_you_mean
+from ...weights.fetch import PublishedFile, find_weights
 from .resize import Convention, find_convention
 
 BATCH_SIZE = 32
@@ -26,26 +26,40 @@ BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class Network:
-    """What can be loaded. `flag` gives the weights, which are `published` there; None for a network without any.
-    `conventions`: those that it can be used with, the default first."""
+    """What can be loaded. `flag` gives the weights, by path or name, such as `published`; None for a network without
+    any. `conventions`: those that it can be used with, the default first. `files`: the names of single files; all
+    others are of models on the hub."""
 
     flag: str | None
     published: str
     conventions: tuple[str, ...]
+    files: dict[str, PublishedFile] = field(default_factory=dict)
 
 
+_NAME = "inception-2015-12-05-6726825d"  # which ends, as PyTorch's hub has it, in the beginning of a SHA-256
+_INCEPTION = {
+    "pytorch-fid": PublishedFile(
+        f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/pt_{_NAME}.pth", "6726825d"
+    ),
+    "torch-fidelity": PublishedFile(
+        f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-{_NAME}.pth"
+    ),
+    "paddlenlp": PublishedFile(f"https://paddlenlp.bj.bcebos.com/models/mseitzer/pp_{_NAME}.pdparams"),
+    "paddlegan": PublishedFile("https://paddlegan.bj.bcebos.com/InceptionV3.pdparams"),
+}
+_DINOV2 = {
+    f"dinov2_{size}14{kind}": PublishedFile(
+        f"https://dl.fbaipublicfiles.com/dinov2/dinov2_{size}14/dinov2_{size}14{ending}_pretrain.pth"
+    )
+    for size in ("vits", "vitb", "vitl")
+    for kind, ending in (("", ""), ("_reg", "_reg4"))
+}
 NETWORKS = {
     "inception": Network(
-        "--inception FILE",
-        "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/pt_inception-2015-12-05-6726825d.pth",
-        ("clean", "legacy_pytorch", "legacy_tensorflow"),
+        "--inception FILE", "pytorch-fid", ("clean", "legacy_pytorch", "legacy_tensorflow"), _INCEPTION
     ),
-    "clip": Network("--clip DIR", "https://huggingface.co/openai/clip-vit-base-patch32", ("clip",)),
-    "dinov2": Network(
-        "--dinov2 FILE",
-        "https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
-        ("dinov2",),
-    ),
+    "clip": Network("--clip DIR", "openai/clip-vit-base-patch32", ("clip",)),
+    "dinov2": Network("--dinov2 FILE", "dinov2_vitl14", ("dinov2",), _DINOV2),
     "pixels": Network(None, "", ("pixels",)),
 }
 
@@ -98,10 +112,13 @@ def layer_digest(layer) -> str:
     return sha256_arrays((name, value.numpy()) for name, value in layer.state_dict().items())
 
 
-def load_features(name: str, path=None, convention: str | None = None, device: str | None = None) -> FeatureNetwork:
+def load_features(
+    name: str, path=None, convention: str | None = None, device: str | None = None, offline: bool = False
+) -> FeatureNetwork:
     """The network of this name, one of NETWORKS, with the weights at `path`, in float32 and for inference.
 
-    `convention`: a name of `resize`; the network's own by default. `device`: as --device; by default that in use.
+    `path`: or a name, of which the weights are fetched once, unless `offline`. `convention`: a name of `resize`; the
+    network's own by default. `device`: as --device; by default that in use.
     Raises ConfigError for a name or convention that is not known and for weights that are not given, ModelError for
     weights that are missing, damaged or of another network.
     """
@@ -117,7 +134,7 @@ def load_features(name: str, path=None, convention: str | None = None, device: s
     if network.flag is None:
         return import_module(f".{name}", __package__).load(chosen)
     if path is None:
-        raise ConfigError(f"{name} features need {network.flag}; such weights are published at {network.published}")
+        raise ConfigError(f"{name} features need {network.flag}, a path or a name such as {network.published}")
     use_device(device)
     set_exactness(fewer_bits=False, search_kernels=False)
-    return import_module(f".{name}", __package__).load(Path(path).expanduser(), chosen)
+    return import_module(f".{name}", __package__).load(find_weights(path, network.files, offline), chosen)

@@ -49,6 +49,7 @@ def _metric(name: str, inputs: str, features: str | None, better: str, compute, 
 _FRECHET = {"estimator": "squared Fréchet distance of Gaussians, float64, covariances by n - 1"}
 _KID = {"estimator": "MMD², unbiased, (xy / D + 1)³", "subsets": 100, "subset_size": 1000, "subset_seed": 2020}
 _CMMD = {"estimator": "MMD², biased, Gaussian", "sigma": 10, "scale": 1000}
+_MANIFOLD = {"interval_subsets": 64, "interval_subset_share": 0.25}
 _DIRECTIONS = {"estimator": "mean W1 over directions", "directions": 512}
 _PYRAMID = {"patches": 128, "patch": 7, "smallest_level": 16, "most_pictures": 16_384, "scale": 1000}
 _SSIM = {"window": "Gaussian 11 x 11, sigma 1.5", "k1": 0.01, "k2": 0.03, "range": 255, "channels": "RGB, mean"}
@@ -61,10 +62,10 @@ METRICS = {
         _metric("frechet", "features", "pixels", "lower", frechet_distance, **_FRECHET),
         _metric("kid", "features", "inception", "lower", kernel_distance, **_KID),
         _metric("cmmd", "features", "clip", "lower", clip_mmd, **_CMMD),
-        _metric("precision", "features", "inception", "higher", precision, least=5, k=3),
-        _metric("recall", "features", "inception", "higher", recall, least=5, k=3),
-        _metric("density", "features", "inception", "higher", density, least=7, k=5),
-        _metric("coverage", "features", "inception", "higher", coverage, least=7, k=5),
+        _metric("precision", "features", "inception", "higher", precision, least=5, k=3, **_MANIFOLD),
+        _metric("recall", "features", "inception", "higher", recall, least=5, k=3, **_MANIFOLD),
+        _metric("density", "features", "inception", "higher", density, least=7, k=5, **_MANIFOLD),
+        _metric("coverage", "features", "inception", "higher", coverage, least=7, k=5, **_MANIFOLD),
         _metric("clip_score", "texts", "clip", "higher", clip_score, estimator="mean of 100 max(cos, 0)"),
         _metric("sliced_wasserstein", "features", "pixels", "lower", sliced_wasserstein, **_DIRECTIONS),
         _metric("swd", "pictures", None, "lower", pyramid_distance, **_DIRECTIONS, **_PYRAMID),

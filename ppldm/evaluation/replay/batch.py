@@ -47,11 +47,11 @@ def describe_samples(again: TrainingRun, made: Made) -> list[dict]:
 
 
 def update_of(again: TrainingRun, epoch: int, row: int) -> int | None:
-    """The update that asks for a row in an epoch; None for a row that is not selected, and where rows of several shapes
-    are in groups, of which that is no closed form."""
+    """The update that asks for a row in an epoch of its list and shape; None for a row that is not selected or drawn
+    from."""
     selection = again.dataset.selection
     place = bisect_left(selection, row)
-    if again.mix.group_size or place == len(selection) or selection[place] != row:
+    if place == len(selection) or selection[place] != row:
         return None
     position = again.mix.position(epoch, place)
     return None if position is None else position // again.global_batch_size + 1

@@ -24,9 +24,9 @@ from ...training.commands.early import check_recipe
 from ...training.optimizer.precision import autocast
 from ...training.prepare import prepare
 from ...training.run import TrainingRun
-from ...training.run_folder import in_working_folder
 from ...training.update import Update, UpdateGuard, train_step
 from ...utils.errors import CheckpointError
+from ...utils.files import in_working_folder
 from ...utils.log import get_logger
 from ...utils.processes.world import World
 from ...utils.text import count_of

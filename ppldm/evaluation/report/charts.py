@@ -1,22 +1,21 @@
 """Charts of runs, drawn by matplotlib; text in the SVG stays text."""
 
-import io
-import re
 from collections import defaultdict
 
 import numpy as np
 
 from ...training.monitor.metrics import NUM_QUARTERS, scale_losses
+from ...utils.web_page import COLOURS, new_figure
 from .read_run import Run
 from .sweep import SCALE, Curve
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")  # Okabe and Ito
+_X = "updates"
 _POINTS = 400  # of a curve, at most: more are averaged
 
 
 def draw_losses(runs: list[Run]):
     """Losses of all runs, and of their held-out rows."""
-    figure, axes = _figure("loss")
+    figure, axes = new_figure("loss", _X)
     for run, colour in _coloured(runs):
         axes.plot(*_thinned(run.records, "loss"), **_line(run.records, "loss"), color=colour, label=run.name)
         if steps_and_values := _points(run.records, "validation_loss"):
@@ -26,12 +25,12 @@ def draw_losses(runs: list[Run]):
 
 def draw_quarters(run: Run):
     """Losses of one run by noise level; None where it has no levels."""
-    figure, axes = _figure("loss by noise level")
+    figure, axes = new_figure("loss by noise level", _X)
     for number in range(1, NUM_QUARTERS + 1):
         words = {1: " (least noise)", NUM_QUARTERS: " (most)"}.get(number, "")
         if steps_and_values := _thinned(run.records, f"loss_quarter_{number}"):
             style = _line(run.records, f"loss_quarter_{number}")
-            axes.plot(*steps_and_values, **style, color=_COLOURS[number - 1], label=f"quarter {number}{words}")
+            axes.plot(*steps_and_values, **style, color=COLOURS[number - 1], label=f"quarter {number}{words}")
     return _finish(figure, axes, losses=True) if axes.lines else None
 
 
@@ -40,7 +39,7 @@ def draw_metrics(runs: list[Run]) -> list:
     names = {name: None for run in runs for record in run.evaluations for name in record if f"{name}_low" in record}
     figures = []
     for name in names:
-        figure, axes = _figure(name)
+        figure, axes = new_figure(name, _X)
         for run, colour in _coloured(runs):
             by_scale = defaultdict(list)
             for record in run.evaluations:
@@ -52,7 +51,7 @@ def draw_metrics(runs: list[Run]) -> list:
                 _with_bars(axes, records, name, style, colour, label)
         figures.append(_finish(figure, axes))
     if any("psnr" in record for run in runs for record in run.records):  # of an autoencoder's samples
-        figure, axes = _figure("PSNR of samples, dB")
+        figure, axes = new_figure("PSNR of samples, dB", _X)
         for run, colour in _coloured(runs):
             axes.plot(*_thinned(run.records, "psnr"), **_line(run.records, "psnr"), color=colour, label=run.name)
         figures.append(_finish(figure, axes))
@@ -61,7 +60,7 @@ def draw_metrics(runs: list[Run]) -> list:
 
 def draw_sweep(curves: list[Curve]):
     """A distance against the CLIP score, a point per guidance scale."""
-    figure, axes = _figure(curves[0].y, curves[0].x.replace("_", " "))
+    figure, axes = new_figure(curves[0].y, curves[0].x.replace("_", " "))
     figure.set_size_inches(7, 4.5)
     for curve, colour in _coloured(curves):
         scales, xs, ys = (np.array(one) for one in zip(*curve.points, strict=True))
@@ -76,36 +75,6 @@ def draw_sweep(curves: list[Curve]):
     return _finish(figure, axes)
 
 
-def save_figure(figure, file, kind: str) -> None:
-    """Write a figure as png or svg, the same bytes each time."""
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ppldm", "font.family": "sans-serif"}):
-        figure.savefig(file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})
-
-
-def as_svg(figure, number: int) -> str:
-    """An <svg> element as wide as its place. number: of the figure in its page, for ids that no other has."""
-    text = io.StringIO()
-    save_figure(figure, text, "svg")
-    svg = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue()[text.getvalue().index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>f{number}-", svg)
-    return re.sub(r'^(<svg [^>]*?) width="[^"]*"', r"\1", re.sub(r'^(<svg [^>]*?) height="[^"]*"', r"\1", svg))
-
-
-def _figure(title: str, x: str = "updates"):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.8, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title.replace("_", " "), fontsize=11)
-    axes.set_xlabel(x, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(True, alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
 def _finish(figure, axes, losses: bool = False):
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7, framealpha=0.7)
@@ -116,7 +85,7 @@ def _finish(figure, axes, losses: bool = False):
 
 
 def _coloured(things: list):
-    return [(thing, _COLOURS[number % len(_COLOURS)]) for number, thing in enumerate(things)]
+    return [(thing, COLOURS[number % len(COLOURS)]) for number, thing in enumerate(things)]
 
 
 def _points(records: list[dict], name: str) -> tuple[list, list] | tuple:

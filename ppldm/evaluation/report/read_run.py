@@ -5,13 +5,11 @@ from pathlib import Path
 
 from ...config.write import RECIPE_FILE
 from ...data.shape_chart import BUCKETS_FILE
-from ...training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics
+from ...training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics, skipped_rows
 from ...training.monitor.sinks import old_pictures
 from ...utils.errors import DataError
 from ...utils.files import read_json
 from ...utils.machine.cpu import load_paddle
-
-_SKIPPED = "skipped_rows_"
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def _facts(records: list[dict], config: dict, manifest: dict) -> dict[str, str]:
     versions = ", ".join(f"{name} {value}" for name, value in manifest.get("versions", {}).items())
     batch = identity.get("global_batch_size")
     samples = last["global_step"] * batch if batch else None
-    reasons = {name.removeprefix(_SKIPPED): int(last[name]) for name in last if name.startswith(_SKIPPED)}
+    reasons = skipped_rows(last)
     skipped = f"{int(last.get('skipped_rows', 0)):,} rows, {int(last.get('skipped_updates', 0)):,} updates"
     return {
         "Family": config.get("family", ""),

@@ -19,7 +19,8 @@ def report(
     out: str = "report.html",  # file to write; a .png holds the sweep's curve, and nothing else
 ):
     """Write curves, pictures, data, recipe, time and cost of runs into one HTML file."""
-    from .charts import draw_sweep, save_figure
+    from ...utils.web_page import save_figure
+    from .charts import draw_sweep
     from .page import make_page
     from .read_run import read_run
     from .sweep import read_sweep

@@ -8,6 +8,7 @@ others give up, is written as U+FFFD; a lone surrogate, which UTF-8 does not hav
     FOLDER/part_1.csv                   dir,text        dir is relative to FOLDER: part_1/00000/000000000.jpg,
                                                         with --folder-prefix P, P/part_1/00000/000000000.jpg
     FOLDER/part_1/00000.csv             with --save-csv-per-img-folder, the same for each shard
+    FOLDER/part_1_stats.csv             with --stats (`part_stats`), and nothing else
     FOLDER/NAME.csv                     where the shards lie in FOLDER itself, NAME being that of FOLDER
 """
 
@@ -21,6 +22,8 @@ from ...utils.files import atomic_write, local_path
 from ...utils.log import get_logger, progress
 from ...utils.report import print_report
 from ..download.metadata import natural_key
+from .part_stats import check_stats, write_stats
+from .part_stats import describe as describe_stats
 
 _HEADER = ("dir", "text")
 # What makes quotes necessary. Python's csv module before 3.13 does not quote a carriage return alone.
@@ -31,14 +34,28 @@ def annotate(
     folder: str,  # folder of part_1, part_2, ..., or of the shards 00000, 00001, ... of one part, in the format `files`
     folder_prefix: str = "",  # put before every dir, such as laion/images for CSV files that are read from elsewhere
     save_csv_per_img_folder: bool = False,  # write a CSV file for each shard, too: part_1/00000.csv
+    stats: str = "",  # in place of that: write part_N_stats.csv (file_path, num_samples), or check those that are there
     json: bool = False,  # print the counts as JSON
 ):
     """Write part_N.csv (dir, text) beside the folders that `ppldm download` or img2dataset made.
 
-    For trainers that read CSV files; `ppldm convert` needs none of them.
+    For trainers that read CSV files; `ppldm convert` needs none of them. --stats takes shards of every format.
     """
+    if stats:
+        return _handle_stats(stats, local_path(folder), folder_prefix, json)
     report = annotate_folder(local_path(folder), save_csv_per_img_folder, folder_prefix)
     print_report(report, _describe, json)
+    return report
+
+
+def _handle_stats(stats: str, folder: Path, prefix: str, as_json: bool) -> dict[str, dict]:
+    """Raises ConfigError, DataError where a shard is not as its line says."""
+    if stats not in ("write", "check"):
+        raise ConfigError(f"--stats {stats} is not known; use write or check")
+    report = (write_stats if stats == "write" else check_stats)(folder, prefix)
+    print_report(report, describe_stats, as_json)
+    if bad := sum(len(one.get("wrong", ())) for one in report.values()):
+        raise DataError(f"{bad} shard(s) of {folder} are not as part_N_stats.csv says; download them again")
     return report
 
 

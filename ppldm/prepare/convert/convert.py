@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ...data.filelist import write_filelist
+from ...data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path, remove_path, write_json
 from ...utils.jobs import JobFolder, find_finished
@@ -47,11 +48,13 @@ def convert(
     name: str = "custom",  # names the filelists: OUT/NAME.filelist and OUT/NAME.filelist.list
     rows_per_part: int = 1000,  # rows of the input in one part file
     pack_folders: bool = False,  # fill parts with rows of several folders; else each folder makes parts of its own
+    layout: str = DEFAULT_LAYOUT,  # control: each row has a second image too, 0000.control.png (docs/controlnet.md)
     size: int = 0,  # shrink pictures whose short side is longer to it, in pixels; 0 leaves them as they are
     quality: int = 0,  # encode JPEG and WebP anew at this quality, 1 to 100; 0 leaves them as they are
     format: str = "",  # encode what is of another format as jpg, png or webp; default: leave it
     min_size: int = 0,  # skip pictures whose short side is shorter, in pixels
     normalise: bool = False,  # encode anew what is rotated by EXIF or transparent, for readers that ignore both
+    interpolation: str = "lanczos",  # filter by which --size shrinks: lanczos or bicubic
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     master: str = None,  # a Spark cluster, such as spark://host:7077, whose nodes share the folders; takes addresses
     redo: bool = False,  # make parts again that were made with other settings, or from another source
@@ -67,7 +70,7 @@ def convert(
     Stopped at any point, the same command goes on; finished parts whose input has not changed are kept, the others made
     again.
     """
-    treatment = Treatment(size, quality, format, min_size, normalise)
+    treatment = Treatment(size, quality, format, min_size, normalise, interpolation)
     addresses = [name for name in (folder, out) if is_address(name)]
     on_spark = bool(master) or is_submitted()
     if not on_spark and (remote := next(filter(is_remote, addresses), None)):
@@ -76,10 +79,10 @@ def convert(
         folder, out = path_of(folder, spark), path_of(out, spark)
         work = rows_per_part, treatment, num_workers
         if dry_run:
-            summary = plan_conversion(folder, out, *work, pack_folders, name, redo, master)
+            summary = plan_conversion(folder, out, *work, pack_folders, name, redo, master, layout)
             print_report(summary, _describe_plan, json)
         else:
-            summary = convert_source(folder, out, name, *work, master, pack_folders, redo)
+            summary = convert_source(folder, out, name, *work, master, pack_folders, redo, layout)
             advice = f"\ntrain with --file_list {out / name}.filelist.list"
             print_report(summary, lambda manifest: describe(manifest) + advice, json)
 
@@ -97,16 +100,18 @@ def convert_source(
     master: str | None = None,
     pack_folders: bool = False,
     redo: bool = False,
+    layout: str = DEFAULT_LAYOUT,
 ) -> dict:
     """Convert what the path `source` holds into the folder `out` and return the manifest.
 
-    A folder takes the conversion of one source, by one name, rows_per_part and treatment; with `redo`, of others too.
-    Raises ConfigError, OutputError, and DataError where more than half of the rows cannot be used.
+    A folder takes the conversion of one source, by one name, rows_per_part, treatment and layout; with `redo`, of
+    others too. Raises ConfigError, OutputError, and DataError where more than half of the rows cannot be used.
     """
     source, out = as_path(source), as_path(out)
-    job, settings, num_workers = _prepare(source, out, name, rows_per_part, treatment, num_workers, pack_folders)
+    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout
+    job, settings, num_workers = _prepare(source, out, *asked)
     job.check(settings, redo)
-    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master)
+    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout)
     earlier = (job.plan or settings).get("name", name)
 
     def clear() -> None:
@@ -119,18 +124,28 @@ def convert_source(
         manifest = merge_records(records, [task.source for task in tasks], name, rows_per_part)
         refuse_bad_source(manifest, source)
         write_filelist(out / f"{name}.filelist", [part["path"] for part in manifest["parts"]])
-        write_filelist(out / f"{name}.filelist.list", [f"{name}.filelist"])
+        line = f"{name}.filelist" if layout == DEFAULT_LAYOUT else f"{name}.filelist layout={layout}"
+        write_filelist(out / f"{name}.filelist.list", [line])
         write_json(out / "manifest.json", manifest)
     return manifest
 
 
 def check_conversion(
-    folder, out, name="custom", rows_per_part=1000, num_workers=0, pack_folders=False, redo=False, **options
+    folder,
+    out,
+    name="custom",
+    rows_per_part=1000,
+    num_workers=0,
+    pack_folders=False,
+    redo=False,
+    layout=DEFAULT_LAYOUT,
+    **options,
 ) -> None:
     """Find what `convert`, whose arguments these are, would refuse before it looks at the source. Raises PpldmError."""
     options.pop("master", None)
     treatment = Treatment(**options)
-    job, settings, _ = _prepare(Path(folder), Path(out), name, rows_per_part, treatment, num_workers, pack_folders)
+    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout
+    job, settings, _ = _prepare(Path(folder), Path(out), *asked)
     job.check(settings, redo)
 
 
@@ -144,12 +159,14 @@ def plan_conversion(
     name: str = "custom",
     redo: bool = False,
     master: str | None = None,
+    layout: str = DEFAULT_LAYOUT,
 ) -> dict:
     """How many rows and parts there are and how many parts are finished, without writing. Raises as the conversion."""
     source, out = as_path(source), as_path(out)
-    job, settings, num_workers = _prepare(source, out, name, rows_per_part, treatment, num_workers, pack_folders)
+    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout
+    job, settings, num_workers = _prepare(source, out, *asked)
     job.check(settings, redo)
-    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master)
+    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout)
     finished = sum(find_finished(task.record_path, task.key(), partial(is_whole, task)) is not None for task in tasks)
     return {"rows_in": sum(task.span.rows for task in tasks), "parts": len(tasks), "parts_finished": finished}
 
@@ -173,7 +190,7 @@ def describe(manifest: dict) -> str:
 
 
 def _prepare(
-    source, out, name: str, rows_per_part: int, treatment: Treatment, num_workers: int, pack_folders: bool
+    source, out, name: str, rows_per_part: int, treatment: Treatment, num_workers: int, pack_folders: bool, layout: str
 ) -> tuple[JobFolder, dict, int]:
     """The folder, the settings that it is claimed with, the number of processes. Raises ConfigError.
 
@@ -183,20 +200,30 @@ def _prepare(
         raise ConfigError(f"--name {name!r} cannot name a file; use a plain word such as 'custom'")
     if rows_per_part < 1:
         raise ConfigError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
+    if layout not in (DEFAULT_LAYOUT, CONTROL_LAYOUT):
+        raise ConfigError(f"--layout {layout} cannot be written; choose {DEFAULT_LAYOUT} or {CONTROL_LAYOUT}")
     is_local = not any(isinstance(path, AddressPath) for path in (source, out))
     settings = {"source": os.path.relpath(source, out) if is_local else str(source.absolute()), "name": name}
     settings |= {"rows_per_part": rows_per_part}
-    settings |= {option: value for option, value in vars(treatment).items() if value}
+    settings |= {option: value for option, value in treatment.settings().items() if value}
     settings |= {"pack_folders": True} if pack_folders else {}
+    settings |= {"layout": layout} if layout != DEFAULT_LAYOUT else {}
     if pack_folders and isinstance(source, AddressPath):
         raise ConfigError("--pack-folders packs folders of pictures, which are not read at an address; omit it")
     return JobFolder(out, ".convert", "conversion", "parts"), settings, check_workers(num_workers)
 
 
 def _make_tasks(
-    source, out, rows_per_part: int, treatment: Treatment, num_workers: int, pack_folders: bool, master: str | None
+    source,
+    out,
+    rows_per_part: int,
+    treatment: Treatment,
+    num_workers: int,
+    pack_folders: bool,
+    master: str | None,
+    layout: str,
 ) -> list[PartTask]:
-    units = find_units(source)
+    units = find_units(source, layout == CONTROL_LAYOUT)
     spans = {}
     on_spark = isinstance(source, AddressPath)  # which has a bar of its own
     with progress(total=len(units), desc="counting rows", unit="unit", delay=3, disable=on_spark) as bar:

@@ -31,7 +31,7 @@ def make_on_spark(tasks: Sequence[PartTask], master: str | None) -> Iterator[tup
         is_remote = isinstance(tasks[0].unit.path, AddressPath)
         groups = [list(group) for _, group in groupby(tasks, key=lambda task: task.unit if is_remote else task)]
         hadoop = Hadoop.of(spark).settings() if is_remote or isinstance(tasks[0].path, AddressPath) else None
-        for group, records in _run(spark, "convert", groups, partial(_make_parts, hadoop=hadoop)):
+        for group, records in run_tasks(spark, "convert", groups, partial(_make_parts, hadoop=hadoop)):
             yield from zip(group, records, strict=True)
 
 
@@ -39,11 +39,12 @@ def count_on_spark(units: Sequence[Unit], rows: int, master: str | None) -> Iter
     """(unit, its spans of at most that many rows) of units at an address."""
     with spark_session(master, DRIVER_MEMORY_GB) as spark:
         count = partial(_count_spans, rows=rows, hadoop=Hadoop.of(spark).settings())
-        yield from _run(spark, "counting rows", units, count)
+        yield from run_tasks(spark, "counting rows", units, count)
 
 
-def _run(spark, name: str, asked: Sequence, answer: Callable) -> Iterator[tuple]:
-    """(each of `asked`, what `answer` gives for it). answer: to (answer, error), a task of its own."""
+def run_tasks(spark, name: str, asked: Sequence, answer: Callable) -> Iterator[tuple]:
+    """(each of `asked`, what `answer` gives for it). answer: to (answer, error), a task of its own. Raises the first
+    error when all are done."""
     with following_tasks(spark, name, len(asked), num_stages=1):
         found = spark.sparkContext.parallelize(asked, len(asked)).map(answer).collect()
     for _, error in found:

@@ -5,7 +5,7 @@ few pictures each then make thousands of small parts. Packed, a part takes the n
 and each row says in its metadata, `folder`, which one it is from.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ class PackedUnit:
 
     path: Path
     pieces: tuple[tuple[str, Span], ...]
+    has_control: bool = False
 
     def spans(self, rows: int) -> list[Span]:
         """All of it, which has been cut to size."""
@@ -39,12 +40,12 @@ class PackedUnit:
         return [
             replace(piece, name=f"{name}/{piece.name}")
             for name, rows in self.pieces
-            for piece in FolderUnit(self.path / name).input_pieces(rows)
+            for piece in FolderUnit(self.path / name, self.has_control).input_pieces(rows)
         ]
 
     def read(self, span: Span) -> Iterator[SourceRow]:
         for name, piece in self.pieces:
-            for row in FolderUnit(self.path / name).read(piece):
+            for row in FolderUnit(self.path / name, self.has_control).read(piece):
                 yield row if name == "." else SourceRow(row.key, partial(_load_with_folder, row, name))
 
 
@@ -54,7 +55,7 @@ def _load_with_folder(source_row: SourceRow, folder: str) -> Row:
     return replace(row, meta=row.meta | {"folder": folder})
 
 
-def pack(cut: Iterable[tuple[Unit, Span]], root: Path, rows: int) -> list[tuple[Unit, Span]]:
+def pack(cut: Sequence[tuple[Unit, Span]], root: Path, rows: int) -> list[tuple[Unit, Span]]:
     """Units and their spans with those of folders, `root` or below it, joined to `rows` rows each; only the last before
     a unit of another kind, or of all, may have fewer. Order stays."""
     packed: list[tuple[Unit, Span]] = []
@@ -62,7 +63,7 @@ def pack(cut: Iterable[tuple[Unit, Span]], root: Path, rows: int) -> list[tuple[
 
     def flush() -> None:
         if pieces:
-            unit = PackedUnit(root, tuple(pieces))
+            unit = PackedUnit(root, tuple(pieces), cut[0][0].has_control)
             packed.extend((unit, span) for span in unit.spans(rows))
             pieces.clear()
 

@@ -12,7 +12,11 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from ...data.bad_rows import EXAMPLES_PER_REASON
+from ...data.control.cut import check_shape
+from ...data.formats.layouts import CONTROL_LAYOUT
 from ...data.formats.part import described_by, drop_indexes, index_path, write_part
 from ...data.formats.row import Row
 from ...data.images.decode import check_pixels, decode_pixels
@@ -61,7 +65,8 @@ class PartTask:
         """Settings, and the fingerprint of the input, which is the whole unit's at an address. It covers times of
         change, so it is kept out of the manifest."""
         place = {"version": _RECORD_VERSION, "unit": self.unit.path.name, "start": self.span.start}
-        settings = place | {"rows": self.span.rows} | vars(self.treatment)
+        settings = place | {"rows": self.span.rows} | self.treatment.settings()
+        settings |= {"layout": CONTROL_LAYOUT} if self.unit.has_control else {}
         unit = self.unit.path
         if isinstance(unit, AddressPath):
             return {"settings": as_json(settings), "input": fingerprint_at(unit.hadoop, [str(unit)])}
@@ -169,4 +174,13 @@ def _make_row(source_row: SourceRow, treatment: Treatment) -> Row:
         "width": width,
         "height": height,
     }
-    return Row(row.caption, image, original | said | known)
+    return Row(row.caption, image, original | said | known, control=_treat_control(row, pixels, treatment))
+
+
+def _treat_control(row: Row, pixels: np.ndarray, treatment: Treatment) -> bytes:
+    """The second image, as small as the first and in its own encoding; empty where there is none. Raises RowError."""
+    if not row.control:
+        return b""
+    second = decode_pixels(row.control)
+    check_shape(second.shape[:2], pixels.shape[:2])
+    return treat(row.control, second, Treatment(treatment.size, normalise=treatment.normalise))[0]

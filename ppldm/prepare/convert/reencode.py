@@ -9,6 +9,7 @@ from PIL import Image
 from ...data.images.decode import shows_otherwise
 from ...utils.errors import ConfigError, RowError
 
+FILTERS = {"lanczos": Image.Resampling.LANCZOS, "bicubic": Image.Resampling.BICUBIC}
 # Names of `--format`: what Pillow calls it, and the first bytes of its files.
 _FORMATS = {"jpg": ("JPEG", b"\xff\xd8\xff"), "png": ("PNG", b"\x89PNG"), "webp": ("WEBP", b"RIFF")}
 _DEFAULT_QUALITY = 95
@@ -18,13 +19,15 @@ _DEFAULT_QUALITY = 95
 class Treatment:
     """`size`: short sides above it become it, in pixels; 0: no limit. `quality`: 1 to 100 of JPEG and WebP, 0: not
     asked for. `format`: "jpg", "png", "webp", or "" for the picture's own. `min_size`: shorter sides are refused.
-    `normalise`: pictures are encoded anew that show something else where EXIF rotation and transparency are ignored."""
+    `normalise`: pictures are encoded anew that show something else where EXIF rotation and transparency are ignored.
+    `interpolation`: of FILTERS, by which they are shrunk."""
 
     size: int = 0
     quality: int = 0
     format: str = ""
     min_size: int = 0
     normalise: bool = False
+    interpolation: str = "lanczos"
 
     def __post_init__(self):
         if self.format and self.format not in _FORMATS:
@@ -33,6 +36,14 @@ class Treatment:
             raise ConfigError(f"--quality is {self.quality}; it must be 1 to 100, or 0 to leave pictures as they are")
         if self.size < 0 or self.min_size < 0:
             raise ConfigError(f"--size is {self.size}, --min-size {self.min_size}; they must be 0 or more")
+
+        if self.interpolation not in FILTERS:
+            raise ConfigError(f"--interpolation {self.interpolation} is not known; choose {', '.join(FILTERS)}")
+
+    def settings(self) -> dict:
+        """For the key of what is made by it: filters other than the usual one have a name there."""
+        usual = {"interpolation"} if self.interpolation == "lanczos" else set()
+        return {name: value for name, value in vars(self).items() if name not in usual}
 
     @property
     def may_change_pixels(self) -> bool:
@@ -44,7 +55,7 @@ def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes
     """(encoded picture, width, height), the bytes themselves where nothing is asked for that they are not already.
 
     pixels: uint8 [height, width, 3], or 1 channel where none may change, what `image` shows: turned as its EXIF data
-    says, transparency on white. They are made smaller by Lanczos' filter, so that the short side is `size`, never
+    says, transparency on white. They are made smaller by a filter, so that the short side is `size`, never
     larger, and never padded. Raises RowError "too_small".
     """
     height, width, _ = pixels.shape
@@ -59,7 +70,7 @@ def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes
     picture = Image.fromarray(pixels)
     if shrinks:
         scale = treatment.size / min(width, height)
-        picture = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
+        picture = picture.resize((round(width * scale), round(height * scale)), FILTERS[treatment.interpolation])
     file = io.BytesIO()
     options = {} if name == "png" else {"quality": treatment.quality or _DEFAULT_QUALITY}
     picture.save(file, _FORMATS[name][0], **options)

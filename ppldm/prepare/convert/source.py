@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ...data.formats.folder_names import split_name
@@ -27,8 +28,8 @@ _FILE_KINDS = {
 _NAMING_KINDS = (".csv", ".jsonl", ".ndjson")
 
 
-def find_units(path) -> list[Unit]:
-    """What a path holds, by its content, units sorted by the numbers in their names.
+def find_units(path, has_control: bool = False) -> list[Unit]:
+    """What a path holds, by its content, units sorted by the numbers in their names. has_control: as units have it.
 
     A file: a tar, a parquet file, a shard of MDS, a CSV file, JSON lines. A folder: with pictures, one unit; with
     metadata.jsonl or metadata.csv, the table of a Hugging Face imagefolder; with tars, these (img2dataset writes
@@ -41,8 +42,9 @@ def find_units(path) -> list[Unit]:
     if isinstance(path, Path) and path.is_file():
         if _suffix(path.name) not in _FILE_KINDS:
             raise ConfigError(f"{path} is not a known source; name a folder, or a file {', '.join(_FILE_KINDS)}")
-        return [_unit_of_file(path)]
+        return [_unit_of_file(path, has_control)]
     units = list(_units_of_folder(path)) if isinstance(path, Path) else _units_at(path)
+    units = [replace(unit, has_control=has_control) for unit in units]
     if not units:
         raise DataError(
             f"no images in {path}; it should hold files {', '.join(IMAGE_SUFFIXES)}, each with a caption in a .txt of "
@@ -98,5 +100,5 @@ def _suffix(name: str) -> str:
     return f".{split_name(unpacked_name(name))[1]}"
 
 
-def _unit_of_file(path: Path) -> Unit:
-    return _FILE_KINDS[_suffix(path.name)](path)
+def _unit_of_file(path: Path, has_control: bool = False) -> Unit:
+    return _FILE_KINDS[_suffix(path.name)](path, has_control)

@@ -3,7 +3,7 @@
 A unit says into which spans its rows fall (of a given number of rows, the last may have fewer), names the files or
 bytes that a span is made from, and reads the rows of a span one by one, so that memory does not grow with the source.
 Every row that a unit knows of comes out, the incomplete ones too: `load` says by a named `RowError` why a row cannot be
-used, so that the converter can count it.
+used, so that the converter can count it. With `has_control`, every row must have a second image (`formats.layouts`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,12 +19,13 @@ import numpy as np
 from ...data.formats.csv_table import IMAGE_COLUMNS, find_image, make_row, parse_record, read_records, read_table
 from ...data.formats.folder import list_samples, read_sample
 from ...data.formats.folder_names import split_name
+from ...data.formats.layouts import CONTROL_COLUMNS
 from ...data.formats.mds.packed import is_packed, open_samples
 from ...data.formats.mds.shard import MdsLayout
 from ...data.formats.parquet.table import open_table, split_record
 from ...data.formats.parquet.table import read_records as read_parquet_records
 from ...data.formats.row import Row
-from ...data.formats.sample_files import SUFFIXES, assemble_row, decode_meta
+from ...data.formats.sample_files import ALL_SUFFIXES, assemble_row, decode_meta
 from ...data.formats.tar import read_samples, scan_samples
 from ...utils.errors import PartError, RowError
 from ...utils.jobs import Piece
@@ -57,6 +58,7 @@ class Unit(Protocol):
     """Rows that are read together. It can be pickled: a worker process, or a Spark executor, reads its spans."""
 
     path: Path
+    has_control: bool
 
     def spans(self, rows: int) -> list[Span]:
         """Spans of at most that many rows, in order. Raises DataError where the unit cannot be read at all."""
@@ -73,20 +75,24 @@ class FolderUnit:
     """A folder of pictures with captions, one base name a row."""
 
     path: Path
+    has_control: bool = False
 
     def spans(self, rows: int) -> list[Span]:
-        return _cut_rows(len(list_samples(self.path)), rows)
+        return _cut_rows(len(list_samples(self.path, self.has_control)), rows)
 
     def input_pieces(self, span: Span) -> list[Piece]:
-        files = (sorted(names, key=lambda name: SUFFIXES.index(split_name(name)[1])) for names in self._samples(span))
-        return [Piece(self.path / name, name) for names in files for name in names]
+        def place(name: str) -> int:
+            return ALL_SUFFIXES.index(split_name(name, self.has_control)[1])
+
+        return [Piece(self.path / name, name) for names in self._samples(span) for name in sorted(names, key=place)]
 
     def read(self, span: Span) -> Iterator[SourceRow]:
         for names in self._samples(span):
-            yield SourceRow(split_name(names[0])[0], partial(read_sample, self.path, names, self.path.name))
+            key = split_name(names[0], self.has_control)[0]
+            yield SourceRow(key, partial(read_sample, self.path, names, self.path.name, self.has_control))
 
     def _samples(self, span: Span) -> Iterator[list[str]]:
-        samples = list_samples(self.path)
+        samples = list_samples(self.path, self.has_control)
         return (samples[number] for number in range(span.start, min(span.stop, len(samples))))
 
 
@@ -95,6 +101,7 @@ class TarUnit:
     """A tar of samples. Where it is damaged, the samples before are rows, and the rest is one bad row, "tar"."""
 
     path: Path
+    has_control: bool = False
 
     def spans(self, rows: int) -> list[Span]:
         return _cut(self._places(), rows)
@@ -110,7 +117,8 @@ class TarUnit:
                 with closing(read_samples(file, self.path)) as samples:
                     for key, files in islice(samples, span.rows):
                         left -= 1
-                        yield SourceRow(key, partial(assemble_row, Path(key).name, [*files.items()], self.path.name))
+                        own = Path(key).name, [*files.items()], self.path.name, None, self.has_control
+                        yield SourceRow(key, partial(assemble_row, *own))
             except PartError as error:
                 problem = str(error).replace(str(self.path), self.path.name)
         for _ in range(left):
@@ -131,23 +139,24 @@ class ParquetUnit:
     """A table with the bytes of a picture and a caption in each row, as `parquet.table` names columns."""
 
     path: Path
+    has_control: bool = False
 
     def spans(self, rows: int) -> list[Span]:
-        with open_table(self.path) as (table, _, _):
+        with open_table(self.path, self.has_control) as (table, *_):
             return _cut_rows(table.metadata.num_rows, rows)
 
     def input_pieces(self, span: Span) -> list[Piece]:
-        with open_table(self.path) as (table, image, caption):
+        with open_table(self.path) as (table, image, caption, _):
             start, stop = _find_bytes(table.metadata, span)
             # What the columns are called and hold stands elsewhere in the file.
             columns = str([image, caption, *((field.name, str(field.type)) for field in table.schema_arrow)])
         return [Piece(self.path, f"{self.path.name} {columns}", start, stop)]
 
     def read(self, span: Span) -> Iterator[SourceRow]:
-        with open_table(self.path) as (table, image, caption):
+        with open_table(self.path, self.has_control) as (table, *columns):
             for number, values in enumerate(read_parquet_records(table, span.start, span.stop), start=span.start):
                 key = str((values or {}).get("key") or f"{number:0{KEY_DIGITS}}")
-                yield SourceRow(key, partial(_load_record, key, values, image, caption))
+                yield SourceRow(key, partial(_load_record, key, values, *columns))
 
 
 @dataclass(frozen=True)
@@ -155,9 +164,10 @@ class MdsUnit:
     """A shard of MosaicML streaming, with an encoded picture and a caption in each row."""
 
     path: Path
+    has_control: bool = False
 
     def spans(self, rows: int) -> list[Span]:
-        layout = MdsLayout(self.path)
+        layout = MdsLayout(self.path, self.has_control)
         if layout.image is None:
             raise PartError(f"{self.path} holds latents and no pictures; train on it by latents=cached")
         starts = layout.starts.tolist()
@@ -170,7 +180,7 @@ class MdsUnit:
         return [Piece(self.path, f"{self.path.name} {columns}", *place)]
 
     def read(self, span: Span) -> Iterator[SourceRow]:
-        layout = MdsLayout(self.path)
+        layout = MdsLayout(self.path, self.has_control)
         first = int(np.searchsorted(layout.starts, span.start))
         with open_samples(self.path) as file:
             file.seek(span.start)
@@ -187,6 +197,7 @@ class _TableUnit:
     values, or the error, of each of a span."""
 
     path: Path
+    has_control: bool
 
     def spans(self, rows: int) -> list[Span]:
         return _cut(self._places(), rows)
@@ -194,7 +205,8 @@ class _TableUnit:
     def input_pieces(self, span: Span) -> list[Piece]:
         with open(self.path, "rb") as file:
             head = len(file.readline())
-            images = [self._image(values) for _, values in self._records(file, span)]
+            kinds = (_IMAGE_COLUMNS, CONTROL_COLUMNS) if self.has_control else (_IMAGE_COLUMNS,)
+            images = [self._image(values, kind) for _, values in self._records(file, span) for kind in kinds]
         table = [Piece(self.path, self.path.name, 0, head), Piece(self.path, self.path.name, span.start, span.stop)]
         return table + [Piece(image, image.name) for image in images if image]
 
@@ -204,13 +216,14 @@ class _TableUnit:
                 if isinstance(values, RowError):
                     yield SourceRow(place, partial(_fail, values))
                     continue
-                image = self._image(values)
+                image = self._image(values, _IMAGE_COLUMNS)
                 key = str(values.get("key") or (image.stem if image else place))
                 where = f"{self.path.name}, {place}"
-                yield SourceRow(key, partial(make_row, values, self.path.parent, where, _IMAGE_COLUMNS))
+                own = values, self.path.parent, where, _IMAGE_COLUMNS, self.has_control
+                yield SourceRow(key, partial(make_row, *own))
 
-    def _image(self, values: dict | RowError) -> Path | None:
-        name = None if isinstance(values, RowError) else find_image(values, _IMAGE_COLUMNS)
+    def _image(self, values: dict | RowError, names: tuple[str, ...]) -> Path | None:
+        name = None if isinstance(values, RowError) else find_image(values, names)
         return self.path.parent / name if name else None
 
 
@@ -219,10 +232,12 @@ class CsvUnit(_TableUnit):
     """A CSV file, quoted as RFC 4180 says, whose first line names the columns; `part_1.csv` of `ppldm annotate`."""
 
     path: Path
+    has_control: bool = False
 
     def _places(self) -> Iterator[tuple[int, int]]:
         with open(self.path, "rb") as file:
-            yield from ((start, start + length) for start, length, _ in read_table(file, self.path)[1])
+            records = read_table(file, self.path, self.has_control)[1]
+            yield from ((start, start + length) for start, length, _ in records)
 
     def _records(self, file, span: Span) -> Iterator[tuple[str, dict | RowError]]:
         file.seek(0)
@@ -238,6 +253,7 @@ class JsonLinesUnit(_TableUnit):
     """A JSON object a line, as `metadata.jsonl` of an imagefolder: `{"file_name": "0001.png", "text": "a dog"}`."""
 
     path: Path
+    has_control: bool = False
 
     def _places(self) -> Iterator[tuple[int, int]]:
         with open(self.path, "rb") as file:
@@ -273,20 +289,25 @@ def _cut(places: Iterable[tuple[int, int]], rows: int) -> list[Span]:
     return [*spans, Span(starts[0], end, len(starts))] if starts else spans
 
 
-def _load_record(key: str, values: dict | None, image_column: str, caption_column: str) -> Row:
-    """Raises RowError "encoding", "no_image", "empty_caption", and NOT_DOWNLOADED where the table says so."""
+def _load_record(
+    key: str, values: dict | None, image_column: str, caption_column: str, control_column: str | None
+) -> Row:
+    """Raises RowError "encoding", "no_image", "no_control", "empty_caption", and NOT_DOWNLOADED where the table says
+    so."""
     if values is None:
         raise RowError("encoding", f"row {key} has text that is not UTF-8")
-    caption, image, meta = split_record(values, image_column, caption_column)
+    caption, image, control, meta = split_record(values, image_column, caption_column, control_column)
     if not image:
         status = values.get("status")
         if status not in (None, "success"):
             why = str(values.get("error_message") or status)[:100]
             raise RowError(NOT_DOWNLOADED, f"row {key} was not downloaded ({why})")
         raise RowError("no_image", f"row {key} has no image in column {image_column!r}")
+    if control_column and not control:
+        raise RowError("no_control", f"row {key} has no second image in column {control_column!r}")
     if not caption:
         raise RowError("empty_caption", f"row {key} has no text in column {caption_column!r}")
-    return Row(caption, image, meta)
+    return Row(caption, image, meta, control=control or b"")
 
 
 def _find_bytes(metadata, span: Span) -> tuple[int, int]:

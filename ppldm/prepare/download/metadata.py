@@ -10,6 +10,8 @@ from pathlib import Path
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import local_path
 from ...utils.processes.workers import map_in_threads
+from ...utils.store.client import is_address
+from ...utils.store.inputs import input_path
 from ..filter.columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
 
 
@@ -55,7 +57,7 @@ def read_tables(inputs: Sequence[str]) -> Tables:
     A column may have another name in each file (`columns`). Raises ConfigError for what is missing, empty or named
     twice, or files of different columns; DataError for one that is not a parquet file.
     """
-    paths = [path for name in inputs for path in _list_files(local_path(name))]
+    paths = [path for name in inputs for path in _list_files(input_path(name))]
     doubles = {path for path in paths if paths.count(path) > 1} if len(set(paths)) < len(paths) else set()
     if doubles:
         raise ConfigError(f"--input names {min(doubles)} twice; name it once")
@@ -67,7 +69,7 @@ def read_tables(inputs: Sequence[str]) -> Tables:
                 if name.lower() != meant.lower():
                     spellings[meant].add(name)
     check_names((name for name, _ in first.schema), first.path)
-    names = tuple(os.path.abspath(local_path(name)) for name in inputs)
+    names = tuple(name if is_address(name) else os.path.abspath(local_path(name)) for name in inputs)
     columns = Columns({name: _kind(type_name) for name, type_name in first.schema})
     return Tables(files, columns, names, {name: frozenset(others) for name, others in spellings.items()})
 

@@ -190,8 +190,8 @@ def sample_urls(part: MetadataPart, url_column: str, num_urls: int) -> list[str]
 
 
 def _find_column(names: Sequence[str], path: Path, named: str, published: str, flag: str) -> str:
-    """The column that a flag names, else the one that is known to be `published`'s."""
-    found = (named if named in names else None) if named else Columns(dict.fromkeys(names, "")).find(published)
+    """The column that a flag names, also where a filter has renamed it, else that known to be `published`'s."""
+    found = Columns(dict.fromkeys(names, "")).find(named or published)
     if found is None:
         raise ConfigError(
             f"{path} has no column {named or published}; it has {', '.join(names)}: name the one to take with {flag}"

@@ -30,6 +30,7 @@ from . import spark_engine as filter_spark
 from .conditions import BOUNDS, make_conditions, merge_bounds
 from .plan import Plan
 from .sql import number_sql
+from .withdrawn import find_withdrawn
 
 DEDUP_COLUMNS = ("url", "hash")
 MIN_MEMORY_GB = 0.5
@@ -99,6 +100,8 @@ def filter(
         elif not output:
             raise ConfigError("--output is missing; name a new folder for the filtered tables")
         else:
+            if warning := find_withdrawn(plan.tables.paths, plan.tables.columns.kinds):
+                get_logger().warning("%s", warning)
             manifest = filter_tables(plan, _place_of(output, spark), engine, memory_gb, master, redo)
     print_report(manifest, describe, json)
 
@@ -157,7 +160,7 @@ def make_plan(
     if "language" in bounds and columns.find("language") is None:
         get_logger().warning("no LANGUAGE column: all rows are taken to be of language %r", bounds["language"])
         bounds = {name: bound for name, bound in bounds.items() if name != "language"}
-    for name in ("URL", "TEXT"):
+    for name in ("URL", "TEXT") if seed is not None else ():  # by which rows are shuffled
         columns.need(name)
     plan = Plan(
         tables,

@@ -2,7 +2,8 @@
 
 One pass counts what is dropped and writes what is kept: the counts are observed beneath the shuffle. Each task writes
 one part and commits it at once, by Hadoop's second algorithm, so that a killed run leaves whole parts in the staging
-folder; the next one sorts and writes the rows of the other parts only.
+folder; the next one sorts and writes the rows of the other parts only. One that was killed when all were written, while
+they got their names, has nothing to write or count again.
 """
 
 import io
@@ -20,7 +21,7 @@ from .sql import FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
 
 _TABLES, _ROWS, _KEPT = "ppldm_tables", "ppldm_rows", "ppldm_kept"
 _CODE, _PLACE = "ppldm_code", "ppldm_place"
-_STAGING = ".spark"
+_STAGING, _COUNTS = ".spark", ".counts.json"
 
 dialect = SPARK
 
@@ -31,18 +32,21 @@ def filter_tables(plan: Plan, folder: str, memory_gb: float, master: str | None 
 
     Raises EnvironmentProblem, DataError.
     """
-    staging = f"{folder}/{_STAGING}"
+    staging, counts_address = f"{folder}/{_STAGING}", f"{folder}/{_COUNTS}"
     with spark_session(master, memory_gb) as spark:
         hadoop = Hadoop.of(spark)
-        missing = _find_missing(hadoop, staging, plan.num_parts)
-        counts = _write_missing(spark, plan, staging, missing) if missing else None
+        counts = hadoop.read_json(counts_address)
+        if missing := _find_missing(hadoop, staging, folder, plan.num_parts):
+            counts = _write_missing(spark, plan, staging, missing)
         if counts is None or sum(counts.values()) != plan.tables.rows:
-            # Nothing was written by this run, or Spark had to do some tasks twice.
+            # Another run has written, or Spark had to do some tasks twice.
             _read_files(spark, plan.tables).createOrReplaceTempView(_TABLES)
             with following_tasks(spark, "counting", 1):
                 counts = {row.code: row.n for row in spark.sql(plan.count_query(_TABLES, SPARK)).collect()}
+        hadoop.write_json(counts_address, counts)
         _collect_parts(hadoop, staging, folder, plan.num_parts)
-    return counts
+        hadoop.delete(counts_address)
+    return {int(code): rows for code, rows in counts.items()}
 
 
 def run_query(tables: Tables, query, memory_gb: float, master: str | None = None) -> list[tuple]:
@@ -123,14 +127,24 @@ def _written(hadoop: Hadoop, staging: str, part: int) -> list[str]:
     return [entry.address for entry in found if entry.name.endswith(".parquet") and not entry.name.startswith(".")]
 
 
-def _find_missing(hadoop: Hadoop, staging: str, num_parts: int) -> list[int]:
-    """The parts that are to be written; what an interrupted run left of them is removed."""
+def _part_address(folder: str, part: int) -> str:
+    return f"{folder}/part_{part + 1}.parquet"
+
+
+def _find_missing(hadoop: Hadoop, staging: str, folder: str, num_parts: int) -> list[int]:
+    """The parts that are to be written; what an interrupted run left of them is removed. Where one came to its end,
+    parts of which there is nothing have no rows."""
     hadoop.delete(f"{staging}/_temporary")
-    missing = []
+    all_written, missing = hadoop.exists(f"{staging}/_SUCCESS"), []
     for part in range(num_parts):
-        if len(_written(hadoop, staging, part)) != 1:
+        if hadoop.exists(_part_address(folder, part)):
+            continue
+        files = len(_written(hadoop, staging, part))
+        if files > 1 or not (files or all_written):
             hadoop.delete(f"{staging}/{PART}={part}")
             missing.append(part)
+    if missing:
+        hadoop.delete(f"{staging}/_SUCCESS")
     return missing
 
 
@@ -139,23 +153,24 @@ def _collect_parts(hadoop: Hadoop, staging: str, folder: str, num_parts: int) ->
 
     Raises DataError where Spark wrote into a folder that is not the one seen here, or a part in several files.
     """
-    if not hadoop.exists(f"{staging}/_SUCCESS"):
+    left = [part for part in range(num_parts) if not hadoop.exists(_part_address(folder, part))]
+    if left and not hadoop.exists(f"{staging}/_SUCCESS"):
         raise DataError(
             f"Spark wrote nothing that is seen in {staging}; --output must be a folder that all nodes share"
         )
     written = {}
-    for part in range(num_parts):
+    for part in left:
         files = _written(hadoop, staging, part)
         if len(files) > 1:
             raise DataError(f"Spark wrote part {part + 1} in {len(files)} files; run the same command again")
         if files:
             written[part] = files[0]
-    if written and len(written) < num_parts:
+    if written and len(written) < len(left):  # before the first is renamed, so that there is one to be like
         empty = _empty_like(hadoop, written)
-        for part in set(range(num_parts)) - set(written):
-            hadoop.write_bytes(f"{folder}/part_{part + 1}.parquet", empty)
+        for part in set(left) - set(written):
+            hadoop.write_bytes(_part_address(folder, part), empty)
     for part, address in written.items():
-        hadoop.rename(address, f"{folder}/part_{part + 1}.parquet")
+        hadoop.rename(address, _part_address(folder, part))
     hadoop.delete(staging)
 
 

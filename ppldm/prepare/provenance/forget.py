@@ -6,15 +6,17 @@ the folder brings it back. Stopped at any point, the same command goes on.
 
 The rows that were there are all reported, whatever the interruptions: OUT/.forget.json, the journal, names them before
 the first part is rewritten and is removed after the report has been given. A command with other entries carries out an
-interrupted one as well, and reports the rows of both.
+interrupted one as well, and reports the rows of both. What runs have seen of the rows is in the journal too, as it can
+be told from the parts as they were alone.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from json import JSONDecodeError, loads
 from pathlib import Path
+from typing import Annotated
 
 from ...data.filelist import write_filelist
 from ...data.formats.part import Part, drop_indexes, index_path, write_lines
@@ -46,18 +48,20 @@ def forget(
     domain: str = None,  # text file of domains, one a line; example.com covers www.example.com
     key: str = None,  # text file of keys, one a line; part_1/000010002 where several parts have a row 000010002
     entries: str = None,  # text file of JSON lines, {"url": "..."}, {"domain": "..."} or {"key": "..."}, for any text
+    runs: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # --output_dir of runs: which checkpoints have seen them
     num_workers: int = 0,  # processes; 0 means one per core
     dry_run: bool = False,  # say which rows are there and change nothing
     json: bool = False,  # print the report as JSON
 ):
     """Take the rows of URLs, domains or keys out of converted parts, for good.
 
-    Prints which of the entries were there, and in which rows. The pictures that the parts were made from, and copies of
+    Prints which of the entries were there, and in which rows; and of runs, which checkpoints have never seen these rows
+    and from which one to train again. The pictures that the parts were made from, and copies of
     the parts elsewhere, are not touched.
     """
     wanted = read_entries(url, domain, key, entries)
     tell = partial(print_report, describe=describe, as_json=json)
-    forget_rows(local_path(data), wanted, check_workers(num_workers), dry_run, tell)
+    forget_rows(local_path(data), wanted, check_workers(num_workers), dry_run, tell, runs or ())
 
 
 def forget_rows(
@@ -66,31 +70,40 @@ def forget_rows(
     num_workers: int = 1,
     dry_run: bool = False,
     tell: Callable[[dict], None] = lambda report: None,
+    runs: Sequence[str] = (),
 ) -> dict:
     """Take rows out and return {rows_found, removed, entries: {entry: rows}, not_found: [entry], rows: [{part, row,
-    key, url, entries}]}, which `tell` is given before the journal of it goes.
+    key, url, entries}], runs: [`Past.start_again`]}, which `tell` is given before the journal of it goes.
 
-    Row numbers are those before. Raises ConfigError, DataError, OutputError.
+    Row numbers are those before. Raises ConfigError, DataError, OutputError, and CheckpointError, with nothing changed,
+    for a run of which it cannot be told what it has seen.
     """
     manifest = read_manifest(data)
     if dry_run:
-        report = _make_report(wanted, _list_rows(_find(data, manifest, wanted, num_workers)), removed=False)
+        rows = _list_rows(_find(data, manifest, wanted, num_workers))
+        report = _make_report(wanted, rows, look_up(data, rows, runs), removed=False)
         tell(report)
         return report
     with closing(lock_folder(data)):
         manifest = read_manifest(data)  # again: another process may have held the folder
-        earlier, earlier_rows = _read_journal(data)
+        earlier, earlier_rows, seen = _read_journal(data)
+        if runs and earlier.entries and not _is_repeated(wanted, runs, earlier, seen):
+            raise ConfigError(
+                f"an interrupted `ppldm forget` has changed {data}, so that what --runs have seen is not known any "
+                "more; give that command again as it was, or omit --runs"
+            )
         wanted |= earlier
         found = _find(data, manifest, wanted, num_workers)
         _refuse_ambiguous_keys(manifest, wanted, found)
+        seen = seen or look_up(data, _list_rows(found), runs)
         write_forgotten(data, read_forgotten(data) | wanted)
         rows = _merge_rows(earlier_rows, _list_rows(found))
-        _write_journal(data, wanted, rows)
+        _write_journal(data, wanted, rows, seen)
         for path in [part["path"] for part in manifest["parts"]]:
             _update_part(data, manifest, path, set(found.get(path, ())))
         if manifest["parts"]:
             _update_filelists(data, manifest)
-        report = _make_report(wanted, rows, removed=True)
+        report = _make_report(wanted, rows, seen, removed=True)
         tell(report)
         if not manifest["parts"]:
             raise DataError(f"no row of {data} is left; delete the folder")
@@ -104,7 +117,33 @@ def describe(report: dict) -> str:
     lines = [f"{report['rows_found']} row(s) {done}"]
     lines += [f"  {one_line(entry)}: {count}" for entry, count in report["entries"].items()]
     lines += [f"  {one_line(entry)}: not there" for entry in report["not_found"]]
+    if report["runs"]:
+        from ...training.past import describe_past
+
+        lines += [line for run in report["runs"] for line in describe_past(run)]
     return "\n".join(lines)
+
+
+def look_up(data: Path, rows: list[dict], runs: Sequence[str]) -> list[dict]:
+    """Which checkpoints of each run have seen none of the rows (`Past.start_again`). Raises CheckpointError."""
+    if not runs:
+        return []
+    from ...training.past import opened_past
+
+    data, of_parts, reports = data.resolve(), {}, []
+    for row in rows:
+        of_parts.setdefault(row["part"], []).append(row["row"])
+    for run in runs:
+        with opened_past(run) as past:
+            numbers = [one for part, own in of_parts.items() for one in past.rows_of(data / part, own)]
+            reports.append(past.start_again(numbers))
+    return reports
+
+
+def _is_repeated(wanted: Forgotten, runs: Sequence[str], earlier: Forgotten, seen: list[dict]) -> bool:
+    """Whether a command is the interrupted one, or asks for no more than it did."""
+    folders = {str(local_path(run).resolve()) for run in runs}
+    return wanted | earlier == earlier and folders <= {run["run"] for run in seen}
 
 
 def _find(data: Path, manifest: dict, wanted: Forgotten, num_workers: int) -> dict[str, dict]:
@@ -142,7 +181,7 @@ def _merge_rows(earlier: list[dict], now: list[dict]) -> list[dict]:
     return sorted(rows.values(), key=lambda row: (row["part"], row["row"]))
 
 
-def _make_report(wanted: Forgotten, rows: list[dict], removed: bool) -> dict:
+def _make_report(wanted: Forgotten, rows: list[dict], seen: list[dict], removed: bool) -> dict:
     counts = Counter(entry for row in rows for entry in row["entries"])
     return {
         "rows_found": len(rows),
@@ -150,28 +189,31 @@ def _make_report(wanted: Forgotten, rows: list[dict], removed: bool) -> dict:
         "entries": {entry: counts[entry] for entry in wanted.entries if counts[entry]},
         "not_found": [entry for entry in wanted.entries if not counts[entry]],
         "rows": sorted(rows, key=lambda row: (row["part"], row["row"])),
+        "runs": seen,
     }
 
 
-def _read_journal(data: Path) -> tuple[Forgotten, list[dict]]:
-    """The entries of an interrupted run and the rows that it had found. Raises OutputError where it is damaged."""
+def _read_journal(data: Path) -> tuple[Forgotten, list[dict], list[dict]]:
+    """The entries of an interrupted run, the rows that it had found and what `look_up` gave. Raises
+    OutputError where it is damaged."""
     path = data / _JOURNAL
     try:
         journal = loads(path.read_text(encoding="utf-8"))
         entries, rows = parse_forgotten(journal["entries"]), list(journal["rows"])
+        seen = list(journal.get("runs", ()))
     except FileNotFoundError:
-        return Forgotten(), []
+        return Forgotten(), [], []
     except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise OutputError(
             f"{path} is damaged ({error}), the journal of an interrupted `ppldm forget`; delete it, and the rows that "
             "were taken out before will not be reported"
         ) from error
     get_logger().info("an interrupted `ppldm forget` of %d entries is finished and reported too", len(entries.entries))
-    return entries, rows
+    return entries, rows, seen
 
 
-def _write_journal(data: Path, wanted: Forgotten, rows: list[dict]) -> None:
-    write_json(data / _JOURNAL, {"entries": list_forgotten(wanted), "rows": rows})
+def _write_journal(data: Path, wanted: Forgotten, rows: list[dict], seen: list[dict]) -> None:
+    write_json(data / _JOURNAL, {"entries": list_forgotten(wanted), "rows": rows, "runs": seen})
 
 
 def _update_part(data: Path, manifest: dict, path: str, rows: set[int]) -> None:

@@ -1,4 +1,5 @@
-"""`ppldm lineage`: from the key of a row back to its URL, its source and its row of LAION's metadata."""
+"""`ppldm lineage`: from the key of a row back to its URL, its source and its row of LAION's metadata; and on to the
+updates of runs that read it."""
 
 from json import dumps
 from pathlib import Path
@@ -18,19 +19,32 @@ from .forgotten import Forgotten
 
 
 def lineage(
-    data: str,  # folder that `ppldm convert` has written
+    data: Annotated[str, {"opt": False, "nargs": "?"}] = None,  # folder that `ppldm convert` has written
     key: Annotated[
-        str, {"opt": True, "required": True, "nargs": "+"}
-    ],  # keys of rows, as in their metadata; part_1/KEY is that of one folder
+        str, {"opt": True, "nargs": "+"}
+    ] = None,  # keys of rows, as in their metadata; part_1/KEY is that of one folder
+    row: int = None,  # in place of folder and key: the number of a row in --runs, as `ppldm replay` prints it
     metadata: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # parquet files, or folders of them, to look in
+    runs: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # --output_dir of runs: which updates read the rows
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print JSON
 ):
-    """Say where rows come from: part, source, URL, and their rows of the metadata tables.
+    """Say where rows come from: part, source, URL, and their rows of the metadata tables; and which updates read them.
 
-    `key` is in the metadata column of each row; `ppldm head --json` and `ppldm show` print it.
+    `key` is in the metadata column of each row; `ppldm head --json` and `ppldm show` print it. What runs have read is
+    computed from their folders and data.
     """
-    found = trace_rows(local_path(data), key, metadata, check_workers(num_workers))
+    if row is not None:
+        if data or key or metadata or not runs:
+            raise ConfigError("--row is a row's number in runs; name these by --runs, and neither a folder nor --key")
+        print_report(trace_number(row, runs), _describe_number, json)
+        return
+    if not (data and key):
+        raise ConfigError("name a folder of `ppldm convert` and rows in it by --key, or --runs and a --row of theirs")
+    folder = local_path(data).resolve()
+    found = trace_rows(folder, key, metadata, check_workers(num_workers))
+    if runs:
+        add_runs(folder, found, runs)
     print_report(found, describe, json)
 
 
@@ -53,6 +67,35 @@ def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, n
     return traced
 
 
+def add_runs(data: Path, found: list[dict], runs: list[str]) -> None:
+    """To each row of `trace_rows`, as `runs`, when each run read it (`Past.see`). Raises CheckpointError."""
+    from ...training.past import opened_past
+
+    for row in found:
+        row["runs"] = []
+    for run in runs:
+        with opened_past(run) as past:
+            for row in found:
+                row["runs"].append(past.see(past.rows_of(data / row["part"], [row["row"]])))
+
+
+def trace_number(row: int, runs: list[str]) -> list[dict]:
+    """When each run read its row of this number (`Past.see`). Raises CheckpointError, ConfigError."""
+    from ...training.past import opened_past
+
+    reports = []
+    for run in runs:
+        with opened_past(run) as past:
+            reports.append(past.see([row]))
+    return reports
+
+
+def _describe_number(reports: list[dict]) -> str:
+    from ...training.past import describe_past
+
+    return "\n".join(line for report in reports for line in describe_past(report))
+
+
 def describe(found: list[dict]) -> str:
     """The rows as text."""
     lines = []
@@ -62,6 +105,7 @@ def describe(found: list[dict]) -> str:
         for table in row["tables"]:
             values = dumps(table["values"], ensure_ascii=False, default=str)
             lines.append(f"  {table['file']} row {table['row']}: {values}")
+        lines += [f"  {line}" for line in _describe_number(row.get("runs", [])).splitlines()]
     return "\n".join(lines)
 
 

@@ -109,19 +109,19 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
     checkpoint. Raises CheckpointError, ConfigError, ModelError."""
     from ... import __version__
     from ...config.write import RECIPE_FILE
+    from ...families.base import saved_recipe
     from ...inference.export import refuse_to_overwrite
     from ...networks.ema import ExponentialMovingAverage, PowerDecay
-    from ...utils.files import local_path, read_json, write_text
+    from ...utils.files import in_working_folder, local_path, read_json, write_text
     from ...weights.folders import CHECKPOINT_WEIGHTS
     from ...weights.formats.files import read_arrays
     from ..checkpoint.checkpoint import newest_checkpoint, read_manifest
-    from ..run_folder import in_working_folder
 
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise CheckpointError(f"{folder} has no checkpoint, of which the rest of the model is taken; restore one")
     manifest = read_manifest(checkpoint)
-    recipe, family = _read_recipe(checkpoint / RECIPE_FILE)
+    recipe, family = saved_recipe(checkpoint / RECIPE_FILE)
     name = f"{family.export_folder}-std{report['std']:g}-step{report['step']}"
     target = local_path(out).resolve() if out else folder / name
     refuse_to_overwrite(checkpoint, target)
@@ -144,17 +144,6 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
     family.export(model, recipe.model, None, target, average, metadata)
     write_text(target / RECIPE_FILE, (checkpoint / RECIPE_FILE).read_text(encoding="utf-8"))
     return target
-
-
-def _read_recipe(path: Path):
-    """(the recipe of a checkpoint, its family)."""
-    from ...config.load import file_layers, last_value
-    from ...config.recipe import merge_settings, recipe_of
-    from ...families.base import get_family
-
-    layers = file_layers(path)
-    family = get_family(last_value(layers, "family"))
-    return recipe_of(merge_settings(layers, True, family.Config), family.Config), family
 
 
 def _describe_survey(report: dict) -> str:

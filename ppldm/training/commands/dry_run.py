@@ -1,28 +1,34 @@
 """`--dry_run`: what a recipe trains, and the memory of its weights, without memory for them.
 
 Bytes of each device for N trained parameters, as `optimizer/` and `networks/ema.py` keep them: weights 4 a parameter,
-trained or not; with half precision at level O2 half of it, but for the VAE, and 4 N of float32 masters in the
-optimizer. Gradients 4 N; AdamW's moments 8 N; a moving average 4 N. `--sharding stage1` divides what the optimizer has
-by the devices, stage2 gradients too. Activations, and what the device's libraries take, come on top.
+trained or not, adapters too; with half precision at level O2 half of it, but for the VAE, and 4 N of float32 masters
+in the optimizer. Gradients 4 N; AdamW's moments 8 N; a moving average 4 N. `--sharding stage1` divides what the
+optimizer has by the devices, stage2 gradients too. Activations, and what the device's libraries take, come on top.
 """
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from ...config.recipe import Recipe
+from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
+from ...families.ldm_build import tokenizer_source
+from ...networks.adapters.adapt import TEXT_ENCODER
+from ...networks.adapters.tokens import plan_tokens
 from ...utils.report import print_report
 from ...weights.components import is_linear_weight
 from ...weights.fill import parameter_shapes
+from ...weights.lora.tokens import find_table
 from ...weights.model_file import class_of
 
 UNUSED = "to_logits."  # of LDMBert: kept, and never trained
 
 
-def dry_run(recipe: Recipe, num_devices: int) -> None:
+def dry_run(recipe: Recipe, num_devices: int, as_json: bool) -> None:
     """Print it. Raises ConfigError, ModelError."""
-    print_report(reckon(recipe, num_devices), describe, as_json=False)
+    print_report(reckon(recipe, num_devices), describe, as_json)
 
 
 def reckon(recipe: Recipe, num_devices: int) -> dict:
@@ -35,11 +41,12 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
         shapes = parameter_shapes(kind, network.config, name)
         sizes = {key: prod(shape) for key, shape in shapes.items()}
         learned = sum(size for key, size in sizes.items() if network.trained and not key.startswith(UNUSED))
-        learned += _adapters(name, shapes, recipe.model)
+        added = _low_rank(name, shapes, recipe.model) + _tokens(name, shapes, recipe.model)
+        learned += added
         components[name] = {
             "class": class_of(kind, network.config), "parameters": sum(sizes.values()), "trained": learned
         }  # fmt: skip
-        weights += sum(sizes.values()) * (2 if halves and kind != "vae" else 4)
+        weights += sum(sizes.values()) * (2 if halves and kind != "vae" else 4) + 4 * added
         trained += learned
     shares, shares_gradients = (num_devices if arguments.sharding in stages else 1 for stages in _SHARED)
     return {
@@ -58,13 +65,24 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
     }
 
 
-def _adapters(name: str, shapes: dict, config) -> int:
+def _low_rank(name: str, shapes: dict, config) -> int:
     """The parameters of a network's low-rank adapters, if it gets some."""
     if not getattr(config, "lora_rank", None) or name not in config.lora_components:
         return 0
     chosen = ((key, shape) for key, shape in shapes.items() if any(part in key for part in config.lora_modules))
     adapted = [shape for key, shape in chosen if len(shape) == 4 or is_linear_weight(key, np.empty([0] * len(shape)))]
     return sum(config.lora_rank * (shape[0] + prod(shape[1:])) for shape in adapted)
+
+
+def _tokens(name: str, shapes: dict, config) -> int:
+    """The parameters of the rows that a network's tokens get. Only for those of the vocabulary is it read."""
+    if name != TEXT_ENCODER or not getattr(config, "train_tokens", None):
+        return 0
+    wanted = config.wanted_tokens()
+    if any(pattern is None for _, pattern in wanted):
+        source = tokenizer_source(replace(config, offline=True))
+        wanted = plan_tokens(wanted, load_tokenizer(source, config.model_max_length, offline=True).vocab)
+    return len(wanted) * shapes[find_table(shapes)][1]
 
 
 _SHARED = (("stage1", "stage2"), ("stage2",))  # the stages that share the optimizer's state, and gradients

@@ -12,6 +12,7 @@ from ...data.text.tokenizer import check_tokenizer
 from ...families.base import check_family
 from ...families.ldm import LdmConfig
 from ...utils.errors import ConfigError, PpldmError
+from ...utils.store.client import is_address
 from ...weights.fetch import check_name
 from .arguments import read_recipe
 
@@ -35,6 +36,8 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def _check_file(stated: Option, value: str) -> None:
+    if is_address(value):
+        return  # the first rank that reads it asks the store, and says what is wrong
     if not Path(value).is_file():
         what = "is a folder" if Path(value).is_dir() else "is not there"
         raise ConfigError(f"--{stated.name} {value} {what}; give the path of a file")

@@ -2,7 +2,7 @@
 
 from ...config.flags import parse_known
 from ...config.recipe import Recipe
-from ...config.sources import dry_run_devices
+from ...config.sources import read_dry_run
 from ...utils.entry import entry
 from .early import check_early
 
@@ -28,10 +28,10 @@ def run_training(argv: list[str], loop: bool, config: type | None, prog: str | N
     """Train by a command line. `config`: the settings of a script's family; None for the family of the recipe."""
     recipes = []
     with entry(lambda: recipes.append(check_early(argv, loop, config, prog))):
-        if num_devices := dry_run_devices(argv):
+        if asked := read_dry_run(argv):
             from .dry_run import dry_run
 
-            dry_run(*recipes, num_devices)
+            dry_run(*recipes, *asked)
         else:
             run_recipe(*recipes, loop)
 

@@ -101,6 +101,12 @@ def read_metrics(path) -> list[dict]:
     return records
 
 
+def skipped_rows(record: dict) -> dict[str, int]:
+    """The bad rows that a run has passed over by one of its lines, by reason."""
+    start = "skipped_rows_"
+    return {name.removeprefix(start): int(record[name]) for name in record if name.startswith(start)}
+
+
 def plot_loss(
     metrics: str,  # a metrics.jsonl, or the folder of a run that holds one
     out: str = None,  # PNG to write; by default loss.png beside the metrics

@@ -11,6 +11,7 @@ from scipy.linalg import eigh
 
 from ...utils.errors import ModelError
 from ..components import ComponentWeights, Weights, is_linear_weight
+from .keys import write_key
 from .pairs import Lora, LoraPair
 
 _COMPONENTS = ("unet", "text_encoder")
@@ -39,6 +40,15 @@ def extract_lora(base: Weights, tuned: Weights, rank: int) -> tuple[Lora, dict[s
     return Lora({name: own for name, own in pairs.items() if own}), kept
 
 
+def check_keys(base: Weights, tuned: Weights, form: str) -> None:
+    """Raises ModelError where a layer differs that a file of `form` has no name for: before the pairs are sought, which
+    takes minutes."""
+    before, after = (model.components.get("text_encoder") for model in (base, tuned))
+    for key, array in before.arrays.items() if before and after else ():
+        if _is_layer(key, array) and not np.array_equal(array, after.arrays.get(key, array)):
+            write_key("text_encoder", key.removesuffix(".weight"), "down", form)
+
+
 def nearest_pair(change: np.ndarray, rank: int) -> LoraPair:
     """The pair of at most `rank` that is nearest to `change`, [out, in] or [out, in, kh, kw], in the sum of squares."""
     flat = change.reshape(len(change), -1).astype(np.float64)
@@ -58,6 +68,10 @@ def nearest_pair(change: np.ndarray, rank: int) -> LoraPair:
     )
 
 
+def _is_layer(key: str, array: np.ndarray) -> bool:
+    return is_linear_weight(key, array) or array.ndim == 4
+
+
 def _extract(name: str, base: ComponentWeights, tuned: ComponentWeights, rank: int) -> tuple[dict, Kept]:
     pairs, left_out, total, held = {}, [], 0.0, 0.0
     if base.arrays.keys() != tuned.arrays.keys():
@@ -75,7 +89,7 @@ def _extract(name: str, base: ComponentWeights, tuned: ComponentWeights, rank: i
         total += norm
         if not norm:
             continue
-        if not (is_linear_weight(key, change) or change.ndim == 4):
+        if not _is_layer(key, change):
             left_out.append(key)
             continue
         pair = nearest_pair(change.T if change.ndim == 2 else change, rank)

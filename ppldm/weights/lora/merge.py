@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from ...utils.checksums import file_sha256
 from ...utils.errors import ModelError
 from ..components import ComponentWeights, Weights, is_linear_weight
 from .files import LORA_FILE, read_lora
 from .flag import split_word
 from .pairs import Lora
-from .tokens import add_tokens, has_tokens
+from .tokens import TOKEN_FILES, add_tokens, has_tokens
 
 
 def add_loras(weights: Weights, words: Sequence[str]) -> Weights:
@@ -28,6 +29,15 @@ def add_loras(weights: Weights, words: Sequence[str]) -> Weights:
         if not tokens or Path(file, LORA_FILE).is_file():
             weights = merge_lora(weights, read_lora(file, unet and unet.config), weight)
     return replace(weights, metadata={**weights.metadata, "lora": [*words]}) if words else weights
+
+
+def identify_loras(words: Sequence[str]) -> list[dict]:
+    """Of each word such as "FILE:0.8" the SHA-256 of its file, or files, and the weight. Raises ConfigError."""
+    found = []
+    for file, weight in map(split_word, words):
+        files = sorted([*file.glob(LORA_FILE), *file.glob(TOKEN_FILES)]) if file.is_dir() else [file]
+        found.append({"sha256": [file_sha256(one) for one in files], "weight": weight})
+    return found
 
 
 def merge_lora(weights: Weights, lora: Lora, weight: float = 1.0) -> Weights:

@@ -17,7 +17,7 @@ from ..components import ComponentWeights, Weights
 from ..formats.files import read_arrays, write_safetensors
 from ..model_file import TOKENIZER_FOLDER
 
-_FILES = "learned_embeds*.safetensors"
+TOKEN_FILES = "learned_embeds*.safetensors"
 _TABLES = ("model.embed_tokens.weight", "text_model.embeddings.token_embedding.weight")
 _TEXT_ENCODER = "text_encoder"
 
@@ -30,7 +30,7 @@ def write_tokens(rows: dict[str, np.ndarray], folder: Path) -> None:
 
 def has_tokens(folder) -> bool:
     """Whether there are such files."""
-    return any(Path(folder).glob(_FILES))
+    return any(Path(folder).glob(TOKEN_FILES))
 
 
 def read_tokens(path) -> dict[str, np.ndarray]:
@@ -38,7 +38,7 @@ def read_tokens(path) -> dict[str, np.ndarray]:
     Raises ModelError."""
     path = Path(path)
     found: dict[str, np.ndarray] = {}
-    for file in sorted(path.glob(_FILES)) if path.is_dir() else [path]:
+    for file in sorted(path.glob(TOKEN_FILES)) if path.is_dir() else [path]:
         for token, row in read_arrays(file).items():
             if row.size != row.shape[-1]:
                 raise ModelError(f"{file}: {token} is not one vector but {list(row.shape)}; give another file")
@@ -50,7 +50,7 @@ def add_tokens(weights: Weights, folder) -> Weights:
     """The model with the rows that a run has left in `folder`, and with its tokenizer. Raises ModelError."""
     folder, text_encoder = Path(folder), weights.components[_TEXT_ENCODER]
     ids, rows = read_json_object(folder / "ppldm.json", ModelError).get("tokens", {}), read_tokens(folder)
-    width = text_encoder.arrays[_table_of(text_encoder.arrays)].shape[1]
+    width = text_encoder.arrays[find_table(text_encoder.arrays)].shape[1]
     if ids.keys() != rows.keys() or any(len(row) != width for row in rows.values()):
         raise ModelError(f"the tokens in {folder} do not fit its ppldm.json and a text encoder of width {width}")
     component = with_rows(text_encoder, [*ids.values()], np.stack([rows[token] for token in ids]))
@@ -61,7 +61,7 @@ def add_tokens(weights: Weights, folder) -> Weights:
 def with_rows(text_encoder: ComponentWeights, ids: list[int], rows: np.ndarray) -> ComponentWeights:
     """A text encoder with these rows [T, D] in its table of words, which grows where ids are behind it."""
     arrays = text_encoder.arrays
-    table = _table_of(arrays)
+    table = find_table(arrays)
     size = max(len(arrays[table]), max(ids) + 1)
     more = size - len(arrays[table])
     words = np.pad(arrays[table], ((0, more), (0, 0)))
@@ -73,5 +73,5 @@ def with_rows(text_encoder: ComponentWeights, ids: list[int], rows: np.ndarray) 
     return replace(text_encoder, arrays=arrays, config={**text_encoder.config, "vocab_size": size})
 
 
-def _table_of(arrays: dict) -> str:
+def find_table(arrays: dict) -> str:
     return next(key for key in _TABLES if key in arrays)

@@ -87,6 +87,22 @@ def test_any_slice_of_the_sequence_is_the_same_and_of_a_later_epoch_too(
         assert np.array_equal(some, whole[:, start:stop])
 
 
+@settings(max_examples=25, deadline=None)
+@given(**GRID, weights=st.sampled_from([None, (1, 3), (0, 1)]), slice_groups=st.sampled_from([7, 4096]), data=st.data())
+def test_a_position_is_where_the_row_stands(num_rows, num_shapes, group_size, seed, weights, slice_groups, data):
+    sizes, length = [num_rows, num_rows // 2 + 1], module._SLICE
+    module._SLICE = slice_groups
+    try:
+        order = Groups(make_buckets(sizes, num_shapes), weights, seed, group_size)
+        start = data.draw(st.sampled_from([0, 5 * num_rows, 10_000 * group_size - 3]))
+        epochs, places = order.samples(start, start + 40)
+        found = [order.position(*key) for key in zip(epochs.tolist(), places.tolist(), strict=True)]
+        assert found == list(range(start, start + 40))
+        assert weights != (0, 1) or order.position(1, 0) is None
+    finally:
+        module._SLICE = length
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     num_shapes=st.integers(1, 40),

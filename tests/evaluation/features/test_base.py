@@ -5,7 +5,7 @@ import pytest
 
 from ppldm.evaluation.features.base import BATCH_SIZE, NETWORKS, load_features
 from ppldm.evaluation.features.resize import CONVENTIONS
-from ppldm.utils.errors import ConfigError
+from ppldm.utils.errors import ConfigError, ModelError
 
 RNG = np.random.default_rng(0)
 PICTURES = [RNG.integers(0, 256, (*RNG.integers(1, 40, 2), 3), np.uint8) for _ in range(BATCH_SIZE + 3)]
@@ -37,13 +37,15 @@ def test_each_convention_of_a_network_is_one(name):
     "arguments, message",
     [
         (("inceptoin",), "no feature network 'inceptoin' is known; did you mean inception"),
-        (("inception",), r"inception features need --inception FILE; such weights are published at https://\S+"),
-        (("clip",), "clip features need --clip DIR; .*https"),
-        (("dinov2",), "dinov2 features need --dinov2 FILE; .*https"),
+        (("inception",), "inception features need --inception FILE, a path or a name such as pytorch-fid"),
+        (("clip",), "clip features need --clip DIR, a path or a name such as openai/clip-vit-base-patch32"),
+        (("dinov2",), "dinov2 features need --dinov2 FILE, a path or a name such as dinov2_vitl14"),
         (("clip", "x", "clean-fid"), "clip features cannot be computed under the convention clean-fid; choose clip"),
         (("pixels", None, "legacy"), "choose pixels"),
+        (("inception", "nowhere"), r"no folder or file nowhere.*, or give a name \(pytorch-fid, torch-fidelity"),
+        (("dinov2", "dinov2_vits14_reg", None, None, True), "dinov2_vits14_reg4_pretrain.pth to that path"),
     ],
 )
 def test_what_is_not_there_is_named(arguments, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, ModelError), match=message):
         load_features(*arguments)

@@ -1,6 +1,5 @@
 """Each metric beside its published formula, written out the long way."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -85,25 +84,20 @@ def test_manifolds(seed, count, other, small_blocks):
 
 
 @pytest.mark.parametrize("name", ["precision", "recall", "density", "coverage"])
-def test_terms_of_manifolds_are_the_jackknife(name, monkeypatch):
+def test_terms_of_manifolds_are_the_jackknife(name):
     """Leaving each picture out, and computing again."""
-    taken, metric = [], METRICS[name]
-    monkeypatch.setattr(manifold, "measure", lambda value, *terms, **_: taken.append((value, terms)))
+    compute, k = getattr(manifold, f"count_{name}"), METRICS[name].settings["k"]
     for seed in range(3):
         sets = features(seed, 24, 2, 0.8), features(seed + 50, 20, 2)
-        taken.clear()
-        metric.compute(*sets, seed=0)
-        value, terms = taken.pop()
+        value, *terms = compute(*sets, k)
+        assert METRICS[name].compute(*sets, seed=0).value == value
         for own, which in zip(terms, (0, 1), strict=True):
-            for left_out in range(len(sets[which])):
+            pseudo = []
+            for left_out in range(len(own)):
                 fewer = [np.delete(rows, left_out, 0) if place == which else rows for place, rows in enumerate(sets)]
-                metric.compute(*fewer, seed=0)
-                without, _ = taken.pop()
-                pseudo = len(sets[which]) * value - (len(sets[which]) - 1) * without
-                # Terms are known up to a constant for each set, which is that of the first.
-                if left_out == 0:
-                    constant = pseudo - own[0]
-                assert own[left_out] + constant == pytest.approx(pseudo)
+                pseudo.append(len(own) * value - (len(own) - 1) * compute(*fewer, k)[0])
+            # Terms are known up to a constant for each set.
+            assert own - own[0] == pytest.approx(np.array(pseudo) - pseudo[0])
 
 
 @pytest.mark.parametrize("other", [20, 33])
@@ -119,13 +113,33 @@ def test_sliced_wasserstein(other):
 def test_terms_of_sliced_wasserstein_are_its_derivative():
     """Of a set in which one point weighs a little more: of which there is one more among many of each."""
     sets = [np.random.default_rng(seed).normal(size=count) + shift for seed, count, shift in ((1, 6, 0), (2, 5, 0.4))]
-    value, terms = sliced._wasserstein(*sets)
+    value, terms, _ = sliced._wasserstein(*sets)
     for which, own in enumerate(sets):
         for number, point in enumerate(own):
             many = [np.repeat(one, 10_000) for one in sets]
             many[which] = np.append(many[which], point)
             slope = (sliced._wasserstein(*many)[0] - value) * len(many[which])
             assert slope == pytest.approx(terms[which][number] - terms[which].mean(), abs=1e-3)
+
+
+def test_terms_of_pyramids_count_the_normalising(monkeypatch):
+    """A picture weighs a little more in its set: pictures of one colour, of which every patch is the same."""
+
+    def patches(colours, weights):
+        rows = np.repeat(np.repeat(np.asarray(colours, float), 49, 0).reshape(len(colours), -1), weights, 0)
+        shaped = rows.reshape(len(rows), 49, 3)
+        return ((shaped - shaped.mean((0, 1))) / shaped.std((0, 1))).reshape(len(rows), -1)
+
+    monkeypatch.setattr(sliced, "DIRECTIONS", 32)
+    rng = np.random.default_rng(3)
+    colours = [rng.gamma(2, size=(5, 3)), rng.normal(size=(4, 3))]
+    sets = [patches(one, [200] * len(one)) for one in colours]
+    value, terms, slopes = sliced.sliced_distances(*sets, 0, pyramid.CHANNELS)
+    own = terms[0] - pyramid._by_normalising(sets[0], slopes[0])
+    for number in range(5):
+        more = patches(colours[0], [200 + 4 * (number == place) for place in range(5)])
+        change = (sliced.sliced_distances(more, sets[1], 0)[0].mean() - value.mean()) * len(more) / 4
+        assert change == pytest.approx(own[200 * number] - own.mean(), rel=0.03, abs=0.01)
 
 
 def test_psnr_and_ssim():
@@ -197,7 +211,7 @@ def test_sizes_that_swd_cannot_compare():
 def test_results_are_json_repeat_themselves_and_lie_in_their_interval(name):
     metric = METRICS[name]
     found = metric.compute(*inputs_of(metric), seed=3)
-    assert json.loads(json.dumps(dataclasses.asdict(found))) == dataclasses.asdict(found)
+    assert json.loads(json.dumps(found.details)) == found.details
     assert json.loads(json.dumps(metric.settings)) == metric.settings
     assert found == metric.compute(*inputs_of(metric), seed=3)
     assert found.low < found.value < found.high

@@ -5,6 +5,7 @@ import pytest
 
 from ppldm.evaluation.metrics import pyramid, sliced
 from ppldm.evaluation.metrics.base import METRICS
+from ppldm.evaluation.metrics.bootstrap import measure_difference
 
 OF_FEATURES = [name for name, metric in METRICS.items() if metric.inputs == "features" and name != "nearest_training"]
 
@@ -71,14 +72,19 @@ def draw(name, seed, count):
     rng = np.random.default_rng(seed)
     kind = METRICS[name].inputs
     if kind in ("pictures", "pairs"):
-        size = (count // 6, 16, 16, 3)
-        base = rng.normal(128, 25, size=(len(range(size[0])), 1, 1, 3))
-        noise = rng.normal(size=size) * rng.uniform(10, 30, size=(size[0], 1, 1, 1))
-        return [np.clip(base + noise * factor, 0, 255).astype(np.uint8) for factor in (1, 0.2)]
+        made = [_pictures(rng, count // 6) for _ in range(2 if kind == "pictures" else 1)]
+        return [np.clip(base + noise * factor, 0, 255).astype(np.uint8)
+                for (base, noise), factor in zip((made[0], made[-1]), (1, 0.2), strict=True)]  # fmt: skip
     generated, real = rng.normal(size=(count, 4)) + 0.7, rng.normal(size=(count, 4))
     if name == "nearest_training":  # whose training rows are given
         real = np.random.default_rng(10**6).normal(size=(count, 4))
     return [generated] if kind == "single" else [generated, real]
+
+
+def _pictures(rng, count):
+    return rng.normal(128, 25, size=(count, 1, 1, 3)), rng.normal(size=(count, 16, 16, 3)) * rng.uniform(
+        10, 30, size=(count, 1, 1, 1)
+    )
 
 
 def share_covered(name, trials, monkeypatch, count=150):
@@ -94,8 +100,42 @@ def test_intervals_cover_in_a_few_trials(name, monkeypatch):
     assert share_covered(name, 25, monkeypatch) >= 0.84
 
 
+@pytest.mark.parametrize("name", ["precision", "coverage"])
+def test_the_width_of_manifolds_is_that_of_their_spread(name):
+    """Of the jackknife's terms alone it would be 1.3 to 1.4 times as much."""
+    found = [METRICS[name].compute(*draw(name, seed, 100), seed=0) for seed in range(30)]
+    width = np.mean([one.high - one.low for one in found])
+    assert 0.7 < width / (2 * 1.96 * np.std([one.value for one in found])) < 1.25
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in METRICS if name not in ("fid", "clip_fid")])
 def test_intervals_cover_in_200_trials(name, monkeypatch):
-    """0.915 is what 200 trials of 0.95 fall below once in a hundred times."""
-    assert share_covered(name, 200, monkeypatch) >= 0.915
+    """Of 200 trials of 0.95, less than 0.905 or more than 0.985 are covered once in a hundred times."""
+    assert 0.905 <= share_covered(name, 200, monkeypatch) <= 0.985
+
+
+@pytest.mark.parametrize("name", ["frechet", "kid", "clip_score"])
+def test_intervals_of_differences_of_pairs_cover_and_are_narrower(name):
+    """Of two models that draw the same things, one a little off, seen against the same real pictures."""
+    compute, found, apart = METRICS[name].compute, [], []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        drawn, real = rng.normal(size=(150, 4)) + 0.7, rng.normal(size=(150, 4))
+        one, other = (compute(drawn + rng.normal(size=drawn.shape) * noise, real, seed=0) for noise in (0.1, 0.2))
+        terms = [more - less for less, more in zip(one.terms, other.terms, strict=True)]
+        found.append(measure_difference(other.value - one.value, *terms, seed=0))
+        apart.append(one.high - one.low)
+    truth = np.mean([one.value for one in found])
+    assert np.mean([one.low <= truth <= one.high for one in found]) >= 0.85
+    assert np.mean([one.high - one.low for one in found]) < 0.7 * np.mean(apart)
+
+
+@pytest.mark.parametrize("total, first, second", [(40, 0.1, 0.1), (200, 0.05, 0.02), (100, 0.3, 0.1), (40, 0.04, 0)])
+def test_differences_of_shares_cover_with_few_unlike_pairs(total, first, second):
+    rng, covered = np.random.default_rng(0), []
+    for _ in range(400):
+        own = rng.choice([1, -1, 0], size=total, p=[first, second, 1 - first - second])
+        found = measure_difference(own.mean(), own, seed=0)
+        covered.append(found.low <= first - second <= found.high)
+    assert 0.92 <= np.mean(covered) <= 0.999

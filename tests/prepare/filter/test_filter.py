@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from ppldm.prepare.filter import spark_engine as filter_spark
 from ppldm.prepare.filter.conditions import merge_bounds
 from ppldm.prepare.filter.filter import check_tables, choose_engine, describe, filter, filter_tables, make_plan
 from ppldm.prepare.filter.plan import Plan
-from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError
+from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError, StoreError
 from ppldm.utils.machine import spark
 
 MEMORY_GB = 1.0
@@ -395,7 +396,7 @@ def test_what_cannot_work_is_one_line(tables, tmp_path):
         read_tables([str(tables)])
     with pytest.raises(ConfigError, match="is not there"):
         read_tables([str(tmp_path / "nowhere")])
-    with pytest.raises(ConfigError, match="hdfs://name/folder is an address.*mount it"):
+    with pytest.raises(StoreError, match="hdfs://name/folder needs Hadoop's libraries.*or mount it"):
         read_tables(["hdfs://name/folder"])
     with pytest.raises(ConfigError, match="s3a://name/folder is an address.*mount it"):
         filter(input=[(tables / "2B-en-4.5_1.parquet").as_uri()], output="s3a://name/folder", engine="duckdb")
@@ -553,6 +554,55 @@ def test_spark_counts_and_writes_in_one_pass_and_goes_on_where_it_stopped(tables
     for ours, other in zip(read_parts(tmp_path / "whole"), read_parts(out), strict=True):
         assert as_text(ours.to_pylist()) == as_text(other.to_pylist())
     assert {path.name.split("_")[0] for path in out.iterdir()} == {"part", "manifest.json"}
+
+
+def kill_when(process, reached) -> bool:
+    """Kill a group of processes as soon as `reached()`, which is asked while they stand still; False where they ended
+    before."""
+    while process.poll() is None:
+        os.killpg(process.pid, signal.SIGSTOP)
+        if reached():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+        os.killpg(process.pid, signal.SIGCONT)
+        time.sleep(0.003)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.needs("java")
+def test_spark_killed_within_and_between_writes_goes_on_where_it_stopped(tables, tmp_path):
+    words = ["filter", "--input", tables, "--output", tmp_path / "out", "--preset", "laion2b-en", "--engine", "spark"]
+    words += ["--master", "local[2]", "--num-partitions", 40, "--seed", 2]
+    command = [sys.executable, "-m", "ppldm", *map(str, words)]
+    unfinished = tmp_path / ".out.unfinished"
+
+    def start():
+        return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def inodes():
+        found = [*unfinished.glob(".spark/ppldm_part=*/part-*.parquet"), *unfinished.glob("part_*.parquet")]
+        return {path.stat().st_ino for path in found}
+
+    def named():
+        return [*unfinished.glob("part_*.parquet")]
+
+    kept = set()
+    for reached in (lambda: len(inodes()) >= 8, lambda: len(named()) >= 5):
+        assert kill_when(start(), reached)
+        assert kept <= inodes()  # what was there was not written again
+        kept |= inodes()
+    assert start().wait() == 0
+    assert kept <= {path.stat().st_ino for path in (tmp_path / "out").glob("part_*.parquet")}
+    whole = run(tables, tmp_path / "whole", parts=40, seed=2)
+    done = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert {name: done[name] for name in ("rows_in", "rows_out", "dropped")} == {
+        name: whole[name] for name in ("rows_in", "rows_out", "dropped")
+    }
+    for ours, other in zip(read_parts(tmp_path / "whole"), read_parts(tmp_path / "out"), strict=True):
+        assert as_text(ours.to_pylist()) == as_text(other.to_pylist())
+    assert {path.name.split("_")[0] for path in (tmp_path / "out").iterdir()} == {"part", "manifest.json"}
 
 
 @pytest.mark.slow

@@ -391,7 +391,7 @@ def test_autoencoder_flags():
 
 
 def test_loader_processes_above_the_cores_are_told_where_they_were_asked_for(capsys, monkeypatch):
-    for module in ("config.training", "training.arguments"):
+    for module in ("config.training", "training.commands.arguments"):
         monkeypatch.setattr(f"ppldm.{module}.count_usable_cores", lambda: 2)
     for flags, is_told in (([], False), (["--num_workers", "2"], False), (["--num_workers", "3"], True)):
         parse_arguments(flags, loop=True)

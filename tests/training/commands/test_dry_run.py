@@ -7,13 +7,17 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from tiny_model import write_base
 
 from ppldm.config.network_files import CONFIG_DIR
 from ppldm.config.presets import list_presets
+from ppldm.config.sources import read_dry_run
 from ppldm.families.base import get_family
+from ppldm.families.ldm import FAMILY, LdmConfig
 from ppldm.training.commands import dry_run
 from ppldm.training.commands.arguments import read_recipe
 from ppldm.training.commands.early import check_recipe
+from ppldm.training.commands.train import run_training
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.fill import parameter_shapes
 
@@ -83,6 +87,42 @@ def test_what_is_trained(tiny, home, monkeypatch):
     assert trained("sd15-finetune") == [0, 0, 859_520_964]
     assert trained("sd15-finetune-text-encoder") == [0, 123_060_480, 859_520_964]
     assert trained("ldm-32layer-laion400m") == [0, 542_895_360, 872_300_484], "to_logits is not trained"
+
+
+def test_adapters_are_counted_as_they_are_built(tiny, tmp_path, monkeypatch, capsys):
+    """Low-rank layers, new tokens and those of the vocabulary, of a model that is here."""
+    words = ["--model_name_or_path", write_base(tiny), "--file_list", tiny.file_list, "--output_dir", tmp_path / "run",
+             "--resolution", 32, "--model_max_length", 12, "--lora_rank", 3, "--lora_modules", "to_q", "conv1", "out",
+             "--lora_components", "unet", "text_encoder", "--train_tokens", "<a>=^pict", "^[0-9]$", "<b>"]  # fmt: skip
+    words = [*map(str, words)]
+    recipe = read_recipe(words, True, LdmConfig)
+    model = FAMILY.build(recipe.model, recipe.data, 0)
+    built = {name: sum(one.size for one in layer.parameters()) for name, layer in model.adapters.items()}
+    run_training([*words, "--dry_run", "--json"], True, LdmConfig)
+    report = json.loads(capsys.readouterr().out)
+    trained = {name: part["trained"] for name, part in report["components"].items()}
+    assert trained == {
+        "vae": 0,
+        "text_encoder": built["text_encoder_lora"] + built["text_encoder_tokens"],
+        "unet": built["unet_lora"],
+    }
+    whole = sum(part["parameters"] for part in report["components"].values())
+    assert report["bytes_a_device"]["weights"] == 4 * (whole + sum(trained.values()))
+
+
+def test_new_tokens_need_no_vocabulary(tiny, home, monkeypatch):
+    """Stable Diffusion is not here: a new token is one row of its table, 768 wide."""
+    words = ("--train_tokens", "<fido>=^dog", "<cat>")
+    report = reckon(tiny, home, monkeypatch, "sd15-lora", *words)
+    assert report["components"]["text_encoder"]["trained"] == 2 * 768
+    with pytest.raises(ModelError, match="stable-diffusion-v1-5"):
+        reckon(tiny, home, monkeypatch, "sd15-lora", *words, "^dog")
+
+
+def test_json_is_of_a_dry_run():
+    assert read_dry_run(["--dry_run", "--json", "--num_devices", "2"]) == (2, True) and read_dry_run([]) is None
+    with pytest.raises(ConfigError, match="--json is for --dry_run"):
+        read_dry_run(["--json"])
 
 
 HALVES = ("--bf16", "true", "--fp16_opt_level", "O2")

@@ -1,21 +1,26 @@
 """`ppldm finetune`: which commands a folder of pictures comes to, and that they lead to pictures."""
 
 import json
+import os
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
-from small_weights import small_weights
+from small_weights import small_weights, write_clip
 
 from ppldm.cli.main import run
 from ppldm.data.filelist import read_filelist_list
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.training.commands.arguments import read_recipe
 from ppldm.training.commands.finetune import Settings, plan, read_pictures, read_start, write_lists
-from ppldm.utils.errors import ConfigError
+from ppldm.utils.errors import ConfigError, PpldmError
+from ppldm.weights.lora.files import read_lora
+from ppldm.weights.lora.tokens import read_tokens
+from ppldm.weights.read import read_component
 from ppldm.weights.write import write_weights
 
 
@@ -186,3 +191,47 @@ def test_one_command_leads_from_a_folder_to_pictures_and_goes_on(base, pictures,
     run(["finetune", *words])
     assert capfd.readouterr().err.count("done before") == 3
     assert (tmp_path / "out/training/metrics.jsonl").read_text() == log
+
+
+# Ends the training as a scheduler does, the moment that its first checkpoint is there.
+STOPPING = """
+import os, signal, sys
+def stop(event, arguments):
+    if event == "os.rename" and str(arguments[1]).endswith("training/checkpoint-1"):
+        os.kill(os.getpid(), signal.SIGTERM)
+sys.addaudithook(stop)
+"""
+
+
+@pytest.mark.slow
+def test_a_lora_and_a_token_of_stable_diffusion_beside_pictures_of_the_class(pictures, tmp_path, monkeypatch, capfd):
+    weights, clip, out = small_weights(unet={"sample_size": 4}), write_clip(tmp_path / "clip"), tmp_path / "out"
+    weights.components["text_encoder"] = read_component("text_encoder", clip)
+    weights.tokenizer = clip.parent / "tokenizer"
+    write_weights(weights, "diffusers", tmp_path / "base")
+    words = ["finetune", str(pictures), "--base", str(tmp_path / "base"), "--out", str(out), "--caption",
+             "a photo of <fido>", "--class-prompt", "a photo of a dog", "--num-class-pictures", "2", "--rank", "2",
+             "--steps", "3", "--batch-size", "1", "--learning-rate", "0.1"]  # fmt: skip
+    (tmp_path / "stopping").mkdir()
+    (tmp_path / "stopping/sitecustomize.py").write_text(STOPPING)
+    with monkeypatch.context() as stopping, pytest.raises(PpldmError):
+        stopping.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "stopping"), *sys.path]))
+        run(words)
+    assert (out / "training/checkpoint-1").exists() and not (out / "training/checkpoint-3").exists()
+    assert not (out / "training/lora").exists() and len(list(out.glob("class/000-*.png"))) == 2
+    capfd.readouterr()
+    run(words)
+    said = capfd.readouterr().err
+    assert said.count("done before") == 3 and "resuming from" in said
+    logged = (out / "training/metrics.jsonl").read_text().splitlines()
+    assert json.loads(logged[-1])["global_step"] == 3
+    found = read_lora(out / "training/lora").components
+    assert found.keys() == {"unet"} and {pair.rank for pair in found["unet"].values()} == {2}
+    assert {token: row.shape for token, row in read_tokens(out / "training/lora").items()} == {"<fido>": (32,)}
+    drawn = {}
+    for name, lora in {"half": [f"{out}/training/lora:0.5"], "whole": [f"{out}/training/lora"]}.items():
+        run(["generate", "--model", str(tmp_path / "base"), "--lora", *lora, "--prompt", "a photo of <fido>",
+             "--num-samples", "1", "--num-inference-steps", "2", "--out", str(tmp_path / name)])  # fmt: skip
+        drawn[name] = np.asarray(Image.open(tmp_path / name / "000-00.png"))
+    assert drawn["half"].shape == (32, 32, 3) and not np.array_equal(drawn["half"], drawn["whole"])
+    assert Image.open(out / "pictures/000-00.png").size == (32, 32)

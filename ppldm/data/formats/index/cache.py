@@ -10,14 +10,15 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....utils.checksums import measure_file
 from ....utils.errors import OutputError, PartError
-from ....utils.files import make_output_dir
+from ....utils.files import cache_dir, make_output_dir
 from ....utils.log import get_logger
-from ....utils.variables import read
+from ....utils.store.cache import bring_beside, in_store, size_of
+from ..layouts import DEFAULT_LAYOUT
 from .entries import Index, read_index, write_index
 from .lock import build_lock
 
@@ -34,6 +35,13 @@ class IndexSpec:
     index_suffix: str = ".idx"
     copy_suffix: str = ""
 
+    def of_layout(self, layout: str) -> "IndexSpec":
+        """The same for a layout: each but the default has its own."""
+        if layout == DEFAULT_LAYOUT:
+            return self
+        copy_suffix = self.copy_suffix and f".{layout}{self.copy_suffix}"
+        return replace(self, index_suffix=f".{layout}{self.index_suffix}", copy_suffix=copy_suffix)
+
     def index_path(self, path: Path) -> Path:
         """The index beside a file."""
         return path.with_name(path.name + self.index_suffix)
@@ -45,11 +53,6 @@ class IndexSpec:
     def copy_path(self, path: Path, status: os.stat_result) -> Path:
         """The list of a folder's rows; another one for each state of the folder."""
         return cache_dir() / f"{_cache_key(path)}-{status.st_size}-{status.st_mtime_ns}-{path.name}{self.copy_suffix}"
-
-
-def cache_dir() -> Path:
-    """Where everything that can be made again is kept. It need not exist."""
-    return Path(read("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
 
 
 def find_stored(path: Path, spec: IndexSpec, read: Callable):
@@ -105,6 +108,9 @@ def _lock_target(path: Path, spec: IndexSpec) -> Path:
 
 def stat_part(path: Path, spec: IndexSpec) -> os.stat_result:
     """The state of a file of rows, or of a folder. Raises PartError for what cannot hold rows of that kind."""
+    if in_store(path) and not path.exists():
+        # Of no age: the first that opens it brings it, and then its index is older and its checksum compared.
+        return os.stat_result((stat.S_IFREG, *(0,) * 5, size_of(path), *(0,) * 3), {"st_mtime_ns": 0})
     try:
         status = path.stat()
     except OSError as error:
@@ -163,7 +169,10 @@ def _candidate(file: Path, status: os.stat_result, index: Path) -> Iterator[tupl
     try:
         index_status = os.stat(index)
     except FileNotFoundError:
-        return
+        if not (in_store(index) and bring_beside(index)):
+            return
+        os.utime(index, ns=(0, 0))
+        index_status = os.stat(index)
     yield file, index, status.st_size, index_status.st_mtime_ns < status.st_mtime_ns
 
 

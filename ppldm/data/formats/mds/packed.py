@@ -13,9 +13,9 @@ import os
 from pathlib import Path
 
 from ....utils.errors import OutputError, PartError
-from ....utils.files import atomic_write, count_free_bytes, make_output_dir
+from ....utils.files import atomic_write, cache_dir, count_free_bytes, make_output_dir
 from ....utils.log import get_logger
-from ..index.cache import IndexSpec, cache_dir, stat_part
+from ..index.cache import IndexSpec, stat_part
 from ..index.lock import build_lock
 
 LIMIT_BYTES = 32 << 30

@@ -26,6 +26,7 @@ from ...images.decode import image_size
 from ..base import MAX_ROW_BYTES, IndexedRows, find_column, indexing, is_plain, store_rows
 from ..index.cache import IndexSpec, stat_part
 from ..index.entries import MDS_SAMPLES, Index
+from ..layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
 from ..open_file import unreadable
 from ..parquet.table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ..row import Row, decode_text
@@ -57,17 +58,19 @@ class _Column:
 
 class MdsLayout:
     """Where the samples of a shard lie and what its columns are. `starts`: int64 [samples + 1]. `caption`, `image`: the
-    columns with these, `image` None in a shard of latents. Raises PartError."""
+    columns with these, `image` None in a shard of latents; where they are not named, the known ones. `control`: that of
+    the second image, where `has_control` asks for one beside the first. Raises PartError."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, has_control: bool = False, image: str = "", caption: str = ""):
         self.path = path
         with open_stream(path) as file:
             self.starts = self._read_starts(file)
             self.columns = self._read_columns(file.read(int(self.starts[0]) - 4 * len(self.starts) - 4))
-        self.caption = find_column(self._named("str"), _CAPTION_COLUMNS, path)
-        images = self._named(*_IMAGE_ENCODINGS)
-        has_image = not self.latents or not set(images).isdisjoint(IMAGE_COLUMNS)
-        self.image = find_column(images, IMAGE_COLUMNS, path) if has_image else None
+        self.caption = find_column(self._named("str"), (caption,) if caption else _CAPTION_COLUMNS, path)
+        images, known = self._named(*_IMAGE_ENCODINGS), (image,) if image else IMAGE_COLUMNS
+        has_image = not self.latents or not set(images).isdisjoint(known)
+        self.image = find_column(images, known, path) if has_image else None
+        self.control = find_column(images, CONTROL_COLUMNS, path) if has_image and has_control else None
 
     def _named(self, *encodings: str) -> list[str]:
         return [column.name for column in self.columns if column.encoding in encodings]
@@ -102,14 +105,17 @@ class MdsLayout:
 
     def decode(self, data: bytes, where: str) -> Row:
         """The row of a sample's bytes, its image empty in a shard of latents. Raises RowError "damaged", "no_image",
-        "empty_caption", "encoding"."""
+        "no_control", "empty_caption", "encoding"."""
         places = self.places(lambda offset, length: data[offset : offset + length], 0, len(data), where)
         values = {name: data[offset : offset + length] for name, (offset, length) in places.items()}
         image = values[self.image] if self.image else b""
         if self.image and not image:
             raise RowError("no_image", f"{where} has an empty {self.image!r}")
+        control = values[self.control] if self.control else b""
+        if self.control and not control:
+            raise RowError("no_control", f"{where} has an empty {self.control!r}")
         caption, meta = self.decode_texts(values, where)
-        return Row(caption, image, meta)
+        return Row(caption, image, meta, control=control)
 
     def decode_texts(self, values: dict[str, bytes], where: str) -> tuple[str, dict]:
         """(caption, metadata) of the bytes of columns. Raises RowError "empty_caption", "encoding"."""
@@ -156,10 +162,10 @@ class MdsShard(IndexedRows):
 
     spec = IndexSpec((MDS_SAMPLES,))
 
-    def __init__(self, path):
+    def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         stat_part(Path(path), self.spec)
-        self._layout, self._samples = MdsLayout(Path(path)), None
-        super().__init__(path)
+        self._layout, self._samples = MdsLayout(Path(path), layout == CONTROL_LAYOUT), None
+        super().__init__(path, layout)
 
     @property
     def latents(self) -> dict[int, str]:

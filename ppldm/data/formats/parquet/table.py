@@ -1,11 +1,12 @@
 """`format=parquet`: tables with the bytes of an image and a caption, as Hugging Face data sets and img2dataset write.
 
-An image is read by itself, from its page (`parquet_pages`); all other columns, which are small, by row group, and kept
-as the beginnings of the lines that rows make. What is not written so is read by row group whole, or, of a large one, in
-batches up to the row (`parquet_groups`). What is kept is bounded in a process, whatever the number of tables.
+Images are read by themselves, from their pages (`parquet.pages`); all other columns, which are small, by row group, and
+kept as the beginnings of the lines that rows make. What is not written so is read by row group whole, or, of a large
+one, in batches up to the row (`parquet.groups`). What is kept is bounded in a process, whatever the number of tables.
 
 The index holds row numbers, image sizes, and in place of lengths the CRC-32s of the lines, since parquet seldom has
-checksums. A row without image or caption stays a row, one with too few columns.
+checksums. A row without image or caption stays a row, one with too few columns. In `layout=control` the first of
+CONTROL_COLUMNS that is there holds the second image, as the first column does.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from ...images.decode import image_size
 from ..base import IndexedRows, find_column, indexing, is_plain, store_rows
 from ..index.cache import IndexSpec
 from ..index.entries import PARQUET_ROWS, Index
-from ..layouts import DEFAULT_LAYOUT, LAYOUTS
+from ..layouts import CONTROL_COLUMNS, DEFAULT_LAYOUT, LAYOUTS
 from ..open_file import OpenFile
 from ..row import Row, decode_row, decode_text_columns, encode_text_columns
 from .byte_cache import ByteCache
@@ -37,8 +38,8 @@ _TEXTS = ByteCache(64 << 20)
 _TEXT_ROWS = 256  # whose beginnings are made together; the order's runs are of as many
 _LARGE_TEXT_BYTES = 64 << 20
 
-# The line of a row up to its image, empty without a caption; its image.
-_Line = tuple[bytes, bytes | None]
+# The line of a row up to its image, empty without a caption; its image; its second image.
+_Line = tuple[bytes, bytes | None, bytes | None]
 
 
 class ParquetTable(IndexedRows):
@@ -47,22 +48,24 @@ class ParquetTable(IndexedRows):
 
     spec = IndexSpec((PARQUET_ROWS,))
 
-    def __init__(self, path):
-        super().__init__(path)
+    def __init__(self, path, layout: str = DEFAULT_LAYOUT):
+        super().__init__(path, layout)
         self._reader = None
 
     def read(self, row: int) -> Row:
         where = self._where(row)
         self._file.read(0, 0, where)  # notices a change
         if self._reader is None:
-            self._reader = _LineReader(self.path, self._file)
-        head, image = self._reader.read(row, where)
-        if _crc32(head, image) != self._index.lengths[row]:
+            self._reader = _LineReader(self.path, self._file, self._has_control)
+        head, image, control = self._reader.read(row, where)
+        if _crc32(head, image, control) != self._index.lengths[row]:
             raise RowError("unreadable", f"{where}: damaged parquet data (checksum); get it again")
         if not (head and image):
             return decode_row(_NO_ROW, where)  # raises
+        if self._has_control and not control:
+            raise RowError("no_control", f"{where} has no second image ({', '.join(CONTROL_COLUMNS)})")
         caption, meta = decode_text_columns(head, where, LAYOUTS[DEFAULT_LAYOUT])
-        return Row(caption, image, meta)
+        return Row(caption, image, meta, control=control or b"")
 
     def close(self) -> None:
         if self._reader:
@@ -75,15 +78,15 @@ class ParquetTable(IndexedRows):
     def _build(self) -> tuple[Path, Index]:
         rows, good = [], 0
         with (
-            open_table(self.path) as (table, *columns),
+            open_table(self.path, self._has_control) as (table, *columns),
             indexing(self.path, table.metadata.num_rows, "row") as bar,
         ):
             for batch in table.iter_batches(_BATCH_ROWS):
                 for record in _records(batch):
-                    head, image = _line(record, *columns)
-                    is_good = bool(head and image)
+                    line = _line(record, *columns)
+                    is_good = bool(line[0] and line[1])
                     good += is_good
-                    rows.append((len(rows), _crc32(head, image), *(image_size(image) if is_good else (0, 0))))
+                    rows.append((len(rows), _crc32(*line), *(image_size(line[1]) if is_good else (0, 0))))
                 bar.update(batch.num_rows)
         if not good:
             raise PartError(
@@ -95,15 +98,16 @@ class ParquetTable(IndexedRows):
 class _LineReader:
     """Lines of a parquet file by their row number. Raises PartError."""
 
-    def __init__(self, path: Path, file: OpenFile):
+    def __init__(self, path: Path, file: OpenFile, has_control: bool = False):
         import pyarrow.parquet as pq
 
-        with open_table(path) as (table, self._image, self._caption):
+        with open_table(path, has_control) as (table, *self._columns):
             metadata = table.metadata
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            leaf = _find_leaf(table, self._image)
-            self._others = [table.schema.column(i).path for i in range(metadata.num_columns) if i != leaf]
-            self._images = self._open_images(table, leaf, groups, file)
+            leaves = [_find_leaf(table, name) for name in (self._columns[0], self._columns[2]) if name]
+            self._others = [table.schema.column(i).path for i in range(metadata.num_columns) if i not in leaves]
+            self._images = [self._open_images(table, leaf, groups, file) for leaf in leaves if None not in leaves]
+            self._by_page = _find_readable(groups, leaves)
         self._starts = np.cumsum([0, *(group.num_rows for group in groups)])
         self._table = pq.ParquetFile(path)
         self._groups = GroupReader(self._table, groups, self._starts, _CACHE)
@@ -117,30 +121,27 @@ class _LineReader:
             if group in self._by_page:
                 try:
                     place = row - int(self._starts[group])
-                    return self._read_head(group, place), self._images.read(group, place, where)
+                    image, *further = [one.read(group, place, where) for one in self._images]
+                    return self._read_head(group, place), image, further[0] if further else None
                 except UnknownPages:
                     self._by_page.discard(group)
-            return _line(next(_records(self._groups.read(group, row))), self._image, self._caption)
+            return _line(next(_records(self._groups.read(group, row))), *self._columns)
         except (pa.ArrowException, OSError) as error:
             raise RowError("unreadable", f"{where}: damaged parquet data ({_one_line(error)}); get it again") from error
 
     def close(self) -> None:
         """Give file and memory back."""
         _TEXTS.drop(self)
-        self._images.close()
+        for images in self._images:
+            images.close()
         self._groups.close()
         self._table.close()
 
-    def _open_images(self, table, leaf: int | None, groups: list, file: OpenFile) -> BinaryColumn:
-        """The column of images; `_by_page`: the groups that it may be able to read."""
-        self._by_page, chunks = set(), []
-        for number, group in enumerate(groups if leaf is not None else ()):
-            column, level = group.column(leaf), table.schema.column(leaf).max_definition_level
+    def _open_images(self, table, leaf: int, groups: list, file: OpenFile) -> BinaryColumn:
+        chunks, level = [], table.schema.column(leaf).max_definition_level
+        for column, rows in ((group.column(leaf), group.num_rows) for group in groups):
             start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0)
-            chunks.append(Chunk(start, start + column.total_compressed_size, group.num_rows, column.compression, level))
-            texts = group.total_byte_size - column.total_uncompressed_size
-            if is_known(column.compression) and texts <= _LARGE_TEXT_BYTES:
-                self._by_page.add(number)
+            chunks.append(Chunk(start, start + column.total_compressed_size, rows, column.compression, level))
         return BinaryColumn(file, chunks, _CACHE)
 
     def _read_head(self, group: int, place: int) -> bytes:
@@ -151,8 +152,19 @@ class _LineReader:
     def _make_heads(self, group: int, start: int) -> tuple[list[bytes], int]:
         texts = _CACHE.get((self._groups, "texts", group), lambda: self._groups.read_columns(group, self._others))
         records = _records(texts.slice(start, _TEXT_ROWS))
-        heads = [_line(record, self._image, self._caption)[0] for record in records]
+        heads = [_line(record, *self._columns)[0] for record in records]
         return heads, sum(map(len, heads)) + 60 * len(heads)
+
+
+def _find_readable(groups: list, leaves: list[int | None]) -> set[int]:
+    """The row groups whose images, the columns `leaves`, may be read by page, and whose other columns are small."""
+
+    def is_readable(group) -> bool:
+        columns = [group.column(leaf) for leaf in leaves]
+        texts = group.total_byte_size - sum(column.total_uncompressed_size for column in columns)
+        return all(is_known(column.compression) for column in columns) and texts <= _LARGE_TEXT_BYTES
+
+    return set() if None in leaves else {number for number, group in enumerate(groups) if is_readable(group)}
 
 
 def _find_leaf(table, column: str) -> int | None:
@@ -172,15 +184,17 @@ def _find_leaf(table, column: str) -> int | None:
 
 
 @contextmanager
-def open_table(path: Path) -> Iterator[tuple]:
-    """(pyarrow ParquetFile, name of the image column, of the caption column). Raises PartError, also in the block."""
+def open_table(path: Path, has_control: bool = False) -> Iterator[tuple]:
+    """(pyarrow ParquetFile, name of the image column, of the caption column, of that of second images or None). Raises
+    PartError, also in the block."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as table:
             names = table.schema_arrow.names
-            yield table, *(find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS))
+            columns = [find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS)]
+            yield table, *columns, find_column(names, CONTROL_COLUMNS, path) if has_control else None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise PartError(f"{path} is not a parquet file, or is damaged ({_one_line(error)}); get it again") from error
 
@@ -213,28 +227,34 @@ def _records(batch) -> Iterator[dict | None]:
                 yield None
 
 
-def _line(record: dict | None, image_column: str, caption_column: str) -> _Line:
+def _line(record: dict | None, *columns: str | None) -> _Line:
     if record is None:
-        return b"", None
-    caption, image, meta = split_record(record, image_column, caption_column)
-    return (encode_text_columns(caption, meta), image) if caption else (b"", None)
+        return b"", None, None
+    caption, image, control, meta = split_record(record, *columns)
+    return (encode_text_columns(caption, meta), image, control) if caption else (b"", None, None)
 
 
-def split_record(record: dict, image_column: str, caption_column: str) -> tuple[str, bytes | None, dict]:
-    """(caption, "" where there is no text; encoded image, None where there are no bytes; metadata) of a row."""
-    image, caption = record.get(image_column), record[caption_column]
-    image = image.get("bytes") if isinstance(image, dict) else image
+def split_record(
+    record: dict, image_column: str, caption_column: str, control_column: str | None
+) -> tuple[str, bytes | None, bytes | None, dict]:
+    """(caption, "" where there is no text; encoded image and second image, None where there are no bytes; metadata) of
+    a row."""
+    caption, columns = record[caption_column], (image_column, caption_column, control_column)
     caption = " ".join(caption.split()) if isinstance(caption, str) else ""
-    columns = (image_column, caption_column)
-    meta = {name: value for name, value in record.items() if name not in columns and is_plain(value)}
-    return caption, image if isinstance(image, bytes) else None, meta
+    images = [record.get(name) for name in (image_column, control_column)]
+    images = [one.get("bytes") if isinstance(one, dict) else one for one in images]
+    image, control = (one if isinstance(one, bytes) else None for one in images)
+    return caption, image, control, {k: v for k, v in record.items() if k not in columns and is_plain(v)}
 
 
-def _crc32(head: bytes, image: bytes | None) -> int:
+def _crc32(head: bytes, image: bytes | None, control: bytes | None) -> int:
     """Of a row's line; of an empty one where it has no caption or no image."""
     if not (head and image):
         return isal_zlib.crc32(_NO_ROW)
-    return isal_zlib.crc32(b"\n", isal_zlib.crc32(pybase64.b64encode(image), isal_zlib.crc32(head)))
+    crc32 = isal_zlib.crc32(pybase64.b64encode(image), isal_zlib.crc32(head))
+    if control:
+        crc32 = isal_zlib.crc32(pybase64.b64encode(control), isal_zlib.crc32(b"\t", crc32))
+    return isal_zlib.crc32(b"\n", crc32)
 
 
 def _one_line(error: Exception) -> str:

@@ -44,7 +44,7 @@ def read_all(path, order=None) -> list[bytes | None]:
     for row in order or random.Random(1).sample(range(num_rows), num_rows):
         group = int(reader._starts.searchsorted(row, side="right")) - 1
         assert group in reader._by_page
-        found[row] = reader._images.read(group, row - int(reader._starts[group]), "here")
+        found[row] = reader._images[0].read(group, row - int(reader._starts[group]), "here")
     reader.close()
     return [found[row] for row in sorted(found)]
 

@@ -1,0 +1,93 @@
+"""Perceptual hashes of a picture: 64 bits that hardly change when it is resized or compressed again.
+
+The hash is the DCT hash known as pHash (Zauner 2010, "Implementation and Benchmarking of Perceptual Image Hash
+Functions"): grey, shrunk to 32 x 32, the 8 x 8 lowest frequencies of its DCT, each a bit: above their median or not.
+A crop moves all frequencies, by some 10 bits for a twentieth of the sides. So nine crops of every picture are hashed
+too, the middle and what lies at each side and corner: a cropped copy is near to one of them. The mirrored picture has
+the same frequencies, the odd horizontal ones with the other sign.
+
+Plain pictures, such as two shapes on white, have few frequencies that matter, and share hashes with strangers. So a
+thumbnail in colour decides about what is near (`look_alike`).
+
+Laws. The hash of a mirrored picture is `mirrored` of the picture, but for bits at the median. A picture without
+structure, of one colour, has no hash: all of its frequencies are noise.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image
+
+from ...data.images.decode import decode_pixels
+
+CROPPED_SHARE = 0.05  # of a side, that the hashed crops leave out
+NUM_CROPS = 9
+NUM_HASHES = 2 + NUM_CROPS
+THUMBNAIL_SIDE = 16
+MAX_DIFFERENCE = 0.25
+_SIDE, _SHRUNK, _FREQUENCIES = 160, 32, 8
+_FLAT = 2.0  # standard deviation in levels of 255, below which a picture has no structure
+_ENDS = ((0, 1), (0, 1 - CROPPED_SHARE), (CROPPED_SHARE / 2, 1 - CROPPED_SHARE / 2), (CROPPED_SHARE, 1))
+_ALL, _LOW, _MIDDLE, _HIGH = range(4)
+# Of each crop: which of _ENDS down and across.
+_CROPS = (
+    *((_MIDDLE, _MIDDLE), (_ALL, _LOW), (_ALL, _HIGH), (_LOW, _ALL), (_HIGH, _ALL)),
+    *((_LOW, _LOW), (_LOW, _HIGH), (_HIGH, _LOW), (_HIGH, _HIGH)),
+)
+
+
+def hash_picture(image: bytes) -> tuple[np.ndarray, np.ndarray] | None:
+    """(int64 [NUM_HASHES]: of an encoded image, of it mirrored, of its crops; uint8 [16, 16, 3]: its thumbnail); None
+    where it has no structure.
+
+    Raises RowError "image" where it cannot be decoded.
+    """
+    square = Image.fromarray(decode_pixels(image)).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    small = np.asarray(square.convert("L"), np.float32)
+    if small.std() < _FLAT:
+        return None
+    thumbnail = np.asarray(square.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX))
+    # [4, 8, 4, 8]: of each of _ENDS down, each across.
+    blocks = (_transform() @ small @ _transform().T).reshape(len(_ENDS), _FREQUENCIES, len(_ENDS), _FREQUENCIES)
+    whole = blocks[_ALL, :, _ALL]
+    mirror = np.where(np.arange(_FREQUENCIES) % 2, -1, 1)
+    hashes = np.stack([whole, whole * mirror, *(blocks[down, :, across] for down, across in _CROPS)])
+    return _to_bits(hashes), thumbnail
+
+
+def look_alike(one: np.ndarray, other: np.ndarray, mirrored: bool, crops: bool) -> np.ndarray:
+    """bool [N]: whether thumbnails, uint8 [N, 16, 16, 3], show the same in the same colours: as a whole, or one of them
+    as a crop of the other, or mirrored. They do where they differ by at most a quarter of what they vary by."""
+    alike = np.zeros(len(one), bool)
+    one, other = one.astype(np.float32), other.astype(np.float32)
+    cuts = [_shrink(*ends, THUMBNAIL_SIDE, THUMBNAIL_SIDE).astype(np.float32) for ends in _ENDS]
+    for first, second in ((one, other), (other, one)):
+        limit = MAX_DIFFERENCE * (second.std(axis=(1, 2)).max(axis=1) + _FLAT)
+        for down, across in ((_ALL, _ALL), *(_CROPS if crops else ())):
+            cut = np.einsum("iu,nuvc,jv->nijc", cuts[down], first, cuts[across], optimize=True)
+            for shown in (cut, cut[:, :, ::-1])[: 1 + mirrored]:
+                alike |= np.sqrt(((shown - second) ** 2).mean(axis=(1, 2, 3))) <= limit
+    return alike
+
+
+def _to_bits(blocks: np.ndarray) -> np.ndarray:
+    """float [N, 8, 8] to int64 [N]."""
+    values = blocks.reshape(len(blocks), -1)
+    bits = values > np.median(values[:, 1:], axis=1, keepdims=True)  # the first is the mean
+    return np.packbits(bits, axis=1).view(">i8").astype(np.int64).ravel()
+
+
+@lru_cache(maxsize=1)
+def _transform() -> np.ndarray:
+    """float32 [32, 160]: the lowest frequencies (DCT-II) of each of _ENDS of 160 values, after shrinking it to 32."""
+    places = (np.arange(_SHRUNK) + 0.5) / _SHRUNK
+    dct = np.cos(np.pi * np.outer(np.arange(_FREQUENCIES), places))
+    return np.concatenate([dct @ _shrink(*ends, _SIDE, _SHRUNK) for ends in _ENDS]).astype(np.float32)
+
+
+def _shrink(start: float, stop: float, side: int, count: int) -> np.ndarray:
+    """float [count, side]: means over `count` equal stretches of [start, stop) of a side."""
+    edges = np.linspace(start, stop, count + 1) * side
+    pixels = np.arange(side)
+    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    return overlap.clip(0) / (edges[1] - edges[0])

@@ -1,0 +1,1 @@
+"""`ppldm stats --html`: a data set on one page."""

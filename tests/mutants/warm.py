@@ -1,0 +1,79 @@
+"""Test runs that need not load the heavy packages each time: a process that has them forks one for every run.
+
+    python warm.py        reads lines of JSON, {"tree": folder, "arguments": of pytest, "limit_s": seconds}, and writes
+                          for each of them the exit status of pytest, or -1 where the limit passed
+
+Nothing of ppldm is kept: a run imports all of it from its own tree. Packages are loaded as tests/conftest.py does it,
+after the CPU is prepared, so that a run computes the bits of any other run.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+
+HEAVY = [
+    *("paddle", "paddlenlp.trainer", "ppdiffusers", "scipy.stats", "pandas", "pyarrow.parquet", "duckdb"),
+    *("matplotlib.pyplot", "numba", "hypothesis", "flask", "PIL.Image", "datasets", "tokenizers", "safetensors.numpy"),
+    *("omegaconf", "pytest"),
+]
+POLL_S = 0.02
+
+
+def load_heavy() -> None:
+    """Import what tests import, and forget what of ppldm was needed for that."""
+    from ppldm.utils.machine.cpu import load_paddle
+
+    load_paddle()
+    for name in HEAVY:
+        importlib.import_module(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ppldm"]:
+        del sys.modules[name]
+
+
+def run(tree: str, arguments: list[str], limit_s: float) -> int:
+    """The exit status of pytest in a process group of its own; -1 where it was ended after `limit_s`."""
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        silence = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(silence, stream)
+        os.chdir(tree)
+        os.environ["PYTHONPATH"] = tree
+        sys.path.insert(0, tree)
+        sys.dont_write_bytecode = True
+        status = 3
+        try:
+            import pytest
+
+            status = int(pytest.main(arguments))
+        finally:
+            os._exit(status)
+    last = time.monotonic() + limit_s
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > last:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return -1
+        time.sleep(POLL_S)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what packages print while they load is no answer
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    load_heavy()
+    for line in sys.stdin:
+        answers.write(f"{run(**json.loads(line))}\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

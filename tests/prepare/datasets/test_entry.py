@@ -1,0 +1,71 @@
+"""The registry: every entry is whole, and docs/datasets.md shows it; `python tests/prepare/datasets/test_entry.py`
+writes it."""
+
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from ppldm.prepare.datasets import command
+from ppldm.prepare.datasets.entry import expand, find_entry, list_entries, markdown_table
+from ppldm.utils.errors import ConfigError
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "datasets.md"
+BEGIN, END = "<!-- datasets -->\n", "<!-- end -->"
+
+
+def with_table(text: str) -> str:
+    head, mark, rest = text.partition(BEGIN)
+    return head + mark + markdown_table() + "\n" + rest[rest.index(END) :]
+
+
+def show(name: str, capsys) -> str:
+    command.show(name)
+    return capsys.readouterr().out
+
+
+def test_the_page_shows_the_registry():
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_table(text) == text, f"python {Path(__file__).relative_to(PAGE.parents[1])} writes it anew"
+
+
+@pytest.mark.parametrize("name", list_entries())
+def test_an_entry_says_where_its_facts_come_from(name, capsys):
+    entry = find_entry(name)
+    assert date.fromisoformat(entry.checked) and entry.facts
+    assert entry.unsure in show(name, capsys)
+    assert entry.licence["name"] and entry.licence["page"].startswith("https://")
+    for source in (*entry.pictures, *entry.captions):
+        places = [source.hub] if source.hub else list(source.all)
+        assert all(places) and isinstance(source.all, tuple) and isinstance(source.small, tuple)
+        assert (
+            set(expand(source.patterns("small")[0])) <= {n for p in source.all for n in expand(p)}
+            or "*" in source.all[0]
+        )
+    assert bool(entry.captions) == bool(entry.query)
+    assert bool(entry.withdrawn) == name.startswith("laion")
+
+
+def test_ranges():
+    assert expand("a{08..11}.tar") == ["a08.tar", "a09.tar", "a10.tar", "a11.tar"]
+    assert expand("{1..2}/{001..002}") == ["1/001", "1/002", "2/001", "2/002"] and expand("a*.tar") == ["a*.tar"]
+    sizes = {"cc12m": (2176, 23), "diffusiondb": (14000, 140), "journeydb": (200, 2)}
+    for name, counts in sizes.items():
+        (source,) = find_entry(name).pictures
+        found = [[one for pattern in source.patterns(size) for one in expand(pattern)] for size in ("all", "small")]
+        assert tuple(map(len, found)) == counts and set(found[1]) <= set(found[0])
+
+
+def test_names():
+    with pytest.raises(ConfigError, match="did you mean journeydb"):
+        find_entry("jurneydb")
+    with pytest.raises(ConfigError, match="for hf:OWNER/NAME"):
+        find_entry("cc12m", columns={"image": "jpg"})
+    entry = find_entry("hf:a/b.c", ["x/*.tar"], {"url": "link", "caption": ""})
+    assert entry.pictures[0].all == ("x/*.tar",) and entry.pipeline["download"] == {"url_col": "link"}
+    assert not re.search("token|secret", str(entry))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
