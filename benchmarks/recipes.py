@@ -13,7 +13,7 @@ the run and its evaluations, which `ppldm compare` takes too.
 
 A study may have: `score`, for a table of that score with a row for each variant; `against`, variants to compare others
 with; `comparable_losses`, variants whose held-out loss is of the same kind as that of the first; `splits`, seen or
-held_out.
+held_out; `averages`, variants of which an average after the fact is graded (`ppldm ema`), with its --std.
 """
 
 import argparse
@@ -41,7 +41,8 @@ PILOT_UPDATES = 30
 
 @dataclass(frozen=True)
 class Run:
-    """A variant from a seed. `flags`: of `ppldm train`, the preset among them. `drawing`: flags of `ppldm evaluate`."""
+    """A variant from a seed. `flags`: of `ppldm train`, the preset among them. `drawing`: flags of `ppldm evaluate`.
+    `average`: the --std of the average after the fact that is graded (`ppldm ema`), where one is."""
 
     variant: str
     seed: int
@@ -49,10 +50,16 @@ class Run:
     drawing: dict
     splits: list
     folder: Path
+    average: float | None = None
 
     def describe(self) -> dict:
         """All but where it lies."""
-        return {name: value for name, value in vars(self).items() if name != "folder"}
+        return {name: value for name, value in vars(self).items() if name != "folder" and value is not None}
+
+    @property
+    def model(self) -> Path:
+        """What is graded."""
+        return self.folder / ("run/pipeline" if self.average is None else "averaged")
 
     def finished(self) -> dict | None:
         """Its result, where it is there. Exits where that is one of other flags."""
@@ -93,18 +100,24 @@ def plan(study: dict, seeds: list[int], variants: list[str] | None, out: Path) -
     if unknown := set(variants or ()) - set(study["variants"]):
         sys.exit(f"no variant {', '.join(sorted(unknown))} in the study; it has {', '.join(study['variants'])}")
     common, splits = {"preset": study["preset"], **study.get("flags", {})}, study.get("splits", list(SPLITS))
+    averages = study.get("averages", {})
     return [
-        Run(name, seed, {**common, **(flags or {})}, study["drawing"], splits, out / name / f"seed-{seed}")
+        Run(name, seed, {**common, **(flags or {})}, study["drawing"], splits, out / name / f"seed-{seed}",
+            averages.get(name))
         for seed in seeds
         for name, flags in study["variants"].items()
         if not variants or name in variants
-    ]
+    ]  # fmt: skip
 
 
 def train(flags: dict, **others):
     """What training with these flags costs."""
-    flags = {name: str(value).replace("{studies}", str(STUDIES)) for name, value in flags.items()}
-    words = [f"--{name}={value}" if value != "" else f"--{name}" for name, value in {**flags, **others}.items()]
+    words = []
+    for name, value in {**flags, **others}.items():
+        if isinstance(value, list):
+            words += [f"--{name}", *map(str, value)]
+        else:
+            words.append(f"--{name}={value}".replace("{studies}", str(STUDIES)) if value != "" else f"--{name}")
     return measure_command("ppldm", ["train", "--loop", "hand", *words])
 
 
@@ -113,6 +126,8 @@ def carry_out(run: Run, world: Path) -> dict:
     print(f"{run.variant}, seed {run.seed}", file=sys.stderr, flush=True)
     shutil.rmtree(run.folder, ignore_errors=True)
     cost = train(run.flags, output_dir=run.folder / "run", seed=run.seed)
+    if run.average is not None:
+        measure_command("ppldm", ["ema", run.folder / "run", "--std", run.average, "--out", run.model])
     costs = {name: getattr(cost, name) for name in ("seconds", "cpu_seconds", "peak_gb")}
     last = json.loads((run.folder / "run/metrics.jsonl").read_text().splitlines()[-1])
     losses = {name: last[name] for name in ("loss", "validation_loss") if name in last}
@@ -127,7 +142,7 @@ def evaluate(run: Run, world: Path) -> list[dict]:
     for split in run.splits:
         words = [f"--{flag}={value}" for flag, value in run.drawing.items()]
         measure_command("ppldm", [
-            "evaluate", run.folder / "run/pipeline", "--against", world / "demo.filelist.list",
+            "evaluate", run.model, "--against", world / "demo.filelist.list",
             "--prompts", world / SPLITS[split], "--metrics", "composition", *words, "--out", run.folder / split,
         ])  # fmt: skip
         (path,) = (run.folder / split).glob("g*.json")

@@ -7,10 +7,11 @@ BAR='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
 PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
 
 # prove quick|full: every test on one Python (make_venv's), and on the others every test (full) or a sample of the quick
-# ones (quick; SAMPLE is its share). The slow tests of the first have a process of their own, since each test computes
-# on one core. Everything runs, whatever fails; the exit status tells.
+# ones (quick; SAMPLE is its share). Of slow tests with several cases, quick plays a share of these (SAMPLE_CASES). The
+# slow tests of the first have a process of their own, since each test computes on one core. Everything runs, whatever
+# fails; the exit status tells.
 prove() {
-    local own version python status slow slow_log started=$SECONDS failed=() missing=() others=()
+    local own version python status slow slow_log started=$SECONDS failed=() missing=() others=() cases=()
     make_venv
     install_programs
     install_references "$VENV" || failed+=("installing PyTorch and wandb")
@@ -18,11 +19,15 @@ prove() {
     # Dear grids are sampled by the seed, or played whole.
     export PPLDM_SEED
     PPLDM_SEED=$(sample_seed)
-    [[ $1 == quick ]] || export PPLDM_ALL=1
+    if [[ $1 == quick ]]; then
+        cases=(--sample-cases "${SAMPLE_CASES:-0.4}" --sample-seed "$PPLDM_SEED")
+    else
+        export PPLDM_ALL=1
+    fi
     say "Python $own: every test, and none may be skipped for what is missing (PPLDM_SEED=$PPLDM_SEED)"
     slow_log=$(mktemp)
     say "the slow ones run beside all others; what they say comes last"
-    (unset PYTHON; PPLDM_REQUIRE=all exec "$VENV/bin/python" -m pytest -rs -m slow) >"$slow_log" 2>&1 &
+    (unset PYTHON; PPLDM_REQUIRE=all exec "$VENV/bin/python" -m pytest -rs -m slow "${cases[@]}") >"$slow_log" 2>&1 &
     slow=$!
     (unset PYTHON; PPLDM_REQUIRE=all exec "$VENV/bin/python" -m pytest -rs -m "not slow") ||
         failed+=("the quick tests on Python $own")

@@ -89,6 +89,58 @@ CLIP_CONFIG = {
     "max_position_embeddings": 12,
     "projection_dim": 32,
 }
+CASCADE_C_CONFIG = {
+    "in_channels": 16,
+    "out_channels": 16,
+    "conditioning_dim": 16,
+    "block_out_channels": [16, 16],
+    "num_attention_heads": [2, 2],
+    "down_num_layers_per_block": [1, 1],
+    "up_num_layers_per_block": [1, 1],
+    "block_types_per_layer": [["SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock"]] * 2,
+    "clip_text_in_channels": 32,
+    "clip_text_pooled_in_channels": 32,
+    "clip_image_in_channels": 8,
+    "dropout": 0.0,
+    "switch_level": [False],
+}
+CASCADE_B_CONFIG = {
+    **CASCADE_C_CONFIG,
+    **{"in_channels": 4, "out_channels": 4, "patch_size": 2, "num_attention_heads": [-1, 2]},
+    **{"up_blocks_repeat_mappers": [2, 1], "clip_text_in_channels": None, "clip_image_in_channels": None},
+    **{"effnet_in_channels": 16, "pixel_mapper_in_channels": 3, "switch_level": None},
+    "block_types_per_layer": [
+        ["SDCascadeResBlock", "SDCascadeTimestepBlock"],
+        ["SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock"],
+    ],
+    "timestep_conditioning_type": ["sca"],
+}
+UVIT_CONFIG = {
+    "sample_size": 4,
+    "in_channels": 4,
+    "patch_size": 2,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "clip_dim": 32,
+    "num_text_tokens": 12,
+}
+DIT_CONFIG = {
+    "sample_size": 4,
+    "in_channels": 4,
+    "patch_size": 2,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "cross_attention_dim": 32,
+    "caption_channels": 32,
+    "attention_bias": True,
+    "norm_type": "ada_norm_single",
+    "num_embeds_ada_norm": 1000,
+    "norm_elementwise_affine": False,
+    "norm_eps": 1e-6,
+    "activation_fn": "gelu-approximate",
+}
 
 
 @dataclass(frozen=True)
@@ -156,7 +208,9 @@ def tiny(tmp_path_factory) -> Tiny:
     write_filelist(folder / "tiny.filelist", ["part-00000.gz", "part-00001.gz"])
     write_filelist(folder / "tiny.filelist.list", ["tiny.filelist"])
     CaptionTokenizer(build_vocab([row.caption for row in rows]), 12).save(folder / "tokenizer")
-    configs = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP_CONFIG}
+    configs = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP_CONFIG,
+               "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "cascade_c": CASCADE_C_CONFIG,
+               "cascade_b": CASCADE_B_CONFIG}  # fmt: skip
     for name, config in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(config))
     save_component(build_autoencoder(folder / "vae.json", seed=1), folder / "vae")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import needs
 import pytest
-from sampling import chosen
+from sampling import chosen, chosen_cases
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [f"tests/test_a.py::test_b[{number}]" for number in range(2000)]
@@ -76,6 +76,16 @@ def test_a_sample_is_the_share_that_was_asked_for_and_grows_with_it(share):
     taken = {name for name in NAMES if chosen(name, share, 7)}
     assert abs(len(taken) / len(NAMES) - share) < 0.03
     assert taken <= {name for name in NAMES if chosen(name, min(1.0, share + 0.1), 7)}
+
+
+@pytest.mark.parametrize("share, expected", [(0.0, 0), (0.1, 1), (0.5, 4), (0.51, 5), (1.0, 8)])
+def test_of_each_test_a_share_of_its_cases_is_played(share, expected):
+    names = [f"tests/test_a.py::test_{name}[{number}]" for name in "bc" for number in range(8)] + ["tests/test_a.py::d"]
+    for seed in range(5):
+        taken = chosen_cases(names, share, seed)
+        assert [sum(f"test_{name}[" in one for one in taken) for name in "bc"] == [expected, expected]
+        assert ("tests/test_a.py::d" in taken) == (share > 0)
+    assert chosen_cases(names, 0.5, 1) != chosen_cases(names, 0.5, 2)
 
 
 def test_seeds_choose_independently():
@@ -149,7 +159,7 @@ def prove(tmp_path, mode, fail="nothing", absent="none", how="2", **variables):
     )  # fmt: skip
     # The slow tests run beside the others: where their line stands is chance.
     calls = (tmp_path / "calls").read_text().splitlines()
-    return status, sorted(calls, key=lambda call: call.endswith("-m slow")), stderr
+    return status, sorted(calls, key=lambda call: "-rs -m slow" in call), stderr
 
 
 def test_ci_runs_all_on_one_python_and_a_sample_on_the_others(tmp_path):
@@ -157,7 +167,8 @@ def test_ci_runs_all_on_one_python_and_a_sample_on_the_others(tmp_path):
     assert status == 0, stderr
     assert calls[0] == f"references {tmp_path}/.venv"
     assert calls[1] == f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m not slow"
-    assert calls[-1] == f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m slow"
+    cases = f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m slow --sample-cases 0.4 --sample-seed "
+    assert calls[-1].startswith(cases)
     for call, version in zip(calls[2:-1], ("3.10", "3.12"), strict=True):
         assert f"/.venv-{version}/bin/python REQUIRE=s3,browser," in call and "--sample 0.25 --sample-seed" in call
         assert "-m not slow" in call

@@ -5,23 +5,15 @@ none. docs/config.md shows these tables.
 """
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 from ..utils.errors import ConfigError
-from ..utils.store.client import check_address, is_address
 from ..utils.text import did_you_mean
+from .foreign_parts import NoCounterpart, places_of
 from .yaml_file import read_yaml
-
-_MOST_PARTS = 1_000_000
-_PIPE = re.compile(r"pipe: *(?:aws s3 cp|gsutil (?:cp|cat)|curl(?: -\S+)*|hdfs dfs -cat) +(?P<address>\S+)(?: +-)?")
-
-
-class NoCounterpart(Exception):
-    """A value that cannot be translated; its text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -139,41 +131,11 @@ def markdown_table(system: str) -> str:
     return "\n".join([f"| {system} | here | |", "| --- | --- | --- |", *rows])
 
 
-def expand_braces(text: str) -> list[str]:
-    """The paths of a pattern such as a/{000..012}.tar, as WebDataset writes them, and of {a,b}."""
-    found = re.search(r"\{([^{}]*)\}", text)
-    if not found:
-        return [text]
-    span = re.fullmatch(r"(\d+)\.\.(\d+)", found.group(1))
-    if span:
-        first, last = span.groups()
-        if int(last) - int(first) >= _MOST_PARTS:
-            raise NoCounterpart(f"{text} names more than {_MOST_PARTS:,} files; write the filelist yourself")
-        middle = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    else:
-        middle = found.group(1).split(",")
-    head, tail = text[: found.start()], text[found.end() :]
-    return [f"{head}{one}{rest}" for one in middle for rest in expand_braces(tail)]
-
-
 def _parts(value, source: Source) -> dict:
-    places = chain.from_iterable(map(_places, map(str, value if isinstance(value, list) else [value])))
+    places = chain.from_iterable(map(places_of, map(str, value if isinstance(value, list) else [value])))
     name = f"{source.stem}.filelist"
     source.files[name] = "".join(f"{place}\n" for place in places)
     return {"data.file_list": name}
-
-
-def _places(text: str) -> list[str]:
-    """The lines of a filelist that mean the same. A pipe whose command only copies an address is that address; a folder
-    of a store is the tar files below it."""
-    copied = _PIPE.fullmatch(text.strip())
-    place = copied["address"] if copied else text
-    if is_address(place):
-        return [check_address(one if "." in one.rpartition("/")[2] else f"{one.rstrip('/')}/**/*.tar")
-                for one in expand_braces(place)]  # fmt: skip
-    if place.startswith("pipe:") or "://" in place.replace("file://", ""):
-        raise NoCounterpart(f"{place} cannot be read here: mount it or copy it, and write a filelist of the parts")
-    return [str(Path(one).absolute()) for one in expand_braces(re.sub("^file:(//)?", "", place))]
 
 
 def _choose(key: str, known: dict, word: str):
@@ -318,9 +280,35 @@ OPEN_DIFFUSION = {
     "lr_scheduler.params.warmup_length": _as("optimizer.warmup_steps"),
 }  # fmt: skip
 
-_NOT_A_FAMILY = "Stable Cascade's networks are not a family here yet"
 _NO_CONTROL = "control branches are not built here yet"
-_NO_LORA = "adapters are not built here yet"
+_PUBLISHED = "stabilityai/stable-cascade"
+# By their model_version: what is trained, and its name as a published model.
+_STAGES = {
+    "3.6B": ("prior", f"{_PUBLISHED}-prior"), "1B": ("prior", f"{_PUBLISHED}-prior/prior_lite"),
+    "3B": ("decoder", _PUBLISHED), "700M": ("decoder", f"{_PUBLISHED}/decoder_lite"),
+}  # fmt: skip
+
+
+def _stage(_value, source: Source) -> dict:
+    """Of either of the two keys that say it: a checkpoint goes before the published model."""
+    version = str(source.first("model_version"))
+    if version not in _STAGES:
+        raise NoCounterpart(f"model_version {version} is not built here; there are {', '.join(_STAGES)}")
+    name, published = _STAGES[version]
+    found = {"family": f"cascade_{name}", "model.text_encoder_name_or_path": f"{_PUBLISHED}-prior"}
+    found |= {"model.vqgan_name_or_path": _PUBLISHED} if name == "decoder" else {}
+    chosen = source.first("generator_checkpoint_path") or published
+    return found | {f"model.{name}_name_or_path": chosen}
+
+
+def _tokens(value, _source: Source) -> dict:
+    words = [token if start is None else f"{token}={start}" for token, start in value]
+    return {"model.train_tokens": words}
+
+
+_STAGE = Counterpart(
+    ("model.prior_name_or_path", "model.decoder_name_or_path"), "with its family and the networks beside it", _stage
+)
 _CASCADE_DIR = Counterpart(
     ("run.output_dir",), "checkpoint_path/experiment_id", _folder("checkpoint_path", "experiment_id")
 )
@@ -329,13 +317,13 @@ STABLE_CASCADE = {
     "experiment_id": _CASCADE_DIR,
     "checkpoint_path": _CASCADE_DIR,
     "output_path": _none("samples lie in the run's folder; logging.logging_dir moves what VisualDL shows"),
-    "model_version": _none(_NOT_A_FAMILY),
-    "effnet_checkpoint_path": _none(_NOT_A_FAMILY),
-    "previewer_checkpoint_path": _none(_NOT_A_FAMILY),
-    "generator_checkpoint_path": _none(_NOT_A_FAMILY),
-    "stage_a_checkpoint_path": _none(_NOT_A_FAMILY),
-    "clip_text_model_name": _none(_NOT_A_FAMILY),
-    "clip_image_model_name": _none(_NOT_A_FAMILY),
+    "model_version": _STAGE,
+    "effnet_checkpoint_path": _as("model.effnet_name_or_path"),
+    "previewer_checkpoint_path": _none("small latents are shown as they are"),
+    "generator_checkpoint_path": _STAGE,
+    "stage_a_checkpoint_path": _none("stage A is read as diffusers has it: model.vqgan_name_or_path"),
+    "clip_text_model_name": _as("model.text_encoder_name_or_path"),
+    "clip_image_model_name": _as("model.image_encoder_name_or_path"),
     "edm_objective": _none("not a key that Stable Cascade's own training takes"),
     "wandb_project": Counterpart(
         _WANDB.keys, "the project is called ppldm, the run as its folder; export WANDB_API_KEY", _WANDB.make, True
@@ -389,10 +377,16 @@ STABLE_CASCADE = {
     "controlnet_filter_params": _none(_NO_CONTROL),
     "controlnet_bottleneck_mode": _none(_NO_CONTROL),
     "controlnet_checkpoint_path": _none(_NO_CONTROL),
-    "module_filters": _none(_NO_LORA),
-    "rank": _none(_NO_LORA),
-    "train_tokens": _none(_NO_LORA),
-    "lora_checkpoint_path": _none(_NO_LORA),
+    "module_filters": Counterpart(
+        ("model.lora_modules",), "'.attn', one layer there, is attention",
+        lambda value, _source: {"model.lora_modules": [one.replace(".attn", "attention") for one in value]},
+    ),
+    "rank": Counterpart(
+        ("model.lora_rank", "model.lora_alpha"), "theirs are scaled by 1 over it",
+        lambda value, _source: {"model.lora_rank": value, "model.lora_alpha": 1},
+    ),
+    "train_tokens": Counterpart(("model.train_tokens",), "as token=expression", _tokens),
+    "lora_checkpoint_path": _none("adapters always start anew; a run's own checkpoint goes on by itself"),
 }  # fmt: skip
 
 _FAMILIES = {"open-diffusion": {"family": "stable_diffusion"}}

@@ -16,10 +16,18 @@ _SD2 = {"vae": "vae_kl_f8", "text_encoder": "clip_vit_h", "unet": "unet_sd2"}
 _NETWORKS = {
     **dict.fromkeys(("CompVis/stable-diffusion-v1-4", "stable-diffusion-v1-5/stable-diffusion-v1-5"), _SD1),
     **{f"stabilityai/stable-diffusion-{name}": _SD2 for name in ("2", "2-base", "2-1", "2-1-base")},
-    "openai/clip-vit-large-patch14": {"text_encoder": "clip_vit_l"},
+    "openai/clip-vit-large-patch14": {"text_encoder": "clip_vit_l", "image_encoder": "image_encoder_vit_l"},
+    "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k": {"text_encoder": "clip_vit_bigg"},
+    "stabilityai/stable-cascade-prior": {
+        **{"text_encoder": "clip_vit_bigg", "image_encoder": "image_encoder_vit_l", "prior": "cascade_c_3b"},
+    },
+    "stabilityai/stable-cascade-prior/prior_lite": {"prior": "cascade_c_1b"},
+    "stabilityai/stable-cascade": {"text_encoder": "clip_vit_bigg", "vqgan": "vqgan_f4", "decoder": "cascade_b_3b"},
+    "stabilityai/stable-cascade/decoder_lite": {"decoder": "cascade_b_700m"},
 }
 
 
 def published_network(component: str, name: str) -> str | None:
     """The package's config of a component of the model `owner/model[/component]`; None where it is not known."""
-    return _NETWORKS.get("/".join(name.split("/")[:2]), {}).get(component)
+    model = _NETWORKS.get(name) or _NETWORKS.get("/".join(name.split("/")[:2]), {})
+    return model.get(component)

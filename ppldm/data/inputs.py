@@ -10,8 +10,10 @@
     Uniform(stream)         float32 []                         in [0, 1)
     Integer(stream, below)  int64 []                           0 .. below - 1, equally often
     Level(stream, below, …) int64 []                           the same by another law (`levels`)
+    KeptPatches(side, …)    int64 [K]                          the patches that are not left out, ascending
     Normals(stream, C, f)   float32 [C, H / f, W / f]          standard normal; f None: [C, 1, 1], one a channel
     Sum(first, scale, second)                                  first + scale * second; first may name another input
+    Pyramid(normals, stream)                                   normals and coarser ones, of unit variance
 
 H and W are those of the samples. A batch has pixels or moments; where some of its rows have moments, pixels are only of
 those that have none, M of them, and `Uncached` says which. Without cached latents there are pixels alone, and without
@@ -31,6 +33,8 @@ from ..utils.rng import Stream
 from .control.filters import ControlFilter
 from .levels import Level
 from .normals import fill_normals
+
+_PYRAMID_LEVELS, _LARGEST_COARSE = 10, 16
 
 # (stream, (epoch, row)) -> the generator of that purpose
 Generators = Callable[[Stream, tuple[int, int]], np.random.Generator]
@@ -165,6 +169,30 @@ class Integer:
 
 
 @dataclass(frozen=True)
+class KeptPatches:
+    """The numbers, ascending, of the patches of `side` pixels a side, row by row, that are kept where the share
+    `masked` of them, rounded down, is left out; any as likely as any other."""
+
+    side: int
+    masked: float
+    dtype: ClassVar[type] = np.int64
+
+    def _count(self, height: int, width: int) -> int:
+        return (height // self.side) * (width // self.side)
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        count = self._count(height, width)
+        return (count - int(count * self.masked),)
+
+    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
+        """For each of `keys` (epoch, row)."""
+        (kept,), count = self.shape(*size), self._count(*size)
+        orders = [generators(Stream.PATCH_MASK, key).random(count).argsort(kind="stable") for key in keys]
+        return np.sort(np.array(orders, dtype=np.int64).reshape(-1, count)[:, :kept])
+
+
+@dataclass(frozen=True)
 class Normals:
     """Standard normal numbers on the grid of which one is `factor` pixels a side; None: one for each channel."""
 
@@ -210,8 +238,54 @@ class Sum:
         return first + np.float32(self.scale) * self.second.draw(keys, size, generators, made)
 
 
+@dataclass(frozen=True)
+class Pyramid:
+    """`first`, and normals of `stream` on grids of half its sides, a quarter and so on, each enlarged by repetition and
+    0.75 times the one before; divided by the root of the sum of the squares. Of the grids only those up to 16 a side
+    count, and none below 1. As the published trainer of Stable Cascade's stage B makes its noise."""
+
+    first: Normals
+    stream: Stream
+    dtype: ClassVar[type] = np.float32
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample."""
+        return self.first.shape(height, width)
+
+    def grids(self, height: int, width: int) -> list[tuple[float, int, int]]:
+        """(weight, height, width) of each coarser grid for noise of so many numbers."""
+        sides = [(0.75**level, height >> level, width >> level) for level in range(1, _PYRAMID_LEVELS)]
+        return [(weight, h, w) for weight, h, w in sides if h and w and min(h, w) <= _LARGEST_COARSE]
+
+    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
+        """For each of `keys` (epoch, row)."""
+        noise = self.first.draw(keys, size, generators, made)
+        channels, height, width = noise.shape[1:]
+        grids = self.grids(height, width)
+        for key, place in zip(keys, noise, strict=True):
+            generator = generators(self.stream, key)
+            for weight, h, w in grids:
+                coarse = generator.standard_normal((channels, h, w), dtype=np.float32)
+                rows, columns = np.arange(height) * h // height, np.arange(width) * w // width
+                place += np.float32(weight) * coarse[:, rows[:, None], columns]
+        return noise / np.float32(sum([weight**2 for weight, *_ in grids], 1.0) ** 0.5)
+
+
 Input = (
-    Pixels | Moments | Uncached | Control | Sizes | Tokens | TextEmbeddings | Uniform | Integer | Level | Normals | Sum
+    Pixels
+    | Moments
+    | Uncached
+    | Control
+    | Sizes
+    | Tokens
+    | TextEmbeddings
+    | Uniform
+    | Integer
+    | Level
+    | KeptPatches
+    | Normals
+    | Sum
+    | Pyramid
 )
 
 

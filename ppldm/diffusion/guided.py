@@ -47,8 +47,7 @@ def sample_latents(
     `input_ids` [B, L] int64 are the prompts' tokens, `empty_ids` [1, L] or [B, L] those of the empty caption, or of
     what the pictures should not show. Guidance is that of Ho and Salimans 2022 (arXiv:2207.12598): uncond +
     guidance_scale (cond - uncond); 1 costs a single pass. `next_noise()` gives the noise [B, C, h, w] of each step to a
-    stochastic sampler. `control`: what leads a model that takes it, as `networks.controlnet` names it; both branches
-    see it.
+    stochastic sampler. `control`: what leads a model that takes it (`networks.denoising`, `lead`).
     """
     run = Sampler(choose_sampler(sampler, model.process), model.process, num_inference_steps, model.sampling)
     condition = model.condition(input_ids)
@@ -58,14 +57,14 @@ def sample_latents(
     # Both branches are told the same sizes: what guidance strengthens is the caption.
     condition |= model.size_condition(model.drawn_sizes(paddle.concat([noise] * 2) if guided else noise))
     condition |= {
-        name: paddle.concat([value] * 2) if guided and paddle.is_tensor(value) else value
+        name: paddle.concat([model.without_lead(value), value]) if guided and paddle.is_tensor(value) else value
         for name, value in (control or {}).items()
     }
     latents = noise * run.initial_scale
     for timestep in run.timesteps:
         latents_input = run.scale_input(latents, timestep)
         latents_input = paddle.concat([latents_input] * 2) if guided else latents_input
-        latents_input = latents_input.astype(model.unet.dtype)
+        latents_input = latents_input.astype(model.denoiser.dtype)
         predicted = model.denoise(latents_input, timestep, **condition).astype("float32")
         if guided:
             without, with_prompt = predicted.chunk(2)

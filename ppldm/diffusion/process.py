@@ -79,6 +79,12 @@ class NoiseSchedule:
         signal = self.alphas_cumprod().astype(np.float64)
         return log_snr(signal, 1.0 - signal)
 
+    def ratios(self) -> np.ndarray:
+        """The u in 0 .. 1 at which the cosine schedule has abar_t, float64: what the networks of Stable Cascade are
+        told of a level (arXiv:2102.09672, equation 17, solved for t / T)."""
+        first = np.cos(0.008 / 1.008 * np.pi / 2) ** 2
+        return np.arccos((self._signal() * first) ** 0.5) / (np.pi / 2) * 1.008 - 0.008
+
     def sigmas(self) -> np.ndarray:
         """The share of noise at each level of flow, float32, rising to 1: evenly spaced, and shifted."""
         sigmas = np.arange(1, self.num_train_timesteps + 1) / self.num_train_timesteps

@@ -45,6 +45,7 @@ def evaluate(
     inception: str = None,  # InceptionV3 for FID: a file, or pytorch-fid, torch-fidelity, paddlenlp, paddlegan
     clip: str = None,  # CLIP: a folder, or a name such as openai/clip-vit-base-patch32
     dinov2: str = None,  # DINOv2: a file or folder, or a name such as dinov2_vitl14
+    lpips: str = None,  # LPIPS of an autoencoder's pictures: a file, or a folder with VGG16's and the linear layers'
     convention: str = None,  # how pictures are resized for inception: clean, legacy_pytorch, legacy_tensorflow
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
@@ -95,7 +96,7 @@ def _open_job(flags):
     from .job import Job, is_autoencoder, is_model
     from .measure import Networks, choose_metrics
 
-    networks = {name: getattr(flags, name) for name in ("inception", "clip", "dinov2")}
+    networks = {name: getattr(flags, name) for name in ("inception", "clip", "dinov2", "lpips")}
     paired = flags.what is not None and is_autoencoder(local_path(flags.what))
     if flags.lora and flags.what is not None and (paired or not is_model(local_path(flags.what))):
         raise ConfigError(f"--lora changes a model that draws, and {flags.what} is none; omit it, or name the model")

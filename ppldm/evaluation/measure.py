@@ -56,7 +56,7 @@ def choose_metrics(
     found = [_parse(word) for word in dict.fromkeys(words)]
     for one in found:
         if why := _missing(one.network, given):
-            raise ConfigError(f"--metrics {one.name} {why}, a path or a name such as {NETWORKS[one.network].published}")
+            raise ConfigError(f"--metrics {one.name} {why}, {NETWORKS[one.network].given_by}")
     return found, {}
 
 
@@ -71,6 +71,8 @@ def _parse(word: str) -> Wanted:
         raise ConfigError(f"--metrics {word}: {name} uses no features; write {name}")
     if network not in NETWORKS:
         raise ConfigError(f"--metrics {word}: no network {network!r}; {did_you_mean(network, NETWORKS)}")
+    if NETWORKS[network].of_pairs != (metric.inputs == "pairs"):
+        raise ConfigError(f"--metrics {word}: {name} takes no features of {network}; write {name}")
     return Wanted(word, metric, network, True)
 
 
@@ -172,7 +174,7 @@ def measure(
     """Compute the metrics into a result. Raises DataError, ModelError."""
     features: dict[str, np.ndarray] = {}
     for one in wanted:
-        if one.network is not None and one.network not in features:
+        if one.network not in (None, *features) and one.metric.inputs != "pairs":
             features[one.network] = networks.embed(one.network, generated)
         if one.metric.inputs == COMPOSITION:
             _add_composition(result, one, generated)
@@ -204,4 +206,4 @@ def _inputs(one: Wanted, features: dict, generated: PictureSet, real: PictureSet
         case "single":
             return (features[one.network],)
         case _:
-            return generated, real
+            return generated, real, *([networks[one.network]] if one.network else [])

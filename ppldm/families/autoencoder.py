@@ -1,28 +1,37 @@
-"""An autoencoder by itself: an AutoencoderKL, such as `ldm` takes for its VAE."""
+"""An autoencoder by itself: an AutoencoderKL, such as `ldm` takes for its VAE. docs/autoencoder.md has its loss."""
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ..config.option import Bounds, option
+from ..config.option import Bounds, Needs, option
+from ..config.published_models import published_network
+from ..data.shapes import make_shapes
 from ..networks.configs import check_fit, downscale_factor, read_new_config
-from ..utils.errors import ConfigError
+from ..utils.errors import CheckpointError, ConfigError, ModelError
 from ..utils.log import get_logger, progress
 from ..utils.processes.rank_watch import gather_objects
 from ..utils.processes.world import gather_in_order, shard
+from ..weights.configs import read_folder_config
 from ..weights.model_file import Component
 from .base import Family, Sitting, check_sizes
+from .settings.average import AverageSettings
 
 NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the rows
 NUM_MEASURED = 1024  # encoded for the latents' statistics, at most
 _MEASURED_AT_A_TIME = 16
 
 _loss = partial(option, section="model", identity=True)
+_PERCEPTUAL = Needs("--perceptual_weight above 0", lambda given: given.perceptual_weight > 0)
+_ADVERSARIAL = Needs("--adversarial_weight above 0", lambda given: given.adversarial_weight > 0)
+_RANDOM = "random"  # weights of LPIPS, where there is no file
+_ONE, _NOT_NEGATIVE = Bounds(least=1), Bounds(least=0)
 
 
 @dataclass(kw_only=True)
-class AutoencoderConfig:
+class AutoencoderConfig(AverageSettings):
     """What an autoencoder is trained as."""
 
     family: ClassVar[str] = "autoencoder"
@@ -39,6 +48,13 @@ class AutoencoderConfig:
         "Config of an AutoencoderKL, built from scratch: a JSON file, or a name.",
         section="model",
         kind="network",
+        needs=Needs("no --vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path),
+    )
+    vae_name_or_path: str | None = option(
+        None, "Autoencoder to start from: a folder, a .ckpt, or a name.", section="model", kind="model"
+    )
+    train_decoder_only: bool = _loss(
+        False, "Keep the encoder, the latents and their scaling factor as they are; needs --vae_name_or_path."
     )
     reconstruction_loss: str = _loss(
         "l1",
@@ -48,23 +64,74 @@ class AutoencoderConfig:
     kl_weight: float = _loss(
         1e-6,
         "Weight of the KL divergence, in nats a picture, against the summed error of its pixels.",
-        bounds=Bounds(least=0),
+        bounds=_NOT_NEGATIVE,
     )
+    perceptual_weight: float = _loss(
+        0.0, "Weight of LPIPS against the mean error of the pixels; 1 as published.", bounds=_NOT_NEGATIVE
+    )
+    lpips_weights: str | None = option(
+        None,
+        "Weights of LPIPS on VGG16: a file, a folder with VGG16's and those of the linear layers, or random, which "
+        "compares with no published distance.",
+        section="model",
+        needs=_PERCEPTUAL,
+    )
+    adversarial_weight: float = _loss(
+        0.0, "Weight of the adversarial loss beside its adaptive one; 0.5 as published.", bounds=_NOT_NEGATIVE
+    )
+    adversarial_start: int = _loss(
+        50001,
+        "Updates before the discriminator begins to run and to learn.",
+        bounds=_NOT_NEGATIVE,
+        unit="updates",
+        needs=_ADVERSARIAL,
+    )
+    discriminator_weights: str | None = option(
+        None,
+        "Discriminator to start from: CompVis' .ckpt, a checkpoint's model_state.pdparams, or a file of it alone.",
+        section="model",
+        kind="file",
+        needs=_ADVERSARIAL,
+    )
+    discriminator_channels: int = option(
+        64, "Channels of a new discriminator's first layer.", section="model", bounds=_ONE, needs=_ADVERSARIAL
+    )
+    discriminator_layers: int = option(
+        3, "How often a new discriminator halves the sides.", section="model", bounds=_ONE, needs=_ADVERSARIAL
+    )
+    discriminator_learning_rate: float | None = _loss(
+        None,
+        "Learning rate of the discriminator (default: --learning_rate).",
+        bounds=Bounds(above=0),
+        needs=_ADVERSARIAL,
+    )
+    offline: bool = option(False, "Never touch the network: names must be in the cache.", section="model")
     image_logging_steps: int = option(
         1000,
         "Draw reconstructions and log PSNR every this many updates; 0: never.",
         section="validation",
-        bounds=Bounds(least=0),
+        bounds=_NOT_NEGATIVE,
         unit="updates",
     )
 
     def check(self) -> None:
-        """Every combination works."""
+        """Raises ConfigError for combinations that cannot work."""
+        self.check_average()
+        if self.train_decoder_only and self.vae_name_or_path is None:
+            raise ConfigError("--train_decoder_only needs a trained encoder; give --vae_name_or_path")
+        if self.perceptual_weight and self.lpips_weights is None:
+            raise ConfigError("--perceptual_weight needs LPIPS; give --lpips_weights FILE, or random")
+        if self.lpips_weights not in (None, _RANDOM) and not Path(self.lpips_weights).expanduser().exists():
+            raise ConfigError(f"--lpips_weights {self.lpips_weights} is not there; give a file, a folder, or {_RANDOM}")
 
-    def network_config(self) -> dict:
-        """The completed config of the network. Raises ConfigError."""
-        config = read_new_config("vae", self.vae_config_file, "--vae_config_file")
-        check_fit({"vae": config}, self.vae_config_file, ConfigError)
+    def network_config(self) -> dict | None:
+        """The completed config of the network; None of weights that are not here. Raises ConfigError, ModelError."""
+        if self.vae_name_or_path:
+            config = read_folder_config("vae", self.vae_name_or_path)
+        else:
+            config = read_new_config("vae", self.vae_config_file, "--vae_config_file")
+        if config:
+            check_fit({"vae": config}, self.vae_name_or_path or self.vae_config_file, ConfigError)
         return config
 
 
@@ -74,28 +141,76 @@ class Autoencoder(Family):
     name = "autoencoder"
     plural = "autoencoders"
     Config = AutoencoderConfig
-    components: ClassVar = {"vae": "vae"}
+    components: ClassVar = {"vae": "vae", "discriminator": "PatchDiscriminator", "lpips": "Lpips"}
+    optional = ("discriminator", "lpips")
     unsupported = ("fp16", "recompute", "to_static")
     half_precision_levels = ("O1",)
     export_folder = "vae"
 
     def check(self, config: AutoencoderConfig, data) -> None:
-        """The network's config, with the size of pictures."""
-        check_sizes(config.network_config(), data)
+        """The network's config, and the discriminator's, with the size of pictures."""
+        if found := config.network_config():
+            check_sizes(found, data)
+        least = 3 * 2**config.discriminator_layers
+        side = min(min(one) for one in make_shapes(data) or [(data.resolution, data.resolution)])
+        if config.adversarial_weight and side < least:
+            raise ConfigError(
+                f"--discriminator_layers {config.discriminator_layers} needs pictures of {least} pixels a side; some "
+                f"have {side}; lower it"
+            )
+
+    def identity(self, config: AutoencoderConfig, data) -> dict:
+        """The average."""
+        return {"ema": str(self.average(config))}
+
+    def average(self, config: AutoencoderConfig):
+        """What the settings ask for."""
+        return config.decay()
 
     def networks(self, config: AutoencoderConfig, data) -> dict[str, Component]:
-        """The one."""
-        return {"vae": Component(config.network_config(), trained=True)}
+        """With those of the loss; a discriminator from a file as large as the settings have it."""
+        own = config.network_config()
+        if own is None:
+            file = published_network("vae", config.vae_name_or_path)
+            if file is None:
+                raise ModelError(f"{config.vae_name_or_path}: there is no config.json here; download the model first")
+            own = read_new_config("vae", file, "--vae_name_or_path")
+        found = {"vae": Component(own, trained=True)}
+        if config.adversarial_weight:
+            sizes = {"channels": config.discriminator_channels, "layers": config.discriminator_layers}
+            found["discriminator"] = Component(sizes, trained=True)
+        if config.perceptual_weight:
+            found["lpips"] = Component({}, trained=False)
+        return found
 
     def build(self, config: AutoencoderConfig, data, seed: int):
-        """Anew, from its config."""
+        """Anew from its config, or from weights, with the networks of its loss."""
+        import paddle
+
         from ..data.inputs import Normals, Pixels
         from ..networks.autoencoder import AutoencoderObjective
         from ..networks.build import build_autoencoder
         from ..utils.rng import Stream
+        from ..weights.fill import fill_component, find_component_by_name
+        from ..weights.losses import load_discriminator, load_lpips
 
-        vae = build_autoencoder(config.vae_config_file, seed)
-        model = AutoencoderObjective(vae, config.reconstruction_loss, config.kl_weight)
+        if config.vae_name_or_path:
+            found = find_component_by_name("vae", config.vae_name_or_path, offline=config.offline)
+            with paddle.utils.unique_name.guard():
+                vae = fill_component("vae", found)
+            check_sizes(vae.config, data)
+        else:
+            vae = build_autoencoder(config.vae_config_file, seed)
+        settings = {"decoder_only": config.train_decoder_only}
+        if config.perceptual_weight:
+            lpips = load_lpips(config.lpips_weights, seed)
+            settings |= {"lpips": lpips, "perceptual_weight": config.perceptual_weight}
+        if config.adversarial_weight:
+            sizes = (config.discriminator_channels, config.discriminator_layers)
+            settings["discriminator"] = load_discriminator(config.discriminator_weights, *sizes, seed)
+            settings["adversarial_weight"] = config.adversarial_weight
+            settings["adversarial_start"] = config.adversarial_start
+        model = AutoencoderObjective(vae, config.reconstruction_loss, config.kl_weight, **settings)
         latents = Normals(Stream.POSTERIOR, vae.config.latent_channels, downscale_factor(vae.config))
         model.inputs = {"pixel_values": Pixels(), "posterior_noise": latents}
         return model
@@ -127,23 +242,40 @@ class Autoencoder(Family):
         return {"reconstruction": tile(pad_alike(pictures), len(pairs))}, numbers
 
     def export(self, model, config: AutoencoderConfig, dataset, folder: Path, average, metadata: dict) -> None:
-        """The VAE's folder, with 1 / std of the latents as its scaling factor."""
-        from ..networks.autoencoder import latent_statistics
+        """The VAE's folder, with 1 / std of the latents as its scaling factor; where the encoder was not trained, or
+        the average is made afterwards, with the one that it had. Raises CheckpointError where it had none yet."""
         from ..networks.build import save_component
         from ..utils.files import atomic_dir, write_json
         from ..weights.fill import describe_model
 
-        vae, batches = model.vae, dataset.split(dataset.spread(NUM_MEASURED), _MEASURED_AT_A_TIME)
+        vae = model.vae
         vae.eval()
-        with progress(batches, desc="measuring latents", unit="batch") as chunks:
-            statistics = latent_statistics(vae, (_encoder_inputs(dataset, chunk) for chunk in chunks))
-        scaling_factor = 1.0 / statistics["latent_std"]
-        vae.register_to_config(scaling_factor=scaling_factor)
-        get_logger().info("latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", statistics)
-        with atomic_dir(folder) as target:
+        with atomic_dir(folder) as target, average.applied() if average else nullcontext():
+            found = {}
+            if dataset is None:
+                unchanged = vae.config.scaling_factor if config.train_decoder_only else None
+                factor = metadata.pop("scaling_factor", unchanged)
+                if factor is None:
+                    raise CheckpointError("the scaling factor is measured when the run ends; train to its end first")
+                vae.register_to_config(scaling_factor=factor)
+            elif not config.train_decoder_only:
+                found = _measure_latents(vae, dataset)
+                vae.register_to_config(scaling_factor=1.0 / found["latent_std"])
             save_component(vae, target)
-            describe_model(self, model).write(target)
-            write_json(target / "ppldm.json", {**metadata, **statistics, "scaling_factor": scaling_factor})
+            described = describe_model(self, model)
+            replace(described, components={"vae": described.components["vae"]}).write(target)
+            scaling_factor = float(vae.config.scaling_factor)
+            write_json(target / "ppldm.json", {**metadata, **found, "scaling_factor": scaling_factor})
+
+
+def _measure_latents(vae, dataset) -> dict:
+    from ..networks.autoencoder import latent_statistics
+
+    batches = dataset.split(dataset.spread(NUM_MEASURED), _MEASURED_AT_A_TIME)
+    with progress(batches, desc="measuring latents", unit="batch") as chunks:
+        statistics = latent_statistics(vae, (_encoder_inputs(dataset, chunk) for chunk in chunks))
+    get_logger().info("latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", statistics)
+    return statistics
 
 
 def _encoder_inputs(dataset, rows: list[int]):

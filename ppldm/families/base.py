@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ..config.load import file_layers, last_value
 from ..config.recipe import Recipe, merge_settings, recipe_of
 from ..data.shapes import make_shapes
-from ..networks.configs import downscale_factor, latent_shape
+from ..networks.configs import downscale_factor
 from ..utils.errors import ConfigError
 from ..utils.processes.world import World
 from ..utils.text import did_you_mean
@@ -41,14 +41,16 @@ class Family:
 
     name: that of its module. plural: of its models, in messages. Config: the dataclass of its settings, whose `family`
     is that name. components: its networks by name, each with its kind in `networks.configs`, or the name of a class of
-    its own. needs_process: whether its model.json must describe one. unsupported, half_precision_levels: training
-    settings that it refuses, levels that it takes. export_folder: in the run's folder.
+    its own; those of `optional` are there with some settings. needs_process: whether its model.json must describe one.
+    unsupported, half_precision_levels: training settings that it refuses, levels that it takes. export_folder: in the
+    run's folder.
     """
 
     name: ClassVar[str]
     plural: ClassVar[str]
     Config: ClassVar[type]
     components: ClassVar[Mapping[str, str]]
+    optional: ClassVar[tuple[str, ...]] = ()
     needs_process: ClassVar[bool] = False
     unsupported: ClassVar[tuple[str, ...]] = ()
     half_precision_levels: ClassVar[tuple[str, ...]] = ("O1", "O2")
@@ -140,11 +142,17 @@ def check_family(config, data, arguments) -> None:
 
 def check_sizes(vae, data) -> None:
     """Raises ConfigError where the pictures of a run have sides that a VAE, by its config, does not take."""
-    latent_shape(vae, resolution=data.resolution)
-    factor, made = downscale_factor(vae), data.buckets in ("ratios", "steps")
+    check_sides(downscale_factor(vae), "the VAE's", data)
+
+
+def check_sides(factor: int, whose: str, data) -> None:
+    """Raises ConfigError where they have sides that are no multiples of a downscaling factor, the VAE's or another."""
+    if data.resolution <= 0 or data.resolution % factor:
+        raise ConfigError(f"--resolution {data.resolution} must be a multiple of {factor}, {whose} downscaling factor")
+    made = data.buckets in ("ratios", "steps")
     for height, width in make_shapes(data) or ():
         if height % factor or width % factor:
             raise ConfigError(
-                f"--buckets {data.buckets}: the sides of {width} x {height} must be multiples of {factor}, the VAE's "
+                f"--buckets {data.buckets}: the sides of {width} x {height} must be multiples of {factor}, {whose} "
                 f"downscaling factor; {'change --bucket_step' if made else 'correct it'}"
             )

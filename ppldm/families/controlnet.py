@@ -12,14 +12,14 @@ from ..config.option import option
 from ..data.control.spec import make_filter
 from ..utils.errors import ConfigError, ModelError
 from ..weights.model_file import Component
-from .settings.text_to_image import TextToImageSettings
+from .settings.text_to_image import UNetSettings
 from .text_to_image import TextToImage
 
 _model = partial(option, section="model")
 
 
 @dataclass(kw_only=True)
-class ControlNetConfig(TextToImageSettings):
+class ControlNetConfig(UNetSettings):
     """The base, and what is trained beside it."""
 
     family: ClassVar[str] = "controlnet"

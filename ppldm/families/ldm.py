@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ..config.option import Bounds, Needs, option
+from ..config.option import Needs, option
 from ..config.published_models import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
 from ..utils.errors import ConfigError
 from .settings.adapters import adapts_text_encoder, trains_adapters
-from .settings.text_to_image import TextToImageSettings
+from .settings.learning_rate import learning_rate_of
+from .settings.text_to_image import UNetSettings
 from .text_to_image import TextToImage
 
 _model = partial(option, section="model")
@@ -26,7 +27,7 @@ def _trains_text_encoder(given) -> bool:
 
 
 @dataclass(kw_only=True)
-class LdmConfig(TextToImageSettings):
+class LdmConfig(UNetSettings):
     """What is trained: which components, from where, with which target."""
 
     family: ClassVar[str] = "ldm"
@@ -67,13 +68,9 @@ class LdmConfig(TextToImageSettings):
         kind="tokenizer",
     )
     freeze_text_encoder: bool = _model(False, "Train the UNet only.", identity=True)
-    text_encoder_learning_rate: float | None = option(
-        None,
-        "Learning rate of the text encoder (default: --learning_rate).",
-        section="optimizer",
-        bounds=Bounds(above=0),
-        identity=True,
-        needs=Needs(
+    text_encoder_learning_rate: float | None = learning_rate_of(
+        "the text encoder",
+        Needs(
             "a text encoder that is trained: those of --freeze_text_encoder and --pretrained_text_encoder_name are not",
             _trains_text_encoder,
         ),

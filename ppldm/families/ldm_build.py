@@ -9,9 +9,9 @@ from pathlib import Path
 import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
 
-from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
+from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
 from ..diffusion.process import Process, sampling_settings
-from ..networks.build import build_text_encoder, build_unet, resize_text_encoder
+from ..networks.build import build_text_encoder, build_transformer, build_unet, resize_text_encoder
 from ..networks.configs import (
     LABELS,
     check_fit,
@@ -22,6 +22,7 @@ from ..networks.configs import (
 )
 from ..networks.controlnet import ControlledDiffusionModel
 from ..networks.latent_diffusion import LatentDiffusionModel
+from ..networks.transformers import TransformerDiffusionModel
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
 from ..utils.machine.devices import current_kind
@@ -30,7 +31,7 @@ from ..weights.adapters import merged
 from ..weights.components import Weights
 from ..weights.fetch import locate_model
 from ..weights.fill import component_of, config_of, fill_component, find_component_by_name
-from ..weights.folders import COMPONENT_FOLDERS
+from ..weights.folders import FOLDERS, whole_model
 from ..weights.noise_schedule import PUBLISHED_SCHEDULE
 from ..weights.read import find_tokenizer, read_weights
 
@@ -49,7 +50,7 @@ def build_ldm(
         chosen = arguments.chosen_schedule(resolution)
         if arguments.starts_from_pipeline:
             weights = read_weights(
-                locate_model(arguments.model_name_or_path, COMPONENT_FOLDERS, arguments.offline),
+                locate_model(arguments.model_name_or_path, _folders(arguments), arguments.offline),
                 yaml_file=arguments.original_config_file,
                 ema=arguments.load_ema,
             )
@@ -61,30 +62,26 @@ def build_ldm(
                 if before != now:
                     get_logger().warning("%s was trained with %s %s and goes on with %s",
                                          arguments.model_name_or_path, name, before, now)  # fmt: skip
-            vae, text_encoder, unet = _fill_all(weights, arguments, vocab_size)
+            vae, text_encoder, denoiser = _fill_all(weights, arguments, vocab_size)
         else:
-            vae, text_encoder, unet = _build_all(arguments, vocab_size, seed)
+            vae, text_encoder, denoiser = _build_all(arguments, vocab_size, seed)
         if arguments.enable_xformers_memory_efficient_attention:
             if not current_kind().efficient_attention:
                 raise ConfigError("--enable_xformers_memory_efficient_attention needs a GPU; omit it on a CPU")
-            unet.enable_xformers_memory_efficient_attention()
-        else:
-            unet.set_attn_processor(AttnProcessor())  # ppdiffusers would choose by the device
+            denoiser.enable_xformers_memory_efficient_attention()
+        elif arguments.denoiser == "unet":
+            denoiser.set_attn_processor(AttnProcessor())  # ppdiffusers would choose by the device
         frozen = not arguments.trains_text_encoder
         process = Process.of({**schedule, **chosen}, arguments.weighting())
-        model = assemble(vae, text_encoder, unet, process, frozen, sampling_settings(schedule))
+        model = assemble(vae, text_encoder, denoiser, process, frozen, sampling_settings(schedule))
         model.inputs = inputs_of(arguments, vae.config, hidden_width(config_of("text_encoder", text_encoder)), process)
         return model
 
 
 def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[str, Input]:
-    """What a batch must hold, by name. Offset noise: crosslabs.org/blog/diffusion-with-offset-noise; a second noise in
-    what the UNet sees: Ning et al. 2023, arXiv:2301.11706."""
+    """What a batch must hold, by name."""
     latents = {"channels": vae_config["latent_channels"], "factor": downscale_factor(vae_config)}
     normals = partial(Normals, **latents)
-    noise = normals(Stream.NOISE)
-    if arguments.noise_offset:
-        noise = Sum(noise, arguments.noise_offset, normals(Stream.NOISE_OFFSET, factor=None))
     inputs = {
         "pixel_values": Pixels(),
         "moments": Moments(**latents),
@@ -92,10 +89,8 @@ def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[
         "posterior_noise": normals(Stream.POSTERIOR),
         "input_ids": Tokens(arguments.model_max_length),
         "timesteps": arguments.level_input(process.num_levels),
-        "noise": noise,
+        **arguments.noise_inputs(normals),
     }
-    if arguments.input_perturbation:
-        inputs["input_noise"] = Sum("noise", arguments.input_perturbation, normals(Stream.INPUT_PERTURBATION))
     if not arguments.trains_text_encoder:
         inputs["text_embeddings"] = TextEmbeddings(arguments.model_max_length, text_width)
     if arguments.size_conditioning:
@@ -116,7 +111,7 @@ def tokenizer_source(arguments) -> str:
             )
         return str(own)
     if arguments.starts_from_pipeline:
-        own = find_tokenizer(locate_model(arguments.model_name_or_path, COMPONENT_FOLDERS, arguments.offline))
+        own = find_tokenizer(locate_model(arguments.model_name_or_path, _folders(arguments), arguments.offline))
         if own:
             return str(own)
     if arguments.default_tokenizer:
@@ -124,15 +119,20 @@ def tokenizer_source(arguments) -> str:
     raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
 
 
+def _folders(arguments) -> dict:
+    return {kind: FOLDERS[kind] for kind in ("vae", "text_encoder", arguments.denoiser)}
+
+
 def _fill_all(weights: Weights, arguments, vocab_size: int) -> list:
     """VAE, text encoder and UNet of a whole model to start from."""
-    for kind in COMPONENT_FOLDERS:
+    kinds = ("vae", "text_encoder", arguments.denoiser)
+    for kind in kinds:
         _require_component(kind, weights, arguments.model_name_or_path)
-    configs = {kind: weights.components[kind].config for kind in COMPONENT_FOLDERS}
+    configs = {kind: weights.components[kind].config for kind in kinds}
     check_fit(configs)
-    check_sizes_taken(configs["unet"], arguments.size_conditioning)
+    check_sizes_taken(configs[arguments.denoiser], arguments.size_conditioning)
     check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
-    return [fill_component(kind, weights.components[kind]) for kind in COMPONENT_FOLDERS]
+    return [fill_component(kind, weights.components[kind]) for kind in kinds]
 
 
 def _build_all(arguments, vocab_size: int, seed: int) -> list:
@@ -146,23 +146,25 @@ def _build_all(arguments, vocab_size: int, seed: int) -> list:
     components = {kind: _find(kind, name, arguments) for kind, name in names.items() if name}
     configs |= {kind: component.config for kind, component in components.items()}
     check_fit(configs)
-    check_sizes_taken(configs["unet"], arguments.size_conditioning)
+    check_sizes_taken(configs[arguments.denoiser], arguments.size_conditioning)
     check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
-    make = {"text_encoder": build_text_encoder, "unet": build_unet}
+    make = {"text_encoder": build_text_encoder, "unet": build_unet, "transformer": build_transformer}
     return [
         fill_component(kind, components[kind]) if kind in components else make[kind](configs[kind], seed)
-        for kind in COMPONENT_FOLDERS
+        for kind in ("vae", "text_encoder", arguments.denoiser)
     ]
 
 
 def build_model(weights: Weights, source) -> LatentDiffusionModel:
     """The model of whole weights, in evaluation mode. Raises ModelError where components are missing or do not fit."""
-    for kind in COMPONENT_FOLDERS:
+    for kind in whole_model(weights.components):
         _require_component(kind, weights, source)
     check_fit({kind: component.config for kind, component in weights.components.items()}, source)
     with paddle.utils.unique_name.guard():
         parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
-        make = ControlledDiffusionModel if "controlnet" in parts else LatentDiffusionModel
+        kinds = {"controlnet": ControlledDiffusionModel, "transformer": TransformerDiffusionModel}
+        make = next((kinds[name] for name in kinds if name in parts), LatentDiffusionModel)
+        parts["denoiser"] = parts.pop(make.denoiser_name)
         settings = {"process": Process.of(weights.scheduler), "sampling": sampling_settings(weights.scheduler)}
         model = make(**parts, **settings)
     model.eval()
@@ -186,7 +188,7 @@ def _remedy(kind: str) -> str:
 
 
 def _find(kind: str, name: str, arguments):
-    ema = arguments.load_ema and kind == "unet"
+    ema = arguments.load_ema and kind == arguments.denoiser
     return find_component_by_name(kind, name, arguments.original_config_file, ema, arguments.offline)
 
 

@@ -50,7 +50,7 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
     """This rank's pictures by tag; of reconstructions pairs of original and decoded."""
     model, tokenizer, steps = sitting.model, sitting.model.tokenizer, sitting.config.num_inference_steps
     shape, empty = tuple(sitting.batch["noise"].shape[1:]), paddle.to_tensor(tokenizer.encode([""]))
-    controls = sitting.batch.get("control")
+    controls = sitting.batch.get(model.led_by)
     if (buckets := sitting.dataset.selection.buckets) and controls is None:
         shape = model.inputs["noise"].shape(*nearest_to_square(buckets.shapes))
     chunks = [my_prompts[start : start + NUM_PICTURES] for start in range(0, len(my_prompts), NUM_PICTURES)]
@@ -74,25 +74,25 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
         for scale in sitting.guidance_scales:
             pictures = found[f"ddim-samples-{scale}"]
             for number, chunk in enumerate(chunks):
-                led = _led(controls, number * NUM_PICTURES, len(chunk))
+                led = _led(model, controls, number * NUM_PICTURES, len(chunk))
                 pictures += list(drawn(prompts=chunk, indices=[0] * len(chunk), guidance_scale=scale, control=led))
             if not sitting.prompts and len(own["noise"]):
-                led = _led(controls, 0, len(own["noise"]))
+                led = _led(model, controls, 0, len(own["noise"]))
                 latents = sample_latents(model, own["input_ids"], empty, own["noise"], scale, **settings, control=led)
                 pictures += list(to_pictures(model.decode(latents)))
     return found
 
 
-def _led(controls, start: int, count: int) -> dict | None:
-    return None if controls is None else {"control": controls[start : start + count]}
+def _led(model, controls, start: int, count: int) -> dict | None:
+    return None if controls is None else model.lead(controls[start : start + count])
 
 
 def _reconstruct(model, batch: dict, count: int) -> list[tuple]:
     """(original, None without pixels; decoded) of the first samples of a batch."""
     if "moments" not in batch:
-        batch = {name: batch[name][:count] for name in ("pixel_values", "posterior_noise")}
-    given = {name: batch[name] for name in ("pixel_values", "moments", "uncached") if name in batch}
-    decoded = to_pictures(model.decode(model.latents(batch["posterior_noise"], **given)[:count]))
+        batch = {name: batch[name][:count] for name in ("pixel_values", "posterior_noise") if name in batch}
+    given = {name: batch[name] for name in ("posterior_noise", "pixel_values", "moments", "uncached") if name in batch}
+    decoded = to_pictures(model.decode(model.latents(**given)[:count]))
     pixels = batch["pixel_values"].transpose([0, 2, 3, 1]).numpy() if "pixel_values" in batch else ()
     places = batch["uncached"][:, 0].tolist() if "uncached" in batch else [*range(len(pixels))]
     originals = dict(zip(places, pixels[places] if len(pixels) > len(places) else pixels, strict=True))

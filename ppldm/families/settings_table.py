@@ -23,22 +23,33 @@ _TYPES = {int: "whole number", float: "number", bool: "true or false", str: "tex
 
 def settings_table(configs: dict[str, type]) -> str:
     """The page for families by name with their settings: those of each, then those that all share."""
-    found, stated_at = [_HEAD], {}
+    found, stated_at = [_HEAD], []
     for family, config in configs.items():
         alike = {}
         for name, stated in schema_of(config)["model"].items():
-            first, at = stated_at.setdefault(name, (stated, family))
-            if first == stated and at != family:
+            at = next((at for first, at in stated_at if first == (name, stated)), None)
+            if at:
                 alike[name] = at
+            else:
+                stated_at.append(((name, stated), family))
         found.append(f"\n## model, family {family}\n\n" + _rows(config, "model", alike))
         for at in dict.fromkeys(alike.values()):
             found.append(f"\nAs of family {at}: {', '.join(f'`{name}`' for name in alike if alike[name] == at)}.\n")
         if own := getattr(config, "loop_defaults", {}):
             shown = ", ".join(f"`{name}` {value}" for name, value in own.items())
             found.append(f"\nOther defaults in the loop: {shown}.\n")
-    (shared, *_) = configs.values()
-    found += [f"\n## {section}\n\n" + _rows(shared, section) for section in schema_of(shared) if section != "model"]
+    (first, *_) = configs.values()
+    found += [f"\n## {section}\n\n" + _shared(configs, section) for section in schema_of(first) if section != "model"]
     return "".join(found)
+
+
+def _shared(configs: dict[str, type], section: str) -> str:
+    """The rows of a section, those first that all families share or the first of them has."""
+    found, seen = _COLUMNS, set()
+    for config in configs.values():
+        found += _rows(config, section, seen).removeprefix(_COLUMNS)
+        seen |= schema_of(config)[section].keys()
+    return found
 
 
 def _rows(config: type, section: str, without=()) -> str:

@@ -1,4 +1,4 @@
-"""What the families of VAE, text encoder and UNet share: all but their settings."""
+"""What the families of VAE, text encoder and UNet, or transformer, share: all but their settings."""
 
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from .settings.text_to_image import TextToImageSettings
 
 
 class TextToImage(Family):
-    """Trains the UNet, and the text encoder unless that is frozen. `Config` is a TextToImageSettings."""
+    """Trains what removes the noise, and the text encoder unless that is frozen. `Config` is a TextToImageSettings."""
 
     plural = "text-to-image models"
     components: ClassVar = {"vae": "vae", "text_encoder": "text_encoder", "unet": "unet"}
@@ -68,13 +68,13 @@ class TextToImage(Family):
         configs |= found
         self.check_configs(configs, config)
         whole = not config.trains_adapters
-        trained = {"vae": False, "text_encoder": config.trains_text_encoder and whole, "unet": whole}
+        trained = {"vae": False, "text_encoder": config.trains_text_encoder and whole, config.denoiser: whole}
         return {name: Component(configs[name], is_trained) for name, is_trained in trained.items()}
 
     def check_configs(self, configs: dict, config: TextToImageSettings) -> None:
         """Raises ModelError where completed configs, by name, of those that are known, make no model of this family."""
         check_fit(configs)
-        if configs["unet"]:
+        if configs.get("unet"):
             check_sizes_taken(configs["unet"], config.size_conditioning)
 
     def identity(self, config: TextToImageSettings, data) -> dict:

@@ -30,18 +30,25 @@ def export(
     check_name(model)
     load_paddle()
     from ..utils.log import get_logger, quiet_libraries
+    from ..weights.cascade import write_cascade
     from ..weights.lora.merge import add_loras
-    from ..weights.read import COMPONENT_FOLDERS, read_weights
+    from ..weights.read import COMPONENT_FOLDERS, read_cascade, read_weights
     from ..weights.write import why_drawn_by_ppldm, write_weights
 
     quiet_libraries()
     source = locate_model(model, COMPONENT_FOLDERS, offline)
     refuse_to_overwrite(source, target)
+    if tokenizer and not Path(tokenizer).is_dir():
+        raise ConfigError(f"no tokenizer folder {tokenizer}; --tokenizer names one with vocab.txt")
+    if cascade := read_cascade(source, original_config_file, ema):
+        if to != "diffusers" or lora:
+            raise ConfigError("a model of Stable Cascade is exported with --to diffusers and without --lora")
+        own = Path(tokenizer) if tokenizer else cascade.tokenizer
+        write_cascade(cascade.components, target, own, dtype, cascade.metadata)
+        get_logger().info("%s for %s in %s", model, to, target)
+        return
     weights = add_loras(read_weights(source, yaml_file=original_config_file, ema=ema), lora)
-    if tokenizer:
-        if not Path(tokenizer).is_dir():
-            raise ConfigError(f"no tokenizer folder {tokenizer}; --tokenizer names one with vocab.txt")
-        weights.tokenizer = Path(tokenizer)
+    weights.tokenizer = Path(tokenizer) if tokenizer else weights.tokenizer
     if weights.tokenizer is None:
         get_logger().warning("%s has no tokenizer; name its folder with --tokenizer to make the export whole", model)
     if reason := why_drawn_by_ppldm(weights, to):

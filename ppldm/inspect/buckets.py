@@ -18,13 +18,14 @@ from ..data.images.saliency import find_corner
 from ..data.select.selection import Selection, select_rows
 from ..data.shape_chart import draw_chart
 from ..data.shapes import Shape, make_shapes, shape_rule
-from ..utils.errors import ConfigError, RowError
+from ..utils.errors import ConfigError, DataError, RowError
 from ..utils.pictures import caption_font, save_png
 from ..utils.text import count_of
 from .parts import Indexed, locate, open_rows
 
 _PICTURES = 6  # of each shape, in a sheet
 _SIDE, _GAP, _LABEL, _LINE_HEIGHT = 160, 8, 130, 18  # pixels
+_FRAME = "#bbbbbb"
 
 
 def read_settings(buckets: str, words: Sequence[str]) -> DataOptions:
@@ -56,6 +57,8 @@ def preview_shapes(indexed: Indexed, settings: DataOptions) -> tuple[dict, Calla
     Raises DataError where no row gets one.
     """
     sources = [replace(name.source, parts=(name.path,), weight=None) for name in indexed.rows]
+    if not sources:
+        raise DataError("no part can be opened, so that no row has a shape; correct the list of parts")
     selection = select_rows(sources, shapes=shape_rule(settings, batch_size=1))
     report = selection.buckets.report() | {"skipped": dict(selection.skipped.most_common())}
     return report, partial(draw_sheet, indexed, selection, settings)
@@ -78,7 +81,11 @@ def draw_sheet(indexed: Indexed, selection: Selection, settings: DataOptions) ->
         label = f"{one['width']} x {one['height']}\n{count_of(one['rows'], 'row')}\n{one['cut']:.0%} cut away"
         draw.text((_GAP, top), label, fill="black", font=caption_font(12))
         for column, picture in enumerate(pictures):
-            sheet.paste(picture, (_LABEL + column * (_SIDE + _GAP), top))
+            # In the middle of its cell, with a frame, which tells white pictures from the paper.
+            left = _LABEL + column * (_SIDE + _GAP) + (_SIDE - picture.width) // 2
+            above = top + (height - _GAP - picture.height) // 2
+            sheet.paste(picture, (left, above))
+            draw.rectangle((left - 1, above - 1, left + picture.width, above + picture.height), outline=_FRAME)
         top += height
     return sheet
 

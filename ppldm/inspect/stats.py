@@ -85,6 +85,7 @@ def stats(
         found.facts.pictures = read_labels(labels, indexed.num_rows) if labels else {}
         names = [Path(one).name for one in filelists]
         report |= write_page(html, names, indexed, found, records, (tokenizer, max_length), shapes)
+    report["written"] = [path for path in (out, html, sheet, chart) if path]
     print_report(report, describe, json)
 
 
@@ -135,4 +136,5 @@ def describe(report: dict) -> str:
         lines += describe_shapes(report["buckets"])
         lines += [f"  not used, {reason}: {count:,}" for reason, count in report["buckets"]["skipped"].items()]
     lines += describe_not_rows(report["not_rows"]) + describe_survey(report)
-    return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
+    lines += describe_bad_parts(report["bad_parts"])
+    return "\n".join(lines + [f"look at {path}" for path in report["written"]])

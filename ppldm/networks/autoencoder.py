@@ -1,51 +1,113 @@
 """The objective of an autoencoder's training, and the measures of a trained one."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from .model import Component, Loss, Model
+from .losses.adversarial import GradientBalance, hinge_loss
+from .model import Component, Loss, Model, freeze
 
 RECONSTRUCTION_LOSSES = ("l1", "mse", "l1_mse")
 
 
 class AutoencoderObjective(Model):
-    """Reconstruction error plus weighted KL divergence of the posterior from the standard normal.
+    """Reconstruction error plus weighted KL divergence of the posterior from the standard normal, and on top, where
+    there is an `lpips`, the perceptual distance, and where there is a `discriminator`, the adversarial loss.
 
-    Both in the units of the published LDM autoencoders divided by the number of pixel values: the mean absolute error
-    of pixels in -1 .. 1 (`l1`), the mean squared one (`mse`) or their sum (`l1_mse`), plus `kl_weight` times the KL in
-    nats a picture over (3 H W).
+    All in the units of the published LDM autoencoders divided by the number of pixel values: the mean absolute error
+    of pixels in -1 .. 1 (`l1`), the mean squared one (`mse`) or their sum (`l1_mse`), plus `perceptual_weight` times
+    LPIPS, plus `kl_weight` times the KL in nats a picture over (3 H W). The discriminator D neither runs nor learns in
+    the first `adversarial_start` updates, nor in evaluation mode. Afterwards two terms come on top:
+    `adversarial_weight` times the balance (`losses.adversarial`) times - mean D(reconstruction), of which D gets no
+    gradient, and the hinge loss of D, of which the autoencoder gets none.
+    `decoder_only`: the encoder, and with it what latents are, stays as it is.
     A batch holds pixel_values [B, 3, H, W] uint8 and posterior_noise [B, C, h, w] float32; nothing is drawn here.
     """
 
-    def __init__(self, vae: nn.Layer, reconstruction_loss: str = "l1", kl_weight: float = 1e-6):
+    unsaved = ("lpips",)
+
+    def __init__(
+        self,
+        vae: nn.Layer,
+        reconstruction_loss: str = "l1",
+        kl_weight: float = 1e-6,
+        *,
+        lpips: nn.Layer | None = None,
+        perceptual_weight: float = 1.0,
+        discriminator: nn.Layer | None = None,
+        adversarial_weight: float = 0.5,
+        adversarial_start: int = 0,
+        decoder_only: bool = False,
+    ):
         super().__init__()
         if reconstruction_loss not in RECONSTRUCTION_LOSSES:
             raise ValueError(f"reconstruction_loss {reconstruction_loss!r} is not one of {RECONSTRUCTION_LOSSES}")
-        self.vae = vae
+        self.vae, self.lpips, self.discriminator = vae, lpips, discriminator
         self.reconstruction_loss = reconstruction_loss
-        self.kl_weight = kl_weight
+        self.kl_weight, self.perceptual_weight = kl_weight, perceptual_weight
+        self.adversarial_weight, self.adversarial_start = adversarial_weight, adversarial_start
+        self.decoder_only = decoder_only
+        self.balance = GradientBalance() if discriminator else None
+        self.freeze()
+        for encoding in (vae.encoder, vae.quant_conv) if decoder_only else ():
+            freeze(encoding)
 
     @property
     def networks(self) -> dict[str, Component]:
-        """One, which is trained."""
-        return {"vae": Component(self.vae, trained=True)}
+        """The autoencoder; discriminator and LPIPS where they are."""
+        found = {"vae": Component(self.vae, trained=True)}
+        if self.discriminator:
+            found["discriminator"] = Component(
+                self.discriminator, True, "discriminator", clipped_alone=True, starts=self.adversarial_start
+            )
+        if self.lpips:
+            found["lpips"] = Component(self.lpips, trained=False, stays_float32=True)
+        return found
 
     def forward(self, pixel_values, posterior_noise) -> Loss:
         """The loss of pictures: of no noise level."""
         pixels = to_unit_range(pixel_values)
-        posterior = self.vae.encode(pixels).latent_dist
-        decoded = self.vae.decode(posterior.mean + posterior.std * posterior_noise).sample.astype("float32")
-        error = 0.0
+        with paddle.no_grad() if self.decoder_only else nullcontext():
+            posterior = self.vae.encode(pixels).latent_dist
+            latents = posterior.mean + posterior.std * posterior_noise
+        decoded = self.vae.decode(latents).sample.astype("float32")
+        error, measures = 0.0, None
         if "l1" in self.reconstruction_loss:
             error = error + F.l1_loss(decoded, pixels)
         if "mse" in self.reconstruction_loss:
             error = error + F.mse_loss(decoded, pixels)
+        if self.lpips:
+            with paddle.amp.auto_cast(enable=False):
+                distance = self.lpips(pixels, decoded).mean()
+            error, measures = error + self.perceptual_weight * distance, {"lpips": distance.detach()}
         kl = 0.5 * (posterior.mean**2 + posterior.var - 1.0 - posterior.logvar).astype("float32").sum()
-        return Loss(error + self.kl_weight * kl / pixels.size)
+        value = error + self.kl_weight * kl / pixels.size
+        if not (self.discriminator and self.training and self.num_updates >= self.adversarial_start):
+            return Loss(value, measures=measures)
+        adversarial, statistics = self._adversarial(error, pixels, decoded)
+        return Loss(value + adversarial, measures=measures, statistics=statistics)
+
+    def _adversarial(self, error, pixels, decoded):
+        """(the weighted loss of the autoencoder plus that of the discriminator, what `statistics` adds up)."""
+        with paddle.amp.auto_cast(enable=False):
+            unlike = -self.discriminator.judge(decoded).mean()
+            learned = hinge_loss(self.discriminator(pixels), self.discriminator(decoded.detach()))
+            sums = self.balance.sums(error, unlike, self.vae.decoder.conv_out.weight)
+        weight = self.adversarial_weight * self.balance.weight(pixels[0].size).squeeze()
+        return weight * unlike + learned, sums
+
+    def statistics(self, losses: list[Loss]):
+        """The two gradients of the balance, once the discriminator runs."""
+        sums = [loss.statistics for loss in losses if loss.statistics is not None]
+        return paddle.add_n(sums) if sums else None
+
+    def keep_statistics(self, sums) -> None:
+        """Into the balance of the next update."""
+        self.balance.update(sums)
 
 
 @paddle.no_grad()

@@ -5,14 +5,26 @@ names, which key its optimizer's state, are the same in every process that build
 """
 
 import paddle
-from ppdiffusers import AutoencoderKL, UNet2DConditionModel
+from ppdiffusers import AutoencoderKL, Transformer2DModel, UNet2DConditionModel, UViTT2IModel
 from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
-from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
+from ppdiffusers.pipelines.wuerstchen.modeling_paella_vq_model import PaellaVQModel
+from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
+from .cascade.effnet import EffNetEncoder
+from .cascade.unet import CascadeUNet
 from .configs import check_config, check_fit, is_ldmbert, read_new_config
-from .init import init_autoencoder, init_clip, init_text_encoder, init_unet
+from .init import (
+    init_autoencoder,
+    init_cascade,
+    init_clip,
+    init_paella,
+    init_text_encoder,
+    init_transformer,
+    init_unet,
+)
+from .transformers import make_transformer
 
 # What the classes raise on settings that no network can have.
 UNBUILDABLE = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
@@ -34,9 +46,34 @@ def build_text_encoder(config: dict, seed: int) -> LDMBertModel | CLIPTextModel:
     return init_clip(CLIPTextModel(CLIPTextConfig(**config)), seed)
 
 
+def build_projected_text_encoder(config: dict, seed: int) -> CLIPTextModelWithProjection:
+    """A new CLIP text encoder with a projection, of a completed config."""
+    return init_clip(CLIPTextModelWithProjection(CLIPTextConfig(**config)), seed)
+
+
 def build_unet(config: dict, seed: int) -> UNet2DConditionModel:
     """A new UNet of a completed config. Raises ConfigError."""
     return init_unet(make_network(UNet2DConditionModel, config), seed)
+
+
+def build_transformer(config: dict, seed: int) -> UViTT2IModel | Transformer2DModel:
+    """A new UViT or DiT of a completed config. Raises ConfigError."""
+    return init_transformer(make_network(make_transformer, {"config": config}), seed)
+
+
+def build_cascade(config: dict, seed: int) -> CascadeUNet:
+    """A new prior or decoder of Stable Cascade, of a completed config. Raises ConfigError."""
+    return init_cascade(make_network(CascadeUNet, config), seed)
+
+
+def build_effnet(config: dict, seed: int) -> EffNetEncoder:
+    """A new encoder of pictures for Stable Cascade, of a completed config. Raises ConfigError."""
+    return init_autoencoder(make_network(EffNetEncoder, config), seed)
+
+
+def build_paella(config: dict, seed: int) -> PaellaVQModel:
+    """A new autoencoder of Stable Cascade, of a completed config. Raises ConfigError."""
+    return init_paella(make_network(PaellaVQModel, config), seed)
 
 
 def build_autoencoder(config_file, seed: int) -> AutoencoderKL:
@@ -48,11 +85,11 @@ def build_autoencoder(config_file, seed: int) -> AutoencoderKL:
 
 
 def make_network(model_class, config: dict):
-    """A network of ppdiffusers of a completed config, as its class initialises it. Raises ConfigError."""
+    """A network of a completed config, as its class initialises it. Raises ConfigError."""
     try:
         return model_class(**config)
     except UNBUILDABLE as error:
-        raise ConfigError(f"ppdiffusers cannot build {model_class.__name__} of this config: {error}") from error
+        raise ConfigError(f"no {model_class.__name__} can be built of this config: {error}") from error
 
 
 def save_component(component, folder) -> None:

@@ -1,5 +1,6 @@
 """What a text encoder makes of the tokens of captions, and which of them are padding."""
 
+import paddle
 from paddle import nn
 
 
@@ -16,3 +17,14 @@ def hidden_states(text_encoder: nn.Layer, input_ids, end_id: int | None):
     causal: what stands behind a token does not reach it, and it takes no mask."""
     mask = {"attention_mask": token_mask(input_ids, end_id)} if hasattr(text_encoder, "to_logits") else {}
     return text_encoder(input_ids, **mask)[0]
+
+
+def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int):
+    """What CLIP's text encoder with a projection makes of captions [B, L] int64: the hidden states [B, L, D] of its
+    last layer, before the norm, and the projected state [B, 1, P] of the first `end_id`, behind the norm. Padding is
+    not attended to."""
+    mask = token_mask(input_ids, end_id)
+    states = text_encoder.text_model(input_ids, attention_mask=mask, output_hidden_states=True, return_dict=True)
+    ends = paddle.stack([paddle.arange(len(input_ids)), mask.sum(axis=1) - 1], axis=1)
+    pooled = text_encoder.text_projection(states.last_hidden_state.gather_nd(ends))
+    return states.hidden_states[-1], pooled.unsqueeze(1)

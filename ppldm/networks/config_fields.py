@@ -1,7 +1,8 @@
 """The settings of each kind of network: default, what the value must be. One table a kind, and nothing else.
 
-The names and defaults are those of ppdiffusers' AutoencoderKL, UNet2DConditionModel and LDMBertConfig and of its
-CLIPTextConfig (a test compares them). `ppldm.networks.configs` reads configs by these tables.
+The names and defaults are those of ppdiffusers' AutoencoderKL, UNet2DConditionModel, UViTT2IModel, Transformer2DModel,
+LDMBertConfig, CLIPTextConfig, CLIPVisionConfig and PaellaVQModel, and of our networks of Stable Cascade (a test
+compares them). `ppldm.networks.configs` reads configs by these tables.
 """
 
 import math
@@ -60,6 +61,7 @@ POSITIVE = Rule("a number above 0", lambda value: _is_real(value) and value > 0)
 SHARE = Rule("a number from 0 to below 1", lambda value: _is_real(value) and 0 <= value < 1)
 SIZE = _whole(1, MOST_CHANNELS)
 SIZES = _lists_of("a list of such numbers", SIZE)
+SIZE_LISTS = Rule(f"a list of {SIZE.words[2:]}", SIZES.holds)
 SIDES = Rule("a list of two such numbers", lambda value: SIZES.holds(value) and len(value) == 2)
 LAYERS = _whole(1, MOST_LAYERS)
 LAYER_LISTS = _lists_of("a list of such numbers", LAYERS)
@@ -102,7 +104,7 @@ UNET = {
     "mid_block_type": Setting("UNetMidBlock2DCrossAttn", _one_of(*UNET_MID_BLOCKS) | NULL),
     "up_block_types": Setting(["UpBlock2D", *["CrossAttnUpBlock2D"] * 3], _blocks(UNET_UP_BLOCKS)),
     "only_cross_attention": Setting(False, FLAG | _lists_of("a list of them", FLAG)),
-    "block_out_channels": Setting([320, 640, 1280, 1280], Rule(f"a list of {SIZE.words[2:]}", SIZES.holds)),
+    "block_out_channels": Setting([320, 640, 1280, 1280], SIZE_LISTS),
     "layers_per_block": Setting(2, LAYERS | LAYER_LISTS),
     "downsample_padding": Setting(1, _whole(0, 31) | NULL),
     "mid_block_scale_factor": Setting(1, POSITIVE),
@@ -163,6 +165,55 @@ CONTROLNET = {
     "global_pool_conditions": Setting(False, FLAG),
 }  # fmt: skip
 
+# Of UViTT2IModel, which takes sides of latents and channels without defaults.
+UVIT = {
+    "sample_size": Setting(None, SIZE | NULL),
+    "in_channels": Setting(None, SIZE | NULL),
+    "out_channels": Setting(None, SIZE | NULL),
+    "patch_size": Setting(2, SIZE),
+    "num_layers": Setting(28, LAYERS),
+    "num_attention_heads": Setting(16, SIZE),
+    "attention_head_dim": Setting(72, SIZE),
+    "mlp_ratio": Setting(4.0, POSITIVE),
+    "qkv_bias": Setting(False, FLAG),
+    "qk_scale": Setting(None, POSITIVE | NULL),
+    "pos_drop_rate": Setting(0.0, SHARE),
+    "drop_rate": Setting(0.0, SHARE),
+    "attn_drop_rate": Setting(0.0, SHARE),
+    "norm_type": Setting("layer_norm", _one_of("layer_norm")),
+    "clip_dim": Setting(768, SIZE),
+    "num_text_tokens": Setting(77, SIZE),
+    "conv": Setting(True, FLAG),
+}
+
+# Of Transformer2DModel where it is PixArt's text-to-image DiT; the class makes other networks too.
+DIT = {
+    "num_attention_heads": Setting(16, SIZE),
+    "attention_head_dim": Setting(88, SIZE),
+    "in_channels": Setting(None, SIZE | NULL),
+    "out_channels": Setting(None, SIZE | NULL),
+    "num_layers": Setting(1, LAYERS),
+    "dropout": Setting(0.0, SHARE),
+    "norm_num_groups": Setting(32, SIZE),
+    "cross_attention_dim": Setting(None, SIZE | NULL),
+    "attention_bias": Setting(False, FLAG),
+    "sample_size": Setting(None, SIZE | NULL),
+    "num_vector_embeds": Setting(None, NOT_SET),
+    "patch_size": Setting(None, SIZE | NULL),
+    "activation_fn": Setting("geglu", _one_of("geglu", "gelu", "gelu-approximate")),
+    "num_embeds_ada_norm": Setting(None, SIZE | NULL),
+    "use_linear_projection": Setting(False, FLAG),
+    "only_cross_attention": Setting(False, FLAG),
+    "double_self_attention": Setting(False, FLAG),
+    "upcast_attention": Setting(False, FLAG),
+    "norm_type": Setting("layer_norm", _one_of("layer_norm", "ada_norm_single")),
+    "norm_elementwise_affine": Setting(True, FLAG),
+    "norm_eps": Setting(1e-5, POSITIVE),
+    "attention_type": Setting("default", _one_of("default")),
+    "caption_channels": Setting(None, SIZE | NULL),
+    "data_format": Setting("NCHW", _one_of("NCHW")),
+}
+
 VAE = {
     "in_channels": Setting(3, SIZE),
     "out_channels": Setting(3, SIZE),
@@ -170,7 +221,7 @@ VAE = {
     "down_block_out_channels": Setting(None, SIZES | NULL),
     "up_block_types": Setting(["UpDecoderBlock2D"], _blocks(VAE_UP_BLOCKS)),
     "up_block_out_channels": Setting(None, SIZES | NULL),
-    "block_out_channels": Setting([64], Rule(f"a list of {SIZE.words[2:]}", SIZES.holds)),
+    "block_out_channels": Setting([64], SIZE_LISTS),
     "layers_per_block": Setting(1, LAYERS),
     "act_fn": Setting("silu", _ACTIVATION),
     "latent_channels": Setting(4, SIZE),
@@ -220,6 +271,74 @@ CLIP = {
     "eos_token_id": Setting(49407, _TOKEN),
 }
 
+# Of CLIP's image encoder with its projection.
+IMAGE_ENCODER = {
+    "hidden_size": Setting(768, SIZE),
+    "intermediate_size": Setting(3072, SIZE),
+    "projection_dim": Setting(512, SIZE),
+    "num_hidden_layers": Setting(12, LAYERS),
+    "num_attention_heads": Setting(12, SIZE),
+    "num_channels": Setting(3, SIZE),
+    "image_size": Setting(224, SIZE),
+    "patch_size": Setting(32, SIZE),
+    "hidden_act": Setting("quick_gelu", _one_of(*_TEXT_ACTIVATIONS)),
+    "layer_norm_eps": Setting(1e-5, POSITIVE),
+}
+
+# Of Stable Cascade's network, in both stages: diffusers' StableCascadeUNet.
+CASCADE_BLOCKS = ("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock")
+_LAYERS_BY_LEVEL = Rule(f"a list of {LAYERS.words[2:]}", LAYER_LISTS.holds)
+CASCADE = {
+    "in_channels": Setting(16, SIZE),
+    "out_channels": Setting(16, SIZE),
+    "timestep_ratio_embedding_dim": Setting(64, _whole(4, MOST_CHANNELS)),
+    "patch_size": Setting(1, _whole(1, 64)),
+    "conditioning_dim": Setting(2048, SIZE),
+    "block_out_channels": Setting([2048, 2048], SIZE_LISTS),
+    "num_attention_heads": Setting([32, 32], _lists_of(
+        "a list of whole numbers, at most 0 where a level does not attend", _whole(-1, MOST_CHANNELS)
+    )),
+    "down_num_layers_per_block": Setting([8, 24], _LAYERS_BY_LEVEL),
+    "up_num_layers_per_block": Setting([24, 8], _LAYERS_BY_LEVEL),
+    "down_blocks_repeat_mappers": Setting([1, 1], _LAYERS_BY_LEVEL),
+    "up_blocks_repeat_mappers": Setting([1, 1], _LAYERS_BY_LEVEL),
+    "block_types_per_layer": Setting(
+        [[*CASCADE_BLOCKS]] * 2,
+        _lists_of(f"lists of {', '.join(CASCADE_BLOCKS)}, one a level", _blocks(CASCADE_BLOCKS)),
+    ),
+    "clip_text_in_channels": Setting(None, SIZE | NULL),
+    "clip_text_pooled_in_channels": Setting(1280, SIZE),
+    "clip_image_in_channels": Setting(None, SIZE | NULL),
+    "clip_seq": Setting(4, LAYERS),
+    "effnet_in_channels": Setting(None, SIZE | NULL),
+    "pixel_mapper_in_channels": Setting(None, SIZE | NULL),
+    "kernel_size": Setting(3, KERNEL),
+    "dropout": Setting([0.1, 0.1], SHARE | _lists_of("a list of them", SHARE)),
+    "self_attn": Setting(True, FLAG | _lists_of("a list of them", FLAG)),
+    "timestep_conditioning_type": Setting(["sca", "crp"], _lists_of("a list of sca, crp", _one_of("sca", "crp"))),
+    "switch_level": Setting(None, NULL | _lists_of("a list of true and false", FLAG)),
+}  # fmt: skip
+
+# Of Stable Cascade's encoder of pictures: EfficientNetV2-S and a convolution behind it.
+EFFNET = {
+    "stage_channels": Setting([24, 24, 48, 64, 128, 160, 256, 1280], SIZE_LISTS),
+    "stage_layers": Setting([2, 4, 4, 6, 9, 15], _LAYERS_BY_LEVEL),
+    "latent_channels": Setting(16, SIZE),
+}
+
+# Of Stable Cascade's autoencoder (stage A), Paella's.
+VQGAN = {
+    "in_channels": Setting(3, SIZE),
+    "out_channels": Setting(3, SIZE),
+    "up_down_scale_factor": Setting(2, _whole(1, 64)),
+    "levels": Setting(2, _whole(1, 16)),
+    "bottleneck_blocks": Setting(12, LAYERS),
+    "embed_dim": Setting(384, SIZE),
+    "latent_channels": Setting(4, SIZE),
+    "num_vq_embeddings": Setting(8192, SIZE),
+    "scale_factor": Setting(0.3764, POSITIVE),
+}
+
 # What PaddleNLP's and transformers' PretrainedConfig write beside these: nothing of it reaches a text encoder here.
 _BOOKKEEPING = """
     add_cross_attention architectures attn_implementation attention_dropout bad_words_ids begin_suppress_tokens
@@ -239,21 +358,36 @@ _BOOKKEEPING = """
     use_fused_dropout_add use_fused_linear use_fused_linear_cross_entropy use_fused_rms_norm use_fused_rope
     virtual_pp_degree
 """
-IGNORED = {
-    "unet": frozenset(),
-    "controlnet": frozenset(),
-    "vae": frozenset(),
+SETTINGS = {
+    "unet": UNET, "controlnet": CONTROLNET, "uvit": UVIT, "dit": DIT, "vae": VAE, "ldmbert": LDMBERT, "clip": CLIP,
+    "cascade_prior": CASCADE, "cascade_decoder": CASCADE, "effnet": EFFNET, "vqgan": VQGAN,
+    "image_encoder": IMAGE_ENCODER,
+}  # fmt: skip
+IGNORED = dict.fromkeys(SETTINGS, frozenset()) | {
     "ldmbert": frozenset(_BOOKKEEPING.split()) - LDMBERT.keys(),
     "clip": frozenset(_BOOKKEEPING.split()) - CLIP.keys(),
+    "image_encoder": frozenset([*_BOOKKEEPING.split(), "pad_token_id"]) - IMAGE_ENCODER.keys(),
 }
-SETTINGS = {"unet": UNET, "controlnet": CONTROLNET, "vae": VAE, "ldmbert": LDMBERT, "clip": CLIP}
 
 # What a config of a network that is built anew must name itself: a size that nobody chose would be built otherwise.
+_CASCADE_SIZES = (
+    "in_channels", "out_channels", "conditioning_dim", "block_out_channels", "num_attention_heads",
+    "down_num_layers_per_block", "up_num_layers_per_block", "block_types_per_layer",
+)  # fmt: skip
 REQUIRED = {
     "unet": ("in_channels", "out_channels", "down_block_types", "up_block_types", "block_out_channels",
              "cross_attention_dim"),
     "controlnet": ("conditioning_channels", "down_block_types", "block_out_channels", "cross_attention_dim"),
+    "uvit": ("sample_size", "in_channels", "patch_size", "num_layers", "num_attention_heads", "attention_head_dim",
+             "clip_dim"),
+    "dit": ("sample_size", "in_channels", "patch_size", "num_layers", "num_attention_heads", "attention_head_dim",
+            "cross_attention_dim", "caption_channels", "norm_type", "num_embeds_ada_norm"),
     "vae": ("down_block_types", "up_block_types", "block_out_channels", "latent_channels"),
     "ldmbert": ("d_model", "encoder_layers", "encoder_attention_heads", "head_dim", "encoder_ffn_dim"),
     "clip": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    "cascade_prior": (*_CASCADE_SIZES, "clip_text_in_channels", "clip_image_in_channels"),
+    "cascade_decoder": (*_CASCADE_SIZES, "effnet_in_channels"),
+    "effnet": ("stage_channels", "stage_layers", "latent_channels"),
+    "image_encoder": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"),
+    "vqgan": ("levels", "bottleneck_blocks", "embed_dim"),
 }  # fmt: skip

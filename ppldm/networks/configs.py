@@ -5,8 +5,9 @@
     check_fit(configs, source)                            do VAE, text encoder and UNet fit one another?
     check_tokenizer_fit(text_encoder, vocab_size, max_length)
 
-A kind is `vae`, `unet`, `controlnet`, or `text_encoder`: `ldmbert` or `clip`, as the config says (`table_of`). All
-return or take configs completed with the classes' defaults: the keyword arguments of ppdiffusers' classes. The settings
+A kind is one of LABELS; a `text_encoder` is `ldmbert` or `clip`, a `transformer` `uvit` or `dit`, as the config says
+(`table_of`). All return or take configs completed with the classes' defaults: the keyword arguments of the networks'
+classes. The settings
 themselves are the tables of `ppldm.networks.config_fields`. Every function raises the `error` it is given, in one line
 that names the file, the setting, its value and what it must be.
 """
@@ -20,19 +21,20 @@ from ..utils.files import read_json_object
 from ..utils.text import did_you_mean
 from .config_fields import CONTROLNET, IGNORED, REQUIRED, SETTINGS, UNET
 
-LABELS = {"vae": "VAE", "text_encoder": "text encoder", "unet": "UNet", "controlnet": "ControlNet"}
+LABELS = {
+    "vae": "VAE", "text_encoder": "text encoder", "unet": "UNet", "controlnet": "ControlNet",
+    "cascade_prior": "Stable Cascade prior", "cascade_decoder": "Stable Cascade decoder",
+    "effnet": "EfficientNet encoder", "vqgan": "Paella autoencoder", "transformer": "transformer",
+    "projected_text_encoder": "text encoder with a projection", "image_encoder": "CLIP image encoder",
+}  # fmt: skip
 _NAMES = {
     "vae": "a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
-    "clip": "a CLIP text encoder",
+    "clip": "a CLIP text encoder", "cascade_prior": "a Stable Cascade prior",
+    "cascade_decoder": "a Stable Cascade decoder", "effnet": "an EfficientNet encoder",
+    "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
 }  # fmt: skip
-_TEXT_ENCODERS = ("ldmbert", "clip")
-# Settings that no other kind of network has, by which a config of another kind is recognised; but for the two of which
-# one is half of the other.
-_OWN = {
-    table: settings.keys()
-    - set().union(*(SETTINGS[name] for name in SETTINGS if name != table and {name, table} != {"unet", "controlnet"}))
-    for table, settings in SETTINGS.items()
-}
+# Of these kinds, the one that a config names more settings of; the first where it names none.
+_TABLES = {"text_encoder": ("ldmbert", "clip"), "projected_text_encoder": ("clip",), "transformer": ("uvit", "dit")}
 # What a network cannot do without once another setting has this value (any, where it is None).
 _UNET_NEEDS = (
     ("encoder_hid_dim_type", None, "encoder_hid_dim"),
@@ -53,7 +55,9 @@ SIZE_EMBEDDING = {
     "addition_time_embed_dim": _SINUSOIDS,
     "projection_class_embeddings_input_dim": _SIZES * _SINUSOIDS,
 }
+_TOLD_SIZES = 128  # side of the latents at which ppdiffusers and diffusers make a DiT with layers for sizes
 _SHOWN_CHARACTERS = 60
+EFFNET_STAGES = 6
 RGB = 3
 
 
@@ -65,9 +69,9 @@ def check_config(kind: str, config: dict, source, error: type[PpldmError] = Mode
     """
     table = table_of(kind, config)
     settings, what = SETTINGS[table], _NAMES[table]
-    own = {name: len(keys & config.keys()) for name, keys in _OWN.items()}
-    meant = max(own, key=own.get)
-    if own[meant] > own[table]:
+    known = {name: len((SETTINGS[name].keys() | IGNORED[name]) & config.keys()) for name in SETTINGS}
+    meant = max(known, key=known.get)
+    if known[meant] > known[table]:
         raise error(f"{source} is the config of {_NAMES[meant]}, and {what} is wanted here; give another file")
     given = {key: value for key, value in config.items() if not key.startswith("_") and key not in IGNORED[table]}
     for key, value in given.items():
@@ -100,22 +104,34 @@ def is_ldmbert(config: dict) -> bool:
     return table_of("text_encoder", config) == "ldmbert"
 
 
+def is_uvit(transformer: dict) -> bool:
+    """True for the config of a UViT; else it is a DiT's."""
+    return table_of("transformer", transformer) == "uvit"
+
+
 def hidden_width(text_encoder) -> int:
     """Of the hidden states of a text encoder, by its config."""
     return text_encoder["d_model" if is_ldmbert(text_encoder) else "hidden_size"]
 
 
 def table_of(kind: str, config: dict) -> str:
-    """The name in SETTINGS of the table of a network: of the two kinds of text encoder, the one that `config` names
-    more settings of; LDMBert's where it names none."""
-    if kind != "text_encoder":
-        return kind
-    return max(_TEXT_ENCODERS, key=lambda table: len(_OWN[table] & config.keys()))
+    """The name in SETTINGS of the table of a network, by its kind and config."""
+    tables = _TABLES.get(kind, (kind,))
+    shared = set(SETTINGS[tables[0]]).intersection(*(SETTINGS[table] for table in tables))
+    return max(tables, key=lambda table: len((SETTINGS[table].keys() & config.keys()) - shared))
 
 
 def downscale_factor(vae) -> int:
     """Pixels a side to one latent, by a VAE's config: 8 for four blocks."""
     return 2 ** (len(vae["block_out_channels"]) - 1)
+
+
+EFFNET_FACTOR = 32  # pixels a side to one latent of an EfficientNet
+
+
+def paella_factor(vqgan) -> int:
+    """The same by the config of a Paella autoencoder: 4 for two levels."""
+    return vqgan["up_down_scale_factor"] * 2 ** (vqgan["levels"] - 1)
 
 
 def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
@@ -140,7 +156,7 @@ def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError
 def takes_sizes(unet) -> bool:
     """Whether a UNet, by its config, is told sizes and nothing else beside noisy latents, timesteps and captions."""
     return (
-        unet["addition_embed_type"] == "text_time"
+        unet.get("addition_embed_type") == "text_time"
         and unet["projection_class_embeddings_input_dim"] == _SIZES * unet["addition_time_embed_dim"]
     )
 
@@ -188,6 +204,7 @@ def _misfits(configs: dict[str, dict]):
                 f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
                 "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
             )
+    yield from _transformer_misfits(configs.get("transformer"), vae, text_encoder)
     controlnet, shared = configs.get("controlnet"), CONTROLNET.keys() & UNET.keys()
     for key in sorted(shared) if controlnet and unet else ():
         if controlnet[key] != unet[key]:
@@ -196,6 +213,21 @@ def _misfits(configs: dict[str, dict]):
     for key in _FURTHER_INPUTS:
         if unet and unet[key] is not None and not (key == "addition_embed_type" and takes_sizes(unet)):
             yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
+
+
+def _transformer_misfits(transformer: dict | None, vae: dict | None, text_encoder: dict | None):
+    if transformer and vae and transformer["in_channels"] != vae["latent_channels"]:
+        yield (
+            f"the transformer takes {transformer['in_channels']} channels, and the VAE gives {vae['latent_channels']}; "
+            "in_channels must be the VAE's latent_channels"
+        )
+    if transformer and text_encoder:
+        name = "clip_dim" if is_uvit(transformer) else "caption_channels"
+        if transformer[name] != (width := hidden_width(text_encoder)):
+            yield (
+                f"the transformer reads captions of width {transformer[name]} and the text encoder gives {width}; "
+                f"{name} must be d_model (CLIP: hidden_size) of the text encoder"
+            )
 
 
 def _unet_problems(config: dict):
@@ -239,9 +271,88 @@ def _clip_problems(config: dict):
         yield f"num_attention_heads {config['num_attention_heads']} does not divide hidden_size {config['hidden_size']}"
 
 
+def _uvit_problems(config: dict):
+    yield from _patches(config)
+    if config["out_channels"] not in (None, config["in_channels"]):
+        yield f"out_channels {config['out_channels']} must be in_channels {config['in_channels']}, or null"
+    if config["num_layers"] % 2:
+        yield f"num_layers {config['num_layers']} must be even: half of the blocks have a skip from the other half"
+
+
+def _dit_problems(config: dict):
+    yield from _patches(config)
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    if config["norm_type"] != "ada_norm_single" or not config["caption_channels"]:
+        yield (
+            f"norm_type {config['norm_type']} must be ada_norm_single with caption_channels: other DiTs read no caption"
+        )
+    if config["cross_attention_dim"] != width:
+        yield f"cross_attention_dim {config['cross_attention_dim']} must be heads times their width, {width}"
+    if not config["num_embeds_ada_norm"]:
+        yield "num_embeds_ada_norm null must be a number, 1000 as published: diffusers builds no DiT without"
+    if width % 4:
+        yield f"num_attention_heads times attention_head_dim, {width}, must be a multiple of 4, which positions take"
+    if config["sample_size"] == _TOLD_SIZES:
+        yield f"sample_size {_TOLD_SIZES} makes a DiT that is told sizes and aspect ratios, which is not supported"
+    if config["out_channels"] not in (None, config["in_channels"], 2 * config["in_channels"]):
+        yield f"out_channels {config['out_channels']} must be in_channels {config['in_channels']}, or twice as many"
+
+
+def _patches(config: dict):
+    if not (config["sample_size"] and config["in_channels"] and config["patch_size"]):
+        yield "sample_size, in_channels and patch_size must be numbers"
+    elif config["sample_size"] % config["patch_size"]:
+        yield f"patch_size {config['patch_size']} does not divide sample_size {config['sample_size']}"
+
+
+def _cascade_problems(config: dict):
+    yield from _lengths(config, "block_out_channels", "num_attention_heads", "down_num_layers_per_block",
+                        "up_num_layers_per_block", "down_blocks_repeat_mappers", "up_blocks_repeat_mappers",
+                        "block_types_per_layer", "dropout", "self_attn")  # fmt: skip
+    widths, heads, switches = (config[key] for key in ("block_out_channels", "num_attention_heads", "switch_level"))
+    if switches and len(switches) != len(widths) - 1:
+        yield f"switch_level has {len(switches)} entries, and there are {len(widths) - 1} steps between levels"
+    for width, number, blocks in zip(widths, heads, config["block_types_per_layer"], strict=True):
+        if "SDCascadeAttnBlock" in blocks and (number < 1 or width % number):
+            yield f"num_attention_heads {number} does not divide block_out_channels {width}"
+    if config["in_channels"] != config["out_channels"]:
+        yield f"in_channels {config['in_channels']} and out_channels {config['out_channels']} differ"
+
+
+def _prior_problems(config: dict):
+    yield from _cascade_problems(config)
+    if config["effnet_in_channels"]:
+        yield f"effnet_in_channels {config['effnet_in_channels']} is for a decoder, and this is a prior"
+    for key in ("clip_text_in_channels", "clip_image_in_channels"):
+        if config[key] is None:
+            yield f"{key} null: a prior attends to captions and pictures"
+
+
+def _decoder_problems(config: dict):
+    yield from _cascade_problems(config)
+    if config["effnet_in_channels"] is None:
+        yield "effnet_in_channels null: a decoder is told the latents of the prior"
+
+
+def _effnet_problems(config: dict):
+    channels, layers = len(config["stage_channels"]), len(config["stage_layers"])
+    if layers != EFFNET_STAGES or channels != layers + 2:
+        yield (
+            f"stage_channels has {channels} entries and stage_layers {layers}; there are {EFFNET_STAGES} stages, and "
+            "one convolution before and one behind them"
+        )
+
+
+def _vqgan_problems(config: dict):
+    if config["embed_dim"] % 2 ** (config["levels"] - 1):
+        yield f"embed_dim {config['embed_dim']} cannot be halved for each of levels {config['levels']}"
+
+
 _PROBLEMS = {
     "unet": _unet_problems, "controlnet": _controlnet_problems, "vae": _vae_problems, "ldmbert": _ldmbert_problems,
-    "clip": _clip_problems,
+    "clip": _clip_problems, "uvit": _uvit_problems, "dit": _dit_problems,
+    "cascade_prior": _prior_problems, "cascade_decoder": _decoder_problems,
+    "effnet": _effnet_problems, "vqgan": _vqgan_problems, "image_encoder": _clip_problems,
 }  # fmt: skip
 
 

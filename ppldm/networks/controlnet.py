@@ -36,8 +36,8 @@ class ControlledDiffusionModel(LatentDiffusionModel):
     """All frozen but `controlnet`. Without a control image it is the model that it stands on. The attention of the
     control network sees the padding behind captions, whatever `mask_behind` says."""
 
-    def __init__(self, vae, text_encoder, unet, controlnet: nn.Layer, process, sampling: dict | None = None):
-        super().__init__(vae, text_encoder, unet, process, True, sampling, controlnet=controlnet)
+    def __init__(self, vae, text_encoder, denoiser, controlnet: nn.Layer, process, sampling: dict | None = None):
+        super().__init__(vae, text_encoder, denoiser, process, True, sampling, controlnet=controlnet)
 
     @property
     def networks(self) -> dict[str, Component]:

@@ -65,10 +65,10 @@ def init_text_encoder(text_encoder: nn.Layer, seed: int) -> nn.Layer:
 def init_clip(text_encoder: nn.Layer, seed: int) -> nn.Layer:
     """CLIP's text encoder: biases 0, weights ~ N(0, std**2) as of Radford et al. 2021 (arXiv:2103.00020, section 2.4,
     and their code), for width d and N layers: tokens 0.02, positions 0.01, queries, keys and values d**-0.5, the first
-    layer of an MLP (2 d)**-0.5, and what ends a residual branch d**-0.5 (2 N)**-0.5."""
+    layer of an MLP (2 d)**-0.5, the projection d**-0.5, and what ends a residual branch d**-0.5 (2 N)**-0.5."""
     width, layers = text_encoder.config.hidden_size, text_encoder.config.num_hidden_layers
     stds = {"token_embedding": 0.02, "position_embedding": 0.01, "fc1": (2 * width) ** -0.5}
-    stds |= dict.fromkeys(("q_proj", "k_proj", "v_proj"), width**-0.5)
+    stds |= dict.fromkeys(("q_proj", "k_proj", "v_proj", "text_projection"), width**-0.5)
     stds |= dict.fromkeys(("out_proj", "fc2"), (2 * width * layers) ** -0.5)
     leaves = {id(layer): name.rpartition(".")[2] for name, layer in text_encoder.named_sublayers()}
 
@@ -101,8 +101,38 @@ def init_unet(unet: nn.Layer, seed: int) -> nn.Layer:
     return unet
 
 
+def init_transformer(transformer: nn.Layer, seed: int) -> nn.Layer:
+    """UViT: as published (arXiv:2209.12152 and its code), biases 0, Linear weights and positions ~ N(0, 0.02**2),
+    convolutions as PyTorch draws them.
+
+    DiT: as PixArt-alpha's code has it, biases 0, weights ~ U(-b, b), b = sqrt(6 / (fan_in + fan_out)), but for the
+    layers of noise levels and captions, N(0, 0.02**2); what a block adds of captions and the output start as 0, so that
+    the first loss of epsilon prediction is 1. Its tables ~ N(0, 1 / width).
+    """
+    names = {id(layer): name for name, layer in transformer.named_sublayers()}
+    uvit = hasattr(transformer, "decoder_pred")
+
+    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
+        whole = names.get(id(layer), "")
+        if isinstance(layer, nn.LayerNorm):
+            return _draw_norm(layer, name, shape)
+        if name == "scale_shift_table":
+            return rng.standard_normal(shape, dtype=np.float32) / np.float32(math.sqrt(shape[-1]))
+        if uvit and isinstance(layer, nn.Conv2D):
+            return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(1.0 / math.sqrt(_fan_in(layer)))
+        if name == "bias" or whole == "proj_out" or ".attn2.to_out." in whole:
+            return np.zeros(shape, np.float32)
+        if uvit or whole.startswith(("adaln_single", "caption_projection")):
+            return rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
+        fans = _fan_in(layer) + (shape[1] if isinstance(layer, nn.Linear) else shape[0])
+        return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(math.sqrt(6.0 / fans))
+
+    return _redraw(transformer, seed, salt=5, draw=draw)
+
+
 def init_autoencoder(vae: nn.Layer, seed: int) -> nn.Layer:
-    """AutoencoderKL: Linear and Conv2D weights ~ N(0, 2 / fan_in) (He et al. 2015, arXiv:1502.01852), biases 0.
+    """An autoencoder, or an encoder of pictures: Linear and Conv2D weights ~ N(0, 2 / fan_in) (He et al. 2015,
+    arXiv:1502.01852), biases 0.
 
     Its path from pixels to pixels has no shortcut around it, so PyTorch's smaller weights learn more slowly: after the
     quickstart's 1,500 updates the reconstructions had 24.9 dB from those.
@@ -115,6 +145,72 @@ def init_autoencoder(vae: nn.Layer, seed: int) -> nn.Layer:
         return _draw_norm(layer, name, shape)
 
     return _redraw(vae, seed, salt=3, draw=draw)
+
+
+def init_paella(vqgan: nn.Layer, seed: int) -> nn.Layer:
+    """A stand-in for the published weights of Paella's autoencoder, whose latents vary about as much as its pixels:
+    weights ~ N(0, 1 / fan_in), biases 0, and zeros in what its blocks add and in its code book."""
+
+    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
+        if isinstance(layer, nn.BatchNorm2D):
+            return _draw_norm(layer, name, shape)
+        if name != "weight" or isinstance(layer, nn.Embedding):
+            return np.zeros(shape, np.float32)
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(_fan_in(layer) ** -0.5)
+
+    return _redraw(vqgan, seed, salt=7, draw=draw)
+
+
+def init_discriminator(discriminator: nn.Layer, seed: int) -> nn.Layer:
+    """Convolutions ~ N(0, 0.02**2) as of Isola et al. 2017 (arXiv:1611.07004, section 6.2), biases 0."""
+
+    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
+        if isinstance(layer, nn.Conv2D):
+            return rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02 if name == "weight" else 0.0)
+        return _draw_norm(layer, name, shape)
+
+    return _redraw(discriminator, seed, salt=26, draw=draw)
+
+
+def init_lpips(lpips: nn.Layer, seed: int) -> nn.Layer:
+    """A stand-in for the published weights: VGG16's convolutions ~ N(0, 2 / fan_in), biases 0, and the weights of its
+    features, which are not negative, ~ U(0, 1)."""
+
+    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
+        if shape[0] == 1:
+            return rng.random(shape, dtype=np.float32)
+        scale = math.sqrt(2.0 / _fan_in(layer)) if name == "weight" else 0.0
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+
+    return _redraw(lpips, seed, salt=27, draw=draw)
+
+
+@paddle.no_grad()
+def init_cascade(unet: nn.Layer, seed: int) -> nn.Layer:
+    """Stable Cascade's network as it was published: weights of Linear and Conv2D ~ U(-b, b), b = sqrt(6 / (fan_in +
+    fan_out)) (Glorot and Bengio 2010), biases 0, and of that 0.02 where latents come in; what embeds conditions
+    ~ N(0, 0.02**2); zero in what scales by noise levels, in global response norms and where the prediction comes out;
+    what ends an MLP divided by the square root of the number of layers down."""
+    names = {id(layer): name for name, layer in unet.named_sublayers()}
+    damping = math.sqrt(1 / sum(unet.config.down_num_layers_per_block))
+
+    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
+        path = names[id(layer)]
+        is_upscaler = isinstance(layer, nn.Conv2DTranspose)  # PyTorch's own: fan_in is of its second side
+        if is_upscaler:
+            bound = 1 / math.sqrt(np.prod(layer.weight.shape[1:]))
+        elif name != "weight" or path == "clf.1" or ".mapper" in path:
+            return np.zeros(shape, np.float32)
+        elif path.startswith(("clip_", "effnet_mapper", "pixels_mapper")):
+            return rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
+        else:
+            # Queries, keys and values were one matrix.
+            size, parts = float(np.prod(shape[2:])), 3 if path.endswith(("to_q", "to_k", "to_v")) else 1
+            bound = math.sqrt(6 / (size * (shape[0] + parts * shape[1])))
+            bound *= 0.02 if path == "embedding.1" else damping if path.endswith("channelwise.4") else 1
+        return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(bound)
+
+    return _redraw(unet, seed, salt=6, draw=draw)
 
 
 def _zero(layer: nn.Layer) -> None:

@@ -14,35 +14,37 @@ A batch (`families.ldm` says how it is made) carries everything that is random:
     posterior_noise  [B, C, h, w] float32, standard normal
     sizes            [B, 6] int64, `data.inputs.Sizes`, where the UNet takes them
     control          of a subclass that is led by pictures (`controlnet`)
+    kept_patches     of a subclass that leaves some out (`transformers`)
 
 Shapes: B samples, C latent channels, h = H / f and w = W / f for a VAE that scales down by f, L tokens.
 """
 
 from contextlib import nullcontext
+from functools import partial
 
 import paddle
 from paddle import nn
-from paddle.nn import functional as F
 
-from ..diffusion.process import Process, add_noise
-from ..diffusion.weighting import Adaptive
+from ..diffusion.process import Process
 from .autoencoder import encode_moments, to_unit_range
 from .captions import hidden_states, token_mask
 from .configs import downscale_factor, takes_sizes
-from .level_errors import LevelErrors
-from .model import Component, Loss, Model, freeze
+from .denoising import DenoisingModel
+from .model import Component, Loss, freeze
 
 
-class LatentDiffusionModel(Model):
+class LatentDiffusionModel(DenoisingModel):
     """Frozen VAE, trained text encoder (or frozen) and trained UNet under one loss.
 
-    The state dict has the prefixes `vae.`, `text_encoder.` and `unet.`. `text_encoder.to_logits` is kept for the
+    denoiser_name: of the component that removes the noise, by which a subclass has another one than a UNet. The state
+    dict has the prefixes `vae.`, `text_encoder.` and `unet.`. `text_encoder.to_logits` is kept for the
     published checkpoints' sake; nothing uses it, so it is not trained. mask_behind: the id of the token that ends a
     caption, where attention is to ignore what stands behind it (`--mask_pad_tokens`); None: it ignores nothing, as
     published. empty_end: the same id where the hidden states of an empty caption are zeros (`--empty_caption zeros`).
     """
 
     autoencoder = "vae"
+    denoiser_name = "unet"
     mask_behind: int | None = None
     empty_end: int | None = None
 
@@ -50,7 +52,7 @@ class LatentDiffusionModel(Model):
         self,
         vae: nn.Layer,
         text_encoder: nn.Layer,
-        unet: nn.Layer,
+        denoiser: nn.Layer,
         process: Process,
         freeze_text_encoder: bool = False,
         sampling: dict | None = None,
@@ -61,20 +63,21 @@ class LatentDiffusionModel(Model):
         super().__init__()
         self.vae = vae
         self.text_encoder = text_encoder
-        self.unet = unet
+        setattr(self, self.denoiser_name, denoiser)
         for name, layer in further.items():
             setattr(self, name, layer)
-        self.process = process
         self.sampling = dict(sampling or {})
         self.freeze_text_encoder = freeze_text_encoder
         self.scaling_factor = float(vae.config.scaling_factor)
-        self.register_buffer("levels", paddle.to_tensor(process.levels()), persistable=False)
-        weights = process.loss_weights()
-        self.register_buffer("loss_weights", None if weights is None else paddle.to_tensor(weights), persistable=False)
-        self.level_errors = LevelErrors(process) if isinstance(process.weighting, Adaptive) else None
+        self.set_process(process)
         self.freeze()
         if hasattr(text_encoder, "to_logits"):
             freeze(text_encoder.to_logits)
+
+    @property
+    def denoiser(self) -> nn.Layer:
+        """What removes the noise."""
+        return getattr(self, self.denoiser_name)
 
     @property
     def caption_encoder(self) -> str | None:
@@ -88,7 +91,9 @@ class LatentDiffusionModel(Model):
         return {
             "vae": Component(self.vae, trained=False, stays_float32=True),
             "text_encoder": Component(self.text_encoder, trained, "text_encoder", recompute=self._recompute_text),
-            "unet": Component(self.unet, True, "unet", recompute=self.unet.enable_gradient_checkpointing),
+            self.denoiser_name: Component(
+                self.denoiser, True, self.denoiser_name, recompute=self.denoiser.enable_gradient_checkpointing
+            ),
         }
 
     def _recompute_text(self) -> None:
@@ -193,41 +198,17 @@ class LatentDiffusionModel(Model):
         sizes=None,
         text_embeddings=None,
         control=None,
+        kept_patches=None,
     ) -> Loss:
-        """Mean squared error between prediction and target, weighted by timestep where asked for.
-
-        With `input_noise`, x_t is made with it and the target with `noise`: input perturbation, Ning et al. 2023
-        (arXiv:2301.11706).
-        """
+        """The `denoising_loss` of latents under captions."""
         latents = self.latents(posterior_noise, pixel_values, moments, uncached)
-        level = self.levels[timesteps]
-        scales = self.process.scales(level.reshape([-1, 1, 1, 1]))
-        noisy = add_noise(latents, noise if input_noise is None else input_noise, scales)
         predict = self.compiled_predict if self.training and self.compiled_predict else self.predict
-        given = {"sizes": sizes, "text_embeddings": text_embeddings, "control": control}
+        kept = kept_patches if self.training else None
+        given = {"sizes": sizes, "text_embeddings": text_embeddings, "control": control, "kept": kept}
         given = {name: value for name, value in given.items() if value is not None}
-        predicted = predict(noisy, self.process.times(timesteps, level), input_ids, **given).astype("float32")
-        target = self.process.target(latents, noise, scales)
-        with paddle.no_grad():
-            errors = (predicted.detach() - target).square().mean([1, 2, 3])
-            levels = timesteps.astype("float32") / self.process.num_levels
-        weights = self.weights_of(timesteps)
-        if weights is None:
-            return Loss(F.mse_loss(predicted, target), errors, levels)
-        weighted = weights * F.mse_loss(predicted, target, reduction="none").mean([1, 2, 3])
-        return Loss(weighted.mean(), errors, levels)
+        seen = None if kept is None else partial(self.patches, kept=kept)
 
-    def weights_of(self, timesteps):
-        """The weight [B] of each sample's error, None where all are 1. Those that are learned are of the training, so
-        that without it losses can be compared over time."""
-        if self.level_errors is not None:
-            return self.level_errors.weights(timesteps) if self.training else None
-        return None if self.loss_weights is None else self.loss_weights[timesteps]
+        def predicted(noisy, level):
+            return predict(noisy, self.process.times(timesteps, level), input_ids, **given)
 
-    def statistics(self, losses: list[Loss]):
-        """Errors by noise level, where the weights of the loss are learned."""
-        return None if self.level_errors is None else self.level_errors.sums(losses)
-
-    def keep_statistics(self, sums) -> None:
-        """Into the running means."""
-        self.level_errors.update(sums)
+        return self.denoising_loss(predicted, latents, timesteps, noise, input_noise, seen)

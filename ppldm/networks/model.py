@@ -15,12 +15,15 @@ class Loss(NamedTuple):
 
     value: what is learned from, float32 scalar. Where the model has a noise level: per_sample, the error of each
     sample before any weight, [B] float32 without a gradient; noise_level, the share of the levels below that of the
-    sample, [B] float32 in [0, 1).
+    sample, [B] float32 in [0, 1). statistics: what a model wants added up (`Model.statistics`), float32 [n]. measures:
+    further means over the samples, by name, which are logged of held-out rows; float32 scalars without a gradient.
     """
 
     value: paddle.Tensor
     per_sample: paddle.Tensor | None = None
     noise_level: paddle.Tensor | None = None
+    statistics: paddle.Tensor | None = None
+    measures: Mapping[str, paddle.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Component:
 
     rate_group: the name in `--<rate_group>_learning_rate` of what it shares a learning rate with. stays_float32: never
     cast to half precision. recompute: makes it compute activations a second time while it goes back. adapted: it is
-    frozen, and gradients pass through it to adapters.
+    frozen, and gradients pass through it to adapters. clipped_alone: the norm by which its gradients are clipped is
+    their own. starts: how many updates are done before it is trained.
     """
 
     layer: nn.Layer
@@ -38,6 +42,8 @@ class Component:
     stays_float32: bool = False
     recompute: Callable[[], None] | None = None
     adapted: bool = False
+    clipped_alone: bool = False
+    starts: int = 0
 
     @property
     def differentiated(self) -> bool:
@@ -55,6 +61,7 @@ class Model(nn.Layer):
     keep_moments: what is computed of pixels may be kept by it: (places int64 [M, 3], moments [M, 2, C, h, w]) to the
     moments as they will be read again (`data.cached.moments.CachedMoments.keep`).
     adapters: what is trained in place of its networks, by name (`networks.adapters`).
+    num_updates: how many updates are done; told before each of a training.
     A model whose `predict` may be compiled calls `compiled_predict` in its place while that is set and it trains.
     """
 
@@ -65,6 +72,7 @@ class Model(nn.Layer):
     caption_encoder: str | None = None
     compiled_predict: Callable | None = None
     keep_moments: Callable | None = None
+    num_updates: int = 0
     adapters: Mapping[str, nn.Layer] = MappingProxyType({})
 
     @property
@@ -129,13 +137,16 @@ class Model(nn.Layer):
 
 
 def freeze(layer: nn.Layer) -> None:
-    """No gradients of its own, evaluation mode. Those of its inputs stay right."""
+    """No gradients of its own, evaluation mode; batch norms keep their statistics in either mode, since a wrapper may
+    set that of all layers. The gradients of its inputs stay right."""
     layer.eval()
     for parameter in layer.parameters():
         parameter.stop_gradient = True
     for one in layer.sublayers(include_self=True):
         if isinstance(one, nn.LayerNorm) and one.weight is not None:
             one.forward = partial(_normalise_frozen, one)
+        elif isinstance(one, nn.BatchNorm2D):
+            one._use_global_stats = True
 
 
 def _normalise_frozen(layer: nn.LayerNorm, inputs):

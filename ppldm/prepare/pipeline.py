@@ -30,7 +30,7 @@ from ..utils.files import lock_folder, make_output_dir, read_json, write_json
 from ..utils.jobs import Piece, list_pieces, take_state
 from ..utils.log import get_logger
 from .pipeline_config import PipelineConfig, command_words, load_stage, read_config
-from .provenance.accounts import StageResult, of_download, read_convert, read_filter
+from .provenance.accounts import StageResult, of_download, read_convert, read_download, read_filter
 
 
 def pipeline(
@@ -252,6 +252,12 @@ def describe_plan(stages: list[Stage]) -> list[str]:
     return [*lines, "# nothing was written"]
 
 
+def _download_result(output: Path, report: dict) -> StageResult:
+    """Of the parts downloaded now, and of those that earlier runs have: the next stage takes all that lies there."""
+    own, there = of_download(report), read_download(output)
+    return there if there and there.rows_in > own.rows_in else own
+
+
 def _annotate_result(_, report: dict) -> StageResult:
     skipped = {}
     for counts in report.values():
@@ -264,7 +270,7 @@ def _annotate_result(_, report: dict) -> StageResult:
 
 _RESULTS = {
     "filter": lambda output, _: read_filter(output),
-    "download": lambda _, report: of_download(report),
+    "download": _download_result,
     "annotate": _annotate_result,
     "convert": lambda output, _: read_convert(output),
 }

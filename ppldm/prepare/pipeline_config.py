@@ -85,8 +85,9 @@ def _schema() -> dict[str, Option]:
             kind = parameter.annotation
             if name not in _OWN:
                 kind, facts = get_args(kind) if get_origin(kind) is Annotated else (kind, {})
+                choices, is_list = tuple(facts.get("choices", ())), facts.get("nargs") == "+"
                 found[f"{stage}.{name}"] = _stated(
-                    name, kind, parameter.default, section=stage, choices=tuple(facts.get("choices", ()))
+                    name, kind, parameter.default, section=stage, choices=choices, is_list=is_list
                 )
     return found
 

@@ -171,7 +171,8 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
     stds = getattr(config, "ema_posthoc", None) or ()
     posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std)) for std in stds}
     ratios, by_group = learning_rate_ratios(model, config, arguments.learning_rate)
-    optimizer, scheduler = build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, world)
+    alone = [name for name, one in model.components.items() if one.clipped_alone]
+    optimizer, scheduler = build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, world, alone)
     decorate(model, optimizer, arguments)
     log_share(optimizer)
     return TrainingState(model, optimizer, scheduler, average, make_scaler(arguments), posthoc), by_group

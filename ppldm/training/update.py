@@ -58,6 +58,7 @@ class UpdateGuard:
         self.max_skipped, self.make_autocast = max_skipped, make_autocast
         self.num_skipped_in_a_row = 0
         self.seed, self.step = seed, step
+        state.model.num_updates = step
         self._parameters = [p for p in state.model.parameters() if not p.stop_gradient]
 
     def seed_dropout(self, number: int) -> None:
@@ -74,6 +75,7 @@ class UpdateGuard:
         rows. Raises TrainingError on all ranks alike.
         """
         self.step += 1
+        self.state.model.num_updates = self.step
         scaler = self.state.scaler if self.state.scaler and self.state.scaler.is_enable() else None
         if scaler:
             scaler.unscale_(self.state.optimizer)

@@ -1,4 +1,4 @@
-"""Pictures with words under them, and where they are written."""
+"""Pictures with words under them, and where they are written; how one is resized where that is a matrix."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -96,3 +96,9 @@ def save_png(path, image, texts: dict[str, str] | None = None) -> None:
         info.add_itxt(keyword, text)
     with atomic_write(path) as file:
         image.save(file, format="PNG", pnginfo=info)
+
+
+def bicubic_filter(old: int, new: int) -> np.ndarray:
+    """float32 [new, old]: Pillow's bicubic filter along one axis, which is that of PyTorch with `antialias`."""
+    rows = Image.fromarray(np.eye(old, dtype=np.float32)).resize((old, new), Image.Resampling.BICUBIC)
+    return np.asarray(rows)

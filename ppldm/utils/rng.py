@@ -40,6 +40,11 @@ class Stream(IntEnum):
     SHAPES_WORLD = 24
     LEVEL_SHIFT = 25
     CONTROL = 28
+    EFFNET_DROP = 43
+    PYRAMID = 44
+    CLIP_IMAGE = 45
+    EFFNET_RESIZE = 46
+    PATCH_MASK = 47
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):

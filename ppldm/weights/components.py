@@ -2,11 +2,15 @@
 
     vae            an AutoencoderKL
     text_encoder   an LDMBert, or a frozen CLIP text encoder
-    unet           a UNet2DConditionModel
+    unet           a UNet2DConditionModel, or in its place a
+    transformer    UViTT2IModel or Transformer2DModel (a DiT)
     controlnet     a ControlNetModel beside that, where there is one
 
-PyTorch stores a Linear weight as [out, in], Paddle as [in, out]; all else is the same in both. Turning is a view, so
-nothing is rounded: what is read in one form and written in the other has the same bits.
+and of Stable Cascade: cascade_prior, cascade_decoder, effnet, vqgan (`networks/cascade`, ppdiffusers' PaellaVQModel).
+
+PyTorch stores a Linear weight as [out, in], Paddle as [in, out], and the statistics of a batch norm have other names;
+all else is the same in both. Turning is a view, so nothing is rounded: what is read in one form and written in the
+other has the same bits.
 """
 
 import json
@@ -21,16 +25,31 @@ from ..utils.checksums import sha256_arrays
 from ..utils.errors import ModelError
 
 # Tables of vectors, looked up and not multiplied: 2-D, and stored the same way by both.
-_EMBEDDINGS = ("embed_tokens", "embed_positions", "token_embedding", "position_embedding", "class_embedding")
+_EMBEDDINGS = (
+    *("embed_tokens", "embed_positions", "token_embedding", "position_embedding", "class_embedding", "embedding"),
+)
+# Of a batch norm, by PyTorch's names; it counts batches too, which nothing here needs.
+_STATISTICS = {"running_mean": "_mean", "running_var": "_variance"}
+_COUNT = "num_batches_tracked"
 
 # Settings that only one library's classes have, with the value at which both build the same network.
 PADDLE_ONLY = {
     "unet": {"data_format": "NCHW"},
     "vae": {"down_block_out_channels": None, "up_block_out_channels": None},
     "text_encoder": {},
+    "projected_text_encoder": {},
+    "image_encoder": {},
     "controlnet": {},
-}
-TORCH_ONLY = {"unet": {}, "controlnet": {}, "vae": {"mid_block_add_attention": True}, "text_encoder": {}}
+    "transformer": {
+        "num_vector_embeds": None, "use_linear_projection": False, "only_cross_attention": False,
+        "double_self_attention": False, "data_format": "NCHW",
+    },
+    **dict.fromkeys(("cascade_prior", "cascade_decoder", "effnet", "vqgan"), {}),
+}  # fmt: skip
+TORCH_ONLY = {
+    **dict.fromkeys(PADDLE_ONLY, {}), "vae": {"mid_block_add_attention": True},
+    "transformer": {"interpolation_scale": None, "use_additional_conditions": None},
+}  # fmt: skip
 
 # What of a VAE the posterior depends on besides shapes of weights, and the weights.
 _ENCODER_SETTINGS = (
@@ -93,6 +112,27 @@ def turn_linear(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array.T if is_linear_weight(name, array) else array for name, array in arrays.items()}
 
 
+def from_torch(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays of PyTorch, by name, as Paddle has them."""
+    kept = {name: array for name, array in arrays.items() if not name.endswith(f".{_COUNT}")}
+    return turn_linear({_rename_leaf(name, _STATISTICS): array for name, array in kept.items()})
+
+
+def to_torch(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays of Paddle, by name, as PyTorch has them."""
+    named = {
+        _rename_leaf(name, {ours: theirs for theirs, ours in _STATISTICS.items()}): array
+        for name, array in turn_linear(arrays).items()
+    }
+    counts = {_rename_leaf(name, {"running_mean": _COUNT}) for name in named if name.endswith(".running_mean")}
+    return named | dict.fromkeys(sorted(counts), np.zeros([], np.int64))
+
+
+def _rename_leaf(name: str, leaves: dict[str, str]) -> str:
+    layer, dot, leaf = name.rpartition(".")
+    return f"{layer}{dot}{leaves.get(leaf, leaf)}"
+
+
 def is_linear_weight(name: str, array: np.ndarray) -> bool:
     """True for the weight of a Linear layer: 2-D, and no table of embeddings."""
     layer, _, leaf = name.rpartition(".")
@@ -101,8 +141,8 @@ def is_linear_weight(name: str, array: np.ndarray) -> bool:
 
 def to_paddle_config(kind: str, config: dict, source) -> dict:
     """A config of diffusers or ppdiffusers as ppdiffusers' class takes it. Raises ModelError for a network it lacks."""
-    if kind == "text_encoder":
-        return config.get("text_config", config)  # of a CLIP with both encoders
+    if kind.endswith("_encoder"):  # of a CLIP with both
+        return config.get("vision_config" if kind == "image_encoder" else "text_config", config)
     return _without(TORCH_ONLY[kind], config, source, "ppdiffusers")
 
 

@@ -20,8 +20,11 @@ from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World
 from ..utils.store.client import is_address
 from ..utils.store.inputs import input_path
+from .folders import FOLDERS, FURTHER_FOLDERS
 
+_COMPONENTS = ("tokenizer", *(name for names in (FOLDERS | FURTHER_FOLDERS).values() for name in names))
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
+_SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
 _SECONDS, _BLOCK_BYTES = 30.0, 1 << 20
 
 
@@ -73,7 +76,7 @@ def find_weights(name_or_path, files: Mapping[str, PublishedFile], offline: bool
     except ModelError as error:
         names = f"a name ({', '.join(files)})" if files else "a name such as openai/clip-vit-base-patch32"
         raise ModelError(f"{error}, or give {names}") from error
-    folder = _snapshot(str(name_or_path), "", {"": ("",)}, is_offline(offline))
+    folder = _snapshot(str(name_or_path), "", _SIDE_BY_SIDE, is_offline(offline))
     _check_sums(folder)
     return folder
 
@@ -117,14 +120,21 @@ def check_name(name_or_path) -> None:
         return  # the store says so where it is not there
     path = Path(text).expanduser()
     is_path = path.is_absolute() or text.startswith((".", "~")) or path.suffix in (".ckpt", ".bin")
-    if not path.exists() and (is_path or not 2 <= len(text.split("/")) <= 3):
+    first, *others = text.split("/")
+    # A name of three pieces ends in a component, as vae or vae_1_0; where its first is a folder here, a path was meant.
+    is_path |= len(others) == 2 and (Path(first).is_dir() or not others[1].startswith(_COMPONENTS))
+    if not path.exists() and (is_path or not 1 <= len(others) <= 2):
         raise ModelError(f"no folder or file {path}; check the path")
 
 
 def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
     """The model's folder in the cache of the hub, or else of Paddle's server."""
     try:
-        return _snapshot(repository, subfolder, folders, local_only)
+        folder = _snapshot(repository, subfolder, folders, local_only)
+        names = [name for names in folders.values() for name in names]
+        if not subfolder and len(folders) == 1 and not any((folder / name).is_dir() for name in names):
+            return _snapshot(repository, "", _SIDE_BY_SIDE, local_only)  # one network, as a CLIP is published
+        return folder
     except ModelError:
         folder = _fetch_from_paddle(repository, subfolder, folders, local_only)
         if folder is None:

@@ -9,21 +9,38 @@ import numpy as np
 import paddle
 from ppdiffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
 from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
-from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
+from ppdiffusers.pipelines.wuerstchen.modeling_paella_vq_model import PaellaVQModel
+from ppdiffusers.transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+)
 
 from ..families.base import Family
 from ..networks.build import UNBUILDABLE
+from ..networks.cascade.effnet import EffNetEncoder
+from ..networks.cascade.unet import CascadeUNet
 from ..networks.configs import LABELS, is_ldmbert
+from ..networks.losses.adversarial import PatchDiscriminator
+from ..networks.losses.lpips import Lpips
+from ..networks.transformers import make_transformer
 from ..utils.checksums import checksum_arrays
 from ..utils.errors import ModelError
 from .components import ComponentWeights
 from .configs import complete_config
 from .fetch import locate_model
-from .folders import FOLDERS
+from .folders import FOLDERS, FURTHER_FOLDERS
 from .formats.limits import within_file
 from .model_file import Component, ModelDescription, TokenizerFiles, describe, kind_of
 from .read import read_component
 
+_CLASSES = {
+    "vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel, "cascade_prior": CascadeUNet,
+    "cascade_decoder": CascadeUNet, "effnet": EffNetEncoder, "vqgan": PaellaVQModel,
+    "PatchDiscriminator": PatchDiscriminator, "Lpips": Lpips,
+}  # fmt: skip
 _SHOWN = 5  # keys of each kind that a message lists
 
 
@@ -31,7 +48,7 @@ def find_component_by_name(
     kind: str, name_or_path, yaml_file=None, ema: bool = False, offline: bool = False
 ) -> ComponentWeights:
     """One component, trained, from a folder, a .ckpt or by name. Raises ModelError."""
-    path = locate_model(name_or_path, {kind: FOLDERS[kind]}, offline)
+    path = locate_model(name_or_path, {kind: (FOLDERS | FURTHER_FOLDERS)[kind]}, offline)
     return read_component(kind, path, yaml_file, ema)
 
 
@@ -86,10 +103,15 @@ def _make(kind: str, component: ComponentWeights):
     try:
         if kind == "text_encoder" and not is_ldmbert(component.config):
             return CLIPTextModel(CLIPTextConfig(**component.config))
+        if kind == "projected_text_encoder":
+            return CLIPTextModelWithProjection(CLIPTextConfig(**component.config))
+        if kind == "image_encoder":
+            return CLIPVisionModelWithProjection(CLIPVisionConfig(**component.config))
         if kind == "text_encoder":
             return LDMBertModel(LDMBertConfig(**component.config))
-        classes = {"vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel}
-        return classes[kind](**component.config)
+        if kind == "transformer":
+            return make_transformer(component.config)
+        return _CLASSES[kind](**component.config)
     except UNBUILDABLE as error:
         raise ModelError(
             f"{component.source}: the config makes no {LABELS[kind]} ({type(error).__name__}: {error}); copy it again"
@@ -110,7 +132,7 @@ def parameter_shapes(kind: str, config: dict, source: str = "") -> dict[str, lis
 
 def config_of(kind: str, layer) -> dict:
     """The completed config of a built network."""
-    return complete_config(kind, layer.config.to_dict() if kind == "text_encoder" else dict(layer.config), kind)
+    return complete_config(kind, layer.config.to_dict() if kind.endswith("_encoder") else dict(layer.config), kind)
 
 
 def component_of(kind: str, layer) -> ComponentWeights:

@@ -9,10 +9,21 @@ COMPONENT_FOLDERS = {
     "unet": ("unet",),
 }
 # With those that a text-to-image model need not have.
-FOLDERS = {**COMPONENT_FOLDERS, "controlnet": ("controlnet",)}
+FOLDERS = {**COMPONENT_FOLDERS, "transformer": ("transformer",), "controlnet": ("controlnet",)}
+# Of components of other models, which are read one at a time.
+FURTHER_FOLDERS = {
+    "cascade_prior": ("prior",), "cascade_decoder": ("decoder",), "effnet": ("effnet",), "vqgan": ("vqgan",),
+    "projected_text_encoder": ("text_encoder",), "image_encoder": ("image_encoder",),
+}  # fmt: skip
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
 NOT_TEXT_TO_IMAGE = "{} is not a checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder"
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
+
+
+def whole_model(names) -> tuple[str, ...]:
+    """The components that a text-to-image model of some components, by name, must have: VAE, text encoder and what
+    removes the noise, a transformer where there is one."""
+    return "vae", "text_encoder", "transformer" if "transformer" in names else "unet"
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -22,7 +33,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 def find_component(folder: Path, kind: str) -> Path | None:
     """The folder of a component in a pipeline folder, if it has one."""
-    return next((folder / name for name in FOLDERS[kind] if (folder / name).is_dir()), None)
+    return next((folder / name for name in (FOLDERS | FURTHER_FOLDERS)[kind] if (folder / name).is_dir()), None)
 
 
 def is_tokenizer(folder: Path) -> bool:

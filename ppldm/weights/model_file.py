@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..families.base import Family, get_family
-from ..networks.configs import LABELS, check_config, is_ldmbert
+from ..networks.configs import LABELS, check_config, is_ldmbert, is_uvit
 from ..utils.checksums import checksum_json
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import make_output_dir, write_json
@@ -28,7 +28,13 @@ MODEL_FILE = "model.json"
 TOKENIZER_FOLDER = "tokenizer"
 FORMAT = 1
 LDM, STABLE_DIFFUSION, CONTROLNET = "ldm", "stable_diffusion", "controlnet"
-_CLASSES = {"vae": "AutoencoderKL", "unet": "UNet2DConditionModel", "controlnet": "ControlNetModel"}
+TRANSFORMER, UVIT, DIT = "transformer", "uvit", "dit"  # the component, and its families
+_CLASSES = {
+    "vae": "AutoencoderKL", "unet": "UNet2DConditionModel", "controlnet": "ControlNetModel",
+    "cascade_prior": "StableCascadeUNet", "cascade_decoder": "StableCascadeUNet", "effnet": "EffNetEncoder",
+    "vqgan": "PaellaVQModel", "projected_text_encoder": "CLIPTextModelWithProjection",
+    "image_encoder": "CLIPVisionModelWithProjection",
+}  # fmt: skip
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
 _ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of their names
@@ -136,6 +142,8 @@ def class_of(kind: str, config: dict) -> str:
     """The class that a component of this kind (`Family.components`) is built with."""
     if kind == "text_encoder":
         return "LDMBertModel" if is_ldmbert(config) else "CLIPTextModel"
+    if kind == "transformer":
+        return "UViTT2IModel" if is_uvit(config) else "Transformer2DModel"
     return _CLASSES.get(kind, kind)
 
 
@@ -165,7 +173,7 @@ def read_model_file(folder) -> ModelDescription:
         raise ModelError(f"cannot read {path}: {error.strerror}; copy the folder again") from error
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} is damaged ({type(error).__name__}: {error}); copy the folder again") from error
-    if missing := [name for name in family.components if name not in components]:
+    if missing := [name for name in family.components if name not in {*components, *family.optional}]:
         raise ModelError(f"{path} does not describe {', '.join(missing)}; copy the folder again")
     if family.needs_process and not isinstance(description.process, dict):
         raise ModelError(f"{path} does not describe the noise schedule; copy the folder again")

@@ -1,7 +1,8 @@
 """Any of the known forms of a latent diffusion model, from a folder or a file to `Weights`.
 
-    a pipeline folder     unet/, vqvae/ or vae/, bert/ or ldmbert/ or text_encoder/, scheduler/, tokenizer/: written by
-                          ppldm, ppdiffusers, diffusers, or the older training scripts; Stable Diffusion's too
+    a pipeline folder     unet/ or transformer/, vqvae/ or vae/, bert/ or ldmbert/ or text_encoder/, scheduler/,
+                          tokenizer/: written by ppldm, ppdiffusers, diffusers, or the older training scripts; Stable
+                          Diffusion's too
     a .ckpt file          CompVis', with its YAML file; also by the folder that `ppldm export --to compvis` wrote
     checkpoint-<step>/    of a ppldm run: its model.json and tokenizer/ say what it is; for older ones see `older`
 
@@ -13,11 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from ..config.network_files import CONFIG_DIR
-from ..networks.configs import is_ldmbert
+from ..families.base import get_family
+from ..networks.configs import LABELS, is_ldmbert
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
 from . import compvis
+from .cascade import STAGES, holds_stage, read_single_file
 from .components import ComponentWeights, Weights
 from .configs import complete_config, read_config
 from .folders import (
@@ -26,18 +29,27 @@ from .folders import (
     COMPONENT_FOLDERS,
     EXPORTED_CKPT,
     FOLDERS,
+    FURTHER_FOLDERS,
     NOT_TEXT_TO_IMAGE,
     find_component,
     is_checkpoint,
     is_tokenizer,
+    whole_model,
 )
 from .formats.files import read_arrays, read_component_arrays, weight_files
 from .formats.limits import require_few_layers
-from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, read_model_file
+from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, kind_of, read_model_file
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler
 from .older import find_older_tokenizer, read_older_checkpoint
 
+_UNUSED = "caption_projection.y_embedding"  # of a DiT: random numbers
+# Of a whole CLIP, which encodes captions and pictures.
+_PARTS_OF_CLIP = {
+    "text_encoder": ("text_model.",), "projected_text_encoder": ("text_model.", "text_projection."),
+    "image_encoder": ("vision_model.", "visual_projection."),
+}  # fmt: skip
+_ONE_SET_OF_WEIGHTS = "{} has one set of weights; averaged ones are in checkpoints and .ckpt files"
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 
 
@@ -56,9 +68,7 @@ def read_weights(path, kinds=tuple(FOLDERS), yaml_file=None, ema: bool = False) 
     if is_checkpoint(path):
         return _read_checkpoint(path, kinds, yaml_file, ema)
     if ema:
-        raise ModelError(
-            f"{path} is a pipeline, which has one set of weights; averaged ones are in checkpoints and .ckpt files"
-        )
+        raise ModelError(_ONE_SET_OF_WEIGHTS.format(path))
     return _read_pipeline(path, kinds)
 
 
@@ -73,6 +83,8 @@ def find_tokenizer(path: Path) -> Path | None:
 def read_component(kind: str, path, yaml_file=None, ema: bool = False) -> ComponentWeights:
     """One component: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
     path = _whole_model(path)
+    if kind in FURTHER_FOLDERS and path.exists():
+        return _read_further(kind, path, yaml_file, ema)
     if path.is_dir() and not is_checkpoint(path) and find_component(path, kind) is None:
         return _read_component_folder(kind, path)
     components = read_weights(path, (kind,), yaml_file, ema).components
@@ -95,20 +107,67 @@ def _read_pipeline(path: Path, kinds) -> Weights:
         inner = [one for one in (path / "pipeline", *sorted(path.glob("checkpoint-*"))) if one.is_dir()]
         hint = f"; it holds models: give {' or '.join(map(str, inner[:3]))}" if inner else ""
         raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint{hint}")
-    weights = Weights(scheduler=dict(PUBLISHED_SCHEDULE))
-    if (path / "ppldm.json").is_file():
-        weights.metadata = read_json_object(path / "ppldm.json", ModelError)
-    known = weights.metadata.pop("files", {})
+    weights = Weights(scheduler=dict(PUBLISHED_SCHEDULE), metadata=_said(path))
+    weights.metadata.pop("files", None)
     for kind, folder in folders.items():
         if folder:
-            weights.components[kind] = _read_component_folder(kind, folder)
-            names = [f"{folder.name}/{file.name}" for file in weight_files(folder)]
-            remedy = "copy it again, or, if you changed it, delete its line in ppldm.json"
-            _check_files(path, known if isinstance(known, dict) else {}, names, remedy)
+            weights.components[kind] = _read_checked(kind, folder)
     if (path / "scheduler" / "scheduler_config.json").is_file():
         weights.scheduler |= read_scheduler(path / "scheduler" / "scheduler_config.json")
     weights.tokenizer = find_tokenizer(path)
     return weights
+
+
+def read_cascade(path, config_file=None, ema: bool = False) -> Weights | None:
+    """A prior or decoder of Stable Cascade with all that lies beside it, from a checkpoint, a pipeline's folder or a
+    single file; None where `path` holds neither. `config_file`: of a single file. Raises ModelError."""
+    path = Path(path).expanduser()
+    if path.is_file():
+        kinds = [kind for kind in STAGES if path.suffix == ".safetensors" and holds_stage(kind, path)]
+    elif is_checkpoint(path):
+        described = read_model_file(path) if has_model_file(path) else None
+        kinds = [kind_of(get_family(described.family), name) for name in described.components] if described else []
+    else:
+        kinds = [kind for kind in FURTHER_FOLDERS if find_component(path, kind)]
+    if not set(STAGES).intersection(kinds):
+        return None
+    kinds = [kind for kind in kinds if kind in FURTHER_FOLDERS]
+    said = _said(path, "manifest.json" if is_checkpoint(path) else "ppldm.json")
+    metadata = {key: value for key, value in said.items() if not isinstance(value, (dict, list))}
+    components = {kind: read_component(kind, path, config_file, ema) for kind in kinds}
+    return Weights(components, tokenizer=find_tokenizer(path) if path.is_dir() else None, metadata=metadata)
+
+
+def _read_further(kind: str, path: Path, config_file, ema: bool) -> ComponentWeights:
+    """A component of a model that is not read as a whole: from a file of it, a checkpoint or a pipeline's folder."""
+    if ema and not is_checkpoint(path):
+        raise ModelError(_ONE_SET_OF_WEIGHTS.format(path))
+    if path.is_file():
+        return read_single_file(kind, path, config_file)
+    if not is_checkpoint(path):
+        folder = find_component(path, kind)
+        return _read_checked(kind, folder) if folder else _read_component_folder(kind, path)
+    described = read_model_file(path)
+    family = get_family(described.family)
+    name = next((name for name in described.components if kind_of(family, name) == kind), None)
+    if name is None or described.adapters:
+        raise ModelError(f"{path} holds no {LABELS[kind]}; give another")
+    _, state = _checkpoint_state(path, (name,), ema)
+    arrays = {key.removeprefix(f"{name}."): array for key, array in state.items()}
+    return ComponentWeights(described.components[name].config, arrays, str(path))
+
+
+def _said(folder: Path, name: str = "ppldm.json") -> dict:
+    return read_json_object(folder / name, ModelError) if (folder / name).is_file() else {}
+
+
+def _read_checked(kind: str, folder: Path) -> ComponentWeights:
+    """A component from its folder in a pipeline's, whose ppldm.json may know the files."""
+    component, known = _read_component_folder(kind, folder), _said(folder.parent).get("files")
+    names = [f"{folder.name}/{file.name}" for file in weight_files(folder)]
+    remedy = "copy it again, or, if you changed it, delete its line in ppldm.json"
+    _check_files(folder.parent, known if isinstance(known, dict) else {}, names, remedy)
+    return component
 
 
 def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
@@ -116,9 +175,9 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     arrays = read_component_arrays(folder)
     if kind == "vae":
         arrays = {modern_vae_name(name): array for name, array in arrays.items()}
-    if kind == "text_encoder" and not is_ldmbert(config):
-        # A whole CLIP has a picture's encoder too.
-        arrays = {name: array for name, array in arrays.items() if name.startswith("text_model.")}
+    if (own := _PARTS_OF_CLIP.get(kind)) and not (kind == "text_encoder" and is_ldmbert(config)):
+        arrays = {name: array for name, array in arrays.items() if name.startswith(own)}
+    arrays.pop(_UNUSED, None)
     if "embeddings.word_embeddings.weight" in arrays:
         arrays = _modern_text_encoder(arrays, config, folder)
     return ComponentWeights(config, _without_tables(arrays), str(folder))
@@ -198,25 +257,17 @@ def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str,
 
 
 def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
-    manifest = read_json_object(path / "manifest.json", ModelError)
-    names = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
-    tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
-    own = (MODEL_FILE,) if has_model_file(path) else ()
-    _check_files(path, manifest.get("files", {}), (*own, *tokenizer, *names), "choose another checkpoint")
-    state = read_arrays(path / CHECKPOINT_WEIGHTS, lambda name: name.startswith(tuple(f"{kind}." for kind in kinds)))
-    if ema:
-        if not (path / CHECKPOINT_AVERAGE).is_file():
-            raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
-        state |= {name: array for name, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if name in state}
+    manifest, state = _checkpoint_state(path, kinds, ema)
     arrays = {
         kind: {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
         for kind in kinds
     }
-    if not arrays.get(CONTROLNET):
-        arrays.pop(CONTROLNET, None)
+    for kind in (CONTROLNET, *(("unet", "transformer") if has_model_file(path) else ("transformer",))):
+        if not arrays.get(kind):
+            arrays.pop(kind, None)
     weights = (
         _described(path, arrays)
-        if own
+        if has_model_file(path)
         else read_older_checkpoint(path, arrays, config_file, read_weights, read_component)
     )
     weights.metadata |= {
@@ -228,10 +279,25 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
     return weights
 
 
+def _checkpoint_state(path: Path, names, ema: bool) -> tuple[dict, dict]:
+    """(manifest, arrays of the components `names` by their whole names) of a checkpoint that is whole."""
+    manifest = read_json_object(path / "manifest.json", ModelError)
+    files = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
+    tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
+    own = (MODEL_FILE,) if has_model_file(path) else ()
+    _check_files(path, manifest.get("files", {}), (*own, *tokenizer, *files), "choose another checkpoint")
+    state = read_arrays(path / CHECKPOINT_WEIGHTS, lambda key: key.startswith(tuple(f"{name}." for name in names)))
+    if ema:
+        if not (path / CHECKPOINT_AVERAGE).is_file():
+            raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
+        state |= {key: array for key, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if key in state}
+    return manifest, state
+
+
 def _described(path: Path, arrays: dict[str, dict]) -> Weights:
     """The components of a checkpoint with the `arrays` of each, as its model.json describes them."""
     described = read_model_file(path)
-    if not COMPONENT_FOLDERS.keys() <= described.components.keys():
+    if not {*whole_model(described.components)} <= described.components.keys():
         raise ModelError(NOT_TEXT_TO_IMAGE.format(path))
     if described.adapters:
         raise ModelError(

@@ -1,7 +1,8 @@
 """`Weights` as a folder that ppdiffusers, diffusers or CompVis' code loads. Written whole or not at all.
 
 ppdiffusers    model_index.json, vqvae/ and unet/ (config.json, model_state.pdparams), bert/ (the same), scheduler/,
-               tokenizer/, controlnet/ where there is one; the VAE is a KL autoencoder, its folder's name the pipeline's
+               tokenizer/, controlnet/ where there is one, transformer/ in the place of unet/; the VAE is a KL
+               autoencoder, its folder's name the pipeline's
 diffusers      the same folders with PyTorch's names and orientation, in safetensors
 CompVis        model.ckpt and model.yaml, tokenizer/
 
@@ -18,20 +19,24 @@ from pathlib import Path
 import numpy as np
 
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
-from ..networks.configs import downscale_factor, is_ldmbert, takes_sizes
+from ..networks.configs import downscale_factor, is_ldmbert, is_uvit, takes_sizes
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import atomic_dir, write_json, write_text
 from . import compvis
-from .components import ComponentWeights, Weights, cast, to_torch_config, turn_linear
+from .components import ComponentWeights, Weights, cast, to_torch, to_torch_config
+from .folders import whole_model
 from .formats.files import write_safetensors
 from .formats.torch_files import write_torch
 from .model_file import (
     CONTROLNET,
+    DIT,
     LDM,
     MODEL_FILE,
     STABLE_DIFFUSION,
     TOKENIZER_FOLDER,
+    TRANSFORMER,
+    UVIT,
     Component,
     ModelDescription,
     TokenizerFiles,
@@ -43,9 +48,10 @@ from .noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
 DTYPES = ("float32", "float16")
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
+DIFFUSERS_DIT = "PixArtTransformer2DModel"
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
 _FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
-_FURTHER = {CONTROLNET: CONTROLNET}
+_FURTHER = {CONTROLNET: CONTROLNET, TRANSFORMER: TRANSFORMER}
 _CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
 _TOKENIZER_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -67,9 +73,11 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
         raise ConfigError(f"--to {form} is not one of {', '.join(FORMATS)}")
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}")
-    missing = [kind for kind in _FOLDERS if kind not in weights.components]
+    missing = [kind for kind in reversed(whole_model(weights.components)) if kind not in weights.components]
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
+    if TRANSFORMER in weights.components and (form == "compvis" or (form == "diffusers" and _family(weights) == UVIT)):
+        raise ModelError(f"{form} has no network of this transformer's kind; export it to ppdiffusers")
     if form == "compvis" and CONTROLNET in weights.components:
         raise ModelError("a model with a ControlNet is not written for CompVis; export it to diffusers")
     if form == "compvis" and not is_ldmbert(weights.components["text_encoder"].config):
@@ -80,7 +88,7 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     }
     weights = replace(weights, components=components)
     with atomic_dir(folder) as target:
-        _copy_tokenizer(weights, target / TOKENIZER_FOLDER)
+        copy_tokenizer(weights.tokenizer, target / TOKENIZER_FOLDER)
         if form == "compvis":
             _write_compvis(weights, target)
         else:
@@ -100,23 +108,30 @@ def describe_weights(weights: Weights, tokenizer: Path) -> ModelDescription:
     process = {name: weights.scheduler[name] for name in PROCESS_KEYS if name in weights.scheduler}
     files = {path.name: path.read_bytes() for path in sorted(tokenizer.iterdir())} if tokenizer.is_dir() else None
     length = metadata_of(weights)["model_max_length"]
-    family = LDM if is_ldmbert(components["text_encoder"].config) else STABLE_DIFFUSION
-    family = CONTROLNET if CONTROLNET in components else family
-    described = describe(family, components, process, files and TokenizerFiles(length, files))
+    described = describe(_family(weights), components, process, files and TokenizerFiles(length, files))
     return replace(described, tokenizer_files=None)  # they are there
+
+
+def _family(weights: Weights) -> str:
+    components = weights.components
+    if TRANSFORMER in components:
+        return UVIT if is_uvit(components[TRANSFORMER].config) else DIT
+    if CONTROLNET in components:
+        return CONTROLNET
+    return LDM if is_ldmbert(components["text_encoder"].config) else STABLE_DIFFUSION
 
 
 def metadata_of(weights: Weights) -> dict:
     """What ppldm.json says: what is known of the training, and how to sample."""
-    unet, vae, text_encoder = (weights.components[kind].config for kind in ("unet", "vae", "text_encoder"))
-    size = unet["sample_size"] or vae["sample_size"] // downscale_factor(vae)
+    vae, text_encoder, denoiser = (weights.components[kind].config for kind in whole_model(weights.components))
+    size = denoiser["sample_size"] or vae["sample_size"] // downscale_factor(vae)
     side = size if isinstance(size, int) else size[0]
     return {
         "resolution": side * downscale_factor(vae),
         "model_max_length": text_encoder["max_position_embeddings"],
         "mask_pad_tokens": False,
         "empty_caption": "embedding",
-        **({"size_conditioning": True} if takes_sizes(unet) else {}),
+        **({"size_conditioning": True} if takes_sizes(denoiser) else {}),
         **weights.metadata,
         "prediction_type": weights.scheduler["prediction_type"],
         "scaling_factor": vae["scaling_factor"],
@@ -132,6 +147,8 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
         return f"{form} attends to the padding behind captions, and this model was trained to ignore it"
     if metadata["empty_caption"] == "zeros":
         return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
+    if TRANSFORMER in weights.components:
+        return f"{form} has no pipeline that draws by this transformer and text encoder"
     if takes_sizes(weights.components["unet"].config) and form != "compvis":  # which has no such network
         return f"the pipelines of {form} tell the UNet no sizes, and this model was trained with them"
     if CONTROLNET in weights.components and ldmbert:
@@ -188,30 +205,14 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
 
 
 def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool) -> None:
-    paddle_form = form == "ppdiffusers"
-    library, version = (form, _ppdiffusers_version()) if paddle_form else (form, DIFFUSERS_VERSION)
+    library, version = form, version_of(form)
     ldmbert = is_ldmbert(weights.components["text_encoder"].config)
     pairs = (target / TOKENIZER_FOLDER / "merges.txt").is_file() or not (target / TOKENIZER_FOLDER).is_dir()
     tokenizer = "CLIPTokenizer" if pairs and not ldmbert else "BertTokenizer"
     folders, index = _index(weights, tokenizer, library, version)
     index["scheduler"] = [library, _scheduler_class(weights.scheduler)]
     for kind, component in weights.components.items():
-        folder = target / folders[kind]
-        folder.mkdir()
-        config = component.config if paddle_form else to_torch_config(kind, component.config, component.source)
-        _write_arrays(
-            kind, folder, component.arrays if paddle_form else turn_linear(component.arrays), paddle_form, safetensors
-        )
-        if kind == "text_encoder":
-            names = (
-                {"architectures": ["LDMBertModel"], "model_type": "ldmbert"}
-                if is_ldmbert(config)
-                else {"architectures": ["CLIPTextModel"], "model_type": "clip_text_model"}
-            )
-            write_json(folder / "config.json", {**names, **config})
-        else:
-            head = {"_class_name": class_of(kind, config), f"_{library}_version": version}
-            write_json(folder / "config.json", {**head, **config})
+        write_component(kind, component, target / folders[kind], form, safetensors)
     (target / "scheduler").mkdir()
     write_json(
         target / "scheduler" / "scheduler_config.json",
@@ -224,6 +225,21 @@ def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool
     write_json(target / "model_index.json", index)
 
 
+def write_component(kind: str, component: ComponentWeights, folder: Path, form: str, safetensors: bool = False) -> None:
+    """config.json and weights of one component in `folder`, as ppdiffusers or diffusers (`form`) loads them."""
+    folder.mkdir(exist_ok=True)
+    paddle_form, name = form == "ppdiffusers", class_of(kind, component.config)
+    name = name if paddle_form or kind != TRANSFORMER else DIFFUSERS_DIT
+    config = component.config if paddle_form else to_torch_config(kind, component.config, component.source)
+    arrays = component.arrays if paddle_form else to_torch(component.arrays)
+    _write_arrays(kind, folder, arrays, paddle_form, safetensors)
+    head = {"_class_name": name, f"_{form}_version": version_of(form)}
+    if kind.endswith("_encoder"):
+        clip = "clip_vision_model" if kind == "image_encoder" else "clip_text_model"
+        head = {"architectures": [name], "model_type": "ldmbert" if name == "LDMBertModel" else clip}
+    write_json(folder / "config.json", {**head, **config})
+
+
 def _index(weights: Weights, tokenizer: str, library: str, version: str) -> tuple[dict[str, str], dict]:
     """(folders of the components, model_index.json) of the class that `_pipeline_class` names; a ControlNet beside an
     LDMBert, for which neither library has one, is in a folder that its pipeline does not look for."""
@@ -234,8 +250,12 @@ def _index(weights: Weights, tokenizer: str, library: str, version: str) -> tupl
         "_class_name": _pipeline_class(weights),
         f"_{library}_version": version,
         "tokenizer": [transformers, tokenizer],
-        "unet": [library, "UNet2DConditionModel"],
     }
+    if TRANSFORMER in weights.components:
+        kind = class_of(TRANSFORMER, weights.components[TRANSFORMER].config)
+        index[TRANSFORMER] = [library, kind if library == "ppdiffusers" else DIFFUSERS_DIT]
+    else:
+        index["unet"] = [library, "UNet2DConditionModel"]
     if ldmbert:
         module = latent_diffusion if library == "ppdiffusers" else "latent_diffusion"
         return _FOLDERS | _FURTHER, {**index, "bert": [module, "LDMBertModel"], "vqvae": [library, "AutoencoderKL"]}
@@ -251,6 +271,8 @@ def _index(weights: Weights, tokenizer: str, library: str, version: str) -> tupl
 
 
 def _pipeline_class(weights: Weights) -> str:
+    if TRANSFORMER in weights.components:  # no library has one of this text encoder: its components are loaded singly
+        return "DiffusionPipeline"
     if is_ldmbert(weights.components["text_encoder"].config):
         return "LDMTextToImagePipeline"
     return f"StableDiffusion{'ControlNet' if CONTROLNET in weights.components else ''}Pipeline"
@@ -273,12 +295,13 @@ def scheduler_settings(scheduler: dict) -> dict:
 
 
 def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle_form: bool, safetensors: bool) -> None:
+    is_encoder = kind.endswith("_encoder")
     if not paddle_form:
-        name = "model.safetensors" if kind == "text_encoder" else "diffusion_pytorch_model.safetensors"
+        name = "model.safetensors" if is_encoder else "diffusion_pytorch_model.safetensors"
         write_safetensors(folder / name, arrays, "pt")
     elif safetensors:
-        name = "model.safetensors" if kind == "text_encoder" else "diffusion_paddle_model.safetensors"
-        write_safetensors(folder / name, arrays, "np" if kind == "text_encoder" else "pd")
+        name = "model.safetensors" if is_encoder else "diffusion_paddle_model.safetensors"
+        write_safetensors(folder / name, arrays, "np" if is_encoder else "pd")
     else:
         import paddle
 
@@ -293,19 +316,23 @@ def _write_compvis(weights: Weights, target: Path) -> None:
     write_text(target / "model.yaml", compvis.yaml_text(params))
 
 
-def _copy_tokenizer(weights: Weights, target: Path) -> None:
-    if weights.tokenizer is None:
+def copy_tokenizer(tokenizer, target: Path) -> None:
+    """The files of `Weights.tokenizer`, where there is one, in a new folder."""
+    if tokenizer is None:
         return
-    if not isinstance(weights.tokenizer, Path):
-        weights.tokenizer.save(target)
+    if not isinstance(tokenizer, Path):
+        tokenizer.save(target)
         return
     target.mkdir()
-    for path in sorted(weights.tokenizer.iterdir()):
+    for path in sorted(tokenizer.iterdir()):
         if path.name in _TOKENIZER_FILES:
             shutil.copyfile(path, target / path.name)
 
 
-def _ppdiffusers_version() -> str:
+def version_of(form: str) -> str:
+    """The version of the library whose layout a pipeline of `form` has."""
+    if form != "ppdiffusers":
+        return DIFFUSERS_VERSION
     from ppdiffusers import __version__
 
     return __version__

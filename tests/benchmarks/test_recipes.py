@@ -88,6 +88,16 @@ def test_what_is_finished_is_not_run_again(recipes, commands, tmp_path, monkeypa
     assert found[0] == found[1] and len(found[0]["runs"]) == 6
 
 
+def test_an_average_after_the_fact_is_what_is_graded(recipes, commands, tmp_path, monkeypatch):
+    monkeypatch.setitem(STUDY, "averages", {"longer": 0.1})
+    run_main(recipes, monkeypatch, tmp_path, "--seeds", "1")
+    ((made, graded),) = [
+        (words, after) for words, after in zip(commands, commands[1:], strict=False) if words[0] == "ema"
+    ]
+    assert made[made.index("--std") + 1] == "0.1" and graded[1] == made[made.index("--out") + 1]
+    assert sum(words[0] == "evaluate" and words[1] == graded[1] for words in commands) == 2
+
+
 def test_a_result_of_other_flags_is_refused(recipes, commands, tmp_path, monkeypatch):
     run_main(recipes, monkeypatch, tmp_path, "--seeds", "1")
     monkeypatch.setitem(STUDY, "flags", {"max_steps": 101})

@@ -4,7 +4,8 @@ import pytest
 
 from ppldm.cli.main import run
 from ppldm.config.data import DataOptions
-from ppldm.config.foreign import SYSTEMS, expand_braces, translate_file
+from ppldm.config.foreign import SYSTEMS, translate_file
+from ppldm.config.foreign_parts import expand_braces
 from ppldm.config.load import file_layers
 from ppldm.config.option import check_value, options
 from ppldm.config.training import TrainingOptions
@@ -51,6 +52,12 @@ dataset_filters:
   - ['aesthetic_score', 'lambda s: s > 4.5']
 dtype: float64
 module_filters: ['.attn']
+rank: 4
+train_tokens:
+  - ['^snail', null]
+  - ['[fernando]', '^dog</w>']
+effnet_checkpoint_path: models/effnet_encoder.safetensors
+lora_checkpoint_path: lora.safetensors
 """
 
 
@@ -110,14 +117,37 @@ def test_stable_cascade(tmp_path):
     # A value that has no counterpart, of a key that has one, is to be filled in.
     assert settings["compute.bf16"] == "???" and "float64 is not a precision" in found.left_out["dtype"]
     assert settings["data.buckets"] == "ratios" and settings["data.bucket_ratios"] == ["1/1", "1/2"]
-    assert set(found.left_out) == {"output_path", "model_version", "dtype", "module_filters"}
+    assert set(found.left_out) == {"output_path", "dtype", "lora_checkpoint_path"}
+    own = {
+        "family": "cascade_prior",
+        "model.text_encoder_name_or_path": "stabilityai/stable-cascade-prior",
+        "model.prior_name_or_path": "stabilityai/stable-cascade-prior",
+        "model.effnet_name_or_path": "models/effnet_encoder.safetensors",
+        **{"model.lora_modules": ["attention"], "model.lora_rank": 4, "model.lora_alpha": 1},
+        "model.train_tokens": ["^snail", "[fernando]=^dog</w>"],
+    }
+    assert own.items() <= settings.items()
     assert "cannot be shared by 20 batches" in translate(tmp_path, STABLE_CASCADE, 5).left_out["batch_size"]
 
 
+def test_stages_are_known_by_their_versions(tmp_path):
+    for text, name in (
+        ("model_version: 700M", "stabilityai/stable-cascade/decoder_lite"),
+        ("generator_checkpoint_path: b.safetensors\nmodel_version: 3B", "b.safetensors"),
+    ):
+        settings = translate(tmp_path, f"lr: 1\n{text}").settings
+        assert settings["family"][0] == "cascade_decoder" and settings["model.decoder_name_or_path"][0] == name
+        assert settings["model.vqgan_name_or_path"][0] == "stabilityai/stable-cascade"
+    left_out = translate(tmp_path, "lr: 1\nmodel_version: 9B").left_out
+    assert "model_version 9B is not built here" in left_out["model_version"]
+
+
 def test_the_keys_of_the_tables_are_settings_here():
+    from ppldm.families.cascade_decoder import CascadeDecoderConfig
+    from ppldm.families.cascade_prior import CascadePriorConfig
     from ppldm.families.stable_diffusion import StableDiffusionConfig
 
-    groups = (DataOptions, TrainingOptions, StableDiffusionConfig)
+    groups = (DataOptions, TrainingOptions, StableDiffusionConfig, CascadePriorConfig, CascadeDecoderConfig)
     known = {stated.key for group in groups for stated in options(group).values()}
     for table in SYSTEMS.values():
         for key, counterpart in table.items():

@@ -27,7 +27,7 @@ def test_a_file_that_is_there_comes_first(tmp_path, monkeypatch, value):
         ("unet_tinny", "--unet_config_file unet_tinny is not there; did you mean unet_tiny?"),
         ("examples/config/unet_13.json", "did you mean unet_12?"),
         ("mine/unet_tiny.json", "is not there; did you mean unet_tiny?"),
-        ("mine.json", "is not there; give the path of a JSON file, or one of clip_tiny, "),
+        ("mine.json", "is not there; give the path of a JSON file, or one of cascade_b_3b, "),
         (".", "is a folder"),
         ("", "is a folder"),
     ],

@@ -4,18 +4,23 @@ import dataclasses
 import json
 
 import numpy as np
+import paddle
 import pytest
+from small_lpips import write_lpips
 
 from ppldm.cli.main import run
 from ppldm.demo.shapes_world.captions import make_caption
 from ppldm.demo.shapes_world.draw import draw_picture
 from ppldm.demo.shapes_world.grammar import draw_scene
 from ppldm.evaluation import measure
+from ppldm.evaluation.features.base import load_features
 from ppldm.evaluation.measure import KNOWN, Networks, check, choose_metrics
+from ppldm.evaluation.metrics.frechet import frechet_distance
 from ppldm.evaluation.pictures import open_pictures
 from ppldm.evaluation.result import begin_result
 from ppldm.utils.errors import DataError
 from ppldm.utils.pictures import save_png
+from ppldm.weights.losses import load_lpips
 
 NONE = {"inception": None, "clip": None, "dinov2": None}
 
@@ -53,7 +58,7 @@ def test_by_default_all_that_is_at_hand_and_pairs_only_of_pairs():
     assert "psnr" in [one.name for one in choose_metrics([], NONE, paired=True)[0]]
     for given in (NONE, {**NONE, "clip": "x"}):
         wanted, left_out = choose_metrics([], given)
-        assert {one.name for one in wanted} | left_out.keys() == KNOWN.keys() - {"psnr", "ssim"}
+        assert {one.name for one in wanted} | left_out.keys() == KNOWN.keys() - {"psnr", "ssim", "lpips"}
     (one,) = choose_metrics(["fid:pixels"], NONE)[0]
     assert (one.name, one.network, one.asked) == ("fid:pixels", "pixels", True)
 
@@ -120,17 +125,24 @@ def test_sizes_numbers_and_pairs_are_checked(pictures):
 
 
 def test_an_autoencoder_by_what_it_makes_of_the_real_pictures(tiny, tmp_path, capsys):
+    weights = write_lpips(tmp_path)
     command = ["evaluate", tiny.vae, "--against", tiny.file_list, "--num-real", "6", "--batch-size", "4",
-               "--out", str(tmp_path / "o"), "--metrics", "psnr", "ssim", "frechet"]  # fmt: skip
+               "--out", str(tmp_path / "o"), "--metrics", "psnr", "ssim", "lpips", "frechet",
+               "--lpips", str(weights)]  # fmt: skip
     run(command)
     result = (tmp_path / "o" / "reconstructions.json").read_bytes()
     made = sorted((tmp_path / "o" / "reconstructions").iterdir())
     before = [path.read_bytes() for path in made]
     real = open_pictures(tiny.file_list, 32, 6)
-    pairs = zip(real, open_pictures(tmp_path / "o" / "reconstructions"), strict=True)
-    errors = [np.mean((a.astype(float) - b) ** 2) for a, b in pairs]
-    psnr = np.mean([10 * np.log10(255**2 / error) for error in errors])
-    assert json.loads(result)["metrics"]["psnr"]["value"] == pytest.approx(psnr)
+    first, second = (np.stack(some) for some in (real, open_pictures(tmp_path / "o" / "reconstructions")))
+    errors = np.mean((first.astype(float) - second) ** 2, axis=(1, 2, 3))
+    inputs = [paddle.to_tensor(some.transpose(0, 3, 1, 2) / 127.5 - 1, "float32") for some in (first, second)]
+    found = {name: one["value"] for name, one in json.loads(result)["metrics"].items()}
+    assert found["psnr"] == pytest.approx(np.mean(10 * np.log10(255**2 / errors)))
+    assert found["lpips"] == pytest.approx(float(load_lpips(weights)(*inputs).mean()), rel=1e-4)
+    features = map(load_features("pixels"), (second, first))
+    assert found["frechet"] == pytest.approx(frechet_distance(*features, seed=0).value)
+    assert found.keys() == {"psnr", "ssim", "lpips", "frechet"}
     made[2].unlink()
     (tmp_path / "o" / "reconstructions.json").unlink()
     run(command)

@@ -12,7 +12,10 @@ from ppldm.utils.errors import ConfigError
 
 
 def test_families_of_the_folder():
-    assert list_families() == [DEFAULT_FAMILY, "autoencoder", "controlnet", "stable_diffusion"]
+    assert list_families() == [
+        *(DEFAULT_FAMILY, "autoencoder", "cascade_decoder", "cascade_prior", "controlnet", "dit"),
+        *("stable_diffusion", "uvit"),
+    ]
     for name in list_families():
         family = get_family(name)
         assert family.name == name == family.Config.family and family.components
@@ -20,7 +23,10 @@ def test_families_of_the_folder():
 
 @pytest.mark.parametrize(
     "name, hint",
-    [("ldn", "did you mean ldm"), ("base", "known: ldm, autoencoder, controlnet, stable_diffusion"), ("l", "")],
+    [
+        *[("ldn", "did you mean ldm"), ("l", "")],
+        ("base", "known: ldm, autoencoder, cascade_decoder, cascade_prior, controlnet, dit, stable_diffusion, uvit"),
+    ],
 )
 def test_an_unknown_family_is_an_error(name, hint):
     with pytest.raises(ConfigError, match=f"family {name} is not known; .*{hint}"):

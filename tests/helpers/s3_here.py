@@ -112,7 +112,11 @@ class Served:
     def answer(self, environ, start_response):
         self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
         time.sleep(self.latency)
-        fault = self.faults.pop(0) if self.faults else ""
+        # What damages a body waits for a request that has one.
+        is_get = environ["REQUEST_METHOD"] == "GET"
+        fault = next((one for one in self.faults if is_get or one not in ("cut", "flip")), "")
+        if fault in self.faults:
+            self.faults.remove(fault)
         if fault == "kill":
             threading.Thread(target=self.be_gone).start()
         if fault in ("kill", "hang up"):
@@ -121,7 +125,7 @@ class Served:
         if fault.isdigit():
             start_response(f"{fault} Fault", [("Content-Length", "0")])
             return []
-        if fault not in ("cut", "flip") or environ["REQUEST_METHOD"] != "GET":
+        if fault not in ("cut", "flip"):
             return self.app(environ, start_response)
         body = b"".join(self.app(environ, start_response))
         return [body[: len(body) // 2] if fault == "cut" else bytes([body[0] ^ 1]) + body[1:]] if body else [body]

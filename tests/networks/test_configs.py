@@ -10,25 +10,35 @@ from ppldm.config.network_files import CONFIG_DIR
 from ppldm.networks.config_fields import IGNORED, REQUIRED, SETTINGS
 from ppldm.networks.configs import check_config, check_fit, check_tokenizer_fit, is_ldmbert, read_new_config, table_of
 from ppldm.utils.errors import ConfigError, ModelError
-from tests.conftest import TEXT_ENCODER_CONFIG, UNET_CONFIG, VAE_CONFIG
+from tests.conftest import DIT_CONFIG, TEXT_ENCODER_CONFIG, UNET_CONFIG, UVIT_CONFIG, VAE_CONFIG
 
 CLIP = {"vocab_size": 520, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONTROLNET = {name: UNET_CONFIG[name] for name in UNET_CONFIG if name in SETTINGS["controlnet"]} | {
     "conditioning_channels": 4,
 }
+PUBLISHED = {"cascade_prior": "cascade_c_1b", "cascade_decoder": "cascade_b_700m", "effnet": "effnet_v2_s",
+             "vqgan": "vqgan_f4", "image_encoder": "image_encoder_vit_l"}  # fmt: skip
 CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "controlnet": CONTROLNET, "ldmbert": TEXT_ENCODER_CONFIG,
-           "clip": CLIP}  # fmt: skip
+           "clip": CLIP, "uvit": UVIT_CONFIG, "dit": DIT_CONFIG} | {
+    kind: json.loads((CONFIG_DIR / f"{name}.json").read_text()) for kind, name in PUBLISHED.items()
+}  # fmt: skip
 NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
 
 
 def classes():
-    from ppdiffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
+    from ppdiffusers import AutoencoderKL, ControlNetModel, Transformer2DModel, UNet2DConditionModel, UViTT2IModel
     from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig
-    from ppdiffusers.transformers import CLIPTextConfig
+    from ppdiffusers.pipelines.wuerstchen.modeling_paella_vq_model import PaellaVQModel
+    from ppdiffusers.transformers import CLIPTextConfig, CLIPVisionConfig
+
+    from ppldm.networks.cascade.effnet import EffNetEncoder
+    from ppldm.networks.cascade.unet import CascadeUNet
 
     return {
         "vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel, "ldmbert": LDMBertConfig,
-        "clip": CLIPTextConfig,
+        "clip": CLIPTextConfig, "uvit": UViTT2IModel, "dit": Transformer2DModel,
+        "cascade_prior": CascadeUNet, "cascade_decoder": CascadeUNet, "effnet": EffNetEncoder,
+        "vqgan": PaellaVQModel, "image_encoder": CLIPVisionConfig,
     }  # fmt: skip
 
 
@@ -38,10 +48,10 @@ def test_the_tables_are_those_of_the_classes(table):
 
     theirs = inspect.signature(classes()[table].__init__).parameters
     own = {name: p.default for name, p in theirs.items() if p.default is not inspect.Parameter.empty}
-    own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+    own = json.loads(json.dumps(own))  # tuples become lists
     ours = {name: setting.default for name, setting in SETTINGS[table].items()}
     assert {name: own[name] for name in ours} == ours
-    if table in ("vae", "unet", "controlnet"):
+    if table not in ("ldmbert", "clip", "image_encoder"):
         assert own.keys() == ours.keys()
     else:
         instance = classes()[table]().to_dict().keys()
@@ -103,10 +113,39 @@ WRONG = [
     ("unet", {"num_attention_heads": 2}, r"num_attention_heads 2 must be null \(ppdiffusers"),
     ("unet", {"conv_in_kernel": 2}, "conv_in_kernel 2 must be an odd whole number"),
     ("unet", {"chanels": 3}, "no setting 'chanels' is known for a UNet; did you mean in_channels"),
+    ("uvit", {"num_layers": 3}, "num_layers 3 must be even"),
+    ("uvit", {"patch_size": 3}, "patch_size 3 does not divide sample_size 4"),
+    ("uvit", {"out_channels": 8}, "out_channels 8 must be in_channels 4"),
+    ("dit", {"out_channels": 5}, "out_channels 5 must be in_channels 4, or twice as many"),
+    ("dit", {"cross_attention_dim": 16}, "cross_attention_dim 16 must be heads times their width, 32"),
+    ("dit", {"norm_type": "layer_norm"}, "norm_type layer_norm must be ada_norm_single with caption_channels"),
+    ("dit", {"caption_channels": None}, "norm_type ada_norm_single must be ada_norm_single with caption_channels"),
+    ("dit", {"attention_head_dim": 15, "cross_attention_dim": 30}, "num_attention_heads times .*, 30, must be a mul"),
+    ("dit", {"sample_size": 128}, "sample_size 128 makes a DiT that is told sizes"),
+    ("dit", {"num_embeds_ada_norm": None}, "num_embeds_ada_norm null must be a number"),
     ("vae", {"norm_num_groups": None}, "norm_num_groups null must be"),
     ("vae", {"up_block_out_channels": [8, 8, 8, 6]}, "norm_num_groups 4 does not divide all of up_block_out_channels"),
     ("vae", {"scaling_factor": 0}, "scaling_factor 0 must be a number above 0"),
     ("vae", {"layers_per_block": 10**9}, "layers_per_block 1000000000 must be"),
+    (
+        "cascade_prior",
+        {"num_attention_heads": [24, 7]},
+        "num_attention_heads 7 does not divide block_out_channels 1536",
+    ),
+    ("cascade_prior", {"num_attention_heads": [-1, 24]}, "num_attention_heads -1 does not divide"),
+    ("cascade_prior", {"dropout": [0.1]}, "dropout has 1 entries, and block_out_channels 2"),
+    ("cascade_prior", {"switch_level": [True, True]}, "switch_level has 2 entries, and there are 1 steps"),
+    (
+        "cascade_prior",
+        {"block_types_per_layer": [["ResBlock"]] * 2},
+        "block_types_per_layer .* must be lists of SDCascadeResBlock",
+    ),
+    ("cascade_prior", {"effnet_in_channels": 16}, "effnet_in_channels 16 is for a decoder"),
+    ("cascade_prior", {"clip_image_in_channels": None}, "clip_image_in_channels null: a prior attends to captions"),
+    ("cascade_prior", {"out_channels": 8}, "in_channels 16 and out_channels 8 differ"),
+    ("cascade_decoder", {"effnet_in_channels": None}, "effnet_in_channels null: a decoder is told the latents"),
+    ("effnet", {"stage_layers": [2, 4]}, "stage_channels has 8 entries and stage_layers 2; there are 6 stages"),
+    ("vqgan", {"embed_dim": 33}, "embed_dim 33 cannot be halved for each of levels 2"),
     ("vae", {"qqqq": 1}, "no setting 'qqqq' is known for a VAE; known: in_channels"),
 ]
 
@@ -136,9 +175,10 @@ def test_an_unknown_setting_that_asks_for_nothing_is_another_version_s():
 
 
 @pytest.mark.parametrize("given", CONFIGS)
-@pytest.mark.parametrize("wanted", ["vae", "unet", "ldmbert", "text_encoder"])
+@pytest.mark.parametrize("wanted", ["vae", "unet", "ldmbert", "text_encoder", "transformer"])
 def test_a_config_of_another_kind_is_recognised(given, wanted):
-    if given == wanted or (wanted == "text_encoder" and given in ("ldmbert", "clip")):
+    kinds = {"text_encoder": ("ldmbert", "clip"), "transformer": ("uvit", "dit")}
+    if given in (wanted, *kinds.get(wanted, ())):
         assert check_config(wanted, CONFIGS[given], "x")
         return
     with pytest.raises(ConfigError, match=r"^file is the config of an? .*, and an? .* is wanted here"):
@@ -153,7 +193,8 @@ def test_two_kinds_of_text_encoder():
 
 
 FITTING = {kind: check_config(kind, CONFIGS[kind], "x") for kind in ("vae", "unet")} | {
-    "text_encoder": check_config("ldmbert", TEXT_ENCODER_CONFIG, "x")
+    "text_encoder": check_config("ldmbert", TEXT_ENCODER_CONFIG, "x"),
+    "transformer": check_config("transformer", UVIT_CONFIG, "x"),
 }
 
 
@@ -166,6 +207,8 @@ FITTING = {kind: check_config(kind, CONFIGS[kind], "x") for kind in ("vae", "une
         ("vae", {"shift_factor": 0.1}, "the VAE's shift_factor 0.1 is not supported"),
         ("unet", {"cross_attention_dim": 16}, "the UNet attends to width 16 and the text encoder gives 32"),
         ("unet", {"cross_attention_dim": [32, 16]}, r"the UNet attends to width \[32, 16\] and the text encoder"),
+        ("transformer", {"in_channels": 8}, "the transformer takes 8 channels, and the VAE gives 4"),
+        ("transformer", {"clip_dim": 16}, "the transformer reads captions of width 16 and the text encoder gives 32"),
         ("unet", {"num_class_embeds": 10}, "the UNet's num_class_embeds 10 asks for an input that"),
     ],
 )
@@ -203,6 +246,9 @@ def test_files_are_named(tmp_path):
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*.json")), ids=lambda path: path.name)
 def test_published_configs_are_read(path):
     table = "ldmbert" if "bert" in path.name else path.name.partition("_")[0].partition(".")[0]
+    table = "image_encoder" if table == "image" else table
+    if table == "cascade":
+        table = {"c": "cascade_prior", "b": "cascade_decoder"}[path.name.split("_")[1]]
     assert json.loads(path.read_text()).items() <= read_new_config(table, path, "").items()
 
 

@@ -37,3 +37,11 @@ def test_a_frozen_layer_gives_the_same_and_the_same_gradient_of_its_inputs(name)
     assert all(parameter.stop_gradient for parameter in layer.parameters())
     with paddle.no_grad():
         assert layer(paddle.to_tensor(values)).stop_gradient
+
+
+def test_batch_norms_keep_their_statistics_whatever_mode_is_set():
+    layer, values = nn.BatchNorm2D(3), paddle.to_tensor(np.random.default_rng(0).random((2, 3, 4, 4), np.float32))
+    freeze(layer)
+    expected = layer(values).numpy()
+    layer.train()
+    assert (layer(values).numpy() == expected).all() and (layer._mean.numpy() == 0).all()

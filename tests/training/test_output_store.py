@@ -1,11 +1,16 @@
 """An output folder in a store: what is there is whole, and a run goes on from it on another machine."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
+import numpy as np
+import paddle
 import pytest
 from toy import registered_toy
-from toy_runs import train
+from toy_runs import ROOT, flags, train
 
 from ppldm.training.output_store import OutputStore
 from ppldm.utils.errors import ConfigError, OutputError
@@ -43,6 +48,28 @@ def test_a_run_goes_on_from_its_copy(tiny, store, tmp_path):
     assert manifest(here(tmp_path), 12)[weights] == manifest(tmp_path / "disk", 12)[weights]
     lines = (here(tmp_path) / "metrics.jsonl").open()
     assert [json.loads(line)["global_step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.slow
+def test_two_ranks_have_one_copy_and_go_on_from_it(tiny, store, tmp_path):
+    launch = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PPLDM_NO_CPU_TUNING": "1", "PYTHONPATH": str(ROOT)}
+    for steps in (8, 12):
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        words = flags(URL, tiny.file_list, max_steps=steps, per_device_train_batch_size=2)
+        done = subprocess.run(
+            [sys.executable, *launch, ROOT / "tests/helpers/law_run.py", "toy", "loop", *words],
+            env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = (here(tmp_path) / "metrics.jsonl").open()
+    assert [json.loads(line)["global_step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+    train(tmp_path / "disk", tiny.file_list)
+    weights = [paddle.load(str(folder / "checkpoint-12/model_state.pdparams"), return_numpy=True)
+               for folder in (here(tmp_path), tmp_path / "disk")]  # fmt: skip
+    for name, value in weights[1].items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_allclose(weights[0][name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_the_manifest_comes_last_and_goes_first(tiny, store, tmp_path):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from small_weights import small_weights
+from small_weights import small_weights, write_clip
 
 from ppldm.utils.errors import ModelError
 from ppldm.utils.offline import is_offline
-from ppldm.weights.fetch import PublishedFile, find_weights, locate_model
-from ppldm.weights.read import COMPONENT_FOLDERS
+from ppldm.weights.fetch import PublishedFile, check_name, find_weights, locate_model
+from ppldm.weights.read import COMPONENT_FOLDERS, read_component
 from ppldm.weights.write import write_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +146,26 @@ def test_a_model_without_components_is_fetched_whole(hub):
 
 
 @pytest.mark.slow
+def test_a_text_encoder_that_is_published_by_itself(hub):
+    """A name of two pieces, such as openai/clip-vit-large-patch14, with the files beside each other."""
+    shutil.rmtree(hub.folder)
+    shutil.move(write_clip(hub.folder.parent / "clip"), hub.folder)
+    for file in (hub.folder.parent / "clip/tokenizer").iterdir():
+        shutil.move(file, hub.folder)
+    code = (
+        "from pathlib import Path\n"
+        "from ppldm.weights.fill import find_component_by_name\n"
+        "found = find_component_by_name('text_encoder', 'owner/model')\n"
+        "print(len(found.arrays), *sorted(file.name for file in Path(found.source).iterdir()))\n"
+    )
+    done = fetch(hub, "owner/model", code=code)
+    number = len(read_component("text_encoder", hub.folder).arrays)
+    assert done.stdout.split() == [str(number), "config.json", "merges.txt", "model.safetensors", "vocab.json"], (
+        done.stderr
+    )
+
+
+@pytest.mark.slow
 def test_paddles_server_is_asked_where_the_hub_has_not_got_it(hub):
     write_weights(small_weights(), "ppdiffusers", hub.folder.parent / "paddle")
     first = fetch(hub, "owner/paddle")
@@ -237,6 +257,16 @@ def test_paths_are_not_names(tmp_path):
     for wrong in (tmp_path / "none", "./none", "~/none-of-this", "none", "some/model.ckpt", "a/b/c/d"):
         with pytest.raises(ModelError, match="no folder or file"):
             locate_model(wrong, COMPONENT_FOLDERS)
+
+
+def test_a_mistyped_path_of_three_pieces_asks_nobody(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("outputs/run/vae", "outputs/run/vae_1_0"):
+        check_name(name)
+    (tmp_path / "outputs").mkdir()
+    for wrong in ("outputs/run/vae", "outptus/run/model"):
+        with pytest.raises(ModelError, match="no folder or file"):
+            check_name(wrong)
 
 
 @pytest.mark.parametrize("name", ["PPLDM_OFFLINE", "HF_HUB_OFFLINE"])

@@ -28,12 +28,18 @@ BATCH_SIZE = 32
 class Network:
     """What can be loaded. `flag` gives the weights, by path or name, such as `published`; None for a network without
     any. `conventions`: those that it can be used with, the default first. `files`: the names of single files; all
-    others are of models on the hub."""
+    others are of models on the hub. `of_pairs`: it compares two pictures, and has no features of one."""
 
     flag: str | None
     published: str
     conventions: tuple[str, ...]
     files: dict[str, PublishedFile] = field(default_factory=dict)
+    of_pairs: bool = False
+
+    @property
+    def given_by(self) -> str:
+        """What `flag` takes, in words."""
+        return f"a path or a name such as {self.published}" if self.published else "a file or a folder"
 
 
 _NAME = "inception-2015-12-05-6726825d"  # which ends, as PyTorch's hub has it, in the beginning of a SHA-256
@@ -61,6 +67,7 @@ NETWORKS = {
     "clip": Network("--clip DIR", "openai/clip-vit-base-patch32", ("clip",)),
     "dinov2": Network("--dinov2 FILE", "dinov2_vitl14", ("dinov2",), _DINOV2),
     "pixels": Network(None, "", ("pixels",)),
+    "lpips": Network("--lpips FILE", "", ("whole",), of_pairs=True),
 }
 
 
@@ -134,7 +141,7 @@ def load_features(
     if network.flag is None:
         return import_module(f".{name}", __package__).load(chosen)
     if path is None:
-        raise ConfigError(f"{name} features need {network.flag}, a path or a name such as {network.published}")
+        raise ConfigError(f"{name} features need {network.flag}, {network.given_by}")
     use_device(device)
     set_exactness(fewer_bits=False, search_kernels=False)
     return import_module(f".{name}", __package__).load(find_weights(path, network.files, offline), chosen)

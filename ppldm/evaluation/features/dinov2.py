@@ -16,9 +16,9 @@ import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn.functional import scaled_dot_product_attention
-from PIL import Image
 
 from ...utils.errors import ModelError
+from ...utils.pictures import bicubic_filter
 from ...weights.fill import fill_layer
 from ...weights.formats.files import read_component_arrays
 from .base import FeatureNetwork, network_of
@@ -138,16 +138,10 @@ def resize_positions(table, side: int, filtered: bool):
     old = round((table.shape[1] - 1) ** 0.5)
     if old == side:
         return table
-    matrix = paddle.to_tensor(_filter(old, side) if filtered else _cubic(old, side))
+    matrix = paddle.to_tensor(bicubic_filter(old, side) if filtered else _cubic(old, side))
     grid = table[:, 1:].reshape([old, old, -1])
     resized = paddle.einsum("yi,xj,ijc->yxc", matrix, matrix, grid)
     return paddle.concat([table[:, :1], resized.reshape([1, side * side, -1])], 1)
-
-
-def _filter(old: int, new: int) -> np.ndarray:
-    """float32 [new, old]: Pillow's bicubic filter along one axis, which is that of PyTorch with `antialias`."""
-    rows = Image.fromarray(np.eye(old, dtype=np.float32)).resize((old, new), Image.Resampling.BICUBIC)
-    return np.asarray(rows)
 
 
 def _cubic(old: int, new: int, offset: float = 0.1) -> np.ndarray:

@@ -8,6 +8,7 @@ Each is that of a published tool, to the pixel, for published values are compara
     clip                OpenAI's for CLIP (Radford et al. 2021, arXiv:2103.00020)
     dinov2              Meta's for DINOv2 (Oquab et al. 2023, arXiv:2304.07193)
     pixels              ours, for features without a network
+    whole               none: a picture as it is
 
 A convention takes a picture, uint8 [H, W, 3], and a side, and gives float32 [3, side, side].
 """
@@ -96,6 +97,10 @@ def _resize_and_crop(picture: np.ndarray, side: int, margin: float, mean: tuple,
     return (crop - np.array(mean, np.float32)[:, None, None]) / np.array(std, np.float32)[:, None, None]
 
 
+def _whole(picture: np.ndarray, side: int) -> np.ndarray:
+    return picture.transpose(2, 0, 1).astype(np.float32) / np.float32(127.5) - 1
+
+
 _OPENAI = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _MARGIN = 256 / 224  # of DINOv2's crop
@@ -128,6 +133,7 @@ CONVENTIONS = {
             "Pillow's bicubic in 8 bits, the shorter side to 8/7 of {side}, centre crop; ImageNet's mean and deviation",
             partial(_resize_and_crop, margin=_MARGIN, **_IMAGENET),
         ),
+        Convention("whole", "as it is; -1 .. 1 by x / 127.5 - 1", _whole),
         Convention("pixels", "means of {side} x {side} areas; 0 .. 1", _pixels),
     )
 }

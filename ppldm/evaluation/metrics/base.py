@@ -8,7 +8,7 @@ from .bootstrap import LEVEL, TRIALS, Measured
 from .frechet import frechet_distance
 from .kernels import clip_mmd, kernel_distance
 from .manifold import coverage, density, precision, recall
-from .pairs import psnr, ssim
+from .pairs import lpips, psnr, ssim
 from .pyramid import pyramid_distance
 from .single import clip_score, diversity, nearest_training
 from .sliced import sliced_wasserstein
@@ -24,7 +24,7 @@ class Metric:
         features    generated [N, D], real [M, D]: float32 of one feature network
         texts       pictures [N, D], texts [N, D]: float32 embeddings of a network that has both, as CLIP
         pictures    generated, real: sequences (len, [i]) of uint8 [H, W, 3], all of one size
-        pairs       the same, of one length, the i-th with the i-th
+        pairs       the same, of one length, the i-th with the i-th; and the network, if it has one
         single      generated [N, D]: float32
     features: the network's usual name; None where none is needed. higher_is_better: None where neither is.
     settings: what the value depends on besides its inputs. least: how many pictures it needs, of each set.
@@ -71,6 +71,7 @@ METRICS = {
         _metric("swd", "pictures", None, "lower", pyramid_distance, **_DIRECTIONS, **_PYRAMID),
         _metric("psnr", "pairs", None, "higher", psnr, estimator="mean of dB by picture, at most 100"),
         _metric("ssim", "pairs", None, "higher", ssim, **_SSIM),
+        _metric("lpips", "pairs", "lpips", "lower", lpips, estimator="mean distance, VGG16, version 0.1"),
         _metric("nearest_training", "features", "pixels", "neither", nearest_training, **_NEAREST),
         _metric("diversity", "single", "pixels", "neither", diversity, estimator="mean distance of pairs"),
     )

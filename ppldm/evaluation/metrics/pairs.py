@@ -1,4 +1,4 @@
-"""PSNR and SSIM of pictures with what an autoencoder makes of them, a mean over pairs."""
+"""PSNR, SSIM and LPIPS of pictures with what an autoencoder makes of them, a mean over pairs."""
 
 from collections.abc import Sequence
 
@@ -24,6 +24,12 @@ def ssim(generated: Sequence[np.ndarray], real: Sequence[np.ndarray], *, seed: i
     windows only; the mean of the three channels. 1 of equal pictures. Sides are of 11 pixels and more."""
     values = np.array([_ssim(left, right) for left, right in zip(generated, real, strict=True)])
     return measure(values.mean(), values, seed=seed, bounds=(-1, 1))
+
+
+def lpips(generated: Sequence[np.ndarray], real: Sequence[np.ndarray], network, *, seed: int) -> Measured:
+    """The distance of features of a network (`features.lpips`). 0 of equal pictures; sides of 16 pixels and more."""
+    values = network.distances(generated, real)
+    return measure(values.mean(), values, seed=seed)
 
 
 def _psnr(left: np.ndarray, right: np.ndarray) -> float:

@@ -13,6 +13,17 @@ _NEEDS_LORA = Needs("--lora_rank", lambda given: given.lora_rank is not None)
 _NEW = re.compile(r"(\[[^\s\[\]]+\]|<[^\s<>]+>)(?:=(.*))?", re.S)
 
 
+def lora_components(*able: str):
+    """The option, of a model with these components that can have some; by default the first has them."""
+    return _adapter([able[0]], f"The networks of these layers: {', '.join(able)}.", needs=_NEEDS_LORA)
+
+
+def lora_modules(default: str, others: str):
+    """The option; others: what else it may be, in words."""
+    what = f"Linear and convolution layers with one of these in their names get one: {default}, {others}"
+    return _adapter([default], what, needs=_NEEDS_LORA)
+
+
 def trains_adapters(given) -> bool:
     """True where settings ask for adapters, which alone are trained then."""
     return given.lora_rank is not None or bool(given.train_tokens)
@@ -33,14 +44,8 @@ class AdapterSettings:
     lora_alpha: float | None = _adapter(
         None, "They are scaled by this over their rank (default: the rank).", bounds=_ABOVE_0, needs=_NEEDS_LORA
     )
-    lora_modules: list[str] = _adapter(
-        ["attn"],
-        "Linear and convolution layers with one of these in their names get one: attn, ff, conv, to_q …",
-        needs=_NEEDS_LORA,
-    )
-    lora_components: list[str] = _adapter(
-        ["unet"], "The networks of these layers: unet, text_encoder.", needs=_NEEDS_LORA
-    )
+    lora_modules: list[str] = lora_modules("attn", "ff, conv, to_q …")
+    lora_components: list[str] = lora_components("unet", "text_encoder")
     train_tokens: list[str] = _adapter(
         [],
         "Train the embeddings of these tokens: a new one in <> or [], such as <fido>=^dog, which starts as the mean of "

@@ -1,5 +1,6 @@
 """What a diffusion model learns to predict, at which noise levels, and how much each counts: settings of families."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,8 +26,8 @@ class ObjectiveSettings:
     )
     beta_schedule: str | None = _loss(
         None,
-        "Noise schedule (default: that of the model to start from, else scaled_linear); cosine is Stable Cascade's, "
-        "squaredcos_cap_v2 diffusers'. Flow has none.",
+        "Noise schedule (default: that of the model to start from, else scaled_linear; of Stable Cascade its own, "
+        "cosine); squaredcos_cap_v2 is diffusers'. Flow has none.",
         choices=("scaled_linear", "linear", "squaredcos_cap_v2", "cosine"),
     )
     rescale_betas_zero_snr: bool = _loss(
@@ -115,6 +116,20 @@ class ObjectiveSettings:
             "p2": P2(self.p2_gamma, self.p2_k),
             "adaptive": Adaptive(),
         }[kind]
+
+    def noise_inputs(self, normals: Callable) -> dict:
+        """The inputs of a model (`data.inputs`) that are noise, of `normals(stream)` for its latents. Offset noise:
+        crosslabs.org/blog/diffusion-with-offset-noise; a second noise in what the network sees: Ning et al. 2023,
+        arXiv:2301.11706."""
+        from ...data.inputs import Sum
+
+        noise = normals(Stream.NOISE)
+        if self.noise_offset:
+            noise = Sum(noise, self.noise_offset, normals(Stream.NOISE_OFFSET, factor=None))
+        inputs = {"noise": noise}
+        if self.input_perturbation:
+            inputs["input_noise"] = Sum("noise", self.input_perturbation, normals(Stream.INPUT_PERTURBATION))
+        return inputs
 
     def level_input(self, num_levels: int):
         """The input of a model (`data.inputs`) that draws its noise level, of so many."""

@@ -1,4 +1,4 @@
-"""What a model of VAE, text encoder and UNet is told: settings of families, wherever its components come from."""
+"""What a model of VAE, text encoder and UNet or transformer is told, wherever its components come from."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +8,7 @@ from ...config.option import Bounds, Needs, option
 from ...networks.configs import SIZE_EMBEDDING, read_new_config
 from .adapters import AdapterSettings
 from .average import AverageSettings
+from .learning_rate import learning_rate_of
 from .objective import ObjectiveSettings
 
 _model = partial(option, section="model")
@@ -22,11 +23,14 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings):
     """A base of the settings of text-to-image families. A subclass has options that name the components, among them
     `model_name_or_path` and `tokenizer_name`, and says by the methods below what these give.
 
-    new_text_encoder: the kind of one that is built anew. default_tokenizer: of one that has none of its own; None
-    where it must be named. how_to_freeze: the text encoder, in words.
+    denoiser: the component that removes the noise. new_text_encoder: the kind of one that is built anew.
+    default_tokenizer: of one that has none of its own; None where it must be named. how_to_freeze: the text encoder, in
+    words.
     """
 
+    denoiser: ClassVar[str] = "unet"
     new_text_encoder: ClassVar[str]
+    size_conditioning: ClassVar[bool] = False
     default_tokenizer: ClassVar[str | None] = None
     how_to_freeze: ClassVar[str]
 
@@ -42,26 +46,14 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings):
         77, "Tokens of a caption; longer ones are cut, shorter ones padded.", bounds=_ABOVE_0, unit="tokens"
     )
     mask_pad_tokens: bool = _loss(
-        False, "Attention ignores the padding behind captions, in the text encoder and the UNet; saved with the model."
+        False,
+        "Attention ignores the padding behind captions, in the text encoder and in what removes the noise; saved with "
+        "the model.",
     )
     empty_caption: str = _loss(
         "embedding",
-        "What the UNet sees of an empty caption, in guidance too: the embedding of it, or zeros; saved with the model.",
+        "What is seen of an empty caption, in guidance too: the embedding of it, or zeros; saved with the model.",
         choices=("embedding", "zeros"),
-    )
-    size_conditioning: bool = _loss(
-        False,
-        "Tell the UNet each picture's own size, where its crop lies and the size trained at, as SDXL's is told; a new "
-        "UNet gets layers for it, which are saved with the model (docs/shapes.md).",
-    )
-    size_conditioning_drop: float = _loss(
-        0.0,
-        "Of this share of the samples it is told six zeros: sizes unknown.",
-        bounds=_SHARE,
-        needs=Needs("--size_conditioning", lambda given: given.size_conditioning),
-    )
-    unet_learning_rate: float | None = _optimizer(
-        None, "Learning rate of the UNet (default: --learning_rate).", bounds=_ABOVE_0, identity=True
     )
     num_inference_steps: int = _drawn(
         200, "Sampling steps of the pictures drawn while training.", bounds=_ABOVE_0, unit="steps"
@@ -70,7 +62,7 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings):
         1000, "Draw sample pictures every this many updates; 0: never.", bounds=_NOT_NEGATIVE, unit="updates"
     )
     enable_xformers_memory_efficient_attention: bool = _model(
-        False, "Memory-efficient attention in the UNet (GPU only)."
+        False, "Memory-efficient attention in what removes the noise (GPU only)."
     )
 
     def check(self) -> None:
@@ -111,3 +103,21 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings):
         if self.size_conditioning and "unet" in found and found["unet"]["addition_embed_type"] is None:
             found["unet"] |= SIZE_EMBEDDING
         return found
+
+
+@dataclass(kw_only=True)
+class UNetSettings(TextToImageSettings):
+    """The same where a UNet removes the noise."""
+
+    size_conditioning: bool = _loss(
+        False,
+        "Tell the UNet each picture's own size, where its crop lies and the size trained at, as SDXL's is told; a new "
+        "UNet gets layers for it, which are saved with the model (docs/shapes.md).",
+    )
+    size_conditioning_drop: float = _loss(
+        0.0,
+        "Of this share of the samples it is told six zeros: sizes unknown.",
+        bounds=_SHARE,
+        needs=Needs("--size_conditioning", lambda given: given.size_conditioning),
+    )
+    unet_learning_rate: float | None = learning_rate_of("the UNet")

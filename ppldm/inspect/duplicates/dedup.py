@@ -35,6 +35,8 @@ def dedup(
     out: Annotated[str, {"opt": True, "required": True}],  # folder for labels, pictures and hashes; made if missing
     bits: int = _DEFAULT_BITS,  # of 64, in which the hashes of copies differ at most, 0 to 16; more find more, slower
     exact: bool = False,  # only files that are equal byte for byte
+    embeddings: str = "",  # folder of `ppldm embed`: copies are what a network takes for alike; instead of hashes
+    least_similarity: float = 0.95,  # with --embeddings: cosine of copies at least, between 0 and 1
     mirrored: bool = False,  # mirrored pictures are copies too
     no_crops: bool = False,  # do not look for pictures that lack up to 5 % of the sides; several times as fast
     keep: str = "largest,longest_caption,first",  # of copies, keep the best by these rules, the first that decides
@@ -55,6 +57,12 @@ def dedup(
 
     if not 0 <= bits <= MAX_BITS:
         raise ConfigError(f"--bits is {bits}; it must be 0 to {MAX_BITS}, since more make strangers alike")
+    if embeddings and (exact or mirrored or no_crops or bits != _DEFAULT_BITS or master):
+        raise ConfigError(
+            "--embeddings takes the place of hashes; omit --exact, --bits, --mirrored, --no-crops, --master"
+        )
+    if not 0 < least_similarity < 1:
+        raise ConfigError(f"--least-similarity is {least_similarity}; it must be between 0 and 1, as 0.95")
     rules = parse_keep(keep)
     folder = make_output_dir(local_path(out))
     num_workers = check_workers(num_workers)
@@ -62,7 +70,8 @@ def dedup(
     if not indexed.num_rows:
         raise DataError(f"{filelists[0]} has no rows to compare; name filelists with rows")
     memory_gb = memory_gb or max(0.5, (usable_memory_bytes() or 4e9) / 2e9)
-    looked_for = Looked(-1 if exact else bits, mirrored, not no_crops, master, memory_gb)
+    network = local_path(embeddings) if embeddings else None
+    looked_for = Looked(-1 if exact else bits, mirrored, not no_crops, master, memory_gb, network, least_similarity)
     lock = lock_folder(folder)
     try:
         report = find_duplicates(indexed, folder, rules, looked_for, num_workers)
@@ -73,31 +82,41 @@ def dedup(
 
 @dataclass(frozen=True)
 class Looked:
-    """What counts as a copy, `bits` being -1 for equal files only, and where it is looked for."""
+    """What counts as a copy, `bits` being -1 for equal files only, and where it is looked for; with a folder of
+    `embeddings`, by these alone."""
 
     bits: int = _DEFAULT_BITS
     mirrored: bool = False
     crops: bool = True
     master: str | None = None
     memory_gb: float = 2.0
+    embeddings: Path | None = None
+    least_similarity: float = 0.95
+
+    @property
+    def unit(self) -> str:
+        """Of distances."""
+        return "hundredths of 1 - similarity" if self.embeddings else "bits"
 
 
 def find_duplicates(indexed: Indexed, out: Path, rules: list[str], looked: Looked, num_workers: int = 1) -> dict:
     """Write what the module says into the folder `out`; return the report. Raises DataError, OutputError."""
     from .labels import make_labels, write_labels
     from .sheet import draw_histogram, draw_sheet
-    from .stars import choose_stars, count_chains, make_nodes, rank_rows
+    from .stars import make_nodes, rank_rows
 
     spans = _hash_rows(indexed, out, num_workers)
     columns, skipped = _load(spans)
     ranked = rank_rows(rules, columns["pixels"], columns["caption_chars"])
     nodes = make_nodes(ranked, columns["usable"], columns["digest"])
-    is_best = np.zeros(len(ranked), bool)
-    is_best[nodes.rows] = columns["near"][nodes.rows]
-    better, worse, bits, cut = _compare(spans, nodes.of_rows, is_best, out, looked)
-    alike = _look(spans, nodes, better, worse, looked)
-    better, worse, bits = better[alike], worse[alike], bits[alike]
-    star, distance = choose_stars(len(nodes.rows), better, worse, bits)
+    if looked.embeddings:
+        from .embeddings import find_stars, read_embeddings
+
+        found = read_embeddings(looked.embeddings, indexed)
+        columns["near"] = columns["usable"] & found.any(axis=1)
+        (star, distance), counts = find_stars(found[nodes.rows], looked.least_similarity), {}
+    else:
+        star, distance, counts = _find_near(spans, nodes, columns["near"], out, looked)
     labels = make_labels(nodes.of_rows, nodes.rows, star, distance, columns["digest"])
     write_labels(out, spans, labels)
     dropped = labels.dropped
@@ -113,15 +132,29 @@ def find_duplicates(indexed: Indexed, out: Path, rules: list[str], looked: Looke
         "cluster_sizes": dict(sorted(sizes.items())),
         "distances": dict(sorted(distances.items())),
         "without_structure": int((columns["usable"] & ~columns["near"]).sum()),
-        "chains": count_chains(star, better, worse),
-        "strangers_with_near_hashes": int((~alike).sum()),
-        "comparisons_cut_short": cut,
+        **counts,
         "bad_parts": indexed.bad_parts(),
     }
-    draw_histogram(out / "histogram.png", sizes, distances)
-    draw_sheet(out / "sheet.png", [span for span, _ in spans], labels)
+    draw_histogram(out / "histogram.png", sizes, distances, looked.unit)
+    draw_sheet(out / "sheet.png", [span for span, _ in spans], labels, looked.unit)
     write_json(out / "report.json", report)
     return report
+
+
+def _find_near(spans, nodes, near: np.ndarray, out: Path, looked: Looked) -> tuple[np.ndarray, np.ndarray, dict]:
+    """(star, distance) of nodes, as `choose_stars` has them, by the hashes of the rows that `near` marks; and what the
+    report says of it."""
+    from .stars import choose_stars, count_chains
+
+    is_best = np.zeros(len(near), bool)
+    is_best[nodes.rows] = near[nodes.rows]
+    better, worse, bits, cut = _compare(spans, nodes.of_rows, is_best, out, looked)
+    alike = _look(spans, nodes, better, worse, looked)
+    better, worse, bits = better[alike], worse[alike], bits[alike]
+    star, distance = choose_stars(len(nodes.rows), better, worse, bits)
+    strangers = int((~alike).sum())
+    counts = {"chains": count_chains(star, better, worse), "strangers_with_near_hashes": strangers}
+    return star, distance, counts | {"comparisons_cut_short": cut}
 
 
 def _hash_rows(indexed: Indexed, out: Path, num_workers: int) -> list[tuple[Span, Path]]:
@@ -240,10 +273,10 @@ def describe(report: dict, out: Path) -> str:
     ]
     lines += [f"  cannot be used, {reason}: {count:,}" for reason, count in report["skipped"].items()]
     if report["without_structure"]:
-        lines.append(f"  of one colour, compared by their bytes: {report['without_structure']:,}")
-    if report["chains"]:
+        lines.append(f"  without a hash or an embedding, compared by their bytes: {report['without_structure']:,}")
+    if report.get("chains"):
         lines.append(f"  chains of pictures whose ends are not alike; several of each are kept: {report['chains']:,}")
-    if report["comparisons_cut_short"]:
+    if report.get("comparisons_cut_short"):
         lines.append(f"  compared with the best of their group only: {report['comparisons_cut_short']:,} hashes")
     lines += describe_bad_parts(report["bad_parts"])
     return "\n".join([*lines, f"look at {out / 'sheet.png'}; labels are in {out / 'labels.parquet'}"])

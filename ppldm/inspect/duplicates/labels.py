@@ -7,7 +7,8 @@ OUT/labels.parquet
     cluster int64               the same for copies: the number, through all rows, of the one that is kept; missing
                                 for rows without copies and for those that cannot be read
     kept bool                   missing for rows that cannot be read
-    distance int8               bits between its hash and that of the kept one, 0 for the kept one
+    distance int8               bits between its hash and that of the kept one, 0 for the kept one; by embeddings,
+                                hundredths of 1 - cosine similarity
     same_file bool              whether its image file is that of the kept one, byte for byte
 OUT/duplicates.jsonl            the key of every row that is not kept, as `ppldm forget --entries` takes it
 """

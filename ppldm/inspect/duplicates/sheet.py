@@ -19,21 +19,21 @@ from .labels import Labels
 _CLUSTERS, _OF_EACH, _SIDE = 12, 5, 128
 
 
-def draw_histogram(path: Path, sizes: Counter, distances: Counter) -> None:
-    """How many clusters are of which size, and how many copies that are other files at which distance."""
+def draw_histogram(path: Path, sizes: Counter, distances: Counter, unit: str) -> None:
+    """How many clusters are of which size, and how many copies that are other files at which distance, in `unit`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    titles = {"pictures of a cluster": (sizes, "clusters"), "bits from the kept picture": (distances, "copies")}
-    for axis, (title, (counts, unit)) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+    titles = {"pictures of a cluster": (sizes, "clusters"), f"{unit} from the kept picture": (distances, "copies")}
+    for axis, (title, (counts, things)) in zip(figure.subplots(1, 2), titles.items(), strict=True):
         axis.set_xlabel(title)
-        axis.set_ylabel(unit)
+        axis.set_ylabel(things)
         draw_counts(axis, counts)
     with atomic_write(path) as file:
         figure.savefig(file, format="png", dpi=100)
 
 
-def draw_sheet(path: Path, spans: list[Span], labels: Labels) -> None:
+def draw_sheet(path: Path, spans: list[Span], labels: Labels, unit: str) -> None:
     """Up to 12 clusters spread from the farthest copies to the nearest, each with the kept picture first; no file where
     there are none."""
     path.unlink(missing_ok=True)
@@ -48,8 +48,8 @@ def draw_sheet(path: Path, spans: list[Span], labels: Labels) -> None:
     for kept in shown:
         copies = found[labels.cluster[found] == kept]
         copies = copies[np.argsort(-labels.distance[copies], kind="stable")][: _OF_EACH - 1]
-        said = ", ".join("same file" if labels.same_file[row] else f"{labels.distance[row]} bits" for row in copies)
-        captions.append(f"row {kept}: {labels.copies[kept]} pictures; {said}")
+        said = ", ".join("same file" if labels.same_file[row] else f"{labels.distance[row]}" for row in copies)
+        captions.append(f"row {kept}: {labels.copies[kept]} pictures; {unit}: {said}")
         pictures.append([_read_small(spans, int(row)) for row in (kept, *copies)])
     save_png(path, prompt_grid(captions, _square(pictures), side=_SIDE))
 

@@ -145,7 +145,8 @@ _BODY = """{% extends "page" %}
  .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 2rem; }
  .two > div { min-width: 0; }
  .rows { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(45%, 12rem), 1fr)); gap: 1rem; }
- .rows img { display: block; max-width: 100%; height: auto; } .rows .large { image-rendering: pixelated; }
+ .rows img { display: block; max-width: 100%; height: auto; border: 1px solid var(--line); }
+ .rows .large { image-rendering: pixelated; }
  .rows .caption { display: block; color: var(--ink); } .rows .none { color: #c44; }
  .sheet { overflow-x: auto; } .sheet img { max-width: none; }
 {% endblock %}

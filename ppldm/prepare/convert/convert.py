@@ -29,6 +29,7 @@ from ...utils.machine.spark import is_submitted, spark_session_if
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.report import print_report
 from ..address_path import AddressPath, path_of
+from ..block_list import NOTHING, BlockList, read_block_list
 from ..hadoop import is_address, is_remote
 from .converted import merge_records, refuse_bad_source
 from .on_spark import DRIVER_MEMORY_GB, count_on_spark, make_on_spark
@@ -55,6 +56,9 @@ def convert(
     min_size: int = 0,  # skip pictures whose short side is shorter, in pixels
     normalise: bool = False,  # encode anew what is rotated by EXIF or transparent, for readers that ignore both
     interpolation: str = "lanczos",  # filter by which --size shrinks: lanczos or bicubic
+    block_list: Annotated[
+        str, {"opt": True, "nargs": "+"}
+    ] = None,  # files of URLs and sha256:HEX; such rows are left out
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     master: str = None,  # a Spark cluster, such as spark://host:7077, whose nodes share the folders; takes addresses
     redo: bool = False,  # make parts again that were made with other settings, or from another source
@@ -77,12 +81,12 @@ def convert(
         raise ConfigError(f"{remote} is an address, which needs Spark; add --master, local[2] being this machine")
     with spark_session_if(on_spark and bool(addresses), master, DRIVER_MEMORY_GB) as spark:
         folder, out = path_of(folder, spark), path_of(out, spark)
-        work = rows_per_part, treatment, num_workers
+        work, blocked = (rows_per_part, treatment, num_workers), read_block_list(block_list)
         if dry_run:
-            summary = plan_conversion(folder, out, *work, pack_folders, name, redo, master, layout)
+            summary = plan_conversion(folder, out, *work, pack_folders, name, redo, master, layout, blocked)
             print_report(summary, _describe_plan, json)
         else:
-            summary = convert_source(folder, out, name, *work, master, pack_folders, redo, layout)
+            summary = convert_source(folder, out, name, *work, master, pack_folders, redo, layout, blocked)
             advice = f"\ntrain with --file_list {out / name}.filelist.list"
             print_report(summary, lambda manifest: describe(manifest) + advice, json)
 
@@ -101,6 +105,7 @@ def convert_source(
     pack_folders: bool = False,
     redo: bool = False,
     layout: str = DEFAULT_LAYOUT,
+    blocked: BlockList = NOTHING,
 ) -> dict:
     """Convert what the path `source` holds into the folder `out` and return the manifest.
 
@@ -108,10 +113,10 @@ def convert_source(
     others too. Raises ConfigError, OutputError, and DataError where more than half of the rows cannot be used.
     """
     source, out = as_path(source), as_path(out)
-    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout
+    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, blocked
     job, settings, num_workers = _prepare(source, out, *asked)
     job.check(settings, redo)
-    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout)
+    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout, blocked)
     earlier = (job.plan or settings).get("name", name)
 
     def clear() -> None:
@@ -139,12 +144,13 @@ def check_conversion(
     pack_folders=False,
     redo=False,
     layout=DEFAULT_LAYOUT,
+    block_list=None,
     **options,
 ) -> None:
     """Find what `convert`, whose arguments these are, would refuse before it looks at the source. Raises PpldmError."""
     options.pop("master", None)
     treatment = Treatment(**options)
-    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout
+    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, read_block_list(block_list)
     job, settings, _ = _prepare(Path(folder), Path(out), *asked)
     job.check(settings, redo)
 
@@ -160,13 +166,14 @@ def plan_conversion(
     redo: bool = False,
     master: str | None = None,
     layout: str = DEFAULT_LAYOUT,
+    blocked: BlockList = NOTHING,
 ) -> dict:
     """How many rows and parts there are and how many parts are finished, without writing. Raises as the conversion."""
     source, out = as_path(source), as_path(out)
-    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout
+    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, blocked
     job, settings, num_workers = _prepare(source, out, *asked)
     job.check(settings, redo)
-    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout)
+    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout, blocked)
     finished = sum(find_finished(task.record_path, task.key(), partial(is_whole, task)) is not None for task in tasks)
     return {"rows_in": sum(task.span.rows for task in tasks), "parts": len(tasks), "parts_finished": finished}
 
@@ -190,7 +197,15 @@ def describe(manifest: dict) -> str:
 
 
 def _prepare(
-    source, out, name: str, rows_per_part: int, treatment: Treatment, num_workers: int, pack_folders: bool, layout: str
+    source,
+    out,
+    name: str,
+    rows_per_part: int,
+    treatment: Treatment,
+    num_workers: int,
+    pack_folders: bool,
+    layout: str,
+    blocked: BlockList,
 ) -> tuple[JobFolder, dict, int]:
     """The folder, the settings that it is claimed with, the number of processes. Raises ConfigError.
 
@@ -208,6 +223,7 @@ def _prepare(
     settings |= {option: value for option, value in treatment.settings().items() if value}
     settings |= {"pack_folders": True} if pack_folders else {}
     settings |= {"layout": layout} if layout != DEFAULT_LAYOUT else {}
+    settings |= blocked.settings
     if pack_folders and isinstance(source, AddressPath):
         raise ConfigError("--pack-folders packs folders of pictures, which are not read at an address; omit it")
     return JobFolder(out, ".convert", "conversion", "parts"), settings, check_workers(num_workers)
@@ -222,6 +238,7 @@ def _make_tasks(
     pack_folders: bool,
     master: str | None,
     layout: str,
+    blocked: BlockList,
 ) -> list[PartTask]:
     units = find_units(source, layout == CONTROL_LAYOUT)
     spans = {}
@@ -243,7 +260,9 @@ def _make_tasks(
     elif len(packed) * _MANY_SMALL_PARTS < len(cut):
         get_logger().warning("%d folders make %d parts; --pack-folders makes %d", len(units), len(cut), len(packed))
     return [
-        PartTask(out / "parts" / f"part-{number:05}.gz", _name_source(unit, source), unit, span, treatment)
+        PartTask(
+            out / "parts" / f"part-{number:05}.gz", _name_source(unit, source), unit, span, treatment, blocked=blocked
+        )
         for number, (unit, span) in enumerate(cut)
     ]
 

@@ -12,6 +12,7 @@ from ...utils.errors import ConfigError, DataError, RowError
 from ...utils.files import read_json_object
 from ...utils.log import progress
 from ...utils.processes.workers import map_unordered
+from ..block_list import BLOCKED
 from ..provenance.forgotten import FORGOTTEN, Forgotten
 from .units import NOT_DOWNLOADED
 
@@ -49,7 +50,8 @@ def merge_records(records: list[dict], sources: list[str], name: str, rows_per_p
 
 def refuse_bad_source(manifest: dict, source) -> None:
     """Raises DataError where more than MAX_BAD_FRACTION of the rows cannot be used."""
-    bad = {reason: count for reason, count in manifest["skipped"].items() if reason not in (FORGOTTEN, NOT_DOWNLOADED)}
+    unasked = FORGOTTEN, BLOCKED, NOT_DOWNLOADED
+    bad = {reason: count for reason, count in manifest["skipped"].items() if reason not in unasked}
     num_bad, num_rows = sum(bad.values()), sum(bad.values()) + manifest["rows_out"]
     if num_bad > MAX_BAD_FRACTION * num_rows:
         reasons = "; ".join(

@@ -25,6 +25,7 @@ from ...utils.errors import RowError
 from ...utils.files import write_json
 from ...utils.jobs import as_json, finish, list_pieces, make_key, take_state
 from ..address_path import AddressPath, put_files
+from ..block_list import BLOCKED, NOTHING, BlockList
 from ..executor_hadoop import local_folder
 from ..hadoop import fingerprint_at
 from ..provenance.forgotten import FORGOTTEN, Forgotten, read_forgotten
@@ -42,7 +43,8 @@ _META_NAMES = {"AESTHETIC_SCORE": "aesthetic", "LANGUAGE": "language", "URL": "u
 class PartTask:
     """One part to be: its path and the source rows that belong to it. `source`: the unit's path in the whole source.
 
-    `copy`: gives the unit's copy on this machine, where it lies at an address."""
+    `copy`: gives the unit's copy on this machine, where it lies at an address. `blocked`: rows that must not be in
+    it."""
 
     path: Path | AddressPath
     source: str
@@ -50,6 +52,7 @@ class PartTask:
     span: Span
     treatment: Treatment
     copy: Callable[[], Unit] | None = None
+    blocked: BlockList = NOTHING
 
     @property
     def out(self) -> Path | AddressPath:
@@ -67,6 +70,7 @@ class PartTask:
         place = {"version": _RECORD_VERSION, "unit": self.unit.path.name, "start": self.span.start}
         settings = place | {"rows": self.span.rows} | self.treatment.settings()
         settings |= {"layout": CONTROL_LAYOUT} if self.unit.has_control else {}
+        settings |= self.blocked.settings
         unit = self.unit.path
         if isinstance(unit, AddressPath):
             return {"settings": as_json(settings), "input": fingerprint_at(unit.hadoop, [str(unit)])}
@@ -144,8 +148,10 @@ def _usable_rows(task: PartTask, forgotten: Forgotten, skipped: Counter, example
     """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason."""
     for source_row in (task.copy() if task.copy else task.unit).read(task.span):
         try:
-            row = _make_row(source_row, task.treatment)
-            if forgotten.covers(row.meta, task.source):
+            row = _make_row(source_row, task)
+            if row is None:
+                skipped[BLOCKED] += 1
+            elif forgotten.covers(row.meta, task.source):
                 skipped[FORGOTTEN] += 1
             else:
                 yield row
@@ -156,15 +162,20 @@ def _usable_rows(task: PartTask, forgotten: Forgotten, skipped: Counter, example
                 examples[error.reason].append(f"{source_row.key!r}: {error}")
 
 
-def _make_row(source_row: SourceRow, treatment: Treatment) -> Row:
-    """The row to write: what the source says of it, and over that what is known of these very bytes.
+def _make_row(source_row: SourceRow, task: PartTask) -> Row | None:
+    """The row to write: what the source says of it, and over that what is known of these very bytes. None where the
+    block list has its URL, or its file as it came, is, or would be written.
 
     Sizes are in pixels, after EXIF rotation. Raises RowError.
     """
-    row = source_row.load()
+    row, treatment = source_row.load(), task.treatment
+    if task.blocked.settings and _is_blocked(row, row.image, task.blocked):
+        return None
     pixels = decode_pixels(row.image) if treatment.may_change_pixels else check_pixels(row.image)
     original = {"original_width": pixels.shape[1], "original_height": pixels.shape[0]}
     image, width, height = treat(row.image, pixels, treatment)
+    if image is not row.image and _is_blocked(row, image, task.blocked):
+        return None
     said = {_META_NAMES.get(name, name): value for name, value in row.meta.items() if name not in _DROPPED_META}
     if said.get("caption") == row.caption:
         del said["caption"]
@@ -175,6 +186,12 @@ def _make_row(source_row: SourceRow, treatment: Treatment) -> Row:
         "height": height,
     }
     return Row(row.caption, image, original | said | known, control=_treat_control(row, pixels, treatment))
+
+
+def _is_blocked(row: Row, image: bytes, blocked: BlockList) -> bool:
+    urls = (row.meta.get(name) for name in ("url", "URL"))
+    digest = hashlib.sha256(image).hexdigest() if blocked.hashes else None
+    return any(blocked.names(url, digest, row.meta.get("sha256")) for url in urls)
 
 
 def _treat_control(row: Row, pixels: np.ndarray, treatment: Treatment) -> bytes:

@@ -72,7 +72,9 @@ def _describe_list(entries: dict) -> str:
         size = f"{entry['gigabytes']:,.0f}" if entry["gigabytes"] else ""
         rows = f"{entry['rows']:,}" if entry["rows"] else ""
         lines.append(f"{name:<24}{rows:>14}{size:>8}  {entry['title']}{' (withdrawn)' if entry['withdrawn'] else ''}")
-    return "\n".join([*lines, "`ppldm dataset show NAME` says more; hf:OWNER/NAME is any data set of the hub"])
+    return "\n".join(
+        [*lines, "?: not published. `ppldm dataset show NAME` says more; hf:OWNER/NAME is any data set of the hub"]
+    )
 
 
 def _describe_entry(entry: dict) -> str:
@@ -103,10 +105,15 @@ def _describe_source(source: dict) -> list[str]:
 def _describe_projection(plan: dict) -> str:
     rows = f"about {plan['rows']:,} rows, " if plan["rows"] else ""
     room = "" if plan["bytes_free"] > 2 * plan["bytes_left"] else "; the disk has too little room for it and its parts"
+    size = f"{plan['bytes_left'] / 1e9:,.2f} GB"
+    fetch = (
+        f"{plan.get('files_left')} of {plan['files']} file(s) to fetch, {size} in {plan['fetch_hours']} h at the speed"
+    )
+    fetch = f"{fetch} measured" if "unreachable" not in plan else f"about {size} to fetch, as published"
+    why = f"; not asked, {plan['unreachable']}" if "unreachable" in plan else ""
     return (
-        f"{rows}{plan['files_left']} of {plan['files']} file(s) to fetch, {plan['bytes_left'] / 1e9:,.2f} GB in "
-        f"{plan['fetch_hours']} h at the speed measured, {plan['convert_hours']} h to convert; "
-        f"{plan['bytes_free'] / 1e9:,.0f} GB are free{room}; nothing was written"
+        f"{rows}{fetch}, {plan['convert_hours']} h to convert; "
+        f"{plan['bytes_free'] / 1e9:,.0f} GB are free{room}; nothing was written{why}"
     )
 
 
@@ -118,9 +125,10 @@ def _describe_report(report: dict, entry: Entry) -> str:
             left_out = counts.get("skipped", counts.get("dropped", {}))
             lines.append(f"{stage}: {counts['rows_out']:,} of {counts['rows_in']:,} rows")
             lines += [f"  left out, {reason}: {count:,}" for reason, count in left_out.items()]
-    if "part" in report:
-        part, parts = report["part"]
-        other = part % parts + 1
-        lines.append(f"part {part} of {parts} was downloaded; add download.part_id={other} and another --out for more")
+    if "parts" in report:
+        there, parts = report["parts"]
+        more = next((number for number in range(1, parts + 1) if number not in there), None)
+        told = f"; the same command with download.part_id={more} adds another" if more else ""
+        lines.append(f"part {', '.join(map(str, there))} of {parts} is there{told}")
     flags = f" {entry.training_flags}" if entry.training_flags else ""
     return "\n".join([*lines, f"train with --file_list {report['file_list']}{flags}"])

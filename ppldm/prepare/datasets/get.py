@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from ...data.formats.sample_files import IMAGE_SUFFIXES
-from ...utils.errors import DataError
+from ...utils.errors import DataError, EnvironmentProblem
 from ...utils.files import (
     count_free_bytes,
     make_output_dir,
@@ -98,26 +98,40 @@ def _extracts(entry: Entry, files: list[RemoteFile]) -> bool:
 
 def project(request: Request) -> dict:
     """Bytes and hours that are still to come: the size that is stated, the speed of the first file, on this machine.
-    Writes nothing. Raises PpldmError, also where the source refuses this user."""
+    Where the source cannot be reached, `unreachable` says why, and bytes are those published of the whole set or of its
+    share. Writes nothing. Raises PpldmError, also where the source refuses this user."""
     request.job.check(request.settings)
+    entry, share = request.entry, 0.01 if request.size == "small" else 1
+    rows = round((entry.rows or 0) * share)
+    plan = {
+        "name": entry.name,
+        "size": request.size,
+        "bytes_free": count_free_bytes(_first_folder(request.out)),
+        "rows": rows or None,
+        "convert_hours": round(rows / _ROWS_PER_CORE_SECOND / check_workers(request.num_workers) / 3600, 2),
+    }
+    try:
+        return plan | _ask_source(request)
+    except EnvironmentProblem as error:
+        if not entry.gigabytes:
+            raise
+        published = round(entry.gigabytes * 1e9 * (1 if entry.small_rows else share))
+        return plan | {"files": None, "bytes_left": published, "fetch_hours": None, "unreachable": str(error)}
+
+
+def _ask_source(request: Request) -> dict:
+    """How many files and bytes are left, and how long they take to fetch. Raises PpldmError."""
     pictures, captions = get_files(request)
     extracts = _extracts(request.entry, pictures)
     left = [file for file in (*captions, *pictures) if not _is_done(request, file, extracts)]
     speed, first_size = measure_speed(left[0]) if left else (0.0, None)
     known = [file.size for file in left if file.size is not None] or [first_size or 0]
     num_bytes = round(sum(known) * len(left) / len(known)) if left else 0
-    rows = round((request.entry.rows or 0) * (0.01 if request.size == "small" else 1))
-    workers = check_workers(request.num_workers)
     return {
-        "name": request.entry.name,
-        "size": request.size,
         "files": len(pictures) + len(captions),
         "files_left": len(left),
         "bytes_left": num_bytes,
-        "bytes_free": count_free_bytes(_first_folder(request.out)),
-        "rows": rows or None,
         "fetch_hours": round(num_bytes / speed / 3600, 2) if left and speed else 0.0,
-        "convert_hours": round(rows / _ROWS_PER_CORE_SECOND / workers / 3600, 2),
     }
 
 
@@ -230,7 +244,8 @@ def _verify(request: Request, file_list: Path) -> None:
 
 
 def _run_pipeline(request: Request, tables: list[Path]) -> dict:
-    """Filter, download and convert tables of URLs; `part`: which of how many of the filter's parts was downloaded."""
+    """Filter, download and convert tables of URLs; `parts`: which of how many of the filter's parts are
+    downloaded, where not all were asked for."""
     import yaml
 
     from ..pipeline import pipeline
@@ -252,8 +267,9 @@ def _run_pipeline(request: Request, tables: list[Path]) -> dict:
     with redirect_stdout(sys.stderr):
         pipeline(str(file), list(request.overrides))
     report, chosen = read_json(folder / "report.json"), read_config(file, list(request.overrides)).stages
-    part, parts = chosen["download"].get("part_id"), chosen["filter"].get("num_partitions") or len(tables)
-    taken = {"part": [part, parts]} if part else {}
+    there = sorted(int(path.name[5:]) for path in (folder / "images").glob("part_*") if path.name[5:].isdigit())
+    parts = chosen["filter"].get("num_partitions") or len(tables)
+    taken = {"parts": [there, parts]} if chosen["download"].get("part_id") else {}
     return {"stages": report["stages"], "file_list": report["file_list"], **taken}
 
 

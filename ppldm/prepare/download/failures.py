@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 # Of each class: what its messages look like, and what it means. The first that fits is taken.
 _CLASSES = {
+    "blocked": (r"^blocked: ", "on the block list"),
     "opt_out": (r"X-Robots-Tag", "the site forbids the use (X-Robots-Tag)"),
     "proxy": (r"HTTP Error 407|Tunnel connection failed", "the proxy refuses"),
     "redirect": (r"HTTP Error 3\d\d", "redirects that lead nowhere"),
@@ -46,7 +47,7 @@ _CLASSES = {
 # Failures that another try may mend.
 TEMPORARY = ("dns", "timeout", "deadline", "limited", "5xx", "reset", "refused", "unreachable", "tls", "proxy")
 # Part of every account of a shard: a change of the classes must change it.
-CLASSES_VERSION = 2
+CLASSES_VERSION = 3
 MEANINGS = {name: meaning for name, (_, meaning) in _CLASSES.items()}
 CLASSES = tuple(MEANINGS)
 _PATTERNS = {name: re.compile(pattern) for name, (pattern, _) in _CLASSES.items()}

@@ -13,6 +13,7 @@ for, is unpacked; ports beyond 65,535 are not a URL. An answer without a byte is
 """
 
 import base64
+import hashlib
 import http.client
 import io
 import random
@@ -28,6 +29,7 @@ from urllib.error import HTTPError
 
 from ...utils.errors import ConfigError
 from ...utils.text import one_line
+from ..block_list import BLOCKED, NOTHING, BlockList
 from .host_limits import HostLimits
 from .public_address import connect_public, is_named_private, refuse
 
@@ -69,15 +71,17 @@ def install(
     check_certificates: bool = True,
     refuse_private: bool = False,
     requests_per_host: int = 0,
+    blocked: BlockList = NOTHING,
 ) -> None:
     """Make `urllib.request.urlopen` of this process keep `bounds`, until another call.
 
     `last_moment`, in seconds of time.monotonic, is when everything ends: later fetches fail at once. `on_fetch` is
     called, in the fetching thread, after the answer's headers or the failure of each URL. `requests_per_host`: at a
-    time, 0 meaning no limit. Raises ConfigError where the environment names an impossible proxy.
+    time, 0 meaning no limit. URLs of `blocked` are not fetched, and its files not taken. Raises ConfigError where the
+    environment names an impossible proxy.
     """
     check_proxies()
-    opener = _BoundedOpener(bounds, last_moment, on_fetch, HostLimits(requests_per_host))
+    opener = _BoundedOpener(bounds, last_moment, on_fetch, HostLimits(requests_per_host), blocked)
     for handler in (
         _ProxyHandler,
         urllib.request.UnknownHandler,
@@ -114,9 +118,12 @@ def check_proxies() -> None:
 
 
 class _BoundedOpener(urllib.request.OpenerDirector):
-    def __init__(self, bounds: Bounds, last_moment: float, on_fetch: Callable[[], None], hosts: HostLimits):
+    def __init__(
+        self, bounds: Bounds, last_moment: float, on_fetch: Callable[[], None], hosts: HostLimits, blocked: BlockList
+    ):
         super().__init__()
         self.bounds, self.last_moment, self.on_fetch, self.hosts = bounds, last_moment, on_fetch, hosts
+        self.blocked = blocked
 
     def open(self, fullurl, data=None, timeout=None):
         if _fetch.deadline is not None:  # a redirect, inside the fetch of the URL that led here
@@ -126,6 +133,8 @@ class _BoundedOpener(urllib.request.OpenerDirector):
             if time.monotonic() >= self.last_moment:
                 raise TimeoutError("deadline: the time of the shard was over")
             request = fullurl if isinstance(fullurl, urllib.request.Request) else urllib.request.Request(fullurl)
+            if self.blocked.names(request.full_url):
+                raise FetchError(f"{BLOCKED}: the URL is on the block list")
             request.full_url = quote_url(request.full_url)
             return self._fetch(request, data, timeout)
         except _FAILURES as error:
@@ -141,7 +150,7 @@ class _BoundedOpener(urllib.request.OpenerDirector):
             _fetch.deadline = min(time.monotonic() + self.bounds.url_seconds, self.last_moment)
             _fetch.max_bytes = self.bounds.max_bytes
             response = self._open_in_turn(request, data, timeout)
-            answer = _Answer(response, self.bounds.max_bytes, lambda: self.hosts.leave(host))
+            answer = _Answer(response, self.bounds.max_bytes, lambda: self.hosts.leave(host), self.blocked)
             return answer
         finally:
             _fetch.deadline = None
@@ -218,8 +227,9 @@ class _RequestCleaner(urllib.request.BaseHandler):
 class _Answer:
     """What img2dataset takes of an answer: headers, and the whole body, once."""
 
-    def __init__(self, response, max_bytes: int, on_close: Callable[[], None]):
+    def __init__(self, response, max_bytes: int, on_close: Callable[[], None], blocked: BlockList):
         self.headers, self._response, self._max_bytes, self._on_close = response.headers, response, max_bytes, on_close
+        self._blocked = blocked
 
     def read(self) -> bytes:
         """The body, unpacked. Raises FetchError."""
@@ -231,6 +241,8 @@ class _Answer:
             raise _as_fetch_error(error) from error
         if not body:
             raise FetchError(f"empty answer (HTTP status {self._response.status})")
+        if self._blocked.hashes and self._blocked.names(None, hashlib.sha256(body).hexdigest()):
+            raise FetchError(f"{BLOCKED}: the file is on the block list")
         return body
 
     def __enter__(self) -> "_Answer":

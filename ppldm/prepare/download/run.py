@@ -67,7 +67,7 @@ class Run:
             "max_aspect_ratio": resizer.max_aspect_ratio if isfinite(resizer.max_aspect_ratio) else None,
             "disallowed_header_directives": sorted(settings.disallowed_header_directives),
             "columns": list(settings.columns),
-        }
+        } | settings.blocked.settings
         return {item: item.plan(kept) for item in self.downloads}
 
     @cached_property

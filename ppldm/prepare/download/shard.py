@@ -34,6 +34,7 @@ from ...utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ...utils.files import RemotePath, fsync_dir, read_json, remove_path, write_json
 from ...utils.text import one_line
 from ...utils.variables import set_for_libraries
+from ..block_list import NOTHING, BlockList
 from .failures import CLASSES_VERSION
 from .fetch import Bounds, install
 from .network import Outcome, find_network_fault, without_password
@@ -66,6 +67,7 @@ class ShardSettings:
     check_certificates: bool = True
     refuse_private: bool = True
     requests_per_host: int = 0
+    blocked: BlockList = NOTHING
 
     def __post_init__(self):
         if self.output_format not in OUTPUT_FORMATS:
@@ -163,6 +165,7 @@ def _stamp(task: ShardTask, settings: ShardSettings) -> str:
         settings.check_certificates,
         settings.refuse_private,
         CLASSES_VERSION,
+        *settings.blocked.settings.values(),
     )
     return hashlib.sha256(task.rows_file.read_bytes() + repr(decisive).encode()).hexdigest()
 
@@ -209,6 +212,7 @@ def _install(settings: ShardSettings, seconds: float, on_fetch: Callable[[], Non
         settings.check_certificates,
         settings.refuse_private,
         settings.requests_per_host,
+        settings.blocked,
     )
 
 

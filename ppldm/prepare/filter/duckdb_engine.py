@@ -10,11 +10,12 @@ from ...utils.errors import DataError, EnvironmentProblem, OutputError
 from ...utils.files import finish_file, read_json, write_json
 from ...utils.log import following, get_logger, progress
 from ...utils.machine.resources import count_usable_cores
+from ..block_list import NOTHING, BlockList
 from ..download.metadata import Tables
 from .plan import Plan
-from .sql import DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, first_key
+from .sql import BLOCKED, DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, first_key
 
-_ROWS, _KEPT = "ppldm_rows", "ppldm_kept"
+_ROWS, _KEPT, _BLOCK_LIST = "ppldm_rows", "ppldm_kept", "ppldm_block_list"
 _SPILL, _COUNTS = ".spill", ".counts.json"
 _ROW_GROUP_ROWS = 122_880  # DuckDB's
 _MAX_WRITERS = 8  # each holds a row group or two
@@ -32,7 +33,7 @@ def filter_tables(plan: Plan, folder: Path, memory_gb: float) -> dict[int, int]:
     """
     spill, counts_path = folder / _SPILL, folder / _COUNTS
     shutil.rmtree(spill, ignore_errors=True)
-    with _open(plan.tables, memory_gb, spill) as connection:
+    with _open(plan.tables, memory_gb, spill, plan.blocked) as connection:
         counts = read_json(counts_path)
         if counts is None:
             rows = _execute(connection, plan.count_query(_ROWS, DUCKDB), "counting", plan.tables.rows).fetchall()
@@ -122,7 +123,7 @@ def _first_place(plan: Plan, part: int) -> str:
 
 
 @contextmanager
-def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
+def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockList = NOTHING) -> Iterator:
     """A connection with the relation of all rows, its errors as ours."""
     try:
         import duckdb
@@ -139,10 +140,15 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
             # Measured for our own bars, and not printed.
             connection.execute("SET enable_progress_bar_print = false")
             connection.execute("SET enable_progress_bar = true")
-            connection.execute(
-                f"CREATE TEMP VIEW {_ROWS} AS SELECT {_select_columns(tables)}, file_index AS {FILE}, file_row_number "
-                f"AS {ROW} FROM read_parquet([{files}], union_by_name = {bool(tables.spellings)})"
+            rows = (
+                f"SELECT {_select_columns(tables)}, file_index AS {FILE}, file_row_number AS {ROW} FROM "
+                f"read_parquet([{files}], union_by_name = {bool(tables.spellings)})"
             )
+            if blocked.urls:
+                _load(connection, blocked)
+                is_blocked = f"{DUCKDB.quote_name(tables.columns.need('URL'))} IN (FROM {_BLOCK_LIST})"
+                rows = f"SELECT *, coalesce({is_blocked}, FALSE) AS {BLOCKED} FROM ({rows})"
+            connection.execute(f"CREATE TEMP VIEW {_ROWS} AS {rows}")
             yield connection
     except RuntimeError as error:
         if "interrupted" in str(error):  # DuckDB's way to pass on Ctrl-C
@@ -161,6 +167,14 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None) -> Iterator:
         raise DataError(
             f"{_find_damaged(tables)} cannot be read ({_one_line(error)}); get it again or omit it"
         ) from error
+
+
+def _load(connection, blocked: BlockList) -> None:
+    import pyarrow as pa
+
+    connection.register("ppldm_urls", pa.table({"url": sorted(blocked.urls)}))
+    connection.execute(f"CREATE TEMP TABLE {_BLOCK_LIST} AS SELECT url FROM ppldm_urls")
+    connection.unregister("ppldm_urls")
 
 
 def _select_columns(tables: Tables) -> str:

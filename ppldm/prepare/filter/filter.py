@@ -23,6 +23,7 @@ from ...utils.log import get_logger
 from ...utils.machine.resources import usable_memory_bytes
 from ...utils.machine.spark import check_java, is_submitted, spark_session_if
 from ...utils.report import print_report
+from ..block_list import NOTHING, BlockList, read_block_list
 from ..download.metadata import Tables, read_tables
 from ..hadoop import AddressPlace, Hadoop, address_of, fingerprint_at, is_address, is_remote, read_tables_at
 from . import duckdb_engine as filter_duckdb
@@ -63,6 +64,7 @@ def filter(
     min_aesthetic: float = None,  # aesthetic score, about 1 to 10
     min_similarity: float = None,  # cosine of CLIP's embeddings of picture and text
     language: str = None,  # code of the LANGUAGE column, such as en, or several: en,nolang
+    block_list: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # files of URLs, one a line, whose rows go
     dedup: str = None,  # keep one row of each url or hash, the first of the input
     seed: int = 0,  # of the shuffle
     no_shuffle: bool = False,  # keep the order of the input, one part for each file
@@ -112,7 +114,10 @@ def plan_filter(
     """The plan of the arguments of `filter`; only footers are read. Raises ConfigError, DataError."""
     bounds = {name: flags.get(name) for name in BOUNDS}
     seed = None if no_shuffle else seed
-    return make_plan(_read_tables(input, spark), merge_bounds(preset, bounds), where, dedup, seed, num_partitions)
+    # Files are known by their hashes once they are there.
+    blocked = BlockList(read_block_list(flags.get("block_list")).urls)
+    bounds = merge_bounds(preset, bounds)
+    return make_plan(_read_tables(input, spark), bounds, where, dedup, seed, num_partitions, blocked)
 
 
 def _read_tables(names: list[str], spark) -> Tables:
@@ -146,7 +151,13 @@ def check_memory(memory_gb: float) -> float:
 
 
 def make_plan(
-    tables: Tables, bounds: dict, where: str | None, dedup: str | None, seed: int | None, num_parts: int
+    tables: Tables,
+    bounds: dict,
+    where: str | None,
+    dedup: str | None,
+    seed: int | None,
+    num_parts: int,
+    blocked: BlockList = NOTHING,
 ) -> Plan:
     """The plan of flags. Without a LANGUAGE column the tables are taken to be of the language asked for, with a
     warning. Raises ConfigError."""
@@ -162,12 +173,15 @@ def make_plan(
         bounds = {name: bound for name, bound in bounds.items() if name != "language"}
     for name in ("URL", "TEXT") if seed is not None else ():  # by which rows are shuffled
         columns.need(name)
+    if blocked.urls:
+        columns.need("URL")
     plan = Plan(
         tables,
         make_conditions(bounds, where),
         columns.need(dedup) if dedup else None,
         seed,
         num_parts or len(tables.files),
+        blocked,
     )
     plan.count_query("rows", filter_duckdb.dialect)  # which finds conditions that cannot be asked of these columns
     return plan

@@ -1,16 +1,19 @@
 """What a filter does, as one plan that every engine carries out by the same queries, and so with the same result.
 
 An engine makes a relation of all rows, the table's columns and two more: FILE, the number of a row's file from 0, and
-ROW, the row's number in it. With a seed, rows are ordered by a hash of (seed, URL, text), which is cut into parts of
-equal ranges; rows of equal hash, and all rows without a seed, keep the order of the files. Without a seed a file makes
-a part. Of rows with the same URL or hash, the first of the files is kept.
+ROW, the row's number in it; with a block list, a third: BLOCKED, whether the row's URL is on it. With a seed, rows are
+ordered by a hash of (seed, URL, text), which is cut into parts of equal ranges; rows of equal hash, and all rows
+without a seed, keep the order of the files. Without a seed a file makes a part. Of rows with the same URL or hash, the
+first of the files is kept.
 """
 
 from dataclasses import dataclass
 
 from ...data.select.expression import Expression
+from ..block_list import NOTHING, BlockList
 from ..download.metadata import Tables
 from .sql import (
+    BLOCKED,
     FILE,
     KEY,
     ROW,
@@ -26,18 +29,21 @@ _COPY = "ppldm_copy"
 
 @dataclass(frozen=True)
 class Plan:
-    """`dedup`: the column of which each value is kept once, or None. `seed`: of the shuffle, None for no shuffle."""
+    """`dedup`: the column of which each value is kept once, or None. `seed`: of the shuffle, None for no shuffle.
+    `blocked`: URLs only, as rows of a table have no files."""
 
     tables: Tables
     conditions: tuple[Expression, ...]
     dedup: str | None
     seed: int | None
     num_parts: int
+    blocked: BlockList = NOTHING
 
     @property
     def reasons(self) -> list[str]:
         """What a row can be dropped by, in the order in which it is asked for."""
-        return [*map(str, self.conditions), *([f"unique {self.dedup}"] if self.dedup else [])]
+        blocked = [f"not on block list {digest[:12]}" for digest in self.blocked.settings.values()]
+        return [*blocked, *map(str, self.conditions), *([f"unique {self.dedup}"] if self.dedup else [])]
 
     def count_query(self, relation: str, dialect: Dialect) -> str:
         """(code, rows) by the first of `reasons` that does not hold, as `sql.first_failure` codes them."""
@@ -74,7 +80,8 @@ class Plan:
         return ", ".join(f"{dialect.quote_name(old)} AS {dialect.quote_name(new)}" for old, new in names.items())
 
     def _terms(self, dialect: Dialect) -> list[str]:
-        terms = [compile_condition(condition, self.tables.columns, dialect) for condition in self.conditions]
+        terms = [f"NOT {BLOCKED}"] if self.blocked.urls else []
+        terms += [compile_condition(condition, self.tables.columns, dialect) for condition in self.conditions]
         if self.dedup:
             terms.append(f"CASE WHEN {dialect.quote_name(self.dedup)} IS NOT NULL THEN TRUE END")
         return terms

@@ -17,10 +17,10 @@ from ...utils.machine.spark import following_tasks, spark_session
 from ..download.metadata import Tables
 from ..hadoop import Hadoop, escape_glob, split_address
 from .plan import Plan
-from .sql import FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
+from .sql import BLOCKED, FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
 
 _TABLES, _ROWS, _KEPT = "ppldm_tables", "ppldm_rows", "ppldm_kept"
-_CODE, _PLACE = "ppldm_code", "ppldm_place"
+_CODE, _PLACE, _URL = "ppldm_code", "ppldm_place", "ppldm_url"
 _STAGING, _COUNTS = ".spark", ".counts.json"
 
 dialect = SPARK
@@ -40,7 +40,7 @@ def filter_tables(plan: Plan, folder: str, memory_gb: float, master: str | None 
             counts = _write_missing(spark, plan, staging, missing)
         if counts is None or sum(counts.values()) != plan.tables.rows:
             # Another run has written, or Spark had to do some tasks twice.
-            _read_files(spark, plan.tables).createOrReplaceTempView(_TABLES)
+            _mark_blocked(spark, _read_files(spark, plan.tables), plan).createOrReplaceTempView(_TABLES)
             with following_tasks(spark, "counting", 1):
                 counts = {row.code: row.n for row in spark.sql(plan.count_query(_TABLES, SPARK)).collect()}
         hadoop.write_json(counts_address, counts)
@@ -63,7 +63,8 @@ def _write_missing(spark, plan: Plan, staging: str, missing: list[int]) -> dict[
 
     frame = _read_files(spark, plan.tables)
     place = ("_metadata.file_path AS " + _PLACE, f"_metadata.row_index AS {ROW}")
-    coded = frame.selectExpr("*", *place, f"{plan.failure_sql(SPARK)} AS {_CODE}")
+    placed = _mark_blocked(spark, frame.selectExpr("*", *place), plan)
+    coded = placed.selectExpr("*", f"{plan.failure_sql(SPARK)} AS {_CODE}")
     codes, counted = range(2 * len(plan.reasons) + 1), Observation("ppldm_counts")
     coded = coded.observe(counted, *(expr(f"count_if({_CODE} = {code})").alias(f"n{code}") for code in codes))
     kept = coded.where(f"{_CODE} = 0").drop(_CODE)
@@ -83,6 +84,18 @@ def _write_missing(spark, plan: Plan, staging: str, missing: list[int]) -> dict[
     with following_tasks(spark, "filtering", plan.num_parts):
         writer.partitionBy(PART).parquet(staging)
     return {code: counted.get[f"n{code}"] for code in codes if counted.get[f"n{code}"]}
+
+
+def _mark_blocked(spark, frame, plan: Plan):
+    """The rows with BLOCKED, where there is a list. It goes to every node, so that rows stay where they are."""
+    if not plan.blocked.urls:
+        return frame
+    import pyarrow as pa
+    from pyspark.sql.functions import col
+
+    listed = spark.createDataFrame(pa.table({_URL: sorted(plan.blocked.urls)})).hint("broadcast")
+    url = col(SPARK.quote_name(plan.tables.columns.need("URL")))
+    return frame.join(listed, url == col(_URL), "left").withColumn(BLOCKED, col(_URL).isNotNull()).drop(_URL)
 
 
 def check_names(tables: Tables) -> None:

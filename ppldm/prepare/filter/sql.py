@@ -14,6 +14,7 @@ from .columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns
 
 # Names that the queries add to a table's own.
 KEY, FILE, ROW, PART = "ppldm_key", "ppldm_file", "ppldm_row", "ppldm_part"
+BLOCKED = "ppldm_blocked"
 
 _INT64 = range(-(2**63), 2**63)
 _NUMERIC = (INTEGER, NUMBER)

@@ -1,4 +1,4 @@
-"""`ppldm forget`: converted parts without the rows of some URLs, domains or keys.
+"""`ppldm forget`: converted parts without the rows of some URLs, domains, keys or files.
 
 A part is rewritten as a whole and renamed into place, then its index, its record and the manifest are; the other rows
 keep their bytes. What is forgotten is written down first, in OUT/forgotten.json, so that no later `ppldm convert` into
@@ -40,6 +40,7 @@ from .forgotten import (
 )
 
 _JOURNAL = ".forget.json"
+_SHOWN = 100  # entries that were not there, in the text
 
 
 def forget(
@@ -48,18 +49,19 @@ def forget(
     domain: str = None,  # text file of domains, one a line; example.com covers www.example.com
     key: str = None,  # text file of keys, one a line; part_1/000010002 where several parts have a row 000010002
     entries: str = None,  # text file of JSON lines, {"url": "..."}, {"domain": "..."} or {"key": "..."}, for any text
+    block_list: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # files of URLs and sha256:HEX, one a line
     runs: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # --output_dir of runs: which checkpoints have seen them
     num_workers: int = 0,  # processes; 0 means one per core
     dry_run: bool = False,  # say which rows are there and change nothing
     json: bool = False,  # print the report as JSON
 ):
-    """Take the rows of URLs, domains or keys out of converted parts, for good.
+    """Take the rows of URLs, domains, keys or pictures' files out of converted parts, for good.
 
     Prints which of the entries were there, and in which rows; and of runs, which checkpoints have never seen these rows
     and from which one to train again. The pictures that the parts were made from, and copies of
     the parts elsewhere, are not touched.
     """
-    wanted = read_entries(url, domain, key, entries)
+    wanted = read_entries(url, domain, key, entries, block_list)
     tell = partial(print_report, describe=describe, as_json=json)
     forget_rows(local_path(data), wanted, check_workers(num_workers), dry_run, tell, runs or ())
 
@@ -94,7 +96,7 @@ def forget_rows(
             )
         wanted |= earlier
         found = _find(data, manifest, wanted, num_workers)
-        _refuse_ambiguous_keys(manifest, wanted, found)
+        refuse_ambiguous_keys(manifest, wanted, found)
         seen = seen or look_up(data, _list_rows(found), runs)
         write_forgotten(data, read_forgotten(data) | wanted)
         rows = _merge_rows(earlier_rows, _list_rows(found))
@@ -116,7 +118,9 @@ def describe(report: dict) -> str:
     done = "taken out" if report["removed"] else "found; nothing was changed"
     lines = [f"{report['rows_found']} row(s) {done}"]
     lines += [f"  {one_line(entry)}: {count}" for entry, count in report["entries"].items()]
-    lines += [f"  {one_line(entry)}: not there" for entry in report["not_found"]]
+    lines += [f"  {one_line(entry)}: not there" for entry in report["not_found"][:_SHOWN]]
+    if (more := len(report["not_found"]) - _SHOWN) > 0:
+        lines.append(f"  and {more:,} more that are not there; --json names them")
     if report["runs"]:
         from ...training.past import describe_past
 
@@ -151,7 +155,7 @@ def _find(data: Path, manifest: dict, wanted: Forgotten, num_workers: int) -> di
     return {path: found for path, found in find_rows(data, manifest, wanted, num_workers) if found}
 
 
-def _refuse_ambiguous_keys(manifest: dict, wanted: Forgotten, found: dict[str, dict]) -> None:
+def refuse_ambiguous_keys(manifest: dict, wanted: Forgotten, found: dict[str, dict]) -> None:
     """Raises ConfigError where a key names rows of several folders: most of them are somebody else's."""
     sources = {part["path"]: part.get("source", "") for part in manifest["parts"]}
     named = {}

@@ -1,7 +1,7 @@
-"""Which rows of a converted folder must not be there: those of some URLs, domains or keys."""
+"""Which rows of a converted folder must not be there: those of some URLs, domains, keys or files."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from json import JSONDecodeError, loads
@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from ...utils.errors import ConfigError, OutputError
 from ...utils.files import write_json
+from ..block_list import read_block_list
 from ..convert.packed import place_of
 
 # The reason under which such rows are counted.
@@ -22,11 +23,13 @@ _NO_DOMAIN = re.compile(r"[\s/:@?#*\\]|^$")
 @dataclass(frozen=True)
 class Forgotten:
     """`domains` cover their subdomains, and are in lower case. Keys repeat from part to part of a download: in `keys`,
-    `part_1/000010002` is the one of that folder, `000010002` all."""
+    `part_1/000010002` is the one of that folder, `000010002` all. `hashes`: SHA-256 of pictures, as their metadata have
+    it."""
 
     urls: frozenset[str] = field(default_factory=frozenset)
     domains: frozenset[str] = field(default_factory=frozenset)
     keys: frozenset[str] = field(default_factory=frozenset)
+    hashes: frozenset[str] = field(default_factory=frozenset)
 
     def covers(self, meta: dict, source: str) -> list[str]:
         """Which entries a row of this metadata is named by. `source`: what it was made from, such as part_1/00000."""
@@ -38,15 +41,20 @@ class Forgotten:
             found += sorted(self.domains & parents)
         if self.keys and isinstance(key, str):
             found += [name for name in _names_of(key, place_of(meta, source)) if name in self.keys]
+        found += [digest for digest in (meta.get("sha256"),) if isinstance(digest, str) and digest in self.hashes]
         return found
 
     def __or__(self, other: "Forgotten") -> "Forgotten":
-        return Forgotten(self.urls | other.urls, self.domains | other.domains, self.keys | other.keys)
+        return Forgotten(*(mine | others for mine, others in zip(_lists(self), _lists(other), strict=True)))
 
     @property
     def entries(self) -> list[str]:
         """Everything named, sorted."""
-        return sorted(self.urls | self.domains | self.keys)
+        return sorted(frozenset.union(*_lists(self)))
+
+
+def _lists(forgotten: Forgotten) -> tuple[frozenset[str], ...]:
+    return tuple(vars(forgotten).values())
 
 
 def _names_of(key: str, source: str) -> list[str]:
@@ -63,9 +71,15 @@ def host_of(url: str) -> str:
         return ""
 
 
-def read_entries(url: str | None, domain: str | None, key: str | None, entries: str | None = None) -> Forgotten:
-    """What files name; None for no file. Of three files each line is an entry, of `entries` a JSON object. Raises
-    ConfigError."""
+def read_entries(
+    url: str | None,
+    domain: str | None,
+    key: str | None,
+    entries: str | None = None,
+    block_list: Sequence[str] | None = None,
+) -> Forgotten:
+    """What files name; None for no file. Of three files each line is an entry, of `entries` a JSON object;
+    `block_list`: as `read_block_list` has it. Raises ConfigError, StoreError."""
     named = {
         "url": _read_lines("--url", url),
         "domain": _read_lines("--domain", domain),
@@ -73,11 +87,10 @@ def read_entries(url: str | None, domain: str | None, key: str | None, entries: 
     }
     for kind, entry in _read_objects("--entries", entries):
         named[kind].add(entry)
-    forgotten = Forgotten(
-        frozenset(named["url"]), frozenset(map(_check_domain, named["domain"])), frozenset(named["key"])
-    )
+    blocked, domains = read_block_list(block_list), frozenset(map(_check_domain, named["domain"]))
+    forgotten = Forgotten(blocked.urls | named["url"], domains, frozenset(named["key"]), blocked.hashes)
     if not forgotten.entries:
-        raise ConfigError("nothing to forget; name a file by --url, --domain, --key or --entries, with an entry a line")
+        raise ConfigError("nothing to forget; name a file by --url, --domain, --key, --entries or --block-list")
     return forgotten
 
 
@@ -123,7 +136,8 @@ def list_forgotten(forgotten: Forgotten) -> dict[str, list[str]]:
 
 def parse_forgotten(lists: dict[str, list[str]]) -> Forgotten:
     """The other direction. Raises KeyError or TypeError for anything else."""
-    return Forgotten(*(frozenset(lists[name]) for name in ("urls", "domains", "keys")))
+    older = {"hashes": []}  # lists of older versions have none
+    return Forgotten(**{name: frozenset((older | lists)[name]) for name in ("urls", "domains", "keys", "hashes")})
 
 
 def _read_lines(flag: str, path: str | None) -> set[str]:

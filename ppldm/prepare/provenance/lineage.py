@@ -49,8 +49,9 @@ def lineage(
 
 
 def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, num_workers: int = 1) -> list[dict]:
-    """{key, part, row, source, meta, tables} of each row of these keys; `tables` are the rows of the metadata tables
-    that have its URL: {file, row, values}. Raises DataError where a key is nowhere."""
+    """{key, part, row, source, meta, captions, tables} of each row of these keys; `captions`: where `ppldm recaption`
+    had those of its fields from; `tables` are the rows of the metadata tables that have its URL: {file, row, values}.
+    Raises DataError where a key is nowhere."""
     manifest = read_manifest(data)
     sources = {part["path"]: part.get("source") for part in manifest["parts"]}
     traced, missing = [], set(keys)
@@ -58,7 +59,8 @@ def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, n
         for row, (entries, meta) in found.items():
             missing.difference_update(entries)
             place = {"key": meta["key"], "part": path, "row": row, "source": place_of(meta, sources[path])}
-            traced.append(place | {"meta": meta, "tables": []})
+            captions = {name: told for name, told in manifest.get("captions", {}).items() if name in meta}
+            traced.append(place | {"meta": meta, "captions": captions, "tables": []})
     if missing := sorted(missing):
         raise DataError(f"no row of {data} has the key {', '.join(missing[:5])}; `ppldm head --json` prints keys")
     traced.sort(key=lambda row: (row["part"], row["row"]))
@@ -102,6 +104,11 @@ def describe(found: list[dict]) -> str:
     for row in found:
         lines.append(f"{row['key']}: {row['part']} row {row['row']}, from {row['source']}")
         lines += [f"  {name}: {value}" for name, value in row["meta"].items()]
+        for name, told in row["captions"].items():
+            origin = (
+                f"the command {told['command']}" if "command" in told else f"{told['file']}, SHA-256 {told['sha256']}"
+            )
+            lines.append(f"  {name} comes from {origin}, {told['time']}")
         for table in row["tables"]:
             values = dumps(table["values"], ensure_ascii=False, default=str)
             lines.append(f"  {table['file']} row {table['row']}: {values}")

@@ -127,9 +127,9 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
     refuse_to_overwrite(checkpoint, target)
     with in_working_folder(manifest):
         model = family.build(recipe.model, recipe.data, recipe.training.seed)
-    own = {name: tensor.numpy().dtype for name, tensor in model.state_dict().items()}
+    own = model.state_dict()
     arrays = read_arrays(checkpoint / CHECKPOINT_WEIGHTS, own.__contains__)
-    model.set_state_dict({name: array.astype(own[name]) for name, array in arrays.items()})
+    model.set_state_dict(own | {name: array.astype(own[name].numpy().dtype) for name, array in arrays.items()})
     average = ExponentialMovingAverage(model.trained_parameters(), PowerDecay(report["std"]))
     average.load_state_dict({**add_up(found, coefficients), "num_updates": report["num_updates"]})
     exported = read_json(folder / family.export_folder / "ppldm.json") or {}
@@ -140,7 +140,7 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
         **manifest["identity"],
         "ema_std": report["std"],
     }
-    metadata |= {name: exported[name] for name in ("example_prompt",) if name in exported}
+    metadata |= {name: exported[name] for name in ("example_prompt", "scaling_factor") if name in exported}
     family.export(model, recipe.model, None, target, average, metadata)
     write_text(target / RECIPE_FILE, (checkpoint / RECIPE_FILE).read_text(encoding="utf-8"))
     return target

@@ -80,6 +80,11 @@ class TrainingState:
         """Prefixes of the weights that are not saved: of a model that others are told by its checksum."""
         return tuple(f"{name}." for name in getattr(self.model, "unsaved", ()))
 
+    def untrained(self, step: int) -> set[str]:
+        """The names of the parameters of components that are not trained yet after so many updates."""
+        components = getattr(self.model, "components", {}).values()
+        return {p.name for one in components if one.starts >= max(1, step) for p in one.layer.parameters()}
+
 
 def save_checkpoint(
     output_dir,
@@ -261,6 +266,7 @@ def load_optimizer(folder: Path, state: TrainingState) -> None:
     with host_memory() if isinstance(state.optimizer, ShardedOptimizer) else nullcontext():
         moments = _load(folder / "optimizer.pdopt")
     known = {parameter_of(key) for key in moments} - {None}
+    known |= state.untrained(read_manifest(folder)["global_step"]) if known else set()
     for parameter in state.model.parameters():
         if known and not parameter.stop_gradient and parameter.name not in known:
             raise CheckpointError(

@@ -58,15 +58,18 @@ class HeldOut:
 
 
 def validation_loss(state: TrainingState, held_out: HeldOut, world: World, make_autocast=nullcontext) -> dict:
-    """{"validation_loss": mean over the held-out samples}, the same on all ranks. A collective call."""
+    """{"validation_loss": mean over the held-out samples, and the same of what else the model measures}, the same on
+    all ranks. A collective call."""
     found = []
     with undisturbed(state):
         for number, batch in held_out.batches(world):
             with make_autocast():
-                loss = state.model.loss(batch).value
-            found.append((number, float(loss), len(batch["row_ids"])))
-    _, losses, counts = zip(*sorted(sum(gather_objects(found, world), [])), strict=True)
-    return {"validation_loss": float(np.average(losses, weights=counts))}
+                loss = state.model.loss(batch)
+            measured = {"loss": loss.value, **(loss.measures or {})}
+            found.append((number, len(batch["row_ids"]), {name: float(one) for name, one in measured.items()}))
+    _, counts, measured = zip(*sorted(sum(gather_objects(found, world), [])), strict=True)
+    means = {name: float(np.average([one[name] for one in measured], weights=counts)) for name in measured[0]}
+    return {f"validation_{name}": mean for name, mean in means.items()}
 
 
 def open_held_out_sources(arguments: DataOptions, training: list[Source]) -> list[Source]:

@@ -16,7 +16,7 @@ class FusedAdamW(paddle.optimizer.AdamW):
     def _create_optimization_pass(self, *args, **kwargs):
         self._groups: dict[tuple, list] = {}
         done = super()._create_optimization_pass(*args, **kwargs)
-        for (_, _, with_master, with_decay), (rate, *members) in self._groups.items():
+        for (_, _, with_master, with_decay, _), (rate, *members) in self._groups.items():
             self._update(rate, [list(column) for column in zip(*members, strict=True)], with_master, with_decay)
         self._groups = {}
         return done
@@ -29,7 +29,8 @@ class FusedAdamW(paddle.optimizer.AdamW):
         with_master = self._multi_precision and self._is_dtype_fp16_or_bf16(parameter.dtype)
         with_decay = self._apply_decay_param_fun is None or self._apply_decay_param_fun(parameter.name)
         ratio = parameter.optimize_attr["learning_rate"]
-        key = (parameter.dtype, ratio, with_master, with_decay)
+        # Of those that began at one update: the kernel takes the powers of its first parameter for all.
+        key = (parameter.dtype, ratio, with_master, with_decay, parameter.optimize_attr.get("clip_group"))
         names = (self._moment1_acc_str, self._moment2_acc_str, self._beta1_pow_acc_str, self._beta2_pow_acc_str)
         state = [self._get_accumulator_master(name, parameter) for name in names]
         group = self._groups.setdefault(key, [self._create_param_lr(param_and_grad)])

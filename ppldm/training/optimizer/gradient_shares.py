@@ -108,8 +108,16 @@ class GradientShares:
                 paddle.assign(piece.reshape(member.shape), member.grad)
 
 
+class ClipByGroup(ClipGradByGlobalNorm):
+    """`ClipGradByGlobalNorm` by the norm of each group of parameters (`build_optimizer`), most often a single one."""
+
+    def _dygraph_clip(self, params_grads):
+        groups = _grouped(params_grads, [parameter for parameter, _ in params_grads])
+        return [pair for members in groups.values() for pair in super(ClipByGroup, self)._dygraph_clip(members)]
+
+
 class ClipSharedGradients(ClipGradByGlobalNorm):
-    """`ClipGradByGlobalNorm` by the norm of all ranks' gradients. A collective call."""
+    """`ClipByGroup` by the norms of all ranks' gradients. A collective call."""
 
     def __init__(self, clip_norm: float, gradients: GradientShares):
         super().__init__(clip_norm)
@@ -118,12 +126,24 @@ class ClipSharedGradients(ClipGradByGlobalNorm):
     @paddle.no_grad()
     def _dygraph_clip(self, params_grads):
         squares = self.gradients.squares()
-        if not squares:
-            return params_grads
-        limit = paddle.full([1], self.clip_norm)
-        norm = paddle.stack(squares).sum().sqrt()
-        factor = limit / paddle.maximum(norm, limit)
-        return [(parameter, gradient.multiply_(factor)) for parameter, gradient in params_grads]
+        reduced = {parameter.name for parameter in self.gradients.reduced}
+        found = _grouped(squares, [p for p in self.gradients.parameters if p.name in reduced] if squares else [])
+        limit, factors = paddle.full([1], self.clip_norm), {}
+        for group, members in found.items():
+            factors[group] = limit / paddle.maximum(paddle.stack(members).sum().sqrt(), limit)
+        return [(p, gradient.multiply_(factors[_group_of(p)])) for p, gradient in params_grads]
+
+
+def _grouped(values: list, parameters: list) -> dict[str, list]:
+    """One value for each parameter, by the groups of these."""
+    groups: dict[str, list] = {}
+    for value, parameter in zip(values, parameters, strict=True):
+        groups.setdefault(_group_of(parameter), []).append(value)
+    return groups
+
+
+def _group_of(parameter) -> str:
+    return parameter.optimize_attr.get("clip_group", "")
 
 
 def count_gradient_bytes(parameters) -> int:

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ...utils.errors import ModelError
-from ..components import turn_linear
+from ..components import from_torch
 from .paddle_files import read_pdparams, widen_bfloat16
 from .torch_files import OLDER_START, read_torch
 
@@ -53,13 +53,13 @@ def read_component_arrays(path: Path) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for file in weight_files(path) if path.is_dir() else [path]:
         own = read_arrays(file)
-        arrays |= turn_linear(own) if is_pytorch(file) else own
+        arrays |= from_torch(own) if is_pytorch(file) else own
     return arrays
 
 
 def write_safetensors(path, arrays: dict[str, np.ndarray], framework: str) -> None:
     """`framework`, "pt" or "pd", says in which orientation the Linear weights are."""
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # scalars stay scalars
     save_file(contiguous, str(path), metadata={"format": framework})
 
 

@@ -11,10 +11,8 @@ from scipy.linalg import eigh
 
 from ...utils.errors import ModelError
 from ..components import ComponentWeights, Weights, is_linear_weight
-from .keys import write_key
+from .keys import COMPONENTS, write_key
 from .pairs import Lora, LoraPair
-
-_COMPONENTS = ("unet", "text_encoder")
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ def extract_lora(base: Weights, tuned: Weights, rank: int) -> tuple[Lora, dict[s
     """(pairs of at most that rank, float32, alpha = rank; by component what they hold). Raises ModelError where the two
     have not the same networks, or do not differ."""
     pairs, kept = {}, {}
-    for name in _COMPONENTS:
+    for name in COMPONENTS:
         if name in base.components and name in tuned.components:
             pairs[name], kept[name] = _extract(name, base.components[name], tuned.components[name], rank)
     if not any(pairs.values()):

@@ -1,8 +1,8 @@
 """What the keys of LoRA files name: a component, a layer as diffusers calls it, and which of the two arrays.
 
-diffusers   unet.down_blocks.0.attentions.0.….to_q.lora_A.weight and .lora_B.weight; before 0.22 .lora.down.weight,
-            .lora_linear_layer.down.weight, and with attention processors ….attn1.processor.to_q_lora.down.weight,
-            for which the component may be missing
+diffusers   unet.down_blocks.0.attentions.0.….to_q.lora_A.weight and .lora_B.weight, or transformer.… and
+            prior.…; before 0.22 .lora.down.weight, .lora_linear_layer.down.weight, and with attention processors
+            ….attn1.processor.to_q_lora.down.weight, for which the component may be missing
 kohya       lora_unet_down_blocks_0_attentions_0_…_to_q.lora_down.weight, .lora_up.weight and .alpha, with underscores
             in place of dots, and lora_te_…; the UNet's blocks also by CompVis' numbers (lora_unet_input_blocks_1_1_…)
 
@@ -19,6 +19,7 @@ from ...utils.files import read_json_object
 from ..names import Unmapped, rename, unet_names
 
 FORMS = ("diffusers", "kohya")
+COMPONENTS = ("unet", "text_encoder", "transformer", "prior")
 KOHYA_PREFIXES = {"unet": "lora_unet_", "text_encoder": "lora_te_"}
 _THEIR_PREFIXES = {"lora_unet_": "unet", "lora_te_": "text_encoder", "lora_te1_": "text_encoder"}
 # Words with underscores in the names of layers: those of diffusers' networks, then of CompVis'.
@@ -62,7 +63,7 @@ def read_key(key: str, unet: dict | None = None) -> Key | None:
             layer = _diffusers_name(".".join(_WORD.findall(name.removeprefix(prefix))), unet)
             return layer and Key(component, layer, array)
     component, _, layer = name.partition(".")
-    if component not in KOHYA_PREFIXES:
+    if component not in COMPONENTS:
         if not name.startswith(_UNET):
             return None
         component, layer = "unet", name
@@ -77,6 +78,8 @@ def write_key(component: str, layer: str, array: str, form: str) -> str:
         raise ModelError(
             f"kohya's files know no layer {layer} of a text encoder that is not CLIP's; write the LoRA for diffusers"
         )
+    if component not in KOHYA_PREFIXES:
+        raise ModelError(f"kohya's files know no {component}; write the LoRA for diffusers")
     name = KOHYA_PREFIXES[component] + layer.replace(".", "_")
     return f"{name}.alpha" if array == "alpha" else f"{name}.lora_{array}.weight"
 
@@ -94,5 +97,5 @@ def _diffusers_name(layer: str, unet: dict | None) -> str | None:
 
 def _modern(component: str, layer: str) -> str:
     start, dot, last = layer.replace(".processor.", ".").rpartition(".")
-    old = _OLD_UNET if component == "unet" else _OLD_TEXT
+    old = _OLD_TEXT if component == "text_encoder" else _OLD_UNET
     return f"{start}{dot}{old.get(last, last)}"

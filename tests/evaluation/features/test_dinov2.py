@@ -11,6 +11,7 @@ from ppldm.evaluation.features import dinov2
 from ppldm.evaluation.features.base import load_features
 from ppldm.evaluation.features.dinov2 import rename, resize_positions
 from ppldm.utils.errors import ModelError
+from ppldm.utils.pictures import bicubic_filter
 
 PICTURES = [np.random.default_rng(i).integers(0, 256, (300 + i, 270, 3), np.uint8) for i in range(3)]
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -95,7 +96,7 @@ def test_positions_are_resized_as_by_pytorch(filtered):
     assert resize_positions(table, 37, filtered) is table
 
 
-@pytest.mark.parametrize("matrix", [dinov2._cubic, dinov2._filter])
+@pytest.mark.parametrize("matrix", [dinov2._cubic, bicubic_filter])
 def test_a_table_of_equal_positions_stays_so(matrix):
     np.testing.assert_allclose(matrix(37, 16).sum(1), 1, rtol=1e-5)
 

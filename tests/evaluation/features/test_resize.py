@@ -79,7 +79,7 @@ def test_the_middle_is_torchvisions(rest, start):
     assert np.argmax(prepare("clip", pixels.transpose(1, 0, 2), 224)[0, :, 0]) == 0
 
 
-@pytest.mark.parametrize("name", CONVENTIONS)
+@pytest.mark.parametrize("name", sorted(CONVENTIONS.keys() - {"whole"}))
 def test_a_picture_of_one_colour_stays_so(name):
     for size in SIZES:
         for colour in (0, 77, 255):

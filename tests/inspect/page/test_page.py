@@ -156,6 +156,15 @@ def test_of_many_rows_every_so_manieth_is_looked_at(made, monkeypatch):
     assert "one row in 3 of each part" in again and "one row in" not in html and "No tokenizer was named" in again
 
 
+def test_a_page_of_parts_none_of_which_can_be_opened(made, tmp_path):
+    (tmp_path / "a.gz").write_bytes(b"\xff\xfe")
+    (tmp_path / "a.filelist").write_text("a.gz\n")
+    with redirect_stdout(io.StringIO()) as printed:
+        cli.run(["stats", str(tmp_path / "a.filelist"), "--html", str(tmp_path / "page.html"), "--json"])
+    assert json.loads(printed.getvalue())["shapes"]["error"].startswith("no part can be opened")
+    assert "a.gz" in (tmp_path / "page.html").read_text().partition("<body>")[2].partition("<footer>")[0]
+
+
 def test_numbers_that_are_none():
     found = Facts()
     row = Row("a", b"", {"a": float("nan"), "b": True, "c": 10**400, "d": None, "e": "1.5", "f": 3, "g": -2.5})

@@ -11,16 +11,30 @@ import numpy as np
 import pytest
 from dataset_files import SETS, SIDES, parquet_of, pictures, tar_of
 from PIL import Image
+from web import encode
 
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.part import Part
+from ppldm.prepare.datasets import get as getting
+from ppldm.prepare.datasets.command import _describe_projection
 from ppldm.prepare.datasets.entry import Source, find_entry
 from ppldm.prepare.datasets.file_tasks import map_files
 from ppldm.prepare.datasets.get import Request, get_dataset, project
-from ppldm.utils.errors import ConfigError, DataError
+from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem
+from ppldm.utils.files import write_json
+from ppldm.utils.stages import run_stage
 
 # Of what small is, so many that the tests are quick.
 FEWER = {"cc12m": "cc12m-train-{0000..0002}.tar", "diffusiondb": "diffusiondb-large-part-1/part-{000001..000003}.zip"}
+
+
+# Those of the published recipes; of CC12M as they are, for they are cleaned while training.
+CAPTIONS = {
+    "coco-val2014": [f"first of {i}" for i in (0, 1, 3, 4, 5)],
+    "textcaps": [f"first of {i}" for i in (0, 1, 3, 4)],
+    "journeydb": [f"prompt 00{tar}/{tar}-{i}.jpg --v 5" for tar in (0, 1) for i in (0, 1, 3, 4, 5)],
+    "cc12m": ["A Cat, Stock Photo"],
+}
 
 
 def over_http(sources: tuple[Source, ...]) -> tuple[Source, ...]:
@@ -53,6 +67,16 @@ def content_of(folder) -> dict:
     return {str(path): path.read_bytes() for path in sorted((folder / "data").rglob("*.gz"))}
 
 
+def _check_bicubic(rows) -> None:
+    """Of pictures as smooth as these, filters differ by less than the encoding does: bytes tell."""
+    shrunk = next(row for row in rows if row.meta["original_width"] == 900)
+    original = Image.open(io.BytesIO(dataset_files.pictures(0)[4])).convert("RGB")
+    size = shrunk.meta["width"], shrunk.meta["height"]
+    filters = Image.Resampling.BICUBIC, Image.Resampling.LANCZOS
+    bicubic, lanczos = (encode(original.resize(size, one), quality=95) for one in filters)
+    assert shrunk.image == bicubic != lanczos
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_a_set_arrives_counted_to_the_row_and_once(name, world, tmp_path):
     make, rows_in, rows_out, left_out = SETS[name]
@@ -75,6 +99,10 @@ def test_a_set_arrives_counted_to_the_row_and_once(name, world, tmp_path):
     for row in rows:
         assert 256 <= min(row.meta["width"], row.meta["height"]) <= 512
         assert (row.meta["original_width"], row.meta["original_height"]) in SIDES
+    if name in CAPTIONS:
+        assert sorted({row.caption for row in rows}) == CAPTIONS[name]
+    if name == "coco-val2014":
+        _check_bicubic(rows)
     # Twice the command is once the data, without the network.
     before, sent = content_of(tmp_path / "out"), server.sent.total()
     server.files.clear()
@@ -82,41 +110,6 @@ def test_a_set_arrives_counted_to_the_row_and_once(name, world, tmp_path):
     assert server.sent.total() == sent
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "out" in path.parts)
     assert server.token.encode() not in everything
-
-
-def test_captions_are_those_of_the_published_recipes(world, tmp_path):
-    captions = {}
-    for name in ("coco-val2014", "textcaps", "journeydb", "cc12m"):
-        (folder := tmp_path / name).mkdir()
-        request = ask(name, folder, server := world(SETS[name][0]()))
-        server.gated = {"JourneyDB/JourneyDB"}
-        captions[name] = [row.caption for row in read_rows(get_dataset(request)["file_list"])]
-    assert sorted(captions["coco-val2014"]) == [f"first of {i}" for i in (0, 1, 3, 4, 5)]
-    assert sorted(captions["textcaps"]) == [f"first of {i}" for i in (0, 1, 3, 4)]
-    assert captions["journeydb"][0] == "prompt 000/0-0.jpg --v 5"
-    assert set(captions["cc12m"]) == {"A Cat, Stock Photo"}  # cleaned while training
-
-
-def test_pictures_are_shrunk_by_the_bicubic_filter(world, tmp_path):
-    server = world(SETS["coco-val2014"][0]())
-    rows = read_rows(get_dataset(ask("coco-val2014", tmp_path, server))["file_list"])
-    shrunk = next(row for row in rows if row.meta["original_width"] == 900)
-    original = Image.open(io.BytesIO(dataset_files.pictures(0)[4])).convert("RGB")
-    small = Image.open(io.BytesIO(shrunk.image))
-    distance = {
-        one: np.abs(np.asarray(original.resize(small.size, one), float) - np.asarray(small, float)).mean()
-        for one in (Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
-    }
-    assert distance[Image.Resampling.BICUBIC] < distance[Image.Resampling.LANCZOS]
-
-
-def test_archives_go_once_their_rows_are_there(world, tmp_path):
-    server = world(SETS["journeydb"][0]())
-    request = ask("journeydb", tmp_path, server, remove_archives=True)
-    report = get_dataset(request)
-    assert not list((tmp_path / "out/source").rglob("*.tgz"))
-    sent = server.sent.total()
-    assert get_dataset(request) == report and server.sent.total() == sent
 
 
 def test_a_gate_says_what_to_do_and_the_folder_stays_free(world, tmp_path):
@@ -154,8 +147,42 @@ def test_a_projection_writes_nothing_and_knows_what_is_left(world, tmp_path):
     names = ["data/train/imgs/000.tgz", "data/train/imgs/001.tgz", "data/train/train_anno_realease_repath.jsonl.tgz"]
     assert plan["bytes_left"] == sum(len(server.files["JourneyDB/JourneyDB", name]) for name in names)
     assert plan["files_left"] == 3 and not request.out.exists()
-    get_dataset(request)
+    # Archives go once their rows are there, and are not fetched again.
+    request = replace(request, remove_archives=True)
+    report = get_dataset(request)
+    assert not list((tmp_path / "out/source").rglob("*.tgz"))
+    sent = server.sent.total()
     assert project(request)["bytes_left"] == 0
+    assert get_dataset(request) == report and server.sent.total() == sent
+
+
+def test_a_projection_without_a_network_is_of_what_is_published(world, tmp_path, monkeypatch):
+    request = ask("coco-val2014", tmp_path, world({}))
+    monkeypatch.setattr("ppldm.prepare.datasets.get.measure_speed", _unreachable)
+    plan = project(request)
+    # One archive, which is fetched whole for `small` too.
+    assert plan["bytes_left"] == 6e9 and "no way" in plan["unreachable"] and not request.out.exists()
+    told = _describe_projection(plan)
+    assert "about 6.00 GB to fetch, as published, " in told and told.endswith(
+        "nothing was written; not asked, no way; wait"
+    )
+    assert project(replace(request, entry=replace(request.entry, small_rows=0)))["bytes_left"] == 6e7
+    with pytest.raises(EnvironmentProblem):
+        project(replace(request, entry=replace(request.entry, gigabytes=None)))
+
+
+def _unreachable(file):
+    raise EnvironmentProblem("no way; wait")
+
+
+@pytest.mark.slow
+def test_latents_are_made_at_the_end_where_asked_for(world, tmp_path, tiny, monkeypatch):
+    server = world(SETS["coco-val2014"][0]())
+    monkeypatch.setattr(getting, "run_stage", run_stage)
+    words = ("--vae", str(tiny.vae), "--resolutions", "32", "--num-workers", "1")
+    report = get_dataset(ask("coco-val2014", tmp_path, server, precompute=words))
+    (latents,) = (tmp_path / "out/data").rglob("*latents*")
+    assert latents.stat().st_size > 0 and len(read_rows(report["file_list"])) == report["converted"]["rows_out"]
 
 
 def hub_files(kind: str) -> dict:
@@ -194,9 +221,11 @@ def test_nothing_to_do_starts_nothing():
 
 def test_another_set_does_not_get_the_folder(world, tmp_path):
     server = world(SETS["journeydb"][0]())
-    get_dataset(ask("journeydb", tmp_path, server))
+    request = ask("journeydb", tmp_path, server)
+    with request.job.claimed(request.settings):
+        write_json(request.job.record_path("files"), {"pictures": [], "captions": []})
     with pytest.raises(ConfigError, match="holds another data set .*size was 'small' and is 'all'"):
-        get_dataset(replace(ask("journeydb", tmp_path, server), size="all"))
+        get_dataset(replace(request, size="all"))
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Sets of URLs, with columns and names as published: the filter counts as the entry says, and pictures arrive."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -121,7 +123,7 @@ def test_pictures_of_urls_arrive_and_are_trained_on(world, tmp_path, pytestconfi
     report = get_dataset(request)
     stages, tables = report["stages"], [*(tmp_path / "out/pipeline/metadata").glob("part_*.parquet")]
     assert stages["filter"]["rows_out"] == wanted.sum() * len(TABLES[name])
-    assert report.get("part") == ([1, 2] if two_parts else None)
+    assert report.get("parts") == ([[1], 2] if two_parts else None)
     column = "link" if name == "hf:me/own" else "URL"
     taken = [path for path in tables if not two_parts or path.stem == "part_1"]
     numbers = [int(url.as_py()[-5]) for path in taken for url in pq.read_table(path)[column]]
@@ -138,7 +140,21 @@ def test_pictures_of_urls_arrive_and_are_trained_on(world, tmp_path, pytestconfi
 
 
 def test_a_part_of_a_set_is_named_as_such():
-    report = {"name": "laion-art", "size": "small", "files": 1, "bytes": 0, "file_list": "x", "part": [100, 100]}
-    assert "part 100 of 100 was downloaded; add download.part_id=1 " in _describe_report(
-        report, find_entry("laion-art")
-    )
+    report = {"name": "laion-art", "size": "small", "files": 1, "bytes": 0, "file_list": "x"}
+    told = [
+        _describe_report(report | {"parts": parts}, find_entry("laion-art")) for parts in ([[1, 3], 3], [[1, 2], 2])
+    ]
+    assert "part 1, 3 of 3 is there; the same command with download.part_id=2 adds another" in told[0]
+    assert "part 1, 2 of 2 is there\n" in told[1]
+
+
+@pytest.mark.slow
+def test_a_second_part_is_added_to_the_first(world, tmp_path):
+    quick = "download.processes_count=1", "download.preflight=0", "filter.num_partitions=2"
+    request, _ = ask("laion-art", world, tmp_path, *quick)
+    one = get_dataset(request)
+    both = get_dataset(replace(request, overrides=(*request.overrides, "download.part_id=2")))
+    assert (one["parts"], both["parts"]) == ([[1], 2], [[1, 2], 2])
+    stages = both["stages"]
+    assert stages["download"]["rows_in"] == stages["filter"]["rows_out"] > one["stages"]["download"]["rows_in"]
+    assert stages["convert"]["rows_in"] == stages["download"]["rows_out"]

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ppldm.prepare.block_list import NOTHING, BlockList
 from ppldm.prepare.download.metadata import read_tables
 from ppldm.prepare.filter import spark_engine as filter_spark
 from ppldm.prepare.filter.conditions import merge_bounds
@@ -57,8 +58,8 @@ def tables(tmp_path):
     return folder
 
 
-def plan_of(folder, where=None, dedup=None, seed=0, parts=0, preset="laion2b-en", **bounds):
-    return make_plan(read_tables([str(folder)]), merge_bounds(preset, bounds), where, dedup, seed, parts)
+def plan_of(folder, where=None, dedup=None, seed=0, parts=0, preset="laion2b-en", blocked=NOTHING, **bounds):
+    return make_plan(read_tables([str(folder)]), merge_bounds(preset, bounds), where, dedup, seed, parts, blocked)
 
 
 def run(folder, out, engine="duckdb", **options):
@@ -618,6 +619,7 @@ def test_spark_killed_within_and_between_writes_goes_on_where_it_stopped(tables,
             "preset": None,
             "where": "not (punsafe > 0.5) and TEXT != 'text 3, \"心\"' or width != 512 and hash in (-1, 2)",
         },
+        {"preset": None, "dedup": "url", "blocked": BlockList(frozenset(f"http://x/{i}.jpg?a='ü'" for i in range(90)))},
         {"preset": None, "parts": 40, "where": "URL == \"http://x/77.jpg?a='ü'\""},
     ],
     ids=lambda options: ",".join(options) or "preset",

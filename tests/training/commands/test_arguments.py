@@ -386,8 +386,8 @@ def test_the_trainer_wants_do_train():
 def test_autoencoder_flags():
     vae, data, training = parse_arguments(["--kl_weight", "0.1"], loop=True, config=AutoencoderConfig)
     assert vae.kl_weight == 0.1 and vae.reconstruction_loss == "l1"
-    with pytest.raises(ConfigError, match="unknown flag --use_ema"):
-        parse_arguments(["--use_ema"], loop=True, config=AutoencoderConfig)
+    with pytest.raises(ConfigError, match="unknown flag --noise_offset"):
+        parse_arguments(["--noise_offset", "0.1"], loop=True, config=AutoencoderConfig)
 
 
 def test_loader_processes_above_the_cores_are_told_where_they_were_asked_for(capsys, monkeypatch):

@@ -181,11 +181,13 @@ def test_bad_input_is_one_line(base, pictures, words, message):
 
 
 @pytest.mark.slow
-def test_one_command_leads_from_a_folder_to_pictures_and_goes_on(base, pictures, tmp_path, capfd):
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_one_command_leads_from_a_folder_to_pictures_and_goes_on(base, pictures, tmp_path, capfd, method):
     words = [str(pictures), "--base", str(base), "--caption", "a photo of a dog", "--out", str(tmp_path / "out"),
-             "--method", "full", "--steps", "2", "--batch-size", "1"]  # fmt: skip
+             "--method", method, "--steps", "2", "--batch-size", "1"]  # fmt: skip
     run(["finetune", *words])
     assert Image.open(tmp_path / "out/pictures/000-00.png").size == (32, 32)
+    assert (tmp_path / "out/training/lora").is_dir() == (method == "lora")
     log = (tmp_path / "out/training/metrics.jsonl").read_text()
     capfd.readouterr()
     run(["finetune", *words])

@@ -106,11 +106,11 @@ def test_ranks_share_the_rows_and_agree_to_the_bit(tiny, held_out, tmp_path, mon
 
 
 def hand_of(run, rows, world):
-    """What a rank finds: number, loss and size of each of its batches."""
+    """What a rank finds: number, size and what is measured of each of its batches."""
     with undisturbed(run.state):
         for number, batch in rows.batches(world):
             loss = run.state.model.loss(batch).value
-            yield number, float(loss), len(batch["row_ids"])
+            yield number, len(batch["row_ids"]), {"loss": float(loss)}
 
 
 def test_nothing_is_disturbed(tiny, held_out, tmp_path):

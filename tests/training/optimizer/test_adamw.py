@@ -166,3 +166,27 @@ def test_weight_decay_reaches_biases_too():
     (layer(paddle.ones([1, 1])) * 0).sum().backward()
     optimizer.step()
     assert float(layer.bias) == pytest.approx(1 - 0.1 * 0.5)
+
+
+def test_a_component_that_is_clipped_alone_learns_as_with_an_optimizer_of_its_own():
+    def two():
+        paddle.seed(1)
+        return {"one": paddle.nn.Linear(3, 2), "other": paddle.nn.Linear(3, 2)}
+
+    def learn(layers, **alone):
+        parameters = {f"{name}.{key}": p for name, layer in layers.items() for key, p in layer.named_parameters()}
+        settings = arguments(warmup_steps=0, max_grad_norm=0.1)
+        optimizer, _ = build_optimizer(parameters, {}, settings, 6, 8, World(), **alone)
+        for scale in (1.0, 50.0, 0.1):
+            sum((layer(paddle.ones([1, 3])) * scale).sum() * (1 + number) for number, layer in
+                enumerate(layers.values())).backward()  # fmt: skip
+            optimizer.step()
+            optimizer.clear_grad()
+        return [p.numpy() for p in parameters.values()]
+
+    together, layers = learn(two(), clipped_alone=["other"]), two()
+    apart = learn({"one": layers["one"]})
+    for parameter in layers["other"].parameters():
+        parameter.stop_gradient = False
+    assert all((mine == theirs).all() for mine, theirs in zip(together, apart, strict=False))
+    assert any((mine != theirs).any() for mine, theirs in zip(together, learn(two()), strict=True))

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,19 @@ def test_what_comes_is_what_is_there(store, tmp_path, faults):
     release = cache.hold(path)
     assert path.read_bytes() == content and [one.name for one in path.parent.iterdir()] == ["a"]
     release()
+
+
+def test_of_a_store_without_checksums_the_size_must_be_right(store, tmp_path, monkeypatch):
+    path, lengths = put(tmp_path, "a", os.urandom(1000)), iter([10, 1000])
+    monkeypatch.setattr(cache, "stat_now", lambda url: replace(client.stat_now(url), md5=""))
+
+    def get(url, target):
+        client.get(url, target)
+        os.truncate(target, next(lengths))
+
+    monkeypatch.setattr(cache, "get", get)
+    cache.bring(path)
+    assert path.stat().st_size == 1000
 
 
 def test_what_is_another_now_is_an_error(store, tmp_path):

@@ -1,0 +1,91 @@
+"""Stage C of Stable Cascade: draws the small latents of a picture by its caption."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from ..networks.configs import EFFNET_FACTOR
+from ..utils.errors import ConfigError
+from ..utils.rng import Stream
+from .cascade import CascadeStage
+from .settings.adapters import AdapterSettings, lora_components, lora_modules
+from .settings.cascade import CascadeSettings, config_option, weights_option
+
+
+@dataclass(kw_only=True)
+class CascadePriorConfig(AdapterSettings, CascadeSettings):
+    """Where the components come from, and what is trained."""
+
+    family: ClassVar[str] = "cascade_prior"
+    networks: ClassVar = ("effnet", "text_encoder", "prior")
+    optional: ClassVar = ("image_encoder",)
+
+    image_encoder_name_or_path: str | None = weights_option(
+        "image_encoder", "Frozen CLIP image encoder, of which stage C is told for 10 % of the samples (default: none)"
+    )
+    prior_name_or_path: str | None = weights_option("prior", "Stage C to start from")
+    prior_config_file: str | None = config_option(
+        "prior", "a stage C that is trained from scratch", "cascade_c_3b, cascade_c_1b, cascade_c_tiny"
+    )
+    lora_modules: list[str] = lora_modules("attention", "kv_mapper, channelwise, to_q …")
+    lora_components: list[str] = lora_components("prior")
+
+    def check(self) -> None:
+        """With the adapters."""
+        super().check()
+        self.check_adapters()
+        if self.lora_components != ["prior"]:
+            raise ConfigError(
+                f"--lora_components {' '.join(self.lora_components)}: of Stable Cascade only the prior can have "
+                "low-rank adapters; omit it"
+            )
+
+
+class CascadePrior(CascadeStage):
+    """Trains stage C."""
+
+    name = "cascade_prior"
+    plural = "priors of Stable Cascade"
+    Config = CascadePriorConfig
+    components: ClassVar = {**CascadeStage.frozen, "image_encoder": "image_encoder", "prior": "cascade_prior"}
+    optional = ("image_encoder",)
+    export_folder = "prior"
+
+    def joints(self):
+        """Latents, words, captions and pictures."""
+        return (
+            ("effnet", "latent_channels", "prior", "in_channels"),
+            ("text_encoder", "hidden_size", "prior", "clip_text_in_channels"),
+            ("text_encoder", "projection_dim", "prior", "clip_text_pooled_in_channels"),
+            ("image_encoder", "projection_dim", "prior", "clip_image_in_channels"),
+        )
+
+    def build(self, config: CascadePriorConfig, data, seed: int):
+        """With its adapters."""
+        from ..networks.adapters.adapt import adapt
+
+        model = super().build(config, data, seed)
+        adapt(model, config, seed)
+        return model
+
+    def assemble(self, parts: dict, process):
+        """Of the parts by their names."""
+        from ..networks.cascade.prior import CascadePriorModel
+
+        return CascadePriorModel(**parts, process=process)
+
+    def inputs(self, config: CascadePriorConfig, configs: dict, process) -> dict:
+        """The picture, its caption, a noise level, noise of the small latents, and whether the picture is told."""
+        from ..data.inputs import Normals, Pixels, Tokens, Uniform
+
+        image = {"clip_image": Uniform(Stream.CLIP_IMAGE)} if "image_encoder" in configs else {}
+        return {
+            "pixel_values": Pixels(),
+            "input_ids": Tokens(config.model_max_length),
+            "timesteps": config.level_input(process.num_levels),
+            **config.noise_inputs(partial(Normals, channels=configs["prior"]["in_channels"], factor=EFFNET_FACTOR)),
+            **image,
+        }
+
+
+FAMILY = CascadePrior()

@@ -1,0 +1,29 @@
+"""Text to image by UViT (Bao et al. 2023, arXiv:2209.12152) on the latents of a frozen VAE: ppdiffusers' UViTT2IModel.
+
+Captions and the noise level are tokens beside the patches, and skips join the first half of the blocks with the second.
+docs/transformers.md has the recipes.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .settings.transformer import TransformerSettings
+from .transformer import TextToImageTransformer
+
+
+@dataclass(kw_only=True)
+class UVitConfig(TransformerSettings):
+    """What is trained, and where its components come from."""
+
+    family: ClassVar[str] = "uvit"
+
+
+class UViT(TextToImageTransformer):
+    """Of ppdiffusers' UViTT2IModel."""
+
+    name = "uvit"
+    plural = "UViTs"
+    Config = UVitConfig
+
+
+FAMILY = UViT()

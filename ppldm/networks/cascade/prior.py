@@ -1,0 +1,94 @@
+"""Stage C of Stable Cascade: a network that draws the small latents of a picture by its caption.
+
+A batch (`families.cascade_prior` says how it is made) carries everything that is random:
+
+    pixel_values  [B, 3, H, W] uint8, RGB in 0 .. 255
+    input_ids     [B, L] int64
+    timesteps     [B] int64 in 0 .. num_levels - 1 of the process
+    noise         [B, C, H / 32, W / 32] float32
+    clip_image    [B] float32, uniform in 0 .. 1, with an image encoder: whether the network is told of the picture
+
+As in its published trainer, it is told of the picture for 10 % of the samples, and else zeros; without an image encoder
+always zeros.
+"""
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from ...diffusion.process import Process
+from ..configs import EFFNET_FACTOR
+from ..model import Component, Loss
+from .clip_image import embed_pictures
+from .stage import CascadeModel
+
+_KEPT = 0.1
+
+
+class CascadePriorModel(CascadeModel):
+    """Stage C. The state dict has the prefixes `effnet.`, `text_encoder.`, `prior.` and, where there is one,
+    `image_encoder.`."""
+
+    def __init__(
+        self,
+        effnet: nn.Layer,
+        text_encoder: nn.Layer,
+        prior: nn.Layer,
+        process: Process,
+        image_encoder: nn.Layer | None = None,
+    ):
+        super().__init__(effnet, text_encoder, process)
+        self.prior = prior
+        self.image_encoder = image_encoder
+        self.freeze()
+
+    @property
+    def denoiser(self) -> nn.Layer:
+        """Stage C."""
+        return self.prior
+
+    @property
+    def networks(self) -> dict[str, Component]:
+        """The frozen ones, and the network that is trained."""
+        recompute = self.prior.enable_gradient_checkpointing
+        own = {} if self.image_encoder is None else {"image_encoder": Component(self.image_encoder, trained=False)}
+        return {**self.frozen, **own, "prior": Component(self.prior, True, "prior", recompute=recompute)}
+
+    def condition(self, input_ids) -> dict:
+        """What the network is told of captions [B, L], and of no picture."""
+        words, pooled = self.embed_captions(input_ids)
+        width = self.prior.config.clip_image_in_channels
+        return {
+            "clip_text": words,
+            "clip_text_pooled": pooled,
+            "clip_img": paddle.zeros([len(words), 1, width], words.dtype),
+        }
+
+    @paddle.no_grad()
+    def drawn_pictures(self, pixel_values, clip_image):
+        """What the network is told of pictures [B, 3, H, W] uint8: [B, 1, I] float32, zeros but where `clip_image` says
+        so."""
+        told = paddle.zeros([len(pixel_values), 1, self.prior.config.clip_image_in_channels])
+        kept = (clip_image < _KEPT).nonzero().flatten()
+        if len(kept):
+            pixels = pixel_values.astype("float32").index_select(kept)
+            told = paddle.scatter(told, kept, embed_pictures(self.image_encoder, pixels).astype("float32")[:, None])
+        return told
+
+    def latents(self, pixel_values):
+        """What the network learns to draw of [B, 3, H, W] uint8."""
+        return self.small_latents(pixel_values)
+
+    @paddle.no_grad()
+    def decode(self, latents):
+        """Latents [B, C, h, w], whose variance is about 1, as something to look at, [B, 3, 32 h, 32 w] in -1 .. 1:
+        their first three channels as red, green and blue."""
+        shown = (latents[:, :3].astype("float32") / 3.0).clip(-1.0, 1.0)
+        return F.interpolate(shown, scale_factor=EFFNET_FACTOR, mode="nearest")
+
+    def forward(self, pixel_values, input_ids, timesteps, noise, input_noise=None, clip_image=None) -> Loss:
+        """The `denoising_loss` of the pictures' latents."""
+        condition = self.condition(input_ids)
+        if clip_image is not None:
+            condition["clip_img"] = self.drawn_pictures(pixel_values, clip_image).astype(condition["clip_img"].dtype)
+        return self.loss_under(condition, pixel_values, timesteps, noise, input_noise)

@@ -1,0 +1,89 @@
+"""What all models have in common that learn to take noise away: the loss, and its weights.
+
+A batch says of each sample its noise level (`timesteps` [B] int64 in 0 .. num_levels - 1 of the process) and its noise
+[B, C, h, w] float32, beside what is noised.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import paddle
+from paddle.nn import functional as F
+
+from ..diffusion.process import Process, add_noise
+from ..diffusion.weighting import Adaptive
+from .level_errors import LevelErrors
+from .model import Loss, Model
+
+
+class DenoisingModel(Model):
+    """A subclass calls `set_process` once its networks are there, and `denoising_loss` in its forward. `denoiser` is
+    the network that predicts. `diffusion.guided` draws with `condition` and `denoise`; sampling: what it is told beside
+    the process. led_by: the input by which pictures lead what is drawn, of a model that has it.
+    """
+
+    sampling: Mapping = MappingProxyType({})
+    led_by: str = "control"
+
+    def size_condition(self, sizes) -> dict:
+        """What the network takes of sizes [B, 6], by the names of its arguments: nothing."""
+        return {}
+
+    def drawn_sizes(self, latents):
+        """Sizes [B, 6] of pictures that are drawn as `latents`; None where the network takes none."""
+        return None
+
+    def lead(self, pictures) -> dict:
+        """What the network takes of pictures [B, K, H, W] uint8 that lead what is drawn, by the names of its arguments:
+        control images as they are."""
+        return {"control": pictures}
+
+    def without_lead(self, value):
+        """What the branch of guidance without a caption takes in the place of a value of `lead`: the same."""
+        return value
+
+    def set_process(self, process: Process) -> None:
+        """Levels and weights of `process`; where these are learned, they are a part of the model's state."""
+        self.process = process
+        self.register_buffer("levels", paddle.to_tensor(process.levels()), persistable=False)
+        weights = process.loss_weights()
+        self.register_buffer("loss_weights", None if weights is None else paddle.to_tensor(weights), persistable=False)
+        self.level_errors = LevelErrors(process) if isinstance(process.weighting, Adaptive) else None
+
+    def denoising_loss(self, predict, latents, timesteps, noise, input_noise=None, seen=None) -> Loss:
+        """Mean squared error between prediction and target, weighted by timestep where asked for. predict: of x_t
+        [B, C, h, w] and the levels [B]. seen: of both, what counts, where that is not all.
+
+        With `input_noise`, x_t is made with it and the target with `noise`: input perturbation, Ning et al. 2023
+        (arXiv:2301.11706).
+        """
+        level = self.levels[timesteps]
+        scales = self.process.scales(level.reshape([-1, 1, 1, 1]))
+        noisy = add_noise(latents, noise if input_noise is None else input_noise, scales)
+        predicted = predict(noisy, level).astype("float32")
+        target = self.process.target(latents, noise, scales)
+        if seen:
+            predicted, target = seen(predicted), seen(target)
+        with paddle.no_grad():
+            errors = (predicted.detach() - target).square().mean([1, 2, 3])
+            levels = timesteps.astype("float32") / self.process.num_levels
+        weights = self.weights_of(timesteps)
+        if weights is None:
+            return Loss(F.mse_loss(predicted, target), errors, levels)
+        weighted = weights * F.mse_loss(predicted, target, reduction="none").mean([1, 2, 3])
+        return Loss(weighted.mean(), errors, levels)
+
+    def weights_of(self, timesteps):
+        """The weight [B] of each sample's error, None where all are 1. Those that are learned are of the training, so
+        that without it losses can be compared over time."""
+        if self.level_errors is not None:
+            return self.level_errors.weights(timesteps) if self.training else None
+        return None if self.loss_weights is None else self.loss_weights[timesteps]
+
+    def statistics(self, losses: list[Loss]):
+        """Errors by noise level, where the weights of the loss are learned."""
+        return None if self.level_errors is None else self.level_errors.sums(losses)
+
+    def keep_statistics(self, sums) -> None:
+        """Into the running means."""
+        self.level_errors.update(sums)

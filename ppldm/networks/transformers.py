@@ -1,0 +1,182 @@
+"""Transformers that remove the noise in the place of a UNet: ppdiffusers' UViT and DiT, with patches left out.
+
+    UViT   UViTT2IModel: Bao et al. 2023 (arXiv:2209.12152); noise level and caption are tokens beside the patches
+    DiT    Transformer2DModel: Peebles and Xie 2023 (arXiv:2212.09748) as PixArt-alpha has it, Chen et al. 2023
+           (arXiv:2310.00426): the caption is attended to, and one adaLN is shared by all blocks
+
+`transform` is the forward of both. It gives what their own gives, to the bit, and takes two things more. With `kept`,
+all other patches leave the sequence once they have their positions, as in Sehwag et al. 2024 (arXiv:2407.15811), which
+is what makes a step cheaper. And a UViT takes latents of any sides: its table of positions is resampled to them.
+
+N patches: (h / p) (w / p) of p x p latents, row by row. K of them are kept.
+"""
+
+from dataclasses import dataclass
+
+import paddle
+from paddle import nn
+from paddle.distributed.fleet.utils import recompute
+from paddle.nn import functional as F
+from ppdiffusers import Transformer2DModel, UViTT2IModel
+from ppdiffusers.models.attention_processor import Attention, AttnProcessor
+from ppdiffusers.models.embeddings import PixArtAlphaTextProjection, get_timestep_embedding
+
+from .captions import token_mask
+from .configs import is_uvit
+from .latent_diffusion import LatentDiffusionModel
+
+_MASKED = -10000.0  # added to the scores of what is not attended to, as ppdiffusers does
+_NO_SIZES = {"resolution": None, "aspect_ratio": None}
+
+
+class TransformerDiffusionModel(LatentDiffusionModel):
+    """Latent diffusion whose noise a transformer removes; the prefix of its weights is `transformer.`.
+
+    A batch may have kept_patches [B, K] int64: which of each sample's patches are trained on, in ascending order. The
+    loss and the error of a sample are then means over those. In evaluation mode none is left out.
+    """
+
+    denoiser_name = "transformer"
+
+    def condition(self, input_ids, text_embeddings=None) -> dict:
+        """What the transformer takes of captions [B, L]: hidden states, and a mask or None."""
+        mask = token_mask(input_ids, self.mask_behind)
+        return {"hidden": self.encode_text(input_ids, text_embeddings), "mask": mask}
+
+    def drawn_sizes(self, latents):
+        """None: it is told no sizes."""
+
+    def predict(self, noisy, timesteps, input_ids, text_embeddings=None, kept=None):
+        """`denoise` under captions: all that is trained."""
+        return self.denoise(noisy, timesteps, **self.condition(input_ids, text_embeddings), kept=kept)
+
+    def patches(self, latents, kept):
+        """[B, C, h, w] to [B, K, 1, C p p]: the patches `kept` [B, K]."""
+        return take_patches(grid_of(self.denoiser, latents).split(latents), kept).unsqueeze(2)
+
+    def denoise(self, noisy, timesteps, **condition):
+        """The transformer's output [B, C, h, w] for x_t; where patches are left out, it is of no meaning there."""
+        return transform(self.denoiser, noisy, timesteps, **condition)
+
+
+def make_transformer(config: dict) -> nn.Layer:
+    """A UViT or a DiT of a completed config, with ppdiffusers' weights, that computes attention in float32 and the same
+    on every device. What ppdiffusers raises on a config that makes none passes through."""
+    if is_uvit(config):
+        network = UViTT2IModel(**config)
+        network.disable_xformers_memory_efficient_attention()
+        return network
+    # Its own layers for captions cannot be made by ppdiffusers 0.29, nor would anything use the table of random numbers
+    # among them; these are the same without it.
+    captions = PixArtAlphaTextProjection(config["caption_channels"], config["cross_attention_dim"])
+    network = Transformer2DModel(**config | {"caption_channels": None})
+    network.caption_projection = captions
+    network.register_to_config(caption_channels=config["caption_channels"])
+    for layer in network.sublayers():
+        if isinstance(layer, Attention):
+            layer.set_processor(AttnProcessor())
+    return network
+
+
+def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None):
+    """Noisy latents [B, C, h, w] at timesteps [B] or [1], under hidden states [B, L, D] of captions, to a prediction
+    [B, C, h, w] in the network's precision.
+
+    mask: [B, L] int64, 0 where a DiT does not look. kept: [B, K] int64, the patches that are not left out, None for
+    all; the prediction is zeros in the place of others, or where a UViT ends in a convolution what that makes of zeros.
+    """
+    noisy, hidden = noisy.astype(network.dtype), hidden.astype(network.dtype)
+    grid = grid_of(network, noisy)
+    timesteps = timesteps.expand([noisy.shape[0]])
+    if isinstance(network, UViTT2IModel):
+        return _uvit(network, noisy, timesteps, hidden, grid, kept)
+    return _dit(network, noisy, timesteps, hidden, mask, grid, kept)
+
+
+def _uvit(network: UViTT2IModel, noisy, timesteps, hidden, grid: "Grid", kept):
+    patches = network.patch_embed(noisy)
+    time = get_timestep_embedding(timesteps, network.embed_dim, True, 0).unsqueeze(1).astype(network.dtype)
+    extras = paddle.concat([time, network.context_embed(hidden)], 1)
+    positions = network.pos_embed
+    if grid.sides != (rows := network.img_size[0] // grid.side, rows):
+        table = positions[:, network.extras :].reshape([1, rows, rows, -1]).transpose([0, 3, 1, 2])
+        table = F.interpolate(table, grid.sides, mode="bilinear").flatten(2).transpose([0, 2, 1])
+        positions = paddle.concat([positions[:, : network.extras], table], 1)
+    tokens = network.pos_drop(paddle.concat([extras, patches], 1) + positions)
+    if kept is not None:
+        tokens = paddle.concat([tokens[:, : network.extras], take_patches(tokens[:, network.extras :], kept)], 1)
+    again = network.gradient_checkpointing and network.training
+    skips = []
+    for block in network.in_blocks:
+        tokens = recompute(block, tokens) if again else block(tokens)
+        skips.append(tokens)
+    tokens = recompute(network.mid_block, tokens) if again else network.mid_block(tokens)
+    for block in network.out_blocks:
+        tokens = recompute(block, tokens, skips.pop()) if again else block(tokens, skips.pop())
+    tokens = network.decoder_pred(network.norm(tokens))[:, network.extras :]
+    return network.final_layer(grid.join(tokens, kept))
+
+
+def _dit(network: Transformer2DModel, noisy, timesteps, hidden, mask, grid: "Grid", kept):
+    tokens = network.pos_embed(noisy)
+    if kept is not None:
+        tokens = take_patches(tokens, kept)
+    changes, time = network.adaln_single(
+        timesteps, _NO_SIZES, batch_size=tokens.shape[0], hidden_dtype=tokens.dtype
+    )  # fmt: skip
+    hidden = network.caption_projection(hidden)
+    bias = None if mask is None else ((1 - mask.astype(tokens.dtype)) * _MASKED).unsqueeze(1)
+    for block in network.transformer_blocks:
+        given = (tokens, None, hidden, bias, changes)
+        tokens = recompute(block, *given) if network.gradient_checkpointing and network.training else block(*given)
+    shift, scale = (network.scale_shift_table[None] + time[:, None]).chunk(2, axis=1)
+    tokens = network.proj_out(network.norm_out(tokens) * (1 + scale) + shift)
+    # A network with twice the channels tells the variance too, which no loss or sampler here asks for.
+    return grid.join(tokens, kept)[:, : network.config.in_channels]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The patches of latents: so many rows and columns, of side x side latents each."""
+
+    height: int
+    width: int
+    side: int
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.height, self.width
+
+    def join(self, tokens, kept):
+        """Tokens [B, K, side * side * C] of the patches `kept` (None: all of them, in order) to [B, C, h, w]."""
+        if kept is not None:
+            tokens = _put_patches(tokens, kept, self.height * self.width)
+        apart = tokens.reshape([tokens.shape[0], self.height, self.width, self.side, self.side, -1])
+        return apart.transpose([0, 5, 1, 3, 2, 4]).flatten(4, 5).flatten(2, 3)
+
+    def split(self, latents):
+        """[B, C, h, w] to [B, N, side * side * C]: what `join` joins."""
+        apart = latents.reshape([*latents.shape[:2], self.height, self.side, self.width, self.side])
+        return apart.transpose([0, 2, 4, 3, 5, 1]).flatten(3, 5).flatten(1, 2)
+
+
+def grid_of(network: nn.Layer, latents) -> Grid:
+    """The patches that a network makes of latents [B, C, h, w]."""
+    side = network.config.patch_size
+    return Grid(latents.shape[2] // side, latents.shape[3] // side, side)
+
+
+def take_patches(tokens, kept):
+    """Those of tokens [B, N, D] whose numbers are in `kept` [B, K] int64: [B, K, D]."""
+    return tokens.flatten(0, 1).index_select(_flat(kept, tokens.shape[1])).reshape([*kept.shape, tokens.shape[2]])
+
+
+def _put_patches(tokens, kept, count: int):
+    """Tokens [B, K, D] in their places among `count`, zeros in others: [B, count, D]."""
+    empty = paddle.zeros([kept.shape[0] * count, tokens.shape[2]], tokens.dtype)
+    return paddle.scatter(empty, _flat(kept, count), tokens.flatten(0, 1)).reshape([kept.shape[0], count, -1])
+
+
+def _flat(kept, count: int):
+    return (kept + count * paddle.arange(kept.shape[0]).unsqueeze(1)).flatten()

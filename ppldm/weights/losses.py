@@ -1,0 +1,89 @@
+"""The networks that an autoencoder's loss is made with: LPIPS and the discriminator, read from files or made anew.
+
+LPIPS is read from whatever holds it, under the names of each: torchvision's VGG16 (features.0.weight) with the linear
+layers of the lpips package (lin0.model.1.weight), the whole state dict of that package or of torch-fidelity
+(net.slice1.0.weight), a .ckpt of CompVis (loss.perceptual_loss.net.slice1.0.weight), and ours. The discriminator is
+read from a .ckpt of CompVis (loss.discriminator.main.0.weight), from a checkpoint of ours, or from a file of it alone.
+
+Paddle's own names of their parameters, which key the optimizer's state, have a prefix: those of the autoencoder stay.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from ..networks.init import init_discriminator, init_lpips
+from ..networks.losses.adversarial import PatchDiscriminator
+from ..networks.losses.lpips import WIDTHS, Lpips
+from ..utils.errors import ModelError
+from ..utils.log import get_logger
+from .fill import fill_layer
+from .formats.files import read_arrays
+
+RANDOM = "random"  # in the place of a file
+_SUFFIXES = (".safetensors", ".pdparams", ".pth", ".pt", ".bin", ".ckpt")
+_LPIPS_NAMES = {
+    re.compile(r"^(?:.*perceptual_loss\.|lpips\.)?" + theirs): ours
+    for theirs, ours in (
+        (r"(?:net\.slice\d\.|features\.)(\d+)\.(weight|bias)$", r"features.\1.\2"),
+        (r"lins?\.?(\d)\.(?:model\.\d\.)?weight$", r"lins.\1.weight"),
+    )
+}
+_DISCRIMINATOR_NAME = re.compile(r"^(?:(?:loss\.)?discriminator\.)?(main\.\d+\.)(\w+)$")
+_STATISTICS = {"running_mean": "_mean", "running_var": "_variance"}
+
+
+def load_lpips(path, seed: int = 0) -> Lpips:
+    """LPIPS of a file, or of a folder with those of VGG16 and of the linear layers, as wide as its weights.
+
+    `random`: the true structure with weights drawn from `seed`, whose distances compare with no published ones. Raises
+    ModelError.
+    """
+    if str(path) == RANDOM:
+        get_logger().warning("LPIPS has random weights: its distances compare with no published ones")
+        with paddle.utils.unique_name.guard("lpips_"):
+            return init_lpips(Lpips(), seed)
+    arrays = _read(path, _lpips_name)
+    shapes = [arrays.get(f"lins.{block}.weight", np.empty((1, width))).shape for block, width in enumerate(WIDTHS)]
+    with paddle.utils.unique_name.guard("lpips_"):
+        layer = Lpips([shape[1] for shape in shapes])
+    fill_layer(layer, arrays, path, "LPIPS of VGG16")
+    return layer
+
+
+def load_discriminator(path, channels: int, layers: int, seed: int) -> PatchDiscriminator:
+    """That of a file, as large as its weights; of None a new one. One with BatchNorm keeps its running statistics.
+    Raises ModelError."""
+    if path is None:
+        with paddle.utils.unique_name.guard("discriminator_"):
+            return init_discriminator(PatchDiscriminator(channels, layers), seed)
+    arrays = _read(path, _discriminator_name)
+    convolutions, first = sum(array.ndim == 4 for array in arrays.values()), arrays.get("main.0.weight")
+    if first is None or convolutions < 3:
+        raise ModelError(f"{path} holds no discriminator of patches (main.0.weight and so on); give another file")
+    norm = "batch" if any(name.endswith("_mean") for name in arrays) else "group"
+    with paddle.utils.unique_name.guard("discriminator_"):
+        layer = PatchDiscriminator(len(first), convolutions - 2, norm)
+    fill_layer(layer, arrays, path, "a discriminator of their size")
+    return layer
+
+
+def _lpips_name(name: str) -> str | None:
+    """Ours for one of LPIPS, None for one of something else."""
+    return next((pattern.sub(ours, name) for pattern, ours in _LPIPS_NAMES.items() if pattern.match(name)), None)
+
+
+def _discriminator_name(name: str) -> str | None:
+    found = _DISCRIMINATOR_NAME.match(name)
+    if found is None or found[2] == "num_batches_tracked":
+        return None
+    return found[1] + _STATISTICS.get(found[2], found[2])
+
+
+def _read(path, rename) -> dict[str, np.ndarray]:
+    """The arrays of a file, or of all files of a folder, that have a name by `rename`. Raises ModelError."""
+    path = Path(path).expanduser()
+    files = sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES) if path.is_dir() else [path]
+    return {rename(name): array for file in files for name, array in read_arrays(file, rename).items()}

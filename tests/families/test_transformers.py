@@ -1,0 +1,166 @@
+"""The families `uvit` and `dit`: what they refuse, what they export, and how one stage goes on from another."""
+
+import io
+import json
+
+import numpy as np
+import paddle
+import pytest
+from PIL import Image
+
+import ppldm
+from ppldm.config.network_files import CONFIG_DIR
+from ppldm.data.filelist import write_filelist
+from ppldm.data.formats.part import write_part
+from ppldm.data.formats.row import Row
+from ppldm.families.base import get_family
+from ppldm.networks.configs import read_new_config
+from ppldm.networks.transformers import transform
+from ppldm.training.commands.arguments import parse_arguments
+from ppldm.training.loop import run_loop
+from ppldm.training.prepare import prepare
+from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.weights.fill import parameter_shapes
+from ppldm.weights.read import read_weights
+from ppldm.weights.write import write_weights
+from tests.conftest import UVIT_CONFIG
+
+FAMILIES = ("uvit", "dit")
+
+
+def train(tiny, name, folder, **changes):
+    own = {
+        "unet_config_file": None,
+        "transformer_config_file": tiny.config(name),
+        "text_encoder_config_file": tiny.config("clip"),
+        "max_steps": 2,
+    } | changes
+    words = tiny.flags(folder, **own)
+    words += [] if "model_name_or_path" in changes or "--lora_rank" in words else ["--train_text_encoder"]
+    run = prepare(*parse_arguments(words, True, get_family(name).Config))
+    run_loop(run)
+    return run
+
+
+@pytest.fixture(params=FAMILIES, scope="module")
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pipeline(tiny, name, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(name) / "run"
+    train(tiny, name, folder, patch_masking=0.5)
+    return folder / "pipeline"
+
+
+# As published: tables of arXiv:2209.12152 (MS-COCO) and arXiv:2310.00426, rounded as there.
+@pytest.mark.parametrize(
+    "file, millions, digits", [("uvit_s2", 45, 0), ("uvit_s2_deep", 58, 0), ("dit_pixart_xl2", 0.61e3, -1)]
+)
+def test_published_sizes(file, millions, digits):
+    config = read_new_config("transformer", CONFIG_DIR / f"{file}.json", "--transformer_config_file")
+    count = sum(int(np.prod(shape)) for shape in parameter_shapes("transformer", config).values())
+    assert round(count / 1e6, digits) == millions
+
+
+def test_the_exported_transformer_is_loaded_by_its_class(pipeline, name):
+    from ppdiffusers import UViTT2IModel
+
+    model = ppldm.load(pipeline).model
+    described = json.loads((pipeline / "model.json").read_text())
+    assert described["family"] == name and described["components"]["transformer"]["trained"]
+    if name == "dit":  # whose class cannot be built by ppdiffusers with its layers for captions
+        return
+    network = UViTT2IModel.from_pretrained(str(pipeline / "transformer"))
+    rng = np.random.default_rng(0)
+    noisy, hidden = (paddle.to_tensor(rng.standard_normal(s, np.float32)) for s in ((2, 4, 4, 4), (2, 12, 32)))
+    timesteps = paddle.to_tensor([3, 900])
+    with paddle.no_grad():
+        theirs, ours = network(noisy, timesteps, hidden).sample, transform(model.denoiser, noisy, timesteps, hidden)
+    assert (theirs == ours).all()
+
+
+def test_pictures_of_other_sides_are_drawn(pipeline):
+    model = ppldm.load(pipeline)
+    given = {"num_inference_steps": 2, "seed": 1, "height": 48, "width": 64}
+    both = model.generate(["picture 1", "picture 2"], **given)
+    assert both.shape == (2, 1, 48, 64, 3)
+    assert (model.generate("picture 2", batch_size=1, **given)[0] == both[1]).all()
+
+
+@pytest.mark.needs("parity")
+def test_a_dit_is_exported_to_diffusers_and_read_again(pipeline, name, tmp_path):
+    weights = read_weights(pipeline)
+    for form in ("compvis",) if name == "dit" else ("compvis", "diffusers"):
+        with pytest.raises(ModelError, match=f"{form} has no network of this transformer's kind"):
+            write_weights(weights, form, tmp_path / form)
+    if name == "uvit":
+        return
+    from diffusers import PixArtTransformer2DModel
+
+    write_weights(weights, "diffusers", tmp_path / "out")
+    _, told = PixArtTransformer2DModel.from_pretrained(tmp_path / "out/transformer", output_loading_info=True)
+    assert not any(told.values())
+    again = read_weights(tmp_path / "out").components["transformer"]
+    before = weights.components["transformer"]
+    assert again.config == before.config and again.arrays.keys() == before.arrays.keys()
+    assert all((again.arrays[key] == value).all() for key, value in before.arrays.items())
+
+
+@pytest.mark.slow
+def test_a_stage_goes_on_at_a_larger_size_from_the_export(tiny, pipeline, name, tmp_path):
+    parts = dict.fromkeys(("vae_name_or_path", "text_encoder_config_file", "transformer_config_file", "tokenizer_name"))
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(buffer, "PNG")
+    write_part(tmp_path / "part-00000.gz", [Row(f"picture {number}", buffer.getvalue(), {}) for number in range(8)])
+    write_filelist(tmp_path / "large.filelist", ["part-00000.gz"])
+    given = {"model_name_or_path": pipeline, "resolution": 64, "file_list": tmp_path / "large.filelist", **parts}
+    run = train(tiny, name, tmp_path / "next", patch_masking=0.75, **given)
+    assert run.dataset.inputs["kept_patches"].shape(64, 64) == (4,)
+    again = read_weights(tmp_path / "next/pipeline")
+    assert again.metadata["resolution"] == 64
+    assert again.components["transformer"].config == read_weights(pipeline).components["transformer"].config
+
+
+@pytest.mark.slow
+def test_adapters_are_trained_in_a_transformer(tiny, pipeline, name, tmp_path):
+    parts = dict.fromkeys(("vae_name_or_path", "text_encoder_config_file", "transformer_config_file", "tokenizer_name"))
+    given = {"model_name_or_path": pipeline, "lora_rank": 2, **parts}
+    train(tiny, name, tmp_path / "run", **given)
+    base, lora = ppldm.load(pipeline), ppldm.load(pipeline, lora=[str(tmp_path / "run/lora")])
+    with paddle.no_grad():
+        mine, theirs = base.model.denoiser.state_dict(), lora.model.denoiser.state_dict()
+    changed = {key for key in mine if (mine[key] != theirs[key]).any()}
+    assert changed and all("attn" in key for key in changed)
+
+
+@pytest.mark.parametrize(
+    "which, changes, error, words",
+    [
+        ("uvit", {"resolution": 40}, ConfigError, "--resolution: the sides of 40 x 40 .* multiples of 16"),
+        ("uvit", {"buckets": "32x32,40x32"}, ConfigError, "--buckets: the sides of 40 x 32 .* multiples of 16"),
+        ("uvit", {"transformer_config_file": "dit"}, ModelError, "of another kind; train it as `family: dit`"),
+        ("dit", {"transformer_config_file": "uvit"}, ModelError, "of another kind; train it as `family: uvit`"),
+        ("uvit", {"mask_pad_tokens": True}, ConfigError, "--mask_pad_tokens is not for a UViT"),
+        ("dit", {"patch_masking": 1.0}, ConfigError, "--patch_masking 1.0 must be"),
+        ("dit", {"transformer_config_file": None}, ConfigError, "nothing gives the transformer"),
+    ],
+)
+def test_what_cannot_work_is_refused_first(tiny, tmp_path, which, changes, error, words):
+    if changes.get("transformer_config_file"):
+        changes = {"transformer_config_file": tiny.config(changes["transformer_config_file"])}
+    with pytest.raises(error, match=words):
+        train(tiny, which, tmp_path / "run", file_list="/nope", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_new_uvit_has_positions_for_the_captions_and_a_trained_one_keeps_them(tiny, tmp_path):
+    config = get_family("uvit").Config(
+        vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("clip"), train_text_encoder=True,
+        transformer_config_file=tiny.config("uvit"), model_max_length=7,
+    )  # fmt: skip
+    assert config.new_configs()["transformer"]["num_text_tokens"] == 7
+    trained = {"vae": None, "text_encoder": None, "transformer": config.new_configs()["transformer"] | UVIT_CONFIG}
+    with pytest.raises(ModelError, match="has positions for 12 tokens of a caption; give it --model_max_length 12"):
+        get_family("uvit").check_configs(trained, config)
