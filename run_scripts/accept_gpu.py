@@ -42,7 +42,6 @@ from accept_cases import (
 sys.path.insert(0, str(ROOT))
 
 from ppldm.utils.machine import devices  # noqa: E402
-
 from ppldm.utils.machine import resources as machine  # noqa: E402
 
 

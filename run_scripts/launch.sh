@@ -59,19 +59,14 @@ no_trainer_command=("$root/examples/train_txt2img_laion400m_no_trainer.py"
     --model_max_length "$MODEL_MAX_LENGTH"
     --tokenizer_name "$TOKENIZER")
 
-# One process a GPU (GPUS="0,1,…", by default all that nvidia-smi lists); without GPUs, NPROC CPU processes (2).
+# One process for each device that the installed Paddle is made for (DEVICES="0,1,…", also GPUS; by default all that are
+# visible); without any, NPROC CPU processes (2).
 # More machines: the same command on each, with IPS="ip1,ip2", or with MASTER=ip1:port NNODES=2 (and NODE_RANK=0 and 1,
 # where their order matters). docs/training.md, "Ranks", says what the launcher does.
 distributed_launch() {
-    local devices gpus=${GPUS:-}
-    if [ -z "$gpus" ] && [ -z "${NPROC:-}" ] && command -v nvidia-smi >/dev/null; then
-        gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)
-    fi
-    if [ -n "$gpus" ]; then
-        devices=(--gpus "$gpus")
-    else
-        devices=(--nproc_per_node "${NPROC:-2}")
-    fi
+    local words devices
+    words=$("$PYTHON" -m ppldm.utils.machine.devices --devices "${DEVICES:-${GPUS:-}}" --processes "${NPROC:-}")
+    read -ra devices <<<"$words"
     [ -z "${IPS:-}" ] || devices+=(--ips "$IPS")
     [ -z "${MASTER:-}" ] || devices+=(--master "$MASTER" --nnodes "${NNODES:-1}")
     [ -z "${NODE_RANK:-}" ] || devices+=(--rank "$NODE_RANK")

@@ -9,7 +9,7 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${PPLDM_VENV:-$ROOT/.venv}
 LOCK=$ROOT/requirements/lock.txt
-DEVICE=   # cpu, or the name of Paddle's GPU build (cu126); decide_device sets it
+DEVICE=   # cpu, npu and the like, or the name of Paddle's build for GPUs (cu126); decide_device sets it
 
 # Another environment's packages must not get into ours.
 unset PYTHONPATH PYTHONHOME
@@ -136,7 +136,7 @@ environment_stamp() {
     {
         echo "$ROOT" "$VENV" "$DEVICE"
         "$VENV/bin/python" --version
-        cat "$LOCK" "$ROOT/setup.py"
+        cat "$LOCK" "${LOCK%.txt}-gpu.txt" "$ROOT/setup.py"
     } | sha256sum
 }
 
@@ -195,7 +195,7 @@ describe_size() {
     if [[ $DEVICE == cpu ]]; then
         echo "about $(num_packages) packages, 0.9 GB to fetch, 2.8 GB on disk"
     else
-        echo "about $(num_packages) packages and Paddle for CUDA, several GB to fetch, about 8 GB on disk"
+        echo "about $(num_packages) packages and Paddle for $DEVICE, up to several GB to fetch, about 8 GB on disk"
     fi
 }
 

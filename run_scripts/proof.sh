@@ -20,10 +20,12 @@ prove() {
     export PPLDM_SEED
     PPLDM_SEED=$(sample_seed)
     if [[ $1 == quick ]]; then
-        cases=(--sample-cases "${SAMPLE_CASES:-0.4}" --sample-seed "$PPLDM_SEED")
+        cases=(--sample-cases "${SAMPLE_CASES:-0.3}" --sample-seed "$PPLDM_SEED")
     else
         export PPLDM_ALL=1
     fi
+    say "lint and types"
+    check_style || failed+=("lint and types (make lint types)")
     say "Python $own: every test, and none may be skipped for what is missing (PPLDM_SEED=$PPLDM_SEED)"
     slow_log=$(mktemp)
     say "the slow ones run beside all others; what they say comes last"
@@ -54,6 +56,12 @@ prove() {
     ((${#missing[@]} == 0)) || warn_loudly "NOT TESTED, since this machine has no such Python: ${missing[*]}"
     ((${#failed[@]} == 0)) || die "failed:$(printf ' %s;' "${failed[@]}")"
 }
+
+# ruff and mypy, as `make lint types` runs them.
+check_style() (
+    cd "$ROOT"
+    "$VENV/bin/python" -m ruff check . && "$VENV/bin/python" -m ruff format --check . && "$VENV/bin/python" -m mypy
+)
 
 # prove_on PYTHON VERSION quick|full PYTEST_ARGUMENTS...
 prove_on() (
@@ -104,7 +112,7 @@ is_python() {
 install_programs() {
     local program missing=()
     local -A packages=([chromium]=chromium [chromedriver]=chromium-driver [pigz]=pigz [bgzip]=tabix
-        [java]=openjdk-17-jre-headless [openssl]=openssl)
+        [java]=openjdk-17-jre-headless [openssl]=openssl [g++]=g++)
     for program in "${!packages[@]}"; do
         command -v "$program" >/dev/null || missing+=("${packages[$program]}")
     done

@@ -6,13 +6,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
     cat <<'END'
-usage: bash run_scripts/setup.sh [--device cpu|gpu] [--cuda VERSION] [--dry-run] [--help]
+usage: bash run_scripts/setup.sh [--device KIND] [--cuda VERSION] [--dry-run] [--help]
 
 Makes .venv with the exact versions of requirements/lock.txt and with the Paddle that this machine's device needs: the
-CPU build, or, where nvidia-smi shows a GPU, the GPU build from Paddle's own package index. Each command is shown before
-it runs. quickstart.sh and test.sh do the same where nothing is installed, and keep what was chosen here.
+CPU build, or, where nvidia-smi shows a GPU, or the driver of another device is found, the one for that device from
+Paddle's own package index. Each command is shown before it runs. quickstart.sh and test.sh do the same where nothing is
+installed, and keep what was chosen here.
 
-  --device D  cpu or gpu (what nvidia-smi says without it)
+  --device D  cpu, gpu, dcu, xpu, npu, mlu, gcu or metax_gpu (what the drivers show without it). All but the first two
+              need Python 3.10
   --cuda V    the CUDA of the GPU build: 11.8, 12.6, 12.9 or 13.0 (what driver and cards allow without it). CUDA itself
               need not be installed: the build brings it
   --dry-run   print the commands and run none

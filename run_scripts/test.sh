@@ -11,6 +11,7 @@ usage: bash run_scripts/test.sh [pytest's arguments]
 
 Makes .venv where it is missing (run_scripts/setup.sh) and runs the tests: all of them, or what the arguments choose.
 
+  bash run_scripts/test.sh -m quick               the quick ones: under two minutes on two cores
   bash run_scripts/test.sh -m "not slow"          without those that start programs or train
   bash run_scripts/test.sh tests/data -k order    what pytest's own arguments choose
   bash run_scripts/test.sh --all                  everything, and nothing skipped: with PyTorch, wandb and the programs

@@ -14,6 +14,7 @@ import needs
 import numpy as np
 import pytest
 from PIL import Image
+from quick import pytest_ignore_collect  # noqa: F401
 from sampling import pytest_addoption, pytest_collection_modifyitems, pytest_report_header  # noqa: F401
 
 from ppldm.utils.log import get_logger
@@ -141,6 +142,10 @@ DIT_CONFIG = {
     "norm_eps": 1e-6,
     "activation_fn": "gelu-approximate",
 }
+MICRODIT_CONFIG = {
+    **{"sample_size": 4, "in_channels": 4, "patch_size": 2, "dim": 32, "depth": 3, "head_dim": 8, "multiple_of": 16},
+    **{"caption_channels": 32, "patch_mixer_depth": 2, "patch_mixer_dim": 16, "num_experts": 3},
+}
 
 
 @dataclass(frozen=True)
@@ -209,7 +214,7 @@ def tiny(tmp_path_factory) -> Tiny:
     write_filelist(folder / "tiny.filelist.list", ["tiny.filelist"])
     CaptionTokenizer(build_vocab([row.caption for row in rows]), 12).save(folder / "tokenizer")
     configs = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP_CONFIG,
-               "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "cascade_c": CASCADE_C_CONFIG,
+               "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG, "cascade_c": CASCADE_C_CONFIG,
                "cascade_b": CASCADE_B_CONFIG}  # fmt: skip
     for name, config in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(config))

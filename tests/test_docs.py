@@ -1,20 +1,28 @@
-"""The READMEs say the same in both languages, and nothing in them names what is not there."""
+"""READMEs and pages say the same in both languages, nothing in them names what is not there, and the site builds."""
 
 import ast
+import importlib.util
 import re
 import shlex
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from ppldm.cli.main import COMMANDS, load_command, parse_flags
-from ppldm.config.recipe import defaults
-from ppldm.families.ldm import LdmConfig
-from ppldm.training.commands.arguments import make_parser
 from ppldm.utils.machine.builds import BUILDS
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+_spec = importlib.util.spec_from_file_location("make", DOCS / "make.py")
+make = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(make)
 ENGLISH, CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README_cn.md"))
+INSTALLATION, INSTALLATION_CN = (
+    (DOCS / f"{name}.md").read_text("utf-8") for name in ("installation", "zh/installation")
+)
 
 
 def commands(text: str) -> list[str]:
@@ -23,46 +31,44 @@ def commands(text: str) -> list[str]:
     return [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
 
 
-def flag_rows(text: str) -> list[list[str]]:
-    """The cells of each row of the flags' table."""
-    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `--")]
-    return [[cell.strip() for cell in row] for row in rows]
-
-
 def test_both_languages_have_the_same_sections_and_commands():
     headings = [re.findall(r"^(#+) ", text, re.MULTILINE) for text in (ENGLISH, CHINESE)]
     assert headings[0] == headings[1]
     assert commands(ENGLISH) == commands(CHINESE)
-    assert [row[0].replace("、", ", ") for row in flag_rows(CHINESE)] == [row[0] for row in flag_rows(ENGLISH)]
-    assert [row[1] for row in flag_rows(CHINESE)] == [row[1] for row in flag_rows(ENGLISH)]
 
 
-def test_flags_of_the_table_are_flags_of_both_scripts_and_aliases_are_aliases():
-    rows = flag_rows(ENGLISH)
-    assert len(rows) > 25
-    for loop in (True, False):
-        actions = make_parser(loop)._option_string_actions
-        for flags, alias, *_ in rows:
-            names = re.findall(r"`(--\w+)`", flags)
-            assert names and all(name in actions for name in names), flags
-            if alias:
-                assert actions[alias.strip("`")] is actions[names[0]], alias
+def test_readmes_hold_what_a_first_hour_needs():
+    for text in (ENGLISH, CHINESE):
+        assert len(text.encode()) <= 12_000
 
 
-@pytest.mark.parametrize("loop", [True, False])
-def test_defaults_of_the_table_are_the_defaults(loop):
-    usual = {name: value for known in defaults(LdmConfig, loop).values() for name, value in known.items()}
-    for flags, _, default, _ in flag_rows(ENGLISH):
-        names = re.findall(r"--(\w+)", flags)
-        own = re.split(r"; loop ", default)[-1] if loop else default.split(";")[0]
-        values = [value.strip().strip("`") for value in own.split(", ")]
-        for name, value in zip(names, values, strict=False):
-            if re.fullmatch(r"-?[\d.e-]+", value):
-                assert float(usual[name]) == float(value), (name, value)
+@pytest.mark.parametrize("page", sorted((DOCS / "zh").glob("*.md")), ids=lambda path: path.stem)
+def test_chinese_pages_that_have_an_english_twin_have_its_sections(page):
+    """All but those that say the most important of a longer page (training, evaluation) or of several (data)."""
+    if page.stem not in ("training", "evaluation", "data"):
+        texts = [path.read_text(encoding="utf-8") for path in (page, DOCS / page.name)]
+        chinese, english = (re.findall(r"^(#+) ", text, re.MULTILINE) for text in texts)
+        assert chinese == english
+
+
+def test_made_pages_are_up_to_date():
+    for name, made in make.PAGES.items():
+        assert (DOCS / name).read_text(encoding="utf-8") == made(), "python docs/make.py writes them anew"
+
+
+def test_the_site_builds_without_a_warning_and_has_every_page(tmp_path):
+    """Dead links, dead anchors and pages that no menu names are warnings, and `--strict` fails on them."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "not included in the" not in done.stderr + done.stdout, done.stderr
+    for page in (*DOCS.rglob("*.md"), DOCS / "quickstart.md", DOCS / "zh/quickstart.md"):
+        name = page.relative_to(DOCS).with_suffix("")
+        assert (tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html").exists(), name
 
 
 def test_the_builds_for_gpus_are_those_that_setup_installs():
-    for text in (ENGLISH, CHINESE):
+    for text in (INSTALLATION, INSTALLATION_CN):
         for build in BUILDS:
             assert build.cuda in text and build.min_driver in text
         indexes = re.findall(r"-i (https://\S+)", text)
@@ -89,6 +95,7 @@ def test_commands_of_the_docs_have_the_flags_that_they_are_given(path):
             parse_flags(name, words[len(name.split()) :])
 
 
+@cache
 def messages() -> list[str]:
     """All texts in the code, with … for what is filled in."""
     found = []
@@ -101,7 +108,9 @@ def messages() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["en", "cn"])
+@pytest.mark.parametrize(
+    "text", [(DOCS / f"{name}.md").read_text("utf-8") for name in ("faq", "zh/faq")], ids=["en", "cn"]
+)
 def test_messages_of_the_troubleshooting_table_are_messages_of_the_code(text):
     """The first cell of a row quotes what one sees; of other words than ours (libGL) it names a file."""
     table = text[text.index("PPLDM_DEBUG=1") :].split("\n\n")[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import needs
 import pytest
+from quick import QUICK, TESTS, is_quick
 from sampling import chosen, chosen_cases
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +54,7 @@ def test_modules_and_programs_that_are_missing_are_named():
 
 
 def test_a_test_with_a_need_fails_where_it_is_required(tmp_path):
-    for name in ("conftest.py", "helpers/needs.py", "helpers/sampling.py"):
+    for name in ("conftest.py", "helpers/needs.py", "helpers/quick.py", "helpers/sampling.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / "tests" / name, tmp_path / name)
     (tmp_path / "pyproject.toml").write_text(
@@ -86,6 +87,11 @@ def test_of_each_test_a_share_of_its_cases_is_played(share, expected):
         assert [sum(f"test_{name}[" in one for one in taken) for name in "bc"] == [expected, expected]
         assert ("tests/test_a.py::d" in taken) == (share > 0)
     assert chosen_cases(names, 0.5, 1) != chosen_cases(names, 0.5, 2)
+
+
+def test_what_is_quick_is_there():
+    assert all((TESTS / one).exists() for one in QUICK)
+    assert is_quick(TESTS / "cli/test_cli.py") and not is_quick(TESTS / "training/test_loops.py")
 
 
 def test_seeds_choose_independently():
@@ -158,7 +164,7 @@ def prove(tmp_path, mode, fail="nothing", absent="none", how="2", **variables):
         FAIL=fail, ABSENT=absent, HOW=how, **variables,
     )  # fmt: skip
     # The slow tests run beside the others: where their line stands is chance.
-    calls = (tmp_path / "calls").read_text().splitlines()
+    calls = [call for call in (tmp_path / "calls").read_text().splitlines() if not re.search("-m (ruff|mypy)", call)]
     return status, sorted(calls, key=lambda call: "-rs -m slow" in call), stderr
 
 
@@ -167,7 +173,7 @@ def test_ci_runs_all_on_one_python_and_a_sample_on_the_others(tmp_path):
     assert status == 0, stderr
     assert calls[0] == f"references {tmp_path}/.venv"
     assert calls[1] == f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m not slow"
-    cases = f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m slow --sample-cases 0.4 --sample-seed "
+    cases = f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m slow --sample-cases 0.3 --sample-seed "
     assert calls[-1].startswith(cases)
     for call, version in zip(calls[2:-1], ("3.10", "3.12"), strict=True):
         assert f"/.venv-{version}/bin/python REQUIRE=s3,browser," in call and "--sample 0.25 --sample-seed" in call
@@ -187,6 +193,13 @@ def test_one_failure_fails_it_and_the_rest_still_runs(tmp_path, fail):
     status, calls, stderr = prove(tmp_path, "quick", fail=fail)
     assert status == 1 and sum("-m pytest" in call for call in calls) == 4
     assert re.search(r"^error: failed: the (quick |slow )?tests on Python 3\.1\d;$", stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("fail", ["-m ruff check .", "-m ruff format --check .", "-m mypy"])
+def test_style_and_types_are_part_of_it(tmp_path, fail):
+    status, calls, stderr = prove(tmp_path, "quick", fail=fail)
+    assert status == 1 and sum("-m pytest" in call for call in calls) == 4
+    assert stderr.splitlines()[-1] == "error: failed: lint and types (make lint types);"
 
 
 @pytest.mark.parametrize(("ci", "how", "status"), [("true", "1", 1), ("true", "2", 0), ("", "1", 0), ("", "2", 0)])

@@ -4,56 +4,77 @@ Nothing heavy is imported before a command is chosen, and a command's module imp
 needs. fastcore's `anno_parser` makes the argument parser from the function's signature.
 """
 
+import ast
 import sys
 from argparse import SUPPRESS
 from importlib import import_module
+from pathlib import Path
 
 from ..config.flags import parse_known_or_suggest, show_values
 from ..utils.errors import ConfigError, exit_on_error
 from ..utils.text import did_you_mean
 
-COMMANDS = {
-    "train": ("ppldm.training.commands.train", "train"),
-    "config": ("ppldm.cli.config", "config"),
-    "env": ("ppldm.utils.machine.environment", "env"),
-    "quickstart": ("ppldm.demo.quickstart", "quickstart"),
-    "finetune": ("ppldm.training.commands.finetune", "finetune"),
-    "demo-data": ("ppldm.demo.openmoji", "demo_data"),
-    "filter": ("ppldm.prepare.filter.filter", "filter"),
-    "download": ("ppldm.prepare.download.download", "download"),
-    "annotate": ("ppldm.prepare.convert.annotate", "annotate"),
-    "convert": ("ppldm.prepare.convert.convert", "convert"),
-    "pipeline": ("ppldm.prepare.pipeline", "pipeline"),
-    "dataset list": ("ppldm.prepare.datasets.command", "list_datasets"),
-    "dataset show": ("ppldm.prepare.datasets.command", "show"),
-    "dataset get": ("ppldm.prepare.datasets.command", "get"),
-    "lineage": ("ppldm.prepare.provenance.lineage", "lineage"),
-    "forget": ("ppldm.prepare.provenance.forget", "forget"),
-    "recaption": ("ppldm.prepare.provenance.recaption", "recaption"),
-    "index": ("ppldm.inspect.index", "index"),
-    "verify": ("ppldm.inspect.verify", "verify"),
-    "stats": ("ppldm.inspect.stats", "stats"),
-    "vocab": ("ppldm.inspect.vocab", "vocab"),
-    "show": ("ppldm.inspect.show", "show"),
-    "head": ("ppldm.inspect.show", "head"),
-    "repack": ("ppldm.inspect.repack", "repack"),
-    "dedup": ("ppldm.inspect.duplicates.dedup", "dedup"),
-    "precompute": ("ppldm.inference.precompute.command", "precompute"),
-    "generate": ("ppldm.inference.generate", "generate"),
-    "embed": ("ppldm.evaluation.embed", "embed"),
-    "evaluate": ("ppldm.evaluation.evaluate", "evaluate"),
-    "compare": ("ppldm.evaluation.compare", "compare"),
-    "app": ("ppldm.inference.app", "app"),
-    "export": ("ppldm.inference.export", "export"),
-    "lora show": ("ppldm.inference.lora", "show"),
-    "lora convert": ("ppldm.inference.lora", "convert"),
-    "lora merge": ("ppldm.inference.lora", "merge"),
-    "lora extract": ("ppldm.inference.lora", "extract"),
-    "ema": ("ppldm.training.averages.make", "ema"),
-    "replay": ("ppldm.evaluation.replay.replay", "replay"),
-    "report": ("ppldm.evaluation.report.report", "report"),
-    "plot-loss": ("ppldm.training.monitor.metrics", "plot_loss"),
+# By purpose, as `ppldm --help` shows them: command -> (module, function).
+GROUPS = {
+    "Start": {
+        "quickstart": ("ppldm.demo.quickstart", "quickstart"),
+        "init": ("ppldm.training.commands.init", "init"),
+        "doctor": ("ppldm.training.doctor.command", "doctor"),
+        "env": ("ppldm.utils.machine.environment", "env"),
+        "certify": ("ppldm.evaluation.certify.certify", "certify"),
+        "config": ("ppldm.cli.config", "config"),
+        "demo-data": ("ppldm.demo.openmoji", "demo_data"),
+        "completion": ("ppldm.cli.completion", "completion"),
+    },
+    "Make training data": {
+        "filter": ("ppldm.prepare.filter.filter", "filter"),
+        "download": ("ppldm.prepare.download.download", "download"),
+        "annotate": ("ppldm.prepare.convert.annotate", "annotate"),
+        "convert": ("ppldm.prepare.convert.convert", "convert"),
+        "pipeline": ("ppldm.prepare.pipeline", "pipeline"),
+        "dataset list": ("ppldm.prepare.datasets.command", "list_datasets"),
+        "dataset show": ("ppldm.prepare.datasets.command", "show"),
+        "dataset get": ("ppldm.prepare.datasets.command", "get"),
+        "recaption": ("ppldm.prepare.provenance.recaption", "recaption"),
+    },
+    "Look at data and tidy it": {
+        "index": ("ppldm.inspect.index", "index"),
+        "verify": ("ppldm.inspect.verify", "verify"),
+        "stats": ("ppldm.inspect.stats", "stats"),
+        "show": ("ppldm.inspect.show", "show"),
+        "head": ("ppldm.inspect.show", "head"),
+        "vocab": ("ppldm.inspect.vocab", "vocab"),
+        "dedup": ("ppldm.inspect.duplicates.dedup", "dedup"),
+        "embed": ("ppldm.evaluation.embed", "embed"),
+        "repack": ("ppldm.inspect.repack", "repack"),
+        "lineage": ("ppldm.prepare.provenance.lineage", "lineage"),
+        "forget": ("ppldm.prepare.provenance.forget", "forget"),
+    },
+    "Train": {
+        "train": ("ppldm.training.commands.train", "train"),
+        "finetune": ("ppldm.training.commands.finetune", "finetune"),
+        "precompute": ("ppldm.inference.precompute.command", "precompute"),
+        "replay": ("ppldm.evaluation.replay.replay", "replay"),
+        "watch": ("ppldm.evaluation.live.watch", "watch"),
+        "report": ("ppldm.evaluation.report.report", "report"),
+        "plot-loss": ("ppldm.training.monitor.metrics", "plot_loss"),
+    },
+    "Draw and measure": {
+        "generate": ("ppldm.inference.generate", "generate"),
+        "app": ("ppldm.inference.app", "app"),
+        "evaluate": ("ppldm.evaluation.evaluate", "evaluate"),
+        "compare": ("ppldm.evaluation.compare", "compare"),
+    },
+    "Weights": {
+        "export": ("ppldm.inference.export", "export"),
+        "ema": ("ppldm.training.averages.make", "ema"),
+        "lora show": ("ppldm.inference.lora", "show"),
+        "lora convert": ("ppldm.inference.lora", "convert"),
+        "lora merge": ("ppldm.inference.lora", "merge"),
+        "lora extract": ("ppldm.inference.lora", "extract"),
+    },
 }
+COMMANDS = {name: where for commands in GROUPS.values() for name, where in commands.items()}
 
 
 def load_command(name: str):
@@ -68,10 +89,19 @@ def load_command(name: str):
 def usage(start: str = "") -> str:
     """The text of `ppldm --help`: every command with the first line of its docstring. start: of those that are shown,
     as of `ppldm lora --help`."""
-    lines = ["usage: ppldm <command> [flags]    (`ppldm <command> --help` explains one)", ""]
-    shown = [name for name in COMMANDS if name.startswith(start)]
-    lines += [f"  {name:<14}{load_command(name).__doc__.strip().splitlines()[0]}" for name in shown]
+    lines = ["usage: ppldm <command> [flags]    (`ppldm <command> --help` explains one)"]
+    for group, commands in GROUPS.items():
+        shown = [f"  {name:<14}{_first_line(*where)}" for name, where in commands.items() if name.startswith(start)]
+        lines += ["", *([f"{group}:"] if not start else []), *shown] if shown else []
     return "\n".join(lines)
+
+
+def _first_line(module: str, function: str) -> str:
+    """Of a function's docstring, read and not imported: that of all commands would take most of a second."""
+    path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
+    body = ast.parse(path.read_bytes()).body
+    found = next(one for one in body if isinstance(one, ast.FunctionDef) and one.name == function)
+    return (ast.get_docstring(found) or "").partition("\n")[0]
 
 
 def run(argv: list[str]) -> None:

@@ -25,7 +25,7 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
     """
     parser.allow_abbrev = False
     parser.exit_on_error = False
-    parser.error = _raise_config_error
+    parser.error = _raise_config_error  # type: ignore[method-assign]
     try:
         return parser.parse_known_args(argv)
     except argparse.ArgumentError as error:

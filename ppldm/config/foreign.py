@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..utils.errors import ConfigError
 from ..utils.text import did_you_mean
-from .foreign_parts import NoCounterpart, places_of
+from .foreign_parts import NoCounterpart, control_filter, places_of
 from .yaml_file import read_yaml
 
 
@@ -280,7 +280,6 @@ OPEN_DIFFUSION = {
     "lr_scheduler.params.warmup_length": _as("optimizer.warmup_steps"),
 }  # fmt: skip
 
-_NO_CONTROL = "control branches are not built here yet"
 _PUBLISHED = "stabilityai/stable-cascade"
 # By their model_version: what is trained, and its name as a published model.
 _STAGES = {
@@ -295,7 +294,9 @@ def _stage(_value, source: Source) -> dict:
     if version not in _STAGES:
         raise NoCounterpart(f"model_version {version} is not built here; there are {', '.join(_STAGES)}")
     name, published = _STAGES[version]
-    found = {"family": f"cascade_{name}", "model.text_encoder_name_or_path": f"{_PUBLISHED}-prior"}
+    controlled = name == "prior" and source.first("controlnet_filter", "controlnet_blocks") is not None
+    found = {"family": f"cascade_{'controlnet' if controlled else name}"}
+    found |= {"model.text_encoder_name_or_path": f"{_PUBLISHED}-prior"}
     found |= {"model.vqgan_name_or_path": _PUBLISHED} if name == "decoder" else {}
     chosen = source.first("generator_checkpoint_path") or published
     return found | {f"model.{name}_name_or_path": chosen}
@@ -309,6 +310,10 @@ def _tokens(value, _source: Source) -> dict:
 _STAGE = Counterpart(
     ("model.prior_name_or_path", "model.decoder_name_or_path"), "with its family and the networks beside it", _stage
 )
+_FILTER = Counterpart(
+    ("model.control",), "canny, super-resolution, inpainting, with their parameters",
+    lambda _value, source: {"model.control": control_filter(source.values)},
+)  # fmt: skip
 _CASCADE_DIR = Counterpart(
     ("run.output_dir",), "checkpoint_path/experiment_id", _folder("checkpoint_path", "experiment_id")
 )
@@ -372,11 +377,13 @@ STABLE_CASCADE = {
     "offset_noise": _as("model.noise_offset"),
     "dist_file_subfolder": _none(_LAUNCHER),
     "checkpoint_extension": _none("`ppldm export` writes the forms that there are"),
-    "controlnet_blocks": _none(_NO_CONTROL),
-    "controlnet_filter": _none(_NO_CONTROL),
-    "controlnet_filter_params": _none(_NO_CONTROL),
-    "controlnet_bottleneck_mode": _none(_NO_CONTROL),
-    "controlnet_checkpoint_path": _none(_NO_CONTROL),
+    "controlnet_blocks": _as("model.controlnet_blocks"),
+    "controlnet_filter": _FILTER,
+    "controlnet_filter_params": _FILTER,
+    "controlnet_bottleneck_mode": Counterpart(
+        ("model.controlnet_bottleneck",), "", lambda value, _source: {"model.controlnet_bottleneck": value or "effnet"}
+    ),
+    "controlnet_checkpoint_path": _as("model.controlnet_name_or_path"),
     "module_filters": Counterpart(
         ("model.lora_modules",), "'.attn', one layer there, is attention",
         lambda value, _source: {"model.lora_modules": [one.replace(".attn", "attention") for one in value]},

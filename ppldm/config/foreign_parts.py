@@ -1,4 +1,4 @@
-"""Where other trainers say that their data lie, as lines of a filelist."""
+"""Where other trainers say that their data lie, as lines of a filelist; and their filters of control images."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,15 @@ from ..utils.store.client import check_address, is_address
 
 _MOST_PARTS = 1_000_000
 _PIPE = re.compile(r"pipe: *(?:aws s3 cp|gsutil (?:cp|cat)|curl(?: -\S+)*|hdfs dfs -cat) +(?P<address>\S+)(?: +-)?")
+
+# By the class of a filter of control images: ours, and of its parameters the names here.
+_FILTERS = {
+    "CannyFilter": ("canny", {"resize": ("resize",)}),
+    **dict.fromkeys(("SRFilter", "SREffnetFilter"), ("super-resolution", {"scale_factor": ("scale",)})),
+    "InpaintFilter": (
+        "inpainting", {"thresold": ("threshold_low", "threshold_high"), "p_outpaint": ("p_outpaint",)}
+    ),
+}  # fmt: skip
 
 
 class NoCounterpart(Exception):
@@ -41,3 +50,15 @@ def places_of(text: str) -> list[str]:
     if place.startswith("pipe:") or "://" in place.replace("file://", ""):
         raise NoCounterpart(f"{place} cannot be read here: mount it or copy it, and write a filelist of the parts")
     return [str(Path(one).absolute()) for one in expand_braces(re.sub("^file:(//)?", "", place))]
+
+
+def control_filter(config: dict) -> str:
+    """What `--control` means the same as the filter in a config of Stable Cascade's trainer. Raises NoCounterpart."""
+    name, given = config.get("controlnet_filter"), config.get("controlnet_filter_params") or {}
+    ours, names = _FILTERS.get(name, (None, {}))
+    if ours is None or given.keys() - names.keys():
+        shown = ", ".join([str(name), *sorted(given.keys() - names.keys())])
+        raise NoCounterpart(f"{shown} is not a filter here; make one of your own: model.control package.module:Class")
+    values = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
+    pairs = [pair for key in given for pair in zip(names[key], values[key], strict=False)]
+    return ",".join([ours, *(f"{key}={value}" for key, value in pairs)])

@@ -76,7 +76,9 @@ class Option:
     scripts: tuple[str, ...] = SCRIPTS  # those that implement it
     identity: bool = False  # whether what a step makes of its samples depends on it
     section: str = "run"  # the section that it stands under in YAML
-    kind: str = ""  # of text: path; file, network, model or tokenizer, which must be there before anything is loaded
+    kind: str = (
+        ""  # of text: path; file, network, model, tokenizer or device, which are looked at before anything is loaded
+    )
     name: str = ""
     type: type = str  # of each value, for lists and tables
     is_list: bool = False

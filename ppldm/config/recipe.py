@@ -90,7 +90,7 @@ def recipe_of(settings: dict[str, Setting], config: type) -> Recipe:
         for group in made:
             group.check()
     made[2].written = {key: setting.written for key, setting in settings.items() if setting.written is not None}
-    return Recipe(values["family"], *made, settings)
+    return Recipe(values["family"], *made, settings)  # type: ignore[call-arg]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..utils.errors import ConfigError
 from ..utils.files import cache_dir, local_path
-from ..utils.machine.devices import DEFAULT_DEVICE
+from ..utils.machine.devices import DEFAULT_DEVICE, DEVICE_HELP
 from ..utils.machine.resources import count_usable_cores
 from ..utils.rng import MAX_SEED
 from ..utils.store.client import check_address, is_address
@@ -83,6 +83,12 @@ class TrainingOptions:
         unit="batches",
         loop_default=10,
     )
+    global_batch_size: int | None = _run(
+        None,
+        "Samples of an update over all devices, from which --gradient_accumulation_steps is worked out.",
+        bounds=_ABOVE_0,
+        unit="samples",
+    )
     max_steps: int = _run(
         -1,
         "Optimizer updates, exactly so many; 0 or less: --num_train_epochs says.",
@@ -125,6 +131,11 @@ class TrainingOptions:
         "Save after every so many updates too, and never remove those checkpoints; 0: none.",
         bounds=_NOT_NEGATIVE,
         unit="updates",
+    )
+
+    use_async_save: bool = _run(
+        False,
+        "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md).",
     )
 
     learning_rate: float = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.", bounds=_ABOVE_0)
@@ -180,9 +191,7 @@ class TrainingOptions:
     adam_epsilon: float = _optimizer(1e-8, "Added to the root of AdamW's mean of squares.", bounds=_NOT_NEGATIVE)
     max_grad_norm: float = _optimizer(-1.0, "Clip the gradient's global norm to this; 0 or less: no clipping.")
 
-    device: str = _compute(
-        DEFAULT_DEVICE, "What to compute on: cpu, gpu, gpu:1 and the like; gpu means the CPU where there is none."
-    )
+    device: str = _compute(DEFAULT_DEVICE, f"What to compute on: {DEVICE_HELP}.", kind="device")
     dataloader_num_workers: int = _compute(
         0,
         "Processes that read and decode for each device; 0: the training process itself does.",
@@ -191,11 +200,9 @@ class TrainingOptions:
         also=("num_workers",),
         loop_default=6,
     )
-    recompute: bool = _compute(
-        False, "Keep fewer activations and compute them again in the backward pass: less memory, more time."
-    )
-    bf16: bool = _compute(False, "Compute in bfloat16 what gains from it; GPUs from Ampere on.")
-    fp16: bool = _compute(False, "The same in float16, with the loss scaled; GPUs.")
+    recompute: bool = _compute(False, "Keep fewer activations; compute them again going back: less memory, more time.")
+    bf16: bool = _compute(False, "Compute in bfloat16 what gains from it, where the device can (GPUs from Ampere on).")
+    fp16: bool = _compute(False, "The same in float16, with the loss scaled.")
     fp16_opt_level: str = _compute(
         "O1",
         "With --bf16 or --fp16: O1 keeps float32 weights, O2 half-precision ones and float32 masters.",
@@ -319,6 +326,24 @@ class TrainingOptions:
     def log_folder(self) -> Path:
         """Where VisualDL's and TensorBoard's files go: `logging_dir`, which is relative to the output folder."""
         return Path(self.output_dir, self.logging_dir or "logs")
+
+    def accumulation_for(self, num_ranks: int) -> int:
+        """The batches of one update: what --global_batch_size makes of it on so many ranks. Raises ConfigError."""
+        wanted, at_once = self.global_batch_size, num_ranks * self.per_device_train_batch_size
+        if wanted is None:
+            return self.gradient_accumulation_steps
+        if wanted % at_once:
+            near = " or ".join(str(size) for size in (wanted - wanted % at_once, wanted + -wanted % at_once) if size)
+            flag, size = "--per_device_train_batch_size", self.per_device_train_batch_size
+            raise ConfigError(
+                f"--global_batch_size {wanted} is not a multiple of {at_once}, which {count_of(num_ranks, 'device')} "
+                f"with {flag} {size} take at a time; give {near}, or another {flag}"
+            )
+        return wanted // at_once
+
+    def samples_of_update(self, num_ranks: int) -> int:
+        """The global batch size on so many ranks. Raises ConfigError."""
+        return num_ranks * self.per_device_train_batch_size * self.accumulation_for(num_ranks)
 
     def check(self) -> None:
         """Raises ConfigError for values that do not go together."""

@@ -3,6 +3,10 @@
 Of a value that came from the environment the expression is written, `${oc.env:NAME}`, and never the value.
 """
 
+from collections.abc import Mapping
+from textwrap import wrap
+from types import MappingProxyType
+
 from .load import Setting, escape
 from .recipe import flatten
 
@@ -10,9 +14,13 @@ RECIPE_FILE = "recipe.yaml"  # in a run's folder, its checkpoints and its export
 
 _ONCE = "run.overwrite_output_dir"  # belongs to one command; who repeats a recipe does not mean to clear its folder
 
+_COMMENT_WIDTH = 110
+_NONE: Mapping[str, str] = MappingProxyType({})
 
-def write_settings(found: dict[str, Setting], origins: bool = False) -> str:
-    """YAML of settings by key. `origins`: with a comment on each that says where it came from."""
+
+def write_settings(found: dict[str, Setting], origins: bool = False, comments: Mapping[str, str] = _NONE) -> str:
+    """YAML of settings by key. `origins`: with a comment on each that says where it came from. comments: by key, above
+    it."""
     text, section = "", ""
     for key, setting in sorted(found.items(), key=lambda one: "." in one[0]):  # those of no section come first
         above, _, name = key.rpartition(".")
@@ -23,6 +31,7 @@ def write_settings(found: dict[str, Setting], origins: bool = False) -> str:
             lines = [f"{lines[0]}  # {setting.origin}"]
         elif origins:
             lines = [f"# {setting.origin}", *lines]
+        lines = [f"# {line}" for line in wrap(comments.get(key, ""), _COMMENT_WIDTH)] + lines
         text += "".join(f"{'  ' if above else ''}{line}\n" for line in lines)
     return text
 

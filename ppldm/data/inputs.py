@@ -32,7 +32,6 @@ from ..utils.errors import ConfigError
 from ..utils.rng import Stream
 from .control.filters import ControlFilter
 from .levels import Level
-from .normals import fill_normals
 
 _PYRAMID_LEVELS, _LARGEST_COARSE = 10, 16
 
@@ -211,6 +210,8 @@ class Normals:
 
     def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
         """For each of `keys` (epoch, row)."""
+        from .normals import fill_normals
+
         normals = np.empty((len(keys), *self.shape(*size)), dtype=np.float32)
         for key, place in zip(keys, normals, strict=True):
             fill_normals(generators(self.stream, key), place)

@@ -51,7 +51,7 @@ class ShapeRule:
         kept = np.zeros(len(widths))
         for start in range(0, len(widths), _ROWS_AT_ONCE):
             block = slice(start, start + _ROWS_AT_ONCE)
-            self._assign_block(
+            self._assign_block(  # type: ignore[call-arg]
                 *(np.asarray(sides[block], np.int64) for sides in (widths, heights)), codes[block], kept[block]
             )
         return codes, kept

@@ -6,11 +6,11 @@ run need Python alone, since nothing may be installed yet: what needs more is im
 
 import argparse
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from ..config.flags import parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
+from ..utils.machine.devices import installed_kind
 from ..utils.machine.resources import count_usable_cores
 from ..utils.stages import Stage, as_flags, describe, run_stages, tell
 
@@ -52,8 +52,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=_folder, default="quickstart", metavar="DIR",
                         help="where data, models and pictures go (default: quickstart)")  # fmt: skip
     parser.add_argument("--processes", type=_positive, metavar="N",
-                        help="processes that train together, 1, 2 or 4 (default: 1 on a GPU, else 2 where there are 2 "
-                        "cores)")  # fmt: skip
+                        help="processes that train together, 1, 2 or 4 (default: 1 on a GPU and the like, else 2 "
+                        "where there are 2 cores)")  # fmt: skip
     parser.add_argument("--dry-run", "--dry_run", action="store_true", help="print the commands and run none")
     return parser
 
@@ -61,11 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
 def count_processes() -> int:
     """On a CPU small networks gain nothing from a second thread, but two processes train twice as fast as one; a GPU
     takes one process. The global batch is the same for both."""
-    try:
-        distribution("paddlepaddle-gpu")
-    except PackageNotFoundError:
-        return min(2, count_usable_cores())
-    return 1
+    return min(2, count_usable_cores()) if installed_kind().is_cpu else 1
 
 
 def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[Stage]:

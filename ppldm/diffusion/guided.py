@@ -13,12 +13,14 @@ from .samplers import Sampler, choose_sampler
 _SHOWN = 60  # letters of a prompt in a message
 
 
-def noises(seed: int, prompt: str, index: int, shape: tuple[int, int, int]) -> Iterator[np.ndarray]:
+def noises(
+    seed: int, prompt: str, index: int, shape: tuple[int, int, int], stream: Stream = Stream.SAMPLE
+) -> Iterator[np.ndarray]:
     """The noises [C, h, w] float32 of picture `index` of `prompt`: the one it starts from, then one for each step.
 
     A function of (seed, prompt, index) alone: not of batch, guidance scale or process. The prompt enters by its CRC-32.
     """
-    rng = make_rng(seed, Stream.SAMPLE, epoch=zlib.crc32(prompt.encode()), row=index)
+    rng = make_rng(seed, stream, epoch=zlib.crc32(prompt.encode()), row=index)
     while True:
         yield rng.standard_normal(shape, dtype=np.float32)
 
@@ -107,15 +109,43 @@ def draw(
     negative_prompts: list[str] | None = None,
     check: bool = True,
     control: dict | None = None,
+    stream: Stream = Stream.SAMPLE,
 ) -> np.ndarray:
     """Pictures [B, H, W, 3] uint8: one for each pair of `prompts` and `indices`. The model must be in eval mode.
 
     `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default. `check`: raise
     ModelError where the sampler ends in values that are not finite; else those pictures are black. `control`: as
-    `sample_latents` takes it, of as many pictures.
+    `sample_latents` takes it, of as many pictures. `stream`: of the noise.
     """
+    latents = draw_latents(model, tokenizer, prompts, indices, shape, seed, guidance_scale, num_inference_steps,
+                           on_step, sampler, negative_prompts, check, control, stream)  # fmt: skip
+    pixels = model.decode(latents)
+    if check:
+        _require_finite(pixels, prompts, _how(model, sampler, num_inference_steps, guidance_scale))
+    pixels = paddle.where(paddle.isfinite(pixels), pixels, paddle.full_like(pixels, -1.0))
+    return to_pictures(pixels)
+
+
+@paddle.no_grad()
+def draw_latents(
+    model,
+    tokenizer,
+    prompts: list[str],
+    indices: list[int],
+    shape: tuple[int, int, int],
+    seed: int | list[int],
+    guidance_scale: float,
+    num_inference_steps: int,
+    on_step: Callable | None = None,
+    sampler: str | None = None,
+    negative_prompts: list[str] | None = None,
+    check: bool = True,
+    control: dict | None = None,
+    stream: Stream = Stream.SAMPLE,
+):
+    """The latents [B, C, h, w] that `draw` decodes, of the same arguments."""
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
-    streams = [noises(*key, shape) for key in zip(seeds, prompts, indices, strict=True)]
+    streams = [noises(*key, shape, stream) for key in zip(seeds, prompts, indices, strict=True)]
 
     def next_noise():
         return paddle.to_tensor(np.stack([next(stream) for stream in streams]))
@@ -132,13 +162,13 @@ def draw(
         next_noise,
         control,
     )
-    pixels = model.decode(latents)
     if check:
-        name = choose_sampler(sampler, model.process)
-        for values in (latents, pixels):
-            _require_finite(values, prompts, f"{num_inference_steps} steps of {name} at guidance {guidance_scale:g}")
-    pixels = paddle.where(paddle.isfinite(pixels), pixels, paddle.full_like(pixels, -1.0))
-    return to_pictures(pixels)
+        _require_finite(latents, prompts, _how(model, sampler, num_inference_steps, guidance_scale))
+    return latents
+
+
+def _how(model, sampler: str | None, num_inference_steps: int, guidance_scale: float) -> str:
+    return f"{num_inference_steps} steps of {choose_sampler(sampler, model.process)} at guidance {guidance_scale:g}"
 
 
 def _require_finite(values, prompts: list[str], how: str) -> None:

@@ -42,12 +42,13 @@ def evaluate(
     batch_size: int = 8,  # pictures drawn at a time; changes at most the last bit of a pixel
     exact: bool = False,  # the same bits for any number of processes: one picture at a time, and one thread of a CPU
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
-    inception: str = None,  # InceptionV3 for FID: a file, or pytorch-fid, torch-fidelity, paddlenlp, paddlegan
+    inception: str = None,  # InceptionV3 for FID: a file, random, or pytorch-fid, torch-fidelity, paddlenlp, paddlegan
     clip: str = None,  # CLIP: a folder, or a name such as openai/clip-vit-base-patch32
     dinov2: str = None,  # DINOv2: a file or folder, or a name such as dinov2_vitl14
-    lpips: str = None,  # LPIPS of an autoencoder's pictures: a file, or a folder with VGG16's and the linear layers'
+    lpips: str = None,  # LPIPS for an autoencoder: a file, random, or a folder with VGG16's and the linear layers'
     convention: str = None,  # how pictures are resized for inception: clean, legacy_pytorch, legacy_tensorflow
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
+    decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
     lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     out: str = None,  # folder of results (default: evaluation; with --watch RUN/evaluation)
@@ -56,7 +57,7 @@ def evaluate(
     once: bool = False,  # with --watch: only what is there now
     poll_seconds: _Seconds = 10.0,  # with --watch: between looks at the folder
     threads: int = None,  # of the CPU; with --watch 1, else as many as there are cores
-    device: str = None,  # cpu, gpu or gpu:N; by default what paddle finds
+    device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
     redo: bool = False,  # replace the results of other settings in --out
     dry_run: bool = False,  # say what would be drawn and measured, and do nothing
     json: bool = False,  # print the results as JSON
@@ -116,7 +117,9 @@ def _open_job(flags):
             **{name: getattr(flags, name) for name in ("sampler", "seed", "resolution", "exact")},
             "batch_size": 1 if flags.exact else flags.batch_size,
         },
-        loading={name: getattr(flags, name) for name in ("original_config_file", "lora", "tokenizer", "offline")},
+        loading={
+            name: getattr(flags, name) for name in ("original_config_file", "lora", "tokenizer", "offline", "decoder")
+        },
         redo=flags.redo,
     )
 

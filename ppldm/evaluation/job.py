@@ -31,7 +31,7 @@ _FEATURES, _RECONSTRUCTIONS = "features", "reconstructions"
 @dataclass
 class Job:
     """What is asked for but for the model. prompts: a file; None: the captions of the real pictures. drawing: arguments
-    of `Drawing` besides its requests. loading: arguments of `inference.pipeline.load`."""
+    of `Drawing` besides its requests. loading: arguments of `inference.load.load`."""
 
     against: Path
     num_real: int | None
@@ -85,7 +85,7 @@ class Job:
         pictures are kept. All ranks call it together."""
         from ..diffusion.samplers import choose_sampler
         from ..inference.generate import warn_of_unknown_words
-        from ..inference.pipeline import load
+        from ..inference.load import load
 
         pipeline = load(model, ema=ema, **self.loading)
         resolution = self.resolution or pipeline.resolution

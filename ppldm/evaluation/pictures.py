@@ -175,7 +175,7 @@ def _fit(pixels: np.ndarray, resolution: int | None) -> np.ndarray:
     if resolution is None or pixels.shape[:2] == (resolution, resolution):
         return pixels
     # Not data/images/resize.py, whose loops take longer to compile than Pillow takes for thousands of pictures.
-    size = scale_to_cover(*pixels.shape[:2], resolution, resolution, 1.0)
+    size = scale_to_cover(*pixels.shape[:2], resolution, resolution, 1.0)  # type: ignore[call-arg]
     left, top = ((side - resolution + 1) // 2 for side in size)
     whole = Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)
     return np.asarray(whole.crop((left, top, left + resolution, top + resolution)))

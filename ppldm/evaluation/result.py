@@ -26,11 +26,12 @@ from .. import __version__
 from ..utils.checksums import sha256_arrays
 from ..utils.errors import DataError
 from ..utils.files import atomic_write, read_json_object, write_json
+from ..utils.machine.devices import KINDS
 from .metrics.base import Measured, Metric
 from .pictures import WEIGHTS, PictureSet
 
 FORMAT = 1
-_LIBRARIES = ("numpy", "scipy", "pillow", "paddlepaddle", "paddlepaddle-gpu")
+_LIBRARIES = ("numpy", "scipy", "pillow", *(kind.package for kind in KINDS.values()))
 _OWN_OF_EACH = ("prompt", "index", WEIGHTS)  # what of a picture's settings is no setting of the evaluation
 
 

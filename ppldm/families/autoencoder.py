@@ -15,6 +15,7 @@ from ..utils.log import get_logger, progress
 from ..utils.processes.rank_watch import gather_objects
 from ..utils.processes.world import gather_in_order, shard
 from ..weights.configs import read_folder_config
+from ..weights.fetch import RANDOM
 from ..weights.model_file import Component
 from .base import Family, Sitting, check_sizes
 from .settings.average import AverageSettings
@@ -26,15 +27,16 @@ _MEASURED_AT_A_TIME = 16
 _loss = partial(option, section="model", identity=True)
 _PERCEPTUAL = Needs("--perceptual_weight above 0", lambda given: given.perceptual_weight > 0)
 _ADVERSARIAL = Needs("--adversarial_weight above 0", lambda given: given.adversarial_weight > 0)
-_RANDOM = "random"  # weights of LPIPS, where there is no file
 _ONE, _NOT_NEGATIVE = Bounds(least=1), Bounds(least=0)
 
 
 @dataclass(kw_only=True)
-class AutoencoderConfig(AverageSettings):
-    """What an autoencoder is trained as."""
+class ReconstructionSettings(AverageSettings):
+    """How what an autoencoder makes of a picture is compared with it. A subclass has the options of its `network`, the
+    name of the component that is trained."""
 
-    family: ClassVar[str] = "autoencoder"
+    network: ClassVar[str]
+
     # Of the hand-written loop's flags, where the defaults of the published text-to-image script do not fit.
     loop_defaults: ClassVar[dict] = {
         "output_dir": "./output-autoencoder",
@@ -43,28 +45,10 @@ class AutoencoderConfig(AverageSettings):
         "learning_rate": 1e-4,
     }
 
-    vae_config_file: str = option(
-        "vae_tiny",
-        "Config of an AutoencoderKL, built from scratch: a JSON file, or a name.",
-        section="model",
-        kind="network",
-        needs=Needs("no --vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path),
-    )
-    vae_name_or_path: str | None = option(
-        None, "Autoencoder to start from: a folder, a .ckpt, or a name.", section="model", kind="model"
-    )
-    train_decoder_only: bool = _loss(
-        False, "Keep the encoder, the latents and their scaling factor as they are; needs --vae_name_or_path."
-    )
     reconstruction_loss: str = _loss(
         "l1",
         "Error between picture and reconstruction: absolute, squared, or their sum.",
         choices=("l1", "mse", "l1_mse"),
-    )
-    kl_weight: float = _loss(
-        1e-6,
-        "Weight of the KL divergence, in nats a picture, against the summed error of its pixels.",
-        bounds=_NOT_NEGATIVE,
     )
     perceptual_weight: float = _loss(
         0.0, "Weight of LPIPS against the mean error of the pixels; 1 as published.", bounds=_NOT_NEGATIVE
@@ -117,26 +101,63 @@ class AutoencoderConfig(AverageSettings):
     def check(self) -> None:
         """Raises ConfigError for combinations that cannot work."""
         self.check_average()
-        if self.train_decoder_only and self.vae_name_or_path is None:
-            raise ConfigError("--train_decoder_only needs a trained encoder; give --vae_name_or_path")
         if self.perceptual_weight and self.lpips_weights is None:
             raise ConfigError("--perceptual_weight needs LPIPS; give --lpips_weights FILE, or random")
-        if self.lpips_weights not in (None, _RANDOM) and not Path(self.lpips_weights).expanduser().exists():
-            raise ConfigError(f"--lpips_weights {self.lpips_weights} is not there; give a file, a folder, or {_RANDOM}")
+        if self.lpips_weights not in (None, RANDOM) and not Path(self.lpips_weights).expanduser().exists():
+            raise ConfigError(f"--lpips_weights {self.lpips_weights} is not there; give a file, a folder, or {RANDOM}")
+
+    @property
+    def source(self) -> str | None:
+        """The folder or name of the weights to start from."""
+        return getattr(self, f"{self.network}_name_or_path")
 
     def network_config(self) -> dict | None:
         """The completed config of the network; None of weights that are not here. Raises ConfigError, ModelError."""
-        if self.vae_name_or_path:
-            config = read_folder_config("vae", self.vae_name_or_path)
+        file = getattr(self, f"{self.network}_config_file")
+        if self.source:
+            config = read_folder_config(self.network, self.source)
         else:
-            config = read_new_config("vae", self.vae_config_file, "--vae_config_file")
+            config = read_new_config(self.network, file, f"--{self.network}_config_file")
         if config:
-            check_fit({"vae": config}, self.vae_name_or_path or self.vae_config_file, ConfigError)
+            check_fit({self.network: config}, self.source or file, ConfigError)
         return config
 
 
+@dataclass(kw_only=True)
+class AutoencoderConfig(ReconstructionSettings):
+    """What an autoencoder is trained as."""
+
+    family: ClassVar[str] = "autoencoder"
+    network: ClassVar[str] = "vae"
+
+    vae_config_file: str = option(
+        "vae_tiny",
+        "Config of an AutoencoderKL, built from scratch: a JSON file, or a name.",
+        section="model",
+        kind="network",
+        needs=Needs("no --vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path),
+    )
+    vae_name_or_path: str | None = option(
+        None, "Autoencoder to start from: a folder, a .ckpt, or a name.", section="model", kind="model"
+    )
+    train_decoder_only: bool = _loss(
+        False, "Keep the encoder, the latents and their scaling factor as they are; needs --vae_name_or_path."
+    )
+    kl_weight: float = _loss(
+        1e-6,
+        "Weight of the KL divergence, in nats a picture, against the summed error of its pixels.",
+        bounds=_NOT_NEGATIVE,
+    )
+
+    def check(self) -> None:
+        """Also that there is an encoder to keep."""
+        super().check()
+        if self.train_decoder_only and self.vae_name_or_path is None:
+            raise ConfigError("--train_decoder_only needs a trained encoder; give --vae_name_or_path")
+
+
 class Autoencoder(Family):
-    """Trains all of it."""
+    """Trains all of it. export_folder is also the name of the component."""
 
     name = "autoencoder"
     plural = "autoencoders"
@@ -150,7 +171,7 @@ class Autoencoder(Family):
     def check(self, config: AutoencoderConfig, data) -> None:
         """The network's config, and the discriminator's, with the size of pictures."""
         if found := config.network_config():
-            check_sizes(found, data)
+            self.check_sides(found, data)
         least = 3 * 2**config.discriminator_layers
         side = min(min(one) for one in make_shapes(data) or [(data.resolution, data.resolution)])
         if config.adversarial_weight and side < least:
@@ -158,6 +179,10 @@ class Autoencoder(Family):
                 f"--discriminator_layers {config.discriminator_layers} needs pictures of {least} pixels a side; some "
                 f"have {side}; lower it"
             )
+
+    def check_sides(self, network, data) -> None:
+        """Raises ConfigError where pictures have sides that a network of this config does not take."""
+        check_sizes(network, data)
 
     def identity(self, config: AutoencoderConfig, data) -> dict:
         """The average."""
@@ -171,11 +196,11 @@ class Autoencoder(Family):
         """With those of the loss; a discriminator from a file as large as the settings have it."""
         own = config.network_config()
         if own is None:
-            file = published_network("vae", config.vae_name_or_path)
+            file = published_network(config.network, config.source)
             if file is None:
-                raise ModelError(f"{config.vae_name_or_path}: there is no config.json here; download the model first")
-            own = read_new_config("vae", file, "--vae_name_or_path")
-        found = {"vae": Component(own, trained=True)}
+                raise ModelError(f"{config.source}: there is no config.json here; download the model first")
+            own = read_new_config(config.network, file, f"--{config.network}_name_or_path")
+        found = {config.network: Component(own, trained=True)}
         if config.adversarial_weight:
             sizes = {"channels": config.discriminator_channels, "layers": config.discriminator_layers}
             found["discriminator"] = Component(sizes, trained=True)
@@ -187,21 +212,17 @@ class Autoencoder(Family):
         """Anew from its config, or from weights, with the networks of its loss."""
         import paddle
 
-        from ..data.inputs import Normals, Pixels
-        from ..networks.autoencoder import AutoencoderObjective
-        from ..networks.build import build_autoencoder
-        from ..utils.rng import Stream
         from ..weights.fill import fill_component, find_component_by_name
         from ..weights.losses import load_discriminator, load_lpips
 
-        if config.vae_name_or_path:
-            found = find_component_by_name("vae", config.vae_name_or_path, offline=config.offline)
-            with paddle.utils.unique_name.guard():
-                vae = fill_component("vae", found)
-            check_sizes(vae.config, data)
-        else:
-            vae = build_autoencoder(config.vae_config_file, seed)
-        settings = {"decoder_only": config.train_decoder_only}
+        with paddle.utils.unique_name.guard():
+            if config.source:
+                found = find_component_by_name(config.network, config.source, offline=config.offline)
+                network = fill_component(config.network, found)
+                self.check_sides(network.config, data)
+            else:
+                network = self.build_network(config, seed)
+        settings = {}
         if config.perceptual_weight:
             lpips = load_lpips(config.lpips_weights, seed)
             settings |= {"lpips": lpips, "perceptual_weight": config.perceptual_weight}
@@ -210,7 +231,22 @@ class Autoencoder(Family):
             settings["discriminator"] = load_discriminator(config.discriminator_weights, *sizes, seed)
             settings["adversarial_weight"] = config.adversarial_weight
             settings["adversarial_start"] = config.adversarial_start
-        model = AutoencoderObjective(vae, config.reconstruction_loss, config.kl_weight, **settings)
+        return self.objective(network, config, settings)
+
+    def build_network(self, config: AutoencoderConfig, seed: int):
+        """Anew."""
+        from ..networks.build import build_autoencoder
+
+        return build_autoencoder(config.vae_config_file, seed)
+
+    def objective(self, vae, config: AutoencoderConfig, settings: dict):
+        """The model to train, of its network and what its loss has beside it."""
+        from ..data.inputs import Normals, Pixels
+        from ..networks.autoencoder import AutoencoderObjective
+        from ..utils.rng import Stream
+
+        settings |= {"kl_weight": config.kl_weight, "decoder_only": config.train_decoder_only}
+        model = AutoencoderObjective(vae, config.reconstruction_loss, **settings)
         latents = Normals(Stream.POSTERIOR, vae.config.latent_channels, downscale_factor(vae.config))
         model.inputs = {"pixel_values": Pixels(), "posterior_noise": latents}
         return model
@@ -222,7 +258,7 @@ class Autoencoder(Family):
 
         from ..data.loader import first_epoch
         from ..diffusion.guided import to_pictures
-        from ..networks.autoencoder import psnr, reconstruct
+        from ..networks.autoencoder import psnr
         from ..utils.grid import pad_alike, tile
 
         rows, found = sitting.dataset.spread(NUM_PICTURES), {}
@@ -230,7 +266,7 @@ class Autoencoder(Family):
         for batch in sitting.dataset.split(mine, NUM_PICTURES):
             pixels = first_epoch(sitting.dataset, batch)["pixel_values"]
             with paddle.amp.auto_cast(enable=False):
-                decoded = reconstruct(sitting.model.vae, pixels).astype("float32").numpy()
+                decoded = sitting.model.reconstruct(pixels).astype("float32").numpy()
             found |= zip(batch, zip(pixels.numpy(), decoded, strict=True), strict=True)
         pairs = gather_in_order(gather_objects([found[row] for row in mine], sitting.world))
         values = (np.concatenate([picture.ravel() for picture in side]) for side in zip(*pairs, strict=True))
@@ -242,47 +278,40 @@ class Autoencoder(Family):
         return {"reconstruction": tile(pad_alike(pictures), len(pairs))}, numbers
 
     def export(self, model, config: AutoencoderConfig, dataset, folder: Path, average, metadata: dict) -> None:
-        """The VAE's folder, with 1 / std of the latents as its scaling factor; where the encoder was not trained, or
-        the average is made afterwards, with the one that it had. Raises CheckpointError where it had none yet."""
+        """The network's folder, with what brings its latents to unit variance; where the encoder was not trained, or
+        the average is made afterwards, what did before. Raises CheckpointError where there was none yet."""
         from ..networks.build import save_component
         from ..utils.files import atomic_dir, write_json
         from ..weights.fill import describe_model
 
-        vae = model.vae
-        vae.eval()
+        network, scale = getattr(model, config.network), model.scale
+        network.eval()
         with atomic_dir(folder) as target, average.applied() if average else nullcontext():
             found = {}
             if dataset is None:
-                unchanged = vae.config.scaling_factor if config.train_decoder_only else None
-                factor = metadata.pop("scaling_factor", unchanged)
+                factor = metadata.pop(scale, network.config[scale] if model.decoder_only else None)
                 if factor is None:
                     raise CheckpointError("the scaling factor is measured when the run ends; train to its end first")
-                vae.register_to_config(scaling_factor=factor)
-            elif not config.train_decoder_only:
-                found = _measure_latents(vae, dataset)
-                vae.register_to_config(scaling_factor=1.0 / found["latent_std"])
-            save_component(vae, target)
+                network.register_to_config(**{scale: factor})
+            elif not model.decoder_only:
+                found = _measure_latents(model, dataset)
+                network.register_to_config(**{scale: model.scale_of(found["latent_std"])})
+            save_component(network, target)
             described = describe_model(self, model)
-            replace(described, components={"vae": described.components["vae"]}).write(target)
-            scaling_factor = float(vae.config.scaling_factor)
-            write_json(target / "ppldm.json", {**metadata, **found, "scaling_factor": scaling_factor})
+            replace(described, components={config.network: described.components[config.network]}).write(target)
+            write_json(target / "ppldm.json", {**metadata, **found, scale: float(network.config[scale])})
 
 
-def _measure_latents(vae, dataset) -> dict:
+def _measure_latents(model, dataset) -> dict:
+    from ..data.loader import first_epoch
     from ..networks.autoencoder import latent_statistics
 
     batches = dataset.split(dataset.spread(NUM_MEASURED), _MEASURED_AT_A_TIME)
     with progress(batches, desc="measuring latents", unit="batch") as chunks:
-        statistics = latent_statistics(vae, (_encoder_inputs(dataset, chunk) for chunk in chunks))
+        inputs = (model.inputs_of(first_epoch(dataset, chunk)) for chunk in chunks)
+        statistics = latent_statistics(model.latents(**one) for one in inputs)
     get_logger().info("latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", statistics)
     return statistics
-
-
-def _encoder_inputs(dataset, rows: list[int]):
-    from ..data.loader import first_epoch
-
-    batch = first_epoch(dataset, rows)
-    return batch["pixel_values"], batch["posterior_noise"]
 
 
 FAMILY = Autoencoder()

@@ -76,7 +76,8 @@ class Family:
         raise NotImplementedError
 
     def draw(self, sitting: Sitting) -> tuple[dict, dict]:
-        """(pictures by tag, [H, W, 3] uint8, on the main process; numbers by name on all). A collective call."""
+        """(pictures by tag, each [H, W, 3] uint8 or a `prompt_grid`, on the main process; numbers by name on all). A
+        collective call."""
         return {}, {}
 
     def export(self, model, config, dataset, folder: Path, average, metadata: dict) -> None:

@@ -19,7 +19,7 @@ from .settings.cascade import CascadeSettings
 
 
 class CascadeStage(Family):
-    """Trains the last of `components`; the others are frozen. `Config` is a CascadeSettings with the same names."""
+    """Trains the last of a config's `components`; the others are frozen. `Config` is a CascadeSettings."""
 
     frozen: ClassVar = {"effnet": "effnet", "text_encoder": "projected_text_encoder"}
     needs_process = True
@@ -38,14 +38,21 @@ class CascadeStage(Family):
             if place := config.name_of(name):
                 found[name] = read_folder_config(kind, place)
             else:
-                found[name] = read_new_config(kind, config.file_of(name), f"--{name}_config_file")
+                found[name] = self.new_config(name, config, found)
         return found
+
+    def new_config(self, name: str, config: CascadeSettings, found: dict) -> dict | None:
+        """The completed config of a component that is built anew, beside those `found` before it. Raises ConfigError,
+        ModelError."""
+        return read_new_config(self.components[name], config.file_of(name), f"--{name}_config_file")
 
     def networks(self, config: CascadeSettings, data) -> dict[str, Component]:
         """Also of published models that are not here."""
         found = self.known_configs(config)
         for name in config.components:
-            if found[name] is None:
+            if found[name] is None and config.name_of(name) is None:
+                found[name] = self.new_config(name, config, found)
+            elif found[name] is None:
                 # Of EfficientNets one is published, and that without its config.
                 file = "effnet_v2_s" if name == "effnet" else published_network(name, config.name_of(name))
                 if file is None:
@@ -54,7 +61,7 @@ class CascadeStage(Family):
                     )
                 found[name] = read_new_config(self.components[name], file, f"--{name}_name_or_path")
         self.check_fit(found)
-        trained = None if config.trains_adapters else config.networks[-1]
+        trained = None if config.trains_adapters else config.components[-1]
         return {name: Component(one, name == trained) for name, one in found.items()}
 
     def check_fit(self, configs: dict[str, dict | None]) -> None:
@@ -89,7 +96,9 @@ class CascadeStage(Family):
 
         tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
         with paddle.utils.unique_name.guard():
-            parts = {name: self._part(name, config, tokenizer, seed) for name in config.components}
+            parts = {}
+            for name in config.components:
+                parts[name] = self.part(name, config, tokenizer, seed, parts)
             configs = {name: config_of(self.components[name], part) for name, part in parts.items()}
             self.check_fit(configs)
             check_tokenizer_fit(configs["text_encoder"], tokenizer.vocab_size, config.model_max_length)
@@ -98,15 +107,15 @@ class CascadeStage(Family):
         model.inputs = self.inputs(config, configs, model.process)
         return model
 
-    def _part(self, name: str, config: CascadeSettings, tokenizer, seed: int):
-        """A component, filled with its weights or built anew."""
+    def part(self, name: str, config: CascadeSettings, tokenizer, seed: int, parts: dict):
+        """A component, filled with its weights or built anew, beside the `parts` before it."""
         from ..networks.build import build_cascade, build_effnet, build_paella, build_projected_text_encoder
         from ..weights.fill import fill_component, find_component_by_name
 
         kind = self.components[name]
         if place := config.name_of(name):
             return fill_component(kind, find_component_by_name(kind, place, offline=config.offline))
-        found = read_new_config(kind, config.file_of(name), f"--{name}_config_file")
+        found = self.new_config(name, config, {})
         if name == "text_encoder":
             sizes = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": config.model_max_length}
             found = check_config(kind, found | sizes, config.file_of(name), ConfigError)
@@ -128,7 +137,8 @@ class CascadeStage(Family):
         return draw_sample_pictures(sitting), {}
 
     def export(self, model, config: CascadeSettings, dataset, folder: Path, average, metadata: dict) -> None:
-        """The network that was trained, as diffusers' StableCascadeUNet reads it, beside model.json and ppldm.json."""
+        """The network that was trained, a stage as diffusers' StableCascadeUNet reads it, beside model.json and
+        ppldm.json."""
         from contextlib import nullcontext
 
         from ..utils.files import atomic_dir, write_json
@@ -138,12 +148,12 @@ class CascadeStage(Family):
         from ..weights.lora.merge import merge_lora
         from ..weights.write import write_component
 
-        name = config.networks[-1]
+        name = config.components[-1]
         kind = self.components[name]
         with atomic_dir(folder) as target:
             if not model.adapters:  # of which nothing is left once they are merged in
                 describe_model(self, model).write(target)
             with average.applied() if average else nullcontext():
-                whole = merge_lora(Weights({name: component_of(kind, model.denoiser)}), lora_of(model))
+                whole = merge_lora(Weights({name: component_of(kind, getattr(model, name))}), lora_of(model))
                 write_component(kind, whole.components[name], target, "diffusers")
             write_json(target / "ppldm.json", {**metadata, "ema": average is not None})

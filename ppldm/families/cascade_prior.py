@@ -9,24 +9,15 @@ from ..utils.errors import ConfigError
 from ..utils.rng import Stream
 from .cascade import CascadeStage
 from .settings.adapters import AdapterSettings, lora_components, lora_modules
-from .settings.cascade import CascadeSettings, config_option, weights_option
+from .settings.cascade import PriorSettings
 
 
 @dataclass(kw_only=True)
-class CascadePriorConfig(AdapterSettings, CascadeSettings):
+class CascadePriorConfig(AdapterSettings, PriorSettings):
     """Where the components come from, and what is trained."""
 
     family: ClassVar[str] = "cascade_prior"
-    networks: ClassVar = ("effnet", "text_encoder", "prior")
-    optional: ClassVar = ("image_encoder",)
 
-    image_encoder_name_or_path: str | None = weights_option(
-        "image_encoder", "Frozen CLIP image encoder, of which stage C is told for 10 % of the samples (default: none)"
-    )
-    prior_name_or_path: str | None = weights_option("prior", "Stage C to start from")
-    prior_config_file: str | None = config_option(
-        "prior", "a stage C that is trained from scratch", "cascade_c_3b, cascade_c_1b, cascade_c_tiny"
-    )
     lora_modules: list[str] = lora_modules("attention", "kv_mapper, channelwise, to_q …")
     lora_components: list[str] = lora_components("prior")
 
@@ -50,6 +41,15 @@ class CascadePrior(CascadeStage):
     components: ClassVar = {**CascadeStage.frozen, "image_encoder": "image_encoder", "prior": "cascade_prior"}
     optional = ("image_encoder",)
     export_folder = "prior"
+
+    def check(self, config: CascadePriorConfig, data) -> None:
+        """Cached latents, beside which there are no pictures to be told of."""
+        super().check(config, data)
+        if data.latents != "off" and config.image_encoder_name_or_path:
+            raise ConfigError(
+                f"--latents {data.latents} leaves no pictures for the image encoder; omit --image_encoder_name_or_path "
+                "or --latents"
+            )
 
     def joints(self):
         """Latents, words, captions and pictures."""
@@ -76,15 +76,17 @@ class CascadePrior(CascadeStage):
 
     def inputs(self, config: CascadePriorConfig, configs: dict, process) -> dict:
         """The picture, its caption, a noise level, noise of the small latents, and whether the picture is told."""
-        from ..data.inputs import Normals, Pixels, Tokens, Uniform
+        from ..data.inputs import Moments, Normals, Pixels, Tokens, Uncached, Uniform
 
-        image = {"clip_image": Uniform(Stream.CLIP_IMAGE)} if "image_encoder" in configs else {}
+        latents = {"channels": configs["prior"]["in_channels"], "factor": EFFNET_FACTOR}
+        told = {"clip_image": Uniform(Stream.CLIP_IMAGE)}
+        cached = {"moments": Moments(**latents), "uncached": Uncached()}
         return {
             "pixel_values": Pixels(),
+            **(told if "image_encoder" in configs else cached),
             "input_ids": Tokens(config.model_max_length),
             "timesteps": config.level_input(process.num_levels),
-            **config.noise_inputs(partial(Normals, channels=configs["prior"]["in_channels"], factor=EFFNET_FACTOR)),
-            **image,
+            **config.noise_inputs(partial(Normals, **latents)),
         }
 
 

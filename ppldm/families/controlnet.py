@@ -12,6 +12,7 @@ from ..config.option import option
 from ..data.control.spec import make_filter
 from ..utils.errors import ConfigError, ModelError
 from ..weights.model_file import Component
+from .settings.control import ControlSettings
 from .settings.text_to_image import UNetSettings
 from .text_to_image import TextToImage
 
@@ -19,7 +20,7 @@ _model = partial(option, section="model")
 
 
 @dataclass(kw_only=True)
-class ControlNetConfig(UNetSettings):
+class ControlNetConfig(ControlSettings, UNetSettings):
     """The base, and what is trained beside it."""
 
     family: ClassVar[str] = "controlnet"
@@ -40,13 +41,6 @@ class ControlNetConfig(UNetSettings):
         kind="model",
     )
     tokenizer_name: str | None = _model(None, "The tokenizer's folder (default: the base's own).", kind="tokenizer")
-    control: str = _model(
-        "canny",
-        "Control images: canny, edges, grey, blur, tiles, super-resolution or inpainting, made of the pictures; row, "
-        "the rows' second images; or a class of one's own, package.module:Class. Parameters follow with commas: "
-        "canny,low=50,high=150 (docs/controlnet.md).",
-        identity=True,
-    )
 
     def check(self) -> None:
         """Raises ConfigError for combinations that cannot work."""

@@ -23,6 +23,7 @@ class DiT(TextToImageTransformer):
 
     name = "dit"
     plural = "DiTs"
+    masks_padding = True
     Config = DitConfig
 
 

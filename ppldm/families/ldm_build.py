@@ -67,7 +67,9 @@ def build_ldm(
             vae, text_encoder, denoiser = _build_all(arguments, vocab_size, seed)
         if arguments.enable_xformers_memory_efficient_attention:
             if not current_kind().efficient_attention:
-                raise ConfigError("--enable_xformers_memory_efficient_attention needs a GPU; omit it on a CPU")
+                raise ConfigError(
+                    "--enable_xformers_memory_efficient_attention needs a GPU; omit it on " + current_kind().words
+                )
             denoiser.enable_xformers_memory_efficient_attention()
         elif arguments.denoiser == "unet":
             denoiser.set_attn_processor(AttnProcessor())  # ppdiffusers would choose by the device
@@ -86,7 +88,7 @@ def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[
         "pixel_values": Pixels(),
         "moments": Moments(**latents),
         "uncached": Uncached(),
-        "posterior_noise": normals(Stream.POSTERIOR),
+        "posterior_noise": normals(Stream.POSTERIOR),  # type: ignore[call-arg]
         "input_ids": Tokens(arguments.model_max_length),
         "timesteps": arguments.level_input(process.num_levels),
         **arguments.noise_inputs(normals),

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import paddle
 
 from ..data.control.preview import to_picture
@@ -42,7 +41,7 @@ def draw_sample_pictures(sitting: Sitting) -> dict:
     for tag, row in drawn.items():
         alike = pad_alike([*leads, *row])
         cells = [[*one] for one in zip(alike[: len(row)], alike[len(row) :], strict=True)] if leads else alike[:, None]
-        samples[tag] = np.asarray(prompt_grid(captions, cells, columns=NUM_PICTURES // (2 if leads else 1)))
+        samples[tag] = prompt_grid(captions, cells, columns=NUM_PICTURES // (2 if leads else 1))
     return {"reconstruction": tile(both, len(pairs))} | samples
 
 

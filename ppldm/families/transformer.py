@@ -14,6 +14,7 @@ class TextToImageTransformer(TextToImage):
     `networks.config_fields`."""
 
     components: ClassVar = {"vae": "vae", "text_encoder": "text_encoder", "transformer": "transformer"}
+    masks_padding = False  # behind captions, where `--mask_pad_tokens` asks for it
 
     def check(self, config: TransformerSettings, data) -> None:
         """Also that patches fill the latents, and that some are kept."""
@@ -44,8 +45,8 @@ class TextToImageTransformer(TextToImage):
                 f"the transformer has positions for {transformer['num_text_tokens']} tokens of a caption; give it "
                 f"--model_max_length {transformer['num_text_tokens']}"
             )
-        if is_uvit(transformer) and config.mask_pad_tokens:
-            raise ConfigError("--mask_pad_tokens is not for a UViT, which looks at all tokens; omit it")
+        if config.mask_pad_tokens and not self.masks_padding:
+            raise ConfigError(f"--mask_pad_tokens is not for {self.plural}, which look at all tokens; omit it")
 
     def build(self, config: TransformerSettings, data, seed: int):
         """With the patches that are kept in a batch, where some are left out."""

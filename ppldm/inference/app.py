@@ -6,33 +6,24 @@ JSON and gives JSON, so that scripts can ask it too:
     POST /draw {"prompt": "a red heart", "num_samples": 2}   ->   {"pictures": ["data:image/png;base64,...", ...], ...}
 """
 
-import base64
-import io
-import ipaddress
-import secrets
-import socket
 import threading
 from typing import Annotated
-from urllib.parse import urlsplit
 
-from ..utils.errors import ConfigError, PpldmError
+from ..utils.errors import ConfigError
+from ..utils.web_server import MAX_REQUEST_BYTES, make_flask, render_page, serve
 from ..weights.lora.flag import Loras, check_loras
 from .generate import describe_unknown_words
 from .prompts import check_prompt
 
 LIMITS = {"num_samples": (1, 16), "num_inference_steps": (1, 1000), "seed": (0, 2**31 - 1), "guidance_scale": (0, 50)}
 DEFAULTS = {"num_samples": 4, "num_inference_steps": 50, "seed": 23, "guidance_scale": 7.5, "sampler": None}
-MAX_REQUEST_BYTES = 64 << 10
 # What HTTP's own errors mean here, by status.
 _SENTENCES = {
     400: "the request is not JSON; send an object with a prompt",
-    404: "there is no such page; the page is at /",
     405: "this page does not take that method; ask / with GET and /draw with POST",
     413: f"the request is larger than {MAX_REQUEST_BYTES >> 10} kB; shorten the prompt",
-    415: "the request is not JSON; send it with Content-Type: application/json",
     500: "drawing failed; the terminal of ppldm app shows why",
 }
-_HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
 
@@ -54,62 +45,28 @@ def app(
     check_name(model)
     lora = check_loras(lora)
     with entry():
-        from werkzeug.serving import make_server
-
-        from ..utils.log import get_logger, quiet_libraries
-        from .pipeline import load
+        from ..utils.log import quiet_libraries
+        from .load import load
 
         quiet_libraries()
-        names = [host, *allow_host]
         pipeline = load(model, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
-        page = make_app(pipeline, " + ".join([model, *lora]), names)
-        try:
-            if not 0 <= port < 1 << 16:
-                raise ConfigError(f"--port {port} must be from 0 (any) to 65535")
-            server = make_server(host, port, page, threaded=True)
-        except (OSError, SystemExit) as error:
-            raise ConfigError(f"cannot listen at {host}:{port}; choose another --port or --host") from error
-        get_logger().info("http://%s:%d/ (Ctrl-C stops it)", host, server.port)
-        server.serve_forever()
+        serve(make_app(pipeline, " + ".join([model, *lora]), [host, *allow_host]), host, port)
 
 
 def make_app(pipeline, name: str, hosts=()):
-    """The Flask application that draws with `pipeline`; `name` is shown as its title. `hosts`: names of this machine.
-
-    Every answer of it but the page is JSON, errors too: {"error": "a sentence"}.
-    """
-    from flask import Flask, g, jsonify, render_template_string, request
-    from werkzeug.exceptions import HTTPException
+    """The Flask application that draws with `pipeline`; `name` is its title. `hosts`: names of this machine."""
+    from flask import jsonify, request
 
     from ..diffusion.samplers import samplers_of
+    from ..utils.web_page import as_png_url
 
-    flask = Flask("ppldm")
-    flask.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
+    flask = make_flask(hosts, _SENTENCES)
     drawing = threading.Lock()
-
-    @flask.before_request
-    def refuse_strangers():
-        if not is_own_host(request.host, hosts):
-            return jsonify(error=f"{request.host[:80]} is not this machine; name it with --allow-host"), 403
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
-            return jsonify(error="the request comes from another site's page"), 403
-
-    @flask.after_request
-    def protect(response):
-        nonce = f"'nonce-{g.nonce}'" if "nonce" in g else "'none'"
-        response.headers["Content-Security-Policy"] = (
-            f"default-src 'none'; script-src {nonce}; style-src {nonce}; img-src data:; connect-src 'self'; "
-            "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
-        )
-        response.headers.update(_HEADERS)
-        return response
 
     @flask.get("/")
     def page():
-        g.nonce = secrets.token_urlsafe(16)
-        shown = {"name": name, "defaults": DEFAULTS, "limits": LIMITS, "nonce": g.nonce, "side": pipeline.resolution}
-        return render_template_string(_PAGE, samplers=samplers_of(pipeline.model.process), **shown)
+        shown = {"name": name, "defaults": DEFAULTS, "limits": LIMITS, "side": pipeline.resolution}
+        return render_page(_PAGE, samplers=samplers_of(pipeline.model.process), **shown)
 
     @flask.post("/draw")
     def draw():
@@ -119,34 +76,9 @@ def make_app(pipeline, name: str, hosts=()):
         with drawing:
             pictures = pipeline.generate([prompt], **settings)[0]
         warning = describe_unknown_words(pipeline, [prompt, settings["negative_prompts"]])
-        return jsonify(pictures=[_data_url(picture) for picture in pictures], settings=settings, warning=warning)
-
-    @flask.errorhandler(PpldmError)
-    def refused(error):
-        return jsonify(error=str(error)), 400
-
-    @flask.errorhandler(HTTPException)
-    def failed(error):
-        return jsonify(error=_SENTENCES.get(error.code, f"HTTP {error.code}: {error.name}")), error.code
+        return jsonify(pictures=[as_png_url(picture) for picture in pictures], settings=settings, warning=warning)
 
     return flask
-
-
-def is_own_host(host: str, names=()) -> bool:
-    """Whether a Host header, name:port, is an address, localhost, this machine's name, or one of `names`.
-
-    Another site's name that leads to this address is refused: its pages could read what is drawn here (DNS rebinding).
-    """
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    try:
-        ipaddress.ip_address(name)
-        return True
-    except ValueError:
-        own = ("localhost", socket.gethostname(), socket.getfqdn(), *names)
-        return name in {one.lower() for one in own}
 
 
 def read_settings(asked) -> dict:
@@ -171,14 +103,6 @@ def read_settings(asked) -> dict:
     negative = settings.pop("negative_prompt", "")
     check_prompt(negative, "negative_prompt")
     return {**settings, "negative_prompts": negative}
-
-
-def _data_url(picture) -> str:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 _PAGE = """<!doctype html>

@@ -52,9 +52,10 @@ def generate(
     columns: int = 2,  # prompts beside one another in the grid
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
+    decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
     lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
     tokenizer: str = None,  # tokenizer folder, where the model brings none
-    device: str = None,  # cpu, gpu or gpu:N; by default what paddle finds
+    device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
     offline: bool = False,  # never touch the network
 ):  # fmt: skip
     """Draw pictures of prompts with a trained model, and a grid of them."""
@@ -62,11 +63,10 @@ def generate(
 
     folder = local_path(out)
     wanted = read_wanted(prompts, list(prompt), negative_prompt)
-    scales = list(dict.fromkeys(guidance_scale))
     counts = {"num_samples": num_samples, "num_inference_steps": num_inference_steps}
     require_positive(**counts, batch_size=batch_size, columns=columns)
     sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
-    check_settings(scales, sampler, seed)
+    check_settings(scales := list(dict.fromkeys(guidance_scale)), sampler, seed)
     check_control(control, control_filter, control_scale)
     sides = read_size(size, resolution, height, width)
     plan = Plan(wanted, num_samples, scales, num_inference_steps, sampler, seed, *sides, exact, None, control_scale)
@@ -76,13 +76,13 @@ def generate(
     with entry(threads=1 if exact else None):
         from ..diffusion.samplers import choose_sampler
         from ..utils.log import quiet_libraries
-        from .pipeline import load
+        from .load import load
 
         use_device(device)
         world = join_world()
         quiet_libraries()
         pipeline = load(model, ema=ema, original_config_file=original_config_file, tokenizer=tokenizer,
-                        lora=lora, offline=offline)  # fmt: skip
+                        lora=lora, offline=offline, decoder=decoder)  # fmt: skip
         seed = _choose_seed(world) if seed == -1 else seed
         plan = replace(plan, seed=seed, sampler=choose_sampler(sampler, pipeline.model.process))
         if control:

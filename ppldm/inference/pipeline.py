@@ -19,67 +19,17 @@ from functools import cached_property
 import numpy as np
 import paddle
 
-from ..data.text.tokenizer import CaptionTokenizer, load_tokenizer
+from ..data.text.tokenizer import CaptionTokenizer
 from ..diffusion.guided import draw, to_pictures
 from ..diffusion.samplers import choose_sampler
-from ..families.ldm_build import build_model
 from ..networks.autoencoder import to_unit_range
 from ..networks.configs import latent_shape
 from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.checksums import checksum_arrays
-from ..utils.errors import ConfigError, ModelError
-from ..utils.log import get_logger
+from ..utils.errors import ConfigError
 from ..utils.rng import MAX_SEED
-from ..weights.fetch import locate_model
-from ..weights.folders import COMPONENT_FOLDERS
-from ..weights.lora.merge import add_loras
-from ..weights.noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
-from ..weights.read import read_weights
-from ..weights.write import metadata_of
 from .control import read_control
 from .prompts import check_prompt
-
-DDIM = "DDIMScheduler"  # the class of a stored scheduler that ddim is
-
-
-def load(
-    path,
-    *,
-    ema: bool = False,
-    original_config_file=None,
-    tokenizer=None,
-    lora: Sequence[str] = (),
-    offline: bool = False,
-) -> "TextToImage":
-    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, CompVis' .ckpt, or a name.
-
-    `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt,
-    or config.json of the VAE of a checkpoint that holds no model.json.
-    `tokenizer`: a folder with vocab.txt, where the model brings none. `lora`: LoRA files to merge into the weights,
-    each with its weight, as "FILE:0.8"; what they change adds up. `offline`: never touch the network.
-    Raises ModelError or ConfigError.
-    """
-    source = locate_model(path, COMPONENT_FOLDERS, offline)
-    weights = add_loras(read_weights(source, yaml_file=original_config_file, ema=ema), lora)
-    folder = tokenizer or weights.tokenizer
-    if folder is None:
-        raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
-    own = weights.scheduler.get(SCHEDULER_CLASS, DDIM)
-    if own not in (DDIM, FLOW_CLASS):
-        get_logger().info(
-            "%s brings a %s; pictures are drawn with ddim unless another sampler is chosen, and it is exported with "
-            "ddim: in the noise schedule and with the timesteps that it stores",
-            *(path, own),
-        )
-    model = build_model(weights, path)
-    metadata = metadata_of(weights)
-    for name in ("model_max_length", "resolution"):
-        if not isinstance(metadata[name], int) or metadata[name] < 1:
-            raise ModelError(f"{path}: {name} {metadata[name]!r} of ppldm.json must be 1 or more; copy it again")
-    loaded = load_tokenizer(folder, metadata["model_max_length"])
-    model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
-    model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
-    return TextToImage(model, loaded, metadata["resolution"], lora)
 
 
 class TextToImage:
@@ -175,8 +125,12 @@ class TextToImage:
         led = None
         if control is not None:
             led = {"control": paddle.to_tensor(np.stack([control] * len(prompts))), "control_scale": control_scale}
-        return draw(self.model, self.tokenizer, prompts, indices, self.latent_shape(*size), seeds, guidance_scale,
-                    num_inference_steps, on_step, sampler, negative_prompts, control=led)  # fmt: skip
+        return self._draw(prompts, indices, self.latent_shape(*size), seeds, guidance_scale, num_inference_steps,
+                          on_step, sampler, negative_prompts, control=led)  # fmt: skip
+
+    def _draw(self, *args, **settings) -> np.ndarray:
+        """As `diffusion.guided.draw`, after the model and its tokenizer."""
+        return draw(self.model, self.tokenizer, *args, **settings)
 
     def read_control(self, path, size: tuple[int, int], made_by: str | None = None, seed: int = 0) -> np.ndarray:
         """The control image that the model takes, uint8 [K, H, W] of `size`, from a picture's file. Raises

@@ -8,6 +8,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from .configs import is_effnet
 from .losses.adversarial import GradientBalance, hinge_loss
 from .model import Component, Loss, Model, freeze
 
@@ -26,9 +27,14 @@ class AutoencoderObjective(Model):
     gradient, and the hinge loss of D, of which the autoencoder gets none.
     `decoder_only`: the encoder, and with it what latents are, stays as it is.
     A batch holds pixel_values [B, 3, H, W] uint8 and posterior_noise [B, C, h, w] float32; nothing is drawn here.
+
+    network: the name of the component that is trained; scale: the setting of its config that brings its latents to unit
+    variance. A subclass with another network gives `latents`, `penalised`, `reconstruct`, `last_weight` and `scale_of`.
     """
 
     unsaved = ("lpips",)
+    network = "vae"
+    scale = "scaling_factor"
 
     def __init__(
         self,
@@ -46,7 +52,8 @@ class AutoencoderObjective(Model):
         super().__init__()
         if reconstruction_loss not in RECONSTRUCTION_LOSSES:
             raise ValueError(f"reconstruction_loss {reconstruction_loss!r} is not one of {RECONSTRUCTION_LOSSES}")
-        self.vae, self.lpips, self.discriminator = vae, lpips, discriminator
+        setattr(self, self.network, vae)
+        self.lpips, self.discriminator = lpips, discriminator
         self.reconstruction_loss = reconstruction_loss
         self.kl_weight, self.perceptual_weight = kl_weight, perceptual_weight
         self.adversarial_weight, self.adversarial_start = adversarial_weight, adversarial_start
@@ -59,7 +66,7 @@ class AutoencoderObjective(Model):
     @property
     def networks(self) -> dict[str, Component]:
         """The autoencoder; discriminator and LPIPS where they are."""
-        found = {"vae": Component(self.vae, trained=True)}
+        found = {self.network: Component(getattr(self, self.network), trained=True)}
         if self.discriminator:
             found["discriminator"] = Component(
                 self.discriminator, True, "discriminator", clipped_alone=True, starts=self.adversarial_start
@@ -68,13 +75,37 @@ class AutoencoderObjective(Model):
             found["lpips"] = Component(self.lpips, trained=False, stays_float32=True)
         return found
 
-    def forward(self, pixel_values, posterior_noise) -> Loss:
-        """The loss of pictures: of no noise level."""
-        pixels = to_unit_range(pixel_values)
+    @property
+    def last_weight(self):
+        """Of the decoder's last layer, at which the balance compares gradients."""
+        return self.vae.decoder.conv_out.weight
+
+    def scale_of(self, std: float) -> float:
+        """What `scale` is of latents of this standard deviation."""
+        return 1.0 / std
+
+    @paddle.no_grad()
+    def latents(self, pixel_values, posterior_noise):
+        """Unscaled samples of the posterior of [B, 3, H, W] uint8, float32 [B, C, h, w]."""
+        posterior = self.vae.encode(to_unit_range(pixel_values)).latent_dist
+        return posterior.mean + posterior.std * posterior_noise
+
+    def reconstruct(self, pixel_values):
+        """[B, 3, H, W] uint8 to its reconstruction, float32 in -1 .. 1."""
+        return reconstruct(self.vae, pixel_values)
+
+    def penalised(self, pixels, posterior_noise):
+        """(reconstruction of [B, 3, H, W] in -1 .. 1, what the loss adds for latents), float32."""
         with paddle.no_grad() if self.decoder_only else nullcontext():
             posterior = self.vae.encode(pixels).latent_dist
             latents = posterior.mean + posterior.std * posterior_noise
-        decoded = self.vae.decode(latents).sample.astype("float32")
+        kl = 0.5 * (posterior.mean**2 + posterior.var - 1.0 - posterior.logvar).astype("float32").sum()
+        return self.vae.decode(latents).sample.astype("float32"), self.kl_weight * kl / pixels.size
+
+    def forward(self, pixel_values, posterior_noise=None) -> Loss:
+        """The loss of pictures: of no noise level."""
+        pixels = to_unit_range(pixel_values)
+        decoded, penalty = self.penalised(pixels, posterior_noise)
         error, measures = 0.0, None
         if "l1" in self.reconstruction_loss:
             error = error + F.l1_loss(decoded, pixels)
@@ -84,8 +115,7 @@ class AutoencoderObjective(Model):
             with paddle.amp.auto_cast(enable=False):
                 distance = self.lpips(pixels, decoded).mean()
             error, measures = error + self.perceptual_weight * distance, {"lpips": distance.detach()}
-        kl = 0.5 * (posterior.mean**2 + posterior.var - 1.0 - posterior.logvar).astype("float32").sum()
-        value = error + self.kl_weight * kl / pixels.size
+        value = error + penalty
         if not (self.discriminator and self.training and self.num_updates >= self.adversarial_start):
             return Loss(value, measures=measures)
         adversarial, statistics = self._adversarial(error, pixels, decoded)
@@ -96,7 +126,7 @@ class AutoencoderObjective(Model):
         with paddle.amp.auto_cast(enable=False):
             unlike = -self.discriminator.judge(decoded).mean()
             learned = hinge_loss(self.discriminator(pixels), self.discriminator(decoded.detach()))
-            sums = self.balance.sums(error, unlike, self.vae.decoder.conv_out.weight)
+            sums = self.balance.sums(error, unlike, self.last_weight)
         weight = self.adversarial_weight * self.balance.weight(pixels[0].size).squeeze()
         return weight * unlike + learned, sums
 
@@ -114,9 +144,13 @@ class AutoencoderObjective(Model):
 def encode_moments(vae: nn.Layer, pixel_values):
     """[B, 3, H, W] uint8 to mean and standard deviation of the posterior, float32 [B, 2, C, H / f, W / f], unscaled.
 
-    Runs in float32 outside autocast: half precision overflows in common VAEs.
+    Of an encoder without a posterior the deviation is 0. Runs in float32 outside autocast: half precision overflows in
+    common VAEs.
     """
     with paddle.amp.auto_cast(enable=False):
+        if is_effnet(vae.config):
+            mean = vae(pixel_values.astype("float32") / 255.0)
+            return paddle.stack([mean, paddle.zeros_like(mean)], axis=1)
         posterior = vae.encode(to_unit_range(pixel_values)).latent_dist
         return paddle.stack([posterior.mean, posterior.std], axis=1)
 
@@ -132,17 +166,13 @@ def psnr(pixel_values, decoded) -> float:
     return 10.0 * math.log10(4.0 / max(1e-12, float(F.mse_loss(decoded, to_unit_range(pixel_values)))))
 
 
-@paddle.no_grad()
-def latent_statistics(vae: nn.Layer, batches) -> dict:
-    """Mean and standard deviation of unscaled posterior samples: over everything, and each channel's mean.
+def latent_statistics(batches) -> dict:
+    """Mean and standard deviation of unscaled latents: over everything, and each channel's mean.
 
-    `batches` gives (pixel_values, posterior_noise), each of pictures of any size. The scaling factor that brings
-    latents to unit variance is 1 / std, as Rombach et al. 2022 (arXiv:2112.10752, appendix G) measure it.
+    `batches` gives latents [B, C, h, w], each of pictures of any size. The scaling factor that brings them to unit
+    variance is 1 / std, as Rombach et al. 2022 (arXiv:2112.10752, appendix G) measure it.
     """
-    latents = []
-    for pixel_values, posterior_noise in batches:
-        posterior = vae.encode(to_unit_range(pixel_values)).latent_dist
-        latents.append((posterior.mean + posterior.std * posterior_noise).numpy())
+    latents = [one.numpy() for one in batches]
     values = np.concatenate([some.ravel() for some in latents]).astype(np.float64)
     by_channel = np.concatenate([np.moveaxis(some, 1, 0).reshape(some.shape[1], -1) for some in latents], axis=1)
     return {

@@ -19,11 +19,13 @@ from .init import (
     init_autoencoder,
     init_cascade,
     init_clip,
+    init_effnet,
     init_paella,
     init_text_encoder,
     init_transformer,
     init_unet,
 )
+from .microdit import MicroDiT
 from .transformers import make_transformer
 
 # What the classes raise on settings that no network can have.
@@ -56,8 +58,8 @@ def build_unet(config: dict, seed: int) -> UNet2DConditionModel:
     return init_unet(make_network(UNet2DConditionModel, config), seed)
 
 
-def build_transformer(config: dict, seed: int) -> UViTT2IModel | Transformer2DModel:
-    """A new UViT or DiT of a completed config. Raises ConfigError."""
+def build_transformer(config: dict, seed: int) -> UViTT2IModel | Transformer2DModel | MicroDiT:
+    """A new UViT, DiT or MicroDiT of a completed config. Raises ConfigError."""
     return init_transformer(make_network(make_transformer, {"config": config}), seed)
 
 
@@ -68,7 +70,7 @@ def build_cascade(config: dict, seed: int) -> CascadeUNet:
 
 def build_effnet(config: dict, seed: int) -> EffNetEncoder:
     """A new encoder of pictures for Stable Cascade, of a completed config. Raises ConfigError."""
-    return init_autoencoder(make_network(EffNetEncoder, config), seed)
+    return init_effnet(make_network(EffNetEncoder, config), seed)
 
 
 def build_paella(config: dict, seed: int) -> PaellaVQModel:

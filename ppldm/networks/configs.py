@@ -5,11 +5,10 @@
     check_fit(configs, source)                            do VAE, text encoder and UNet fit one another?
     check_tokenizer_fit(text_encoder, vocab_size, max_length)
 
-A kind is one of LABELS; a `text_encoder` is `ldmbert` or `clip`, a `transformer` `uvit` or `dit`, as the config says
-(`table_of`). All return or take configs completed with the classes' defaults: the keyword arguments of the networks'
-classes. The settings
-themselves are the tables of `ppldm.networks.config_fields`. Every function raises the `error` it is given, in one line
-that names the file, the setting, its value and what it must be.
+A kind is one of LABELS; a `text_encoder` is `ldmbert` or `clip`, a `transformer` `uvit`, `dit` or `microdit`, as the
+config says (`table_of`). All return or take configs completed with the classes' defaults: the keyword arguments of the
+networks' classes. The settings themselves are the tables of `ppldm.networks.config_fields`. Every function raises the
+`error` it is given, in one line that names the file, the setting, its value and what it must be.
 """
 
 import copy
@@ -19,22 +18,27 @@ from ..config.network_files import find_network_file
 from ..utils.errors import ConfigError, ModelError, PpldmError
 from ..utils.files import read_json_object
 from ..utils.text import did_you_mean
-from .config_fields import CONTROLNET, IGNORED, REQUIRED, SETTINGS, UNET
+from .config_fields import CONTROLNET, IGNORED, REQUIRED, SETTINGS, UNET, is_effnet
 
 LABELS = {
     "vae": "VAE", "text_encoder": "text encoder", "unet": "UNet", "controlnet": "ControlNet",
     "cascade_prior": "Stable Cascade prior", "cascade_decoder": "Stable Cascade decoder",
     "effnet": "EfficientNet encoder", "vqgan": "Paella autoencoder", "transformer": "transformer",
     "projected_text_encoder": "text encoder with a projection", "image_encoder": "CLIP image encoder",
+    "cascade_controlnet": "Stable Cascade ControlNet",
 }  # fmt: skip
 _NAMES = {
     "vae": "a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
     "clip": "a CLIP text encoder", "cascade_prior": "a Stable Cascade prior",
     "cascade_decoder": "a Stable Cascade decoder", "effnet": "an EfficientNet encoder",
     "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
+    "cascade_controlnet": "a Stable Cascade ControlNet", "microdit": "a MicroDiT",
 }  # fmt: skip
 # Of these kinds, the one that a config names more settings of; the first where it names none.
-_TABLES = {"text_encoder": ("ldmbert", "clip"), "projected_text_encoder": ("clip",), "transformer": ("uvit", "dit")}
+_TABLES = {
+    "text_encoder": ("ldmbert", "clip"), "projected_text_encoder": ("clip",),
+    "transformer": ("uvit", "dit", "microdit"),
+}  # fmt: skip
 # What a network cannot do without once another setting has this value (any, where it is None).
 _UNET_NEEDS = (
     ("encoder_hid_dim_type", None, "encoder_hid_dim"),
@@ -105,7 +109,7 @@ def is_ldmbert(config: dict) -> bool:
 
 
 def is_uvit(transformer: dict) -> bool:
-    """True for the config of a UViT; else it is a DiT's."""
+    """True for the config of a UViT; else it is a DiT's or a MicroDiT's."""
     return table_of("transformer", transformer) == "uvit"
 
 
@@ -122,8 +126,8 @@ def table_of(kind: str, config: dict) -> str:
 
 
 def downscale_factor(vae) -> int:
-    """Pixels a side to one latent, by a VAE's config: 8 for four blocks."""
-    return 2 ** (len(vae["block_out_channels"]) - 1)
+    """Pixels a side to one latent, by the config of a VAE, 8 for four blocks, or of an EfficientNet encoder."""
+    return EFFNET_FACTOR if is_effnet(vae) else 2 ** (len(vae["block_out_channels"]) - 1)
 
 
 EFFNET_FACTOR = 32  # pixels a side to one latent of an EfficientNet
@@ -298,6 +302,15 @@ def _dit_problems(config: dict):
         yield f"out_channels {config['out_channels']} must be in_channels {config['in_channels']}, or twice as many"
 
 
+def _microdit_problems(config: dict):
+    yield from _patches(config)
+    for name in ("dim", "patch_mixer_dim"):
+        if config[name] % config["head_dim"]:
+            yield f"head_dim {config['head_dim']} does not divide {name} {config[name]}"
+    if config["dim"] % 4:
+        yield f"dim {config['dim']} must be a multiple of 4, which positions take"
+
+
 def _patches(config: dict):
     if not (config["sample_size"] and config["in_channels"] and config["patch_size"]):
         yield "sample_size, in_channels and patch_size must be numbers"
@@ -350,9 +363,10 @@ def _vqgan_problems(config: dict):
 
 _PROBLEMS = {
     "unet": _unet_problems, "controlnet": _controlnet_problems, "vae": _vae_problems, "ldmbert": _ldmbert_problems,
-    "clip": _clip_problems, "uvit": _uvit_problems, "dit": _dit_problems,
+    "clip": _clip_problems, "uvit": _uvit_problems, "dit": _dit_problems, "microdit": _microdit_problems,
     "cascade_prior": _prior_problems, "cascade_decoder": _decoder_problems,
     "effnet": _effnet_problems, "vqgan": _vqgan_problems, "image_encoder": _clip_problems,
+    "cascade_controlnet": _effnet_problems,
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from paddle.nn import functional as F
 
 from ..diffusion.process import Process, add_noise
 from ..diffusion.weighting import Adaptive
+from .autoencoder import encode_moments
 from .level_errors import LevelErrors
 from .model import Loss, Model
 
@@ -41,6 +42,19 @@ class DenoisingModel(Model):
     def without_lead(self, value):
         """What the branch of guidance without a caption takes in the place of a value of `lead`: the same."""
         return value
+
+    @paddle.no_grad()
+    def whole_moments(self, pixel_values, moments, uncached):
+        """[B, 2, C, h, w] of a batch that has some of the autoencoder's `moments`, and pixels of the other samples,
+        whose places are `uncached`; what is made of them is kept."""
+        if pixel_values is None:
+            return moments
+        places, encoded = uncached[:, 0], encode_moments(self.components[self.autoencoder].layer, pixel_values)
+        if len(encoded) > len(places):
+            encoded = encoded[places]
+        if self.keep_moments is not None:
+            encoded = paddle.to_tensor(self.keep_moments(uncached[:, 1:].numpy(), encoded.numpy()))
+        return paddle.scatter(moments, places, encoded)
 
     def set_process(self, process: Process) -> None:
         """Levels and weights of `process`; where these are learned, they are a part of the model's state."""

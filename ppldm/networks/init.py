@@ -12,6 +12,7 @@ import paddle
 from paddle import nn
 
 from ..utils.rng import Stream, make_rng
+from .microdit import MicroDiT
 
 
 def init_like_pytorch(module: nn.Layer, seed: int, salt: int, embedding_std: float = 1.0) -> nn.Layer:
@@ -107,8 +108,10 @@ def init_transformer(transformer: nn.Layer, seed: int) -> nn.Layer:
 
     DiT: as PixArt-alpha's code has it, biases 0, weights ~ U(-b, b), b = sqrt(6 / (fan_in + fan_out)), but for the
     layers of noise levels and captions, N(0, 0.02**2); what a block adds of captions and the output start as 0, so that
-    the first loss of epsilon prediction is 1. Its tables ~ N(0, 1 / width).
+    the first loss of epsilon prediction is 1. Its tables ~ N(0, 1 / width). A MicroDiT: `_draw_microdit`.
     """
+    if isinstance(transformer, MicroDiT):
+        return _redraw(transformer, seed, salt=5, draw=_draw_microdit(transformer))
     names = {id(layer): name for name, layer in transformer.named_sublayers()}
     uvit = hasattr(transformer, "decoder_pred")
 
@@ -130,8 +133,34 @@ def init_transformer(transformer: nn.Layer, seed: int) -> nn.Layer:
     return _redraw(transformer, seed, salt=5, draw=draw)
 
 
+def _draw_microdit(transformer: MicroDiT):
+    """As micro_diffusion's code has it: biases 0 (there not that of patches), weights ~ N(0, 0.02**2), but for those of
+    patches and between widths, U(-b, b), b = sqrt(6 / (fan_in + fan_out)). What ends a residual branch of the n-th
+    block, and the second matrix of a gated layer, have 0.02 (2 n)**-0.5, in the mixer with all blocks for n. What
+    depends on noise levels (adaLN), what mixes captions, and the output start as 0."""
+    names = {id(layer): name for name, layer in transformer.named_sublayers()}
+
+    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
+        if isinstance(layer, nn.LayerNorm):
+            return _draw_norm(layer, name, shape)
+        first, *inner = f"{names[id(layer)]}.{name}".removesuffix(".weight").split(".")
+        ends = inner[-1] in ("proj", "w2", "w3")
+        mixes_captions = first == "y_emb_preprocess" and inner[-1] in ("proj", "w3")
+        if name == "bias" or "adaLN_modulation" in inner or inner[-1] == "linear" or mixes_captions:
+            return np.zeros(shape, np.float32)
+        if first.startswith(("x_embedder", "patch_mixer_map")):
+            fans = _fan_in(layer) + (shape[1] if isinstance(layer, nn.Linear) else shape[0])
+            return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(math.sqrt(6.0 / fans))
+        std = 0.02
+        if ends and first in ("blocks", "patch_mixer"):
+            std *= (2 * (int(inner[0]) + 1 if first == "blocks" else transformer.config.depth)) ** -0.5
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
+
+    return draw
+
+
 def init_autoencoder(vae: nn.Layer, seed: int) -> nn.Layer:
-    """An autoencoder, or an encoder of pictures: Linear and Conv2D weights ~ N(0, 2 / fan_in) (He et al. 2015,
+    """An autoencoder: Linear and Conv2D weights ~ N(0, 2 / fan_in) (He et al. 2015,
     arXiv:1502.01852), biases 0.
 
     Its path from pixels to pixels has no shortcut around it, so PyTorch's smaller weights learn more slowly: after the
@@ -147,16 +176,33 @@ def init_autoencoder(vae: nn.Layer, seed: int) -> nn.Layer:
     return _redraw(vae, seed, salt=3, draw=draw)
 
 
+@paddle.no_grad()
+def init_effnet(effnet: nn.Layer, seed: int) -> nn.Layer:
+    """A stand-in for the published weights: as of an autoencoder, and in its last norm the mean and variance that come
+    there of pictures of random squares, so that latents vary about as much as published ones. Rounded, so that another
+    machine finds the same."""
+    init_autoencoder(effnet, seed)
+    rng, sides = make_rng(seed, Stream.INIT, epoch=8), (1, 2, 4, 8, 16, 32)
+    squares = (rng.standard_normal((32, 3, n, n)).repeat(64 // n, axis=2).repeat(64 // n, axis=3) for n in sides)
+    pixels = np.clip(0.5 + 0.3 * sum(squares) / math.sqrt(len(sides)), 0.0, 1.0)
+    latents = effnet(paddle.to_tensor(pixels, "float32")).numpy()
+    effnet.mapper[1]._mean.set_value(latents.mean((0, 2, 3)).round(2))
+    effnet.mapper[1]._variance.set_value(latents.var((0, 2, 3)).round(2).clip(0.01))
+    return effnet
+
+
 def init_paella(vqgan: nn.Layer, seed: int) -> nn.Layer:
     """A stand-in for the published weights of Paella's autoencoder, whose latents vary about as much as its pixels:
-    weights ~ N(0, 1 / fan_in), biases 0, and zeros in what its blocks add and in its code book."""
+    weights ~ N(0, 1 / fan_in), biases 0, and zeros in what its blocks add. Its codes ~ N(0, 1), as latents are behind
+    their norm, so that each is near to some and learns."""
 
     def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
         if isinstance(layer, nn.BatchNorm2D):
             return _draw_norm(layer, name, shape)
-        if name != "weight" or isinstance(layer, nn.Embedding):
+        if name != "weight":
             return np.zeros(shape, np.float32)
-        return rng.standard_normal(shape, dtype=np.float32) * np.float32(_fan_in(layer) ** -0.5)
+        scale = 1.0 if isinstance(layer, nn.Embedding) else _fan_in(layer) ** -0.5
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
 
     return _redraw(vqgan, seed, salt=7, draw=draw)
 
@@ -177,12 +223,26 @@ def init_lpips(lpips: nn.Layer, seed: int) -> nn.Layer:
     features, which are not negative, ~ U(0, 1)."""
 
     def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        if shape[0] == 1:
-            return rng.random(shape, dtype=np.float32)
-        scale = math.sqrt(2.0 / _fan_in(layer)) if name == "weight" else 0.0
-        return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+        return rng.random(shape, dtype=np.float32) if shape[0] == 1 else _draw_before_relu(layer, name, shape, rng)
 
     return _redraw(lpips, seed, salt=27, draw=draw)
+
+
+def init_inception(inception: nn.Layer, seed: int) -> nn.Layer:
+    """A stand-in for the published weights: convolutions ~ N(0, 2 / fan_in), norms that change nothing."""
+
+    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
+        if isinstance(layer, nn.Conv2D):
+            return _draw_before_relu(layer, name, shape, rng)
+        return _draw_norm(layer, name, shape)
+
+    return _redraw(inception, seed, salt=28, draw=draw)
+
+
+def _draw_before_relu(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
+    """Under which ReLUs keep the variance (He et al. 2015, arXiv:1502.01852, equation 10)."""
+    scale = math.sqrt(2.0 / _fan_in(layer)) if name == "weight" else 0.0
+    return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
 
 
 @paddle.no_grad()

@@ -26,7 +26,7 @@ import paddle
 from paddle import nn
 
 from ..diffusion.process import Process
-from .autoencoder import encode_moments, to_unit_range
+from .autoencoder import to_unit_range
 from .captions import hidden_states, token_mask
 from .configs import downscale_factor, takes_sizes
 from .denoising import DenoisingModel
@@ -126,14 +126,7 @@ class LatentDiffusionModel(DenoisingModel):
         """Scaled latents [B, C, h, w] of a batch that has pixels or moments, or some of each."""
         if moments is None:
             return self.encode(pixel_values, posterior_noise)
-        if pixel_values is not None:
-            places, encoded = uncached[:, 0], encode_moments(self.vae, pixel_values)
-            if len(encoded) > len(places):
-                encoded = encoded[places]
-            if self.keep_moments is not None:
-                encoded = paddle.to_tensor(self.keep_moments(uncached[:, 1:].numpy(), encoded.numpy()))
-            moments = paddle.scatter(moments, places, encoded)
-        mean, std = moments.unbind(1)
+        mean, std = self.whole_moments(pixel_values, moments, uncached).unbind(1)
         return (mean + std * posterior_noise) * self.scaling_factor
 
     @paddle.no_grad()

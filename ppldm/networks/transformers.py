@@ -1,17 +1,15 @@
-"""Transformers that remove the noise in the place of a UNet: ppdiffusers' UViT and DiT, with patches left out.
+"""Transformers that remove the noise in the place of a UNet: ppdiffusers' UViT and DiT, and micro_diffusion's MicroDiT,
+with patches left out.
 
-    UViT   UViTT2IModel: Bao et al. 2023 (arXiv:2209.12152); noise level and caption are tokens beside the patches
-    DiT    Transformer2DModel: Peebles and Xie 2023 (arXiv:2212.09748) as PixArt-alpha has it, Chen et al. 2023
-           (arXiv:2310.00426): the caption is attended to, and one adaLN is shared by all blocks
+    UViT      UViTT2IModel: Bao et al. 2023 (arXiv:2209.12152); noise level and caption are tokens beside the patches
+    DiT       Transformer2DModel: Peebles and Xie 2023 (arXiv:2212.09748) as PixArt-alpha has it, Chen et al. 2023
+              (arXiv:2310.00426): the caption is attended to, and one adaLN is shared by all blocks
+    MicroDiT  of `microdit`
 
-`transform` is the forward of both. It gives what their own gives, to the bit, and takes two things more. With `kept`,
-all other patches leave the sequence once they have their positions, as in Sehwag et al. 2024 (arXiv:2407.15811), which
-is what makes a step cheaper. And a UViT takes latents of any sides: its table of positions is resampled to them.
-
-N patches: (h / p) (w / p) of p x p latents, row by row. K of them are kept.
+`transform` is the forward of all. It gives what ppdiffusers' own gives, to the bit, and takes two things more. With
+`kept`, all other patches leave the sequence once they have their positions, and in a MicroDiT once they were mixed,
+which is what makes a step cheaper. And a UViT takes latents of any sides: its table of positions is resampled to them.
 """
-
-from dataclasses import dataclass
 
 import paddle
 from paddle import nn
@@ -22,8 +20,10 @@ from ppdiffusers.models.attention_processor import Attention, AttnProcessor
 from ppdiffusers.models.embeddings import PixArtAlphaTextProjection, get_timestep_embedding
 
 from .captions import token_mask
-from .configs import is_uvit
+from .configs import is_uvit, table_of
 from .latent_diffusion import LatentDiffusionModel
+from .microdit import MicroDiT
+from .patches import Grid, grid_of, take_patches
 
 _MASKED = -10000.0  # added to the scores of what is not attended to, as ppdiffusers does
 _NO_SIZES = {"resolution": None, "aspect_ratio": None}
@@ -60,8 +60,10 @@ class TransformerDiffusionModel(LatentDiffusionModel):
 
 
 def make_transformer(config: dict) -> nn.Layer:
-    """A UViT or a DiT of a completed config, with ppdiffusers' weights, that computes attention in float32 and the same
-    on every device. What ppdiffusers raises on a config that makes none passes through."""
+    """The transformer of a completed config, as its class makes it; ppdiffusers' compute attention in float32 and the
+    same on every device. What a class raises on a config that makes none passes through."""
+    if table_of("transformer", config) == "microdit":
+        return MicroDiT(**config)
     if is_uvit(config):
         network = UViTT2IModel(**config)
         network.disable_xformers_memory_efficient_attention()
@@ -88,12 +90,14 @@ def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None)
     noisy, hidden = noisy.astype(network.dtype), hidden.astype(network.dtype)
     grid = grid_of(network, noisy)
     timesteps = timesteps.expand([noisy.shape[0]])
+    if isinstance(network, MicroDiT):
+        return network(noisy, timesteps, hidden, kept)
     if isinstance(network, UViTT2IModel):
         return _uvit(network, noisy, timesteps, hidden, grid, kept)
     return _dit(network, noisy, timesteps, hidden, mask, grid, kept)
 
 
-def _uvit(network: UViTT2IModel, noisy, timesteps, hidden, grid: "Grid", kept):
+def _uvit(network: UViTT2IModel, noisy, timesteps, hidden, grid: Grid, kept):
     patches = network.patch_embed(noisy)
     time = get_timestep_embedding(timesteps, network.embed_dim, True, 0).unsqueeze(1).astype(network.dtype)
     extras = paddle.concat([time, network.context_embed(hidden)], 1)
@@ -117,7 +121,7 @@ def _uvit(network: UViTT2IModel, noisy, timesteps, hidden, grid: "Grid", kept):
     return network.final_layer(grid.join(tokens, kept))
 
 
-def _dit(network: Transformer2DModel, noisy, timesteps, hidden, mask, grid: "Grid", kept):
+def _dit(network: Transformer2DModel, noisy, timesteps, hidden, mask, grid: Grid, kept):
     tokens = network.pos_embed(noisy)
     if kept is not None:
         tokens = take_patches(tokens, kept)
@@ -133,50 +137,3 @@ def _dit(network: Transformer2DModel, noisy, timesteps, hidden, mask, grid: "Gri
     tokens = network.proj_out(network.norm_out(tokens) * (1 + scale) + shift)
     # A network with twice the channels tells the variance too, which no loss or sampler here asks for.
     return grid.join(tokens, kept)[:, : network.config.in_channels]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The patches of latents: so many rows and columns, of side x side latents each."""
-
-    height: int
-    width: int
-    side: int
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return self.height, self.width
-
-    def join(self, tokens, kept):
-        """Tokens [B, K, side * side * C] of the patches `kept` (None: all of them, in order) to [B, C, h, w]."""
-        if kept is not None:
-            tokens = _put_patches(tokens, kept, self.height * self.width)
-        apart = tokens.reshape([tokens.shape[0], self.height, self.width, self.side, self.side, -1])
-        return apart.transpose([0, 5, 1, 3, 2, 4]).flatten(4, 5).flatten(2, 3)
-
-    def split(self, latents):
-        """[B, C, h, w] to [B, N, side * side * C]: what `join` joins."""
-        apart = latents.reshape([*latents.shape[:2], self.height, self.side, self.width, self.side])
-        return apart.transpose([0, 2, 4, 3, 5, 1]).flatten(3, 5).flatten(1, 2)
-
-
-def grid_of(network: nn.Layer, latents) -> Grid:
-    """The patches that a network makes of latents [B, C, h, w]."""
-    side = network.config.patch_size
-    return Grid(latents.shape[2] // side, latents.shape[3] // side, side)
-
-
-def take_patches(tokens, kept):
-    """Those of tokens [B, N, D] whose numbers are in `kept` [B, K] int64: [B, K, D]."""
-    return tokens.flatten(0, 1).index_select(_flat(kept, tokens.shape[1])).reshape([*kept.shape, tokens.shape[2]])
-
-
-def _put_patches(tokens, kept, count: int):
-    """Tokens [B, K, D] in their places among `count`, zeros in others: [B, count, D]."""
-    empty = paddle.zeros([kept.shape[0] * count, tokens.shape[2]], tokens.dtype)
-    return paddle.scatter(empty, _flat(kept, count), tokens.flatten(0, 1)).reshape([kept.shape[0], count, -1])
-
-
-def _flat(kept, count: int):
-    return (kept + count * paddle.arange(kept.shape[0]).unsqueeze(1)).flatten()

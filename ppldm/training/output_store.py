@@ -19,6 +19,7 @@ from ..utils.log import get_logger
 from ..utils.processes.rank_watch import SIGNS_DIR
 from ..utils.store import client
 from .checkpoint.checkpoint import MANIFEST, list_checkpoints, step_of, verify
+from .start import LAUNCH_LOGS
 
 _MARKERS = (MANIFEST, "model.json", "model_index.json")  # what makes a folder whole, and comes last
 _WEIGHTS = ".pdparams"  # in the output folder itself they are those of the last checkpoint
@@ -36,7 +37,7 @@ class OutputStore:
     def bring_records(self, mark: str) -> None:
         """The files beside the checkpoints, where this machine has none of the run, which has a file `mark`. Raises
         StoreError, ConfigError for an address with files that are no run."""
-        if any(path for path in self.folder.iterdir() if not path.name.startswith(".")):
+        if any(path for path in self.folder.iterdir() if not path.name.startswith((".", LAUNCH_LOGS))):
             return
         found = client.find(self.url)
         if found and mark not in found:
@@ -102,7 +103,7 @@ class OutputStore:
         paths = [path for path in self.folder.rglob("*") if path.is_file()]
         for path in sorted(paths, key=lambda path: (path.name in _MARKERS, path)):
             name = path.relative_to(self.folder).as_posix()
-            if not any(piece.startswith((".", "checkpoint-", SIGNS_DIR)) for piece in Path(name).parts):
+            if not any(piece.startswith((".", "checkpoint-", SIGNS_DIR, LAUNCH_LOGS)) for piece in Path(name).parts):
                 self._send_record(name, path)
 
     def _send(self, name: str, folder: Path) -> None:

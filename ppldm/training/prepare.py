@@ -33,6 +33,7 @@ from .compiled import CompiledPrediction
 from .distributed.detect import detect_world
 from .identity import resolved_config, run_identity
 from .monitor.captions import first_caption, report_captions
+from .monitor.control import current_prompts
 from .monitor.interval_metrics import IntervalMetrics
 from .monitor.validation import open_held_out_sources, select_held_out, undisturbed, validation_loss
 from .optimizer.adamw import build_optimizer
@@ -73,7 +74,7 @@ def prepare(config, data, arguments) -> TrainingRun:
         model.keep_moments = dataset.latents.keep
     if world.is_main:
         report_data(dataset, Path(arguments.output_dir))
-    global_batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
+    global_batch_size = arguments.samples_of_update(world.size)
     group_size = group_size_of(data, arguments.per_device_train_batch_size)
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
     state, rate_ratios = make_state(family, config, model, arguments, max_steps, global_batch_size, world)
@@ -142,7 +143,7 @@ def latents_rule(model, data) -> LatentsRule | None:
         return None
     vae = model.components[model.autoencoder].layer
     digest = encoder_digest(component_of(model.autoencoder, vae))
-    return LatentsRule(digest, float(vae.config.scaling_factor), data.latents_dtype)
+    return LatentsRule(digest, float(getattr(vae.config, "scaling_factor", 1.0)), data.latents_dtype)
 
 
 def embeddings_rule(model, config, data) -> EmbeddingsRule | None:
@@ -188,6 +189,7 @@ def snapshot_writer(config, state: TrainingState, arguments, max_steps: int) -> 
 
 def draw_pictures(family: Family, config, state, dataset, prompts, arguments, world: World, batch: dict):
     """What `TrainingRun.draw` gives. A collective call."""
+    prompts = current_prompts(Path(arguments.output_dir), world) or prompts
     sitting = Sitting(
         *(config, state.model, dataset, batch, prompts, arguments.validation_guidance_scales, arguments.seed, world)
     )

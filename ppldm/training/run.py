@@ -3,7 +3,9 @@
 import os
 import signal
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .. import __version__
@@ -22,8 +24,10 @@ from ..utils.processes.world import World
 from ..utils.variables import all_variables
 from ..weights.model_file import ModelDescription
 from .averages.snapshots import SnapshotWriter
+from .checkpoint.background import BackgroundSaves
 from .checkpoint.checkpoint import (
     TrainingState,
+    contents_of,
     named_checkpoint,
     read_manifest,
     save_checkpoint,
@@ -61,7 +65,7 @@ class TrainingRun:
     interval: IntervalMetrics  # what happened since the last log line
     rate_ratios: dict[str, float]  # learning rate groups of their own rate, as multiples of `learning_rate`
     draw_every: int  # updates; 0: never
-    # Last batch -> (pictures by tag [H, W, 3] uint8 on the main process, numbers by name on all). A collective call.
+    # Last batch -> what `Family.draw` gives: pictures by tag on the main process, numbers by name. A collective call.
     draw: Callable[[dict], tuple[dict, dict]]
     export: Callable[[dict], Path]  # metadata -> folder of the trained model
     validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
@@ -84,6 +88,7 @@ class TrainingRun:
             write_json(self.output_dir / RUN_FILE, self.config)
             write_text(self.output_dir / RECIPE_FILE, self.recipe)
         store = self.arguments.output_store
+        self.saves = BackgroundSaves()
         self._store = OutputStore(self.output_dir, store) if store and self.world.is_main else None
         # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
         # the one that the run goes on from will be rotated away.
@@ -126,16 +131,19 @@ class TrainingRun:
         return step == self.max_steps or any(period > 0 and step % period == 0 for period in periods)
 
     def save(self, trainer_state: TrainerState, stopping: bool = False) -> None:
-        """Write a checkpoint on the main process, while the others wait. All ranks call it together.
+        """Save a checkpoint on the main process, while the others wait. All ranks call it together.
 
+        With --use_async_save training goes on as soon as there is a copy in host memory; but not before the checkpoint
+        with which a run ends is written.
         Where the disk is full, training goes on with a warning and its older checkpoints; but the checkpoint with which
         a run ends must be written, else DiskFullError is raised.
         """
         unlogged = self.interval.state()
         with self.interval.paused():
             optimizer_state = whole_state(self.state.optimizer)
-        if self.world.is_main:
-            self._write(trainer_state, optimizer_state, unlogged, stopping)
+            if self.world.is_main:
+                self.saves.wait()
+                self._save(trainer_state, optimizer_state, unlogged, stopping)
         barrier(self.world)
 
     def keep_snapshots(self, step: int) -> None:
@@ -146,8 +154,9 @@ class TrainingRun:
                     self.snapshots.write(step)
                 barrier(self.world)
 
-    def _write(self, trainer_state: TrainerState, optimizer_state: dict, unlogged: dict, stopping: bool) -> None:
+    def _save(self, trainer_state: TrainerState, optimizer_state: dict, unlogged: dict, stopping: bool) -> None:
         step = trainer_state.global_step
+        is_last = stopping or step == self.max_steps
         metadata = {
             "samples_seen": step * self.global_batch_size,
             "identity": self.identity,
@@ -158,23 +167,29 @@ class TrainingRun:
             "machine": machine_record(self.world),
             "working_folder": os.getcwd(),  # by which relative paths of the settings are found
         }
-        limits = (self.arguments.save_total_limit, self.arguments.backup_every)
+        contents = contents_of(self.state, optimizer_state)
+        if self.arguments.use_async_save and not is_last:
+            now = self.saves.copy(contents), *deepcopy((trainer_state, metadata))
+            self.saves.start(partial(self._write, *now, is_last))
+        else:
+            self._write(contents, trainer_state, metadata, is_last)
+
+    def _write(self, contents: dict, trainer_state: TrainerState, metadata: dict, is_last: bool) -> None:
         try:
-            with self.interval.paused():
-                folder = save_checkpoint(
-                    *(self.output_dir, self.state, trainer_state, metadata, *limits),
-                    optimizer_state=optimizer_state,
-                    description=self.description,
-                    records={DATA_FILE: self.dataset.fingerprint.record, RECIPE_FILE: self.recipe.encode()},
-                )
+            folder = save_checkpoint(
+                *(self.output_dir, contents, trainer_state, metadata),
+                *(self.arguments.save_total_limit, self.arguments.backup_every),
+                description=self.description,
+                records={DATA_FILE: self.dataset.fingerprint.record, RECIPE_FILE: self.recipe.encode()},
+            )
         except DiskFullError as error:
-            if stopping or step == self.max_steps:
+            if is_last:
                 raise
-            get_logger().warning("update %d is not saved, training goes on: %s", step, error)
+            get_logger().warning("update %d is not saved, training goes on: %s", trainer_state.global_step, error)
             return
         get_logger().info("saved %s", folder)
         if self._store:
-            self._store.push(wait=stopping or step == self.max_steps)
+            self._store.push(wait=is_last)
 
     def interruption(self, step: int, number: int) -> Interrupted:
         """The error of a run that signal `number` stopped after update `step`; 0: a signal to another rank."""

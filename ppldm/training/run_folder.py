@@ -18,7 +18,7 @@ from .checkpoint.checkpoint import find_checkpoint, list_checkpoints, read_manif
 from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
 from .monitor.sinks import writes_files
 from .output_store import OutputStore
-from .start import begins_anew, checksum_of, find_job, next_start, read_start, write_start
+from .start import LAUNCH_LOGS, begins_anew, checksum_of, find_job, next_start, read_start, write_start
 
 RUN_FILE = "run.json"
 
@@ -39,7 +39,7 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Pa
         make_output_dir(folder)
         if store:
             store.bring_records(RUN_FILE)
-        _check_output(arguments, folder)
+        check_output(arguments, folder)
         _held_folders.append(lock_folder(folder))
         shutil.rmtree(folder / SIGNS_DIR, ignore_errors=True)  # of ranks that were killed
         if freed := remove_leftovers(folder):
@@ -88,10 +88,11 @@ def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store:
     write_start(folder, start)
 
 
-def _check_output(arguments: TrainingOptions, folder: Path) -> None:
+def check_output(arguments: TrainingOptions, folder: Path) -> None:
     """Raises ConfigError for a folder with files that are not a run of ours."""
     ours = (folder / RUN_FILE).exists() or list_checkpoints(folder)
-    if not ours and not arguments.overwrite_output_dir and folder.is_dir() and any(folder.iterdir()):
+    others = [path for path in folder.iterdir() if path.name != LAUNCH_LOGS] if folder.is_dir() else []
+    if not ours and not arguments.overwrite_output_dir and others:
         raise ConfigError(
             f"--output_dir {folder} holds files that are not a run of ppldm; "
             "choose another folder, or add --overwrite_output_dir to write among them"

@@ -9,8 +9,9 @@ SWITCHES = ("tf32", "cudnn_search")
 
 def apply_switches(arguments: TrainingOptions) -> None:
     """Set what the flags ask for, in this process; say so where they do nothing."""
-    if not current_kind().exactness_switches:
+    kind = current_kind()
+    if not kind.exactness_switches:
         for name in SWITCHES:
             if getattr(arguments, name):
-                get_logger().warning("--%s does nothing on a CPU", name)
+                get_logger().warning("--%s does nothing on %s", name, kind.words)
     set_exactness(arguments.tf32, arguments.cudnn_search)

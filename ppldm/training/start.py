@@ -14,6 +14,7 @@ from ..utils.checksums import checksum_json
 from ..utils.files import read_json, write_json
 
 START_FILE = "start.json"
+LAUNCH_LOGS = "launch"  # in the output folder, of each rank that `ppldm train` starts itself: there before the run is
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """From a run that is ready to its exported model, by either loop: when to save, when to stop, and what comes after."""
 
+import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -8,7 +9,9 @@ import paddle
 from ..utils.log import get_logger
 from ..utils.processes.rank_watch import remove_signs
 from .checkpoint.checkpoint import load_optimizer
+from .checkpoint.machine import machine_record
 from .distributed.signals import StopRequest, stop_on_signals
+from .monitor.control import Control, Order, describe
 from .monitor.report import Reporter
 from .optimizer.precision import autocast
 from .run import TrainingRun
@@ -31,6 +34,7 @@ class Updates:
             *(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments)),
             seed=run.arguments.seed,
             step=run.start_step,
+            take_orders=Control(run.output_dir, run.world).take,
         )
         self._save_is_due = False
 
@@ -40,10 +44,14 @@ class Updates:
         A checkpoint that is due waits for an update that was not skipped, so that no run goes on from weights of which
         the loss is not finite; the last update, and one that is to be the last, is saved in any case.
         """
+        if Order.STOP in update.orders:
+            self.request.number = self.request.number or signal.SIGINT
+        if update.orders and self.run.world.is_main:
+            get_logger().info("after update %d, as the user asks: %s", step, describe(update.orders))
         self.run.check_ranks(step)
         self.run.keep_snapshots(step)
         self.reporter.after_update(step, update, micro_batches)
-        self._save_is_due |= self.run.saves_after(step)
+        self._save_is_due |= self.run.saves_after(step) or Order.SAVE_NOW in update.orders
         is_last = update.stop or step == self.run.max_steps
         save = is_last or (self._save_is_due and not self.guard.num_skipped_in_a_row)
         self._save_is_due &= not save
@@ -62,7 +70,10 @@ def train(run: TrainingRun, loop: Callable[[Updates], int]) -> None:
     else:
         if run.snapshots:
             run.snapshots.announce(run.start_step, run.max_steps)
-        with Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
+        Control(run.output_dir, run.world).open(
+            start_step=run.start_step, max_steps=run.max_steps, **machine_record(run.world)
+        )
+        with run.saves, Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
             step = loop(Updates(run, reporter, request))
             if step < run.max_steps:
                 remove_signs(run.world)

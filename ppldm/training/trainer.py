@@ -120,6 +120,8 @@ def _trainer_arguments(run: TrainingRun) -> TrainingArguments:
         "to_static": False,
         # The optimizer has its share already: the Trainer would wrap it, and save it, in a way of its own.
         "sharding": "",
+        # `run.save` does so.
+        "use_async_save": False,
         # The schedule is ours, and the Trainer knows fewer.
         "lr_scheduler_type": "constant",
         # The Trainer's way with recompute: float32 gradients are summed after backward. DataParallel would send halves,

@@ -5,7 +5,7 @@ finite, the update is skipped on all of them: weights, optimizer and average sta
 and the learning rate goes on, so that which samples and which rate belong to a step never depends on what was skipped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +24,7 @@ from ..utils.processes.rank_watch import gather_objects, waiting
 from ..utils.processes.world import World
 from ..utils.rng import Stream, make_rng
 from .checkpoint.checkpoint import TrainingState
+from .monitor.control import NOTHING, Order
 from .optimizer.sharding import gradient_shares, master_weights
 
 
@@ -33,9 +34,10 @@ class Update:
 
     loss: float  # mean over micro-batches and ranks
     grad_norm: float  # global norm of the ranks' mean gradient, before clipping
-    stop: bool  # some rank asked to stop
+    stop: bool  # some rank asked to stop, or the user did
     skipped_rows: int = 0  # bad rows passed over to make its samples, on all ranks
     losses: Sequence[Loss] = ()  # this rank's, one of each micro-batch
+    orders: Order = NOTHING  # what the user asks for after it
 
     @property
     def applied(self) -> bool:
@@ -48,13 +50,21 @@ class UpdateGuard:
 
     `max_skipped` in a row raise TrainingError. An overflow of float16's scaled gradient is the loss scaler's ordinary
     business and does not count, as long as it can still lower the scale. `seed` is the run's, `step` the number of
-    updates before its first.
+    updates before its first. `take_orders` gives what the user asks for at the end of an update, on the main rank.
     """
 
     def __init__(
-        self, state: TrainingState, world: World, max_skipped: int, make_autocast, *, seed: int = 0, step: int = 0
+        self,
+        state: TrainingState,
+        world: World,
+        max_skipped: int,
+        make_autocast,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        take_orders: Callable[[], Order] = lambda: NOTHING,
     ):
-        self.state, self.world = state, world
+        self.state, self.world, self.take_orders = state, world, take_orders
         self.max_skipped, self.make_autocast = max_skipped, make_autocast
         self.num_skipped_in_a_row = 0
         self.seed, self.step = seed, step
@@ -84,7 +94,7 @@ class UpdateGuard:
         norm = norm_of(shares.squares()) if shares else gradient_norm(self._parameters)
         skipped_rows = sum(len(batch.get("skipped", ())) for batch in micro_batches)
         statistics = self.state.model.statistics(losses)
-        update, statistics = agree(loss, norm, stop, skipped_rows, self.world, statistics)
+        update, statistics = agree(loss, norm, stop, skipped_rows, self.world, statistics, self.take_orders())
         update = replace(update, losses=losses)
         if update.applied:
             if statistics is not None:
@@ -181,15 +191,20 @@ def norm_of(squares: list):
     return paddle.add_n(squares).reshape([]).sqrt()
 
 
-def agree(loss, grad_norm, stop: bool, skipped_rows: int, world: World, statistics=None) -> tuple[Update, Any]:
-    """(the ranks' mean loss, mean gradient norm, any wish to stop and all skipped rows; the sum of their `statistics`,
-    float32 [n] or None), in one small all-reduce."""
-    values = paddle.stack([loss, grad_norm, *map(paddle.to_tensor, (float(stop), float(skipped_rows)))])
+def agree(
+    loss, grad_norm, stop: bool, skipped_rows: int, world: World, statistics=None, orders: Order = NOTHING
+) -> tuple[Update, Any]:
+    """(the ranks' mean loss, mean gradient norm, any wish to stop and all skipped rows, and the orders that one rank
+    has taken; the sum of their `statistics`, float32 [n] or None), in one small all-reduce."""
+    told = [float(stop), float(skipped_rows), float(orders)]
+    values = paddle.stack([loss, grad_norm, *map(paddle.to_tensor, told)])
     if statistics is not None:
         values = paddle.concat([values, statistics])
     if world.size > 1:
         with waiting(world):
             paddle.distributed.all_reduce(values)
-    loss_sum, norm_sum, stops, skipped = values[:4].tolist()
-    update = Update(loss_sum / world.size, norm_sum / world.size, stops > 0, int(skipped))
-    return update, None if statistics is None else values[4:]
+    loss_sum, norm_sum, stops, skipped, orders = values[:5].tolist()
+    orders = Order(int(orders))
+    stop = stops > 0 or Order.STOP in orders
+    update = Update(loss_sum / world.size, norm_sum / world.size, stop, int(skipped), orders=orders)
+    return update, None if statistics is None else values[5:]

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import tempfile
 import time
 from contextlib import contextmanager
@@ -278,6 +279,16 @@ def lock_folder(path, wait_seconds: float = 60.0):
         except OSError as error:
             get_logger().warning("%s has no file locks (%s); let only one run write there", path, error.strerror)
             return file
+
+
+def is_held(path) -> bool:
+    """Whether another process of this machine, or of its network where locks go that far, holds the folder `path`."""
+    asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # <fcntl.h>: struct flock
+    try:
+        with open(Path(path, ".lock"), "rb") as file:
+            return struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK
+    except OSError:
+        return False
 
 
 def write_json(path, value) -> None:

@@ -1,5 +1,7 @@
 """Pictures beside pictures, with their captions: one PNG that a person can judge at a glance."""
 
+import json
+
 import numpy as np
 from PIL import Image, ImageDraw
 
@@ -7,6 +9,7 @@ from .pictures import caption_font, wrap_text
 
 CAPTION_HEIGHT, LINE_HEIGHT = 38, 16
 GAP = 6
+CELLS = "ppldm:cells"  # keyword of the text in a PNG that says where each prompt's pictures are
 SIDES = (128, 256)  # of a picture in the grid, pixels: smaller ones are enlarged, larger ones shrunk
 
 
@@ -15,7 +18,8 @@ def prompt_grid(
 ) -> Image.Image:
     """Blocks of a caption over its pictures ([H, W, 3] uint8, all of one size), `columns` blocks a row.
 
-    side: pixels of a picture's longer side; by default its own, within SIDES.
+    side: pixels of a picture's longer side; by default its own, within SIDES. The picture's info has `cells`: each
+    caption with the left, top, right and bottom of its pictures.
     """
     height, width, _ = pictures[0][0].shape
     side = side or min(max(height, width, SIDES[0]), SIDES[1])
@@ -26,6 +30,7 @@ def prompt_grid(
     rows = -(-len(captions) // columns)
     canvas = Image.new("RGB", (columns * block_width + GAP, rows * block_height + GAP), "white")
     draw, font = ImageDraw.Draw(canvas), caption_font(text="".join(captions))
+    canvas.info["cells"] = cells = []
     for block, (caption, row) in enumerate(zip(captions, pictures, strict=True)):
         x, y = (block % columns) * block_width + 2 * GAP, (block // columns) * block_height + GAP
         lines = wrap_text(caption, font, block_width - 4 * GAP, 2)
@@ -36,7 +41,26 @@ def prompt_grid(
             left, top = x + index * (width + GAP), y + CAPTION_HEIGHT
             canvas.paste(tile, (left, top))
             draw.rectangle((left - 1, top - 1, left + width, top + height), outline="#cccccc")
+        cells.append([caption, [x, y + CAPTION_HEIGHT, left + width, top + height]])
     return canvas
+
+
+def cells_as_text(picture, shift: int = 0) -> dict[str, str]:
+    """What `save_png` writes of a grid of prompts into its file, moved down by `shift` pixels; {} of other pictures."""
+    cells = getattr(picture, "info", {}).get("cells")
+    moved = [[caption, [x, y + shift, right, bottom + shift]] for caption, (x, y, right, bottom) in cells or ()]
+    return {CELLS: json.dumps(moved)} if cells else {}
+
+
+def read_cells(path) -> list[tuple[str, list[int]]]:
+    """(caption, [left, top, right, bottom]) of the prompts of a picture that has been written so; [] of another one.
+    Raises OSError."""
+    with Image.open(path) as picture:
+        try:
+            found = [(str(caption), [int(one) for one in box]) for caption, box in json.loads(picture.info[CELLS])]
+        except (KeyError, ValueError, TypeError):
+            return []
+        return found if all(len(box) == 4 for _, box in found) else []
 
 
 def pad_alike(pictures: list[np.ndarray]) -> np.ndarray:

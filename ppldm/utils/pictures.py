@@ -12,7 +12,7 @@ from .files import atomic_write
 from .log import get_logger
 
 _CJK_FAMILIES = ("Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Droid Sans Fallback", "SimHei", "Microsoft YaHei")
-_TITLE_HEIGHT, _TITLE_MARGIN = 22, 6
+TITLE_HEIGHT, _TITLE_MARGIN = 22, 6
 _ORDINARY_STYLES = ("Regular", "Book", "Normal", "Medium")
 
 
@@ -81,9 +81,9 @@ def with_title(picture: np.ndarray, title: str) -> np.ndarray:
     """[H, W, 3] uint8 with a line of text above it, on white; at least as wide as the text."""
     font = caption_font(14, title)
     width = max(picture.shape[1], int(font.getlength(title)) + 2 * _TITLE_MARGIN)
-    canvas = Image.new("RGB", (width, picture.shape[0] + _TITLE_HEIGHT), "white")
+    canvas = Image.new("RGB", (width, picture.shape[0] + TITLE_HEIGHT), "white")
     ImageDraw.Draw(canvas).text((_TITLE_MARGIN, 3), title, fill="black", font=font)
-    canvas.paste(Image.fromarray(picture), (0, _TITLE_HEIGHT))
+    canvas.paste(Image.fromarray(picture), (0, TITLE_HEIGHT))
     return np.asarray(canvas)
 
 

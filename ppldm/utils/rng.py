@@ -45,6 +45,7 @@ class Stream(IntEnum):
     CLIP_IMAGE = 45
     EFFNET_RESIZE = 46
     PATCH_MASK = 47
+    SAMPLE_DECODER = 58
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):

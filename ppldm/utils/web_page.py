@@ -17,6 +17,27 @@ from .. import __version__
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777")  # Okabe and Ito
 
 
+# What all pages look like.
+STYLE = """\
+ :root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #555; --line: #ddd; --block: #f5f5f5; }
+ @media (prefers-color-scheme: dark) {
+  :root { --ink: #ddd; --paper: #181a1b; --faint: #a5a5a5; --line: #3a3d3f; --block: #232627; } }
+ body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 1.5rem auto; padding: 0 1rem;
+  color: var(--ink); background: var(--paper); }
+ h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+ h3 { font-size: 1rem; margin: 1rem 0 .3rem; overflow-wrap: anywhere; }
+ .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }
+ figure { margin: 0; min-width: 0; } figcaption { font-size: .85rem; color: var(--faint); overflow-wrap: anywhere; }
+ svg { width: 100%; height: auto; display: block; fill: var(--ink); } .charts img { max-width: 100%; }
+ .table { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
+ th, td { text-align: left; vertical-align: top; padding: .25rem 1rem .25rem 0; border-top: 1px solid var(--line); }
+ th { font-weight: 600; white-space: nowrap; } td { overflow-wrap: anywhere; min-width: 9rem; }
+ .numbers td { min-width: 0; padding-right: .75rem; }
+ pre { overflow-x: auto; background: var(--block); padding: .75rem; font-size: .8rem; } summary { cursor: pointer; }
+ footer { margin-top: 2rem; font-size: .85rem; color: var(--faint); }
+"""
+
+
 def render(body: str, title: str, **values) -> str:
     """The whole file. body: a Jinja template of what stands between heading and footer, and what it calls:
     `svg(figure)` draws one, `{% block style %}` adds to the style. Everything else is escaped."""
@@ -25,6 +46,7 @@ def render(body: str, title: str, **values) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=DictLoader({"page": _PAGE, "body": body})
     )
     environment.globals["svg"] = lambda figure: Markup(as_svg(figure, next(numbers)))
+    environment.globals["style"] = Markup(STYLE)
     return environment.get_template("body").render(title=title, version=__version__, **values)
 
 
@@ -69,6 +91,13 @@ def data_url(picture: Image.Image, side: tuple[int, int], quality: int = 88) -> 
     return url_of(small.getvalue(), "jpeg")
 
 
+def as_png_url(picture) -> str:
+    """[H, W, 3] uint8 as PNG inside a URL."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, format="PNG")
+    return url_of(buffer.getvalue(), "png")
+
+
 def url_of(content: bytes, kind: str) -> str:
     """An encoded picture of a kind ("png") as a URL."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
@@ -85,23 +114,7 @@ _PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <title>ppldm: {{ title }}</title>
 <style>
- :root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #555; --line: #ddd; --block: #f5f5f5; }
- @media (prefers-color-scheme: dark) {
-  :root { --ink: #ddd; --paper: #181a1b; --faint: #a5a5a5; --line: #3a3d3f; --block: #232627; } }
- body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 1.5rem auto; padding: 0 1rem;
-  color: var(--ink); background: var(--paper); }
- h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
- h3 { font-size: 1rem; margin: 1rem 0 .3rem; overflow-wrap: anywhere; }
- .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }
- figure { margin: 0; min-width: 0; } figcaption { font-size: .85rem; color: var(--faint); overflow-wrap: anywhere; }
- svg { width: 100%; height: auto; display: block; fill: var(--ink); } .charts img { max-width: 100%; }
- .table { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
- th, td { text-align: left; vertical-align: top; padding: .25rem 1rem .25rem 0; border-top: 1px solid var(--line); }
- th { font-weight: 600; white-space: nowrap; } td { overflow-wrap: anywhere; min-width: 9rem; }
- .numbers td { min-width: 0; padding-right: .75rem; }
- pre { overflow-x: auto; background: var(--block); padding: .75rem; font-size: .8rem; } summary { cursor: pointer; }
- footer { margin-top: 2rem; font-size: .85rem; color: var(--faint); }
-{% block style %}{% endblock %}
+{{ style }}{% block style %}{% endblock %}
 </style>
 </head>
 <body>

@@ -6,7 +6,8 @@
     transformer    UViTT2IModel or Transformer2DModel (a DiT)
     controlnet     a ControlNetModel beside that, where there is one
 
-and of Stable Cascade: cascade_prior, cascade_decoder, effnet, vqgan (`networks/cascade`, ppdiffusers' PaellaVQModel).
+and of Stable Cascade: cascade_prior, cascade_decoder, cascade_controlnet, effnet (`networks/cascade`), vqgan
+(ppdiffusers' PaellaVQModel).
 
 PyTorch stores a Linear weight as [out, in], Paddle as [in, out], and the statistics of a batch norm have other names;
 all else is the same in both. Turning is a view, so nothing is rounded: what is read in one form and written in the
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ..networks.configs import is_effnet
 from ..utils.checksums import sha256_arrays
 from ..utils.errors import ModelError
 
@@ -44,7 +46,7 @@ PADDLE_ONLY = {
         "num_vector_embeds": None, "use_linear_projection": False, "only_cross_attention": False,
         "double_self_attention": False, "data_format": "NCHW",
     },
-    **dict.fromkeys(("cascade_prior", "cascade_decoder", "effnet", "vqgan"), {}),
+    **dict.fromkeys(("cascade_prior", "cascade_decoder", "cascade_controlnet", "effnet", "vqgan"), {}),
 }  # fmt: skip
 TORCH_ONLY = {
     **dict.fromkeys(PADDLE_ONLY, {}), "vae": {"mid_block_add_attention": True},
@@ -92,7 +94,9 @@ class Weights:
 
 def encoder_digest(vae: ComponentWeights) -> str:
     """32 hexadecimal digits that no VAE has which encodes otherwise. Decoder and scaling factor are no part of it: VAEs
-    with another decoder, as the published fine-tuned ones, share their encoder."""
+    with another decoder, as the published fine-tuned ones, share their encoder. Of an EfficientNet all counts."""
+    if is_effnet(vae.config):
+        return _digest(vae, vae.config, lambda name: True)
     return _digest(vae, _ENCODER_SETTINGS, lambda name: name.startswith(_ENCODER))
 
 

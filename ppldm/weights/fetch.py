@@ -25,6 +25,7 @@ from .folders import FOLDERS, FURTHER_FOLDERS
 _COMPONENTS = ("tokenizer", *(name for names in (FOLDERS | FURTHER_FOLDERS).values() for name in names))
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
 _SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
+RANDOM = "random"  # in the place of a path, where random weights will do
 _SECONDS, _BLOCK_BYTES = 30.0, 1 << 20
 
 

@@ -20,6 +20,7 @@ from ppdiffusers.transformers import (
 
 from ..families.base import Family
 from ..networks.build import UNBUILDABLE
+from ..networks.cascade.control import CascadeControlNet
 from ..networks.cascade.effnet import EffNetEncoder
 from ..networks.cascade.unet import CascadeUNet
 from ..networks.configs import LABELS, is_ldmbert
@@ -40,6 +41,7 @@ _CLASSES = {
     "vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel, "cascade_prior": CascadeUNet,
     "cascade_decoder": CascadeUNet, "effnet": EffNetEncoder, "vqgan": PaellaVQModel,
     "PatchDiscriminator": PatchDiscriminator, "Lpips": Lpips,
+    "cascade_controlnet": CascadeControlNet,
 }  # fmt: skip
 _SHOWN = 5  # keys of each kind that a message lists
 
@@ -120,14 +122,20 @@ def _make(kind: str, component: ComponentWeights):
 
 def parameter_shapes(kind: str, config: dict, source: str = "") -> dict[str, list[int]]:
     """Of the network of a completed config, by name: no memory is taken for them. Raises ModelError."""
+    with paddle.LazyGuard():
+        layer = bare_network(kind, config, source)
+    return {name: list(parameter.shape) for name, parameter in layer.named_parameters()}
+
+
+def bare_network(kind: str, config: dict, source: str = ""):
+    """The network of a completed config whose weights nobody sets: for what gives them no memory. Raises ModelError."""
     from paddlenlp.transformers.model_utils import no_init_weights
     from ppdiffusers.models import controlnet
 
     # What has no memory cannot be set to zero.
     zero_nothing = mock.patch.object(controlnet, "zero_module", lambda module: module)
-    with no_init_weights(), paddle.LazyGuard(), zero_nothing:
-        layer = _make(kind, ComponentWeights(config, {}, source))
-    return {name: list(parameter.shape) for name, parameter in layer.named_parameters()}
+    with no_init_weights(), zero_nothing:
+        return _make(kind, ComponentWeights(config, {}, source))
 
 
 def config_of(kind: str, layer) -> dict:

@@ -14,6 +14,7 @@ FOLDERS = {**COMPONENT_FOLDERS, "transformer": ("transformer",), "controlnet": (
 FURTHER_FOLDERS = {
     "cascade_prior": ("prior",), "cascade_decoder": ("decoder",), "effnet": ("effnet",), "vqgan": ("vqgan",),
     "projected_text_encoder": ("text_encoder",), "image_encoder": ("image_encoder",),
+    "cascade_controlnet": ("controlnet",),
 }  # fmt: skip
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
 NOT_TEXT_TO_IMAGE = "{} is not a checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder"

@@ -19,10 +19,10 @@ from ..networks.losses.adversarial import PatchDiscriminator
 from ..networks.losses.lpips import WIDTHS, Lpips
 from ..utils.errors import ModelError
 from ..utils.log import get_logger
+from .fetch import RANDOM
 from .fill import fill_layer
 from .formats.files import read_arrays
 
-RANDOM = "random"  # in the place of a file
 _SUFFIXES = (".safetensors", ".pdparams", ".pth", ".pt", ".bin", ".ckpt")
 _LPIPS_NAMES = {
     re.compile(r"^(?:.*perceptual_loss\.|lpips\.)?" + theirs): ours

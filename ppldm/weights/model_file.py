@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..families.base import Family, get_family
-from ..networks.configs import LABELS, check_config, is_ldmbert, is_uvit
+from ..networks.configs import LABELS, check_config, is_ldmbert, table_of
 from ..utils.checksums import checksum_json
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import make_output_dir, write_json
@@ -28,12 +28,13 @@ MODEL_FILE = "model.json"
 TOKENIZER_FOLDER = "tokenizer"
 FORMAT = 1
 LDM, STABLE_DIFFUSION, CONTROLNET = "ldm", "stable_diffusion", "controlnet"
-TRANSFORMER, UVIT, DIT = "transformer", "uvit", "dit"  # the component, and its families
+TRANSFORMER = "transformer"  # the component; its table of settings has the name of its family
+_TRANSFORMERS = {"uvit": "UViTT2IModel", "dit": "Transformer2DModel", "microdit": "MicroDiT"}
 _CLASSES = {
     "vae": "AutoencoderKL", "unet": "UNet2DConditionModel", "controlnet": "ControlNetModel",
     "cascade_prior": "StableCascadeUNet", "cascade_decoder": "StableCascadeUNet", "effnet": "EffNetEncoder",
     "vqgan": "PaellaVQModel", "projected_text_encoder": "CLIPTextModelWithProjection",
-    "image_encoder": "CLIPVisionModelWithProjection",
+    "image_encoder": "CLIPVisionModelWithProjection", "cascade_controlnet": "CascadeControlNet",
 }  # fmt: skip
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
@@ -143,7 +144,7 @@ def class_of(kind: str, config: dict) -> str:
     if kind == "text_encoder":
         return "LDMBertModel" if is_ldmbert(config) else "CLIPTextModel"
     if kind == "transformer":
-        return "UViTT2IModel" if is_uvit(config) else "Transformer2DModel"
+        return _TRANSFORMERS[table_of(kind, config)]
     return _CLASSES.get(kind, kind)
 
 

@@ -38,7 +38,8 @@ from .folders import (
 )
 from .formats.files import read_arrays, read_component_arrays, weight_files
 from .formats.limits import require_few_layers
-from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, has_model_file, kind_of, read_model_file
+from .microdit import read_published, without_tables
+from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler
 from .older import find_older_tokenizer, read_older_checkpoint
@@ -83,6 +84,8 @@ def find_tokenizer(path: Path) -> Path | None:
 def read_component(kind: str, path, yaml_file=None, ema: bool = False) -> ComponentWeights:
     """One component: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
     path = _whole_model(path)
+    if kind == TRANSFORMER and path.is_file():
+        return read_published(path)
     if kind in FURTHER_FOLDERS and path.exists():
         return _read_further(kind, path, yaml_file, ema)
     if path.is_dir() and not is_checkpoint(path) and find_component(path, kind) is None:
@@ -121,7 +124,7 @@ def _read_pipeline(path: Path, kinds) -> Weights:
 def read_cascade(path, config_file=None, ema: bool = False) -> Weights | None:
     """A prior or decoder of Stable Cascade with all that lies beside it, from a checkpoint, a pipeline's folder or a
     single file; None where `path` holds neither. `config_file`: of a single file. Raises ModelError."""
-    path = Path(path).expanduser()
+    path, described = Path(path).expanduser(), None
     if path.is_file():
         kinds = [kind for kind in STAGES if path.suffix == ".safetensors" and holds_stage(kind, path)]
     elif is_checkpoint(path):
@@ -131,11 +134,13 @@ def read_cascade(path, config_file=None, ema: bool = False) -> Weights | None:
         kinds = [kind for kind in FURTHER_FOLDERS if find_component(path, kind)]
     if not set(STAGES).intersection(kinds):
         return None
-    kinds = [kind for kind in kinds if kind in FURTHER_FOLDERS]
+    kinds, process = [kind for kind in kinds if kind in FURTHER_FOLDERS], described and described.process
     said = _said(path, "manifest.json" if is_checkpoint(path) else "ppldm.json")
+    said = {**said.get("identity", {}), **said}
     metadata = {key: value for key, value in said.items() if not isinstance(value, (dict, list))}
     components = {kind: read_component(kind, path, config_file, ema) for kind in kinds}
-    return Weights(components, tokenizer=find_tokenizer(path) if path.is_dir() else None, metadata=metadata)
+    tokenizer = find_tokenizer(path) if path.is_dir() else None
+    return Weights(components, dict(process or {}), tokenizer, metadata)
 
 
 def _read_further(kind: str, path: Path, config_file, ema: bool) -> ComponentWeights:
@@ -177,7 +182,9 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
         arrays = {modern_vae_name(name): array for name, array in arrays.items()}
     if (own := _PARTS_OF_CLIP.get(kind)) and not (kind == "text_encoder" and is_ldmbert(config)):
         arrays = {name: array for name, array in arrays.items() if name.startswith(own)}
-    arrays.pop(_UNUSED, None)
+    if kind == TRANSFORMER:
+        arrays.pop(_UNUSED, None)
+        arrays = without_tables(arrays)
     if "embeddings.word_embeddings.weight" in arrays:
         arrays = _modern_text_encoder(arrays, config, folder)
     return ComponentWeights(config, _without_tables(arrays), str(folder))

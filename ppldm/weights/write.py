@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
-from ..networks.configs import downscale_factor, is_ldmbert, is_uvit, takes_sizes
+from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_sizes
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import atomic_dir, write_json, write_text
@@ -28,15 +28,14 @@ from .components import ComponentWeights, Weights, cast, to_torch, to_torch_conf
 from .folders import whole_model
 from .formats.files import write_safetensors
 from .formats.torch_files import write_torch
+from .microdit import PUBLISHED_CLASS, with_tables
 from .model_file import (
     CONTROLNET,
-    DIT,
     LDM,
     MODEL_FILE,
     STABLE_DIFFUSION,
     TOKENIZER_FOLDER,
     TRANSFORMER,
-    UVIT,
     Component,
     ModelDescription,
     TokenizerFiles,
@@ -48,7 +47,7 @@ from .noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
 DTYPES = ("float32", "float16")
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
-DIFFUSERS_DIT = "PixArtTransformer2DModel"
+_TORCH_CLASSES = {"Transformer2DModel": "PixArtTransformer2DModel", "MicroDiT": PUBLISHED_CLASS}
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
 _FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
 _FURTHER = {CONTROLNET: CONTROLNET, TRANSFORMER: TRANSFORMER}
@@ -76,7 +75,9 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     missing = [kind for kind in reversed(whole_model(weights.components)) if kind not in weights.components]
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
-    if TRANSFORMER in weights.components and (form == "compvis" or (form == "diffusers" and _family(weights) == UVIT)):
+    if TRANSFORMER in weights.components and (
+        form == "compvis" or (form == "diffusers" and _family(weights) == "uvit")
+    ):
         raise ModelError(f"{form} has no network of this transformer's kind; export it to ppdiffusers")
     if form == "compvis" and CONTROLNET in weights.components:
         raise ModelError("a model with a ControlNet is not written for CompVis; export it to diffusers")
@@ -115,7 +116,7 @@ def describe_weights(weights: Weights, tokenizer: Path) -> ModelDescription:
 def _family(weights: Weights) -> str:
     components = weights.components
     if TRANSFORMER in components:
-        return UVIT if is_uvit(components[TRANSFORMER].config) else DIT
+        return table_of(TRANSFORMER, components[TRANSFORMER].config)
     if CONTROLNET in components:
         return CONTROLNET
     return LDM if is_ldmbert(components["text_encoder"].config) else STABLE_DIFFUSION
@@ -229,9 +230,11 @@ def write_component(kind: str, component: ComponentWeights, folder: Path, form: 
     """config.json and weights of one component in `folder`, as ppdiffusers or diffusers (`form`) loads them."""
     folder.mkdir(exist_ok=True)
     paddle_form, name = form == "ppdiffusers", class_of(kind, component.config)
-    name = name if paddle_form or kind != TRANSFORMER else DIFFUSERS_DIT
+    name = name if paddle_form else _TORCH_CLASSES.get(name, name)
     config = component.config if paddle_form else to_torch_config(kind, component.config, component.source)
     arrays = component.arrays if paddle_form else to_torch(component.arrays)
+    if name == PUBLISHED_CLASS:
+        arrays = with_tables(config, arrays)
     _write_arrays(kind, folder, arrays, paddle_form, safetensors)
     head = {"_class_name": name, f"_{form}_version": version_of(form)}
     if kind.endswith("_encoder"):
@@ -253,7 +256,7 @@ def _index(weights: Weights, tokenizer: str, library: str, version: str) -> tupl
     }
     if TRANSFORMER in weights.components:
         kind = class_of(TRANSFORMER, weights.components[TRANSFORMER].config)
-        index[TRANSFORMER] = [library, kind if library == "ppdiffusers" else DIFFUSERS_DIT]
+        index[TRANSFORMER] = [library, kind if library == "ppdiffusers" else _TORCH_CLASSES[kind]]
     else:
         index["unet"] = [library, "UNet2DConditionModel"]
     if ldmbert:

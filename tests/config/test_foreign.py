@@ -9,6 +9,7 @@ from ppldm.config.foreign_parts import expand_braces
 from ppldm.config.load import file_layers
 from ppldm.config.option import check_value, options
 from ppldm.config.training import TrainingOptions
+from ppldm.data.control.spec import make_filter
 from ppldm.utils.errors import ConfigError
 
 OPEN_DIFFUSION = """
@@ -142,12 +143,46 @@ def test_stages_are_known_by_their_versions(tmp_path):
     assert "model_version 9B is not built here" in left_out["model_version"]
 
 
+@pytest.mark.parametrize(
+    "text, control",
+    [
+        ("CannyFilter\ncontrolnet_filter_params:\n  resize: 224", "canny,resize=224"),
+        ("SREffnetFilter\ncontrolnet_filter_params: {scale_factor: 0.5}", "super-resolution,scale=0.5"),
+        (
+            "InpaintFilter\ncontrolnet_filter_params: {thresold: [0.04, 0.4], p_outpaint: 0.4}",
+            "inpainting,threshold_low=0.04,threshold_high=0.4,p_outpaint=0.4",
+        ),
+        ("CannyFilter", "canny"),
+        ("PidiFilter", "PidiFilter is not a filter here"),
+        ("CannyFilter\ncontrolnet_filter_params: {blur: 3}", "CannyFilter, blur is not a filter here"),
+    ],
+)
+def test_control_networks_of_stable_cascade(tmp_path, text, control):
+    blocks = "controlnet_blocks: [0, 4]\ncontrolnet_bottleneck_mode: 'large'\noffset_noise: 0.1"
+    found = translate(tmp_path, f"model_version: 3.6B\n{blocks}\ncontrolnet_filter: {text}")
+    settings = {key: value for key, (value, _) in found.settings.items()}
+    assert settings["family"] == "cascade_controlnet" and settings["model.controlnet_blocks"] == [0, 4]
+    assert settings["model.controlnet_bottleneck"] == "large" and settings["model.noise_offset"] == 0.1
+    if " is not " in control:
+        assert control in found.left_out["controlnet_filter"] and settings["model.control"] == "???"
+    else:
+        assert settings["model.control"] == control and make_filter(control)
+
+
 def test_the_keys_of_the_tables_are_settings_here():
+    from ppldm.families.cascade_controlnet import CascadeControlNetConfig
     from ppldm.families.cascade_decoder import CascadeDecoderConfig
     from ppldm.families.cascade_prior import CascadePriorConfig
     from ppldm.families.stable_diffusion import StableDiffusionConfig
 
-    groups = (DataOptions, TrainingOptions, StableDiffusionConfig, CascadePriorConfig, CascadeDecoderConfig)
+    groups = (
+        DataOptions,
+        TrainingOptions,
+        StableDiffusionConfig,
+        CascadePriorConfig,
+        CascadeDecoderConfig,
+        CascadeControlNetConfig,
+    )
     known = {stated.key for group in groups for stated in options(group).values()}
     for table in SYSTEMS.values():
         for key, counterpart in table.items():

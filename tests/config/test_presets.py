@@ -13,13 +13,13 @@ from ppldm.config.presets import list_presets
 from ppldm.training.commands.arguments import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-CASCADE = ("cascade-b-3", "cascade-b-7", "cascade-c-1", "cascade-c-3", "cascade-c-l")
+CASCADE = ("cascade-b-3", "cascade-b-7", "cascade-c-1", "cascade-c-3", "cascade-c-co", "cascade-c-l")
 SNAPSHOT = Path(__file__).with_name("presets.json")
 
 
 def recipe(name: str, *words, loop: bool = True):
     """A preset's recipe; what it leaves to the user is filled in."""
-    unfinished = ("sd1", "sd2", "autoencoder-f", "uvit-s", "micro", *CASCADE)
+    unfinished = ("sd1", "sd2", "autoencoder-f", "uvit-s", "micro-", *CASCADE)
     missing = ["data.file_list=x"] if name.startswith(unfinished) else []
     missing += ["model.effnet_name_or_path=owner/model"] if name.startswith(CASCADE) else []
     missing += ["model.lpips_weights=random"] if name.startswith("autoencoder-f") else []

@@ -3,6 +3,7 @@ import pickle
 from collections import Counter
 from fractions import Fraction
 from itertools import product
+from math import isqrt
 
 import numpy as np
 import pytest
@@ -40,6 +41,19 @@ def test_the_shapes_of_ratios_are_those_of_stable_cascade():
     shapes = make_shapes(DataOptions(buckets="ratios", resolution=768))
     assert len(shapes) == 21
     assert set(shapes) == {*CASCADE, *((width, height) for height, width in CASCADE)}
+
+
+@pytest.mark.parametrize("side", [256, 384, 512, 640, 768, 1024, 1536])
+def test_the_shapes_of_ratios_follow_the_published_formula(side):
+    """Of each ratio r and 1 / r: the largest multiples of 32 in the roots of side² / r and of side² · r."""
+    ratios = [
+        Fraction(ratio)
+        for ratio in ["1/1", "1/2", "1/3", "2/3", "3/4", "1/5", "2/5", "3/5", "4/5", "1/6", "5/6", "9/16"]
+    ]
+    both = {ratio for one in ratios for ratio in (one, 1 / one)}
+    assert len(both) == 23
+    expected = {tuple(isqrt(int(side**2 / one)) // 32 * 32 for one in (ratio, 1 / ratio)) for ratio in both}
+    assert set(make_shapes(DataOptions(buckets="ratios", resolution=side))) == expected
 
 
 def test_the_shapes_of_steps_at_512_are_those_of_kohya_s_scripts():

@@ -9,6 +9,7 @@ import pytest
 
 from ppldm.demo import quickstart
 from ppldm.utils.errors import ConfigError
+from ppldm.utils.machine.devices import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path("/out")
@@ -52,8 +53,9 @@ def test_a_gpu_takes_one_process_and_a_cpu_one_for_each_of_two_cores(monkeypatch
     for cores, expected in ((1, 1), (2, 2), (64, 2)):
         monkeypatch.setattr(quickstart, "count_usable_cores", lambda cores=cores: cores)
         assert quickstart.count_processes() == expected
-    monkeypatch.setattr(quickstart, "distribution", lambda name: {"paddlepaddle-gpu": "there"}[name])
-    assert quickstart.count_processes() == 1
+    for kind in KINDS.values():
+        monkeypatch.setattr(quickstart, "installed_kind", lambda kind=kind: kind)
+        assert quickstart.count_processes() == (2 if kind.is_cpu else 1)
 
 
 @pytest.mark.parametrize("flags, lines", [(["--dry-run"], 10), (["--help"], 15)])

@@ -7,7 +7,10 @@ import pytest
 
 from ppldm.diffusion.process import NoiseSchedule, Process
 from ppldm.diffusion.weighting import P2, Adaptive
+from ppldm.networks.build import build_cascade
+from ppldm.networks.configs import read_new_config
 from ppldm.networks.denoising import DenoisingModel
+from ppldm.networks.ema import ExponentialMovingAverage, IntervalDecay
 
 needs.need("parity")
 
@@ -97,3 +100,26 @@ def test_noising_target_and_loss(weighting):
                 model.keep_statistics(sums)
                 adaptive.update(log_snr[number : number + 1], errors[number : number + 1])
             np.testing.assert_allclose(model.level_errors.errors.numpy(), adaptive.losses.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind, name", [("cascade_prior", "cascade_c"), ("cascade_decoder", "cascade_b")])
+def test_the_average_is_a_copy_and_then_a_mean_of_parameters_and_buffers(tiny, kind, name):
+    """Every `iters` iterations, with a factor of 0 up to `start_iters`; the networks have nothing but parameters."""
+    start, every, beta = 4, 2, 0.9
+    network = build_cascade(read_new_config(kind, tiny.config(name), ""), 0)
+    weights = {key: torch.as_tensor(value.numpy()) for key, value in network.state_dict().items()}
+    assert weights.keys() == dict(network.named_parameters()).keys() and not [*network.named_buffers()]
+    published = {key: value.clone() for key, value in weights.items()}
+    ours = ExponentialMovingAverage(dict(network.named_parameters()), IntervalDecay(start, every, beta))
+    generator = torch.Generator().manual_seed(0)
+    for i in range(1, 10):
+        weights = {key: value + 0.1 * torch.randn(value.shape, generator=generator) for key, value in weights.items()}
+        if i % every == 0:
+            factor = beta if i > start else 0
+            published = {key: one * factor + weights[key].clone() * (1 - factor) for key, one in published.items()}
+        for key, parameter in network.named_parameters():
+            parameter.set_value(weights[key].numpy())
+        ours.update({})
+        for key, one in published.items():
+            np.testing.assert_allclose(ours.shadow[key].numpy(), one.numpy(), atol=1e-6, err_msg=f"{i} {key}")
+    assert max((one - weights[key]).abs().max().item() for key, one in published.items()) > 0.1

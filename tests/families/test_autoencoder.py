@@ -42,7 +42,7 @@ def test_psnr():
 
 def test_scaled_latents_have_unit_deviation(tiny, batch):
     vae = load_vae(tiny.vae)
-    statistics = latent_statistics(vae, [batch])
+    statistics = latent_statistics([AutoencoderObjective(vae).latents(*batch)])
     posterior = vae.encode(to_unit_range(batch[0])).latent_dist
     latents = (posterior.mean + posterior.std * batch[1]).numpy()
     assert np.std(latents / statistics["latent_std"]) == pytest.approx(1, rel=1e-5)

@@ -6,14 +6,21 @@ import numpy as np
 import paddle
 import pytest
 from overfit import learn, with_new_noise
-from tiny_model import write_image_encoder
+from tiny_cascade import flags, make_batch
+from tiny_model import write_image_encoder, write_prior
 
 from ppldm.data.inputs import Uniform
 from ppldm.families.base import check_family, get_family
+from ppldm.inference.precompute.command import precompute
+from ppldm.networks.build import build_effnet, save_component
 from ppldm.networks.cascade.clip_image import clip_pixels, embed_pictures
+from ppldm.networks.configs import read_new_config
 from ppldm.training.commands.arguments import parse_arguments, read_recipe
 from ppldm.training.commands.dry_run import reckon
-from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.training.loop import run_loop
+from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.prepare import prepare
+from ppldm.utils.errors import ConfigError, ModelError, PartError
 from ppldm.utils.rng import Stream
 from ppldm.weights.adapters import write_adapters
 from ppldm.weights.configs import complete_config
@@ -22,22 +29,6 @@ from ppldm.weights.lora.files import read_lora
 from ppldm.weights.write import write_component
 
 FAMILY = get_family("cascade_prior")
-
-
-def flags(tiny, folder="out", **changes) -> list[str]:
-    settings = {
-        "output_dir": folder,
-        "file_list": tiny.file_list,
-        "resolution": 64,
-        "effnet_config_file": "effnet_tiny",
-        "text_encoder_config_file": tiny.config("clip"),
-        "prior_config_file": tiny.config("cascade_c"),
-        "tokenizer_name": tiny.tokenizer,
-        "model_max_length": 12,
-        "seed": 5,
-        **changes,
-    }
-    return [word for name, value in settings.items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def build(tiny, **changes):
@@ -81,6 +72,10 @@ def test_presets_train_what_is_published(preset, count, batch):
             {"prior_config_file": "cascade_c_tiny"},
             "the text_encoder gives hidden_size 32, and the prior takes clip_text",
         ),
+        (
+            {"latents": "ondemand", "random_crop": False, "image_encoder_name_or_path": "x"},
+            "--latents ondemand leaves no pictures for the image encoder; omit --image_encoder_name_or_path",
+        ),
         ({"to_static": True}, "--to_static is not supported for priors of Stable Cascade"),
         ({"lora_rank": 2, "lora_components": "text_encoder"}, "--lora_components text_encoder: of Stable Cascade only"),
         ({"lora_rank": 2, "lora_modules": "attn"}, "no linear or convolution layer of prior has a name with it"),
@@ -89,17 +84,6 @@ def test_presets_train_what_is_published(preset, count, batch):
 def test_what_cannot_work_is_refused_before_anything_is_read(tiny, changes, message):
     with pytest.raises((ConfigError, ModelError), match=re.escape(message)):
         build(tiny, **changes)
-
-
-def make_batch(size: int) -> dict:
-    rng = np.random.default_rng(0)
-    batch = {
-        "pixel_values": rng.integers(0, 256, (size, 3, 4, 4), dtype=np.uint8).repeat(16, 2).repeat(16, 3),
-        "input_ids": rng.integers(5, 50, (size, 12)),
-        "timesteps": rng.integers(0, 1000, size),
-        "noise": rng.standard_normal((size, 16, 2, 2), dtype=np.float32),
-    }
-    return {name: paddle.to_tensor(value) for name, value in batch.items()}
 
 
 def test_the_network_is_told_the_level_the_caption_and_no_picture(tiny):
@@ -240,3 +224,40 @@ def test_eight_pictures_are_learned(tiny):
     model.latents = lambda pixel_values: latents
     losses = learn(model, 5e-3, with_new_noise(batch, (8, 16, 2, 2), 300))
     assert np.mean(losses[:3]) > 0.8 and np.mean(losses[-30:]) < 0.6, losses[::30]
+
+
+def run_on(tiny, folder, **changes) -> list:
+    """The losses and the weights of three updates on centred crops."""
+    settings = {
+        "random_crop": False,
+        "max_steps": 3,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "resolution": 32,
+    }
+    settings |= {"prior_config_file": None, "prior_name_or_path": write_prior(tiny), "logging_steps": 1, **changes}
+    run = prepare(*parse_arguments(flags(tiny, folder, **settings, image_logging_steps=3), True, FAMILY.Config))
+    run_loop(run)
+    losses = [record["loss"] for record in read_metrics(folder / "metrics.jsonl") if "loss" in record]
+    return [losses, *(value.numpy() for value in run.state.model.trained_parameters().values())]
+
+
+@pytest.mark.slow
+def test_on_cached_latents_losses_are_the_same_to_the_bit(tiny, tmp_path):
+    """Computed ahead, or as rows are met: the EfficientNet is frozen, and has no posterior to draw from."""
+    save_component(build_effnet(read_new_config("effnet", "effnet_tiny", ""), 5), tmp_path / "effnet")
+    own = {"effnet_config_file": None, "effnet_name_or_path": tmp_path / "effnet", "num_inference_steps": 1}
+    cache = {"latents_dtype": "float32", "latents_dir": tmp_path / "latents"}
+    expected = run_on(tiny, tmp_path / "plain", **own)
+    with pytest.raises(PartError, match="has no cached latents in"):
+        run_on(tiny, tmp_path / "none", **own, **cache, latents="cached")
+    made = {"dtype": "float32", "latents_dir": cache["latents_dir"], "batch_size": 4, "num_workers": 1}
+    precompute([tiny.file_list], vae=str(tmp_path / "effnet"), resolutions=[32], **made)
+    cached = run_on(tiny, tmp_path / "cached", **own, **cache, latents="cached")
+    met = run_on(tiny, tmp_path / "met", **own, **{**cache, "latents_dir": tmp_path / "met/own"}, latents="ondemand")
+    for found in (cached, met):
+        assert found[0] == expected[0] and len(found[0]) == 3
+        assert all(np.array_equal(one, other) for one, other in zip(found[1:], expected[1:], strict=True))
+    save_component(build_effnet(read_new_config("effnet", "effnet_tiny", ""), 6), tmp_path / "other")
+    with pytest.raises(PartError, match="was made of something else: autoencoder"):
+        run_on(tiny, tmp_path / "else", **{**own, "effnet_name_or_path": tmp_path / "other"}, **cache, latents="cached")

@@ -14,7 +14,7 @@ import paddle
 import pytest
 from shaped import write_shaped
 from small_lpips import write_lpips
-from tiny_model import write_base, write_image_encoder
+from tiny_model import write_base, write_image_encoder, write_prior
 from toy import registered_toy
 
 from ppldm.families.base import get_family, list_families
@@ -33,12 +33,12 @@ from ppldm.weights.model_file import read_model_file
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = (
-    *("autoencoder", "cascade_decoder", "cascade_prior", "controlnet", "dit", "ldm", "stable_diffusion", "toy"),
-    "uvit",
+    *("autoencoder", "cascade_autoencoder", "cascade_controlnet", "cascade_decoder", "cascade_prior", "controlnet"),
+    *("dit", "ldm", "microdit", "stable_diffusion", "toy", "uvit"),
 )
-CASCADE = ("cascade_decoder", "cascade_prior")
+CASCADE = ("cascade_controlnet", "cascade_decoder", "cascade_prior")
 ADAPTERS = "ldm-adapters"  # low-rank layers and tokens of a frozen model
-TRANSFORMERS = ("dit", "uvit")
+TRANSFORMERS = ("dit", "microdit", "uvit")
 TEXT_TO_IMAGE = ("ldm", "stable_diffusion", *TRANSFORMERS, ADAPTERS)
 STEPS, BATCH = 4, 4
 CURVE = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
@@ -90,12 +90,23 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"adversarial_start": 1, "discriminator_channels": 4, "discriminator_layers": 2},
             "discriminator_learning_rate": 2e-4,
         },
+        "cascade_autoencoder": {
+            **{"vqgan_config_file": "vqgan_tiny", "use_ema": True, "max_grad_norm": 0.05},
+            **{"adversarial_weight": 0.5, "adversarial_start": 1, "discriminator_channels": 4},
+            **{"discriminator_layers": 2, "adam_epsilon": 1e-6},
+        },
         "cascade_prior": {
             **{"effnet_config_file": "effnet_tiny", "prior_config_file": tiny.config("cascade_c")},
             **{"text_encoder_config_file": tiny.config("clip"), "tokenizer_name": tiny.tokenizer},
             **{"model_max_length": 12, "loss_weighting": "adaptive", "ema_start_iters": 1, "ema_iters": 1},
             **{"noise_offset": 0.1, "image_logging_steps": 3, "num_inference_steps": 2},
             "image_encoder_name_or_path": write_image_encoder(tiny),
+        },
+        "cascade_controlnet": {
+            **{"effnet_config_file": "effnet_tiny", "prior_name_or_path": write_prior(tiny), "control": "inpainting"},
+            **{"text_encoder_config_file": tiny.config("clip"), "tokenizer_name": tiny.tokenizer},
+            **{"model_max_length": 12, "loss_weighting": "p2", "noise_offset": 0.1, "controlnet_blocks": (0, 2, 3)},
+            **{"random_flip": True, "recompute": True, "image_logging_steps": 3, "num_inference_steps": 2},
         },
         "cascade_decoder": {
             **{"effnet_config_file": "effnet_tiny", "decoder_config_file": tiny.config("cascade_b")},
@@ -111,6 +122,11 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"unet_config_file": None, "transformer_config_file": tiny.config("dit"), "patch_masking": 0.25},
             **{"text_encoder_config_file": tiny.config("clip"), "train_text_encoder": True, "recompute": True},
             **{"prediction_type": "v_prediction", "transformer_learning_rate": 2e-3},
+        },
+        "microdit": {
+            **{"unet_config_file": None, "transformer_config_file": tiny.config("microdit"), "patch_masking": 0.5},
+            **{"text_encoder_config_file": tiny.config("clip"), "recompute": True, "prediction_type": "flow"},
+            **{"empty_caption": "zeros", "use_ema": True, "train_text_encoder": True},
         },
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
     }[name]
@@ -262,8 +278,9 @@ def test_what_is_exported_is_what_was_trained(name, straight):
         found = {key: value.numpy() for key, value in load_pipeline(folder).state_dict().items()}
     elif name == "autoencoder":
         found = {f"vae.{key}": value.numpy() for key, value in load_vae(folder).state_dict().items()}
-    elif name in CASCADE:
-        arrays = fill_component(name, find_component_by_name(name, folder)).state_dict()
+    elif name in (*CASCADE, "cascade_autoencoder"):
+        kind = family.components[family.export_folder]
+        arrays = fill_component(kind, find_component_by_name(kind, folder)).state_dict()
         found = {f"{family.export_folder}.{key}": value.numpy() for key, value in arrays.items()}
     else:
         found = family.read(folder)

@@ -14,18 +14,23 @@ from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.families.base import get_family
-from ppldm.networks.configs import read_new_config
+from ppldm.networks.build import build_transformer
+from ppldm.networks.configs import check_config, read_new_config
+from ppldm.networks.microdit import MicroDiT
 from ppldm.networks.transformers import transform
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights.fill import parameter_shapes
+from ppldm.weights.components import turn_linear
+from ppldm.weights.fill import component_of, find_component_by_name, parameter_shapes
+from ppldm.weights.formats.files import read_arrays
+from ppldm.weights.formats.torch_files import write_torch
 from ppldm.weights.read import read_weights
-from ppldm.weights.write import write_weights
-from tests.conftest import UVIT_CONFIG
+from ppldm.weights.write import write_component, write_weights
+from tests.conftest import MICRODIT_CONFIG, UVIT_CONFIG
 
-FAMILIES = ("uvit", "dit")
+FAMILIES = ("uvit", "dit", "microdit")
 
 
 def train(tiny, name, folder, **changes):
@@ -72,13 +77,13 @@ def test_the_exported_transformer_is_loaded_by_its_class(pipeline, name):
     assert described["family"] == name and described["components"]["transformer"]["trained"]
     if name == "dit":  # whose class cannot be built by ppdiffusers with its layers for captions
         return
-    network = UViTT2IModel.from_pretrained(str(pipeline / "transformer"))
+    network = {"uvit": UViTT2IModel, "microdit": MicroDiT}[name].from_pretrained(str(pipeline / "transformer"))
     rng = np.random.default_rng(0)
     noisy, hidden = (paddle.to_tensor(rng.standard_normal(s, np.float32)) for s in ((2, 4, 4, 4), (2, 12, 32)))
     timesteps = paddle.to_tensor([3, 900])
     with paddle.no_grad():
-        theirs, ours = network(noisy, timesteps, hidden).sample, transform(model.denoiser, noisy, timesteps, hidden)
-    assert (theirs == ours).all()
+        theirs, ours = network(noisy, timesteps, hidden), transform(model.denoiser, noisy, timesteps, hidden)
+    assert ((theirs if name == "microdit" else theirs.sample) == ours).all()
 
 
 def test_pictures_of_other_sides_are_drawn(pipeline):
@@ -90,22 +95,57 @@ def test_pictures_of_other_sides_are_drawn(pipeline):
 
 
 @pytest.mark.needs("parity")
-def test_a_dit_is_exported_to_diffusers_and_read_again(pipeline, name, tmp_path):
+def test_it_is_exported_to_diffusers_and_read_again(pipeline, name, tmp_path):
     weights = read_weights(pipeline)
-    for form in ("compvis",) if name == "dit" else ("compvis", "diffusers"):
+    for form in ("compvis", "diffusers") if name == "uvit" else ("compvis",):
         with pytest.raises(ModelError, match=f"{form} has no network of this transformer's kind"):
             write_weights(weights, form, tmp_path / form)
     if name == "uvit":
         return
-    from diffusers import PixArtTransformer2DModel
-
     write_weights(weights, "diffusers", tmp_path / "out")
-    _, told = PixArtTransformer2DModel.from_pretrained(tmp_path / "out/transformer", output_loading_info=True)
-    assert not any(told.values())
+    if name == "dit":
+        from diffusers import PixArtTransformer2DModel
+
+        _, told = PixArtTransformer2DModel.from_pretrained(tmp_path / "out/transformer", output_loading_info=True)
+        assert not any(told.values())
     again = read_weights(tmp_path / "out").components["transformer"]
     before = weights.components["transformer"]
     assert again.config == before.config and again.arrays.keys() == before.arrays.keys()
     assert all((again.arrays[key] == value).all() for key, value in before.arrays.items())
+
+
+@pytest.mark.parametrize("prefix", ["", "dit."])
+def test_a_file_of_micro_diffusion_is_read_and_written(tmp_path, prefix):
+    """The state of its class: PyTorch's orientation, with two tables that are computed here."""
+    config = check_config("transformer", MICRODIT_CONFIG, "x")
+    network = build_transformer(config, 1)
+    own = component_of("transformer", network)
+    state = turn_linear(own.arrays) | {"pos_embed": np.ones((1, 4, 32), "f4"), "mask_token": np.zeros((1, 1, 16), "f4")}
+    write_torch(tmp_path / "dit.pt", {prefix + key: np.ascontiguousarray(value) for key, value in state.items()}, {})
+    (tmp_path / "dit.json").write_text(json.dumps(config))
+    found = find_component_by_name("transformer", tmp_path / "dit.pt")
+    assert found.config == config and found.arrays.keys() == own.arrays.keys()
+    assert all((found.arrays[key] == value).all() for key, value in own.arrays.items())
+    write_component("transformer", found, tmp_path / "out", "diffusers")
+    written = read_arrays(tmp_path / "out/diffusion_pytorch_model.safetensors")
+    assert {key: value.shape for key, value in written.items()} == {key: value.shape for key, value in state.items()}
+    assert all((written[key] == state[key]).all() for key in state if key != "pos_embed")
+    noisy, timesteps = paddle.zeros([1, 4, 4, 4]), paddle.zeros([1], "int64")
+    seen = []
+    network.patch_mixer_map_xin.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    transform(network, noisy, timesteps, paddle.zeros([1, 2, 32]))
+    np.testing.assert_allclose(seen[0], written["pos_embed"] + state["x_embedder.proj.bias"], atol=1e-6)
+
+
+def test_a_published_file_of_micro_diffusion_has_the_published_size(tmp_path):
+    config = read_new_config("transformer", CONFIG_DIR / "microdit_xl2.json", "x")
+    shapes = {"x_embedder.proj.weight": (1024, 16, 2, 2), "y_embedder.y_proj.fc1.weight": (1024, 512)}
+    write_torch(tmp_path / "dit.pt", {key: np.zeros(shape, np.float16) for key, shape in shapes.items()}, {})
+    found = find_component_by_name("transformer", tmp_path / "dit.pt")
+    assert found.config == config | {"in_channels": 16, "caption_channels": 512}
+    write_torch(tmp_path / "other.pt", {"weight": np.zeros(3, np.float16)}, {})
+    with pytest.raises(ModelError, match="other.pt is not a transformer of micro_diffusion"):
+        find_component_by_name("transformer", tmp_path / "other.pt")
 
 
 @pytest.mark.slow
@@ -142,7 +182,8 @@ def test_adapters_are_trained_in_a_transformer(tiny, pipeline, name, tmp_path):
         ("uvit", {"buckets": "32x32,40x32"}, ConfigError, "--buckets: the sides of 40 x 32 .* multiples of 16"),
         ("uvit", {"transformer_config_file": "dit"}, ModelError, "of another kind; train it as `family: dit`"),
         ("dit", {"transformer_config_file": "uvit"}, ModelError, "of another kind; train it as `family: uvit`"),
-        ("uvit", {"mask_pad_tokens": True}, ConfigError, "--mask_pad_tokens is not for a UViT"),
+        ("uvit", {"mask_pad_tokens": True}, ConfigError, "--mask_pad_tokens is not for UViTs"),
+        ("microdit", {"mask_pad_tokens": True}, ConfigError, "--mask_pad_tokens is not for MicroDiTs"),
         ("dit", {"patch_masking": 1.0}, ConfigError, "--patch_masking 1.0 must be"),
         ("dit", {"transformer_config_file": None}, ConfigError, "nothing gives the transformer"),
     ],

@@ -45,6 +45,11 @@ class Page:
         """Press a button."""
         self.ask(f"/element/{self._find(selector)}/click")
 
+    def press(self, key: str) -> None:
+        """A key, by its character in the standard's table, where the focus is."""
+        actions = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
+        self.ask("/actions", actions=[{"type": "key", "id": "keys", "actions": actions}])
+
     def wait_for(self, script: str, seconds: float = 120):
         """What a script returns, once it is true. Raises TimeoutError."""
         end = time.monotonic() + seconds

@@ -39,7 +39,7 @@ NEEDS = {
     "s3": _modules("s3fs", "moto.server"),
     "browser": _programs("chromium", "chromedriver"),
     "java": lambda: None if read_java_version() else "no Java on PATH",
-    **{name: _programs(name) for name in ("gzip", "pigz", "bgzip", "openssl")},
+    **{name: _programs(name) for name in ("gzip", "pigz", "bgzip", "openssl", "g++")},
 }
 
 

@@ -7,6 +7,8 @@ half of these, at least one.
 import hashlib
 import math
 
+from quick import mark_quick
+
 
 def pytest_addoption(parser):
     parser.addoption("--sample", type=float, default=1.0, help="run this share of the tests, chosen by --sample-seed")
@@ -17,6 +19,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    mark_quick(items)
     share, of_cases, seed = (config.getoption(f"--sample{name}") for name in ("", "-cases", "-seed"))
     names = [item.nodeid for item in items if item.get_closest_marker("slow")]
     left_out = set(names) - chosen_cases(names, of_cases, seed)

@@ -1,13 +1,14 @@
 """Runs one after another on the same ranks, as a script: python shares.py BAD_ROW FACTS RUNS.
 
-RUNS is a JSON file: [name, loop|trainer, flags] of each. Each rank writes to FACTS-<rank> the bytes of optimizer state
-that it holds at the end of each run, by name, and what becomes of float32 masters, which no CPU trains with.
+RUNS is a JSON file: [name, loop|trainer, flags, family] of each. Each rank writes to FACTS-<rank> the bytes of
+optimizer state that it holds at the end of each run, by name, and what becomes of float32 masters, which no CPU trains
+with.
 """
 
 import json
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from poison import poisoned
 
 import ppldm.training.optimizer.gradient_shares
 import ppldm.training.optimizer.sharding
+from ppldm.families.base import get_family
 from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
 from ppldm.networks.model import Component
 from ppldm.training.checkpoint.checkpoint import TrainingState, count_bytes
@@ -35,9 +37,11 @@ def main(bad_row: str, facts: str, runs: str) -> None:
     held, gradients = {}, {}
     for module in (ppldm.training.optimizer.sharding, ppldm.training.optimizer.gradient_shares):
         module._SMALL = 500  # elements: the tiny model has more and less
-    for name, kind, flags in json.loads(Path(runs).read_text()):
-        run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
-        with poisoned([int(bad_row)]), gradients_counted(run.state, gradients.setdefault(name, {})):
+    for name, kind, flags, family in json.loads(Path(runs).read_text()):
+        run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop", get_family(family).Config))
+        # An autoencoder measures its latents with the noise of the rows.
+        poison = poisoned([int(bad_row)]) if family == "ldm" else nullcontext()
+        with poison, gradients_counted(run.state, gradients.setdefault(name, {})):
             (run_loop if kind == "loop" else run_trainer)(run)
         optimizer = run.state.optimizer
         held[name] = count_bytes(optimizer.state_dict()) + count_bytes(optimizer._accumulators_holder)

@@ -12,6 +12,7 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 from ppldm.networks.model import Loss, Model
 from ppldm.training.checkpoint.checkpoint import TrainingState
 from ppldm.training.distributed.check_ranks import check_ranks
+from ppldm.training.monitor.control import Order
 from ppldm.training.optimizer import gradient_shares as shares_module
 from ppldm.training.optimizer.gradient_shares import count_gradient_bytes
 from ppldm.training.optimizer.sharding import ShardedAdamW
@@ -142,10 +143,12 @@ def main(facts: str) -> None:
     shares_module._SMALL = 50  # elements: some gradients go alone, some together
     one, nan = paddle.to_tensor(1.0), paddle.to_tensor(float("nan"))
     agreed, _ = agree(one + world.rank, 3 + 2 * one * world.rank, world.rank == 1, 2 + world.rank, world)
+    ordered, _ = agree(one, one, False, 0, world, None, Order(0) if world.rank else Order.SAVE_NOW | Order.STOP)
     not_agreed, _ = agree(one, nan if world.rank else one, False, 0, world)
     found = {
         "agreed": [agreed.loss, agreed.grad_norm, agreed.stop, agreed.applied, agreed.skipped_rows],
         "not agreed": [not_agreed.stop, not_agreed.applied],
+        "ordered": [ordered.orders, ordered.stop, not_agreed.orders],
         "gathered": gather_objects({"rank": world.rank}, world),
         "gradients": reduce_gradients(world),
         "update": update(world),

@@ -110,7 +110,7 @@ def test_pictures_of_a_lora_are_those_of_the_merged_model(base, lora, tmp_path):
 def test_the_page_draws_with_a_lora(base, lora, monkeypatch):
     pages = []
     server = SimpleNamespace(port=1, serve_forever=lambda: None)
-    monkeypatch.setattr(serving, "make_server", lambda host, port, page, threaded: pages.append(page) or server)
+    monkeypatch.setattr(serving, "make_server", lambda host, port, page, **_: pages.append(page) or server)
     run(["app", "--model", str(base), "--lora", f"{lora}:0.5"])
     client = pages[0].test_client()
     few = {"num_inference_steps": 2, "num_samples": 1, "seed": 5, "guidance_scale": 1}

@@ -10,16 +10,20 @@ from ppldm.config.network_files import CONFIG_DIR
 from ppldm.networks.config_fields import IGNORED, REQUIRED, SETTINGS
 from ppldm.networks.configs import check_config, check_fit, check_tokenizer_fit, is_ldmbert, read_new_config, table_of
 from ppldm.utils.errors import ConfigError, ModelError
-from tests.conftest import DIT_CONFIG, TEXT_ENCODER_CONFIG, UNET_CONFIG, UVIT_CONFIG, VAE_CONFIG
+from tests.conftest import DIT_CONFIG, MICRODIT_CONFIG, TEXT_ENCODER_CONFIG, UNET_CONFIG, UVIT_CONFIG, VAE_CONFIG
 
 CLIP = {"vocab_size": 520, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONTROLNET = {name: UNET_CONFIG[name] for name in UNET_CONFIG if name in SETTINGS["controlnet"]} | {
     "conditioning_channels": 4,
 }
+CASCADE_CONTROLNET = {
+    "conditioning_channels": 3, "projection_channels": 2048, "blocks": [0, 4], "bottleneck": "effnet",
+}  # fmt: skip
 PUBLISHED = {"cascade_prior": "cascade_c_1b", "cascade_decoder": "cascade_b_700m", "effnet": "effnet_v2_s",
              "vqgan": "vqgan_f4", "image_encoder": "image_encoder_vit_l"}  # fmt: skip
 CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "controlnet": CONTROLNET, "ldmbert": TEXT_ENCODER_CONFIG,
-           "clip": CLIP, "uvit": UVIT_CONFIG, "dit": DIT_CONFIG} | {
+           "clip": CLIP, "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG,
+           "cascade_controlnet": CASCADE_CONTROLNET} | {
     kind: json.loads((CONFIG_DIR / f"{name}.json").read_text()) for kind, name in PUBLISHED.items()
 }  # fmt: skip
 NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
@@ -31,14 +35,16 @@ def classes():
     from ppdiffusers.pipelines.wuerstchen.modeling_paella_vq_model import PaellaVQModel
     from ppdiffusers.transformers import CLIPTextConfig, CLIPVisionConfig
 
+    from ppldm.networks.cascade.control import CascadeControlNet
     from ppldm.networks.cascade.effnet import EffNetEncoder
     from ppldm.networks.cascade.unet import CascadeUNet
+    from ppldm.networks.microdit import MicroDiT
 
     return {
         "vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel, "ldmbert": LDMBertConfig,
-        "clip": CLIPTextConfig, "uvit": UViTT2IModel, "dit": Transformer2DModel,
+        "clip": CLIPTextConfig, "uvit": UViTT2IModel, "dit": Transformer2DModel, "microdit": MicroDiT,
         "cascade_prior": CascadeUNet, "cascade_decoder": CascadeUNet, "effnet": EffNetEncoder,
-        "vqgan": PaellaVQModel, "image_encoder": CLIPVisionConfig,
+        "vqgan": PaellaVQModel, "image_encoder": CLIPVisionConfig, "cascade_controlnet": CascadeControlNet,
     }  # fmt: skip
 
 
@@ -122,6 +128,10 @@ WRONG = [
     ("dit", {"caption_channels": None}, "norm_type ada_norm_single must be ada_norm_single with caption_channels"),
     ("dit", {"attention_head_dim": 15, "cross_attention_dim": 30}, "num_attention_heads times .*, 30, must be a mul"),
     ("dit", {"sample_size": 128}, "sample_size 128 makes a DiT that is told sizes"),
+    ("microdit", {"patch_size": 3}, "patch_size 3 does not divide sample_size 4"),
+    ("microdit", {"patch_mixer_dim": 20}, "head_dim 8 does not divide patch_mixer_dim 20"),
+    ("microdit", {"dim": 30, "head_dim": 2}, "dim 30 must be a multiple of 4"),
+    ("microdit", {"mlp_ratio": [1, 2, 3]}, r"mlp_ratio \[1, 2, 3\] must be a list of two numbers above 0"),
     ("dit", {"num_embeds_ada_norm": None}, "num_embeds_ada_norm null must be a number"),
     ("vae", {"norm_num_groups": None}, "norm_num_groups null must be"),
     ("vae", {"up_block_out_channels": [8, 8, 8, 6]}, "norm_num_groups 4 does not divide all of up_block_out_channels"),
@@ -145,6 +155,8 @@ WRONG = [
     ("cascade_prior", {"out_channels": 8}, "in_channels 16 and out_channels 8 differ"),
     ("cascade_decoder", {"effnet_in_channels": None}, "effnet_in_channels null: a decoder is told the latents"),
     ("effnet", {"stage_layers": [2, 4]}, "stage_channels has 8 entries and stage_layers 2; there are 6 stages"),
+    ("cascade_controlnet", {"blocks": [4, 0]}, "blocks .4, 0. must be an ascending list of whole numbers from 0"),
+    ("cascade_controlnet", {"large_channels": [4, 8]}, "large_channels .4, 8. must be a list of three sizes"),
     ("vqgan", {"embed_dim": 33}, "embed_dim 33 cannot be halved for each of levels 2"),
     ("vae", {"qqqq": 1}, "no setting 'qqqq' is known for a VAE; known: in_channels"),
 ]
@@ -177,7 +189,7 @@ def test_an_unknown_setting_that_asks_for_nothing_is_another_version_s():
 @pytest.mark.parametrize("given", CONFIGS)
 @pytest.mark.parametrize("wanted", ["vae", "unet", "ldmbert", "text_encoder", "transformer"])
 def test_a_config_of_another_kind_is_recognised(given, wanted):
-    kinds = {"text_encoder": ("ldmbert", "clip"), "transformer": ("uvit", "dit")}
+    kinds = {"text_encoder": ("ldmbert", "clip"), "transformer": ("uvit", "dit", "microdit")}
     if given in (wanted, *kinds.get(wanted, ())):
         assert check_config(wanted, CONFIGS[given], "x")
         return

@@ -1,5 +1,7 @@
 """Transformers in the place of the UNet: what they compute, and what becomes of patches that are left out."""
 
+import math
+
 import numpy as np
 import paddle
 import pytest
@@ -7,18 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from overfit import overfit
 
+from ppldm.config.network_files import CONFIG_DIR
 from ppldm.data.inputs import KeptPatches
 from ppldm.diffusion.process import Process
 from ppldm.networks.build import build_text_encoder, build_transformer
-from ppldm.networks.configs import check_config
-from ppldm.networks.transformers import TransformerDiffusionModel, grid_of, make_transformer, take_patches, transform
+from ppldm.networks.configs import check_config, read_new_config
+from ppldm.networks.patches import Grid, grid_of, take_patches
+from ppldm.networks.transformers import TransformerDiffusionModel, make_transformer, transform
 from ppldm.utils.rng import Generators
 from ppldm.weights.components import turn_linear
-from ppldm.weights.fill import component_of, load_vae
+from ppldm.weights.fill import component_of, load_vae, parameter_shapes
 from ppldm.weights.noise_schedule import PUBLISHED_SCHEDULE
-from tests.conftest import DIT_CONFIG, TEXT_ENCODER_CONFIG, UVIT_CONFIG
+from tests.conftest import DIT_CONFIG, MICRODIT_CONFIG, TEXT_ENCODER_CONFIG, UVIT_CONFIG
 
-CONFIGS = {"uvit": UVIT_CONFIG, "dit": DIT_CONFIG}
+CONFIGS = {"uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG}
 LENGTH, WIDTH = 12, 32
 
 
@@ -50,6 +54,7 @@ def name(request):
     return request.param
 
 
+@pytest.mark.parametrize("name", ["uvit", "dit"])
 @paddle.no_grad()
 def test_the_forward_is_that_of_ppdiffusers_to_the_bit(name):
     network, (noisy, timesteps, hidden, mask) = randomised(name, sample_size=8), given_for()
@@ -88,7 +93,7 @@ def test_positions_of_other_sides_lie_between_those_of_the_table():
 
 
 @paddle.no_grad()
-def test_patches_that_are_left_out_reach_nothing(name):
+def test_patches_that_are_left_out_reach_nothing_but_a_mixer(name):
     network, (noisy, timesteps, hidden, _) = randomised(name, sample_size=8), given_for()
     kept = paddle.to_tensor([[0, 5, 6], [1, 2, 15], [3, 4, 9]])
     grid = grid_of(network, noisy)
@@ -97,13 +102,14 @@ def test_patches_that_are_left_out_reach_nothing(name):
     np.put_along_axis(inside, kept.numpy()[:, :, None], 1, 1)
     inside = grid.join(paddle.to_tensor(inside).expand([3, 16, 16]), None)
     other = transform(network, noisy + 100 * (1 - inside), timesteps, hidden, kept=kept)
-    assert (one == other).all()
+    assert ((one != other) & (one != 0)).any() if name == "microdit" else (one == other).all()
     assert (transform(network, noisy + inside, timesteps, hidden, kept=kept) != one).any()
     every = paddle.arange(16).expand([3, 16])
     whole = transform(network, noisy, timesteps, hidden)
     np.testing.assert_array_equal(transform(network, noisy, timesteps, hidden, kept=every), whole)
     lengths = []
-    block = network.mid_block if name == "uvit" else network.transformer_blocks[1]
+    blocks = {"uvit": "out_blocks", "dit": "transformer_blocks", "microdit": "blocks"}
+    block = getattr(network, blocks[name])[0]
     block.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
     transform(network, noisy, timesteps, hidden, kept=kept)
     assert lengths == [3 + (13 if name == "uvit" else 0)]
@@ -112,8 +118,6 @@ def test_patches_that_are_left_out_reach_nothing(name):
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.data())
 @settings(max_examples=40, deadline=None)
 def test_patches_are_put_back_where_they_were(height, width, side, data):
-    from ppldm.networks.transformers import Grid
-
     grid = Grid(height, width, side)
     latents = paddle.to_tensor(
         np.random.default_rng(0).standard_normal((2, 3, height * side, width * side), np.float32)
@@ -150,7 +154,7 @@ def test_every_patch_is_kept_equally_often():
     assert drawn.shape == (4000, 4) and abs(counts - 1000).max() < 5 * np.sqrt(1000)
 
 
-def test_a_new_dit_starts_from_zero():
+def test_a_new_dit_or_microdit_starts_from_zero():
     """So that the first loss of epsilon prediction is the mean square of the noise; a UViT, as published, does not."""
     noisy, timesteps, hidden, _ = given_for(4, 4)
     for name in CONFIGS:
@@ -158,7 +162,7 @@ def test_a_new_dit_starts_from_zero():
         mine, theirs = network.state_dict(), again.state_dict()
         assert mine.keys() == theirs.keys() and all((mine[key] == theirs[key]).all() for key in mine)
         with paddle.no_grad():
-            assert (transform(network, noisy, timesteps, hidden) == 0).all() == (name == "dit")
+            assert (transform(network, noisy, timesteps, hidden) == 0).all() == (name != "uvit")
 
 
 def make_model(tiny, name):
@@ -185,7 +189,8 @@ def test_the_loss_is_over_the_patches_that_are_kept(tiny, name):
     inside = grid_of(model.transformer, batch["noise"]).join(paddle.to_tensor(inside).expand([4, 4, 16]), None)
     changed = {**batch, "noise": batch["noise"] + 5 * (1 - inside)}
     after = model(**changed, kept_patches=kept)
-    assert float(before.value) == float(after.value) and (before.per_sample == after.per_sample).all()
+    if name != "microdit":  # whose mixer sees them
+        assert float(before.value) == float(after.value) and (before.per_sample == after.per_sample).all()
     np.testing.assert_allclose(float(before.value), float(before.per_sample.mean()), rtol=1e-6)
     level = model.levels[batch["timesteps"]]
     scales = model.process.scales(level.reshape([-1, 1, 1, 1]))
@@ -279,3 +284,186 @@ def test_a_uvit_is_the_published_one(layers):
     with paddle.no_grad():
         found = transform(network, noisy, timesteps, hidden)
     np.testing.assert_allclose(found, uvit_in_pytorch(own.config, state, *given), atol=1e-4)
+
+
+def shapes_in_pytorch(config: dict) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the parameters of micro_diffusion's class DiT, as its constructor makes them."""
+    dim, mixer, experts = config["dim"], config["patch_mixer_dim"], config["num_experts"]
+
+    def up(size, step):
+        return (int(size) + step - 1) // step * step
+
+    def gated(name, width, hidden):
+        hidden = up(2 * int(hidden) / 3, config["multiple_of"])
+        return {f"{name}.w1.weight": (hidden, width), f"{name}.w2.weight": (hidden, width),
+                f"{name}.w3.weight": (width, hidden)}  # fmt: skip
+
+    def block(name, width, qkv, mlp, has_experts):
+        inner = width if qkv == 1 else up(int(width * qkv), 2 * config["head_dim"])
+        made = {f"{name}.norm{number}.weight": (width,) for number in (1, 2, 3)}
+        made |= {f"{name}.attn.qkv.weight": (3 * inner, width), f"{name}.attn.proj.weight": (width, inner)}
+        made |= {f"{name}.cross_attn.{part}.weight": (times * width, width)
+                 for part, times in (("q_linear", 1), ("kv_linear", 2), ("proj", 1))}  # fmt: skip
+        made |= {f"{name}.adaLN_modulation.1.weight": (6 * width, dim), f"{name}.adaLN_modulation.1.bias": (6 * width,)}
+        if not has_experts:
+            return made | gated(f"{name}.mlp", width, width * mlp)
+        hidden = up(int(width * mlp), config["multiple_of"])
+        return made | {f"{name}.mlp.w1": (experts, width, hidden), f"{name}.mlp.w2": (experts, hidden, width),
+                       f"{name}.mlp.gate.weight": (experts, width)}  # fmt: skip
+
+    def linear(name, width, out):
+        return {f"{name}.weight": (out, width), f"{name}.bias": (out,)}
+
+    def mlp(name, width):
+        return linear(f"{name}.fc1", width, dim) | {f"{name}.norm.weight": (dim,)} | linear(f"{name}.fc2", dim, dim)
+
+    patch = config["patch_size"]
+    made = {"x_embedder.proj.weight": (dim, config["in_channels"], patch, patch), "x_embedder.proj.bias": (dim,)}
+    made |= linear("t_embedder.mlp.0", 512, dim) | linear("t_embedder.mlp.2", dim, dim)
+    made |= mlp("y_embedder.y_proj", config["caption_channels"]) | mlp("pooled_y_emb_process", dim)
+    made |= {f"y_emb_preprocess.norm{number}.weight": (dim,) for number in (1, 2)}
+    made |= {"y_emb_preprocess.attn.qkv.weight": (3 * dim, dim), "y_emb_preprocess.attn.proj.weight": (dim, dim)}
+    made |= gated("y_emb_preprocess.mlp", dim, 4 * dim)
+    for name, before, after in (("xin", dim, mixer), ("y", dim, mixer), ("xout", mixer, dim)):
+        made |= {f"patch_mixer_map_{name}.0.weight": (before,), f"patch_mixer_map_{name}.1.weight": (after, before)}
+    every, depth = config["experts_every_n"], config["depth"]
+    for number in range(config["patch_mixer_depth"]):
+        made |= block(f"patch_mixer.{number}", mixer, 1.0, 4.0, number % every == every - 1)
+    for number in range(depth):
+        qkv, ffn = (np.linspace(*config[key], num=depth)[number] for key in ("qkv_ratio", "mlp_ratio"))
+        made |= block(f"blocks.{number}", dim, qkv, ffn, number % every == every - 1 and number < depth - 1)
+    made |= linear("final_layer.linear", dim, patch**2 * config["in_channels"])
+    return made | {"final_layer.norm_final.weight": (dim,)} | linear("final_layer.adaLN_modulation.1", dim, 2 * dim)
+
+
+@pytest.mark.parametrize("config, count", [("microdit_xl2", 1_165_442_320), ("microdit_tiny", 3_309_488)])
+def test_a_microdit_has_the_published_names_and_shapes(config, count):
+    """1.16 billion parameters: arXiv:2407.15811, section 5."""
+    config = read_new_config("transformer", CONFIG_DIR / f"{config}.json", "--transformer_config_file")
+    found = {
+        name: tuple(shape[::-1] if len(shape) == 2 else shape)
+        for name, shape in parameter_shapes("transformer", config).items()
+    }
+    assert found == shapes_in_pytorch(config)
+    assert sum(map(math.prod, found.values())) == count
+
+
+def microdit_in_pytorch(config, state, noisy, timesteps, hidden, kept=None):
+    """MicroDiT as published (arXiv:2407.15811, section 3, and its code), stated once more: [B, C, h, w]."""
+    import torch
+    from torch.nn import functional as F
+
+    head, patch, dim = config["head_dim"], config["patch_size"], config["dim"]
+
+    def linear(name, x):
+        return F.linear(x, state[f"{name}.weight"], state.get(f"{name}.bias"))
+
+    def norm(name, x):
+        return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], eps=1e-6)
+
+    def attend(q, k, v):
+        q, k = (F.layer_norm(one, one.shape[-1:], eps=1e-6) for one in (q, k))
+        q, k, v = (one.unflatten(-1, (-1, head)).transpose(1, 2) for one in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    def attention(name, x):
+        return linear(f"{name}.proj", attend(*linear(f"{name}.qkv", x).chunk(3, -1)))
+
+    def cross_attention(name, x, words):
+        return linear(
+            f"{name}.proj", attend(linear(f"{name}.q_linear", x), *linear(f"{name}.kv_linear", words).chunk(2, -1))
+        )
+
+    def feed_forward(name, x):
+        if f"{name}.gate.weight" not in state:
+            return linear(f"{name}.w3", F.silu(linear(f"{name}.w1", x)) * linear(f"{name}.w2", x))
+        out, shares = torch.zeros_like(x), linear(f"{name}.gate", x).softmax(-1)
+        count = max(1, int(config["expert_capacity"] * x.shape[1] / config["num_experts"]))
+        for sample, expert in np.ndindex(len(x), config["num_experts"]):
+            chosen = shares[sample, :, expert].argsort(descending=True)[:count]
+            made = F.gelu(x[sample, chosen] @ state[f"{name}.w1"][expert]) @ state[f"{name}.w2"][expert]
+            out[sample, chosen] += shares[sample, chosen, expert, None] * made
+        return out
+
+    def modulate(x, shift, scale):
+        return x * (1 + scale) + shift
+
+    def block(name, x, words, time):
+        parts = linear(f"{name}.adaLN_modulation.1", F.gelu(time, approximate="tanh"))[:, None].chunk(6, -1)
+        x = x + parts[2] * attention(f"{name}.attn", modulate(norm(f"{name}.norm1", x), *parts[:2]))
+        x = x + cross_attention(f"{name}.cross_attn", norm(f"{name}.norm2", x), words)
+        return x + parts[5] * feed_forward(f"{name}.mlp", modulate(norm(f"{name}.norm3", x), *parts[3:5]))
+
+    def mlp(name, x):
+        return linear(f"{name}.fc2", norm(f"{name}.norm", F.gelu(linear(f"{name}.fc1", x), approximate="tanh")))
+
+    def table(place):
+        angles = place.flatten()[:, None] * 10000.0 ** -(torch.arange(dim // 4) / (dim // 4))
+        return torch.cat([angles.sin(), angles.cos()], -1)
+
+    x = F.conv2d(noisy, state["x_embedder.proj.weight"], state["x_embedder.proj.bias"], stride=patch)
+    sides, base = x.shape[2:], config["sample_size"] // patch
+    rows, columns = torch.meshgrid(*(torch.arange(side) / (side / base) for side in sides), indexing="ij")
+    x = x.flatten(2).transpose(1, 2) + torch.cat([table(columns), table(rows)], -1)
+    angles = timesteps[:, None] * 10000.0 ** -(torch.arange(256) / 256)
+    time = linear("t_embedder.mlp.0", torch.cat([angles.cos(), angles.sin()], -1))
+    time = linear("t_embedder.mlp.2", F.gelu(time, approximate="tanh"))
+    words = mlp("y_embedder.y_proj", hidden)
+    words = words + attention("y_emb_preprocess.attn", norm("y_emb_preprocess.norm1", words))
+    words = words + feed_forward("y_emb_preprocess.mlp", norm("y_emb_preprocess.norm2", words))
+    time = time + mlp("pooled_y_emb_process", words.mean(1))
+
+    def mapped(name, x):
+        name = f"patch_mixer_map_{name}"
+        return linear(f"{name}.1", norm(f"{name}.0", x)) if f"{name}.1.weight" in state else x
+
+    x = mapped("xin", x)
+    for number in range(config["patch_mixer_depth"]):
+        x = block(f"patch_mixer.{number}", x, mapped("y", words), time)
+    if kept is not None:
+        x = torch.stack([one[places] for one, places in zip(x, kept, strict=True)])
+    x = mapped("xout", x)
+    for number in range(config["depth"]):
+        x = block(f"blocks.{number}", x, words, time)
+    parts = linear("final_layer.adaLN_modulation.1", F.gelu(time, approximate="tanh"))[:, None].chunk(2, -1)
+    x = linear("final_layer.linear", modulate(norm("final_layer.norm_final", x), *parts))
+    if kept is not None:
+        whole = torch.zeros(len(x), math.prod(sides), x.shape[-1])
+        whole[torch.arange(len(x))[:, None], kept] = x
+        x = whole
+    x = x.unflatten(1, sides).unflatten(-1, (patch, patch, -1))
+    return x.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+
+
+@pytest.mark.needs("parity")
+@pytest.mark.parametrize(
+    "changes", [{}, {"patch_mixer_dim": 32}, {"depth": 5, "experts_every_n": 3, "expert_capacity": 0.1}]
+)
+def test_a_microdit_is_the_published_one(changes):
+    import torch
+
+    network, (noisy, timesteps, hidden, _) = randomised("microdit", sample_size=8, **changes), given_for(8, 12)
+    own = component_of("transformer", network)
+    state = {key: torch.tensor(np.ascontiguousarray(value)) for key, value in turn_linear(own.arrays).items()}
+    given = [torch.tensor(one.numpy()) for one in (noisy, timesteps, hidden)]
+    for kept in (None, paddle.to_tensor([[0, 5, 6, 22, 23], [1, 2, 15, 16, 20], [3, 4, 9, 10, 11]])):
+        with paddle.no_grad():
+            found = transform(network, noisy, timesteps, hidden, kept=kept)
+        places = None if kept is None else torch.tensor(kept.numpy())
+        np.testing.assert_allclose(found, microdit_in_pytorch(own.config, state, *given, places), atol=1e-4)
+
+
+def test_of_a_microdit_s_weights_those_of_mixers_and_experts_start_as_published():
+    """micro_diffusion's `initialize_weights`."""
+    network = build_transformer(config_of("microdit", dim=64, depth=3, patch_mixer_dim=32, multiple_of=256), 1)
+    state = network.state_dict()
+    for key, std in {
+        "blocks.0.attn.qkv.weight": 0.02, "blocks.2.attn.proj.weight": 0.02 / 6**0.5, "blocks.1.mlp.w1": 0.02,
+        "blocks.1.mlp.w2": 0.02 / 4**0.5, "blocks.0.mlp.w2.weight": 0.02 / 2**0.5, "blocks.0.mlp.w1.weight": 0.02,
+        "blocks.2.cross_attn.proj.weight": 0.02 / 6**0.5, "patch_mixer.1.mlp.w2": 0.02 / 6**0.5,
+        "patch_mixer_map_xin.1.weight": (2 / 96) ** 0.5, "t_embedder.mlp.0.weight": 0.02,
+        "y_emb_preprocess.mlp.w2.weight": 0.02, "y_emb_preprocess.attn.proj.weight": 0, "x_embedder.proj.bias": 0,
+        "blocks.1.adaLN_modulation.1.weight": 0, "final_layer.linear.weight": 0,
+    }.items():  # fmt: skip
+        np.testing.assert_allclose(float(state[key].std(unbiased=False)), std, rtol=0.1, err_msg=key)
+        assert abs(float(state[key].mean())) <= 0.1 * std

@@ -14,7 +14,7 @@ from forking import forking, kill, stop
 from ppldm.training.checkpoint.checkpoint import list_checkpoints, step_of, verify
 from ppldm.training.monitor.metrics import read_metrics
 
-KILLS = 30
+KILLS = int(os.environ.get("PPLDM_KILLS", 30))
 
 IMPORTS = """
 import json
@@ -82,9 +82,11 @@ def kill_somewhere(start, chance, folder, kind, flags) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_at_thirty_moments(tiny, start, tmp_path):
+@pytest.mark.parametrize("beside", [False, True], ids=["waiting", "beside"])
+def test_killed_at_thirty_moments(tiny, start, tmp_path, beside):
+    """`beside`: checkpoints are written while training goes on."""
     chance = random.Random(7)
-    settings = {"save_steps": 1, "save_total_limit": 2, "use_ema": True, "max_steps": 1000}
+    settings = {"save_steps": 1, "save_total_limit": 2, "use_ema": True, "max_steps": 1000, "use_async_save": beside}
     folder, reached, caught_saving = tmp_path / "killed", 0, 0
     for _ in range(KILLS):
         kind = chance.choice(["loop", "trainer"])

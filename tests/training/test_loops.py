@@ -67,10 +67,10 @@ def test_loop_and_trainer_follow_one_curve(straight):
 
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
-@pytest.mark.parametrize("batch, accumulation", [(1, 4), (2, 2)])
-def test_accumulation_is_a_bigger_batch(tiny, straight, tmp_path, kind, batch, accumulation):
-    train(kind, tiny.flags(tmp_path / "run", per_device_train_batch_size=batch, max_steps=3,
-                           gradient_accumulation_steps=accumulation))  # fmt: skip
+@pytest.mark.parametrize("batch, asked", [(1, {"gradient_accumulation_steps": 4}), (2, {"global_batch_size": 4})])
+def test_accumulation_is_a_bigger_batch(tiny, straight, tmp_path, kind, batch, asked):
+    run = train(kind, tiny.flags(tmp_path / "run", per_device_train_batch_size=batch, max_steps=3, **asked))
+    assert run.arguments.gradient_accumulation_steps == 4 // batch and run.global_batch_size == 4
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(straight["loop"])[:3], rtol=1e-5)
 
 
@@ -269,11 +269,25 @@ def test_resume_from_a_named_checkpoint_wins(tiny, straight, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
-def test_a_full_disk_is_survived_but_not_at_the_end(tiny, tmp_path, kind, monkeypatch, capfd):
+def test_checkpoints_beside_the_training_are_those_that_it_waits_for(tiny, straight, tmp_path, kind):
+    """All of them, though training goes on while they are written."""
+    train(kind, tiny.flags(tmp_path / "run", max_steps=6, save_steps=1, use_ema=True, use_async_save=True))
+    for step in (3, 6):
+        one, other = (path / f"checkpoint-{step}" for path in (straight[kind], tmp_path / "run"))
+        for name in ("model_state.pdparams", "optimizer.pdopt", "scheduler.pdparams"):
+            assert (one / name).read_bytes() == (other / name).read_bytes(), (step, name)
+        averages = (paddle.load(str(path / "ema_state.pdparams"), return_numpy=True) for path in (one, other))
+        assert_equal_to_the_bit(*averages)
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 6
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_full_disk_is_survived_but_not_at_the_end(tiny, tmp_path, kind, beside, monkeypatch, capfd):
     free = iter([1 << 40, 0, 1 << 40, 0])  # before the checkpoints after updates 1, 2, 3 and 4
     monkeypatch.setattr("ppldm.training.checkpoint.checkpoint.count_free_bytes", lambda _: next(free))
     with pytest.raises(DiskFullError, match=r"checkpoint-4 needs 0\.0\d\d GB, .* has 0.000 GB free"):
-        train(kind, tiny.flags(tmp_path / "run", max_steps=4, save_steps=1))
+        train(kind, tiny.flags(tmp_path / "run", max_steps=4, save_steps=1, use_async_save=beside))
     assert "update 2 is not saved, training goes on" in capfd.readouterr().err
     assert sorted(path.name for path in (tmp_path / "run").glob("*checkpoint*")) == ["checkpoint-1", "checkpoint-3"]
     monkeypatch.undo()

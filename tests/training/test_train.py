@@ -4,28 +4,35 @@ from types import SimpleNamespace
 
 import pytest
 
+from ppldm.training.distributed.signals import StopRequest
+from ppldm.training.monitor.control import Order
 from ppldm.training.monitor.report import Reporter
 from ppldm.training.train import Updates
+from ppldm.training.update import Update
+from ppldm.utils.processes.world import World
 
 MAX_STEPS = 9
 
 
 def follow(events: dict[int, str], periods=(3,)) -> list[int]:
-    """The steps that are saved of a run in which the updates of `events` are bad, or were asked to be the last."""
+    """The steps that are saved of a run in which the updates of `events` are bad, or after which the user asks for
+    something."""
     is_due = lambda step: step == MAX_STEPS or any(step % one == 0 for one in periods)  # noqa: E731
     nothing = {"check_ranks": lambda step: None, "keep_snapshots": lambda step: None}
-    run = SimpleNamespace(max_steps=MAX_STEPS, saves_after=is_due, **nothing)
+    run = SimpleNamespace(world=World(), max_steps=MAX_STEPS, saves_after=is_due, **nothing)
     updates = Updates.__new__(Updates)
     updates.run, updates._save_is_due = run, False
     updates.reporter = SimpleNamespace(after_update=lambda *facts: None)
-    updates.guard = SimpleNamespace(num_skipped_in_a_row=0)
+    updates.guard, updates.request = SimpleNamespace(num_skipped_in_a_row=0), StopRequest()
     saved = []
     for step in range(1, MAX_STEPS + 1):
         event = events.get(step, "")
         updates.guard.num_skipped_in_a_row = updates.guard.num_skipped_in_a_row + 1 if "bad" in event else 0
-        after = updates.finish(step, SimpleNamespace(stop="stop" in event), [])
+        orders = Order(sum(order for order in Order if order.file in event))
+        after = updates.finish(step, Update(0.0, 0.0, "stop" in event, orders=orders), [])
         assert after.stop == ("stop" in event or step == MAX_STEPS)
         saved += [step] * bool(after.save)
+        assert bool(updates.request) == ("stop" in event)  # which is how a run says why it ends
         if after.stop:
             break
     return saved
@@ -42,6 +49,8 @@ def follow(events: dict[int, str], periods=(3,)) -> list[int]:
         ({5: "stop"}, [3, 5]),
         ({3: "bad", 4: "bad stop"}, [4]),
         ({6: "stop"}, [3, 6]),
+        ({2: "save_now", 3: "save_now", 4: "sample_now"}, [2, 3, 6, 9]),  # asked for, and due as ever
+        ({2: "bad save_now"}, [3, 6, 9]),  # the user's too waits for a good update
     ],
 )
 def test_when_a_run_is_saved(events, saved):

@@ -48,6 +48,7 @@ def metadata(tmp_path_factory) -> list[dict]:
 def test_ranks_agree_on_means_and_on_any_wish_to_stop(metadata):
     for of_rank in metadata:
         assert of_rank["agreed"] == [1.5, 4.0, True, True, 5]
+        assert of_rank["ordered"] == [6, True, 0]  # by the main rank, and known to both
         assert of_rank["not agreed"] == [False, False]
         assert of_rank["gathered"] == [{"rank": 0}, {"rank": 1}]
 

@@ -7,7 +7,6 @@ import numpy as np
 from ...utils.errors import RowError
 from ..formats.row import Row
 from ..images.crop import CropRule, scale_to_cover
-from ..images.resize import resize_crop
 from .filters import ControlFilter, RowImage
 from .spec import apply_filter
 
@@ -35,13 +34,15 @@ def make_control(
 ) -> np.ndarray:
     """The control image, uint8 [num_channels, H, W], of the crop `pixels`, uint8 [3, H, W]. Raises RowError "control"
     for a row whose second image is not there or of another shape, and "image" where it is damaged."""
+    from ..images.resize import resize_crop
+
     if not isinstance(made_by, RowImage):
         return apply_filter(made_by, pixels, generator)
     if not row.control:
         raise RowError("control", "the row has no second image for --control row; say layout=control of its list")
     image, (height, width) = crops.decode(row.control), cut.size
     check_shape(image.shape[:2], cut.size)
-    scaled = scale_to_cover(height, width, *pixels.shape[1:], crops.fraction)
+    scaled = scale_to_cover(height, width, *pixels.shape[1:], crops.fraction)  # type: ignore[call-arg]
     found, (top, left) = np.empty_like(pixels), cut.corner
     resize_crop(image, scaled, left, top, crops.interpolation, found)
     return found[:, :, ::-1] if cut.mirrored else found

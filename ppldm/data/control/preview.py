@@ -1,6 +1,7 @@
 """A crop beside its control image, for people."""
 
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 from PIL import Image
@@ -12,7 +13,7 @@ from .cut import Cut, make_control
 from .filters import ControlFilter
 
 _HOLE_COLOUR = (230, 60, 200)
-_CENTRE = CropRule(fraction=1.0, random=False, enlarge=True)
+_centre = cache(partial(CropRule, fraction=1.0, random=False, enlarge=True))
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ class ControlPreview:
 
     def draw(self, row: Row, number: int) -> Image.Image:
         """Both, side by side, of row `number` of all. Raises RowError, ConfigError."""
-        image, pixels = _CENTRE.decode(row.image), np.empty((3, self.resolution, self.resolution), np.uint8)
-        cut = Cut(image.shape[:2], _CENTRE.cut(image, DrawnCrop(), 0, pixels), mirrored=False)
+        image, pixels = _centre().decode(row.image), np.empty((3, self.resolution, self.resolution), np.uint8)
+        cut = Cut(image.shape[:2], _centre().cut(image, DrawnCrop(), 0, pixels), mirrored=False)
         draws = make_rng(self.seed, Stream.CONTROL, row=number)
-        control = make_control(self.made_by, row, pixels, cut, _CENTRE, draws)
+        control = make_control(self.made_by, row, pixels, cut, _centre(), draws)
         return Image.fromarray(np.concatenate([pixels.transpose(1, 2, 0), to_picture(control)], axis=1))
 
 

@@ -50,7 +50,7 @@ def open_part(path, source: Source) -> Rows:
 
 def summarize(path, source: Source) -> IndexSummary:
     """How many rows, and how small; only from the header of the index where that fits. Raises as `open_part`."""
-    summary = _summarize(Path(path), source)
+    summary = find_summary(Path(path), source)
     if summary is not None:
         return summary
     with closing(open_part(path, source)) as part:
@@ -64,7 +64,7 @@ def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list
     `source` says how to read them. Raises as `open_part`.
     """
     paths, source = [Path(path) for path in paths], source.without_parts()
-    found = map_in_threads(partial(_summarize, source=source), paths, "counting rows")
+    found = map_in_threads(partial(find_summary, source=source), paths, "counting rows")
     summaries = {path: summary for path, summary in zip(paths, found, strict=True) if summary is not None}
     missing = [path for path in dict.fromkeys(paths) if path not in summaries]
     if len(missing) > 1:
@@ -79,7 +79,7 @@ def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list
     return [summaries[path] for path in paths]
 
 
-def _summarize(path: Path, source: Source) -> IndexSummary | None:
+def find_summary(path: Path, source: Source) -> IndexSummary | None:
     """What the index tells of a file that has one, or the latents of one that is not here."""
     if is_only_cached(path, source):
         return summarize_cached(path, source)

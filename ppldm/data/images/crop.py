@@ -13,7 +13,6 @@ import numpy as np
 from ...utils.errors import ConfigError, RowError
 from ...utils.rng import Stream, make_rng
 from .decode import decode_pixels
-from .resize import INTERPOLATIONS, resize_crop
 from .saliency import find_corner
 
 
@@ -48,6 +47,8 @@ class CropRule:
     def __post_init__(self):
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"crop_fraction is {self.fraction}; it must be over 0 and at most 1")
+        from .resize import INTERPOLATIONS
+
         if self.interpolation not in INTERPOLATIONS:
             raise ConfigError(f"interpolation is {self.interpolation}; it must be one of {', '.join(INTERPOLATIONS)}")
         if self.num_crops < 0:
@@ -113,7 +114,7 @@ class CropRule:
     def cut(self, image: np.ndarray, crop: DrawnCrop, row: int, pixels: np.ndarray) -> tuple[int, int]:
         """As `load`, of a decoded image, uint8 [height, width, 3]."""
         if self.smart:
-            scaled = scale_to_cover(*image.shape[:2], *pixels.shape[1:], self.fraction)
+            scaled = scale_to_cover(*image.shape[:2], *pixels.shape[1:], self.fraction)  # type: ignore[call-arg]
             corner = find_corner(image, scaled, pixels.shape)
         else:
             corner = self.find_corner(crop, row)
@@ -137,6 +138,8 @@ def crop_pixels(
     `place_crop` says where it lies. Only what the crop keeps is resized (`ppldm.data.images.resize`). Raises RowError
     "too_small" where a side is under the crop's, unless `enlarge`.
     """
+    from .resize import resize_crop  # and with it numba, which takes as long to load as all else that `--help` needs
+
     height, width, _ = image.shape
     _, crop_height, crop_width = crop.shape
     if (height < crop_height or width < crop_width) and not enlarge:

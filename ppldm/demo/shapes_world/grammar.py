@@ -95,7 +95,7 @@ def draw_scene(rng: np.random.Generator, held_out: bool, max_objects: int = MAX_
         if len({colour for colour, _ in pairs}) == len(counts) and held_out == any(pair in HELD_OUT for pair in pairs):
             break
     sizes = [choose((None, *SIZES)) for _ in counts]
-    groups = tuple(Group(count, *pair, size) for count, pair, size in zip(counts, pairs, sizes, strict=True))
+    groups = tuple(Group(count, *pair, size) for count, pair, size in zip(counts, pairs, sizes, strict=True))  # type: ignore[call-arg]
     if len(groups) == 2:
         return Scene(groups, relation=choose((*RELATIONS,)))
     return Scene(groups, position=choose((None, *POSITIONS)) if total == 1 else None)

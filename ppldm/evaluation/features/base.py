@@ -9,7 +9,7 @@ be installed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import numpy as np
@@ -18,7 +18,7 @@ from ...utils.checksums import sha256_arrays
 from ...utils.errors import ConfigError
 from ...utils.machine.devices import set_exactness, use_device
 from ...utils.text import did_you_mean
-from ...weights.fetch import PublishedFile, find_weights
+from ...weights.fetch import RANDOM, PublishedFile, find_weights
 from .resize import Convention, find_convention
 
 BATCH_SIZE = 32
@@ -28,13 +28,15 @@ BATCH_SIZE = 32
 class Network:
     """What can be loaded. `flag` gives the weights, by path or name, such as `published`; None for a network without
     any. `conventions`: those that it can be used with, the default first. `files`: the names of single files; all
-    others are of models on the hub. `of_pairs`: it compares two pictures, and has no features of one."""
+    others are of models on the hub. `of_pairs`: it compares two pictures, and has no features of one. `random`: this
+    word in the place of a path gives it random weights, to try things without a download."""
 
     flag: str | None
     published: str
     conventions: tuple[str, ...]
     files: dict[str, PublishedFile] = field(default_factory=dict)
     of_pairs: bool = False
+    random: bool = False
 
     @property
     def given_by(self) -> str:
@@ -62,12 +64,12 @@ _DINOV2 = {
 }
 NETWORKS = {
     "inception": Network(
-        "--inception FILE", "pytorch-fid", ("clean", "legacy_pytorch", "legacy_tensorflow"), _INCEPTION
+        "--inception FILE", "pytorch-fid", ("clean", "legacy_pytorch", "legacy_tensorflow"), _INCEPTION, random=True
     ),
     "clip": Network("--clip DIR", "openai/clip-vit-base-patch32", ("clip",)),
     "dinov2": Network("--dinov2 FILE", "dinov2_vitl14", ("dinov2",), _DINOV2),
     "pixels": Network(None, "", ("pixels",)),
-    "lpips": Network("--lpips FILE", "", ("whole",), of_pairs=True),
+    "lpips": Network("--lpips FILE", "", ("whole",), of_pairs=True, random=True),
 }
 
 
@@ -144,4 +146,8 @@ def load_features(
         raise ConfigError(f"{name} features need {network.flag}, {network.given_by}")
     use_device(device)
     set_exactness(fewer_bits=False, search_kernels=False)
-    return import_module(f".{name}", __package__).load(find_weights(path, network.files, offline), chosen)
+    if network.random and str(path) == RANDOM:
+        chosen = replace(chosen, words=f"{chosen.words}; random weights, which compare with no published value")
+    else:
+        path = find_weights(path, network.files, offline)
+    return import_module(f".{name}", __package__).load(path, chosen)

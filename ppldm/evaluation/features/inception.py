@@ -14,7 +14,10 @@ import numpy as np
 from paddle.nn import AvgPool2D, BatchNorm2D, MaxPool2D
 from paddle.vision.models import InceptionV3
 
+from ...networks.init import init_inception
 from ...utils.errors import ModelError
+from ...utils.log import get_logger
+from ...weights.fetch import RANDOM
 from ...weights.fill import fill_layer
 from ...weights.formats.files import read_component_arrays
 from .base import FeatureNetwork, network_of
@@ -35,9 +38,13 @@ _UNUSED = ("fc.", "AuxLogits.")  # the classifiers
 
 
 def load(path: Path, convention: Convention) -> FeatureNetwork:
-    """FID's InceptionV3 with the weights at `path`. Raises ModelError."""
+    """FID's InceptionV3 with the weights at `path`, or random ones. Raises ModelError."""
     layer = build()
-    fill_layer(layer, rename(read_component_arrays(path), path), path, "FID's InceptionV3")
+    if str(path) == RANDOM:
+        get_logger().warning("InceptionV3 has random weights: distances compare with no published ones")
+        init_inception(layer, seed=0)
+    else:
+        fill_layer(layer, rename(read_component_arrays(path), path), path, "FID's InceptionV3")
     return network_of("inception", layer, DIM, convention, SIDE)
 
 

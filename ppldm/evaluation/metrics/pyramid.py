@@ -29,7 +29,7 @@ def pyramid_distance(generated: Sequence[np.ndarray], real: Sequence[np.ndarray]
     values, terms, details = [], [0.0, 0.0], {}
     for level in range(levels := int(np.log2(min(shape[:2]) / LEAST)) + 1):
         patches = [_describe(pictures, level, seed) for pictures in (generated, real)]
-        distances, own, slopes = sliced_distances(*patches, seed, CHANNELS)
+        distances, own, slopes = sliced_distances(*patches, seed, CHANNELS)  # type: ignore[call-arg]
         values.append(SCALE * distances.mean())
         details[str(-(-min(shape[:2]) // 2**level))] = values[-1]
         for number, (more, rows, change) in enumerate(zip(own, patches, slopes, strict=True)):

@@ -28,6 +28,7 @@ from ...training.update import Update, UpdateGuard, train_step
 from ...utils.errors import CheckpointError
 from ...utils.files import in_working_folder
 from ...utils.log import get_logger
+from ...utils.machine.devices import DEFAULT_DEVICE
 from ...utils.processes.world import World
 from ...utils.text import count_of
 from .runs import Run, different
@@ -79,6 +80,7 @@ def recipe_for(run: Run, step: int, start: Path | None, scratch: str) -> Recipe:
     changes = {
         "output_dir": scratch,
         "resume_from_checkpoint": str(start) if start else "none",
+        "device": DEFAULT_DEVICE,  # of this machine
         "gradient_accumulation_steps": own_steps * run.num_ranks(step),
         "report_to": ["none"],
         "disable_tqdm": True,

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from ...training.monitor.metrics import NUM_QUARTERS, scale_losses
+from ...training.monitor.metrics import NUM_QUARTERS, scale_losses, thin
 from ...utils.web_page import COLOURS, new_figure
 from .read_run import Run
 from .sweep import SCALE, Curve
@@ -97,8 +97,7 @@ def _thinned(records: list[dict], name: str) -> tuple[np.ndarray, np.ndarray] | 
     """Steps and values, of many the means of groups."""
     if not (found := _points(records, name)):
         return ()
-    groups = np.array_split(np.array(found, dtype=float), min(_POINTS, len(found[0])), axis=1)
-    return tuple(np.array([group.mean(axis=1) for group in groups]).T)
+    return thin(*np.array(found, dtype=float), _POINTS)[:2]  # type: ignore[call-arg]
 
 
 def _line(records: list[dict], name: str) -> dict:

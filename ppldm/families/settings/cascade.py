@@ -111,3 +111,19 @@ class CascadeSettings(ObjectiveSettings, AverageSettings):
     def schedule(self, resolution: int | None) -> dict:
         """The settings of the process (`diffusion.process.Process.of`): the cosine schedule, where none is chosen."""
         return {"beta_schedule": "cosine", **self.chosen_schedule(resolution)}
+
+
+@dataclass(kw_only=True)
+class PriorSettings(CascadeSettings):
+    """The same of stage C, trained or led."""
+
+    networks: ClassVar = ("effnet", "text_encoder", "prior")
+    optional: ClassVar = ("image_encoder",)
+
+    image_encoder_name_or_path: str | None = weights_option(
+        "image_encoder", "Frozen CLIP image encoder, of which stage C is told for 10 % of the samples (default: none)"
+    )
+    prior_name_or_path: str | None = weights_option("prior", "Stage C to start from")
+    prior_config_file: str | None = config_option(
+        "prior", "a stage C that is trained from scratch", "cascade_c_3b, cascade_c_1b, cascade_c_tiny"
+    )

@@ -22,7 +22,7 @@ from ...data.images.crop import CropRule
 from ...data.select.parse import parse_where
 from ...data.shapes import ShapeRule, shape_rule
 from ...data.text.captions import CaptionRule
-from ...families.ldm import LdmConfig
+from ...families.settings.text_to_image import TextToImageSettings
 from ...utils.entry import entry
 from ...utils.errors import ConfigError
 from ...utils.files import local_path, make_output_dir
@@ -48,7 +48,7 @@ _Sides = Annotated[list[int], {"nargs": "+", "type": int, "metavar": "PIXELS"}]
 
 def precompute(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
-    vae: str = None,  # as --vae_name_or_path: folder, CompVis' .ckpt, or a name; without one no latents are made
+    vae: str = None,  # as --vae_name_or_path, or an EfficientNet's folder; without one no latents are made
     resolutions: _Sides = (DataOptions.resolution,),  # sides of the square crops, a file of latents for each
     buckets: str = "off",  # as in training: off, ratios, steps, or a list of width x height (docs/shapes.md)
     bucket_group_size: int = 1,  # as in training, whose default is --per_device_train_batch_size
@@ -58,7 +58,7 @@ def precompute(
     dtype: str = "float16",  # float16, bfloat16 or float32: how latents are stored; they are computed in float32
     text_encoder: str = None,  # folder, pipeline, checkpoint or name of the one that makes embeddings of captions
     tokenizer: str = None,  # as --tokenizer_name; by default the one in or beside the text encoder
-    model_max_length: int = LdmConfig.model_max_length,  # as in training: tokens of a caption
+    model_max_length: int = TextToImageSettings.model_max_length,  # as in training: tokens of a caption
     mask_pad_tokens: bool = False,  # as in training
     text_dtype: str = "float16",  # float16, bfloat16 or float32: how embeddings are stored; as --text_embeddings_dtype
     captions: str = "",  # embed these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
@@ -71,7 +71,7 @@ def precompute(
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     batch_size: int = 16,  # pictures, or captions, encoded at a time; changes at most the last bits
     num_workers: int = 0,  # threads that decode pictures; 0 means one per core, on Spark one a task
-    device: str = None,  # cpu, gpu or gpu:N; by default what paddle finds
+    device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
     master: str = None,  # a Spark cluster, such as spark://host:7077, whose nodes share the folders: on its CPUs
     offline: bool = False,  # never touch the network
     dry_run: bool = False,  # say how much it would be, and end

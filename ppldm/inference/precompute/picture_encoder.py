@@ -1,13 +1,18 @@
-"""A frozen VAE as what `ppldm precompute` encodes with."""
+"""A frozen VAE, or EfficientNet of Stable Cascade, as what `ppldm precompute` encodes with."""
+
+from pathlib import Path
 
 import numpy as np
 import paddle
 
 from ...networks.autoencoder import encode_moments
-from ...networks.configs import downscale_factor
+from ...networks.configs import LABELS, downscale_factor, is_effnet
+from ...utils.errors import ModelError
+from ...utils.files import read_json_object
 from ...utils.log import get_logger, quiet_libraries
 from ...utils.machine.devices import set_exactness
 from ...weights.components import encoder_digest
+from ...weights.configs import CONFIG_FILES
 from ...weights.fill import fill_component, find_component_by_name
 
 
@@ -30,11 +35,14 @@ class Encoder:
 
 
 def load_encoder(vae: str, batch_size: int, offline: bool) -> Encoder:
-    """Of the VAE in a folder or of a name; from here on this process computes exactly. Raises ModelError."""
+    """Of the VAE in a folder or of a name, or of the EfficientNet in a folder; from here on this process computes
+    exactly. Raises ModelError."""
     quiet_libraries()
     set_exactness(fewer_bits=False, search_kernels=False)
-    found = find_component_by_name("vae", vae, offline=offline)
-    layer, digest = fill_component("vae", found), encoder_digest(found)
+    own = Path(vae, CONFIG_FILES[0])
+    kind = "effnet" if own.is_file() and is_effnet(read_json_object(own, ModelError)) else "vae"
+    found = find_component_by_name(kind, vae, offline=offline)
+    layer, digest = fill_component(kind, found), encoder_digest(found)
     layer.eval()
-    get_logger().info("the VAE of %s has the encoder %s", vae, digest)
+    get_logger().info("the %s of %s has the encoder %s", LABELS[kind], vae, digest)
     return Encoder(layer, batch_size, digest)

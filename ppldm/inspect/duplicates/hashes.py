@@ -60,7 +60,7 @@ def look_alike(one: np.ndarray, other: np.ndarray, mirrored: bool, crops: bool) 
     as a crop of the other, or mirrored. They do where they differ by at most a quarter of what they vary by."""
     alike = np.zeros(len(one), bool)
     one, other = one.astype(np.float32), other.astype(np.float32)
-    cuts = [_shrink(*ends, THUMBNAIL_SIDE, THUMBNAIL_SIDE).astype(np.float32) for ends in _ENDS]
+    cuts = [_shrink(*ends, THUMBNAIL_SIDE, THUMBNAIL_SIDE).astype(np.float32) for ends in _ENDS]  # type: ignore[call-arg]
     for first, second in ((one, other), (other, one)):
         limit = MAX_DIFFERENCE * (second.std(axis=(1, 2)).max(axis=1) + _FLAT)
         for down, across in ((_ALL, _ALL), *(_CROPS if crops else ())):
@@ -82,7 +82,7 @@ def _transform() -> np.ndarray:
     """float32 [32, 160]: the lowest frequencies (DCT-II) of each of _ENDS of 160 values, after shrinking it to 32."""
     places = (np.arange(_SHRUNK) + 0.5) / _SHRUNK
     dct = np.cos(np.pi * np.outer(np.arange(_FREQUENCIES), places))
-    return np.concatenate([dct @ _shrink(*ends, _SIDE, _SHRUNK) for ends in _ENDS]).astype(np.float32)
+    return np.concatenate([dct @ _shrink(*ends, _SIDE, _SHRUNK) for ends in _ENDS]).astype(np.float32)  # type: ignore[call-arg]
 
 
 def _shrink(start: float, stop: float, side: int, count: int) -> np.ndarray:

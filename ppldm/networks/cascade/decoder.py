@@ -98,7 +98,7 @@ class CascadeDecoderModel(CascadeModel):
         grid = [side // self.decoder.config.patch_size for side in noise.shape[2:]]
         effnet = self.drawn_small_latents(pixel_values, effnet_resize, effnet_drop, grid)
         condition = {**self.condition(input_ids), "effnet": effnet}
-        return self.loss_under(condition, pixel_values, timesteps, noise, input_noise)
+        return self.loss_under(condition, self.latents(pixel_values), timesteps, noise, input_noise)
 
 
 def _shrink(picture, share: float):

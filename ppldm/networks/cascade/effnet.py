@@ -3,7 +3,7 @@ its classifier, and a 1x1 convolution to 16 channels whose mean and variance are
 
 Of 1024 pixels a side it is given 768, and gives 24: the "f42" of the latents is 1024 / 24. Layers are named as
 torchvision's, so that the released weights fit; batch norms have Paddle's names. They use their running statistics
-always: the network is never trained.
+always. Its activation is SiLU, by its other name: below -88 the gradient of Paddle 3.3's `silu` is not a number.
 """
 
 import paddle
@@ -11,6 +11,8 @@ from paddle import nn
 from paddle.nn import functional as F
 from ppdiffusers.configuration_utils import ConfigMixin, register_to_config
 from ppdiffusers.models.modeling_utils import ModelMixin
+
+from ..configs import RGB
 
 # Of each stage: whether its blocks are fused, how often they widen their input, and the stride of the first.
 _STAGES = ((True, 1, 1), (True, 4, 2), (True, 4, 2), (False, 4, 2), (False, 6, 1), (False, 6, 2))
@@ -21,10 +23,11 @@ def _norm(channels: int, epsilon: float) -> nn.BatchNorm2D:
     return nn.BatchNorm2D(channels, epsilon=epsilon, use_global_stats=True)
 
 
-def _convolve(channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1, activate: bool = True):
-    padding = kernel // 2
+def _convolve(channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1, activate: bool = True,
+              padding: int | None = None):  # fmt: skip
+    padding = kernel // 2 if padding is None else padding
     convolution = nn.Conv2D(channels, out_channels, kernel, stride, padding, groups=groups, bias_attr=False)
-    return nn.Sequential(convolution, _norm(out_channels, 1e-3), *([nn.Silu()] if activate else []))
+    return nn.Sequential(convolution, _norm(out_channels, 1e-3), *([nn.Swish()] if activate else []))
 
 
 class _Squeeze(nn.Layer):
@@ -35,7 +38,7 @@ class _Squeeze(nn.Layer):
         self.fc1, self.fc2 = nn.Conv2D(channels, squeezed, 1), nn.Conv2D(squeezed, channels, 1)
 
     def forward(self, x):
-        return x * F.sigmoid(self.fc2(F.silu(self.fc1(x.mean([2, 3], keepdim=True)))))
+        return x * F.sigmoid(self.fc2(F.swish(self.fc1(x.mean([2, 3], keepdim=True)))))
 
 
 class _Block(nn.Layer):
@@ -61,8 +64,21 @@ class _Block(nn.Layer):
         return x + self.block(x) if self.is_residual else self.block(x)
 
 
+def make_backbone(stage_channels, stage_layers, channels: int = RGB) -> nn.Sequential:
+    """[B, channels, H, W] to [B, stage_channels[-1], H / 32, W / 32]. stage_channels: of the first convolution, the
+    stages and the last. stage_layers: how many blocks each has. As in the published trainer, the first convolution of
+    another picture than one of red, green and blue pads nothing."""
+    layers = [_convolve(channels, stage_channels[0], 3, 2, padding=1 if channels == RGB else 0)]
+    widths = zip(stage_channels[:-2], stage_channels[1:-1], stage_layers, _STAGES, strict=True)
+    for own, out_channels, depth, (fused, expand, stride) in widths:
+        blocks = [_Block(own, out_channels, fused, expand, stride)]
+        blocks += [_Block(out_channels, out_channels, fused, expand, 1) for _ in range(depth - 1)]
+        layers.append(nn.Sequential(*blocks))
+    return nn.Sequential(*layers, _convolve(stage_channels[-2], stage_channels[-1], 1))
+
+
 class EffNetEncoder(ModelMixin, ConfigMixin):
-    """stage_channels: of the first convolution, the stages and the last. stage_layers: how many blocks each has."""
+    """The encoder. stage_channels, stage_layers: of `make_backbone`."""
 
     @register_to_config
     def __init__(
@@ -72,13 +88,7 @@ class EffNetEncoder(ModelMixin, ConfigMixin):
         latent_channels: int = 16,
     ):
         super().__init__()
-        layers = [_convolve(3, stage_channels[0], 3, 2)]
-        widths = zip(stage_channels[:-2], stage_channels[1:-1], stage_layers, _STAGES, strict=True)
-        for channels, out_channels, depth, (fused, expand, stride) in widths:
-            blocks = [_Block(channels, out_channels, fused, expand, stride)]
-            blocks += [_Block(out_channels, out_channels, fused, expand, 1) for _ in range(depth - 1)]
-            layers.append(nn.Sequential(*blocks))
-        self.backbone = nn.Sequential(*layers, _convolve(*stage_channels[-2:], 1))
+        self.backbone = make_backbone(stage_channels, stage_layers)
         last = nn.Conv2D(stage_channels[-1], latent_channels, 1, bias_attr=False)
         self.mapper = nn.Sequential(last, _norm(latent_channels, 1e-5))
         self.mapper[1].weight = self.mapper[1].bias = None

@@ -2,7 +2,9 @@
 
 A batch (`families.cascade_prior` says how it is made) carries everything that is random:
 
-    pixel_values  [B, 3, H, W] uint8, RGB in 0 .. 255
+    pixel_values  [B, 3, H, W] uint8, RGB in 0 .. 255; or, without an image encoder,
+    moments       [B, 2, C, H / 32, W / 32] float32, the small latents of the picture and zeros, computed ahead; with
+    uncached      as in `latent_diffusion`
     input_ids     [B, L] int64
     timesteps     [B] int64 in 0 .. num_levels - 1 of the process
     noise         [B, C, H / 32, W / 32] float32
@@ -29,6 +31,8 @@ class CascadePriorModel(CascadeModel):
     """Stage C. The state dict has the prefixes `effnet.`, `text_encoder.`, `prior.` and, where there is one,
     `image_encoder.`."""
 
+    autoencoder = "effnet"
+
     def __init__(
         self,
         effnet: nn.Layer,
@@ -36,10 +40,14 @@ class CascadePriorModel(CascadeModel):
         prior: nn.Layer,
         process: Process,
         image_encoder: nn.Layer | None = None,
+        **further: nn.Layer,
     ):
+        """further: components of a subclass, by name."""
         super().__init__(effnet, text_encoder, process)
         self.prior = prior
         self.image_encoder = image_encoder
+        for name, layer in further.items():
+            setattr(self, name, layer)
         self.freeze()
 
     @property
@@ -75,9 +83,11 @@ class CascadePriorModel(CascadeModel):
             told = paddle.scatter(told, kept, embed_pictures(self.image_encoder, pixels).astype("float32")[:, None])
         return told
 
-    def latents(self, pixel_values):
-        """What the network learns to draw of [B, 3, H, W] uint8."""
-        return self.small_latents(pixel_values)
+    def latents(self, pixel_values=None, moments=None, uncached=None):
+        """What the network learns to draw of a batch that has pixels or moments, or some of each."""
+        if moments is None:
+            return self.small_latents(pixel_values)
+        return self.whole_moments(pixel_values, moments, uncached)[:, 0]
 
     @paddle.no_grad()
     def decode(self, latents):
@@ -86,9 +96,22 @@ class CascadePriorModel(CascadeModel):
         shown = (latents[:, :3].astype("float32") / 3.0).clip(-1.0, 1.0)
         return F.interpolate(shown, scale_factor=EFFNET_FACTOR, mode="nearest")
 
-    def forward(self, pixel_values, input_ids, timesteps, noise, input_noise=None, clip_image=None) -> Loss:
-        """The `denoising_loss` of the pictures' latents."""
-        condition = self.condition(input_ids)
+    def forward(
+        self,
+        input_ids,
+        timesteps,
+        noise,
+        pixel_values=None,
+        moments=None,
+        uncached=None,
+        input_noise=None,
+        clip_image=None,
+        **lead,
+    ) -> Loss:
+        """The `denoising_loss` of the pictures' latents. lead: of a subclass that is led by pictures."""
+        pictures = {"pixel_values": pixel_values, "moments": moments, "uncached": uncached}
+        latents = self.latents(**{name: one for name, one in pictures.items() if one is not None})
+        condition = self.condition(input_ids) | lead
         if clip_image is not None:
             condition["clip_img"] = self.drawn_pictures(pixel_values, clip_image).astype(condition["clip_img"].dtype)
-        return self.loss_under(condition, pixel_values, timesteps, noise, input_noise)
+        return self.loss_under(condition, latents, timesteps, noise, input_noise)

@@ -5,6 +5,8 @@ Settings, names and shapes of parameters are those of diffusers' StableCascadeUN
 """
 
 import math
+from functools import partial
+from itertools import count
 
 import paddle
 from paddle import nn
@@ -130,12 +132,14 @@ class CascadeUNet(ModelMixin, ConfigMixin):
         pixels=None,
         sca=None,
         crp=None,
+        control=None,
     ):
         """The prediction [B, D, h, w] for noisy latents `sample` [B, C, h, w].
 
         timestep_ratio, sca, crp: float32 [B] in 0 .. 1; None of the latter two stands for zeros. clip_text_pooled:
         [B, 1, P]; clip_text [B, L, T] and clip_img [B, n, I]: taken only together. effnet: [B, E, h', w'], pixels:
-        [B, 3, h'', w''] at any size; without effnet nothing is added, without pixels those of zeros.
+        [B, 3, h'', w''] at any size; without effnet nothing is added, without pixels those of zeros. control: by the
+        number of a residual block, in the order of their use, what is added before it, [B, C', h', w'] at any size.
         """
         further = {"sca": sca, "crp": crp}
         ratios = [timestep_ratio, *(further.get(name) for name in self.config.timestep_conditioning_type)]
@@ -150,29 +154,32 @@ class CascadeUNet(ModelMixin, ConfigMixin):
             empty = [len(sample), self.config.pixel_mapper_in_channels, 8, 8]
             mapped = self.pixels_mapper(paddle.zeros(empty, sample.dtype) if pixels is None else pixels)
             x = x + resize(mapped, x.shape[2:])
-        outputs = []
+        outputs, numbers = [], count()
+        run = partial(self._run_level, embedded=embedded, clip=clip, control=control or {}, numbers=numbers)
         for blocks, downscaler, mappers in zip(
             self.down_blocks, self.down_downscalers, self.down_repeat_mappers, strict=True
         ):
-            x = self._run_level(blocks, mappers, downscaler(x), None, embedded, clip)
+            x = run(blocks, mappers, downscaler(x), None)
             outputs.append(x)
         for number, (blocks, upscaler, mappers) in enumerate(
             zip(self.up_blocks, self.up_upscalers, self.up_repeat_mappers, strict=True)
         ):
             skip = outputs.pop()
-            x = upscaler(self._run_level(blocks, mappers, x, skip if number else None, embedded, clip))
+            x = upscaler(run(blocks, mappers, x, skip if number else None))
         return self.clf(x)
 
-    def _run_level(self, blocks, mappers, x, skip, embedded, clip):
+    def _run_level(self, blocks, mappers, x, skip, embedded, clip, control, numbers):
         """The blocks of a level once, and once more after each of its mappers."""
         for turn in range(len(mappers) + 1):
             for number, block in enumerate(blocks):
                 if isinstance(block, ResBlock):
                     given = () if number or skip is None else (skip,)
                     x = resize(x, skip.shape[2:]) if given else x
+                    if (added := control.get(next(numbers))) is not None:
+                        x = x + resize(added, x.shape[2:])
                 else:
                     given = (embedded if isinstance(block, TimestepBlock) else clip,)
-                if self.gradient_checkpointing and self.training:
+                if self.gradient_checkpointing and paddle.is_grad_enabled():
                     x = recompute(block, x, *given, use_reentrant=False)
                 else:
                     x = block(x, *given)

@@ -82,7 +82,7 @@ def _download(flags: SimpleNamespace) -> dict:
         address = next(filter(is_remote, names))
         raise ConfigError(f"{address} is an address, which needs --distributor pyspark; add it, or name a folder")
     with spark_session_if(on_spark and any(map(is_address, names)), runner.spark_master, DRIVER_MEMORY_GB) as spark:
-        return _download_to(*(path_of(name, spark) for name in names), flags, runner)
+        return _download_to(*(path_of(name, spark) for name in names), flags, runner)  # type: ignore[call-arg]
 
 
 def _download_to(metadata: Path | RemotePath, out: Path | RemotePath, flags: SimpleNamespace, runner) -> dict:

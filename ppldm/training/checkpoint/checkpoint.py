@@ -86,28 +86,11 @@ class TrainingState:
         return {p.name for one in components if one.starts >= max(1, step) for p in one.layer.parameters()}
 
 
-def save_checkpoint(
-    output_dir,
-    state: TrainingState,
-    trainer_state: TrainerState,
-    metadata: dict,
-    save_total_limit: int | None = None,
-    backup_every: int = 0,
-    optimizer_state: dict | None = None,
-    description: ModelDescription | None = None,
-    records: dict[str, bytes] | None = None,
-) -> Path:
-    """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit` (None, 0: none).
+def contents_of(state: TrainingState, optimizer_state: dict | None = None) -> dict[str, dict]:
+    """What the files of a checkpoint hold that change while training, by name. The tensors are those in use.
 
-    `metadata` go into the manifest, JSON-ready: `samples_seen`, `identity` (what decides which samples a step sees;
-    resuming compares it) and whatever else a resumed run wants back. A checkpoint after a multiple of `backup_every`
-    updates is never removed. `optimizer_state` is the whole of it where ranks have shares (None: all is in `state`).
-    `description`: what `state.model` is made of, without which other programs cannot read the checkpoint.
-    `records` are further small files, by name.
-    Raises DiskFullError, with the older checkpoints untouched.
+    `optimizer_state` is the whole of it where ranks have shares (None: all is in `state`).
     """
-    step = trainer_state.global_step
-    folder = make_output_dir(output_dir) / f"checkpoint-{step}"
     contents = {
         "model_state.pdparams": _without(state.model.state_dict(), state.unsaved),
         "optimizer.pdopt": state.optimizer.state_dict() if optimizer_state is None else optimizer_state,
@@ -119,6 +102,30 @@ def save_checkpoint(
         contents["ema_state.pdparams"] = state.ema.state_dict()
     if state.posthoc:
         contents[POSTHOC_STATE] = state.posthoc_state()
+    return contents
+
+
+def save_checkpoint(
+    output_dir,
+    contents: dict[str, dict],
+    trainer_state: TrainerState,
+    metadata: dict,
+    save_total_limit: int | None = None,
+    backup_every: int = 0,
+    description: ModelDescription | None = None,
+    records: dict[str, bytes] | None = None,
+) -> Path:
+    """Write `checkpoint-<global_step>`, verify it, then remove the oldest beyond `save_total_limit` (None, 0: none).
+
+    `contents`: what `contents_of` gives, or copies of it. `metadata` go into the manifest, JSON-ready: `samples_seen`,
+    `identity` (what decides which samples a step sees; resuming compares it) and whatever else a resumed run wants
+    back. A checkpoint after a multiple of `backup_every` updates is never removed.
+    `description`: what the model is made of, without which other programs cannot read the checkpoint.
+    `records` are further small files, by name.
+    Raises DiskFullError, with the older checkpoints untouched.
+    """
+    step = trainer_state.global_step
+    folder = make_output_dir(output_dir) / f"checkpoint-{step}"
     own_bytes = description.num_bytes if description else 0
     require_space(folder, count_bytes(contents) + own_bytes + _OVERHEAD_BYTES)
     try:

@@ -20,6 +20,7 @@ from ...utils.machine.resources import count_usable_cores
 from ...utils.processes.world import World
 from ...utils.text import count_of, did_you_mean
 from ..monitor.sinks import check_reporters
+from .launched import add_launch_flags
 from .trainer_flags import refuse_other_flags
 
 
@@ -37,6 +38,8 @@ def make_parser(loop: bool, config: type = LdmConfig, prog: str | None = None) -
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=100),
     )
     add_source_flags(parser)
+    if prog:  # the command starts processes, which the scripts leave to their launcher
+        add_launch_flags(parser)
     add_options(parser, schema_of(config), defaults(config, loop), _script(loop))
     return parser
 

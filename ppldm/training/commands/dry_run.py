@@ -53,9 +53,7 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
         "family": recipe.family,
         "components": components,
         "num_devices": num_devices,
-        "samples_an_update": (
-            num_devices * arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-        ),
+        "samples_an_update": arguments.samples_of_update(num_devices),
         "bytes_a_device": {
             "weights": weights,
             "gradients": -(-4 * trained // shares_gradients),

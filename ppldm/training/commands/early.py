@@ -12,6 +12,7 @@ from ...data.text.tokenizer import check_tokenizer
 from ...families.base import check_family
 from ...families.ldm import LdmConfig
 from ...utils.errors import ConfigError, PpldmError
+from ...utils.machine.devices import parse_device
 from ...utils.store.client import is_address
 from ...weights.fetch import check_name
 from .arguments import read_recipe
@@ -58,6 +59,10 @@ def _check_tokenizer(stated: Option, value: str) -> None:
         check_tokenizer(value)
 
 
+def _check_device(_stated: Option, value: str) -> None:
+    parse_device(value)
+
+
 @contextmanager
 def _naming(stated: Option):
     try:
@@ -67,4 +72,10 @@ def _naming(stated: Option):
 
 
 # What the value of an option must pass, by its kind.
-_CHECKS = {"file": _check_file, "network": _check_network, "model": _check_model, "tokenizer": _check_tokenizer}
+_CHECKS = {
+    "file": _check_file,
+    "network": _check_network,
+    "model": _check_model,
+    "tokenizer": _check_tokenizer,
+    "device": _check_device,
+}

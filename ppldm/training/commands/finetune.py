@@ -27,7 +27,7 @@ from ...utils.stages import Stage, as_flags, describe, run_stages, tell
 _VIEWS, _LEAST_UPDATES, _MOST_UPDATES = 200, 400, 4000
 _RATES = {"lora": 1e-4, "full": 5e-6}
 _SHOWN_CAPTIONS = 4
-_KEPT = ("prediction_type", "rescale_betas_zero_snr", "model_max_length", "mask_pad_tokens", "empty_caption")
+KEPT = ("prediction_type", "rescale_betas_zero_snr", "model_max_length", "mask_pad_tokens", "empty_caption")
 _TOKEN = re.compile(r"<[^\s<>]+>")  # of captions: a new one, which is trained too
 _PPLDM = ("python", "-u", "-m", "ppldm")
 _Words = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "TEXT"}]
@@ -224,7 +224,7 @@ def train_command(settings: Settings, own: Pictures) -> tuple[str, ...]:
         "save_total_limit": 2,
         "image_logging_steps": max(settings.steps // 4, 1),
         "num_inference_steps": 50,
-        **{name: facts[name] for name in _KEPT},
+        **{name: facts[name] for name in KEPT},
         **({"size_conditioning": True} if facts.get("size_conditioning") else {}),
         **({"lora_rank": settings.rank} if settings.method == "lora" else {}),
     }

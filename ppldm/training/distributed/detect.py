@@ -3,9 +3,17 @@
 import paddle
 
 from ...config.training import TrainingOptions
+from ...utils import variables
 from ...utils.log import get_logger
 from ...utils.machine.cpu import quiet_paddle
-from ...utils.machine.devices import DEFAULT_DEVICE, device_name, use_device
+from ...utils.machine.devices import (
+    check_precision,
+    collective_variables,
+    current_device,
+    current_kind,
+    installed_kind,
+    use_device,
+)
 from ...utils.processes.rank_watch import watch_ranks
 from ...utils.processes.world import World
 from ...utils.text import count_of
@@ -15,19 +23,24 @@ from ..speed import apply_switches
 def detect_world(arguments: TrainingOptions) -> World:
     """The ranks of this run, which can talk to each other from now on, on the device that is asked for.
 
-    Raises ConfigError for a device that there is not.
+    `arguments` get the accumulation that --global_batch_size asks for. Raises ConfigError for a device that there is
+    not, or that cannot do what is asked of it, and for a batch that cannot be.
     """
     world = World.detect()
-    use_device(None if arguments.device == DEFAULT_DEVICE else arguments.device)
+    arguments.gradient_accumulation_steps = arguments.accumulation_for(world.size)
+    use_device(arguments.device)
     if world.size > 1:
+        if (kind := current_kind()) != installed_kind():  # the CPU, asked for where Paddle is made for more
+            variables.set_for_libraries(collective_variables(kind), replace=True)
         with quiet_paddle():
             paddle.distributed.init_parallel_env()
     watch_ranks(world, arguments.rank_timeout)
+    device = current_device()
+    check_precision(arguments.bf16, arguments.fp16, device)
     apply_switches(arguments)
-    per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * world.size
     get_logger().info(
         "global_batch_size %d = %d per device x %d accumulation x %s on %s",
-        *(per_step, arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps),
-        *(count_of(world.size, "rank"), device_name()),
+        *(arguments.samples_of_update(world.size), arguments.per_device_train_batch_size),
+        *(arguments.gradient_accumulation_steps, count_of(world.size, "rank"), device.name),
     )
     return world

@@ -11,6 +11,9 @@ Paddle's launcher starts the processes, on this machine or as one of several, an
 - SIGTERM, SIGUSR1 and Ctrl-C go to every rank's main process and to no loader process, and the ranks may take as long
   as they need to save. (Paddle's own kills them after 30 seconds, or dies of SIGUSR1 and leaves them running.)
 - A second Ctrl-C kills them at once. Where the launcher itself is killed, its ranks end with it (`utils/entry.py`).
+- `--master` may be a name, and this machine's address is the one by which it reaches the master. (Paddle's own waits
+  for ever for a master that is not written as the address which the first machine finds under its own name, and that
+  address is a loopback one on many systems.)
 - With several machines, their launchers tell each other through the launcher of the first how they are: where one
   fails, or is silent for SILENCE_SECONDS, the others stop as well. (Paddle's own leaves them waiting.)
 """
@@ -18,6 +21,7 @@ Paddle's launcher starts the processes, on this machine or as one of several, an
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -247,6 +251,20 @@ class WatchedController(CollectiveController):
             sys.exit(self.exit_status)
 
 
+def meet_at(master: str) -> tuple[str, str]:
+    """(`master` with its address in numbers, the address by which this machine reaches it). Raises ConfigError."""
+    host, _, port = master.rpartition(":")
+    try:
+        address = socket.gethostbyname(host)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, int(port)))  # which sends nothing
+            return f"{address}:{int(port)}", probe.getsockname()[0]
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"--master {master} cannot be found ({error}); give HOST:PORT of the first machine"
+        ) from error
+
+
 def run(notes: str) -> None:
     """Start what the command line says and end with its exit status; ranks that fail note it in the folder `notes`.
 
@@ -266,6 +284,9 @@ def run(notes: str) -> None:
             )
         context.args.master = f"{ips[0]}:{context.args.start_port}"
         context.args.nnodes, context.args.rank = str(len(ips)), ips.index(context.node.ip)
+    elif context.args.master and "://" not in context.args.master:
+        context.args.master, address = meet_at(context.args.master)
+        context.node.ip = context.args.host or address
     if not context.args.log_dir:
         raise ConfigError("--log_dir must name a folder: the ranks' last lines are read there")
     context.args.run_mode = "collective"

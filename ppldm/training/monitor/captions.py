@@ -16,7 +16,7 @@ from ...utils.rng import make_rng
 _NUM_ROWS = 256
 _EXAMPLE_LENGTH = 200  # characters
 # Above these shares the line is a warning.
-_MANY_UNKNOWN, _MANY_CUT = 0.05, 0.2
+MANY_UNKNOWN, MANY_CUT = 0.05, 0.2
 
 
 def measure_captions(dataset: TextImageDataset, num_rows: int = _NUM_ROWS) -> Coverage:
@@ -49,9 +49,9 @@ def report_captions(dataset: TextImageDataset) -> None:
     """Log the shares of unknown words and of captions that are cut, with a remedy where they are large."""
     found, max_length = measure_captions(dataset), dataset.tokenizer.max_length
     remedies = []
-    if found.unknown_share > _MANY_UNKNOWN:
+    if found.unknown_share > MANY_UNKNOWN:
         remedies.append("`ppldm vocab` makes a tokenizer that knows them")
-    if found.cut_share(max_length) > _MANY_CUT:
+    if found.cut_share(max_length) > MANY_CUT:
         remedies.append("--model_max_length takes longer captions")
     log = get_logger().warning if remedies else get_logger().info
     log("of %d captions, %s%s", found.captions, found.describe(max_length), "".join(f"; {text}" for text in remedies))

@@ -165,6 +165,14 @@ def scale_losses(axes, losses: np.ndarray) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
+    """(steps, means, leasts, mosts) of at most so many groups of neighbours, as equal as they can be; float64."""
+    starts = np.unique(np.linspace(0, len(steps), min(most, len(steps)), endpoint=False).astype(np.int64))
+    counts = np.diff(starts, append=len(steps))
+    means = [np.add.reduceat(one, starts) / counts for one in (steps, values)]
+    return *means, np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+
+
 def drop_after(path: Path, step: int, ends: int | None = None) -> list[dict]:
     """Keep the lines of a metrics file up to `step`, and return them; a last line that a kill cut short goes too.
 

@@ -7,12 +7,15 @@ from paddlenlp.utils.profiler import add_profiler_step
 from PIL import Image
 
 from ...data.shape_chart import BUCKETS_FILE
+from ...utils.grid import cells_as_text
 from ...utils.log import get_logger, progress
-from ...utils.pictures import save_png, with_title
+from ...utils.pictures import TITLE_HEIGHT, save_png, with_title
 from ..run import TrainingRun
 from ..update import Update
+from .control import Order
 from .interval_metrics import IntervalMetrics
 from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
+from .rank_times import ForwardTimer, SlowRanks, gather_seconds
 from .sinks import SAMPLES_DIR, open_sinks
 
 
@@ -46,6 +49,7 @@ class Reporter:
 
     def __init__(self, run: TrainingRun):
         self.run, self.interval, self.writer = run, run.interval, None
+        self.timer, self.slow_ranks = None, SlowRanks()
 
     def __enter__(self):
         run, arguments = self.run, self.run.arguments
@@ -57,6 +61,9 @@ class Reporter:
                 first["buckets"] = np.asarray(Image.open(run.output_dir / BUCKETS_FILE).convert("RGB"))
             sinks = open_sinks(arguments.report_to, run.output_dir, arguments.log_folder, past, run.config, first)
             self.writer = MetricsWriter(path, sinks)
+        if run.world.size > 1:
+            self.timer = ForwardTimer(run.state.model)
+            self._time_forward(run.start_step + 1)
         self.bar = progress(
             total=run.max_steps,
             initial=run.start_step,
@@ -83,17 +90,35 @@ class Reporter:
             add_profiler_step(f"{arguments.profiler_options};exit_on_finished=false")
         self.bar.set_postfix(loss=f"{update.loss:.4f}", refresh=False)
         self.bar.update()
-        numbers = self._look(step, batches[-1])
-        if step % arguments.logging_steps == 0 or step == run.max_steps:
+        numbers = self._look(step, batches[-1], Order.SAMPLE_NOW in update.orders)
+        if self._is_logged(step):
+            self._look_at_ranks()
             numbers |= self._interval_values()
+        self._time_forward(step + 1)
         if numbers and self.writer:
             self.writer.log(step, numbers)
 
-    def _look(self, step: int, batch: dict) -> dict:
-        """Draw and validate where it is time to; the numbers of that. Training stands still meanwhile."""
+    def _is_logged(self, step: int) -> bool:
+        return step % self.run.arguments.logging_steps == 0 or step == self.run.max_steps
+
+    def _time_forward(self, step: int) -> None:
+        """Only in an update that is logged, and not in the first, which compiles and allocates."""
+        if self.timer:
+            self.timer.is_on = self._is_logged(step) and step > self.run.start_step + 1
+
+    def _look_at_ranks(self) -> None:
+        if self.timer and self.timer.is_on:
+            own = self.timer.take() + self.interval.wait_seconds / max(1, self.interval.updates)
+            for words in self.slow_ranks.find(gather_seconds(own, self.run.world)):
+                if self.run.world.is_main:
+                    get_logger().warning("%s", words)
+
+    def _look(self, step: int, batch: dict, asked: bool) -> dict:
+        """Draw where it is time to, or the user has asked for it, and validate; the numbers of that. Training stands
+        still meanwhile."""
         run, numbers = self.run, {}
         with self.interval.paused():
-            if self._due(step, run.draw_every):
+            if asked or self._due(step, run.draw_every):
                 pictures, numbers = run.draw(batch)
                 if self.writer:
                     self._keep(step, pictures)
@@ -117,13 +142,16 @@ class Reporter:
     def _keep(self, step: int, pictures: dict) -> None:
         folder = self.run.output_dir / SAMPLES_DIR
         folder.mkdir(exist_ok=True)
-        titled = {tag: with_title(picture, f"{tag}, step {step:,}") for tag, picture in pictures.items()}
-        for tag, picture in titled.items():
-            save_png(folder / f"step-{step:06d}-{tag}.png", picture)
+        titled = {}
+        for tag, picture in pictures.items():
+            titled[tag] = with_title(np.asarray(picture), f"{tag}, step {step:,}")
+            save_png(folder / f"step-{step:06d}-{tag}.png", titled[tag], cells_as_text(picture, TITLE_HEIGHT))
         self.writer.add_pictures(step, titled)
 
     def __exit__(self, *_error) -> None:
         """Finish the writers and say how many rows were skipped."""
+        if self.timer:
+            self.timer.close()
         self.bar.close()
         if not self.writer:
             return

@@ -67,14 +67,16 @@ def make_scaler(arguments: TrainingOptions) -> paddle.amp.GradScaler | None:
 
 
 def is_mixed(arguments: TrainingOptions) -> bool:
-    """True where half precision is asked for and the device has it: Paddle has none on a CPU."""
+    """True where half precision is asked for and the device has it: Paddle has none on a CPU. An
+    accelerator that refuses it has ended the run (`devices.check_precision`)."""
     return (arguments.fp16 or arguments.bf16) and current_kind().mixed_precision
 
 
 def warn_of_cpu(arguments: TrainingOptions) -> None:
     """Say so where `--fp16` or `--bf16` cannot have an effect."""
     if (arguments.fp16 or arguments.bf16) and not is_mixed(arguments):
-        get_logger().warning("Paddle has no mixed precision on a CPU: --fp16 and --bf16 do nothing, this is float32")
+        words = current_kind().words
+        get_logger().warning(f"Paddle has no mixed precision on {words}: --fp16 and --bf16 do nothing, this is float32")
 
 
 def precision_name(arguments: TrainingOptions) -> str:

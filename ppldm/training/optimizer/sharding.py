@@ -55,7 +55,7 @@ class ShardedOptimizer:
     """
 
     def __init__(self, *, parameters: list, world: World, **settings):
-        super().__init__(parameters=parameters, **settings)
+        super().__init__(parameters=parameters, **settings)  # type: ignore[call-arg]
         self.world = world
         self.owners = dict(zip([p.name for p in parameters], assign_owners([p.size for p in parameters], world.size),
                                strict=True))  # fmt: skip
@@ -65,8 +65,8 @@ class ShardedOptimizer:
     def share_gradients(self) -> None:
         """Stage 2 from here on: `gradients.reducing` takes the place of an all-reduce."""
         self.gradients = GradientShares(self)
-        if self._grad_clip is not None:
-            self._grad_clip = ClipSharedGradients(self._grad_clip.clip_norm, self.gradients)
+        if self._grad_clip is not None:  # type: ignore[has-type]
+            self._grad_clip = ClipSharedGradients(self._grad_clip.clip_norm, self.gradients)  # type: ignore[has-type]
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Shared gradients give back their memory: zeros would be whole gradients on every rank."""

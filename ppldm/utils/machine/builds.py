@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 from .devices import Gpu
 
+INDEX = "https://www.paddlepaddle.org.cn/packages/stable/"  # of Paddle's packages, with a folder for each build
+
 
 @dataclass(frozen=True)
 class Build:
@@ -32,7 +34,7 @@ class Build:
     @property
     def index_url(self) -> str:
         """Where pip finds it."""
-        return f"https://www.paddlepaddle.org.cn/packages/stable/{self.name}/"
+        return f"{INDEX}{self.name}/"
 
     def fits(self, gpu: Gpu) -> bool:
         """True if the driver is new enough and the card of a kind that this CUDA knows (or of an unknown kind)."""

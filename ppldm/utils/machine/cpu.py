@@ -14,6 +14,7 @@ from .. import variables
 from ..errors import debugging
 from ..log import get_logger
 from ..processes.world import World
+from .devices import installed_kind
 from .resources import count_usable_cores, read_cpu_vendor
 
 # What every user of paddle sees and none can act on: warnings, and lines that `import paddle` prints on stderr.
@@ -33,6 +34,7 @@ def prepare_cpu(threads: int | None = None) -> None:
         _ignore_harmless_warnings()
         # Without the INFO and WARNING lines of paddle's C++ side, which are about its own code.
         variables.set_for_libraries({"GLOG_minloglevel": "2"})
+    variables.set_for_libraries(installed_kind().settings)
     if threads:
         variables.set_for_libraries({"OMP_NUM_THREADS": str(threads)}, replace=True)
     if variables.is_on("PPLDM_NO_CPU_TUNING"):

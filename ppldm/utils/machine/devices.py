@@ -1,42 +1,147 @@
 """The kinds of devices that Paddle computes on, and what each can do. No other module asks for one by its name.
 
-A kind that a plug-in of Paddle brings works as the CPU does until its line stands in `KINDS`. Paddle is imported when
-asked; which cards there are is said by their driver, before anything is installed.
+A kind that is not in `KINDS`, which a plug-in of Paddle brings, is taken by what Paddle says of it. Which devices a
+machine has is seen before anything is installed: by the driver's program, or by the files that a driver makes in /dev.
+Paddle is imported when asked.
+
+Sources. Variables that limit what is seen, their order and `FLAGS_selected_*`: paddle/distributed/launch/context/
+device.py of Paddle 3.3.1 and the makers' runtimes. Backends: `init_parallel_env` there. `settings`: those that Paddle's
+own PaddleX sets for a kind (paddlex/utils/device.py, `set_env_for_device_type`). Packages: Paddle's package index.
 """
 
+import argparse
 import re
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
 
-from ..errors import ConfigError
-from .resources import read_cpu_model, run_program
+from .. import variables
+from ..errors import ConfigError, exit_on_error
+from ..text import nearest
+from .resources import read_cpu_model, run_program, usable_memory_bytes
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What Paddle can do on a kind of device. `name` is Paddle's, as in --device."""
+    """What Paddle can do on a kind of device. `name` is that of --device, `words` the maker's.
+
+    place: Paddle's name of it. visible: the variables that limit what a process sees, the strongest first. settings:
+    variables that Paddle must find when it is loaded. collective: how ranks talk. package: what Paddle for it is called
+    in `index`, a folder of Paddle's package index; `plugin`: it is installed beside paddlepaddle. version: of the
+    package, where it is not that of the lock. pythons: that it is built for. signs: files of its driver, where no
+    program shows its devices.
+    """
 
     name: str
-    mixed_precision: bool = False  # float16 and bfloat16
-    own_memory: bool = False  # not the machine's, and kept in a pool
+    words: str
+    place: str = ""
+    visible: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    collective: str = "xccl"  # which a plug-in implements
+    package: str = ""
+    index: str = ""
+    plugin: bool = True
+    version: str = ""
+    pythons: tuple[str, ...] = ("3.10",)
+    signs: tuple[str, ...] = ()
+    mixed_precision: bool = True  # autocast has an effect
+    own_memory: bool = True  # not the machine's, and kept in a pool
+    tells_model: bool = False  # Paddle knows model and memory of one
     efficient_attention: bool = False  # kernels that do not keep the table of all pairs
     exactness_switches: bool = False  # matrix products of fewer bits, and kernels chosen by their speed
 
+    @property
+    def paddle(self) -> str:
+        """Paddle's name of it, as in `paddle.set_device`."""
+        return self.place or self.name
 
+    @property
+    def launcher_reads(self) -> tuple[str, ...]:
+        """The variables by whose numbers Paddle's launcher names devices."""
+        if self.plugin:
+            return (f"{self.name.upper()}_VISIBLE_DEVICES",)
+        return self.visible if _is_xpu(self) else GPU.visible
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the machine's own processor."""
+        return not self.own_memory
+
+
+_NO_STRIDES = {"FLAGS_use_stride_kernel": "0"}
+_ALL_PYTHONS = ("3.10", "3.11", "3.12")
+CPU = Kind("cpu", "a CPU", collective="gloo", package="paddlepaddle", plugin=False, pythons=_ALL_PYTHONS,
+           mixed_precision=False, own_memory=False)  # fmt: skip
+GPU = Kind("gpu", "an NVIDIA GPU", visible=("CUDA_VISIBLE_DEVICES",), collective="nccl", package="paddlepaddle-gpu",
+           plugin=False, pythons=_ALL_PYTHONS, tells_model=True, efficient_attention=True,
+           exactness_switches=True)  # fmt: skip
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("cpu"),
-        Kind("gpu", mixed_precision=True, own_memory=True, efficient_attention=True, exactness_switches=True),
+        CPU,
+        GPU,
+        Kind("dcu", "a Hygon DCU", place="gpu", visible=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+             settings={"FLAGS_conv_workspace_size_limit": "2000"}, collective="nccl", package="paddlepaddle-dcu",
+             index="dcu", plugin=False, tells_model=True, signs=("/dev/mkfd", "/opt/hyhal")),
+        Kind("xpu", "a Kunlun XPU", visible=("XPULINK_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+             settings={"BKCL_FORCE_SYNC": "1", "BKCL_TIMEOUT": "1800", **_NO_STRIDES}, collective="bkcl",
+             package="paddlepaddle-xpu", index="xpu-p800", plugin=False, signs=("/dev/xpu[0-9]*",)),
+        Kind("npu", "an Ascend NPU", visible=("ASCEND_RT_VISIBLE_DEVICES",),
+             settings={"FLAGS_npu_storage_format": "0", "FLAGS_npu_jit_compile": "0", "FLAGS_npu_scale_aclnn": "True",
+                       "FLAGS_npu_split_aclnn": "True", "FLAGS_allocator_strategy": "auto_growth",
+                       "CUSTOM_DEVICE_BLACK_LIST": "pad3d,pad3d_grad,set_value,set_value_with_tensor", **_NO_STRIDES},
+             package="paddle-custom-npu", index="npu", version="3.3.0", signs=("/dev/davinci[0-9]*",)),
+        Kind("mlu", "a Cambricon MLU", visible=("MLU_VISIBLE_DEVICES",), settings=_NO_STRIDES,
+             package="paddle-custom-mlu", index="mlu", version="3.3.0", signs=("/dev/cambricon_dev[0-9]*",)),
+        Kind("gcu", "an Enflame GCU", visible=("TOPS_VISIBLE_DEVICES",), settings=_NO_STRIDES,
+             package="paddle-custom-gcu", index="gcu", version="3.3.0", signs=("/dev/gcu[0-9]*",)),
+        Kind("metax_gpu", "a MetaX GPU", visible=("MACA_VISIBLE_DEVICES",), package="paddle-metax-gpu", index="maca",
+             version="3.3.0", tells_model=True, signs=("/dev/mxcd",)),
     )
-}
-DEFAULT_DEVICE = "gpu"  # of --device in training: one where there is one, else the CPU
+}  # fmt: skip
+DEFAULT_DEVICE = "auto"  # of --device: what the installed Paddle is made for where one is there, else the CPU
+DEVICE_HELP = f"{DEFAULT_DEVICE} (the installed Paddle's), {', '.join(KINDS)}, or one of several, as gpu:1"
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a process computes on. name: Paddle's, as npu:0; model: its maker's; memory_bytes: in all, 0 where Paddle
+    does not say; bfloat16, float16: as `paddle.amp` says, and only where autocast has an effect."""
+
+    kind: Kind
+    name: str
+    model: str
+    memory_bytes: int
+    bfloat16: bool
+    float16: bool
 
 
 def current_kind() -> Kind:
     """What this process computes on."""
-    name = device_name().partition(":")[0]
-    return KINDS.get(name, Kind(name))
+    return kind_of(device_name().partition(":")[0])
+
+
+def kind_of(place: str) -> Kind:
+    """The kind that this Paddle means by its name for it. A build for DCUs calls them GPUs."""
+    import paddle
+
+    if place == GPU.paddle and paddle.device.is_compiled_with_rocm():
+        return KINDS["dcu"]
+    return KINDS.get(place) or Kind(place, f"a device {place}", visible=(f"{place.upper()}_VISIBLE_DEVICES",))
+
+
+def current_device() -> Device:
+    """What this process computes on, with what it can do."""
+    import paddle
+
+    kind = current_kind()
+    halves = [kind.mixed_precision and ask() for ask in (paddle.amp.is_bfloat16_supported,
+                                                         paddle.amp.is_float16_supported)]  # fmt: skip
+    memory = usable_memory_bytes() or 0 if kind.is_cpu else _total_memory(kind)
+    return Device(kind, device_name(), device_model(), memory, *halves)
 
 
 def device_name() -> str:
@@ -47,10 +152,25 @@ def device_name() -> str:
 
 
 def device_model() -> str:
-    """What this process computes on, as its maker calls it; of a kind without a memory of its own, the processor."""
+    """What this process computes on, as its maker calls it; of a CPU, the processor."""
     import paddle
 
-    return paddle.device.cuda.get_device_name() if current_kind().own_memory else read_cpu_model()
+    kind = current_kind()
+    if kind.is_cpu:
+        return read_cpu_model()
+    return paddle.device.get_device_name(device_name()) if kind.tells_model else kind.words
+
+
+def _total_memory(kind: Kind) -> int:
+    import paddle
+
+    if _is_xpu(kind):
+        return paddle.device.xpu.memory_total()
+    return paddle.device.get_device_properties(device_name()).total_memory if kind.tells_model else 0
+
+
+def _is_xpu(kind: Kind) -> bool:
+    return kind.collective == "bkcl"
 
 
 @contextmanager
@@ -59,34 +179,108 @@ def host_memory():
     import paddle
 
     device = device_name()
-    paddle.set_device("cpu")
+    paddle.set_device(CPU.paddle)
     try:
         yield
     finally:
         paddle.set_device(device)
 
 
+def parse_device(name: str) -> tuple[Kind | None, str]:
+    """The kind and the number ("" without one) of a value of --device; None for the default. Raises ConfigError."""
+    word, _, number = name.partition(":")
+    if name == DEFAULT_DEVICE:
+        return None, ""
+    if not re.fullmatch(r"[a-z_]\w*(:\d+)?", name):
+        raise ConfigError(f"--device {name} is not a device; choose {DEVICE_HELP}")
+    return KINDS.get(word) or Kind(word, f"a device {word}"), number
+
+
 def use_device(name: str | None) -> None:
-    """Compute on `name`: cpu, gpu, gpu:1, or another kind that this Paddle has; None: what Paddle chooses. Raises
-    ConfigError."""
+    """Compute on `name`, a value of --device. None, auto: what Paddle chooses. Raises ConfigError."""
     import paddle
 
-    if name is None:
+    kind, number = parse_device(name or DEFAULT_DEVICE)
+    if kind is None:
         return
     try:
-        paddle.set_device(name)
+        if kind.place and kind_of(kind.place) != kind:
+            raise ValueError(f"this Paddle is not made for {kind.words}")
+        paddle.set_device(kind.paddle + (number and f":{number}"))
     except (ValueError, RuntimeError) as error:
-        found = ", ".join(["cpu", *paddle.device.get_available_device()])
+        found = ", ".join(dict.fromkeys([CPU.name, *paddle.device.get_available_device()]))
+        near = nearest(kind.name, [*KINDS])
+        fix = f"install Paddle for {kind.words} (bash run_scripts/setup.sh --device {kind.name})"
+        if kind.name not in KINDS:
+            fix = f"did you mean {near}?" if near else "choose one of these"
         raise ConfigError(
-            f"--device {name} cannot be used here; this Paddle finds {found}: choose one of these, or omit --device"
+            f"--device {name} cannot be used here; this Paddle finds {found}: {fix}, or omit --device"
         ) from error
+
+
+def check_precision(bf16: bool, fp16: bool, device: Device) -> None:
+    """Raises ConfigError where an accelerator has not the half precision that is asked for. On a kind without any, a
+    CPU, float32 takes its place; `precision.warn_of_cpu` says so."""
+    if not device.kind.mixed_precision:
+        return
+    for flag, asked, has, other, has_other in (
+        ("--bf16", bf16, device.bfloat16, "--fp16", device.float16),
+        ("--fp16", fp16, device.float16, "--bf16", device.bfloat16),
+    ):
+        if asked and not has:
+            name = "bfloat16" if flag == "--bf16" else "float16"
+            fix = f"use {other}, or omit {flag}" if has_other else f"omit {flag}"
+            raise ConfigError(f"{flag}: {device.model} ({device.name}) has no {name}, says Paddle; {fix}")
+
+
+def launch_arguments(kind: Kind, devices: str, environ: Mapping[str, str], count: int | None = None) -> list[str]:
+    """What Paddle's launcher is told to start one process on each of `devices`: their numbers, as the driver counts,
+    with commas between; "" for all that are visible, for which it needs no word.
+
+    Where a variable limits what is visible, they must be among those: the launcher counts from 0 what a variable shows
+    that it does not read itself. count: of the machine's devices, None where not known. On a CPU the numbers only say
+    how many processes. Raises ConfigError.
+    """
+    words = [word.strip() for word in devices.split(",")] if devices else []
+    if not all(re.fullmatch(r"\d+", word) for word in words) or len(set(words)) < len(words):
+        raise ConfigError(f"--devices {devices} must be different whole numbers with commas between, as 0,1")
+    if not words or kind.is_cpu:
+        return ["--nproc_per_node", str(len(words))] if words else []
+    variable = next((name for name in kind.visible if environ.get(name, "all") != "all"), None)
+    seen = [word.strip() for word in environ[variable].split(",")] if variable else list(map(str, range(count or 0)))
+    if (variable or count is not None) and (missing := [word for word in words if word not in seen]):
+        why = f"{variable} shows" if variable else "the machine has"
+        raise ConfigError(f"--devices {devices}: {missing[0]} is not there; {why} {', '.join(seen) or 'none'}")
+    if variable and variable not in kind.launcher_reads:
+        words = [str(seen.index(word)) for word in words]
+    return ["--devices", ",".join(words)]
+
+
+def collective_variables(kind: Kind) -> dict[str, str]:
+    """What `init_parallel_env` must find to let ranks talk on devices of a kind that Paddle would not choose itself."""
+    own = {"PADDLE_XCCL_BACKEND": kind.name} if kind.plugin else {}
+    return {"PADDLE_DISTRI_BACKEND": kind.collective, **own}
+
+
+def installed_kind(packages: Sequence[str] | None = None) -> Kind:
+    """What the installed Paddle is made for. packages: by default those of this environment."""
+    if packages is None:
+        packages = [kind.package for kind in KINDS.values() if _is_installed(kind.package)]
+    return next((kind for kind in KINDS.values() if not kind.is_cpu and kind.package in packages), CPU)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def peak_device_memory_bytes() -> int:
     """The most that Paddle has held of the device's own memory so far; 0 where it has none."""
     import paddle
 
-    return paddle.device.cuda.max_memory_allocated() if current_kind().own_memory else 0
+    return paddle.device.max_memory_allocated() if current_kind().own_memory else 0
 
 
 def release_device_memory() -> None:
@@ -94,7 +288,15 @@ def release_device_memory() -> None:
     import paddle
 
     if current_kind().own_memory:
-        paddle.device.cuda.empty_cache()
+        paddle.device.empty_cache()
+
+
+def wait_for_device() -> None:
+    """Until all that was asked of the device is done."""
+    import paddle
+
+    if current_kind().own_memory:
+        paddle.device.synchronize()
 
 
 def set_exactness(fewer_bits: bool, search_kernels: bool) -> None:
@@ -144,3 +346,35 @@ def parse_gpus(text: str) -> list[Gpu]:
             known = len(words) > 3 and re.fullmatch(r"\d+\.\d+", words[3])
             gpus.append(Gpu(words[0], words[2], float(words[3]) if known else None, words[1]))
     return gpus
+
+
+def seen_kinds(root: Path = Path("/")) -> list[Kind]:
+    """The kinds of devices, other than the CPU, that this machine's drivers show. root: of the files looked for."""
+    kinds = [GPU] if list_gpus() else []
+    return kinds + [kind for kind in KINDS.values() if any(any(root.glob(sign[1:])) for sign in kind.signs)]
+
+
+def launch_kind() -> Kind:
+    """What processes would be started on: the installed Paddle's kind where the machine has such a device, else the
+    CPU. Paddle is not imported."""
+    kind = installed_kind()
+    return kind if kind in seen_kinds() else CPU
+
+
+def main() -> None:
+    """For the scripts that start processes: the launcher's arguments, on one line."""
+    parser = argparse.ArgumentParser(description="What Paddle's launcher is told, to use this machine's devices.")
+    parser.add_argument("--devices", default="", help="numbers with commas between (all that are visible)")
+    parser.add_argument("--processes", default="", help="so many processes, whatever the machine has")
+    parser.add_argument("--cpu_processes", default="2", help="so many where it has nothing but a CPU (2)")
+    arguments = parser.parse_args()
+    kind, processes = launch_kind(), arguments.processes
+    words = launch_arguments(kind, arguments.devices, variables.all_variables())
+    if not arguments.devices and (processes or kind.is_cpu):
+        words = ["--nproc_per_node", processes or arguments.cpu_processes]
+    sys.stdout.write(" ".join(words) + "\n")
+
+
+if __name__ == "__main__":
+    with exit_on_error():
+        main()

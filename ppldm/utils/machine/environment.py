@@ -68,6 +68,11 @@ KNOWN_BAD = (
     KnownBad("fastcore", "<2.2", "ppldm's command line needs 2.2 or newer"),
 )
 
+BUILDS_OF_OTHERS = tuple(
+    kind.package for kind in devices.KINDS.values() if kind.package != "paddlepaddle" and not kind.plugin
+)
+PLUGINS = tuple(kind.package for kind in devices.KINDS.values() if kind.plugin)  # beside paddlepaddle
+
 # Shown too, without a claim about them.
 SHOWN = ("opencv-python", "opencv-python-headless", "pip", "pyspark", "img2dataset")
 
@@ -100,17 +105,17 @@ def check(versions: dict[str, str]) -> list[Problem]:
     """What is wrong with a set of installed packages, in a fixed order.
 
     `versions` maps normalised names (`huggingface-hub`) to versions; a package that is not installed has no key.
-    One of paddlepaddle and paddlepaddle-gpu is enough, both are a problem: they overwrite each other's files.
+    One build of Paddle is enough, two are a problem: they overwrite each other's files.
     """
     problems = []
     if "pip" not in versions:
         problems.append(Problem("pip", None, "paddlenlp imports it", f"{PYTHON} -m ensurepip"))
-    cpu, gpu = versions.get("paddlepaddle"), versions.get("paddlepaddle-gpu")
-    if cpu and gpu:
-        fix = f"{PIP} uninstall -y paddlepaddle && {PIP} install --force-reinstall --no-deps paddlepaddle-gpu=={gpu}"
-        problems.append(Problem("paddlepaddle", cpu, "paddlepaddle-gpu is installed over it", fix))
+    cpu, build = versions.get("paddlepaddle"), next((name for name in BUILDS_OF_OTHERS if name in versions), None)
+    if cpu and build:
+        fix = f"{PIP} uninstall -y paddlepaddle && {PIP} install --force-reinstall --no-deps {build}=={versions[build]}"
+        problems.append(Problem("paddlepaddle", cpu, f"{build} is installed over it", fix))
     for name in PINS:
-        if name not in versions and not (name == "paddlepaddle" and gpu):
+        if name not in versions and not (name == "paddlepaddle" and build):
             problems.append(Problem(name, None, "ppldm needs it", fix_command(name)))
     for known in KNOWN_BAD:
         version = versions.get(known.package)
@@ -151,7 +156,7 @@ def check_libgomp() -> Problem | None:
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that matter here, by normalised name; those that are not installed are left out."""
     versions = {}
-    for name in (*PINS, "paddlepaddle-gpu", *SHOWN):
+    for name in (*PINS, *BUILDS_OF_OTHERS, *PLUGINS, *SHOWN):
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -211,6 +216,7 @@ def machine_rows(versions: dict[str, str]) -> list[Row]:
         Row("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
         shared_memory_row(machine.shared_memory_bytes()),
         gpu_row(gpus, "paddlepaddle-gpu" in versions),
+        *accelerator_rows(devices.seen_kinds(), devices.installed_kind(list(versions))),
         java_row(machine.read_java_version(), "pyspark" in versions),
         libgl_row(machine.has_library("libGL.so.1"), "opencv-python" in versions),
     ]
@@ -235,6 +241,24 @@ def gpu_row(gpus: list[devices.Gpu], has_gpu_build: bool) -> Row:
         note = f"{devices.NO_GPU}; Paddle's GPU build will run on the CPU"
         return Row("GPUs", "none", "note", note, "--device cpu")
     return Row("GPUs", names or "none (training runs on the CPU)")
+
+
+def accelerator_rows(seen: list[devices.Kind], installed: devices.Kind) -> list[Row]:
+    """The devices of other makers, and whether the installed Paddle is made for them."""
+    rows = []
+    for kind in {kind.name: kind for kind in (*seen, installed)}.values():
+        if kind in (devices.CPU, devices.GPU):
+            continue
+        if kind == installed and kind in seen:
+            rows.append(Row(kind.name, kind.words))
+        elif kind == installed:
+            note = "no file of its driver is here; Paddle will run on the CPU"
+            rows.append(Row(kind.name, "none", "note", note, "install the driver, or use --device cpu"))
+        else:
+            fix = f"bash run_scripts/setup.sh --device {kind.name}"
+            note = f"the installed Paddle is made for {installed.words} and leaves it idle"
+            rows.append(Row(kind.name, kind.words, "note", note, fix))
+    return rows
 
 
 def java_row(version: str | None, has_spark: bool) -> Row:

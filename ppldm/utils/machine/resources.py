@@ -44,10 +44,15 @@ def usable_memory_bytes() -> int | None:
     return min(known, default=None)
 
 
-def parse_meminfo(text: str) -> int | None:
-    """MemTotal of /proc/meminfo in bytes, None where it is not there."""
+def available_memory_bytes() -> int | None:
+    """Memory of the machine that a process could take now; None where unknown."""
+    return parse_meminfo(_read("/proc/meminfo"), "MemAvailable")
+
+
+def parse_meminfo(text: str, key: str = "MemTotal") -> int | None:
+    """A value of /proc/meminfo in bytes, None where it is not there."""
     for line in text.splitlines():
-        if line.startswith("MemTotal:"):
+        if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     return None
 
@@ -55,6 +60,12 @@ def parse_meminfo(text: str) -> int | None:
 def peak_memory_bytes() -> int:
     """The most memory that this process has had resident (VmHWM); 0 where the system does not say."""
     match = re.search(r"VmHWM:\s+(\d+) kB", _read("/proc/self/status"))
+    return int(match.group(1)) * 1024 if match else 0
+
+
+def resident_memory_bytes() -> int:
+    """What this process has resident now (VmRSS); 0 where the system does not say."""
+    match = re.search(r"VmRSS:\s+(\d+) kB", _read("/proc/self/status"))
     return int(match.group(1)) * 1024 if match else 0
 
 

@@ -1,9 +1,9 @@
 """The commands that make an environment for ppldm: the lock, with the build of Paddle that the machine's device needs.
 
-    python -m ppldm.utils.machine.setup_plan device [--device cpu|gpu] [--cuda 12.6]
+    python -m ppldm.utils.machine.setup_plan device [--device cpu|gpu|npu|…] [--cuda 12.6]
     python -m ppldm.utils.machine.setup_plan commands DEVICE --venv .venv [--has-venv] [--installed DEVICE]
 
-The first prints `cpu` or `cu126` (and why, on stderr), the second one command a line, as a person would paste it into
+The first prints `cpu`, `cu126` or `npu` (and why, on stderr), the second one command a line, as one would paste it into
 a shell. run_scripts/lib.sh prints and runs them. Nothing is installed yet when this runs: it needs only Python.
 """
 
@@ -11,34 +11,47 @@ import argparse
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, exit_on_error
 from . import devices
-from .builds import BUILDS, check_build, choose_build, find_build
+from .builds import BUILDS, INDEX, check_build, choose_build, find_build
 
 ROOT = Path(__file__).resolve().parents[3]
-CPU = "cpu"
+CPU, GPU = devices.CPU.name, devices.GPU.name
 PIP_FLAGS = ("--no-input", "--no-warn-script-location")
 
 
-def choose_device(device: str | None, cuda: str | None, gpus: list[devices.Gpu]) -> tuple[str, str]:
-    """`cpu` or the name of a GPU build (`cu126`), and the reason in words.
+def choose_device(
+    device: str | None, cuda: str | None, gpus: list[devices.Gpu], python: str, seen: Sequence[devices.Kind] = ()
+) -> tuple[str, str]:
+    """The name of a kind of device, or of a GPU build (`cu126`), and the reason in words.
 
-    `device` and `cuda` are what was asked for, None where the machine decides. Raises ConfigError for what cannot run.
+    `device` and `cuda` are what was asked for, None where the machine decides, by its NVIDIA GPUs and by what other
+    drivers show; `python`: the interpreter's version, as 3.10. Raises ConfigError for what cannot run.
     """
-    if device not in (None, CPU, "gpu"):
-        raise ConfigError(f"--device {device}: choose cpu or gpu, or omit it")
-    if device == CPU:
-        if cuda:
-            raise ConfigError("--cuda goes with --device gpu, not with --device cpu; omit one of them")
-        return CPU, "--device cpu was given"
-    if not gpus and device is None and cuda is None:
-        return CPU, f"{devices.NO_GPU} (--device gpu installs for one all the same)"
+    if device not in (None, *devices.KINDS):
+        raise ConfigError(f"--device {device}: choose {', '.join(devices.KINDS)}, or omit it")
+    if cuda and device not in (None, GPU):
+        raise ConfigError(f"--cuda goes with --device gpu, not with --device {device}; omit one of them")
+    others = [kind for kind in seen if kind.name != GPU]
+    chosen = device or (GPU if gpus or cuda else others[0].name if others else CPU)
+    kind = devices.KINDS[chosen]
+    why = f"--device {device} was given" if device else f"the driver of {kind.words} is here"
+    if chosen == CPU:
+        return CPU, why if device else f"{devices.NO_GPU}, and no other driver is here (--device installs for one)"
+    if python not in kind.pythons:
+        raise ConfigError(
+            f"Paddle for {kind.words} is built for Python {', '.join(kind.pythons)} only, and this is {python}; name "
+            f"one: PYTHON=/path/to/python{kind.pythons[-1]} bash run_scripts/setup.sh"
+        )
+    if chosen != GPU:
+        return chosen, why
     build = find_build(cuda) if cuda else choose_build(gpus)
     check_build(build, gpus)
-    seen = "; ".join(dict.fromkeys(map(str, gpus))) or "no GPU to be seen here; the driver is not checked"
-    return build.name, f"CUDA {build.cuda} for {seen}"
+    shown = "; ".join(dict.fromkeys(map(str, gpus))) or "no GPU to be seen here; the driver is not checked"
+    return build.name, f"CUDA {build.cuda} for {shown}"
 
 
 def plan(
@@ -50,32 +63,39 @@ def plan(
     installed: str = CPU,
     root: Path = ROOT,
 ) -> list[str]:
-    """Shell commands that make `venv` hold exactly the lock, Paddle's build for `device`, and ppldm itself.
+    """Shell commands that make `venv` hold exactly the lock, Paddle for `device`, and ppldm itself.
 
     `has_venv`: the folder is a virtual environment already. `installed`: the device of the Paddle in it, whose files
-    another build must not be unpacked over.
+    another one must not be unpacked over.
     """
-    lock = root / "requirements/lock.txt"
+    lock = root / f"requirements/{'lock' if device == CPU else 'lock-gpu'}.txt"
     own_python = str(venv / "bin/python")
     install = [own_python, "-m", "pip", "install", *PIP_FLAGS]
     exactly = [*install, "--no-deps", "--no-build-isolation"]
     commands = [] if has_venv else [[python, "-m", "venv", "--clear", str(venv)]]
     if has_venv and installed != device:
-        commands.append([own_python, "-m", "pip", "uninstall", "--yes", "paddlepaddle", "paddlepaddle-gpu"])
+        commands.append([own_python, "-m", "pip", "uninstall", "--yes", *(k.package for k in devices.KINDS.values())])
     # The few packages without a wheel are built with the lock's own setuptools, not with the newest.
     commands.append([*install, "--constraint", str(lock), "pip", "setuptools", "setuptools-scm"])
-    lines = [shlex.join(command) for command in commands]
-    if device == CPU:
-        lines.append(shlex.join([*exactly, "--requirement", str(lock)]))
-    else:
-        (build,) = (build for build in BUILDS if build.name == device)
-        others = venv / "lock-without-paddle.txt"
-        paddle = f"paddlepaddle-gpu=={paddle_version(lock.read_text())}"
-        lines.append(f"grep -v ^paddlepaddle== {shlex.quote(str(lock))} >{shlex.quote(str(others))}")
-        lines.append(shlex.join([*exactly, "--requirement", str(others)]))
+    commands.append([*exactly, "--requirement", str(lock)])
+    if device != CPU:
+        package, index_url, version = find_package(device)
+        version = version or paddle_version((root / "requirements/lock.txt").read_text())
+        if device in devices.KINDS and devices.KINDS[device].plugin:
+            commands.append([*exactly, f"{devices.KINDS[CPU].package}=={version}"])
         # With what it requires: the libraries that the same index has.
-        lines.append(shlex.join([*install, "--constraint", str(lock), paddle, "--index-url", build.index_url]))
-    return [*lines, shlex.join([*exactly, "--editable", str(root)])]
+        wanted = [f"{package}=={version}", "--index-url", index_url]
+        commands.append([*install, "--constraint", str(lock), *wanted])
+    return [shlex.join(command) for command in [*commands, [*exactly, "--editable", str(root)]]]
+
+
+def find_package(device: str) -> tuple[str, str, str]:
+    """Package, index and version ("": the lock's) of Paddle for a build for GPUs or another kind of device."""
+    if device not in devices.KINDS:
+        (build,) = (build for build in BUILDS if build.name == device)
+        return devices.KINDS[GPU].package, build.index_url, ""
+    kind = devices.KINDS[device]
+    return kind.package, f"{INDEX}{kind.index}/", kind.version
 
 
 def paddle_version(lock: str) -> str:
@@ -98,7 +118,9 @@ def main() -> None:
     show.add_argument("--installed", default=CPU)
     arguments = parser.parse_args()
     if arguments.action == "device":
-        device, reason = choose_device(arguments.device, arguments.cuda, devices.list_gpus())
+        python = "{}.{}".format(*sys.version_info)
+        gpus, seen = devices.list_gpus(), devices.seen_kinds()
+        device, reason = choose_device(arguments.device, arguments.cuda, gpus, python, seen)
         sys.stdout.write(f"{device}\n")
         sys.stderr.write(f"==> {device}: {reason}\n")
     else:

@@ -18,7 +18,8 @@ from ..log import be_quiet, progress
 from ..machine.resources import count_usable_cores
 from ..text import EscapingStream
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 _NUM_THREADS = 32
 _CHUNK = 64

@@ -21,6 +21,24 @@ def test_pixels_need_nothing():
     assert network.digest == ""
 
 
+@pytest.mark.parametrize("name", [name for name, network in NETWORKS.items() if network.random])
+def test_random_weights_are_the_same_each_time_and_said(name):
+    first, second = (load_features(name, "random") for _ in range(2))
+    assert first.digest == second.digest
+    assert first.convention.endswith("; random weights, which compare with no published value")
+    if name == "inception":
+        features = first(PICTURES[:4])
+        assert features.shape == (4, 2048) and 0.01 < features.std() < 10
+    else:
+        assert float(first.distances([PICTURES[0]], [255 - PICTURES[0]])[0]) > 0
+
+
+@pytest.mark.parametrize("name", [name for name, network in NETWORKS.items() if network.flag and not network.random])
+def test_random_is_a_name_like_others_where_there_are_none(name):
+    with pytest.raises(ModelError, match="random"):
+        load_features(name, "random", offline=True)
+
+
 def test_each_picture_has_its_own_row():
     network = load_features("pixels")
     whole = network(PICTURES)

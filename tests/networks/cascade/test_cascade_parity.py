@@ -16,9 +16,11 @@ import diffusers  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from ppldm.families.cascade_controlnet import control_misfits  # noqa: E402
 from ppldm.networks.build import build_effnet  # noqa: E402
+from ppldm.networks.cascade.control import CascadeControlNet  # noqa: E402
 from ppldm.networks.cascade.unet import CascadeUNet  # noqa: E402
-from ppldm.networks.configs import read_new_config  # noqa: E402
+from ppldm.networks.configs import check_config, read_new_config  # noqa: E402
 from ppldm.weights.components import from_torch, turn_linear  # noqa: E402
 from ppldm.weights.fill import fill_layer, parameter_shapes  # noqa: E402
 
@@ -188,3 +190,118 @@ def test_the_encoder_is_efficientnet_v2_s():
     found = ours(paddle.to_tensor(pixels)).numpy()
     assert found.shape == expected.shape == (1, 16, 2, 3)
     assert np.abs(found - expected).max() < BAR * np.abs(expected).max()
+
+
+SMALL = [("fused", 1, 1, 8, 1), ("fused", 4, 2, 8, 2), ("fused", 4, 2, 16, 1), ("mb", 4, 2, 24, 1), ("mb", 6, 1, 24, 1),
+         ("mb", 6, 2, 32, 1)]  # fmt: skip
+
+
+class ControlResBlock(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        norms = [nn.LayerNorm(channels), nn.LayerNorm(channels)]
+        convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in norms]
+        first, second = zip(norms, convolutions, strict=True)
+        self.blocks = nn.ModuleList([first[0], nn.GELU(), first[1], second[0], nn.GELU(), second[1]])
+
+    def forward(self, x):
+        inner = x
+        for layer in self.blocks:
+            is_norm = isinstance(layer, nn.LayerNorm)
+            inner = layer(inner.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) if is_norm else layer(inner)
+        return x + inner
+
+
+class ReferenceControl(nn.Module):
+    """As the published trainer describes its control network; `large` of other widths."""
+
+    def __init__(self, bottleneck, channels, blocks, projected):
+        super().__init__()
+        if bottleneck == "effnet":
+            width, self.backbone = 40, ReferenceEncoder(SMALL, last=40, first=8).backbone
+            if channels != 3:
+                self.backbone[0][0] = nn.Conv2d(channels, 8, kernel_size=3, stride=2, bias=False)
+        elif bottleneck == "simple":
+            width, wide = channels, 4 * channels
+            layers = [nn.Conv2d(width, wide, 3, padding=1), nn.LeakyReLU(0.2), nn.Conv2d(wide, width, 3, padding=1)]
+            self.backbone = nn.Sequential(*layers)
+        else:
+            width, steps = 24, [ControlResBlock(12) for _ in range(2)]
+            first = [nn.Conv2d(channels, 48, 1), nn.LeakyReLU(0.2), nn.Conv2d(48, 12, 1)]
+            self.backbone = nn.Sequential(*first, *steps, nn.Conv2d(12, width, 1))
+        self.projections = nn.ModuleList([
+            nn.Sequential(nn.Conv2d(width, width, 1, bias=False), nn.LeakyReLU(0.2),
+                          nn.Conv2d(width, projected, 1, bias=False))
+            for _ in blocks
+        ])  # fmt: skip
+
+    def forward(self, seen):
+        seen = self.backbone(seen)
+        return [projection(seen) for projection in self.projections]
+
+
+@pytest.mark.parametrize(
+    "bottleneck, channels", [("effnet", 3), ("effnet", 1), ("effnet", 4), ("simple", 4), ("large", 16)]
+)
+def test_the_control_network_and_its_gradients_are_the_published_ones(bottleneck, channels):
+    blocks = [0, 2, 5]
+    theirs = randomised(ReferenceControl(bottleneck, channels, blocks, 20))
+    for layer in theirs.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.weight.data.add_(1)  # so that much of the picture comes out
+    ours = CascadeControlNet(channels, 20, blocks, bottleneck, [8, 8, 8, 16, 24, 24, 32, 40], [1, 2, 1, 1, 1, 1],
+                             [48, 12, 24], 2)  # fmt: skip
+    fill_layer(ours, arrays_of(theirs), "the reference", "ours")
+    ours.train()  # batch norms keep to their statistics, and learn weights
+    seen = np.random.default_rng(5).random((2, channels, 70, 64), np.float32)
+    expected, found = theirs(torch.tensor(seen)), ours(paddle.to_tensor(seen))
+    assert [*found] == blocks
+    rng = np.random.default_rng(6)
+    leads = [rng.standard_normal(one.shape, np.float32) for one in expected]
+    for one, other in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.detach().numpy(), rtol=1e-4, atol=BAR)
+    sum((one * torch.tensor(lead)).mean() for one, lead in zip(expected, leads, strict=True)).backward()
+    sum((one * paddle.to_tensor(lead)).mean() for one, lead in zip(found.values(), leads, strict=True)).backward()
+    gradients = {name: parameter.grad.numpy() for name, parameter in theirs.named_parameters()}
+    own = {name: parameter.grad.numpy() for name, parameter in ours.named_parameters() if not parameter.stop_gradient}
+    assert own.keys() == gradients.keys() and max(np.abs(one).max() for one in own.values()) > 0.003
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(own[name], gradient, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("sizes", [[False], [True]])
+def test_a_control_network_adds_before_each_of_its_blocks(sizes):
+    """Blocks are counted as they are used: down and up, those that are used again a second time."""
+    config = PRIOR | {"block_out_channels": [24, 24], "num_attention_heads": [2, 3], "switch_level": sizes}
+    config |= {"down_blocks_repeat_mappers": [1, 2], "up_blocks_repeat_mappers": [2, 1]}
+    theirs, ours = randomised(diffusers.StableCascadeUNet(**config)), CascadeUNet(**config)
+    fill_layer(ours, arrays_of(theirs), "diffusers", "ours")
+    ours.eval()
+    rng, shapes = np.random.default_rng(3), {"sample": [2, 16, 7, 6]} | CAPTION
+    drawn = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    drawn["timestep_ratio"] = rng.random(2, np.float32)
+    plain = theirs(**{name: torch.tensor(value) for name, value in drawn.items()}).sample
+    control = {number: rng.standard_normal((2, 24, 3, 4), np.float32) for number in (0, 2, 4, 6, 8, 9)}
+    numbers = iter(range(100))
+
+    def add(_block, given):
+        added = control.get(next(numbers))
+        if added is None:
+            return None
+        size = {"size": given[0].shape[2:], "mode": "bilinear", "align_corners": True}
+        return given[0] + nn.functional.interpolate(torch.tensor(added), **size), *given[1:]
+
+    for block in theirs.modules():
+        if type(block).__name__ == RES:
+            block.register_forward_pre_hook(add)
+    expected = theirs(**{name: torch.tensor(value) for name, value in drawn.items()}).sample
+    given = {number: paddle.to_tensor(value) for number, value in control.items()}
+    found = ours(**{name: paddle.to_tensor(value) for name, value in drawn.items()}, control=given)
+    assert next(numbers) == 10 and (expected - plain).abs().max() > 0.5
+    assert np.abs(found.numpy() - expected.detach().numpy()).max() < BAR
+    own = {**config, "in_channels": 16, "out_channels": 16}
+    for last, fits in ((9, True), (10, False)):
+        problems = control_misfits(
+            {"projection_channels": 24, "blocks": [0, last]}, check_config("cascade_prior", own, "x")
+        )
+        assert (not [*problems]) == fits

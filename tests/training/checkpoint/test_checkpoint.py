@@ -10,9 +10,11 @@ import pytest
 from paddlenlp.trainer import Trainer, TrainingArguments
 from small_disk import small_disk
 
+from ppldm.training.checkpoint.background import copy_to_host
 from ppldm.training.checkpoint.checkpoint import (
     TrainingState,
     _load,
+    contents_of,
     count_bytes,
     find_checkpoint,
     list_checkpoints,
@@ -51,7 +53,7 @@ def train_once(state):
 def save(folder, step, limit=None, state=None, backup_every=0, **metadata):
     metadata = {"samples_seen": 8 * step, "identity": {"seed": 1}, "unlogged": [0.5, 0.25], **metadata}
     trainer_state = TrainerState(global_step=step)
-    return save_checkpoint(folder, state or make_state(), trainer_state, metadata, limit, backup_every)
+    return save_checkpoint(folder, contents_of(state or make_state()), trainer_state, metadata, limit, backup_every)
 
 
 def test_published_names_inside(tmp_path):
@@ -64,6 +66,23 @@ def test_published_names_inside(tmp_path):
     assert manifest["versions"] == versions() and manifest["versions"]["paddle"] == paddle.__version__
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 7
     assert verify(folder) is None
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["", "in used memory"])
+@pytest.mark.parametrize("half", [False, True])
+def test_files_from_copies_are_those_of_the_moment_they_were_made(tmp_path, half, again):
+    """To the byte, though weights, moments and their names are changed meanwhile."""
+    state = train_once(make_state())
+    if half:
+        state.model.to(dtype="bfloat16")
+    written = save_checkpoint(tmp_path / "waiting", contents_of(state), TrainerState(global_step=1), {})
+    copies = copy_to_host(contents_of(state), copy_to_host(contents_of(train_once(make_state()))) if again else None)
+    for value in (*state.model.parameters(), *state.optimizer.state_dict().values()):
+        if isinstance(value, paddle.Tensor):
+            value.set_value(paddle.zeros_like(value))
+    beside = save_checkpoint(tmp_path / "beside", copies, TrainerState(global_step=1), {})
+    for path in written.iterdir():
+        assert path.read_bytes() == (beside / path.name).read_bytes(), path.name
 
 
 class Program:

@@ -29,6 +29,7 @@ PUBLISHED = {
     "sd20-base-to-21-base-laion": (83_653_863, 340_387_840, 865_910_724),
     "sd15-controlnet-canny": (83_653_863, 123_060_480, 859_520_964, 361_279_120),
     "uvit-s2-256": (83_653_863, 123_060_480, 44_692_644),  # published rounded, as 45 M
+    "micro-diffusion-256-masked": (83_653_863, 340_387_840, 1_165_442_320),  # published rounded, as 1.16 B
     "autoencoder-f8": (83_653_863, 2_765_633, 14_716_160),
     "ldm-32layer-laion400m": (83_653_863, 581_994_042, 872_300_484),
 }
@@ -40,11 +41,12 @@ LEFT_BEHIND = {
     "shapes_world/diffusion/pipeline/bert": "ldmbert_tiny",
     "shapes_world/diffusion/pipeline/unet": "unet_shapes_world",
     "sd2-base-256/pipeline/unet": "unet_sd2",
+    "shapes_world/cascade_a/vqgan": "vqgan_tiny",
     "effnet": "effnet_v2_s",
     **{
         f"micro-diffusion-{stage}/pipeline/{folder}": name
         for stage in ("256-masked", "256", "512-masked")
-        for folder, name in (("vae", "vae_kl_f8"), ("text_encoder", "clip_vit_h"), ("transformer", "dit_xl2"))
+        for folder, name in (("vae", "vae_kl_f8"), ("text_encoder", "clip_vit_h"), ("transformer", "microdit_xl2"))
     },
 }
 

@@ -3,14 +3,17 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from running import running
 
-from ppldm.training.distributed.launch import SILENCE_SECONDS, Peers
+from ppldm.training.distributed.launch import SILENCE_SECONDS, Peers, meet_at
+from ppldm.utils.errors import ConfigError
 
 RANK = """
 import itertools, os, signal, sys, threading
@@ -69,18 +72,6 @@ ENDS = {
     "main stopped": (1, "  [1] error: rank 1 has waited 4 s for rank 0, which gives no sign of life"),
     "differ": (1, "error: after update 2, second on rank 1 differs from the others' of 2"),
 }
-
-
-def running(folder) -> list[str]:
-    """The command lines that name `folder`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_text().replace("\0", " ")
-        except OSError:  # it has ended
-            continue
-        found += [line] if str(folder) in line else []
-    return found
 
 
 @pytest.mark.slow
@@ -255,3 +246,15 @@ def test_a_failing_disk_ends_all_ranks_at_once(tiny, tmp_path, kind, workers):
     assert re.match(r"  \[1\] error: cannot read \S+part-0000\d\.gz row \d+ \(Input/output error\)", last), last
     assert "Traceback" not in result.stderr
     assert not running(tmp_path)
+
+
+def test_machines_meet_at_a_name_or_an_address():
+    own = socket.gethostbyname(socket.gethostname())
+    assert meet_at("localhost:29500") == meet_at("127.0.0.1:29500") == ("127.0.0.1:29500", "127.0.0.1")
+    assert meet_at(f"{socket.gethostname()}:1") == (f"{own}:1", own)
+
+
+@pytest.mark.parametrize("master", ["nowhere.invalid:29500", "localhost", "localhost:port", "localhost:99999999"])
+def test_a_master_that_cannot_be_is_one_line(master):
+    with pytest.raises(ConfigError, match=f"--master {master} cannot be found"):
+        meet_at(master)

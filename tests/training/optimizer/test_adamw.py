@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import paddle
 import pytest
 
 from ppldm.config.training import LR_SCHEDULES
 from ppldm.networks.model import Component
 from ppldm.training.optimizer.adamw import build_optimizer
+from ppldm.training.optimizer.fused_adamw import FusedAdamW
 from ppldm.training.optimizer.learning_rate import learning_rate_ratios, lr_factor, scaled_learning_rate
 from ppldm.utils.processes.world import World
 
@@ -190,3 +192,30 @@ def test_a_component_that_is_clipped_alone_learns_as_with_an_optimizer_of_its_ow
         parameter.stop_gradient = False
     assert all((mine == theirs).all() for mine, theirs in zip(together, apart, strict=False))
     assert any((mine != theirs).any() for mine, theirs in zip(together, learn(two()), strict=True))
+
+
+def test_a_component_that_begins_later_learns_alike_by_the_fused_update(monkeypatch):
+    """A GPU's kernel takes the powers of the betas of its first parameter for all of a launch; a CPU's does not."""
+    update_group = FusedAdamW._update
+
+    def watched(optimizer, rate, columns, *kind):
+        assert all(len({float(power) for power in powers}) == 1 for powers in columns[4:6])
+        update_group(optimizer, rate, columns, *kind)
+
+    monkeypatch.setattr(FusedAdamW, "_update", watched)
+
+    def learn(fused):
+        paddle.seed(1)
+        layers = {"one": paddle.nn.Linear(3, 2), "other": paddle.nn.Linear(3, 2)}
+        parameters = {f"{name}.{key}": p for name, layer in layers.items() for key, p in layer.named_parameters()}
+        settings = arguments(warmup_steps=0, max_grad_norm=0.1, fused_adamw=fused)
+        optimizer, _ = build_optimizer(parameters, {}, settings, 6, 8, World(), clipped_alone=["other"])
+        for update in range(4):
+            begun = layers if update >= 2 else ["one"]
+            sum((layers[name](paddle.ones([1, 3])) ** 2).sum() for name in begun).backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        return [p.numpy() for p in parameters.values()]
+
+    for mine, theirs in zip(learn(True), learn(False), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-8)

@@ -14,7 +14,7 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.networks.model import Loss, Model
-from ppldm.training.checkpoint.checkpoint import TrainingState, load_model, load_optimizer, save_checkpoint
+from ppldm.training.checkpoint.checkpoint import TrainingState, contents_of, load_model, load_optimizer, save_checkpoint
 from ppldm.training.checkpoint.trainer_state import TrainerState
 from ppldm.training.compiled import compile_predict
 from ppldm.training.optimizer import precision
@@ -138,7 +138,7 @@ def test_a_checkpoint_holds_half_weights_masters_moments_and_scaler(tiny, preten
         value.set_value(value + 1e-5)
         moment.set_value(value * 3)
     saved.scaler.load_state_dict({**saved.scaler.state_dict(), "scale": np.array([64.0], np.float32), "incr_count": 7})
-    folder = save_checkpoint(tmp_path, saved, TrainerState(global_step=3), {}, None)
+    folder = save_checkpoint(tmp_path, contents_of(saved), TrainerState(global_step=3), {}, None)
     load_model(folder, resumed)
     load_optimizer(folder, resumed)
     for name, pair in make_masters_and_moments(resumed).items():
@@ -176,7 +176,7 @@ def run(scaler, batches, max_skipped=1):
 def test_a_run_that_goes_on_in_float16_begins_with_the_scale_of_the_flag(pretend_gpu, tmp_path):
     model, scheduler = Linear(), paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 1.0)
     parts = model, paddle.optimizer.AdamW(scheduler, parameters=model.parameters()), scheduler
-    folder = save_checkpoint(tmp_path, TrainingState(*parts), TrainerState(global_step=3), {}, None)
+    folder = save_checkpoint(tmp_path, contents_of(TrainingState(*parts)), TrainerState(global_step=3), {}, None)
     scaler = precision.make_scaler(arguments("float16"))
     load_optimizer(folder, TrainingState(*parts, None, scaler))
     assert scaler.state_dict()["scale"].item() == 1024

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from poison import poisoned
+from small_lpips import write_lpips
 
 from ppldm.data.order.rows import Mix
 from ppldm.training.checkpoint.checkpoint import count_bytes
@@ -29,6 +30,14 @@ SETTINGS = {
 }  # fmt: skip
 SPLIT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}  # over two ranks, 8 samples
 AT_ONCE = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+NO_TEXT = dict.fromkeys(
+    ("vae_name_or_path", "text_encoder_config_file", "unet_config_file", "tokenizer_name", "model_max_length",
+     "num_inference_steps", "unet_learning_rate")
+)  # fmt: skip
+ADVERSARY = {
+    "max_steps": 6, "adversarial_weight": 0.5, "adversarial_start": 2, "discriminator_channels": 4,
+    "discriminator_layers": 2, "discriminator_learning_rate": 2e-4,
+}  # fmt: skip
 SHARES = {"sharding": "stage1"}
 GRADIENTS = {"sharding": "stage2"}
 PAIRS = [("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares"),
@@ -67,8 +76,12 @@ def runs(tiny, tmp_path_factory):
         run_loop(prepare(tiny.flags(top / "one", **SETTINGS, per_device_train_batch_size=8)))
     plans = []
 
-    def plan(name, kind, **changes):
-        plans.append([name, kind, tiny.flags(top / name, **{**SETTINGS, **SPLIT, **changes})])
+    def plan(name, kind, family="ldm", **changes):
+        plans.append([name, kind, tiny.flags(top / name, **{**SETTINGS, **SPLIT, **changes}), family])
+
+    def plan_autoencoder(name, kind, **changes):
+        losses = {"perceptual_weight": 1, "lpips_weights": write_lpips(top), **ADVERSARY}
+        plan(name, kind, "autoencoder", **NO_TEXT, vae_config_file=tiny.config("vae"), **losses, **changes)
 
     plan("loop whole", "loop", recompute=True)
     plan("loop shares", "loop", recompute=True, **SHARES)
@@ -91,6 +104,12 @@ def runs(tiny, tmp_path_factory):
     plan("one then gradients", "loop", **GRADIENTS, resume_from_checkpoint=top / "one" / "checkpoint-2")
     plan("at once whole", "loop", **AT_ONCE)
     plan("at once gradients", "loop", **AT_ONCE, **GRADIENTS)
+    fused, whole = {"fused_adamw": True}, top / "autoencoder whole"
+    plan_autoencoder("autoencoder whole", "loop")
+    plan_autoencoder("autoencoder shares", "loop", **fused, **SHARES)
+    plan_autoencoder("autoencoder gradients", "trainer", **fused, **GRADIENTS)
+    plan_autoencoder("before it began", "loop", **fused, **GRADIENTS, resume_from_checkpoint=whole / "checkpoint-2")
+    plan_autoencoder("after it began", "trainer", **fused, **SHARES, resume_from_checkpoint=whole / "checkpoint-4")
     (top / "plans.json").write_text(json.dumps(plans))
     result = subprocess.run(
         [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", top / "log",
@@ -110,6 +129,28 @@ def test_shares_change_no_bit(runs, whole, shares):
     assert [loss is None for loss in losses(top / shares)] == [False, False, True, False]
     for step in (2, 4):
         assert_same_checkpoint(top / whole, top / shares, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shares", ["autoencoder shares", "autoencoder gradients"])
+def test_two_networks_of_which_one_begins_later_share_as_well(runs, shares):
+    """The whole loss of an autoencoder, by the fused update, whose discriminator learns from update 3 on."""
+    top, _, _ = runs
+    whole = top / "autoencoder whole"
+    assert losses(whole) == losses(top / shares)
+    for step in (2, 4, 6):
+        assert_same_checkpoint(whole, top / shares, step)
+    states = [load(whole / f"checkpoint-{step}/optimizer.pdopt").keys() for step in (2, 4)]
+    begun = states[1] - states[0]
+    assert begun and all(key.startswith("discriminator_") for key in begun)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed, start", [("before it began", 2), ("after it began", 4)])
+def test_a_run_of_two_networks_goes_on_with_shares(runs, changed, start):
+    top, _, _ = runs
+    assert losses(top / "autoencoder whole")[start:] == losses(top / changed)
+    assert_same_checkpoint(top / "autoencoder whole", top / changed, 6)
 
 
 @pytest.mark.slow

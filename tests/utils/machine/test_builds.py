@@ -50,17 +50,17 @@ def test_a_build_by_name_is_checked_against_the_driver_and_the_cards():
             for card in CARDS:
                 gpu = Gpu("card", driver, card)
                 if build.fits(gpu):
-                    assert choose_device("gpu", build.cuda, [gpu])[0] == build.name
+                    assert choose_device("gpu", build.cuda, [gpu], "3.11")[0] == build.name
                 else:
                     with pytest.raises(ConfigError, match=f"--cuda {build.cuda} on card, driver {driver}: "):
-                        choose_device(None, build.cuda, [gpu])
-        assert choose_device(None, build.cuda, [])[0] == build.name
+                        choose_device(None, build.cuda, [gpu], "3.11")
+        assert choose_device(None, build.cuda, [], "3.11")[0] == build.name
 
 
 def test_no_gpu_and_no_wish_is_the_cpu():
-    assert choose_device(None, None, [])[0] == "cpu"
-    assert choose_device("gpu", None, [])[0] == BUILDS[0].name
-    assert choose_device("cpu", None, [Gpu("card", "550.54.14", 8.0)])[0] == "cpu"
+    assert choose_device(None, None, [], "3.11")[0] == "cpu"
+    assert choose_device("gpu", None, [], "3.11")[0] == BUILDS[0].name
+    assert choose_device("cpu", None, [Gpu("card", "550.54.14", 8.0)], "3.11")[0] == "cpu"
 
 
 def test_lines_of_nvidia_smi():

@@ -1,16 +1,18 @@
 """The commands of an environment. That they run where nothing is installed is seen in tests/test_setup.py."""
 
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from ppldm.utils.machine.builds import BUILDS
-from ppldm.utils.machine.setup_plan import plan
+from ppldm.utils.errors import ConfigError
+from ppldm.utils.machine.builds import BUILDS, INDEX
+from ppldm.utils.machine.devices import KINDS, Gpu
+from ppldm.utils.machine.setup_plan import choose_device, plan
 
-DEVICES = ["cpu", *(build.name for build in BUILDS)]
+DEVICES = [*(name for name in KINDS if name != "gpu"), *(build.name for build in BUILDS)]
 VENV = Path("/some where/venv")
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -30,18 +32,45 @@ def test_one_paddle_and_all_else_of_the_lock(root, device, installed, has_venv):
     assert len(removed) == (has_venv and installed != device)
     from_paddle = [command for command in commands if "--index-url" in command]
     assert len(from_paddle) == (device != "cpu")
+    kind = KINDS.get(device, KINDS["gpu"])
     for command in from_paddle:
-        assert "paddlepaddle-gpu==3.3.1" in command and "--no-deps" not in command
-        assert command[-1].endswith(f"/{device}/")
+        assert f"{kind.package}=={kind.version or '3.3.1'}" in command and "--no-deps" not in command
+        assert command[-1] == f"{INDEX}{kind.index or device}/"
+    beside = [command for command in commands if command[-1].startswith("paddlepaddle==")]
+    assert [command[-1] for command in beside] == [f"paddlepaddle=={kind.version}"] * kind.plugin  # what it plugs into
     (lists,) = (command[command.index("--requirement") + 1] for command in commands if "--requirement" in command)
-    assert (lists == str(root / "requirements/lock.txt")) == (device == "cpu")
+    assert lists == str(root / f"requirements/{'lock' if device == 'cpu' else 'lock-gpu'}.txt")
     assert commands[-1][-2:] == ["--editable", str(root)] and "--no-deps" in commands[-1]
-    assert all(command[0] in ("python3", "grep", str(VENV / "bin/python")) for command in commands)
+    assert all(command[0] in ("python3", str(VENV / "bin/python")) for command in commands)
 
 
-def test_the_gpu_plan_leaves_only_paddle_out_of_the_lock(root, tmp_path):
-    venv = tmp_path / "a venv"
-    venv.mkdir()
-    (line,) = (line for line in plan("cu126", venv, root=root) if line.startswith("grep"))
-    subprocess.run(["bash", "-c", line], check=True)
-    assert (venv / "lock-without-paddle.txt").read_text() == "numpy==1.26.4\npaddlesde==0.2.5\n"
+def test_the_lock_of_gpus_is_that_of_cpus_without_paddle():
+    def lines(name):
+        return [line for line in (ROOT / "requirements" / name).read_text().splitlines() if not line.startswith("#")]
+
+    cpu = lines("lock.txt")
+    without = [line for line in cpu if not line.startswith("paddlepaddle==")]
+    assert lines("lock-gpu.txt") == without and len(without) == len(cpu) - 1
+
+
+def test_the_machine_chooses_and_nvidia_comes_first():
+    gpu = Gpu("card", "550.54.14", 8.0)
+    for kind in KINDS.values():
+        if kind.name not in ("cpu", "gpu"):
+            assert choose_device(None, None, [], "3.10", [kind])[0] == kind.name
+            assert choose_device("cpu", None, [], "3.10", [kind])[0] == "cpu"
+            assert choose_device(None, None, [gpu], "3.10", [kind])[0] == "cu126"
+            assert choose_device(kind.name, None, [gpu], "3.10")[0] == kind.name
+    assert choose_device(None, None, [], "3.12")[0] == "cpu"
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
+def test_a_python_that_paddle_is_not_built_for_is_refused(kind, python):
+    if python in kind.pythons:
+        choose_device(kind.name, None, [], python)
+    else:
+        with pytest.raises(
+            ConfigError, match=f"{kind.words} is built for Python 3.10 only, and this is {python}; .*PY"
+        ):
+            choose_device(kind.name, None, [], python)

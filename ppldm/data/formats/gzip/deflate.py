@@ -8,24 +8,38 @@ finds all three. It refuses what zlib refuses. Compiled by numba at its first us
 import numpy as np
 from numba import njit
 
-WINDOW_BYTES = 1 << 15
-# No header of a block is longer, and no symbol writes more than MAX_SYMBOL_BYTES.
-MAX_HEADER_BYTES = 400
-MAX_SYMBOL_BYTES = 258
+from .decoder_state import (
+    BASE,
+    BITS,
+    BLOCK,
+    DAMAGED,
+    DYNAMIC,
+    FAST_BITS,
+    FINAL,
+    FIXED,
+    HEADER_START,
+    HEADER_STOP,
+    INPUT,
+    LAST_BIT,
+    LAST_DISTANCE,
+    LAST_LENGTH,
+    LAST_OUT,
+    LINE,
+    MAX_HEADER_BYTES,
+    MAX_SYMBOL_BYTES,
+    MEMBER_END,
+    MEMBER_START,
+    NO_BLOCK,
+    NUM_BITS,
+    OUT,
+    POS,
+    REMAINING,
+    ROOM,
+    SEGMENT,
+    STORED,
+    State,
+)
 
-# What `decode` returns.
-LINE, INPUT, ROOM, MEMBER_END, DAMAGED = range(5)
-
-# The places of `State.numbers`. Positions in the output count from its first byte, those in the input from `data[0]`;
-# header bits from the beginning of the file.
-(
-    POS, BITS, NUM_BITS, OUT, BLOCK, FINAL, REMAINING, MEMBER_START, BASE, HEADER_START, HEADER_STOP, SEGMENT,
-    LAST_BIT, LAST_OUT, LAST_DISTANCE, LAST_LENGTH,
-) = range(16)  # fmt: skip
-
-NO_BLOCK, STORED, FIXED, DYNAMIC = range(4)
-
-_FAST_BITS = 10
 _NEWLINE = 10
 _ORDER = np.array([16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15], np.int64)
 _LENGTH_BASE = np.array(
@@ -43,18 +57,6 @@ def _compiled(function):
         return njit(nogil=True, cache=True)(function)
     except RuntimeError:
         return njit(nogil=True)(function)
-
-
-class State:
-    """What `decode` keeps between calls. `needed`[d]: whether the byte d + 1 before the segment is referred to."""
-
-    def __init__(self):
-        self.numbers = np.zeros(16, np.int64)
-        self.needed = np.zeros(WINDOW_BYTES, np.uint8)
-        self.header = np.zeros(MAX_HEADER_BYTES, np.uint8)
-        self.tables = np.zeros((3, 1 << _FAST_BITS), np.int64)
-        self.counts = np.zeros((3, 16), np.int64)
-        self.symbols = np.zeros((3, 320), np.int64)
 
 
 def decode(state: State, data: np.ndarray, size: int, at_end: bool, out: np.ndarray) -> int:
@@ -220,7 +222,7 @@ def _build(lengths, begin, end, table, counts, symbols, must_be_complete):
             longest = length
     if left > 0 and longest > 0 and (must_be_complete or longest != 1):
         return False
-    for place in range(1 << _FAST_BITS):
+    for place in range(1 << FAST_BITS):
         table[place] = 0
     code, codes = 0, np.zeros(16, np.int64)
     for length in range(1, 16):
@@ -232,12 +234,12 @@ def _build(lengths, begin, end, table, counts, symbols, must_be_complete):
             continue
         symbols[offsets[length]] = symbol
         offsets[length] += 1
-        if length <= _FAST_BITS:
+        if length <= FAST_BITS:
             turned, code = 0, codes[length]
             for _ in range(length):
                 turned = turned << 1 | code & 1
                 code >>= 1
-            for place in range(turned, 1 << _FAST_BITS, 1 << length):
+            for place in range(turned, 1 << FAST_BITS, 1 << length):
                 table[place] = symbol << 4 | length
         codes[length] += 1
     return True
@@ -285,7 +287,7 @@ def _copy_stored(s, data, size, out):
 @_compiled
 def _read_distance(s, distances, counts, symbols, data, size):
     """How far back a copy lies; -1 where the input ends, -2 where it is damaged."""
-    entry = distances[s[BITS] & ((1 << _FAST_BITS) - 1)]
+    entry = distances[s[BITS] & ((1 << FAST_BITS) - 1)]
     if entry and entry & 15 <= s[NUM_BITS]:
         s[BITS] >>= entry & 15
         s[NUM_BITS] -= entry & 15
@@ -317,7 +319,7 @@ def _decode_symbols(s, needed, tables, counts, symbols, data, size, at_end, out)
     """-1 at the end of the block."""
     literals, distances = tables[0], tables[1]
     pos, bits, num_bits, end = s[POS], s[BITS], s[NUM_BITS], s[OUT]
-    segment, member, mask = s[SEGMENT], s[MEMBER_START], (1 << _FAST_BITS) - 1
+    segment, member, mask = s[SEGMENT], s[MEMBER_START], (1 << FAST_BITS) - 1
     code = -1
     while True:
         if end + MAX_SYMBOL_BYTES > len(out) or (pos + 8 > size and not at_end):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .deflate import (
+from .decoder_state import (
     BASE,
     BITS,
     BLOCK,
@@ -25,7 +25,6 @@ from .deflate import (
     SEGMENT,
     WINDOW_BYTES,
     State,
-    decode,
 )
 from .seek_points import PointsBuilder, make_prefix
 
@@ -57,6 +56,8 @@ class PackedLines:
 
         After a longer line, which may be cut, nothing follows. Raises DamagedStream, OSError.
         """
+        from .deflate import decode
+
         self._file, numbers = file, self._state.numbers
         self._begin_member()
         self._begin_point(in_match=False)

@@ -25,7 +25,7 @@ from ....utils.errors import PartError, RowError
 from ....utils.files import atomic_write
 from ..index.entries import Misfit
 from ..open_file import OpenFile, unreadable
-from .deflate import (
+from .decoder_state import (
     DYNAMIC,
     FINAL,
     FIXED,
@@ -139,7 +139,7 @@ def read_points(path, part_bytes: int, kinds: tuple[int, ...] = ()) -> SeekPoint
         records = _HEADER.size + len(data)
         if os.fstat(file.fileno()).st_size != records + (int(arrays[2][-1]) if points else 0):
             raise Misfit("it is cut short or too long")
-    return SeekPoints(part_bytes, crc32, text_bytes, *arrays, records)
+    return SeekPoints(part_bytes, crc32, text_bytes, *arrays, records)  # type: ignore[call-arg]
 
 
 class PointsBuilder:

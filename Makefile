@@ -1,0 +1,34 @@
+# The day's commands, by one word: `make`, or `make help`, lists them. CONTRIBUTING.md says more.
+PYTHON = .venv/bin/python
+
+help:            ## this list
+	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup:           ## make .venv, as the machine's device needs it
+	bash run_scripts/setup.sh
+
+quick:           ## the quick tests: under two minutes
+	bash run_scripts/test.sh -m quick
+
+test:            ## all tests that this machine can play
+	bash run_scripts/test.sh
+
+all:             ## all tests, nothing skipped, on Python 3.10, 3.11 and 3.12
+	bash run_scripts/test.sh --all
+
+lint:            ## ruff: mistakes and format
+	$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check .
+
+types:           ## mypy
+	$(PYTHON) -m mypy
+
+benchmarks:      ## what the data path costs, beside others
+	$(PYTHON) benchmarks/loader.py
+
+docs:            ## make the pages again that are made from the code
+	$(PYTHON) -m ppldm.families.settings_table > docs/settings.md
+	$(PYTHON) docs/make.py
+	for one in tests/config/test_docs_tables.py tests/config/test_presets.py tests/prepare/datasets/test_entry.py; \
+		do $(PYTHON) $$one || exit 1; done
+
+.PHONY: help setup quick test all lint types benchmarks docs

@@ -1,0 +1,195 @@
+"""What our networks compute on a device, beside the same on the CPU: forward and backward.
+
+Small networks of every kind that a family is made of run once on the CPU, and each of their layers, by class, shape of
+its input and settings, is kept with what it was given. Each of these, some operations that are no layers, and the
+networks themselves are then computed on both, from the same weights, inputs and cotangent. A difference is relative to
+the largest value of the CPU's: of the output, or of any gradient.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from ...networks.build import build_autoencoder, build_cascade, build_text_encoder, build_transformer, build_unet
+from ...networks.configs import read_new_config
+from ...networks.transformers import transform
+from ...utils.machine.devices import CPU, device_name
+
+SEED = 0
+# Of float32: sums of some thousand products in another order. Measured beside it, an error in a kernel is far larger.
+BAR = 1e-3
+
+
+REFUSALS = (RuntimeError, ValueError, NotImplementedError)  # of Paddle, where a kernel is not there
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something to compute. network: where it was found; what: in words; layer: with its weights, None without any;
+    run(layer, *tensors): gives a tensor; inputs: arrays, of which those of floats get gradients."""
+
+    network: str
+    what: str
+    layer: nn.Layer | None
+    run: Callable
+    inputs: tuple[np.ndarray, ...]
+
+
+def list_networks() -> list[Operation]:
+    """Small networks of every kind, each with inputs of its own."""
+    rng = np.random.default_rng(SEED)
+
+    def normal(*shape):
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    def config(kind: str, name: str) -> dict:
+        return read_new_config(kind, name, "--certify")
+
+    ids, times = rng.integers(0, 128, (2, 12)), np.array([10, 700])
+    words, latents, half = normal(2, 12, 128), normal(2, 4, 8, 8), np.array([0.1, 0.7], np.float32)
+    first = {"clip": "clip_tiny", "ldmbert": "ldmbert_tiny"}
+    found = [
+        (name, build_text_encoder(config("text_encoder", file), SEED), lambda net, one: net(one)[0], (ids,))
+        for name, file in first.items()
+    ]
+    found += [
+        (name, build_transformer(config("transformer", f"{name}_tiny"), SEED), transform, (latents, times, words))
+        for name in ("uvit", "dit")
+    ]
+    unet = build_unet(config("unet", "unet_tiny"), SEED)
+    found += [("unet", unet, lambda net, *given: net(*given).sample, (latents, times, words))]
+    vae = build_autoencoder("vae_tiny", SEED)
+    found += [
+        ("vae", vae, lambda net, one: net.decode(net.encode(one).latent_dist.mode()).sample, (normal(2, 3, 32, 32),))
+    ]
+    cascade = build_cascade(config("cascade_prior", "cascade_c_tiny"), SEED)
+    found += [("cascade", cascade, lambda net, *given: net(*given), (normal(2, 16, 4, 4), half, normal(2, 1, 128)))]
+    return [Operation(name, "the network", layer.eval(), run, inputs) for name, layer, run, inputs in found]
+
+
+def list_layers(network: Operation) -> Iterator[Operation]:
+    """The layers without layers that a network has run, each kind, setting and shape once."""
+    seen, hooks = {}, []
+
+    def keep(layer, given, _output):
+        tensors = [one for one in given if isinstance(one, paddle.Tensor)]
+        rest = given[len(tensors) :]  # such as a scale, behind them
+        what = f"{type(layer).__name__}({layer.extra_repr()}) of {[list(one.shape) for one in tensors]}"
+        seen.setdefault(what, (layer, tuple(one.numpy() for one in tensors), rest))
+
+    for layer in network.layer.sublayers():
+        if not layer.sublayers():
+            hooks.append(layer.register_forward_post_hook(keep))
+    with paddle.no_grad():
+        network.run(network.layer, *map(paddle.to_tensor, network.inputs))
+    for hook in hooks:
+        hook.remove()
+    for what, (layer, inputs, rest) in seen.items():
+        yield Operation(network.network, what, layer, lambda net, *given, rest=rest: net(*given, *rest), inputs)
+
+
+def list_functions() -> list[Operation]:
+    """What networks and losses use that is no layer."""
+    rng = np.random.default_rng(SEED + 1)
+    picture = rng.standard_normal((2, 8, 6, 6), dtype=np.float32)
+    tokens, queries, keys = (rng.standard_normal((2, 4, 9, 16), dtype=np.float32) for _ in range(3))
+    places = rng.integers(0, 9, (2, 4, 5, 16))
+    functions = {
+        "attention": (lambda q, k, v: F.softmax(q @ k.transpose([0, 1, 3, 2]) / 4.0) @ v, (queries, keys, tokens)),
+        "nearest": (partial(F.interpolate, scale_factor=2.0, mode="nearest"), (picture,)),
+        "bilinear": (partial(F.interpolate, size=[9, 9], mode="bilinear"), (picture,)),
+        "pad on two sides": (partial(F.pad, pad=[0, 1, 0, 1]), (picture,)),
+        "concat": (lambda a, b: paddle.concat([a, b], 1), (queries, keys)),
+        "take along an axis": (lambda a: paddle.take_along_axis(a, paddle.to_tensor(places), 2), (tokens,)),
+        "gelu": (F.gelu, (picture,)),
+        "silu": (F.silu, (picture,)),
+        "sine and cosine": (lambda a: paddle.sin(a) + paddle.cos(a).exp(), (picture,)),
+        "mean squared error": (lambda a, b: ((a - b) ** 2).mean([1, 2, 3]), (queries, keys)),
+        "standard deviation": (lambda a: a.std([2, 3]), (picture,)),
+    }
+    return [Operation("functions", what, None, lambda _net, *given, run=run: run(*given), inputs)
+            for what, (run, inputs) in functions.items()]  # fmt: skip
+
+
+def list_operations() -> list[Operation]:
+    """All that is compared."""
+    networks = list_networks()
+    return [*list_functions(), *(layer for network in networks for layer in list_layers(network)), *networks]
+
+
+def compute(operation: Operation, device: str, half: str | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
+    """(output, gradients of inputs and weights), float32, on a device of Paddle's. half: the type of autocast."""
+    before = device_name()
+    paddle.set_device(device)
+    try:
+        layer = copy.deepcopy(operation.layer)
+        if layer is not None:
+            layer.to(device=device)
+        given = [paddle.to_tensor(one) for one in operation.inputs]
+        trained = [one for one in given if one.dtype == paddle.float32]
+        for one in trained:
+            one.stop_gradient = False
+        with paddle.amp.auto_cast(enable=half is not None, dtype=half or "float16", level="O1"):
+            output = operation.run(layer, *given)
+        output = output.astype("float32")
+        cotangent = np.random.default_rng(SEED + 2).standard_normal(output.shape, dtype=np.float32)
+        weights = layer.parameters() if layer is not None else []
+        if not output.stop_gradient:
+            (output * paddle.to_tensor(cotangent)).sum().backward()
+        return output.numpy(), [one.grad.numpy() for one in [*trained, *weights] if one.grad is not None]
+    finally:
+        paddle.set_device(before)
+
+
+def difference(of: list[np.ndarray], beside: list[np.ndarray]) -> float:
+    """The largest difference, relative to the largest value of that array of `beside`; infinity where one is not
+    finite, or not there."""
+    if len(of) != len(beside):
+        return float("inf")
+    worst = 0.0
+    for one, other in zip(of, beside, strict=True):
+        gap = np.abs(one - other).max(initial=0) / max(np.abs(other).max(initial=0), 1e-30)
+        worst = max(worst, float(gap) if np.isfinite(gap) else float("inf"))
+    return worst
+
+
+def first_line(error: Exception) -> str:
+    """What an error of Paddle's says, without where in its sources."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def compare(operation: Operation, device: str) -> dict:
+    """How far a device is from the CPU, JSON-ready; `error` where it cannot compute it at all."""
+    named = {"network": operation.network, "what": operation.what}
+    expected, gradients = compute(operation, CPU.paddle)
+    try:
+        output, own = compute(operation, device)
+    except REFUSALS as error:
+        return named | {"error": first_line(error), "ok": False}
+    forward, backward = difference([output], [expected]), difference(own, gradients)
+    return named | {"forward": forward, "gradient": backward, "ok": max(forward, backward) <= BAR}
+
+
+def drift(operation: Operation, device: str, half: str) -> dict:
+    """How far half precision is from float32 on the same device: root mean squares of the difference over those of the
+    values, of the output and over all gradients."""
+    single = compute(operation, device)
+    try:
+        halved = compute(operation, device, half)
+    except REFUSALS as error:  # a device may say that it has the type, and lack kernels for it
+        return {"network": operation.network, "error": first_line(error)}
+
+    def relative(of, beside):
+        squares = sum(
+            float(((one - other).astype(np.float64) ** 2).sum()) for one, other in zip(of, beside, strict=True)
+        )
+        return (squares / sum(float((other.astype(np.float64) ** 2).sum()) for other in beside)) ** 0.5
+
+    return {"network": operation.network, "forward": relative([halved[0]], [single[0]]),
+            "gradient": relative(halved[1], single[1])}  # fmt: skip

@@ -1,0 +1,191 @@
+"""`ppldm watch RUN…`: a page on this machine that follows runs from their files, whoever started them and wherever.
+
+It reads what training writes anyway, and with --control makes the files of `training/monitor/control.py`; nothing
+else connects it with a run. Whoever asks needs the token of the printed address for whatever changes something, and
+where the page is not bound to this machine alone for all but the empty page too.
+
+    GET  /now                    how each run stands       GET  /curves?share=0.5     charts and lists of pictures
+    GET  /picture/RUN/FILE       one of them, or ?prompt=N that of a prompt          GET  /recipe/RUN
+    POST /order {"run": 0, "order": "save_now"}            POST /prompts {"run": 0, "prompts": "one a line"}
+"""
+
+import io
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+from ...utils.errors import ConfigError
+from ...utils.files import local_path, write_text
+from ...utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
+from ...utils.web_page import COLOURS, STYLE
+from ...utils.web_server import is_loopback, make_flask, render_page, serve
+
+_Runs = Annotated[list[str], {"opt": False, "nargs": "+", "type": str, "metavar": "RUN"}]
+_Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
+_PAGE = Path(__file__).with_name("page.html")
+_SENTENCES = {500: "the page failed; the terminal of ppldm watch shows why"}
+
+
+def watch(
+    runs: _Runs,  # folders of runs: the --output_dir of training; several are shown side by side
+    control: bool = False,  # buttons for sample now, save now and stop, and a field for the prompts that are drawn
+    host: str = "127.0.0.1",  # address to listen at; at any that other machines reach, reading needs the token too
+    port: int = 8090,  # of the page
+    allow_host: _Names = (),  # further names under which browsers may ask for the page
+):
+    """Follow runs on a page of this machine: curves, pictures, time left; and steer them."""
+    from ...utils.errors import exit_on_error
+    from .follow import Follower
+
+    with exit_on_error():
+        followers = [Follower(local_path(run)) for run in runs]
+        token = secrets.token_urlsafe(16)
+        needed = control or not is_loopback(host)
+        page = make_page(followers, control, token, not is_loopback(host), [host, *allow_host])
+        serve(page, host, port, f"#token={token}" if needed else "")
+
+
+def make_page(followers: list, control: bool = False, token: str = "", is_remote: bool = False, hosts=()):
+    """The Flask application over `Follower`s. is_remote: whether reading needs the token too."""
+    from flask import jsonify, request
+
+    flask = make_flask(hosts, _SENTENCES, images="blob:")
+
+    @flask.before_request
+    def ask_for_the_token():
+        is_open = request.method in ("GET", "HEAD") and (not is_remote or request.path == "/")
+        given = request.headers.get("X-Token", "").encode()
+        if not is_open and not (token and secrets.compare_digest(given, token.encode())):
+            return jsonify(error="the token is missing or wrong; open the address that ppldm watch has printed"), 401
+
+    _show(flask, followers, control)
+    _steer(flask, followers, control)
+    return flask
+
+
+def _show(flask, followers: list, control: bool) -> None:
+    """What is read."""
+    from flask import Response, jsonify, request
+
+    @flask.get("/")
+    def page():
+        return render_page(_PAGE.read_text(encoding="utf-8"), style=STYLE, colours=COLOURS)
+
+    @flask.get("/now")
+    def now():
+        found = []
+        for one in followers:
+            with one.lock:
+                one.look()
+                found.append(one.now())
+        return jsonify(runs=found, control=control, machine=describe_machine())
+
+    @flask.get("/curves")
+    def curves():
+        share = min(1.0, max(0.0, request.args.get("share", 1.0, float)))
+        found = []
+        for one in followers:
+            with one.lock:
+                one.look()
+                found.append({"charts": one.charts(share), "pictures": one.pictures()})
+        response = jsonify(found)
+        response.add_etag()
+        response.headers["Cache-Control"] = "no-cache"
+        return response.make_conditional(request)
+
+    @flask.get("/picture/<int:run>/<name>")
+    def picture(run, name):
+        path = _of(followers, run).picture(name)
+        number = request.args.get("prompt", type=int)
+        return Response(path.read_bytes() if number is None else cut(path, number), mimetype="image/png")
+
+    @flask.get("/recipe/<int:run>")
+    def recipe(run):
+        return jsonify(recipe=_of(followers, run).recipe())
+
+
+def _steer(flask, followers: list, control: bool) -> None:
+    """What changes something: the files of a run's control folder."""
+    from flask import jsonify, request
+
+    @flask.post("/order")
+    def order():
+        asked = request.get_json()
+        place = _control_of(followers, asked, control)
+        ask_for(place, asked.get("order"))
+        return jsonify(done=True)
+
+    @flask.post("/prompts")
+    def prompts():
+        asked = request.get_json()
+        place = _control_of(followers, asked, control)
+        keep_prompts(place, asked.get("prompts"))
+        return jsonify(done=True)
+
+
+def _of(followers: list, run):
+    if type(run) is not int or not 0 <= run < len(followers):
+        raise ConfigError("there is no such run; reload the page")
+    return followers[run]
+
+
+def _control_of(followers: list, asked, control: bool) -> Path:
+    """The control folder of the run that a request names."""
+    from ...training.monitor.control import CONTROL_DIR
+
+    if not control:
+        raise ConfigError("the page only shows; start it with --control to steer")
+    if not isinstance(asked, dict):
+        raise ConfigError("send an object")
+    run = _of(followers, asked.get("run"))
+    if not run.now()["takes_orders"]:
+        raise ConfigError(f"{run.name} is not training, so nobody would do it; start it first")
+    return run.folder / CONTROL_DIR
+
+
+def ask_for(folder: Path, order) -> None:
+    """Make the file of an order in a run's control folder."""
+    from ...training.monitor.control import Order
+
+    known = [one.file for one in Order]
+    if order not in known:
+        raise ConfigError(f"there is no order {order!r}; known: {', '.join(known)}")
+    (folder / order).touch()
+
+
+def keep_prompts(folder: Path, text) -> None:
+    """Write the prompts that are to be drawn, one a line; without any, those of the recipe are drawn again."""
+    from ...inference.prompts import check_prompt
+    from ...training.monitor.control import MOST_PROMPTS, PROMPTS_FILE
+
+    check_prompt(text, "the prompts")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > MOST_PROMPTS:
+        raise ConfigError(f"{len(lines)} prompts are too many; {MOST_PROMPTS} are drawn at most")
+    if lines:
+        write_text(folder / PROMPTS_FILE, "".join(f"{line}\n" for line in lines))
+    else:
+        (folder / PROMPTS_FILE).unlink(missing_ok=True)
+
+
+def cut(path: Path, number: int) -> bytes:
+    """The pictures of prompt `number` of a grid, as PNG."""
+    from PIL import Image
+
+    from ...utils.grid import read_cells
+
+    cells = read_cells(path)
+    if not 0 <= number < len(cells):
+        raise ConfigError("there is no such prompt in this picture; reload the page")
+    buffer = io.BytesIO()
+    with Image.open(path) as grid:
+        grid.crop(cells[number][1]).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def describe_machine() -> dict:
+    """Load and memory of the machine that serves the page, JSON-ready."""
+    total, free = usable_memory_bytes(), available_memory_bytes()
+    memory = {"memory_gb": total / 1e9, "memory_free_gb": min(total, free) / 1e9} if total and free else {}
+    return {"host": os.uname().nodename, "load": os.getloadavg()[0], "cores": count_usable_cores(), **memory}

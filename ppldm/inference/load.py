@@ -1,0 +1,64 @@
+"""A trained model by its place: a pipeline, a checkpoint, a single file, or a name; or two stages of Stable Cascade."""
+
+from collections.abc import Sequence
+
+from ..data.text.tokenizer import load_tokenizer
+from ..families.ldm_build import build_model
+from ..utils.errors import ConfigError, ModelError
+from ..utils.log import get_logger
+from ..weights.fetch import locate_model
+from ..weights.folders import COMPONENT_FOLDERS
+from ..weights.lora.merge import add_loras
+from ..weights.noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
+from ..weights.read import read_cascade, read_weights
+from ..weights.write import metadata_of
+from .cascade import load_stages
+from .pipeline import TextToImage
+
+DDIM = "DDIMScheduler"  # the class of a stored scheduler that ddim is
+
+
+def load(
+    path,
+    *,
+    ema: bool = False,
+    original_config_file=None,
+    tokenizer=None,
+    lora: Sequence[str] = (),
+    offline: bool = False,
+    decoder=None,
+) -> TextToImage:
+    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, CompVis' .ckpt, or a name.
+
+    `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt,
+    or config.json of the VAE of a checkpoint that holds no model.json.
+    `tokenizer`: a folder with vocab.txt, where the model brings none. `lora`: LoRA files to merge into the weights,
+    each with its weight, as "FILE:0.8"; what they change adds up. `offline`: never touch the network.
+    `decoder`: stage B of Stable Cascade, a checkpoint or a pipeline, where the model is its stage C.
+    Raises ModelError or ConfigError.
+    """
+    source = locate_model(path, COMPONENT_FOLDERS, offline)
+    if prior := read_cascade(source, original_config_file, ema):
+        return load_stages(prior, path, decoder, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
+    if decoder:
+        raise ConfigError(f"--decoder is for stage C of Stable Cascade, and {path} is none; omit it")
+    weights = add_loras(read_weights(source, yaml_file=original_config_file, ema=ema), lora)
+    folder = tokenizer or weights.tokenizer
+    if folder is None:
+        raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
+    own = weights.scheduler.get(SCHEDULER_CLASS, DDIM)
+    if own not in (DDIM, FLOW_CLASS):
+        get_logger().info(
+            "%s brings a %s; pictures are drawn with ddim unless another sampler is chosen, and it is exported with "
+            "ddim: in the noise schedule and with the timesteps that it stores",
+            *(path, own),
+        )
+    model = build_model(weights, path)
+    metadata = metadata_of(weights)
+    for name in ("model_max_length", "resolution"):
+        if not isinstance(metadata[name], int) or metadata[name] < 1:
+            raise ModelError(f"{path}: {name} {metadata[name]!r} of ppldm.json must be 1 or more; copy it again")
+    loaded = load_tokenizer(folder, metadata["model_max_length"])
+    model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
+    model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
+    return TextToImage(model, loaded, metadata["resolution"], lora)

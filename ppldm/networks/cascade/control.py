@@ -1,0 +1,151 @@
+"""A frozen stage C that is led by a control image, as Stable Cascade's published trainer does it.
+
+A batch is that of `prior`, with
+
+    control       [B, K, H, W] uint8, the control images, 0 .. 255
+
+What is trained is a small network beside stage C, and no copy of it: a backbone, and for each of some residual blocks
+of stage C two 1x1 convolutions, of which the second starts at zero, so that a new one changes nothing. What they give
+is added before those blocks.
+"""
+
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+from ppdiffusers.configuration_utils import ConfigMixin, register_to_config
+from ppdiffusers.models.modeling_utils import ModelMixin
+from ppdiffusers.pipelines.wuerstchen.modeling_wuerstchen_common import WuerstchenLayerNorm
+
+from ..build import make_network
+from ..configs import EFFNET_FACTOR
+from ..init import init_like_pytorch
+from ..model import Component, Loss
+from .effnet import make_backbone
+from .prior import CascadePriorModel
+
+_SLOPE = 0.2  # of every leaky ReLU
+
+
+class _ResBlock(nn.Layer):
+    """Two 3x3 convolutions behind norms, added to their input."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.blocks = nn.Sequential(
+            WuerstchenLayerNorm(channels), nn.GELU(), nn.Conv2D(channels, channels, 3, padding=1),
+            WuerstchenLayerNorm(channels), nn.GELU(), nn.Conv2D(channels, channels, 3, padding=1),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return x + self.blocks(x)
+
+
+class CascadeControlNet(ModelMixin, ConfigMixin):
+    """Names and shapes of parameters are the published ones.
+
+    bottleneck: what the backbone is. `effnet`: EfficientNetV2-S, of pixels (`make_backbone`); `simple`: two 3x3
+    convolutions; `large`: 1x1 convolutions to the widths `large_channels` with `large_layers` residual blocks before
+    the last. blocks: the numbers of residual blocks of stage C, of `projection_channels` channels.
+    """
+
+    @register_to_config
+    def __init__(
+        self,
+        conditioning_channels: int = 3,
+        projection_channels: int = 2048,
+        blocks=(0, 4, 8, 12, 51, 55, 59, 63),
+        bottleneck: str = "effnet",
+        stage_channels=(24, 24, 48, 64, 128, 160, 256, 1280),
+        stage_layers=(2, 4, 4, 6, 9, 15),
+        large_channels=(16384, 1024, 1280),
+        large_layers: int = 8,
+    ):
+        super().__init__()
+        if bottleneck == "effnet":
+            width, self.backbone = (
+                stage_channels[-1],
+                make_backbone(stage_channels, stage_layers, conditioning_channels),
+            )
+        elif bottleneck == "simple":
+            width, inner = conditioning_channels, 4 * conditioning_channels
+            self.backbone = nn.Sequential(
+                nn.Conv2D(width, inner, 3, padding=1), nn.LeakyReLU(_SLOPE), nn.Conv2D(inner, width, 3, padding=1)
+            )
+        else:
+            first, inner, width = large_channels
+            self.backbone = nn.Sequential(
+                nn.Conv2D(conditioning_channels, first, 1), nn.LeakyReLU(_SLOPE), nn.Conv2D(first, inner, 1),
+                *(_ResBlock(inner) for _ in range(large_layers)), nn.Conv2D(inner, width, 1),
+            )  # fmt: skip
+        self.projections = nn.LayerList(
+            nn.Sequential(
+                nn.Conv2D(width, width, 1, bias_attr=False), nn.LeakyReLU(_SLOPE),
+                nn.Conv2D(width, projection_channels, 1, bias_attr=False),
+            )
+            for _ in blocks
+        )  # fmt: skip
+
+    def forward(self, seen) -> dict:
+        """What is added before each of `blocks`, by its number, [B, projection_channels, h', w'], for what the network
+        sees of a control image, [B, conditioning_channels, h, w]."""
+        seen = self.backbone(seen)
+        projected = (projection(seen) for projection in self.projections)
+        return dict(zip(self.config.blocks, projected, strict=True))
+
+
+class ControlledPriorModel(CascadePriorModel):
+    """All frozen but `controlnet`, which is all that a checkpoint holds. Without a control image it is the prior, which
+    drops nothing out, whatever mode is set: as published, it is in evaluation mode though gradients pass through it."""
+
+    def __init__(self, *parts, **named):
+        super().__init__(*parts, **named)
+        for layer in self.prior.sublayers():
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
+
+    @property
+    def networks(self) -> dict[str, Component]:
+        """Of the prior, frozen; and the control network."""
+        base = super().networks
+        prior = Component(self.prior, trained=False, recompute=base["prior"].recompute, adapted=True)
+        return {**base, "prior": prior, "controlnet": Component(self.controlnet, True, "controlnet")}
+
+    @property
+    def unsaved(self) -> tuple[str, ...]:
+        """What is frozen."""
+        return tuple(name for name in self.networks if name != "controlnet")
+
+    def seen(self, control):
+        """What the network sees of control images [B, K, H, W] uint8: their pixels in 0 .. 1; `large`: what the
+        EfficientNet makes of them, `simple`: the means of squares of 32 pixels a side, both [B, K', H / 32, W / 32]."""
+        if self.controlnet.config.bottleneck == "large":
+            return self.small_latents(control)
+        pixels = control.astype("float32") / 255.0
+        return F.avg_pool2d(pixels, EFFNET_FACTOR) if self.controlnet.config.bottleneck == "simple" else pixels
+
+    def denoise(self, noisy, timesteps, control=None, control_scale: float = 1.0, **condition):
+        """The prior's output, led by `control`. control_scale: how much of what the network adds."""
+        added = {} if control is None else self.controlnet(self.seen(control).astype(self.controlnet.dtype))
+        added = {number: control_scale * one for number, one in added.items()}
+        return super().denoise(noisy, timesteps, **condition, control=added)
+
+    def forward(self, control, **batch) -> Loss:
+        """The `denoising_loss` of the pictures' latents."""
+        return super().forward(**batch, control=control)
+
+
+@paddle.no_grad()
+def new_controlnet(effnet: nn.Layer, config: dict, seed: int) -> CascadeControlNet:
+    """A control network that changes nothing yet. A backbone `effnet` starts as that of a trained EfficientNet, its
+    first layer with zeros for further channels; all else as PyTorch draws it."""
+    made = init_like_pytorch(make_network(CascadeControlNet, config), seed, salt=28)
+    if config["bottleneck"] == "effnet":
+        for name, value in effnet.backbone.state_dict().items():
+            own = made.backbone.state_dict()[name]
+            if own.shape != value.shape:
+                shared = min(own.shape[1], value.shape[1])
+                value = F.pad(value[:, :shared], [0, 0, 0, 0, 0, own.shape[1] - shared])
+            own.set_value(value)
+    for projection in made.projections:
+        projection[-1].weight.zero_()
+    return made

@@ -1,0 +1,198 @@
+"""`ppldm init`: a commented recipe for one's own data, machine and goal, by a few questions or as many flags.
+
+A recipe builds on a preset (`base:`), and shows with their help the settings that one changes first. What is asked is
+in `QUESTIONS`; on a terminal every question that no flag answers is asked, elsewhere it takes its default.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ...config.load import Layer, preset_layers
+from ...config.recipe import merge_settings, schema_of
+from ...config.write import write_settings
+from ...data.filelist import list_parts
+from ...families.base import get_family
+from ...utils.errors import ConfigError
+from ...utils.files import local_path, write_text
+from ...utils.machine.devices import CPU
+
+DATA, GOALS, MACHINES = (
+    ("pictures", "parts", "laion"),
+    ("scratch", "finetune", "lora"),
+    (CPU.name, "16gb", "24gb", "8x80gb"),
+)
+DEFAULT_BASE = "stable-diffusion-v1-5/stable-diffusion-v1-5"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked where the flag `name` is not given. choices: each with what it means; () for any text."""
+
+    name: str
+    text: str
+    default: str
+    choices: tuple[tuple[str, str], ...] = ()
+
+
+QUESTIONS = (
+    Question("data", "What do you have?", "pictures", (
+        ("pictures", "a folder of pictures with captions in text files beside them"),
+        ("parts", "part files, or a filelist of them"),
+        ("laion", "LAION metadata (parquet), of which the pictures are yet to be downloaded"))),
+    Question("path", "Where is it? (folder or file)", "."),
+    Question("goal", "What do you want?", "lora", (
+        ("scratch", "train a text-to-image model from the beginning"),
+        ("finetune", "train all of a model's UNet further"),
+        ("lora", "train a small file beside a model, the usual thing for few pictures"))),
+    Question("machine", "On what?", CPU.name, (
+        (CPU.name, "no card"), ("16gb", "one card of 16 GB, or a little more"), ("24gb", "one card of 24 GB or more"),
+        ("8x80gb", "eight cards of 80 GB"))),
+)  # fmt: skip
+_SCRATCH = {CPU.name: "ldm-1x16gb", "16gb": "ldm-1x16gb", "24gb": "ldm-1x24gb", "8x80gb": "ldm-8x80gb"}
+_FROM_MODEL = {"finetune": "sd15-finetune", "lora": "sd15-lora"}
+# What a machine changes in presets that were made for one card of 24 GB; batch, batches an update.
+_BATCHES = {CPU.name: (1, 4), "16gb": (1, 8), "24gb": (2, 8), "8x80gb": (16, 1)}
+_PRECISION = {CPU.name: (False, False), "16gb": (True, False), "24gb": (False, True), "8x80gb": (False, True)}
+# Small enough for a CPU to learn something in a night.
+_TINY = {"model.unet_config_file": "unet_tiny", "model.text_encoder_config_file": "ldmbert_tiny",
+         "data.resolution": 64, "run.max_steps": 20000, "optimizer.learning_rate": 3e-4}  # fmt: skip
+# Shown in every recipe, whatever they are.
+_SHOWN = (
+    "data.file_list", "data.resolution", "optimizer.learning_rate", "compute.bf16", "compute.fp16",
+    "compute.recompute", "compute.dataloader_num_workers", "run.output_dir", "run.per_device_train_batch_size",
+    "run.gradient_accumulation_steps", "run.max_steps", "run.save_steps", "run.save_total_limit", "run.seed",
+    "logging.logging_steps",
+)  # fmt: skip
+_LAION_STEPS = """\
+# The pictures come first; docs/data_preparation.md explains the three steps:
+#   ppldm filter {path} --out {name}-data/metadata
+#   ppldm download {name}-data/metadata --out {name}-data/images
+#   ppldm convert {name}-data/images --out {name}-data/parts
+"""
+_Data = Annotated[str, {"opt": True, "choices": [*DATA]}]
+_Goal = Annotated[str, {"opt": True, "choices": [*GOALS]}]
+_Machine = Annotated[str, {"opt": True, "choices": [*MACHINES]}]
+
+
+def init(
+    out: str = "recipe.yaml",  # recipe to write; filelists go beside it
+    data: _Data = None,  # what you have
+    path: str = None,  # where it is: a folder of pictures, a filelist or a folder of parts, or metadata
+    goal: _Goal = None,  # what you want
+    machine: _Machine = None,  # on what it is trained
+    base: str = "",  # model to start from, for finetune and lora: a pipeline's folder, or a name
+    doctor: bool = True,  # do not look at the recipe with `ppldm doctor` at the end
+):
+    """Ask what you have and want, and write a commented recipe for `ppldm train`."""
+    target = Path(out)
+    if target.exists():
+        raise ConfigError(f"--out {target} is there already; name another file, or remove it")
+    given = {"data": data, "path": path, "goal": goal, "machine": machine}
+    answers = {one.name: given[one.name] or _ask(one) for one in QUESTIONS}
+    files, head = _filelists(target, answers["data"], local_path(answers["path"]))
+    text = recipe_text(target, answers["goal"], answers["machine"], base or DEFAULT_BASE, head)
+    for name, content in files.items():
+        write_text(name, content)
+    write_text(target, text)
+    sys.stdout.write(f"{target} is written; look at it, then: ppldm train --config {target}\n")
+    sys.stdout.flush()
+    if doctor:
+        from ..doctor.command import show
+
+        show(["--config", str(target)])
+
+
+def recipe_text(target: Path, goal: str, machine: str, base: str, head: str) -> str:
+    """The recipe's YAML. Raises ConfigError, ModelError for a `base` that is a folder without a pipeline."""
+    preset = _SCRATCH[machine] if goal == "scratch" else _FROM_MODEL[goal]
+    changes = {"data.file_list": _list_of(target).name if target.parent == Path() else str(_list_of(target))}
+    changes["run.output_dir"] = str(target.with_suffix(""))
+    family = "ldm" if goal == "scratch" else "stable_diffusion"
+    fp16, bf16 = _PRECISION[machine]
+    changes |= {"compute.fp16": fp16, "compute.bf16": bf16}
+    batch, accumulated = _BATCHES[machine]
+    if goal != "scratch":
+        family, own = _start(base)
+        changes |= own
+    elif machine == CPU.name:
+        changes |= _TINY
+        batch = 8
+    if goal != "scratch" or machine == CPU.name:
+        changes |= {"run.per_device_train_batch_size": batch, "run.gradient_accumulation_steps": accumulated}
+    if machine == CPU.name:
+        changes |= {"compute.dataloader_num_workers": 1}
+    config = get_family(family).Config
+    known = {one.key: one for section in schema_of(config).values() for one in section.values()}
+    layers = [*preset_layers(preset), Layer("init", {"family": family, **changes}, is_literal=True)]
+    settings = merge_settings(layers, True, config, keep_missing=True)
+    shown = {key: settings[key] for key in known if key in changes or key in _SHOWN}
+    comments = {key: known[key].help for key in shown}
+    start = (
+        f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}; docs/settings.md has all\n"
+    )
+    start += f"# settings. Train with: ppldm train --config {target}\n{head}base: {preset}\nfamily: {family}\n"
+    return start + write_settings(shown, comments=comments)
+
+
+def _start(base: str) -> tuple[str, dict]:
+    """(family of a model, settings that it must keep); of one that is not here, as Stable Diffusion 1.5 has them."""
+    if not Path(base).expanduser().exists():
+        return "stable_diffusion", {"model.model_name_or_path": base}
+    from .finetune import KEPT, read_start
+
+    start = read_start(base)
+    own = {"model.model_name_or_path": start.model, "data.resolution": start.facts["resolution"]}
+    return start.family, own | {f"model.{name}": start.facts[name] for name in KEPT}
+
+
+def _filelists(target: Path, data: str, path: Path) -> tuple[dict[Path, str], str]:
+    """(filelists to write, what else the recipe's head says). Raises ConfigError, FilelistError."""
+    filelist, whole = target.with_suffix(".filelist"), _list_of(target)
+    for place in (filelist, whole):
+        if place.exists():
+            raise ConfigError(f"{place} is there already; remove it, or name another --out")
+    if data == "laion":
+        parts = f"{target.stem}-data/parts/part-*\n"
+        return {filelist: parts, whole: f"{filelist.name}\n"}, _LAION_STEPS.format(path=path, name=target.stem)
+    if not path.exists():
+        raise ConfigError(f"--path {path} is not there; name the {'folder' if data == 'pictures' else 'filelist'}")
+    if data == "pictures":
+        if not path.is_dir():
+            raise ConfigError(f"--path {path} is not a folder; name the one that holds the pictures")
+        return {filelist: f"{path.absolute()}\n", whole: f"{filelist.name} format=folder\n"}, ""
+    if path.is_dir():
+        return {filelist: "".join(f"{part}\n" for part in list_parts(path)), whole: f"{filelist.name}\n"}, ""
+    if path.suffix == ".list":
+        return {whole: _absolute(path)}, ""
+    return {whole: f"{path.absolute()}\n"}, ""
+
+
+def _absolute(path: Path) -> str:
+    """The lines of a list of filelists as they read from another folder."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    made = (f"{path.absolute().parent / line}" if (path.parent / line.split()[0]).exists() else line
+            for line in lines if line.strip() and not line.startswith("#"))  # fmt: skip
+    return "".join(f"{line}\n" for line in made)
+
+
+def _list_of(target: Path) -> Path:
+    return target.with_suffix(".filelist.list")
+
+
+def _ask(question: Question) -> str:
+    """An answer on the terminal; the default elsewhere, but for a path, which must be given."""
+    if not sys.stdin.isatty():
+        if question.choices:
+            return question.default
+        raise ConfigError(f"--{question.name} is missing, and there is no terminal to ask on; add it")
+    sys.stderr.write(f"{question.text}\n" + "".join(f"  {name:<9} {what}\n" for name, what in question.choices))
+    known = [name for name, _ in question.choices]
+    while True:
+        sys.stderr.write(f"[{question.default}] ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline().strip() or question.default
+        if not known or answer in known:
+            return answer
+        sys.stderr.write(f"{answer} is not one of {', '.join(known)}\n")

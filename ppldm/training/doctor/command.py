@@ -1,0 +1,112 @@
+"""`ppldm doctor`: what would go wrong in a run's first hour, said in its first seconds; with the flags of the run.
+
+The quick part (`machine.look_quickly`) runs by itself before every training, where it only warns.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from ...config.flags import parse_known
+from ...config.recipe import Recipe, idle_settings, naming_origins
+from ...utils.errors import ConfigError, PpldmError
+from ...utils.report import print_report
+from ..commands.launched import add_launch_flags
+from ..commands.train import LOOPS, with_underscores
+from .findings import STATUSES, Finding, examine, good, judged
+from .machine import (
+    look_at_clock,
+    look_at_loaders,
+    look_at_packages,
+    look_at_ports,
+    look_at_shared_memory,
+)
+
+_HEAD = "Look at a machine, a recipe and its data before a run: each line is ok, a warning or an error with its remedy."
+
+
+class FoundErrors(PpldmError):
+    """Doctor has found what will stop the run."""
+
+
+def doctor(argv: list[str]):
+    """Look at machine, recipe and data for what would stop a run, and forecast its time, disk and cost."""
+    found = show(argv)
+    if errors := [one for one in found if one.status == "error"]:
+        raise FoundErrors(f"{len(errors)} of the lines above would stop the run; the first: {errors[0].name}")
+
+
+doctor.takes_words = True
+
+
+def show(argv: list[str]) -> list[Finding]:
+    """Print what is found of a command line, and return it."""
+    given, rest = parse_known(_make_parser(), list(map(with_underscores, argv)))
+    if given.num_devices is None:
+        given.num_devices = len((given.devices or "0").split(",")) * (given.nnodes or 1)
+    if given.num_devices < 1:
+        raise ConfigError(f"--num_devices {given.num_devices} must be 1 or more")
+    found, facts = look(rest, given)
+    status = max((one.status for one in found), key=STATUSES.index)
+    report = {"status": status, "findings": [asdict(one) for one in found], **facts}
+    print_report(report, lambda _: "\n".join(map(str, found)), given.json)
+    return found
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ppldm doctor",
+        description=_HEAD,
+        epilog="All other flags, --config and --preset are those of ppldm train.",
+    )
+    parser.add_argument("--loop", choices=LOOPS, default=LOOPS[0], help="As ppldm train has it.")
+    parser.add_argument("--num_devices", type=int, metavar="N", help="Devices of the run (default: by --devices).")
+    parser.add_argument("--json", action="store_true", help="As JSON.")
+    parser.add_argument("--run", metavar="FOLDER", help="A run whose log says how long an update takes.")
+    parser.add_argument("--price_per_hour", type=float, metavar="X", help="Of a device, for the cost of the run.")
+    add_launch_flags(parser)
+    parser.add_argument("--shared_memory", metavar="FOLDER", help=argparse.SUPPRESS)  # in the place of /dev/shm
+    return parser
+
+
+def look(words: list[str], given: argparse.Namespace) -> tuple[list[Finding], dict]:
+    """(all that is found of a command line of training, what the forecast and the memory are made of)."""
+    from ..commands.arguments import read_recipe
+    from ..commands.early import check_recipe
+
+    found, recipes, facts = examine("packages", look_at_packages), [], {}
+
+    def read() -> Iterator[Finding]:
+        recipe = read_recipe(["--do_train", *words] if given.loop == "trainer" else words, given.loop == "hand", None)
+        recipes.append(recipe)
+        with naming_origins(recipe.settings):
+            check_recipe(recipe)
+        yield from _look_at_idle(recipe, given.loop == "hand")
+
+    found += examine("recipe", read)
+    if not recipes:
+        return found + examine("ports", look_at_ports, given.master), facts
+    recipe = recipes[0]
+    found += _machine(recipe, given)
+    if any(one.status == "error" and one.name in ("packages", "recipe") for one in found):
+        return found, facts
+    from .run import look_at_run
+
+    return look_at_run(recipe, given, found, facts), facts
+
+
+def _machine(recipe: Recipe, given) -> list[Finding]:
+    place = Path(given.shared_memory) if given.shared_memory else None
+    found = examine("shared memory", look_at_shared_memory, recipe.training, given.num_devices, place)
+    found += examine("loaders", look_at_loaders, recipe.training, given.num_devices)
+    found += examine("clock", look_at_clock, recipe.training)
+    return found + examine("ports", look_at_ports, given.master)
+
+
+def _look_at_idle(recipe: Recipe, loop: bool) -> Iterator[Finding]:
+    idle = [f"--{stated.name} does nothing without {needed}" for stated, needed in idle_settings(recipe, loop)]
+    if idle:
+        yield judged("recipe", "; ".join(idle), warning="omit it" if len(idle) == 1 else "omit them")
+    else:
+        yield good("recipe", f"family {recipe.family}, settings that go together")

@@ -1,0 +1,88 @@
+"""How much memory a run takes at its peak (docs/doctor.md has the formula, and what it was measured against).
+
+states       weights, gradients, the optimizer's moments and masters, averages: `dry_run.reckon`
+activations  of the trained networks what they keep, and the most that one of them needs beyond that; or of a
+             frozen network what it needs, where that is more (`activations`)
+batches      what loader processes have ready
+process      on a device without a memory of its own: the program and its libraries
+heap         there: what the C library keeps of what was given back
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...config.recipe import Recipe
+from ...data.shapes import make_shapes
+from ...families.base import get_family
+from ...utils.machine.devices import current_kind
+from ...utils.machine.resources import resident_memory_bytes
+from ..commands.dry_run import reckon
+from .activations import Activations, Shapes, count_activations
+
+# Fitted to runs of the tiny networks (benchmarks/memory.py).
+FIRST_UPDATE_BYTES = 120_000_000  # threads, kernels and their buffers, that an import does not bring
+HEAP_SHARE = 0.3  # of activations, that glibc keeps without using it
+_BATCHES_A_LOADER = 2
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a device by purpose; `unknown`: networks whose activations are not counted."""
+
+    by_purpose: dict[str, int]
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Of all purposes."""
+        return sum(self.by_purpose.values())
+
+
+def estimate(recipe: Recipe, num_devices: int) -> Memory:
+    """The peak of a device, or of the process that trains on a kind of device without a memory of its own. Raises
+    ConfigError, ModelError."""
+    process = resident_memory_bytes()
+    family, arguments = get_family(recipe.family), recipe.training
+    states = reckon(recipe, num_devices)["bytes_a_device"]
+    networks = family.networks(recipe.model, recipe.data)
+    configs = {family.components[name]: one.config for name, one in networks.items()}
+    adapted = getattr(recipe.model, "lora_components", ()) if getattr(recipe.model, "lora_rank", None) else ()
+    sides = make_shapes(recipe.data) or [(recipe.data.resolution, recipe.data.resolution)]
+    height, width = max(sides, key=np.prod)
+    tokens = getattr(recipe.model, "model_max_length", 0)
+    shapes = Shapes.of(configs, arguments.per_device_train_batch_size, height, width, tokens)
+    cached = {"vae": recipe.data.latents == "cached", "text_encoder": recipe.data.text_embeddings == "cached"}
+    found, unknown = {}, []
+    for name, network in networks.items():
+        kind, trained = family.components[name], network.trained or name in adapted
+        if cached.get(kind):
+            continue
+        counted = count_activations(kind, network.config, shapes, trained, arguments.recompute)
+        if counted is None:
+            unknown.append(name)
+        else:
+            found[name] = counted
+    kind = current_kind()
+    activations = _peak(list(found.values()))
+    if (arguments.bf16 or arguments.fp16) and kind.mixed_precision:
+        activations //= 2
+    sample = 3 * height * width + 12 * int(np.prod(shapes.latents)) + 8 * tokens
+    loaders = arguments.dataloader_num_workers
+    parts = {**states, "activations": activations}
+    if not kind.own_memory:
+        parts["batches"] = (_BATCHES_A_LOADER * max(loaders, 2) + 1) * shapes.samples * sample if loaders else 0
+        parts["process"] = process + FIRST_UPDATE_BYTES
+        parts["heap"] = int(HEAP_SHARE * activations)
+    return Memory(parts, tuple(unknown))
+
+
+def _peak(networks: list[Activations]) -> int:
+    """Of networks that run one after the other, where what is kept stays until all have run."""
+    kept = sum(one.kept for one in networks)
+    return kept + max((one.peak - one.kept for one in networks), default=0)
+
+
+def checkpoint_bytes(memory: Memory) -> int:
+    """What a checkpoint takes on the disk: weights, moments and masters, and averages."""
+    return sum(memory.by_purpose[name] for name in ("weights", "optimizer", "average"))

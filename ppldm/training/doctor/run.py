@@ -1,0 +1,178 @@
+"""What doctor sees once paddle is there: device, memory, data, captions, names of models, and the forecast."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...config.recipe import Recipe
+from ...data.text.tokenizer import load_tokenizer
+from ...families.base import get_family
+from ...networks.configs import check_tokenizer_fit
+from ...utils.errors import ModelError, PpldmError
+from ...utils.machine.cpu import load_paddle
+from ...utils.machine.resources import usable_memory_bytes
+from ...utils.offline import is_offline
+from ...utils.variables import read
+from .findings import Finding, examine, good, judged
+from .machine import look_at_disk
+
+_SECONDS = 10.0  # for the hub's answer
+_TIGHT = 0.85  # of the memory that is there: the estimate is that exact
+
+
+def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> list[Finding]:
+    """`found`, and what else there is; `facts` take in the memory by purpose and the forecast."""
+    load_paddle()
+    from ..rows import open_sources
+
+    arguments, devices = recipe.training, given.num_devices
+    found = found + examine("device", _look_at_device, recipe)
+    found += examine("output", _look_at_output, recipe)
+    access = examine("access", _look_at_access, recipe)
+    found += access
+    found += examine("memory", _look_at_memory, recipe, devices, facts)
+    sources = []
+    found += examine("parts", lambda: sources.extend(open_sources(recipe.data)) or ())  # type: ignore[func-returns-value]
+    steps = arguments.max_steps
+    if sources:
+        rows, steps = _look_at_data(recipe, sources, devices, any(one.status == "error" for one in access))
+        found += rows
+    return found + examine("forecast", _look_ahead, recipe, given, steps, facts)
+
+
+def _look_at_device(recipe: Recipe) -> Iterator[Finding]:
+    from ...utils.machine.devices import DEFAULT_DEVICE, device_name, use_device
+    from ..optimizer.precision import is_mixed
+
+    use_device(None if recipe.training.device == DEFAULT_DEVICE else recipe.training.device)
+    halves = recipe.training.bf16 or recipe.training.fp16
+    fix = "omit --bf16 and --fp16, or use a device that has it" if halves and not is_mixed(recipe.training) else ""
+    yield judged("device", f"{device_name()}" + (", which has no half precision" if fix else ""), warning=fix)
+
+
+def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
+    from ..run_folder import check_output
+
+    folder = Path(recipe.training.output_dir)
+    check_output(recipe.training, folder)
+    yield good("output", f"{folder} {'goes on' if folder.is_dir() and any(folder.iterdir()) else 'is new'}")
+
+
+def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
+    """That the hub gives the models that are named, to who asks."""
+    from ...config.option import options
+    from ...config.published_models import KNOWN_MODELS
+
+    named = {
+        name: value for name, stated in options(type(recipe.model)).items()
+        if stated.kind == "model" and (value := getattr(recipe.model, name))
+        and value not in KNOWN_MODELS and not Path(value).expanduser().exists() and "://" not in value
+    }  # fmt: skip
+    for name, value in named.items():
+        if not is_offline(getattr(recipe.model, "offline", False)):
+            yield _ask_hub(name, "/".join(value.split("/")[:2]))
+
+
+def _ask_hub(flag: str, repository: str) -> Finding:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+    from requests.exceptions import RequestException
+
+    try:
+        snapshot_download(repository, local_files_only=True, allow_patterns=["*.json"])
+        return good("access", f"{repository} is in the cache")
+    except (OSError, ValueError):
+        pass  # it is not; the hub is asked
+    try:
+        HfApi(endpoint=read("HF_ENDPOINT") or None).model_info(repository, timeout=_SECONDS)
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        denied = "log in again (huggingface-cli login), or set HF_TOKEN: a token may have expired, or lack the right"
+        return Finding("access", "error", f"the hub answers {status} for {repository}",
+                       denied if status in (401, 403) else f"check --{flag}, or download the model first")  # fmt: skip
+    except (RequestException, OSError):
+        fix = f"download the model where the network is and give its folder: --{flag}"
+        return Finding("access", "warning", f"{repository} is not here, and the hub cannot be reached", fix)
+    return good("access", f"the hub has {repository}")
+
+
+def _look_at_memory(recipe: Recipe, num_devices: int, facts: dict) -> Iterator[Finding]:
+    from .. import prepare  # noqa: F401 (what a run loads is part of its memory)
+    from .memory import checkpoint_bytes, estimate
+
+    memory = estimate(recipe, num_devices)
+    facts["memory"] = memory.by_purpose
+    facts["checkpoint_bytes"] = checkpoint_bytes(memory)
+    there = usable_memory_bytes()
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in memory.by_purpose.items() if size >= 5e6)
+    text = f"about {memory.total / 1e9:.2f} GB at the peak ({parts})"
+    text += f", without the activations of {', '.join(memory.unknown)}" if memory.unknown else ""
+    if there is None or "process" not in memory.by_purpose:
+        yield good("memory", text + "; compare with the memory of the device")
+        return
+    fix = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps, or add --recompute"
+    yield judged(
+        "memory", f"{text}; this machine has {there / 1e9:.2f} GB",
+        warning=fix if memory.total > _TIGHT * there else "", error=fix if memory.total > there else "",
+    )  # fmt: skip
+
+
+def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:
+    """(what is found, updates of the run)."""
+    from ..rows import count_steps
+    from .rows import all_indexed, look_at_captions, look_at_parts, look_at_rows, select
+
+    found, selected = examine("parts", look_at_parts, sources), []
+    if any(one.status == "error" for one in found) or not all_indexed(sources):
+        return found, recipe.training.max_steps
+    found += examine("rows", lambda: selected.append(select(recipe, sources)) or ())  # type: ignore[func-returns-value]
+    if not selected:
+        return found, recipe.training.max_steps
+    found += examine("rows", look_at_rows, recipe, selected[0], num_devices)
+    max_length = getattr(recipe.model, "model_max_length", None)
+    if max_length and not no_access:
+        fits = examine("tokenizer", _look_at_tokenizer, recipe)
+        found += fits
+        if fits and all(one.status == "ok" for one in fits):
+            source = _tokenizer_source(recipe)
+            found += examine("captions", look_at_captions, recipe, sources, selected[0], source, max_length)
+    batch = recipe.training.samples_of_update(num_devices)
+    return found, count_steps(recipe.training, len(selected[0]), batch)
+
+
+def _tokenizer_source(recipe: Recipe):
+    from ...families.ldm_build import tokenizer_source
+
+    return tokenizer_source(recipe.model)
+
+
+def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
+    """Its words and the captions' length beside the text encoder's, where that has weights of its own."""
+    source, max_length = _tokenizer_source(recipe), recipe.model.model_max_length
+    tokenizer = load_tokenizer(source, max_length, getattr(recipe.model, "offline", False))
+    family = get_family(recipe.family)
+    places = family.places(recipe.model) if hasattr(family, "places") else {}
+    network = family.networks(recipe.model, recipe.data).get("text_encoder")
+    if network and places.get("text_encoder"):
+        try:
+            check_tokenizer_fit(network.config, tokenizer.vocab_size, max_length)
+        except ModelError as error:
+            raise ModelError(f"{source}: {error} (--tokenizer_name)") from error
+    yield good("tokenizer", f"{source}: {tokenizer.vocab_size:,} words, captions of {max_length} tokens")
+
+
+def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict) -> Iterator[Finding]:
+    from .forecast import count_checkpoints, forecast, seconds_an_update, tell
+
+    size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
+    yield from look_at_disk(recipe.training, size, count)
+    own = Path(recipe.training.output_dir)
+    folder = Path(given.run) if given.run else own
+    try:
+        seconds = seconds_an_update(folder)
+    except PpldmError:
+        if given.run:
+            raise
+        yield from tell(None)
+        return
+    facts["forecast"] = forecast(seconds, max_steps, (size or 0) * count, given.num_devices, given.price_per_hour)
+    yield from tell(facts["forecast"])

@@ -1,0 +1,111 @@
+"""`ppldm init`: whatever is answered, the recipe is one that `ppldm train --dry_run` takes."""
+
+import io
+import json
+import shutil
+from contextlib import closing
+from functools import cache
+from itertools import product
+
+import pytest
+from tiny_model import write_base
+
+from ppldm.cli.main import run
+from ppldm.config.yaml_file import read_yaml
+from ppldm.data.formats.part import Part
+from ppldm.training.commands import dry_run
+from ppldm.training.commands.arguments import read_recipe
+from ppldm.training.commands.init import DATA, GOALS, MACHINES, QUESTIONS
+from ppldm.training.rows import open_sources
+from ppldm.utils.errors import ConfigError
+from ppldm.weights.fill import parameter_shapes
+
+
+@pytest.fixture
+def place(tiny, tmp_path, monkeypatch):
+    """The working folder, with pictures, parts and metadata."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    with closing(Part(tiny.folder / "part-00000.gz")) as part:
+        for number in range(3):
+            row = part.read(number)
+            (tmp_path / "pictures" / f"{number}.png").write_bytes(row.image)
+            (tmp_path / "pictures" / f"{number}.txt").write_text(row.caption)
+    (tmp_path / "metadata.parquet").touch()
+    return tmp_path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shapes_of_each_config_once():
+    @cache
+    def of(kind: str, config: str, source: str):
+        return parameter_shapes(kind, json.loads(config), source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_run, "parameter_shapes", lambda kind, config, source: of(kind, json.dumps(config), source))
+        yield
+
+
+def start(tiny, place, data: str, goal: str, machine: str, *words: str) -> None:
+    path = {"pictures": place / "pictures", "parts": tiny.file_list, "laion": place / "metadata.parquet"}[data]
+    run(["init", "--data", data, "--path", str(path), "--goal", goal, "--machine", machine, "--no-doctor", *words])
+
+
+@pytest.mark.parametrize(("data", "goal", "machine"), list(product(DATA, GOALS, MACHINES)))
+def test_every_answer_makes_a_recipe_that_passes_the_dry_run(tiny, place, capsys, data, goal, machine):
+    start(tiny, place, data, goal, machine)
+    recipe = read_recipe(["--config", "recipe.yaml"], True, None)
+    dry_run.dry_run(recipe, 1, True)
+    report = json.loads(capsys.readouterr().out.partition("\n")[2])
+    assert report["samples_an_update"] > 0 and sum(report["bytes_a_device"].values()) > 0
+    trained = {name for name, part in report["components"].items() if part["trained"]}
+    assert trained == ({"text_encoder", "unet"} if goal == "scratch" else {"unet"})
+    assert (recipe.training.fp16, recipe.training.bf16) == (machine == "16gb", machine in ("24gb", "8x80gb"))
+    if data != "laion":
+        assert sum(len(source.parts) for source in open_sources(recipe.data)) == (1 if data == "pictures" else 2)
+
+
+def test_every_setting_of_a_recipe_stands_under_its_help(tiny, place):
+    start(tiny, place, "pictures", "lora", "24gb")
+    text = (place / "recipe.yaml").read_text()
+    assert "  # Samples that a device takes at a time.\n  per_device_train_batch_size: 2\n" in text
+    lines = text.splitlines()
+    settings = [number for number, line in enumerate(lines) if line.startswith("  ") and not line.startswith("  #")]
+    assert len(settings) > 12 and all(lines[number - 1].startswith("  #") for number in settings)
+
+
+def test_a_model_of_a_folder_keeps_what_it_was_trained_with(tiny, place):
+    start(tiny, place, "pictures", "lora", "cpu", "--base", str(write_base(tiny)))
+    values = read_yaml(place / "recipe.yaml").values
+    assert values["family"] == "ldm" and values["model.model_max_length"] == 12
+    read_recipe(["--config", "recipe.yaml"], True, None)
+
+
+def test_nothing_is_overwritten_and_what_is_missing_is_named(tiny, place):
+    start(tiny, place, "pictures", "lora", "cpu")
+    with pytest.raises(ConfigError, match=r"recipe.yaml is there already"):
+        start(tiny, place, "pictures", "lora", "cpu")
+    with pytest.raises(ConfigError, match="--path nowhere is not there"):
+        run(["init", "--out", "other.yaml", "--data", "pictures", "--path", "nowhere"])
+    with pytest.raises(ConfigError, match="--path is missing, and there is no terminal"):
+        run(["init", "--out", "other.yaml"])
+    assert not (place / "other.yaml").exists()
+
+
+def test_questions_are_asked_on_a_terminal_until_they_are_answered(tiny, place, monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal(f"photos\npictures\n{place}/pictures\n\n24gb\n"))
+    run(["init", "--no-doctor"])
+    asked = capsys.readouterr().err
+    assert all(one.text in asked for one in QUESTIONS) and "photos is not one of" in asked
+    assert "Made by `ppldm init`: lora, for 24gb" in (place / "recipe.yaml").read_text()
+
+
+def test_doctor_looks_at_the_recipe(tiny, place, capsys):
+    shutil.rmtree(place / "pictures")
+    (place / "pictures").mkdir()
+    run(["init", "--data", "pictures", "--path", "pictures", "--goal", "lora", "--base", str(write_base(tiny))])
+    assert "error   parts" in capsys.readouterr().out

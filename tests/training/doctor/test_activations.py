@@ -1,0 +1,76 @@
+"""What a network is said to keep and to need is what Paddle's allocator counts while it trains."""
+
+import paddle
+import pytest
+from paddle.base import core
+from ppdiffusers.models.attention_processor import AttnProcessor
+
+from ppldm.networks.build import build_text_encoder, build_transformer, build_unet
+from ppldm.networks.configs import read_new_config
+from ppldm.networks.transformers import transform
+from ppldm.training.doctor.activations import Activations, Shapes, count_activations
+from ppldm.training.doctor.memory import _peak
+
+SHAPES = Shapes(2, (3, 256, 256), (4, 32, 32), 12, 128)
+
+
+def measure(network, call) -> Activations:
+    """Bytes that are kept behind the forward pass, and the most that there are, beside weights and gradients."""
+    call().mean().backward()  # from now on there are gradients
+    network.clear_gradients()
+    before = core.host_memory_stat_current_value("Allocated", 0)
+    core.host_memory_stat_reset_peak_value("Allocated", 0)
+    loss = call().mean()
+    kept = core.host_memory_stat_current_value("Allocated", 0) - before
+    loss.backward()
+    return Activations(kept, core.host_memory_stat_peak_value("Allocated", 0) - before)
+
+
+def built(kind: str, name: str):
+    """(network, function that calls it, its config)."""
+    config = read_new_config(kind, name, "--config")
+    noisy = paddle.randn([SHAPES.samples, *SHAPES.latents])
+    states = paddle.randn([SHAPES.samples, SHAPES.tokens, SHAPES.width])
+    states.stop_gradient = False
+    levels = paddle.zeros([SHAPES.samples], "int64")
+    if kind == "text_encoder":
+        network = build_text_encoder(config | {"max_position_embeddings": SHAPES.tokens}, 1)
+        ids = paddle.zeros([SHAPES.samples, SHAPES.tokens], "int64")
+        return network, lambda: network(ids)[0], config
+    if kind == "transformer":
+        network = build_transformer(config, 1)
+        return network, lambda: transform(network, noisy, levels, states), config
+    network = build_unet(config, 1)
+    network.set_attn_processor(AttnProcessor())
+    return network, lambda: network(noisy, levels, encoder_hidden_states=states).sample, config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name", "recompute"), [
+    ("unet", "unet_tiny", False), ("unet", "unet_tiny", True), ("transformer", "dit_tiny", False),
+    ("text_encoder", "ldmbert_tiny", False),
+])  # fmt: skip
+def test_what_is_counted_is_what_is_allocated(kind, name, recompute):
+    network, call, config = built(kind, name)
+    network.train()
+    if recompute:
+        network.enable_gradient_checkpointing()
+    found, told = measure(network, call), count_activations(kind, config, SHAPES, True, recompute)
+    assert told.peak == pytest.approx(found.peak, rel=0.1)
+    assert told.kept == pytest.approx(found.kept, rel=0.15)
+
+
+def test_twice_the_samples_keep_twice_as_much_and_less_if_computed_again():
+    config = read_new_config("text_encoder", "ldmbert_tiny", "--config")
+    one = count_activations("text_encoder", config, SHAPES, True, False)
+    double = Shapes(4, *[getattr(SHAPES, name) for name in ("picture", "latents", "tokens", "width")])
+    two = count_activations("text_encoder", config, double, True, False)
+    assert two.kept == pytest.approx(2 * one.kept, rel=0.02)
+    assert count_activations("text_encoder", config, SHAPES, True, True).kept < one.kept / 3
+    assert count_activations("text_encoder", config, SHAPES, False, False).kept == 0
+    assert paddle.in_dynamic_mode()
+
+
+def test_networks_that_run_one_after_the_other_share_what_is_passing():
+    assert _peak([Activations(5, 8), Activations(10, 11), Activations(0, 4)]) == 15 + 4
+    assert count_activations("no such kind", {}, SHAPES, True, False) is None

@@ -1,0 +1,234 @@
+"""`ppldm doctor`: each of twenty broken set-ups is named by its line before the training, and a sound one by none."""
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from small_disk import fill, small_disk
+
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.training.doctor.activations import Activations
+from ppldm.training.doctor.command import FoundErrors, doctor
+from ppldm.utils.machine.environment import check
+from ppldm.utils.machine.resources import count_usable_cores
+
+
+@pytest.fixture
+def data(tiny, tmp_path):
+    """A copy of the tiny data, which a test may break."""
+    for path in tiny.folder.glob("*part-*"):
+        shutil.copy2(path, tmp_path)
+    for name in ("tiny.filelist", "tiny.filelist.list"):
+        shutil.copy2(tiny.folder / name, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def wholly_examined(tiny, tmp_path, capsys):
+    """A function: what is not sound of a command line, by name."""
+
+    def look(*words, **changes) -> dict[str, dict]:
+        argv = ["--json", *words, *tiny.flags(changes.pop("output_dir", tmp_path / "out"), **changes)]
+        capsys.readouterr()
+        with suppress(FoundErrors):
+            doctor(argv)
+        found = json.loads(capsys.readouterr().out)["findings"]
+        return {one["name"]: one for one in found if one["status"] != "ok"}
+
+    return look
+
+
+@pytest.fixture
+def examined(wholly_examined, monkeypatch):
+    """The same without counting what networks keep, which takes seconds."""
+    from ppldm.training.doctor import memory
+
+    monkeypatch.setattr(memory, "count_activations", lambda *_: Activations(0, 0))
+    return wholly_examined
+
+
+def test_a_sound_run_is_without_a_finding(wholly_examined):
+    assert wholly_examined() == {}
+
+
+def lines(data: Path) -> str:
+    return str(data / "tiny.filelist.list")
+
+
+def test_a_missing_part(examined, data):
+    (data / "part-00001.gz").unlink()
+    found = examined(file_list=lines(data))["parts"]
+    assert found["status"] == "error" and "part-00001.gz" in found["text"] and "line 2" in found["text"]
+
+
+def test_a_part_that_is_something_else(examined, data):
+    for index in data.glob("*.idx"):
+        index.unlink()
+    (data / "part-00001.gz").write_bytes(b"\x1f\x8bnot gzip at all")
+    found = examined(file_list=lines(data))["parts"]
+    assert found["status"] == "error" and "part-00001.gz" in found["text"]
+
+
+def test_a_stale_index(examined, data):
+    assert examined(file_list=lines(data)) == {}
+    shutil.copy(data / "part-00001.gz.idx", data / "part-00000.gz.idx")
+    found = examined(file_list=lines(data))["indexes"]
+    assert found["status"] == "warning" and "part-00000.gz.idx" in found["text"] and "ppldm index" in found["fix"]
+    assert examined(file_list=lines(data)) == {}  # it was made again
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"file_list": "no.list"}, "--file_list no.list is not there"),
+        ({"resolutoin": 64}, "did you mean --resolution"),
+        ({"learning_rate": "-1"}, "--learning_rate -1.0 must be above 0"),
+        ({"resolution": 33}, "--resolution 33 must be a multiple of 8"),
+        ({"fp16": True, "bf16": True}, "do not go together"),
+        ({"tokenizer_name": "no-tokenizer"}, "no tokenizer no-tokenizer"),
+        ({"vae_name_or_path": "./no-vae"}, "no folder or file no-vae"),
+        ({"validation_file_list": "no.list"}, "--validation_file_list no.list is not there"),
+    ],
+)
+def test_a_recipe_that_cannot_be(examined, changes, words):
+    found = examined(**changes)["recipe"]
+    assert found["status"] == "error" and words in found["text"]
+
+
+def test_settings_that_do_nothing(examined):
+    found = examined(lr_end=1e-5)["recipe"]
+    assert found["status"] == "warning" and "--lr_end does nothing without" in found["text"]
+
+
+def test_a_batch_larger_than_the_data(examined):
+    found = examined(per_device_train_batch_size=20, gradient_accumulation_steps=3)["rows"]
+    assert found["status"] == "warning" and "larger than the data" in found["text"]
+    assert "--per_device_train_batch_size" in found["fix"]
+    assert "rows" not in examined(per_device_train_batch_size=20, gradient_accumulation_steps=2)
+
+
+def test_no_row_is_selected(examined):
+    assert "no row" in examined(where="width>=512")["rows"]["text"]
+    assert "no row" in examined(resolution=64)["rows"]["text"]
+
+
+def test_captions_that_are_cut(examined, tmp_path, tiny):
+    found = examined(model_max_length=3)["captions"]
+    assert found["status"] == "warning" and "100.0% are cut at 3 tokens" in found["text"]
+    assert "--model_max_length" in found["fix"]
+    CaptionTokenizer(build_vocab(["another"]), 12).save(tmp_path / "strange")
+    assert "ppldm vocab" in examined(tokenizer_name=tmp_path / "strange")["captions"]["fix"]
+
+
+def test_a_tokenizer_with_more_words_than_the_encoder(examined, tiny, tmp_path):
+    from tiny_model import write_base
+
+    base = write_base(tiny)
+    CaptionTokenizer(build_vocab([f"word{number}" for number in range(200)]), 12).save(tmp_path / "large")
+    own = {"model_name_or_path": base, "vae_name_or_path": None, "text_encoder_config_file": None,
+           "unet_config_file": None}  # fmt: skip
+    found = examined(**own, tokenizer_name=tmp_path / "large")["tokenizer"]
+    assert found["status"] == "error" and "the text encoder knows 100 words" in found["text"]
+    assert "tokenizer" not in examined(**own)
+
+
+def test_a_small_shared_memory(examined, tmp_path):
+    with small_disk(tmp_path / "shm", "2m") as folder:
+        words = ("--shared_memory", str(folder))
+        assert "shared memory" not in examined(*words, dataloader_num_workers=1)
+        fill(folder, 1 << 16)
+        found = examined(*words, dataloader_num_workers=1)["shared memory"]
+        assert found["status"] == "error" and "--shm-size" in found["fix"]
+        assert "shared memory" not in examined(*words)
+        assert examined(*words, "--num_devices", "2")["shared memory"]["status"] == "warning"
+
+
+def test_a_full_disk(examined, tmp_path):
+    with small_disk(tmp_path / "disk", "8m") as folder:
+        fill(folder, 1 << 18)
+        found = examined(output_dir=folder / "run")["disk"]
+        assert found["status"] == "error" and "--save_total_limit" in found["fix"]
+
+
+def test_a_folder_that_holds_something_else(examined, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    assert "not a run of ppldm" in examined(output_dir=tmp_path / "other")["output"]["text"]
+
+
+def test_a_device_that_is_not_there(examined):
+    found = examined(device="gpu:7")["device"]
+    assert found["status"] == "error" and "--device gpu:7 cannot be used here" in found["text"]
+
+
+def test_half_precision_on_a_cpu(examined):
+    found = examined(device="cpu", bf16=True)["device"]
+    assert found["status"] == "warning" and "--bf16" in found["fix"]
+
+
+def test_more_loaders_than_cores(examined):
+    found = examined(dataloader_num_workers=count_usable_cores() + 1)["loaders"]
+    assert f"--dataloader_num_workers {count_usable_cores()}" in found["fix"]
+
+
+def test_too_little_memory(examined, monkeypatch):
+    from ppldm.training.doctor import memory
+
+    monkeypatch.setattr(memory, "count_activations", lambda *_: Activations(1 << 44, 1 << 44))
+    found = examined()["memory"]
+    assert found["status"] == "error" and "--recompute" in found["fix"]
+
+
+def test_a_port_in_use(examined):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        found = examined("--master", place)["ports"]
+        assert found["status"] == "error" and f"{place} is in use" in found["text"]
+    assert "ports" not in examined("--master", place)
+    assert "HOST:PORT" in examined("--master", "6170")["ports"]["text"]
+
+
+def test_a_clock_that_is_behind(examined, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text("{}")
+    assert "clock" not in examined()
+    os.utime(tmp_path / "out" / "run.json", (time.time() + 86400,) * 2)
+    assert "86" in examined()["clock"]["text"] and "timedatectl" in examined()["clock"]["fix"]
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "HF_TOKEN"), (403, "HF_TOKEN"), (404, "check --vae_name_or_path")])
+def test_an_expired_token(examined, monkeypatch, status, words):
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        found = examined(vae_name_or_path="someone/some-vae")["access"]
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert found["status"] == "error" and str(status) in found["text"] and words in found["fix"]
+
+
+def test_versions_that_do_not_go_together(examined, monkeypatch):
+    from ppldm.training.doctor import machine
+
+    versions = machine.installed_versions() | {"numpy": "2.1.0"}
+    assert check(versions)
+    monkeypatch.setattr(machine, "installed_versions", lambda: versions)
+    found = examined()["packages"]
+    assert found["status"] == "error" and "numpy 2.1.0" in found["text"] and "pip install" in found["fix"]
