@@ -2,15 +2,13 @@
 
 import base64
 import io
-import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from browser import browser
 from PIL import Image
+from served import served
 from small_weights import small_weights
-from werkzeug.serving import make_server
 
 import ppldm
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
@@ -124,18 +122,6 @@ def test_the_page_shows_the_name_as_text(client):
     page = client.get("/").get_data(as_text=True)
     assert "&lt;my&gt; model" in page and "<my>" not in page
     assert "http" not in page.replace("http-equiv", "")
-
-
-@contextmanager
-def served(application):
-    """The address at which an application answers."""
-    server = make_server("127.0.0.1", 0, application, threaded=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 STATUS = 'return document.getElementById("status").textContent'

@@ -26,7 +26,6 @@ their own, so that these names are the same in every process and whatever ran be
 """
 
 import platform
-import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -45,6 +44,7 @@ from ...utils.machine.devices import host_memory
 from ...weights.formats.paddle_files import NAME_TABLE, read_tree
 from ...weights.model_file import ModelDescription
 from ..optimizer.sharding import ShardedOptimizer, parameter_of
+from .names import list_checkpoints, step_of
 from .trainer_state import TrainerState
 
 MANIFEST = "manifest.json"
@@ -52,7 +52,6 @@ _LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_f
 _NOTHING = ("false", "none", "no", "0")
 POSTHOC_STATE = "ema_posthoc_state.pdparams"
 _OVERHEAD_BYTES = 1 << 20  # names, pickle, JSON
-_NAME = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass
@@ -309,17 +308,6 @@ def verify(folder) -> str | None:
         if checksum_file(path) != expected:
             return f"{name} has changed or is cut short"
     return None
-
-
-def step_of(folder: Path) -> int:
-    """The number in a name `checkpoint-<step>`."""
-    return int(_NAME.fullmatch(folder.name)[1])
-
-
-def list_checkpoints(output_dir) -> list[Path]:
-    """The folders `checkpoint-<step>` in `output_dir`, newest first."""
-    found = [path for path in Path(output_dir).glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=step_of, reverse=True)
 
 
 def newest_checkpoint(output_dir) -> Path | None:

@@ -19,6 +19,7 @@ from ...utils.machine.devices import launch_arguments, launch_kind
 from ...utils.processes.supervise import Supervisor
 from ...utils.processes.world import World
 from ...utils.variables import all_variables
+from ..checkpoint.names import list_checkpoints, step_of
 from ..start import LAUNCH_LOGS, find_job
 
 LAUNCHER = "ppldm.training.distributed.launch"
@@ -90,5 +91,4 @@ def launch(given: argparse.Namespace, words: list[str], recipe: Recipe) -> None:
 
 
 def _newest_step(folder: Path) -> int:
-    names = (path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*"))
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return max(map(step_of, list_checkpoints(folder)), default=0)

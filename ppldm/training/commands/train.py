@@ -4,7 +4,6 @@ from ...config.flags import parse_known
 from ...config.recipe import Recipe
 from ...config.sources import read_dry_run
 from ...utils.entry import entry
-from ...utils.errors import exit_on_error
 from ...utils.processes.world import World
 from .early import check_early
 
@@ -20,14 +19,12 @@ def train(argv: list[str]):
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--loop", choices=LOOPS, default="hand")
     words = [with_underscores(word) for word in argv]
-    with exit_on_error():
-        wanted, words = read_launch(words)
+    wanted, words = read_launch(words)
     given, rest = parse_known(parser, words)
     by_hand, prog = given.loop == "hand", "ppldm train [--loop hand|trainer]"
     rest = rest if by_hand else ["--do_train", *rest]
     if is_wanted(wanted) and not read_dry_run(rest):
-        with exit_on_error():
-            launch(wanted, words, check_early(rest, by_hand, None, prog))
+        launch(wanted, words, check_early(rest, by_hand, None, prog))
     run_training(rest, loop=by_hand, config=None, prog=prog)
 
 

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from browser import browser
 from PIL import Image
-from werkzeug.serving import make_server
+from served import served
 
 from ppldm.cli.main import run as run_command
 from ppldm.evaluation.live import follow as module
@@ -344,18 +343,6 @@ def test_what_cannot_be_watched_is_one_line(run, tmp_path, words, line, capsys):
     with pytest.raises(SystemExit) as caught:
         run_command(["watch", *words])
     assert caught.value.code and line in capsys.readouterr().err
-
-
-@contextmanager
-def served(page):
-    """The address at which an application answers."""
-    server = make_server("127.0.0.1", 0, page, threaded=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def shows(selector, words):

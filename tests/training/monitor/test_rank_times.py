@@ -1,10 +1,9 @@
 """The rank that the others wait for is named: by its own seconds, once, and never for one slow moment."""
 
-import time
-
 import paddle
 import pytest
 
+from ppldm.training.monitor import rank_times
 from ppldm.training.monitor.rank_times import SLOW, ForwardTimer, SlowRanks
 
 
@@ -37,24 +36,33 @@ def test_of_two_ranks_the_slower_one_and_of_no_seconds_none():
     assert find([0.0, 0.0], [0.0, 0.0]) == [[], []]
 
 
-class Sleeps(paddle.nn.Layer):
+class Clock(paddle.nn.Layer):
+    """A model whose forward pass takes as long as it is told, by a clock of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
     def forward(self, seconds):
-        time.sleep(seconds)
+        self.now += seconds
         return seconds
 
 
-def test_forward_passes_in_training_are_timed_while_asked_for():
-    model = Sleeps()
+def test_forward_passes_in_training_are_timed_while_asked_for(monkeypatch):
+    model = Clock()
+    monkeypatch.setattr(rank_times, "time", model)
     timer = ForwardTimer(model)
-    model(0.02)  # not asked for
+    model(2.0)  # not asked for
     timer.is_on = True
-    model(0.01)
-    model(0.01)
+    model(0.25)
+    model(0.5)
     model.eval()
-    model(0.5)  # a validation's
-    taken = timer.take()
-    assert 0.02 <= taken < 0.4 and timer.take() == 0
+    model(8.0)  # a validation's
+    assert timer.take() == 0.75 and timer.take() == 0
     model.train()
     timer.close()
-    model(0.01)
+    model(1.0)
     assert timer.take() == 0
