@@ -38,7 +38,7 @@ CORE = [
     "simplejpeg>=1.8,<2",
     "numba>=0.61,<1",  # compiles ppldm/data/images and ppldm/data/normals.py; brings llvmlite
     "duckdb>=1.4.4,<2",  # filters metadata on one machine; without Java, and three times as fast as Spark there
-    "flask>=3,<4",  # the page of `ppldm app`; VisualDL brings it
+    "flask>=3,<4",  # `ppldm app`, `serve` and `watch`; VisualDL brings it
     "jinja2>=3,<4",  # the page of `ppldm report`; Flask brings it
     # The command line.
     "fastcore>=2.2,<3",
@@ -57,6 +57,7 @@ EXTRAS = {
     # What --report_to may name besides visualdl.
     "tensorboard": ["tensorboardX>=2.6,<3"],
     "wandb": ["wandb>=0.17,<1"],
+    "engine": ["openvino==2026.4.1"],  # ppldm/inference/engine.py
     # Data and results at s3:// (docs/stores.md); of fsspec's version, which datasets holds back.
     "s3": ["s3fs>=2024.9,<2024.10"],
     "test": [
@@ -90,9 +91,11 @@ setup(
     package_dir={"": "."},
     packages=find_packages(include=["ppldm", "ppldm.*"]),
     package_data={
-        "ppldm.config": ["networks/*.json", "presets/*.yaml"],
+        "ppldm.config": ["clip_merges.txt.gz", "networks/*.json", "presets/*.yaml"],
         "ppldm.evaluation.live": ["page.html"],
+        "ppldm.inference.serving": ["page.html", "page.css", "page.js"],
         "ppldm.prepare.datasets": ["entries/*.yaml"],
+        "ppldm.utils": ["web_client.css", "web_client.js"],
     },
     python_requires=">=3.10,<3.13",
     install_requires=CORE,

@@ -145,7 +145,7 @@ def select_rows(results):
 
 
 def download(results):
-    head = (("program", "程序"), ("pictures a second", "图片/秒"), ("CPU s per 1,000", "每千张 CPU 秒"))
+    head = (("program", "程序"), ("pictures a second", "图片/秒"), ("CPU s per 1,000", "每 1,000 张的 CPU 秒"))
     return head, [
         (f"`{one['name']}`", f"{one['rows_per_sec']:.0f}", f"{one['cpu_sec_per_1000']:.1f}") for one in results
     ]
@@ -175,7 +175,7 @@ def results_page(language: str) -> str:
     parts = [f"# {head['title']}", head["text"], head["picture"]]
     for section in content["sections"]:
         record = json.loads((ROOT / f"benchmarks/results/{section['figures']}.json").read_text(encoding="utf-8"))
-        title, text = _split(section[language].replace("](", f"]({up}"))
+        title, text = _split(section[language])
         columns, rows = tables[section["table"]](record["results"])
         index = ("en", "zh").index(language)
         table = [[column[index] for column in columns], ["---"] * len(columns)]
@@ -271,42 +271,60 @@ MEASURED = {
 }
 
 
-def devices_page() -> str:
-    """docs/devices.md with the kinds of devices, and who has certified which, between its marks."""
+def devices_page(name: str) -> str:
+    """A page of devices with the kinds of them, and who has certified which, between its marks."""
     from ppldm.utils.machine.devices import KINDS
 
+    chinese = name.startswith("zh")
     kinds = [
-        "| `--device` | what | limited by | ranks talk by | set | Paddle |",
+        "| `--device` | 设备 | 可见设备 | 进程间通信 | 设定 | 飞桨包 |"
+        if chinese
+        else "| `--device` | what | limited by | ranks talk by | set | Paddle |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for kind in KINDS.values():
-        settings = " ".join(f"`{name}={value}`" for name, value in kind.settings.items())
+        settings = " ".join(f"`{key}={value}`" for key, value in kind.settings.items())
         package = f"`{kind.package}`" + (f" {kind.version} +" if kind.plugin else "")
-        visible = ", ".join(f"`{name}`" for name in kind.visible)
-        kinds.append(f"| `{kind.name}` | {kind.words} | {visible} | {kind.collective} | {settings} | {package} |")
-    rows = ["| device | by | when | with | operations | worst: forward, gradient | half precision | resumed |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+        visible = ", ".join(f"`{key}`" for key in kind.visible)
+        words = MAKERS.get(kind.name, kind.words) if chinese else kind.words
+        kinds.append(f"| `{kind.name}` | {words} | {visible} | {kind.collective} | {settings} | {package} |")
+    rows = [
+        "| 设备 | 验证者 | 日期 | 版本 | 运算 | 最大差：前向，梯度 | 半精度 | 续训 |"
+        if chinese
+        else "| device | by | when | with | operations | worst: forward, gradient | half precision | resumed |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    none, of_all, equal, unequal = (
+        ("无", "/", "逐位相同", "不同") if chinese else ("none", " of ", "equal to the bit", "not equal")
+    )
     for path in sorted((ROOT / "benchmarks/results/certified").glob("*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         of, versions, device = report["operations"], report["versions"], report["device"]
-        worst = [max(one.get(name, float("inf")) for one in of) for name in ("forward", "gradient")]
-        paddle = [f"{name} {version}" for name, version in versions.items() if re.match("paddle(?!nlp)", name)]
+        worst = [max(one.get(key, float("inf")) for one in of) for key in ("forward", "gradient")]
+        paddle = [f"{key} {version}" for key, version in versions.items() if re.match("paddle(?!nlp)", key)]
         cells = [
             f"{device['name']}: {device['model']}",
             report["by"],
             report["date"][:10],
             f"ppldm {versions['ppldm']}, {', '.join(paddle)}",
-            f"{sum(one['ok'] for one in of)} of {len(of)}",
+            f"{sum(one['ok'] for one in of)}{of_all}{len(of)}",
             ", ".join(f"{one:.1e}" for one in worst),
-            ", ".join(name for name, found in report["half_precision"].items() if found) or "none",
-            "equal to the bit" if report["resume"]["equal"] else "not equal",
+            ", ".join(key for key, found in report["half_precision"].items() if found) or none,
+            equal if report["resume"]["equal"] else unequal,
         ]
         rows.append(f"| {' | '.join(cells)} |")
-    text = (DOCS / "devices.md").read_text(encoding="utf-8")
-    for name, table in (("kinds", kinds), ("certified", rows)):
-        head, mark, rest = text.partition(f"<!-- {name} -->\n")
+    text = (DOCS / name).read_text(encoding="utf-8")
+    for mark_name, table in (("kinds", kinds), ("certified", rows)):
+        head, mark, rest = text.partition(f"<!-- {mark_name} -->\n")
         text = head + mark + "\n".join(table) + "\n" + rest[rest.index("<!-- end -->") :]
     return text
+
+
+# What the kinds of devices are called in Chinese.
+MAKERS = {
+    **{"cpu": "CPU", "gpu": "英伟达 GPU", "dcu": "海光 DCU", "xpu": "昆仑芯 XPU", "npu": "昇腾 NPU"},
+    **{"mlu": "寒武纪 MLU", "gcu": "燧原 GCU", "metax_gpu": "沐曦 GPU"},
+}
 
 
 PAGES = {
@@ -315,7 +333,8 @@ PAGES = {
     "api.md": api_page,
     "comparison.md": lambda: comparison_page("comparison.md"),
     "zh/comparison.md": lambda: comparison_page("zh/comparison.md"),
-    "devices.md": devices_page,
+    "devices.md": lambda: devices_page("devices.md"),
+    "zh/devices.md": lambda: devices_page("zh/devices.md"),
 }
 
 

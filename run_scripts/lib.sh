@@ -220,22 +220,30 @@ install_packages() {
     done <<<"$1" 2>&1 | tee "$VENV/install.log" | show_pip_progress "$(num_packages)"
 }
 
-# Turn pip's many lines into one that counts (on a terminal), or into one line in 25.
+# Turn pip's many lines into one that counts (on a terminal), or into one line in 25. Not by awk: Debian's reads ahead,
+# and would tell of a step only when the next one has begun.
 show_pip_progress() {
-    local terminal=0
-    [[ -t 2 ]] && terminal=1
-    awk -v total="$1" -v terminal="$terminal" '
-        function show(text) { printf(terminal ? "\r\033[K    %s" : "    %s\n", text) > "/dev/stderr"; fflush() }
-        /^(Collecting|Requirement already satisfied)/ && number < total {
-            number += 1
-            if (terminal || number % 25 == 0) show(number " of about " total " packages fetched")
-        }
-        /^\+ / { if (terminal) printf("\r\033[K") > "/dev/stderr"; print "    " substr($0, 3) > "/dev/stderr"; fflush() }
-        /^Building wheels/ { show("building the packages that have no wheel") }
-        /^Installing collected packages/ { show("unpacking") }
-        /^ERROR|^error/ { show($0 "\n") }
-        END { if (terminal) printf("\r\033[K") > "/dev/stderr" }
-    '
+    local line number=0 total=$1 clear='' end=$'\n'
+    [[ ! -t 2 ]] || clear=$'\r\033[K' end=''
+    while IFS= read -r line; do
+        case $line in
+            Collecting* | "Requirement already satisfied"*)
+                ((number < total)) || continue
+                number=$((number + 1))
+                if [[ $clear ]] || ((number % 25 == 0)); then
+                    printf '%s' "$clear    $number of about $total packages fetched$end"
+                fi
+                ;;
+            "+ "*) printf '%s\n' "$clear    ${line#+ }" ;;
+            "Building wheels"*) printf '%s' "$clear    building the packages that have no wheel$end" ;;
+            "Installing collected packages"*)
+                line=${line//[^,]/}
+                printf '%s' "$clear    unpacking ($((${#line} + 1)) packages)$end"
+                ;;
+            ERROR* | error*) printf '%s\n' "$clear    $line" ;;
+        esac
+    done >&2
+    printf '%s' "$clear" >&2
 }
 
 # run_module MODULE FLAGS...: make the environment and run a module of ppldm in it. Its flags are checked before anything

@@ -68,7 +68,7 @@ prove_on() (
     PYTHON=$1
     VENV=$ROOT/.venv-$2
     make_venv
-    PPLDM_REQUIRE=s3,browser,java,gzip,pigz,bgzip,openssl
+    PPLDM_REQUIRE=s3,browser,java,gzip,pigz,bgzip,openssl,zsh,fish
     if [[ $3 == full ]]; then
         install_references "$VENV" || exit 1
         PPLDM_REQUIRE=all
@@ -112,7 +112,8 @@ is_python() {
 install_programs() {
     local program missing=()
     local -A packages=([chromium]=chromium [chromedriver]=chromium-driver [pigz]=pigz [bgzip]=tabix
-        [java]=openjdk-17-jre-headless [openssl]=openssl [g++]=g++)
+        [java]=openjdk-17-jre-headless [openssl]=openssl [g++]=g++
+        [zsh]=zsh [fish]=fish)
     for program in "${!packages[@]}"; do
         command -v "$program" >/dev/null || missing+=("${packages[$program]}")
     done
@@ -144,6 +145,7 @@ install_packages_of_debian() {
 install_references() {
     local pip=("$1/bin/python" -m pip install --quiet --no-input --no-deps)
     "${pip[@]}" --requirement "$ROOT/requirements/wandb.txt" || return 1
+    "${pip[@]}" --requirement "$ROOT/requirements/engine.txt" || return 1
     "${pip[@]}" --requirement "$ROOT/requirements/parity.txt" 2>/dev/null ||
         "${pip[@]}" --extra-index-url "$PYTORCH_INDEX" --requirement "$ROOT/requirements/parity.txt"
 }

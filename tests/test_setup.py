@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import select
 import shutil
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_lock_leaves_out_what_needs_more_than_a_slim_machine(python):
 
 def test_every_extra_is_declared(declared):
     assert declared["extras_require"].keys() == {
-        *("cpu", "gpu", "data", "demo", "tensorboard", "wandb", "s3", "test", "parity")
+        *("cpu", "gpu", "data", "demo", "tensorboard", "wandb", "s3", "engine", "test", "parity")
     }
     assert declared["entry_points"]["console_scripts"] == ["ppldm = ppldm.cli.main:main"]
 
@@ -199,6 +200,21 @@ def test_no_more_packages_are_counted_than_there_are(lines):
     done = subprocess.run(["bash", "-c", program], input=text, capture_output=True, text=True)
     shown = [f"    {number} of about 150 packages fetched" for number in range(25, min(lines, 150) + 1, 25)]
     assert done.stderr.splitlines() == shown
+
+
+def test_each_step_of_pip_is_told_when_it_begins():
+    program = f"source {ROOT}/run_scripts/lib.sh; show_pip_progress 150"
+    with subprocess.Popen(["bash", "-c", program], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shown:
+        for line, told in [
+            ("+ pip install a", "    pip install a"),
+            ("Building wheels for collected packages: a", "    building the packages that have no wheel"),
+            ("Installing collected packages: a, b, c", "    unpacking (3 packages)"),
+            ("ERROR: no space", "    ERROR: no space"),
+        ]:
+            print(line, file=shown.stdin, flush=True)
+            assert select.select([shown.stderr], [], [], 30)[0], f"nothing is told of {line}"
+            assert shown.stderr.readline() == f"{told}\n"
+        shown.stdin.close()
 
 
 def test_the_device_is_said_once(tmp_path):

@@ -28,9 +28,14 @@ compdef _ppldm ppldm
 """,
     "fish": r"""function __ppldm_next
     set -l typed (commandline -opc) (commandline -ct)
-    ppldm completion next $typed[2..-1] 2>/dev/null
+    set -l found (ppldm completion next $typed[2..-1] 2>/dev/null)
+    if set -q found[1]
+        printf '%s\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
 end
-complete -c ppldm -a '(__ppldm_next)'
+complete -c ppldm -f -a '(__ppldm_next)'
 """,
 }
 _FLAG = re.compile(r"^ +(--[\w-]+)(?: \{([^}]+)\})?", re.MULTILINE)  # of a help text, with its choices

@@ -61,7 +61,8 @@ GROUPS = {
     },
     "Draw and measure": {
         "generate": ("ppldm.inference.generate", "generate"),
-        "app": ("ppldm.inference.app", "app"),
+        "app": ("ppldm.inference.serving.commands", "app"),
+        "serve": ("ppldm.inference.serving.commands", "serve"),
         "evaluate": ("ppldm.evaluation.evaluate", "evaluate"),
         "compare": ("ppldm.evaluation.compare", "compare"),
     },

@@ -159,7 +159,7 @@ def identity_of(*groups) -> dict:
 
 
 def check_value(stated: Option, value, where: str = ""):
-    """`value` in the option's type, a whole number for a float as that float.
+    """`value` in the option's type, a whole number for a float as that float, and YAML's `off` as the word.
 
     Raises ConfigError for what it may not be. `where`: what the value was given as; the flag if omitted.
     """
@@ -211,6 +211,8 @@ def _read_table(stated: Option, text: str) -> dict | None:
 
 def _check_one(stated: Option, value, where: str):
     value = float(value) if stated.type is float and type(value) is int else value
+    if value is False and stated.type is str and "off" in (stated.default, *stated.choices):
+        value = "off"  # what YAML 1.1 makes a switch of
     if type(value) is not stated.type:
         raise ConfigError(f"{where} {value} must be {_TYPE_WORDS[stated.type]}")
     if stated.choices and value not in stated.choices:

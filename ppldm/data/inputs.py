@@ -29,11 +29,9 @@ from typing import ClassVar
 import numpy as np
 
 from ..utils.errors import ConfigError
-from ..utils.rng import Stream
+from ..utils.rng import Stream, pyramid
 from .control.filters import ControlFilter
 from .levels import Level
-
-_PYRAMID_LEVELS, _LARGEST_COARSE = 10, 16
 
 # (stream, (epoch, row)) -> the generator of that purpose
 Generators = Callable[[Stream, tuple[int, int]], np.random.Generator]
@@ -241,9 +239,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Pyramid:
-    """`first`, and normals of `stream` on grids of half its sides, a quarter and so on, each enlarged by repetition and
-    0.75 times the one before; divided by the root of the sum of the squares. Of the grids only those up to 16 a side
-    count, and none below 1. As the published trainer of Stable Cascade's stage B makes its noise."""
+    """`utils.rng.pyramid` of `first` and normals of `stream`."""
 
     first: Normals
     stream: Stream
@@ -253,23 +249,10 @@ class Pyramid:
         """Of one sample."""
         return self.first.shape(height, width)
 
-    def grids(self, height: int, width: int) -> list[tuple[float, int, int]]:
-        """(weight, height, width) of each coarser grid for noise of so many numbers."""
-        sides = [(0.75**level, height >> level, width >> level) for level in range(1, _PYRAMID_LEVELS)]
-        return [(weight, h, w) for weight, h, w in sides if h and w and min(h, w) <= _LARGEST_COARSE]
-
     def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
         """For each of `keys` (epoch, row)."""
         noise = self.first.draw(keys, size, generators, made)
-        channels, height, width = noise.shape[1:]
-        grids = self.grids(height, width)
-        for key, place in zip(keys, noise, strict=True):
-            generator = generators(self.stream, key)
-            for weight, h, w in grids:
-                coarse = generator.standard_normal((channels, h, w), dtype=np.float32)
-                rows, columns = np.arange(height) * h // height, np.arange(width) * w // width
-                place += np.float32(weight) * coarse[:, rows[:, None], columns]
-        return noise / np.float32(sum([weight**2 for weight, *_ in grids], 1.0) ** 0.5)
+        return np.stack([pyramid(one, generators(self.stream, key)) for key, one in zip(keys, noise, strict=True)])
 
 
 Input = (

@@ -50,7 +50,7 @@ def demo_data(
     size: int = 64,  # width and height of the pictures, in pixels
     limit: int = 0,  # take only the first N pictures of the subset; 0 means all
     language: Annotated[str, {"choices": [*LANGUAGES, "both"]}] = "en",  # of the captions; both: with --world shapes
-    subset: Annotated[str, {"choices": ["all", "quickstart"]}] = "all",  # quickstart: 60 pictures and held-out prompts
+    subset: Annotated[str, {"choices": ["all", "quickstart"]}] = "all",  # quickstart: 55 pictures, 6 held out
     world: Annotated[str, {"choices": ["openmoji", "shapes"]}] = "openmoji",  # shapes: drawn scenes, any number of rows
     rows: int = 20_000,  # of the shapes world, besides a tenth as many held-out ones
     max_objects: int = 3,  # in a scene of the shapes world

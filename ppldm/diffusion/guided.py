@@ -2,27 +2,37 @@
 
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
 
 from ..utils.errors import ModelError
-from ..utils.rng import Stream, make_rng
-from .samplers import Sampler, choose_sampler
+from ..utils.rng import Stream, make_rng, pyramid
+from .drawing import Drawing
+from .samplers import make_sampler
 
+Callback = Callable[[int, int, paddle.Tensor], None]
 _SHOWN = 60  # letters of a prompt in a message
 
 
 def noises(
-    seed: int, prompt: str, index: int, shape: tuple[int, int, int], stream: Stream = Stream.SAMPLE
+    seed: int,
+    prompt: str,
+    index: int,
+    shape: tuple[int, int, int],
+    stream: Stream = Stream.SAMPLE,
+    coarse: bool = False,
 ) -> Iterator[np.ndarray]:
     """The noises [C, h, w] float32 of picture `index` of `prompt`: the one it starts from, then one for each step.
 
     A function of (seed, prompt, index) alone: not of batch, guidance scale or process. The prompt enters by its CRC-32.
+    coarse: of the kind of `pyramid`.
     """
     rng = make_rng(seed, stream, epoch=zlib.crc32(prompt.encode()), row=index)
     while True:
-        yield rng.standard_normal(shape, dtype=np.float32)
+        normals = rng.standard_normal(shape, dtype=np.float32)
+        yield pyramid(normals, rng) if coarse else normals
 
 
 def initial_noise(seed: int, prompt: str, index: int, shape: tuple[int, int, int]) -> np.ndarray:
@@ -30,51 +40,80 @@ def initial_noise(seed: int, prompt: str, index: int, shape: tuple[int, int, int
     return next(noises(seed, prompt, index, shape))
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """A picture that is drawn over, as `Drawing.strength` says: its latents [B, C, h, w] float32, scaled; known [B, 1,
+    h, w] bool: what of it is kept, put back after each step with the noise that is due there (Lugmayr et al. 2022,
+    arXiv:2201.09865, without resampling; diffusers' inpainting with models that have no mask channels); None: nothing.
+    """
+
+    latents: paddle.Tensor
+    known: paddle.Tensor | None = None
+
+
 @paddle.no_grad()
 def sample_latents(
     model,
-    input_ids,
-    empty_ids,
+    condition: dict,
+    without: dict | None,
     noise,
-    guidance_scale: float,
-    num_inference_steps: int,
-    on_step: Callable | None = None,
-    sampler: str | None = None,
+    drawing: Drawing,
+    callback: Callback | None = None,
     next_noise: Callable | None = None,
     control: dict | None = None,
+    beginning: Beginning | None = None,
 ):
-    """Latents [B, C, h, w] from `noise`; by deterministic DDIM (eta 0), of flow by Euler's method, unless
-    `sampler` names another.
+    """Latents [B, C, h, w] float32 from `noise`, of the same shape, standard normal.
 
-    `input_ids` [B, L] int64 are the prompts' tokens, `empty_ids` [1, L] or [B, L] those of the empty caption, or of
-    what the pictures should not show. Guidance is that of Ho and Salimans 2022 (arXiv:2207.12598): uncond +
-    guidance_scale (cond - uncond); 1 costs a single pass. `next_noise()` gives the noise [B, C, h, w] of each step to a
-    stochastic sampler. `control`: what leads a model that takes it (`networks.denoising`, `lead`).
+    `condition`: what the model makes of the prompts, `model.condition(input_ids)`; `without`: the same of the empty
+    caption, or of what the pictures should not show, of one or of B, which guidance alone needs: that of Ho and
+    Salimans 2022 (arXiv:2207.12598), uncond + guidance_scale (cond - uncond); 1 costs a single pass. `callback`: after
+    each pass through the network, with its number from 1, how many there are, and the latents so far. `next_noise()`
+    gives the noise [B, C, h, w] of each step to a stochastic sampler. `control`: what leads a model that takes it
+    (`networks.denoising`, `lead`). `beginning`: what is drawn over; the same `noise` is then added to it. Raises
+    ConfigError.
     """
-    run = Sampler(choose_sampler(sampler, model.process), model.process, num_inference_steps, model.sampling)
-    condition = model.condition(input_ids)
-    guided = guidance_scale != 1.0
+    run = make_sampler(model.process, drawing, model.sampling)
+    guided = drawing.guidance_scale != 1.0
     if guided:
-        condition = _beside(model.condition(empty_ids), condition)
+        condition = _beside(without, condition)
     # Both branches are told the same sizes: what guidance strengthens is the caption.
-    condition |= model.size_condition(model.drawn_sizes(paddle.concat([noise] * 2) if guided else noise))
+    condition = condition | model.size_condition(model.drawn_sizes(paddle.concat([noise] * 2) if guided else noise))
     condition |= {
         name: paddle.concat([model.without_lead(value), value]) if guided and paddle.is_tensor(value) else value
         for name, value in (control or {}).items()
     }
+    known = beginning and beginning.known
     latents = noise * run.initial_scale
-    for timestep in run.timesteps:
-        latents_input = run.scale_input(latents, timestep)
+    if beginning and (known is None or drawing.strength < 1):
+        latents = run.noised(beginning.latents, noise, 0)
+    for number, timestep in enumerate(run.timesteps, 1):
+        timestep = timestep if paddle.is_tensor(timestep) else paddle.to_tensor(timestep)
+        latents_input = run.scale_input(latents)
         latents_input = paddle.concat([latents_input] * 2) if guided else latents_input
         latents_input = latents_input.astype(model.denoiser.dtype)
         predicted = model.denoise(latents_input, timestep, **condition).astype("float32")
         if guided:
-            without, with_prompt = predicted.chunk(2)
-            predicted = without + guidance_scale * (with_prompt - without)
-        latents = run.step(predicted, timestep, latents, next_noise() if run.is_stochastic else None)
-        if on_step:
-            on_step()
+            unsaid, said = predicted.chunk(2)
+            predicted = _guide(unsaid, said, drawing)
+        latents = run.step(predicted, latents, next_noise() if run.is_stochastic else None)
+        if beginning and known is not None:
+            there = beginning.latents if number == len(run.timesteps) else run.noised(beginning.latents, noise, number)
+            latents = paddle.where(known, there, latents)
+        if callback:
+            callback(number, len(run.timesteps), latents)
     return latents
+
+
+def _guide(without, with_prompt, drawing: Drawing):
+    """The prediction [B, C, h, w] of guidance from those of both branches; with a part of it, `guidance_rescale`, of
+    the deviation that the prompt's own has."""
+    guided = without + drawing.guidance_scale * (with_prompt - without)
+    if not drawing.guidance_rescale:
+        return guided
+    rest = [1, 2, 3]
+    alike = guided * (with_prompt.std(rest, keepdim=True) / guided.std(rest, keepdim=True))
+    return drawing.guidance_rescale * alike + (1.0 - drawing.guidance_rescale) * guided
 
 
 def _beside(without: dict, condition: dict) -> dict:
@@ -95,33 +134,20 @@ def to_pictures(pixels) -> np.ndarray:
 
 
 @paddle.no_grad()
-def draw(
-    model,
-    tokenizer,
-    prompts: list[str],
-    indices: list[int],
-    shape: tuple[int, int, int],
-    seed: int | list[int],
-    guidance_scale: float,
-    num_inference_steps: int,
-    on_step: Callable | None = None,
-    sampler: str | None = None,
-    negative_prompts: list[str] | None = None,
-    check: bool = True,
-    control: dict | None = None,
-    stream: Stream = Stream.SAMPLE,
-) -> np.ndarray:
-    """Pictures [B, H, W, 3] uint8: one for each pair of `prompts` and `indices`. The model must be in eval mode.
+def draw(model, tokenizer, prompts: list[str], *args, check: bool = True, **settings) -> np.ndarray:
+    """Pictures [B, H, W, 3] uint8 of the arguments of `draw_latents`. The model must be in eval mode.
 
-    `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default. `check`: raise
-    ModelError where the sampler ends in values that are not finite; else those pictures are black. `control`: as
-    `sample_latents` takes it, of as many pictures. `stream`: of the noise.
+    `check`: raise ModelError where the sampler ends in values that are not finite; else those pictures are black.
     """
-    latents = draw_latents(model, tokenizer, prompts, indices, shape, seed, guidance_scale, num_inference_steps,
-                           on_step, sampler, negative_prompts, check, control, stream)  # fmt: skip
+    return decode(model, draw_latents(model, tokenizer, prompts, *args, check=check, **settings), prompts, check)
+
+
+@paddle.no_grad()
+def decode(model, latents, prompts: list[str], check: bool = True) -> np.ndarray:
+    """Latents [B, C, h, w] of as many prompts to pictures [B, H, W, 3] uint8. check: as of `draw`."""
     pixels = model.decode(latents)
     if check:
-        _require_finite(pixels, prompts, _how(model, sampler, num_inference_steps, guidance_scale))
+        _require_finite(pixels, prompts, "decoding")
     pixels = paddle.where(paddle.isfinite(pixels), pixels, paddle.full_like(pixels, -1.0))
     return to_pictures(pixels)
 
@@ -134,41 +160,45 @@ def draw_latents(
     indices: list[int],
     shape: tuple[int, int, int],
     seed: int | list[int],
-    guidance_scale: float,
-    num_inference_steps: int,
-    on_step: Callable | None = None,
-    sampler: str | None = None,
+    drawing: Drawing,
+    *,
     negative_prompts: list[str] | None = None,
+    encode: Callable[[list[str]], dict] | None = None,
+    named_by: list[str] | None = None,
+    callback: Callback | None = None,
     check: bool = True,
     control: dict | None = None,
+    beginning: Beginning | None = None,
+    noise: np.ndarray | None = None,
     stream: Stream = Stream.SAMPLE,
 ):
-    """The latents [B, C, h, w] that `draw` decodes, of the same arguments."""
+    """Latents [B, C, h, w] float32: one for each pair of `prompts` and `indices`, of `shape` (C, h, w).
+
+    `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default. `encode`: what
+    the network takes of texts (`model.condition`), where that is not what the tokenizer and the model make of them.
+    `check`: raise ModelError for latents that are not finite. `noise`: [B, C, h, w] float32, what to start from in the
+    place of the first of `noises`. `named_by`: texts in the place of prompts by which the noise is drawn. `stream`: of
+    the noise. Further: `sample_latents`.
+    """
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
-    streams = [noises(*key, shape, stream) for key in zip(seeds, prompts, indices, strict=True)]
+    keys = zip(seeds, named_by or prompts, indices, strict=True)
+    streams = [noises(*key, shape, stream, model.coarse_noise) for key in keys]
+    drawing = drawing.fit(model.process)
 
     def next_noise():
         return paddle.to_tensor(np.stack([next(stream) for stream in streams]))
 
-    latents = sample_latents(
-        model,
-        paddle.to_tensor(tokenizer.encode(prompts)),
-        paddle.to_tensor(tokenizer.encode(negative_prompts or [""])),
-        next_noise(),
-        guidance_scale,
-        num_inference_steps,
-        on_step,
-        sampler,
-        next_noise,
-        control,
-    )
+    def condition(texts: list[str]) -> dict:
+        return encode(texts) if encode else model.condition(paddle.to_tensor(tokenizer.encode(texts)))
+
+    without = condition(negative_prompts or [""]) if drawing.guidance_scale != 1.0 else None
+    first = next_noise()
+    first = first if noise is None else paddle.to_tensor(noise)
+    latents = sample_latents(model, condition(prompts), without, first, drawing, callback, next_noise, control,
+                             beginning)  # fmt: skip
     if check:
-        _require_finite(latents, prompts, _how(model, sampler, num_inference_steps, guidance_scale))
+        _require_finite(latents, prompts, str(drawing))
     return latents
-
-
-def _how(model, sampler: str | None, num_inference_steps: int, guidance_scale: float) -> str:
-    return f"{num_inference_steps} steps of {choose_sampler(sampler, model.process)} at guidance {guidance_scale:g}"
 
 
 def _require_finite(values, prompts: list[str], how: str) -> None:

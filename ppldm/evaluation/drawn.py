@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..inference.generate import Plan, draw_plan, short
+from ..diffusion.drawing import Drawing
+from ..inference.pictures.draw import draw_plan
+from ..inference.pictures.plan import SCALE, Plan, short
 from ..inference.prompts import Request, read_requests
 from ..utils.errors import ConfigError, DataError
 from ..utils.rng import Stream, make_rng
@@ -18,14 +20,13 @@ _CHOICE = 0  # the seed that chooses prompts, and real pictures
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """What of a drawing does not depend on the model. per_prompt: pictures of each request."""
+class Samples:
+    """What is drawn, whatever the model. per_prompt: pictures of each request; drawing: at any guidance scale."""
 
     requests: list[Request]
     per_prompt: int
     guidance_scales: tuple[float, ...]
-    num_inference_steps: int
-    sampler: str | None
+    drawing: Drawing
     seed: int
     resolution: int | None
     exact: bool
@@ -38,8 +39,8 @@ class Drawing:
 
     def plan(self, scale: float) -> Plan:
         """The pictures of one guidance scale."""
-        return Plan(self.requests, self.per_prompt, [scale], self.num_inference_steps, self.sampler, self.seed,
-                    self.resolution, self.resolution, self.exact)  # fmt: skip
+        return Plan(self.requests, self.per_prompt, {SCALE: [scale]}, self.drawing, self.seed, self.resolution,
+                    self.resolution, self.exact)  # fmt: skip
 
     def folders(self, out: Path) -> dict[float, Path]:
         """Where the pictures of each guidance scale go."""
@@ -50,8 +51,7 @@ class Drawing:
         return {
             "requests": [[one.prompt, one.negative_prompt, one.seed] for one in self.requests],
             "per_prompt": self.per_prompt,
-            "num_inference_steps": self.num_inference_steps,
-            "sampler": self.sampler,
+            **at_any_scale(self.drawing),
             "seed": self.seed,
             "resolution": self.resolution,
             "exact": self.exact,
@@ -61,6 +61,11 @@ class Drawing:
         """Draw this rank's share of what is not there yet. Raises OutputError, ConfigError."""
         for scale, folder in self.folders(out).items():
             draw_plan(pipeline, self.plan(scale), folder, batch_size=self.batch_size, world=world)
+
+
+def at_any_scale(drawing: Drawing) -> dict:
+    """All that a drawing says but its guidance scale, JSON-ready."""
+    return {name: value for name, value in drawing.as_dict().items() if name != "guidance_scale"}
 
 
 def choose_requests(

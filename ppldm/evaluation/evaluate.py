@@ -9,7 +9,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Annotated
 
-from ..inference.generate import check_settings, join_world, require_positive
+from ..diffusion.drawing import Drawing
+from ..inference.generate import join_world
+from ..inference.pictures.ask import check_settings, require_positive
 from ..utils.entry import entry
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
@@ -86,10 +88,13 @@ def _check(flags) -> None:
         raise ConfigError("name what to evaluate, a model or a folder of pictures, or the run to watch (--watch RUN)")
     if flags.seed < 0:
         raise ConfigError(f"--seed {flags.seed} must not be negative: a result must say which pictures it is of")
-    check_settings(list(flags.guidance_scale), flags.sampler, flags.seed)
-    positive = ("num_samples", "num_real", "resolution", "threads", "num_inference_steps", "batch_size", "every",
-                "poll_seconds")  # fmt: skip
+    check_settings(_drawing(flags), list(flags.guidance_scale), flags.seed)
+    positive = ("num_samples", "num_real", "resolution", "threads", "batch_size", "every", "poll_seconds")
     require_positive(**{name: getattr(flags, name) for name in positive if getattr(flags, name) is not None})
+
+
+def _drawing(flags) -> Drawing:
+    return Drawing(flags.num_inference_steps, flags.guidance_scale[0], flags.sampler)
 
 
 def _open_job(flags):
@@ -111,10 +116,10 @@ def _open_job(flags):
         prompts=flags.prompts,
         num_samples=flags.num_samples,
         negative_prompt=flags.negative_prompt,
-        drawing={
+        samples={
             "guidance_scales": tuple(dict.fromkeys(flags.guidance_scale)),
-            "num_inference_steps": flags.num_inference_steps,
-            **{name: getattr(flags, name) for name in ("sampler", "seed", "resolution", "exact")},
+            "drawing": _drawing(flags),
+            **{name: getattr(flags, name) for name in ("seed", "resolution", "exact")},
             "batch_size": 1 if flags.exact else flags.batch_size,
         },
         loading={

@@ -20,7 +20,7 @@ from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World
 from ..weights.folders import CHECKPOINT_AVERAGE, COMPONENT_FOLDERS, EXPORTED_CKPT, find_component, is_checkpoint
 from ..weights.lora.merge import identify_loras
-from .drawn import Drawing, choose_requests
+from .drawn import Samples, choose_requests
 from .measure import Networks, Wanted, check, measure, names_of, state_settings
 from .pictures import PictureSet, open_pictures
 from .result import Result, begin_result
@@ -30,8 +30,8 @@ _FEATURES, _RECONSTRUCTIONS = "features", "reconstructions"
 
 @dataclass
 class Job:
-    """What is asked for but for the model. prompts: a file; None: the captions of the real pictures. drawing: arguments
-    of `Drawing` besides its requests. loading: arguments of `inference.load.load`."""
+    """What is asked for but for the model. prompts: a file; None: the captions of the real pictures. samples: arguments
+    of `Samples` besides its requests. loading: arguments of `inference.load.load`."""
 
     against: Path
     num_real: int | None
@@ -41,7 +41,7 @@ class Job:
     prompts: str | None
     num_samples: int | None
     negative_prompt: str
-    drawing: dict
+    samples: dict
     loading: dict
     redo: bool
     _real: dict[int | None, PictureSet] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Job:
     @property
     def resolution(self) -> int | None:
         """The side that was asked for."""
-        return self.drawing["resolution"]
+        return self.samples["resolution"]
 
     @property
     def loras(self) -> dict:
@@ -63,11 +63,11 @@ class Job:
             self._real[resolution] = open_pictures(self.against, resolution, self.num_real)
         return self._real[resolution]
 
-    def draws(self, resolution: int | None) -> Drawing:
+    def draws(self, resolution: int | None) -> Samples:
         """What a model of this resolution is to draw. Raises ConfigError, DataError."""
         captions = () if self.prompts else self.real(resolution).captions
         chosen = choose_requests(self.prompts, captions, str(self.against), self.num_samples, self.negative_prompt)
-        return Drawing(*chosen, **self.drawing)
+        return Samples(*chosen, **self.samples)
 
     def of_pictures(self, folder: Path, out: Path) -> dict[Path, Result]:
         """The result of a folder of pictures by its file."""
@@ -83,15 +83,14 @@ class Job:
     ) -> dict[Path, Result]:
         """Draw, and on the main rank the results by their files; on others {}. features: where those of the real
         pictures are kept. All ranks call it together."""
-        from ..diffusion.samplers import choose_sampler
         from ..inference.generate import warn_of_unknown_words
         from ..inference.load import load
 
         pipeline = load(model, ema=ema, **self.loading)
         resolution = self.resolution or pipeline.resolution
-        drawing = self.draws(resolution)
-        drawing = replace(drawing, sampler=choose_sampler(drawing.sampler, pipeline.model.process))
-        settings = drawing.settings()
+        samples = self.draws(resolution)
+        samples = replace(samples, drawing=samples.drawing.fit(pipeline.model.process))
+        settings = samples.settings()
         claim = {
             "of": pipeline.fingerprint,
             "against": self.real(resolution).digest,
@@ -101,15 +100,15 @@ class Job:
         }
         with self._claimed(out, claim, world):
             if world.is_main:
-                warn_of_unknown_words(pipeline, drawing.requests)
-            drawing.draw(pipeline, out, world)
+                warn_of_unknown_words(pipeline, samples.requests)
+            samples.draw(pipeline, out, world)
             barrier(world)
             facts, results = weight_facts(model, ema) | self.loras, {}
             networks = self.make_networks(features or out / _FEATURES)
-            for folder in drawing.folders(out).values() if world.is_main else ():
+            for folder in samples.folders(out).values() if world.is_main else ():
                 generated = open_pictures(folder, resolution)
-                if len(generated) != drawing.count:
-                    raise DataError(f"{folder} holds {len(generated)} pictures and not {drawing.count}; use --redo")
+                if len(generated) != samples.count:
+                    raise DataError(f"{folder} holds {len(generated)} pictures and not {samples.count}; use --redo")
                 path = out / f"{folder.name}.json"
                 results[path] = self._measure(path, str(model), generated, self.real(resolution), facts, networks)
         barrier(world)
@@ -123,7 +122,7 @@ class Job:
         real, results = self.real(self.resolution or vae.resolution), {}
         claim = {"of": vae.fingerprint, "against": real.digest}
         with self._claimed(out, claim, world):
-            vae.write(real, out / _RECONSTRUCTIONS, self.drawing["batch_size"], world)
+            vae.write(real, out / _RECONSTRUCTIONS, self.samples["batch_size"], world)
             barrier(world)
             if world.is_main:
                 generated = open_pictures(out / _RECONSTRUCTIONS)
@@ -168,10 +167,10 @@ class Job:
             return {**plan, "pictures": len(self.real(None))}
         if not is_model(what):
             return {**plan, "pictures": len(open_pictures(what, None, self.num_samples))}
-        drawing = self.draws(None)
-        scales = list(drawing.guidance_scales)
-        pictures = drawing.count * len(scales)
-        return {**plan, "pictures": pictures, "prompts": len(drawing.requests), "guidance_scale": scales}
+        samples = self.draws(None)
+        scales = list(samples.guidance_scales)
+        pictures = samples.count * len(scales)
+        return {**plan, "pictures": pictures, "prompts": len(samples.requests), "guidance_scale": scales}
 
 
 def weight_facts(model: Path, ema: bool) -> dict:

@@ -26,7 +26,7 @@ from ..data.formats.sample_files import IMAGE_SUFFIXES, decode_caption
 from ..data.images.crop import scale_to_cover
 from ..data.images.decode import decode_pixels
 from ..data.open_parts import OpenParts
-from ..inference.generate import SETTINGS_CHUNK
+from ..inference.pictures.draw import SETTINGS_CHUNK
 from ..utils.errors import DataError, RowError
 from ..utils.log import get_logger, progress
 from ..utils.rng import Stream, make_rng

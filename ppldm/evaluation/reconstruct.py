@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 
 from ..diffusion.guided import to_pictures
-from ..inference.generate import SETTINGS_CHUNK, read_settings
+from ..inference.pictures.draw import SETTINGS_CHUNK, read_settings
 from ..networks.autoencoder import reconstruct
 from ..utils.checksums import checksum_arrays
 from ..utils.files import make_output_dir

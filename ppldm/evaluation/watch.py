@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from ..inference.generate import short
+from ..inference.pictures.plan import short
 from ..training.checkpoint.checkpoint import list_checkpoints, read_manifest, step_of
 from ..training.monitor.metrics import EVALUATION_DIR, EVALUATION_FILE
 from ..training.monitor.sinks import VisualDLSink
@@ -24,6 +24,7 @@ from ..utils.files import make_output_dir, read_json, write_text
 from ..utils.jobs import JobFolder
 from ..utils.log import get_logger
 from ..utils.processes.world import World
+from .drawn import at_any_scale
 from .job import Job, has_average
 from .measure import names_of
 from .result import Result, read_result
@@ -45,8 +46,10 @@ def watch_run(job: Job, run: Path, out: Path, every: int, poll_seconds: float | 
         raise ConfigError("--watch runs in one process; start it without paddle.distributed.launch")
     os.nice(_NICENESS)
     job.redo = True  # of each checkpoint's folder; what differs from an earlier watcher is refused here
+    drawn = {name: value for name, value in job.samples.items() if name != "drawing"}
+    drawn |= at_any_scale(job.samples["drawing"])
     asked = {"against": str(job.against), "prompts": job.prompts, "num_samples": job.num_samples,
-             "num_real": job.num_real, "negative_prompt": job.negative_prompt, **job.drawing, **job.loras}  # fmt: skip
+             "num_real": job.num_real, "negative_prompt": job.negative_prompt, **drawn, **job.loras}  # fmt: skip
     results, passed = {}, set()
     with JobFolder(out, ".watch", "evaluation of a run").claimed(asked):
         while True:
@@ -86,7 +89,7 @@ def _evaluate_once(job: Job, checkpoint: Path, out: Path) -> dict[Path, Result] 
 def _is_done(job: Job, checkpoint: Path, folder: Path) -> bool:
     """Whether the results of all guidance scales are there, of these weights and with these metrics."""
     manifest, wanted = read_manifest(checkpoint).get("crc32"), {one.name for one in job.wanted}
-    for scale in job.drawing["guidance_scales"]:
+    for scale in job.samples["guidance_scales"]:
         found = read_json(folder / f"g{short(scale)}.json")
         if not isinstance(found, dict) or found["of"]["weights"].get("manifest") != manifest:
             return False

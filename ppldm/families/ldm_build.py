@@ -34,6 +34,7 @@ from ..weights.fill import component_of, config_of, fill_component, find_compone
 from ..weights.folders import FOLDERS, whole_model
 from ..weights.noise_schedule import PUBLISHED_SCHEDULE
 from ..weights.read import find_tokenizer, read_weights
+from ..weights.single_file import SAID
 
 
 def build_ldm(
@@ -53,6 +54,7 @@ def build_ldm(
                 locate_model(arguments.model_name_or_path, _folders(arguments), arguments.offline),
                 yaml_file=arguments.original_config_file,
                 ema=arguments.load_ema,
+                prediction_type=arguments.prediction_type if arguments.prediction_type in SAID else None,
             )
             schedule = weights.scheduler
             shown = {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}

@@ -6,6 +6,7 @@ import paddle
 
 from ..data.control.preview import to_picture
 from ..data.shapes import nearest_to_square
+from ..diffusion.drawing import Drawing
 from ..diffusion.guided import draw, sample_latents, to_pictures
 from ..utils.grid import pad_alike, prompt_grid, tile
 from ..utils.log import progress
@@ -66,18 +67,19 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
         controls = controls[[number % len(controls) for number in range(count)]] if count else controls[:0]
         found["control"] = [to_picture(one) for one in controls.numpy()]
     with bar:
-        settings = {"num_inference_steps": steps, "on_step": bar.update}
+        settings = {"callback": lambda *_: bar.update()}
         drawn = partial(draw, model, tokenizer, shape=shape, seed=sitting.seed, check=False, **settings)
         if len(own["noise"]):
             found["reconstruction"] = _reconstruct(model, sitting.batch, len(own["noise"]))
         for scale in sitting.guidance_scales:
-            pictures = found[f"ddim-samples-{scale}"]
+            pictures, drawing = found[f"ddim-samples-{scale}"], Drawing(steps, scale)
             for number, chunk in enumerate(chunks):
                 led = _led(model, controls, number * NUM_PICTURES, len(chunk))
-                pictures += list(drawn(prompts=chunk, indices=[0] * len(chunk), guidance_scale=scale, control=led))
+                pictures += list(drawn(prompts=chunk, indices=[0] * len(chunk), drawing=drawing, control=led))
             if not sitting.prompts and len(own["noise"]):
                 led = _led(model, controls, 0, len(own["noise"]))
-                latents = sample_latents(model, own["input_ids"], empty, own["noise"], scale, **settings, control=led)
+                latents = sample_latents(model, model.condition(own["input_ids"]), model.condition(empty), own["noise"],
+                                         drawing, **settings, control=led)  # fmt: skip
                 pictures += list(to_pictures(model.decode(latents)))
     return found
 

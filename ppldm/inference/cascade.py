@@ -9,7 +9,8 @@ import paddle
 from paddle import nn
 
 from ..data.text.tokenizer import load_tokenizer
-from ..diffusion.guided import draw, draw_latents
+from ..diffusion.drawing import Drawing
+from ..diffusion.guided import draw
 from ..diffusion.process import Process
 from ..networks.cascade.decoder import CascadeDecoderModel
 from ..networks.cascade.prior import CascadePriorModel
@@ -23,8 +24,9 @@ from ..weights.fill import fill_component
 from ..weights.folders import COMPONENT_FOLDERS
 from ..weights.read import read_cascade
 from .pipeline import TextToImage
+from .text_states import TextStates
 
-DECODER_STEPS = 10  # of stage B, which is not guided: diffusers' pipeline has the same defaults
+DECODING = Drawing(num_inference_steps=10, guidance_scale=1.0)  # of stage B: the defaults of diffusers' pipeline
 _MODELS = {"cascade_prior": (CascadePriorModel, ()), "cascade_decoder": (CascadeDecoderModel, ("vqgan",))}
 _SIDES = {"cascade_prior": 768, "cascade_decoder": 1024}  # of the published ones, whose pipelines do not say it
 _COSINE = {"num_train_timesteps": 1000, "beta_schedule": "cosine", "prediction_type": "epsilon"}
@@ -92,6 +94,7 @@ class CascadeToImage(TextToImage):
     def __init__(self, prior, decoder, prior_resolution: int, resolution: int):
         super().__init__(prior, prior.tokenizer, resolution)
         self.decoder, self._share = decoder, prior_resolution / resolution
+        self._decoder_states = TextStates(decoder, decoder.tokenizer)
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(C, h, w) of the small latents of such pictures. Raises ConfigError where the sides do not divide."""
@@ -101,12 +104,17 @@ class CascadeToImage(TextToImage):
                 raise ConfigError(f"{width} x {height}: sides must be multiples of {step:g}; change the size")
         return (self.model.prior.config.in_channels, round(height / step), round(width / step))
 
-    def _draw(self, prompts, indices, shape, seeds, *settings, control=None) -> np.ndarray:
-        small = draw_latents(self.model, self.tokenizer, prompts, indices, shape, seeds, *settings, control=control)
+    def _begin(self, image, mask, count):
+        """Raises ConfigError."""
+        raise ConfigError("Stable Cascade does not draw over pictures: drawing has no encoder of its own; omit --image")
+
+    def _to_pictures(self, latents, prompts: list[str], indices: list[int], seeds: list[int]) -> np.ndarray:
+        """By stages B and A, from noise of their own."""
         factor = EFFNET_FACTOR / self._share / paella_factor(self.decoder.vqgan.config)
-        own = (self.decoder.decoder.config.in_channels, *(round(side * factor) for side in shape[1:]))
-        return draw(self.decoder, self.decoder.tokenizer, prompts, indices, own, seeds, 1.0, DECODER_STEPS,
-                    control={"effnet": small}, stream=Stream.SAMPLE_DECODER)  # fmt: skip
+        own = (self.decoder.decoder.config.in_channels, *(round(side * factor) for side in latents.shape[2:]))
+        return draw(self.decoder, self.decoder.tokenizer, prompts, indices, own, seeds, DECODING,
+                    encode=self._decoder_states.encoder(), control={"effnet": latents},
+                    stream=Stream.SAMPLE_DECODER)  # fmt: skip
 
     @cached_property
     def fingerprint(self) -> str:

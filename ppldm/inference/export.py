@@ -17,6 +17,7 @@ def export(
     safetensors: bool = False,  # for ppdiffusers: .safetensors in place of .pdparams (diffusers always gets them)
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     tokenizer: str = None,  # tokenizer folder to put in; by default the model's own
+    prediction_type: str = None,  # epsilon or v_prediction, of a Stable Diffusion 2 in one file that does not say
     lora: Loras = None,  # LoRA files to merge into the weights, each with its weight: FILE:0.8
     offline: bool = False,  # never touch the network
 ):
@@ -47,7 +48,9 @@ def export(
         write_cascade(cascade.components, target, own, dtype, cascade.metadata)
         get_logger().info("%s for %s in %s", model, to, target)
         return
-    weights = add_loras(read_weights(source, yaml_file=original_config_file, ema=ema), lora)
+    weights = add_loras(
+        read_weights(source, yaml_file=original_config_file, ema=ema, prediction_type=prediction_type), lora
+    )
     weights.tokenizer = Path(tokenizer) if tokenizer else weights.tokenizer
     if weights.tokenizer is None:
         get_logger().warning("%s has no tokenizer; name its folder with --tokenizer to make the export whole", model)

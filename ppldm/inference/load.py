@@ -6,6 +6,7 @@ from ..data.text.tokenizer import load_tokenizer
 from ..families.ldm_build import build_model
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
+from ..utils.machine.devices import current_device
 from ..weights.fetch import locate_model
 from ..weights.folders import COMPONENT_FOLDERS
 from ..weights.lora.merge import add_loras
@@ -13,6 +14,8 @@ from ..weights.noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.read import read_cascade, read_weights
 from ..weights.write import metadata_of
 from .cascade import load_stages
+from .engine import EAGER, check_engine, use_engine
+from .half import FLOAT32, check_dtype, use_dtype
 from .pipeline import TextToImage
 
 DDIM = "DDIMScheduler"  # the class of a stored scheduler that ddim is
@@ -27,22 +30,35 @@ def load(
     lora: Sequence[str] = (),
     offline: bool = False,
     decoder=None,
+    prediction_type: str | None = None,
+    engine: str = EAGER,
+    dtype: str = FLOAT32,
 ) -> TextToImage:
-    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, CompVis' .ckpt, or a name.
+    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, a single file (CompVis'
+    .ckpt, Stable Diffusion's .safetensors or .ckpt), or a name.
 
     `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt,
     or config.json of the VAE of a checkpoint that holds no model.json.
     `tokenizer`: a folder with vocab.txt, where the model brings none. `lora`: LoRA files to merge into the weights,
     each with its weight, as "FILE:0.8"; what they change adds up. `offline`: never touch the network.
     `decoder`: stage B of Stable Cascade, a checkpoint or a pipeline, where the model is its stage C.
+    `prediction_type`: epsilon or v_prediction, of a Stable Diffusion 2.x in a single file that does not say. `engine`:
+    one of `engine.ENGINES`, which computes the networks. `dtype`: one of `half.DTYPES`, in which they are computed.
     Raises ModelError or ConfigError.
     """
+    check_engine(engine)
+    check_dtype(dtype, current_device())
     source = locate_model(path, COMPONENT_FOLDERS, offline)
     if prior := read_cascade(source, original_config_file, ema):
+        for flag, value, usual in (("--engine", engine, EAGER), ("--dtype", dtype, FLOAT32)):
+            if value != usual:
+                raise ConfigError(f"{flag} {value} is not for Stable Cascade; omit it")
         return load_stages(prior, path, decoder, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
     if decoder:
         raise ConfigError(f"--decoder is for stage C of Stable Cascade, and {path} is none; omit it")
-    weights = add_loras(read_weights(source, yaml_file=original_config_file, ema=ema), lora)
+    weights = add_loras(
+        read_weights(source, yaml_file=original_config_file, ema=ema, prediction_type=prediction_type), lora
+    )
     folder = tokenizer or weights.tokenizer
     if folder is None:
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
@@ -61,4 +77,7 @@ def load(
     loaded = load_tokenizer(folder, metadata["model_max_length"])
     model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
     model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
-    return TextToImage(model, loaded, metadata["resolution"], lora)
+    autocast = use_dtype(model, dtype)
+    use_engine(model, engine)
+    computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}
+    return TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)

@@ -20,11 +20,20 @@ from .model import Loss, Model
 class DenoisingModel(Model):
     """A subclass calls `set_process` once its networks are there, and `denoising_loss` in its forward. `denoiser` is
     the network that predicts. `diffusion.guided` draws with `condition` and `denoise`; sampling: what it is told beside
-    the process. led_by: the input by which pictures lead what is drawn, of a model that has it.
+    the process. led_by: the input by which pictures lead what is drawn, of a model that has it. words: the name in
+    `condition` of the states of a caption's words, where it is told no other of the caption. coarse_noise: whether it
+    is drawn from `utils.rng.pyramid`.
     """
 
     sampling: Mapping = MappingProxyType({})
     led_by: str = "control"
+    words: str | None = None
+    coarse_noise: bool = False
+
+    @property
+    def joins_words(self) -> bool:
+        """Whether it looks at any number of words."""
+        return True
 
     def size_condition(self, sizes) -> dict:
         """What the network takes of sizes [B, 6], by the names of its arguments: nothing."""

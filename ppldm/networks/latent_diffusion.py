@@ -45,6 +45,7 @@ class LatentDiffusionModel(DenoisingModel):
 
     autoencoder = "vae"
     denoiser_name = "unet"
+    words = "encoder_hidden_states"
     mask_behind: int | None = None
     empty_end: int | None = None
 

@@ -37,6 +37,12 @@ class TransformerDiffusionModel(LatentDiffusionModel):
     """
 
     denoiser_name = "transformer"
+    words = "hidden"
+
+    @property
+    def joins_words(self) -> bool:
+        """False for a UViT, in whose sequence each word has a place."""
+        return not isinstance(self.denoiser, UViTT2IModel)
 
     def condition(self, input_ids, text_embeddings=None) -> dict:
         """What the transformer takes of captions [B, L]: hidden states, and a mask or None."""

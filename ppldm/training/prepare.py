@@ -17,8 +17,8 @@ from ..data.shape_chart import BUCKETS_FILE, draw_chart
 from ..data.shapes import group_size_of
 from ..data.text.captions import CaptionRule
 from ..families.base import Family, Sitting, check_family, get_family
-from ..inference.generate import read_prompts
 from ..inference.precompute.text_encoder import make_rule
+from ..inference.prompts import read_requests
 from ..networks.ema import ExponentialMovingAverage, PowerDecay
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
@@ -214,7 +214,7 @@ def read_validation_prompts(values: list[str]) -> list[str]:
     prompts = []
     for value in values:
         if os.path.isfile(value) or value.endswith(".txt"):
-            prompts += [prompt for prompt, _ in read_prompts(value)]
+            prompts += [request.prompt for request in read_requests(value)]
         else:
             prompts.append(value)
     return prompts

@@ -219,6 +219,7 @@ class TrainingRun:
         last = self.output_dir / f"checkpoint-{step}"
         for name in ("model_state.pdparams", "trainer_state.json"):
             link_or_copy((last if last.is_dir() else self.checkpoint) / name, self.output_dir / name)
+        self.state.optimizer.clear_grad(set_to_zero=False)  # room for the copy of the weights that is exported
         folder = self.export(metadata)
         write_text(folder / RECIPE_FILE, self.recipe)
         note_stopped(self.output_dir, False)

@@ -45,6 +45,34 @@ def prompt_grid(
     return canvas
 
 
+def labelled_grid(
+    title: str, rows: list[str], columns: list[str], cells: list[list[list[np.ndarray]]], side: int | None = None
+) -> Image.Image:
+    """A table of pictures ([H, W, 3] uint8, all of one size) under a title: each cell's stand beside one another, under
+    the name of its column and, where rows have names, behind that of its row. side: as of `prompt_grid`."""
+    shape = cells[0][0][0].shape[:2]
+    side = side or min(max(*shape, SIDES[0]), SIDES[1])
+    height, width = (max(1, round(pixels * side / max(shape))) for pixels in shape)
+    font = caption_font(text="".join([title, *rows, *columns]))
+    left = 2 * GAP + max(int(font.getlength(name)) + 1 for name in rows)
+    cell = max(len(cells[0][0]) * (width + GAP), *(int(font.getlength(name)) + 1 for name in columns)) + 2 * GAP
+    size = (left + len(columns) * cell, CAPTION_HEIGHT + LINE_HEIGHT + len(rows) * (height + 2 * GAP) + GAP)
+    canvas = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(canvas)
+    for number, line in enumerate(wrap_text(title, font, size[0] - 2 * GAP, 2)):
+        draw.text((GAP, number * LINE_HEIGHT), line, fill="black", font=font)
+    for number, name in enumerate(columns):
+        draw.text((left + number * cell, CAPTION_HEIGHT), name, fill="black", font=font)
+    for row, (name, line) in enumerate(zip(rows, cells, strict=True)):
+        top = CAPTION_HEIGHT + LINE_HEIGHT + GAP + row * (height + 2 * GAP)
+        draw.text((GAP, top + (height - LINE_HEIGHT) // 2), name, fill="black", font=font)
+        for column, pictures in enumerate(line):
+            for index, picture in enumerate(pictures):
+                tile = Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS)
+                canvas.paste(tile, (left + column * cell + index * (width + GAP), top))
+    return canvas
+
+
 def cells_as_text(picture, shift: int = 0) -> dict[str, str]:
     """What `save_png` writes of a grid of prompts into its file, moved down by `shift` pixels; {} of other pictures."""
     cells = getattr(picture, "info", {}).get("cells")

@@ -75,7 +75,7 @@ def progress(iterable=None, **kwargs) -> tqdm:
     kwargs = {"disable": _quiet, **kwargs, "desc": one_line(kwargs.get("desc") or "", _MAX_NAME_LENGTH) or None}
     if sys.stderr.isatty():
         return tqdm(iterable, file=sys.stderr, dynamic_ncols=True, **kwargs)
-    return tqdm(iterable, file=_Lines(), ncols=100, **{"mininterval": 30, "delay": 10, **kwargs})
+    return tqdm(iterable, file=_Lines(), ncols=100, **{"mininterval": 30, "delay": 10, "position": 0, **kwargs})
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Pictures with words under them, and where they are written; how one is resized where that is a matrix."""
 
+import io
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -89,13 +90,20 @@ def with_title(picture: np.ndarray, title: str) -> np.ndarray:
 
 def save_png(path, image, texts: dict[str, str] | None = None) -> None:
     """Write a PIL image or an [H, W, 3] uint8 array as PNG, atomically. `texts` by keyword go into the file."""
+    with atomic_write(path) as file:
+        file.write(as_png(image, texts))
+
+
+def as_png(image, texts: dict[str, str] | None = None) -> bytes:
+    """The content of such a file."""
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)
     info = PngInfo()
     for keyword, text in (texts or {}).items():
         info.add_itxt(keyword, text)
-    with atomic_write(path) as file:
-        image.save(file, format="PNG", pnginfo=info)
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", pnginfo=info)
+    return buffer.getvalue()
 
 
 def bicubic_filter(old: int, new: int) -> np.ndarray:

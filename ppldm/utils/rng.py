@@ -10,6 +10,7 @@ from enum import IntEnum
 import numpy as np
 
 MAX_SEED = 2**64 - 1
+_PYRAMID_LEVELS, _LARGEST_COARSE = 10, 16
 
 
 class Stream(IntEnum):
@@ -46,6 +47,7 @@ class Stream(IntEnum):
     EFFNET_RESIZE = 46
     PATCH_MASK = 47
     SAMPLE_DECODER = 58
+    PROMPT_WILDCARD = 60
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):
@@ -92,3 +94,26 @@ def _first_state(seed: int, stream: Stream, epoch: int, row: int) -> dict:
         "has_uint32": 0,
         "uinteger": 0,
     }
+
+
+def pyramid(normals: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """`normals` [C, h, w] float32 and coarser ones of `generator`, of unit variance together.
+
+    The coarser ones have grids of half the sides, a quarter and so on, each enlarged by repetition and 0.75 times the
+    one before. Of the grids only those up to 16 a side count, and none below 1. As the published trainer of Stable
+    Cascade's stage B makes its noise.
+    """
+    height, width = normals.shape[1:]
+    grids = _coarse_grids(height, width)
+    noise = normals.copy()
+    for weight, h, w in grids:
+        coarse = generator.standard_normal((len(normals), h, w), dtype=np.float32)
+        rows, columns = np.arange(height) * h // height, np.arange(width) * w // width
+        noise += np.float32(weight) * coarse[:, rows[:, None], columns]
+    return noise / np.float32(sum([weight**2 for weight, *_ in grids], 1.0) ** 0.5)
+
+
+def _coarse_grids(height: int, width: int) -> list[tuple[float, int, int]]:
+    """(weight, height, width) of each."""
+    sides = [(0.75**level, height >> level, width >> level) for level in range(1, _PYRAMID_LEVELS)]
+    return [(weight, h, w) for weight, h, w in sides if h and w and min(h, w) <= _LARGEST_COARSE]

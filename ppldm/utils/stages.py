@@ -73,7 +73,7 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
                 continue
             later = stages[number - 1 :]
             if record and record.command != stage.command:
-                tell(f"stage {number} ({stage.name}) was begun with another command: it starts anew")
+                tell(f"stage {number} ({stage.name}) was begun with another command: it and what follows are made anew")
                 records |= dict.fromkeys((one.name for one in later), None)
                 _remove_results(folder, later)
             _begin(folder, later, records, stage)

@@ -91,13 +91,6 @@ def data_url(picture: Image.Image, side: tuple[int, int], quality: int = 88) -> 
     return url_of(small.getvalue(), "jpeg")
 
 
-def as_png_url(picture) -> str:
-    """[H, W, 3] uint8 as PNG inside a URL."""
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, format="PNG")
-    return url_of(buffer.getvalue(), "png")
-
-
 def url_of(content: bytes, kind: str) -> str:
     """An encoded picture of a kind ("png") as a URL."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,37 +1,45 @@
-"""A page that this machine serves to its own user, by Flask (which VisualDL brings): `ppldm app`, `ppldm watch`.
+"""What this machine serves over HTTP, by Flask (which VisualDL brings): `ppldm app`, `ppldm serve`, `ppldm watch`.
 
-The page is one text without anything from elsewhere. All other answers are JSON, errors too: {"error": "a sentence"}.
-Nobody's page but its own may ask it, show it in a frame, or reach it by another site's name (DNS rebinding).
+A page is one text without anything from elsewhere. All other answers are JSON, errors too: {"error": "a sentence"}.
+Nobody's page but its own may ask it, show it in a frame, or reach it by another site's name (DNS rebinding). Where
+other machines reach it, whoever asks needs a token, but for the empty page.
 """
 
 import ipaddress
 import secrets
+import signal
 import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from .errors import ConfigError, PpldmError
 from .log import get_logger
+from .processes.signals import handle
 
-MAX_REQUEST_BYTES = 64 << 10
+_HERE = Path(__file__).parent
 # What HTTP's own errors mean here, by status; a page adds its own.
 _SENTENCES = {
     400: "the request is not JSON",
     404: "there is no such page; the page is at /",
     405: "this page does not take that method",
-    413: f"the request is larger than {MAX_REQUEST_BYTES >> 10} kB",
     415: "the request is not JSON; send it with Content-Type: application/json",
 }
 _HEADERS = {"X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_LOOK_SECONDS = 0.5
+_QUIET_SECONDS = 60  # after which a connection is closed on which nothing comes
 
 
-def make_flask(hosts=(), sentences=None, images: str = "data:"):
-    """A Flask application that answers its own page alone. hosts: further names of this machine. sentences: what HTTP's
-    errors mean, by status. images: where pictures may come from, as a Content-Security-Policy says it."""
+def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10):
+    """A Flask application that answers its own page alone, whose pictures are blobs. hosts: further names of this
+    machine. sentences: what HTTP's errors mean, by status. most_bytes: of a request."""
     from flask import Flask, g, jsonify, request
     from werkzeug.exceptions import HTTPException
 
-    flask, sentences = Flask("ppldm"), {**_SENTENCES, **(sentences or {})}
-    flask.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
+    large = f"the request is larger than {most_bytes >> 10} kB; make its words or pictures smaller"
+    flask, sentences = Flask("ppldm"), {**_SENTENCES, 413: large, **(sentences or {})}
+    flask.config["MAX_CONTENT_LENGTH"] = most_bytes
     flask.json.sort_keys = False
 
     @flask.before_request
@@ -46,7 +54,7 @@ def make_flask(hosts=(), sentences=None, images: str = "data:"):
     def protect(response):
         nonce = f"'nonce-{g.nonce}'" if "nonce" in g else "'none'"
         response.headers["Content-Security-Policy"] = (
-            f"default-src 'none'; script-src {nonce}; style-src {nonce}; img-src {images}; connect-src 'self'; "
+            f"default-src 'none'; script-src {nonce}; style-src {nonce}; img-src blob:; connect-src 'self'; "
             "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
         )
         response.headers.update(_HEADERS)
@@ -56,6 +64,10 @@ def make_flask(hosts=(), sentences=None, images: str = "data:"):
     def refused(error):
         return jsonify(error=str(error)), 400
 
+    @flask.errorhandler(RecursionError)
+    def nested(error):
+        return jsonify(error="the request is nested too deeply; send an object of plain values"), 400
+
     @flask.errorhandler(HTTPException)
     def failed(error):
         return jsonify(error=sentences.get(error.code, f"HTTP {error.code}: {error.name}")), error.code
@@ -63,32 +75,69 @@ def make_flask(hosts=(), sentences=None, images: str = "data:"):
     return flask
 
 
+def ask_for_token(flask, token: str, is_open: Callable[..., bool]) -> None:
+    """Refuse requests that are not `is_open(request)` and do not bring the token, as X-Token or as Bearer."""
+    from flask import jsonify, request
+
+    @flask.before_request
+    def refuse_without():
+        given = request.headers.get("X-Token") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not is_open(request) and not (token and secrets.compare_digest(given.encode(), token.encode())):
+            return jsonify(error="the token is missing or wrong; open the address that the terminal shows"), 401
+
+
 def render_page(template: str, **values) -> str:
-    """The page of the request that is answered: a Jinja template whose style and script have {{ nonce }}."""
+    """The page of the request that is answered: a Jinja template whose style and script have {{ nonce }}. {{ client }}
+    and {{ client_style }} are what pages have in common."""
     from flask import g, render_template_string
 
     g.nonce = secrets.token_urlsafe(16)
-    return render_template_string(template, nonce=g.nonce, **values)
+    client, client_style = (_HERE.joinpath(f"web_client.{kind}").read_text("utf-8") for kind in ("js", "css"))
+    return render_template_string(template, nonce=g.nonce, client=client, client_style=client_style, **values)
 
 
-def serve(flask, host: str, port: int, end: str = "") -> None:
-    """Answer until Ctrl-C. end: of the address that is logged. Raises ConfigError."""
+def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None] | None = None) -> None:
+    """Answer until Ctrl-C, or until SIGTERM and the end of `finish()`, which is called then; a second one ends at once.
+    end: of the address that is logged. Raises ConfigError."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Silent(WSGIRequestHandler):
         """A line for each request would drown ours."""
 
+        timeout = _QUIET_SECONDS
+
         def log_request(self, code="-", size="-"):
             pass
 
-    if not 0 <= port < 1 << 16:
-        raise ConfigError(f"--port {port} must be from 0 (any) to 65535")
+    check_port(port)
     try:
         server = make_server(host, port, flask, threaded=True, request_handler=Silent)
     except (OSError, SystemExit) as error:
         raise ConfigError(f"cannot listen at {host}:{port}; choose another --port or --host") from error
     get_logger().info("http://%s:%d/%s (Ctrl-C stops it)", f"[{host}]" if ":" in host else host, server.port, end)
-    server.serve_forever()
+    if finish is None:
+        server.serve_forever()
+        return
+    asked = threading.Event()
+    before = handle(signal.SIGTERM, lambda *_: asked.set())
+
+    def answer() -> None:
+        server.serve_forever()
+        asked.set()
+
+    threading.Thread(target=answer, daemon=True).start()
+    while not asked.wait(_LOOK_SECONDS):  # a signal that another thread took is seen when this one wakes
+        pass
+    handle(signal.SIGTERM, before)
+    get_logger().info("stopping: what is under way is finished first")
+    finish()
+    server.shutdown()
+
+
+def check_port(port: int) -> None:
+    """Raises ConfigError for one that there is not."""
+    if not 0 <= port < 1 << 16:
+        raise ConfigError(f"--port {port} must be from 0 (any) to 65535")
 
 
 def is_own_host(host: str, names=()) -> bool:

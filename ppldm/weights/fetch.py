@@ -120,7 +120,7 @@ def check_name(name_or_path) -> None:
     if is_address(text):
         return  # the store says so where it is not there
     path = Path(text).expanduser()
-    is_path = path.is_absolute() or text.startswith((".", "~")) or path.suffix in (".ckpt", ".bin")
+    is_path = path.is_absolute() or text.startswith((".", "~")) or path.suffix in (".ckpt", ".bin", ".safetensors")
     first, *others = text.split("/")
     # A name of three pieces ends in a component, as vae or vae_1_0; where its first is a folder here, a path was meant.
     is_path |= len(others) == 2 and (Path(first).is_dir() or not others[1].startswith(_COMPONENTS))

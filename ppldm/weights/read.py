@@ -4,6 +4,7 @@
                           tokenizer/: written by ppldm, ppdiffusers, diffusers, or the older training scripts; Stable
                           Diffusion's too
     a .ckpt file          CompVis', with its YAML file; also by the folder that `ppldm export --to compvis` wrote
+    a single file         Stable Diffusion 1.x or 2.x, .safetensors or .ckpt, with or without a YAML file
     checkpoint-<step>/    of a ppldm run: its model.json and tokenizer/ say what it is; for older ones see `older`
 
 Nothing is built and no pickle is run here.
@@ -13,15 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
+from ..config.clip_vocabulary import vocabulary_folder
 from ..config.network_files import CONFIG_DIR
 from ..families.base import get_family
 from ..networks.configs import LABELS, is_ldmbert
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
-from . import compvis
+from . import compvis, single_file
 from .cascade import STAGES, holds_stage, read_single_file
-from .components import ComponentWeights, Weights
+from .components import ComponentWeights, Weights, turn_linear
 from .configs import complete_config, read_config
 from .folders import (
     CHECKPOINT_AVERAGE,
@@ -54,16 +56,19 @@ _ONE_SET_OF_WEIGHTS = "{} has one set of weights; averaged ones are in checkpoin
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 
 
-def read_weights(path, kinds=tuple(FOLDERS), yaml_file=None, ema: bool = False) -> Weights:
+def read_weights(
+    path, kinds=tuple(FOLDERS), yaml_file=None, ema: bool = False, prediction_type: str | None = None
+) -> Weights:
     """The components `kinds` of whatever is at `path`, those of them that are there.
 
-    `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else the published one of its size; for a
-    checkpoint without model.json, config.json of its VAE. `ema`: the averaged weights. Raises ModelError for a path
-    that holds no model, or that lacks averaged weights asked for.
+    `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else what its shapes say, of an LDMBert the
+    published one of its size; for a checkpoint without model.json, config.json of its VAE. `ema`: the averaged weights.
+    `prediction_type`: of a single file of Stable Diffusion without a YAML file. Raises ModelError for a path that holds
+    no model, or that lacks averaged weights asked for.
     """
     path = _whole_model(path)
     if path.is_file():
-        return _read_compvis(path, kinds, yaml_file, ema)
+        return _read_compvis(path, kinds, yaml_file, ema, prediction_type)
     if not path.is_dir():
         raise ModelError(f"no folder {path}; give that of an exported pipeline, a checkpoint, or a .ckpt file")
     if is_checkpoint(path):
@@ -78,7 +83,22 @@ def find_tokenizer(path: Path) -> Path | None:
     if is_checkpoint(path) and not has_model_file(path):
         return find_older_tokenizer(path)
     own = (path / "tokenizer", path, path.parent / "tokenizer")
-    return next((folder for folder in own if is_tokenizer(folder)), None)
+    if found := next((folder for folder in own if is_tokenizer(folder)), None):
+        return found
+    return _shipped_tokenizer(_names_in(path)) if path.is_file() and path.suffix in _TORCH_SUFFIXES else None
+
+
+def _shipped_tokenizer(names) -> Path | None:
+    """CLIP's, where a file with these names has a CLIP."""
+    if not single_file.has_clip(names):
+        return None
+    return vocabulary_folder("open-clip" if single_file.is_open_clip(names) else "clip")
+
+
+def _names_in(path: Path) -> set[str]:
+    names: set[str] = set()
+    read_arrays(path, lambda name: bool(names.add(name)))  # type: ignore[func-returns-value]
+    return names
 
 
 def read_component(kind: str, path, yaml_file=None, ema: bool = False) -> ComponentWeights:
@@ -210,26 +230,39 @@ def _without_tables(arrays: dict) -> dict:
     return {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
 
 
-def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
+def _read_compvis(path: Path, kinds, yaml_file, ema: bool, prediction_type: str | None) -> Weights:
     if path.suffix not in _TORCH_SUFFIXES:
-        raise ModelError(f"{path} is not a model: give a pipeline folder, a checkpoint folder, or CompVis' .ckpt")
+        raise ModelError(f"{path} is not a model: give a pipeline folder, a checkpoint folder, or a single file")
     kinds = [kind for kind in kinds if kind in compvis.PREFIXES]
     wanted = tuple(compvis.PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
-    layers = set()
+    names: set[str] = set()
 
     def is_wanted(name: str) -> bool:
-        layers.add(name)
+        names.add(name)
         return name.startswith(wanted)
 
     state_dict = read_arrays(path, is_wanted)
+    single_file.refuse_others(names, path)
     if not state_dict:
         raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
-    source, params = _compvis_params(path, yaml_file, layers)
-    configs = compvis.configs_of(params, source)
+    described, has_clip = _compvis_params(path, yaml_file, names), single_file.has_clip(names)
+    schedule = dict(PUBLISHED_SCHEDULE)
+    if described:
+        source, params = described
+        configs, schedule = compvis.configs_of(params, source), schedule | compvis.scheduler_of(params, source)
+        if has_clip and "text_encoder" in kinds:
+            configs["text_encoder"] = single_file.configs_by_shapes(state_dict, path)["text_encoder"]
+    else:
+        source, configs = path, single_file.configs_by_shapes(state_dict, path)
+        if "unet" in configs:
+            schedule |= single_file.prediction(path, names, configs["unet"], prediction_type)
     configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
-    components = compvis.split(state_dict, configs, path, ema)
-    schedule = {**PUBLISHED_SCHEDULE, **compvis.scheduler_of(params, source)}
     check_schedule(schedule, source)
+    theirs = {kind: config for kind, config in configs.items() if kind != "text_encoder" or not has_clip}
+    components = compvis.split(state_dict, theirs, path, ema)
+    if has_clip and "text_encoder" in configs:
+        arrays = turn_linear(single_file.text_encoder_arrays(state_dict))
+        components["text_encoder"] = ComponentWeights(configs["text_encoder"], arrays, str(path))
     weights = Weights(components, schedule, find_tokenizer(path))
     if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
         weights.metadata = read_json_object(path.parent / "ppldm.json", ModelError)
@@ -237,8 +270,9 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool) -> Weights:
     return weights
 
 
-def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict]:
-    """(where from, model.params): the YAML file given, that beside the .ckpt, or the published one of its depth."""
+def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict] | None:
+    """(where from, model.params): the YAML file given, that beside the .ckpt, or of an LDMBert the published one of its
+    depth; None for another model without one."""
     if yaml_file:
         return Path(yaml_file), compvis.read_yaml(Path(yaml_file).expanduser())
     beside = path.with_suffix(".yaml")
@@ -246,6 +280,8 @@ def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str,
         return beside, compvis.read_yaml(beside)
     prefix = "cond_stage_model.transformer.attn_layers.layers."
     depth = len({name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}) // 2
+    if not depth:
+        return None
     size = "" if depth > 12 else "_12"
     own = {
         kind: complete_config(kind, read_json_object(CONFIG_DIR / name, ModelError), name)
@@ -258,8 +294,6 @@ def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str,
     params = compvis.params_of(
         Weights({kind: ComponentWeights(config, {}) for kind, config in own.items()}, PUBLISHED_SCHEDULE)
     )
-    if not depth:
-        del params["cond_stage_config"]
     return f"{path} (no YAML file given: taken for the published size)", params
 
 

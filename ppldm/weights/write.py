@@ -27,6 +27,7 @@ from . import compvis
 from .components import ComponentWeights, Weights, cast, to_torch, to_torch_config
 from .folders import whole_model
 from .formats.files import write_safetensors
+from .formats.paddle_files import write_tree
 from .formats.torch_files import write_torch
 from .microdit import PUBLISHED_CLASS, with_tables
 from .model_file import (
@@ -306,9 +307,7 @@ def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle
         name = "model.safetensors" if is_encoder else "diffusion_paddle_model.safetensors"
         write_safetensors(folder / name, arrays, "np" if is_encoder else "pd")
     else:
-        import paddle
-
-        paddle.save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, str(folder / "model_state.pdparams"))
+        write_tree(folder / "model_state.pdparams", {name: np.ascontiguousarray(a) for name, a in arrays.items()})
 
 
 def _write_compvis(weights: Weights, target: Path) -> None:

@@ -82,9 +82,9 @@ def test_help_shows_lists_words_and_numbers(capsys):
     with pytest.raises(SystemExit):
         run(["generate", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for words in ("--guidance-scale S [S ...]", "(default: 7.5)", "--num-samples N", "(default: pictures)", "--exact "):
+    for words in ("--guidance-scale S [S ...]", "prompt (7.5)", "--num-samples N", "(default: pictures)", "--exact "):
         assert words in text
-    assert "prompts on the command line --negative-prompt" in text  # nothing for an empty default
+    assert "prompts on the command line --like" in text  # nothing for an empty default
 
 
 @pytest.mark.parametrize("words", [[], ["--refuse-private"], ["--no-refuse-private"], ["--no_refuse_private"]])

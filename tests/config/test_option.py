@@ -18,6 +18,7 @@ class Group:
     scales: list[float] = option((1.0, 7.5), "Scales.")
     words: list[str] | None = option(None, "Words.")
     fast: bool = option(False, "Fast.")
+    kept: str = option("off", "Kept.")
     derived: int = 3
 
 
@@ -25,7 +26,7 @@ KNOWN = options(Group)
 
 
 def test_an_option_knows_its_field():
-    assert list(KNOWN) == ["folder", "rate", "steps", "share", "kind", "scales", "words", "fast"]
+    assert list(KNOWN) == ["folder", "rate", "steps", "share", "kind", "scales", "words", "fast", "kept"]
     facts = {name: (one.type, one.is_list, one.may_be_none) for name, one in KNOWN.items()}
     assert facts["steps"] == (int, False, True) and facts["scales"] == (float, True, False)
     assert facts["words"] == (str, True, True) and facts["fast"] == (bool, False, False)
@@ -52,6 +53,8 @@ def test_defaults_are_the_fields_and_lists_are_nobody_elses():
         ("kind", "cosine", "cosine"),
         ("share", 0, 0.0),
         ("fast", True, True),
+        ("kept", False, "off"),
+        ("kept", "on", "on"),
     ],
 )
 def test_values_that_are_taken(name, value, taken):
@@ -75,6 +78,7 @@ def test_values_that_are_taken(name, value, taken):
         ("scales", 7.5, "--scales 7.5 must be a list; write it in brackets"),
         ("words", [1], "--words 1 must be text"),
         ("kind", "cosin", "--kind cosin is not known; did you mean cosine? use one of linear, cosine"),
+        ("kind", False, "--kind False must be text"),
         ("fast", 1, "--fast 1 must be true or false"),
     ],
 )

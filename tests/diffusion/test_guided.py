@@ -5,6 +5,7 @@ import paddle
 import pytest
 
 from ppldm.data.text.tokenizer import load_tokenizer
+from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import draw, initial_noise, sample_latents, to_pictures
 from ppldm.families.ldm import LdmConfig
 from ppldm.families.ldm_build import build_ldm, load_pipeline, weights_of
@@ -54,7 +55,7 @@ def test_batches_do_not_change_pictures(model, tokenizer, guidance_scale):
         pieces, start = [], 0
         for size in sizes:
             pieces.append(draw(model, tokenizer, prompts[start : start + size], indices[start : start + size], SHAPE, 9,
-                               guidance_scale, 3))  # fmt: skip
+                               Drawing(3, guidance_scale)))  # fmt: skip
             start += size
         return np.concatenate(pieces).astype(int)
 
@@ -66,14 +67,14 @@ def test_batches_do_not_change_pictures(model, tokenizer, guidance_scale):
 
 
 def test_guidance_follows_its_formula(model, tokenizer):
-    ids, empty = (paddle.to_tensor(tokenizer.encode([text])) for text in ("picture 3", ""))
+    said, empty = (model.condition(paddle.to_tensor(tokenizer.encode([text]))) for text in ("picture 3", ""))
     noise = paddle.to_tensor(initial_noise(1, "picture 3", 0, SHAPE)[None])
-    conditional = sample_latents(model, ids, empty, noise, 1.0, 1).numpy()
-    unconditional = sample_latents(model, empty, empty, noise, 1.0, 1).numpy()
+    conditional = sample_latents(model, said, None, noise, Drawing(1, 1.0)).numpy()
+    unconditional = sample_latents(model, empty, None, noise, Drawing(1, 1.0)).numpy()
     assert np.abs(conditional - unconditional).max() > 1e-3
     # One DDIM step is affine in the prediction, so guidance extrapolates its result.
     for scale in (0.0, 0.5, 5.0):
-        guided = sample_latents(model, ids, empty, noise, scale, 1).numpy()
+        guided = sample_latents(model, said, empty, noise, Drawing(1, scale)).numpy()
         np.testing.assert_allclose(guided, unconditional + scale * (conditional - unconditional), atol=2e-4)
 
 
@@ -98,7 +99,7 @@ def test_plain_ppdiffusers_pipeline_draws_the_same(model, tokenizer, tmp_path, s
     ).images[0]
     loaded = load_pipeline(tmp_path / "pipeline")
     assert loaded.sampling.items() >= sampling.items()
-    ours = draw(loaded, tokenizer, ["picture 1"], [0], SHAPE, 9, 4.0, 3)[0]
+    ours = draw(loaded, tokenizer, ["picture 1"], [0], SHAPE, 9, Drawing(3, 4.0))[0]
     assert np.abs(np.asarray(theirs).astype(int) - ours).mean() < 1
     assert sorted(p.name for p in (tmp_path / "pipeline").iterdir()) == [
         *(

@@ -11,7 +11,7 @@ from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.evaluation.pictures import RESIZE, open_pictures
-from ppldm.inference.generate import SETTINGS_CHUNK
+from ppldm.inference.pictures.draw import SETTINGS_CHUNK
 from ppldm.utils.errors import DataError
 from ppldm.utils.pictures import save_png
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ppldm.diffusion.drawing import Drawing
 from ppldm.evaluation import watch
 from ppldm.evaluation.job import Job
 from ppldm.evaluation.measure import Networks, choose_metrics
@@ -24,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def make_job(tiny, **changes):
     wanted, left_out = choose_metrics(["frechet"], {})
-    drawing = {"guidance_scales": (1.0,), "num_inference_steps": 1, "sampler": "ddim", "seed": 1, "resolution": None,
+    samples = {"guidance_scales": (1.0,), "drawing": Drawing(1, 1.0, "ddim"), "seed": 1, "resolution": None,
                "exact": False, "batch_size": 4, **changes}  # fmt: skip
     return Job(tiny.file_list, 8, wanted, left_out, lambda cache: Networks({}, {}, None, True, cache), None, 4, "",
-               drawing, {}, False)  # fmt: skip
+               samples, {}, False)  # fmt: skip
 
 
 def train(tiny, folder, **changes):

@@ -11,6 +11,7 @@ from tiny_model import write_prior
 
 from ppldm.data.control.filters import Canny
 from ppldm.data.inputs import Control
+from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import draw
 from ppldm.families.base import check_family, get_family
 from ppldm.networks.cascade.effnet import _Block
@@ -133,7 +134,7 @@ def test_it_leads_by_its_scale_and_what_is_drawn(tiny):
                      {"control": batch["control"], "control_scale": 0.0})
     )  # fmt: skip
     assert np.array_equal(free, none) and np.abs(led - free).max() > 0.02 and np.abs(half - led).max() > 0.01
-    settings = {"shape": (16, 2, 2), "seed": 3, "guidance_scale": 3.0, "num_inference_steps": 2}
+    settings = {"shape": (16, 2, 2), "seed": 3, "drawing": Drawing(2, 3.0)}
     pictures = [
         draw(model, model.tokenizer, ["picture 1"], [0], **settings, control=lead)
         for lead in (None, model.lead(batch["control"][:1]), model.lead(batch["control"][1:]))

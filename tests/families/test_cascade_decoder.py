@@ -150,15 +150,16 @@ def test_latents_are_those_of_stage_a_and_come_back(tiny):
 
 
 def test_what_is_drawn_is_led_by_pictures_and_its_other_branch_by_nothing(tiny):
+    from ppldm.diffusion.drawing import Drawing
     from ppldm.diffusion.guided import sample_latents
 
     model, batch = build(tiny), make_batch(2)
     seen, inner = [], model.decoder.forward
     model.decoder.forward = lambda *given, **named: seen.append(named["effnet"]) or inner(*given, **named)
     led = model.lead(batch["pixel_values"])
-    words = batch["input_ids"]
-    sample_latents(model, words, paddle.zeros([1, 12], "int64"), batch["noise"], 2.0, 1, control=led)
-    sample_latents(model, words, None, batch["noise"], 1.0, 1, control=led)
+    said, empty = (model.condition(ids) for ids in (batch["input_ids"], paddle.zeros([1, 12], "int64")))
+    sample_latents(model, said, empty, batch["noise"], Drawing(1, 2.0), control=led)
+    sample_latents(model, said, None, batch["noise"], Drawing(1, 1.0), control=led)
     own = model.effnet(batch["pixel_values"].astype("float32") / 255).numpy()
     assert (seen[0][:2].numpy() == 0).all() and (seen[0][2:].numpy() == own).all() and (seen[1].numpy() == own).all()
 

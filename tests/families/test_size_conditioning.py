@@ -11,6 +11,7 @@ from tiny_model import make_batch, make_model
 
 from ppldm.data.inputs import Sizes
 from ppldm.data.text.tokenizer import load_tokenizer
+from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import draw
 from ppldm.families.ldm import LdmConfig
 from ppldm.families.ldm_build import build_ldm, load_pipeline, weights_of
@@ -99,7 +100,7 @@ def test_what_is_drawn_is_told_to_be_whole_and_as_large_as_it_is(model, tiny, sc
     hook = model.unet.register_forward_pre_hook(
         lambda _layer, _inputs, given: seen.append(given["added_cond_kwargs"]["time_ids"].tolist()), with_kwargs=True
     )
-    pictures = draw(model, tokenizer, ["picture 1", "picture 2"], [0, 0], (4, 5, 6), 9, scale, 2)
+    pictures = draw(model, tokenizer, ["picture 1", "picture 2"], [0, 0], (4, 5, 6), 9, Drawing(2, scale))
     hook.remove()
     assert pictures.shape == (2, 40, 48, 3)
     assert seen == [[[40, 48, 0, 0, 40, 48]] * (4 if scale > 1 else 2)] * 2  # of both branches of guidance, each step

@@ -13,6 +13,7 @@ from ppldm.config.network_files import CONFIG_DIR
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
+from ppldm.diffusion.drawing import Drawing
 from ppldm.families.base import get_family
 from ppldm.networks.build import build_transformer
 from ppldm.networks.configs import check_config, read_new_config
@@ -92,6 +93,16 @@ def test_pictures_of_other_sides_are_drawn(pipeline):
     both = model.generate(["picture 1", "picture 2"], **given)
     assert both.shape == (2, 1, 48, 64, 3)
     assert (model.generate("picture 2", batch_size=1, **given)[0] == both[1]).all()
+
+
+def test_prompts_of_several_chunks(pipeline, name):
+    loaded, how = ppldm.load(pipeline), {"negative_prompts": [""], "drawing": Drawing(1), "size": (32, 32)}
+    assert loaded.draw(["(picture:2) 1"], [0], [1], weighted=True, **how).shape == (1, 32, 32, 3)
+    if name == "uvit":
+        with pytest.raises(ConfigError, match="BREAK makes 2 chunks .* places for the words of one; omit BREAK"):
+            loaded.draw(["picture BREAK 1"], [0], [1], weighted=True, **how)
+    else:
+        assert loaded.draw(["picture BREAK 1"], [0], [1], weighted=True, **how).shape == (1, 32, 32, 3)
 
 
 @pytest.mark.needs("parity")

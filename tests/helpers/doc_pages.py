@@ -37,7 +37,7 @@ ppldm train --preset shapes-world-autoencoder
 ppldm precompute shapes_world/data/demo.filelist.list --vae shapes_world/autoencoder/vae --resolutions 32 \
     --crop-fraction 1
 ppldm train --preset shapes-world
-ppldm train --preset shapes-world --ema_posthoc 0.05 0.10 --ema_posthoc_every 1 --output_dir output
+ppldm train --preset shapes-world --latents off --ema_posthoc 0.05 0.10 --ema_posthoc_every 1 --output_dir output
 ppldm train --preset sd-tiny-cpu --text_encoder_config_file clip_77.json --model_max_length 77 \
     --output_dir stable_diffusion
 ppldm demo-data --out quickstart/data --subset quickstart --size 48
@@ -53,7 +53,7 @@ COPIES = {
     "quickstart/data/images": "pictures my_dog my_pictures photographs pictures/g7.5",
 }
 # Folders of it that a page makes itself.
-OWN = {"docs/evaluation.md": "shapes_world"}
+OWN = {"docs/evaluation.md": "shapes_world", "README.md": "outputs", "docs/cascade.md": "shapes_world"}
 LISTS = (
     *("train.filelist", "my.filelist", "MY.filelist", "held_out.filelist", "heldout.filelist", "laion.filelist"),
     *("data/filelist/train.filelist", "data/filelist/heldout.filelist", "FILELIST"),
@@ -146,5 +146,5 @@ def small(words: list[str]) -> list[str]:
     for word in rest:
         inside = word in values if word.startswith("--") else inside
         if not inside:
-            kept.append(word)
+            kept.append(re.sub(r"(?<=/checkpoint-)\d+$", "2", word))
     return [name, *kept, *(word for pair in values.items() for word in pair if word)]

@@ -35,11 +35,12 @@ def _programs(*names):
 # What there is to need: a function that says what is missing, None where nothing is.
 NEEDS = {
     "parity": _modules("torch", "diffusers", "transformers", "cleanfid"),
+    "engine": _modules("openvino"),
     "wandb": _modules("wandb"),
     "s3": _modules("s3fs", "moto.server"),
     "browser": _programs("chromium", "chromedriver"),
     "java": lambda: None if read_java_version() else "no Java on PATH",
-    **{name: _programs(name) for name in ("gzip", "pigz", "bgzip", "openssl", "g++")},
+    **{name: _programs(name) for name in ("gzip", "pigz", "bgzip", "openssl", "g++", "zsh", "fish")},
 }
 
 

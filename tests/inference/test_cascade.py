@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 
 import numpy as np
 import paddle
@@ -10,11 +11,13 @@ from PIL import Image
 
 import ppldm
 from ppldm.cli.main import run
+from ppldm.diffusion.drawing import Drawing
 from ppldm.families.base import get_family
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError
+from ppldm.utils.rng import Stream, make_rng, pyramid
 
 STAGES = {
     "cascade_prior": {"prior_config_file": "cascade_c", "ema_start_iters": 0},
@@ -59,16 +62,26 @@ def test_pictures_are_functions_of_both_stages_prompt_and_seed(stages):
     first.set_value(paddle.zeros_like(first))  # other small latents
     assert (model.generate("picture 1", **settings)[0, 0] != pictures[0, 0]).any()
     assert model.generate("picture 1", height=64, width=96, **settings).shape == (1, 1, 64, 96, 3)
+    with pytest.raises(ConfigError, match="and this one is also told one of the whole prompt; omit it"):
+        model.draw(["picture"], [0], [1], negative_prompts=[""], drawing=Drawing(1), size=(32, 32), weighted=True)
 
 
 def test_what_leads_stage_b_are_the_latents_of_stage_c(stages, monkeypatch):
     model, told = ppldm.load(stages[0], decoder=stages[1]), []
     denoise = model.decoder.denoise
-    monkeypatch.setattr(model.decoder, "denoise", lambda *args, **given: told.append(given) or denoise(*args, **given))
-    model.generate("picture 1", num_inference_steps=1, guidance_scale=1.0)
+
+    def see(latents, *args, **given):
+        told.append(given | {"latents": latents.numpy()})
+        return denoise(latents, *args, **given)
+
+    monkeypatch.setattr(model.decoder, "denoise", see)
+    model.generate("picture 1", num_inference_steps=1, guidance_scale=1.0, seed=9)
     # A new stage C says that all is noise: one step of DDIM from noise leaves what that has.
     assert len(told) == 10 and told[0]["effnet"].shape == [1, 16, 1, 1] and float(told[0]["effnet"].abs().sum()) > 0
     assert told[0]["clip_text_pooled"].shape == [1, 1, 32]
+    rng = make_rng(9, Stream.SAMPLE_DECODER, epoch=zlib.crc32(b"picture 1"))
+    normals = rng.standard_normal((4, 8, 8), dtype=np.float32)
+    assert (told[0]["latents"][0] == pyramid(normals, rng)).all()
 
 
 def test_by_the_command_line_and_of_exported_pipelines(stages, tmp_path):

@@ -15,9 +15,10 @@ from small_weights import small_weights
 import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.inference.generate import Plan, read_prompts
+from ppldm.diffusion.drawing import Drawing
+from ppldm.inference.pictures.plan import Plan
 from ppldm.inference.pipeline import TextToImage
-from ppldm.inference.prompts import Request
+from ppldm.inference.prompts import Request, read_requests
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
@@ -55,7 +56,7 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--prompt", "x"], "the following arguments are required: --model"),
+        (["--prompt", "x"], "no model; give --model, or --like PICTURE"),
         (["--model", "nowhere", "--prompt", "x"], "no folder or file nowhere"),
         (["--model", "m"], "no prompts"),
         (["--model", "m", "--prompts", "nowhere.txt"], "cannot read the prompts in nowhere.txt"),
@@ -69,7 +70,7 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
             ["--model", "m", "--prompt", "x", "--seed", "18446744073709551616"],
             "--seed 18446744073709551616 must be from",
         ),
-        (["--model", "m", "--prompt", "x", "--guidance-scale", "nan"], "--guidance-scale nan is not a number"),
+        (["--model", "m", "--prompt", "x", "--guidance-scale", "nan"], "--guidance_scale nan is not a number"),
         (["--model", "m", "--prompt", "red \udcff"], "--prompt is not UTF-8 text, after 'red '"),
         (["--model", "m", "--prompt", "x", "--guidance", "2"], "did you mean --guidance-scale?"),
     ],
@@ -88,13 +89,13 @@ def test_bad_input_is_one_line(flags, message, capfd, monkeypatch):
 def test_prompts_file(tmp_path):
     path = tmp_path / "p.txt"
     path.write_text("红心\tseen\n  blue heart \n")
-    assert read_prompts(path) == [("红心", "seen"), ("blue heart", "")]
+    assert [(one.prompt, one.remark) for one in read_requests(path)] == [("红心", "seen"), ("blue heart", "")]
     path.write_text("\n\n")
     with pytest.raises(ConfigError, match="holds no prompts"):
-        read_prompts(path)
+        read_requests(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        read_prompts(path)
+        read_requests(path)
 
 
 def test_pictures_of_several_shapes_are_put_in_the_middle_of_white():
@@ -145,8 +146,8 @@ def test_long_prompts_are_cut_in_the_grid():
 
 def test_scales_that_hardly_differ_have_folders_of_their_own():
     scales = [7.5, 7.50000001, 1e-7, 12345678.0, 12345679.0, 1.0, 0.1]
-    plan = Plan([Request("x")], 1, scales, 1, "ddim", 0, None, None, False)
-    files = [plan.file(scale, 0, 0) for scale in scales]
+    plan = Plan([Request("x")], 1, {"guidance_scale": scales}, Drawing(1, sampler="ddim"), 0, None, None, False)
+    files = [plan.file((scale,), 0, 0) for scale in scales]
     assert len(set(files)) == len(scales) and files[0] == "g7.5/000-00.png" and files[-1] == "g0.1/000-00.png"
 
 

@@ -1,8 +1,7 @@
 """`ppldm lora …`, and drawing with LoRA: a chain of commands over one small model."""
 
-import base64
-import io
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -107,18 +106,22 @@ def test_pictures_of_a_lora_are_those_of_the_merged_model(base, lora, tmp_path):
     assert (merged[0, 0] == drawn["one"]).all()
 
 
-def test_the_page_draws_with_a_lora(base, lora, monkeypatch):
-    pages = []
-    server = SimpleNamespace(port=1, serve_forever=lambda: None)
-    monkeypatch.setattr(serving, "make_server", lambda host, port, page, **_: pages.append(page) or server)
-    run(["app", "--model", str(base), "--lora", f"{lora}:0.5"])
-    client = pages[0].test_client()
+def test_the_page_draws_with_a_lora(base, lora, monkeypatch, tmp_path):
     few = {"num_inference_steps": 2, "num_samples": 1, "seed": 5, "guidance_scale": 1}
-    (picture,) = client.post("/draw", json={"prompt": "a red heart", **few}).json["pictures"]
-    drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.split(",")[1]))))
+
+    def be_asked(page):
+        client = page.test_client()
+        assert client.get("/v1/models").json["models"][0]["lora"] == [f"{lora}:0.5"]
+        job = client.post("/v1/pictures", json={"prompt": "a red heart", **few}).json
+        while not list(tmp_path.glob(f"{job['id']}*.png")):
+            time.sleep(0.01)
+
+    monkeypatch.setattr(serving, "make_server", lambda host, port, page, **_: SimpleNamespace(
+        port=1, serve_forever=lambda: be_asked(page), shutdown=lambda: None))  # fmt: skip
+    run(["app", "--model", str(base), "--lora", f"{lora}:0.5", "--out", str(tmp_path)])
+    drawn = np.asarray(Image.open(next(tmp_path.glob("*.png"))))
     assert (drawn == ppldm.load(base, lora=[f"{lora}:0.5"]).generate("a red heart", **few)[0, 0]).all()
     assert not (drawn == ppldm.load(base).generate("a red heart", **few)[0, 0]).all()
-    assert f"{lora}:0.5" in client.get("/").text
     with pytest.raises(ConfigError, match="there is no nowhere"):
         run(["app", "--model", str(base), "--lora", "nowhere"])
 

@@ -83,7 +83,7 @@ def test_words_for_what_cannot_work(model, folder, tmp_path):
         ppldm.load(tmp_path / "none")
     with pytest.raises(ConfigError, match="--height 30 must be a multiple of 8"):
         model.generate("x", height=30, **FEW)
-    with pytest.raises(ConfigError, match="no sampler dream"):
+    with pytest.raises(ConfigError, match="--sampler dream is not one of"):
         model.generate("x", sampler="dream", **FEW)
     with pytest.raises(ConfigError, match="2 negative prompts for 1 prompts"):
         model.generate("x", negative_prompts=["y", "z"], **FEW)
@@ -98,10 +98,10 @@ def test_words_for_what_cannot_work(model, folder, tmp_path):
     with pytest.raises(ConfigError, match="the prompt is not UTF-8 text, after 'a'"):
         model.generate("a\udcffb", **FEW)
     for scale in (float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="the guidance scale"):
+        with pytest.raises(ConfigError, match="--guidance_scale .* is not a number"):
             model.generate("x", guidance_scale=scale, num_inference_steps=1)
     for steps in (0, 1001):
-        with pytest.raises(ConfigError, match=f"--num_inference_steps {steps} must be from 1 to 1000"):
+        with pytest.raises(ConfigError, match=f"--num_inference_steps {steps} must be (above 0|from 1 to 1000)"):
             model.generate("x", num_inference_steps=steps)
     with pytest.raises(ConfigError, match="the prompt 3 is not text"):
         model.generate(["x", 3], **FEW)

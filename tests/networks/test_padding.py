@@ -6,6 +6,7 @@ import paddle
 import pytest
 from tiny_model import make_batch, make_model
 
+from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import sample_latents
 from ppldm.networks.captions import token_mask
 
@@ -67,13 +68,14 @@ def test_a_caption_without_padding_is_predicted_as_without_a_mask(model):
 
 def test_both_branches_of_guidance_ignore_padding(model):
     noise = make_batch(2)["noise"]
-    short, long = (
-        sample_latents(model, caption([2, 9, 8], length), caption([2], length)[:1], noise, 3.0, 3).numpy()
-        for length in (5, 12)
-    )
+
+    def drawn(ids, empty):
+        return sample_latents(model, model.condition(ids), model.condition(empty), noise, Drawing(3, 3.0)).numpy()
+
+    short, long = (drawn(caption([2, 9, 8], length), caption([2], length)[:1]) for length in (5, 12))
     np.testing.assert_allclose(short, long, atol=1e-4)
     other = caption([2], 12, behind=57)[:1]
-    np.testing.assert_array_equal(sample_latents(model, caption([2, 9, 8], 12), other, noise, 3.0, 3).numpy(), long)
+    np.testing.assert_array_equal(drawn(caption([2, 9, 8], 12), other), long)
 
 
 def test_an_empty_caption_is_zeros_where_asked_for_and_no_other(model):

@@ -45,6 +45,15 @@ def test_lines_and_names_of_bars_are_escaped_and_cut(capsys):
     assert max(map(len, shown.splitlines())) <= 2000
 
 
+def test_a_bar_within_another_moves_no_cursor_in_a_log(capsys):
+    with log.progress(total=1, desc="outer", delay=0) as outer:
+        outer.update()
+        with log.progress(total=1, desc="inner", delay=0) as inner:
+            inner.update()
+    shown = capsys.readouterr().err
+    assert "outer" in shown and "inner" in shown and "\x1b" not in shown
+
+
 @pytest.mark.slow
 def test_what_a_worker_prints_is_escaped(capfd):
     assert list(map_with_deadline(tasks.print_it, ["\x1b[2J"], 1, 60)) == [("\x1b[2J", 1)]

@@ -18,6 +18,7 @@ import torch  # noqa: E402
 from diffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel  # noqa: E402
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab  # noqa: E402
+from ppldm.diffusion.drawing import Drawing  # noqa: E402
 from ppldm.diffusion.guided import draw, initial_noise, sample_latents  # noqa: E402
 from ppldm.families.ldm_build import build_model  # noqa: E402
 from ppldm.weights import compvis  # noqa: E402
@@ -101,7 +102,8 @@ def test_ddim_trajectory_parity(pair):
     rng = np.random.default_rng(2)
     ours, theirs = both(rng, 2, 4, 8, 8)
     ids, empty = rng.integers(0, 60, (2, 77)), rng.integers(0, 60, (1, 77))
-    latents = sample_latents(pair.ours, paddle.to_tensor(ids), paddle.to_tensor(empty), ours, 3.0, 10)
+    said = (pair.ours.condition(paddle.to_tensor(one)) for one in (ids, empty))
+    latents = sample_latents(pair.ours, *said, ours, Drawing(10, 3.0))
     context = torch.cat(
         [pair.text_encoder(torch.tensor(empty))[0].expand(2, -1, -1), pair.text_encoder(torch.tensor(ids))[0]]
     )
@@ -132,7 +134,7 @@ def test_diffusers_pipeline_draws_the_same(tmp_path, tokenizer, prediction_type,
     theirs = pipeline(["a red heart"], height=64, width=64, num_inference_steps=5, guidance_scale=4.0,
                       latents=torch.tensor(noise[None])).images[0]  # fmt: skip
     model = build_model(read_weights(tmp_path / "d"), "d")
-    ours = draw(model, tokenizer, ["a red heart"], [0], (4, 8, 8), 3, 4.0, 5)[0]
+    ours = draw(model, tokenizer, ["a red heart"], [0], (4, 8, 8), 3, Drawing(5, 4.0))[0]
     assert ours.std() > 5
     assert np.abs(np.asarray(theirs).astype(int) - ours).mean() < 1
 

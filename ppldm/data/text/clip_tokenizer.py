@@ -15,12 +15,12 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 from tokenizers.processors import RobertaProcessing
 
+from ...config.clip_vocabulary import END, START
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.files import make_output_dir, read_json_object, write_json
 from .words import WordTokenizer, add_tokens, read_added, write_added
 
-START, END = "<|startoftext|>", "<|endoftext|>"
 _WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")
 _FILES = ("vocab.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json")
 

@@ -15,6 +15,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer, Sequence, Split
 from tokenizers.processors import BertProcessing
 
+from ...config.clip_vocabulary import CLIP_PADDING, vocabulary_folder
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.files import make_output_dir, read_json_object, write_json, write_text
@@ -116,9 +117,11 @@ class CaptionTokenizer:
 
 def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
     """The CaptionTokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES; the
-    ClipTokenizer of a folder with merges.txt. Raises ConfigError."""
+    ClipTokenizer of a folder with merges.txt, or of a name in CLIP_PADDING. Raises ConfigError."""
     check_tokenizer(name_or_path)
     path = Path(name_or_path)
+    if not path.exists() and str(name_or_path) in CLIP_PADDING:
+        path = vocabulary_folder(str(name_or_path))
     if (path / "merges.txt").is_file():
         from .clip_tokenizer import ClipTokenizer
 
@@ -132,11 +135,12 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
 
 
 def check_tokenizer(name_or_path) -> None:
-    """Raises ConfigError where this is neither a folder or file that is there, nor one of KNOWN_NAMES."""
-    if not Path(name_or_path).exists() and str(name_or_path) not in KNOWN_NAMES:
+    """Raises ConfigError where this is neither a folder or file that is there, nor a known name."""
+    known = (*KNOWN_NAMES, *CLIP_PADDING)
+    if not Path(name_or_path).exists() and str(name_or_path) not in known:
         raise ConfigError(
             f"no tokenizer {name_or_path}: neither a folder with vocab.txt, nor a vocab.txt, nor one of "
-            f"{', '.join(KNOWN_NAMES)}; `ppldm vocab` makes one from captions"
+            f"{', '.join(known)}; `ppldm vocab` makes one from captions"
         )
 
 

@@ -19,7 +19,7 @@ from ...utils.errors import ConfigError
 from ...utils.files import local_path, write_text
 from ...utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
 from ...utils.web_page import COLOURS, STYLE
-from ...utils.web_server import is_loopback, make_flask, render_page, serve
+from ...utils.web_server import ask_for_token, is_loopback, make_flask, render_page, serve
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "+", "type": str, "metavar": "RUN"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
@@ -48,17 +48,10 @@ def watch(
 
 def make_page(followers: list, control: bool = False, token: str = "", is_remote: bool = False, hosts=()):
     """The Flask application over `Follower`s. is_remote: whether reading needs the token too."""
-    from flask import jsonify, request
-
-    flask = make_flask(hosts, _SENTENCES, images="blob:")
-
-    @flask.before_request
-    def ask_for_the_token():
-        is_open = request.method in ("GET", "HEAD") and (not is_remote or request.path == "/")
-        given = request.headers.get("X-Token", "").encode()
-        if not is_open and not (token and secrets.compare_digest(given, token.encode())):
-            return jsonify(error="the token is missing or wrong; open the address that ppldm watch has printed"), 401
-
+    flask = make_flask(hosts, _SENTENCES)
+    ask_for_token(
+        flask, token, lambda request: request.method in ("GET", "HEAD") and (not is_remote or request.path == "/")
+    )
     _show(flask, followers, control)
     _steer(flask, followers, control)
     return flask

@@ -29,6 +29,7 @@ class CascadeDecoderModel(CascadeModel):
     """Stage B. The state dict has the prefixes `effnet.`, `text_encoder.`, `vqgan.` and `decoder.`."""
 
     led_by = "pixel_values"
+    coarse_noise = True  # as it learns to take away
 
     def __init__(self, effnet: nn.Layer, text_encoder: nn.Layer, vqgan: nn.Layer, decoder: nn.Layer, process: Process):
         super().__init__(effnet, text_encoder, process)

@@ -72,9 +72,8 @@ def _describe_list(entries: dict) -> str:
         size = f"{entry['gigabytes']:,.0f}" if entry["gigabytes"] else ""
         rows = f"{entry['rows']:,}" if entry["rows"] else ""
         lines.append(f"{name:<24}{rows:>14}{size:>8}  {entry['title']}{' (withdrawn)' if entry['withdrawn'] else ''}")
-    return "\n".join(
-        [*lines, "?: not published. `ppldm dataset show NAME` says more; hf:OWNER/NAME is any data set of the hub"]
-    )
+    more = "No number: not published. `ppldm dataset show NAME` says more; hf:OWNER/NAME is any data set of the hub"
+    return "\n".join([*lines, more])
 
 
 def _describe_entry(entry: dict) -> str:

@@ -41,7 +41,7 @@ from ...utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullErr
 from ...utils.files import atomic_dir, count_free_bytes, make_output_dir, read_json_object, remove_dir, write_json
 from ...utils.log import get_logger
 from ...utils.machine.devices import host_memory
-from ...weights.formats.paddle_files import NAME_TABLE, read_tree
+from ...weights.formats.paddle_files import NAME_TABLE, read_tree, write_tree
 from ...weights.model_file import ModelDescription
 from ..optimizer.sharding import ShardedOptimizer, parameter_of
 from .names import list_checkpoints, step_of
@@ -130,7 +130,7 @@ def save_checkpoint(
     try:
         with atomic_dir(folder) as target:
             for name, content in contents.items():
-                paddle.save(content, str(target / name))
+                write_tree(target / name, content)
             trainer_state.save_to_json(str(target / "trainer_state.json"))
             if description:
                 description.write(target)
@@ -251,8 +251,8 @@ def _load(path: Path, return_numpy: bool = False) -> dict:
 
 def _as_tensors(value, return_numpy: bool):
     """Arrays, alone or as (name, array), as tensors of that name on the current device, or as arrays."""
-    if isinstance(value, dict):
-        return {key: _as_tensors(one, return_numpy) for key, one in value.items()}
+    if isinstance(value, dict):  # which is emptied meanwhile: an optimizer's state is too large to have it twice
+        return {key: _as_tensors(value.pop(key), return_numpy) for key in list(value)}
     name, array = value if isinstance(value, tuple) and len(value) == 2 else (None, value)
     if not isinstance(array, np.ndarray):
         return value

@@ -97,10 +97,11 @@ def init(
         write_text(name, content)
     write_text(target, text)
     sys.stdout.write(f"{target} is written; look at it, then: ppldm train --config {target}\n")
-    sys.stdout.flush()
     if doctor:
         from ..doctor.command import show
 
+        sys.stdout.write("`ppldm doctor` now looks at it, and at the data (--no-doctor skips that):\n")
+        sys.stdout.flush()
         show(["--config", str(target)])
 
 

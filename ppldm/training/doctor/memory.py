@@ -6,6 +6,8 @@ activations  of the trained networks what they keep, and the most that one of th
 batches      what loader processes have ready
 process      on a device without a memory of its own: the program and its libraries
 heap         there: what the C library keeps of what was given back
+copy         there: of what a checkpoint holds, with --use_async_save
+export       the trained weights as they are written last, where that is more than the activations, which are gone then
 """
 
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from .activations import Activations, Shapes, count_activations
 # Fitted to runs of the tiny networks (benchmarks/memory.py).
 FIRST_UPDATE_BYTES = 120_000_000  # threads, kernels and their buffers, that an import does not bring
 HEAP_SHARE = 0.3  # of activations, that glibc keeps without using it
+LOADER_BYTES = 20_000_000  # that a loader process writes for itself: 15 MB were measured
 _BATCHES_A_LOADER = 2
 
 
@@ -32,6 +35,7 @@ class Memory:
 
     by_purpose: dict[str, int]
     unknown: tuple[str, ...] = ()
+    batch_bytes: int = 0  # of a micro-batch as loaders make it
 
     @property
     def total(self) -> int:
@@ -74,7 +78,10 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
         parts["batches"] = (_BATCHES_A_LOADER * max(loaders, 2) + 1) * shapes.samples * sample if loaders else 0
         parts["process"] = process + FIRST_UPDATE_BYTES
         parts["heap"] = int(HEAP_SHARE * activations)
-    return Memory(parts, tuple(unknown))
+        parts["copy"] = checkpoint_bytes(states) if arguments.use_async_save else 0
+        exported = states["weights"] + states["average"] - states["gradients"]  # which are let go before
+        parts["export"] = max(0, exported - activations - parts["heap"])
+    return Memory(parts, tuple(unknown), shapes.samples * sample)
 
 
 def _peak(networks: list[Activations]) -> int:
@@ -83,6 +90,20 @@ def _peak(networks: list[Activations]) -> int:
     return kept + max((one.peak - one.kept for one in networks), default=0)
 
 
-def checkpoint_bytes(memory: Memory) -> int:
+def checkpoint_bytes(by_purpose: dict[str, int]) -> int:
     """What a checkpoint takes on the disk: weights, moments and masters, and averages."""
-    return sum(memory.by_purpose[name] for name in ("weights", "optimizer", "average"))
+    return sum(by_purpose[name] for name in ("weights", "optimizer", "average"))
+
+
+def loader_bytes(memory: Memory, num_loaders: int, anonymous: int) -> int:
+    """What the loader processes of a device take at most, beside the batches that they share with the main process.
+
+    They are forked and begin with its memory, `anonymous` bytes of the program and, on a CPU, weights and averages. A
+    page stays shared until one of them writes to it: so all loaders together hold one more copy of what the main
+    process has written since. For itself each has `LOADER_BYTES`, and a batch in its making, twice at most.
+    """
+    if not num_loaders:
+        return 0
+    on_host = memory.by_purpose if "process" in memory.by_purpose else {}
+    inherited = anonymous + sum(on_host.get(name, 0) for name in ("weights", "average"))
+    return inherited + num_loaders * (LOADER_BYTES + 2 * memory.batch_bytes)

@@ -9,8 +9,9 @@ from ...families.base import get_family
 from ...networks.configs import check_tokenizer_fit
 from ...utils.errors import ModelError, PpldmError
 from ...utils.machine.cpu import load_paddle
-from ...utils.machine.resources import usable_memory_bytes
+from ...utils.machine.resources import anonymous_memory_bytes, available_memory_bytes, usable_memory_bytes
 from ...utils.offline import is_offline
+from ...utils.text import count_of
 from ...utils.variables import read
 from .findings import Finding, examine, good, judged
 from .machine import look_at_disk
@@ -97,11 +98,13 @@ def _ask_hub(flag: str, repository: str) -> Finding:
 
 def _look_at_memory(recipe: Recipe, num_devices: int, facts: dict) -> Iterator[Finding]:
     from .. import prepare  # noqa: F401 (what a run loads is part of its memory)
-    from .memory import checkpoint_bytes, estimate
+    from .memory import checkpoint_bytes, estimate, loader_bytes
 
-    memory = estimate(recipe, num_devices)
+    memory, anonymous = estimate(recipe, num_devices), anonymous_memory_bytes()
     facts["memory"] = memory.by_purpose
-    facts["checkpoint_bytes"] = checkpoint_bytes(memory)
+    facts["checkpoint_bytes"] = checkpoint_bytes(memory.by_purpose)
+    facts["loader_bytes"] = loader_bytes(memory, recipe.training.dataloader_num_workers, anonymous)
+    yield from _look_at_loaders(recipe.training.dataloader_num_workers, num_devices, memory, anonymous, facts)
     there = usable_memory_bytes()
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in memory.by_purpose.items() if size >= 5e6)
     text = f"about {memory.total / 1e9:.2f} GB at the peak ({parts})"
@@ -114,6 +117,22 @@ def _look_at_memory(recipe: Recipe, num_devices: int, facts: dict) -> Iterator[F
         "memory", f"{text}; this machine has {there / 1e9:.2f} GB",
         warning=fix if memory.total > _TIGHT * there else "", error=fix if memory.total > there else "",
     )  # fmt: skip
+
+
+def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int, facts: dict) -> Iterator[Finding]:
+    """Their memory beside what is free, together with that of the processes that train."""
+    free = available_memory_bytes()
+    if not num_loaders or free is None:
+        return
+    on_host = memory.total if "process" in memory.by_purpose else anonymous
+    loaders = facts["loader_bytes"] * num_devices
+    text = (
+        f"{count_of(num_loaders * num_devices, 'loader')} may take {loaders / 1e9:.2f} GB beside "
+        f"{on_host * num_devices / 1e9:.2f} GB of training; {free / 1e9:.2f} GB are free"
+    )
+    short = loaders + on_host * num_devices > free
+    fix = "lower --dataloader_num_workers (0 loads in the process that trains), or free memory of this machine"
+    yield judged("loaders' memory", text, warning=fix if short else "")
 
 
 def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:

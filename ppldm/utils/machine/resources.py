@@ -59,13 +59,21 @@ def parse_meminfo(text: str, key: str = "MemTotal") -> int | None:
 
 def peak_memory_bytes() -> int:
     """The most memory that this process has had resident (VmHWM); 0 where the system does not say."""
-    match = re.search(r"VmHWM:\s+(\d+) kB", _read("/proc/self/status"))
-    return int(match.group(1)) * 1024 if match else 0
+    return _own_memory("VmHWM")
 
 
 def resident_memory_bytes() -> int:
     """What this process has resident now (VmRSS); 0 where the system does not say."""
-    match = re.search(r"VmRSS:\s+(\d+) kB", _read("/proc/self/status"))
+    return _own_memory("VmRSS")
+
+
+def anonymous_memory_bytes() -> int:
+    """What of it this process has written, and no file holds (RssAnon); 0 where the system does not say."""
+    return _own_memory("RssAnon")
+
+
+def _own_memory(key: str) -> int:
+    match = re.search(rf"{key}:\s+(\d+) kB", _read("/proc/self/status"))
     return int(match.group(1)) * 1024 if match else 0
 
 

@@ -3,8 +3,18 @@
 import ctypes
 import os
 import signal
+import sys
+from contextlib import contextmanager
+from typing import ClassVar
 
 from .world import World
+
+
+class _Stack(ctypes.Structure):
+    """stack_t of sigaltstack(2), as Linux has it."""
+
+    _fields_: ClassVar = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when the one that started it has died
 
@@ -27,3 +37,18 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def same_signal_stack():
+    """This thread has the same stack for signals afterwards. A library that gives it a small one of its own lets
+    Python's handlers, which run on it, end the process in a segmentation fault."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    libc, before = ctypes.CDLL(None), _Stack()
+    libc.sigaltstack(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        libc.sigaltstack(ctypes.byref(before), None)

@@ -1,12 +1,17 @@
-"""What paddle.save wrote: state dicts of weights (.pdparams), and the nested ones of optimizers and schedules (.pdopt).
+"""What paddle.save writes: state dicts of weights (.pdparams), and nested ones of optimizers and schedules (.pdopt).
 
 Three layouts, by the version that wrote them: arrays by name; tensors as (generated name, array); and arrays by name
 with `StructuredToParameterName@@`, a table of the generated names. bfloat16 is stored as uint16. Under protocols 2 and
 3 arrays of 1 GiB and more are cut, and `UnpackBigParamInfor@@` says how to join them.
+
+`write_tree` writes the last layout, and the second where tensors are nested, as paddle.save does, but one array after
+the other. paddle.save first copies all tensors, and its pickler keeps a second copy of each until the file is whole:
+for an optimizer's state four times the bytes of the weights, at each checkpoint.
 """
 
 import math
 import os
+import pickle
 
 import numpy as np
 
@@ -60,6 +65,47 @@ def read_tree(path) -> dict:
         if _SLICES in tree:
             raise Malformed("arrays in slices, which no checkpoint has")
         return _read_all(tree, file, {}, _DEEPEST)
+
+
+def write_tree(path, tree: dict) -> None:
+    """Write nested dicts with tensors and arrays for `paddle.load` and `read_tree`. The memory that it takes is twice
+    that of the largest tensor."""
+    import paddle
+
+    names = {key: value.name for key, value in tree.items() if isinstance(value, paddle.Tensor)}
+    if names and not any(isinstance(value, dict) and _has_tensors(value, paddle.Tensor) for value in tree.values()):
+        plain = {key: _Later(value) if key in names else value for key, value in tree.items()}
+        tree = {**plain, NAME_TABLE: names}
+    with open(path, "wb") as file:
+        _ArrayByArray(file, protocol=4).dump(tree)
+
+
+def _has_tensors(tree: dict, kind: type) -> bool:
+    return any(isinstance(one, kind) or (isinstance(one, dict) and _has_tensors(one, kind)) for one in tree.values())
+
+
+class _Later:
+    """A tensor that becomes an array when its turn comes."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+class _ArrayByArray(pickle.Pickler):
+    """Tensors as (name, array). It has no memo, which would keep the bytes of all arrays."""
+
+    def __init__(self, file, protocol: int):
+        super().__init__(file, protocol=protocol)
+        self.fast = True
+
+    def reducer_override(self, value):
+        import paddle
+
+        if isinstance(value, _Later):
+            return value.tensor.numpy().__reduce__()
+        if isinstance(value, paddle.Tensor):
+            return tuple, ((value.name, value.numpy()),)
+        return NotImplemented
 
 
 def _parse(file) -> dict:

@@ -3,6 +3,7 @@
 import json
 import pickle
 import resource
+import tracemalloc
 
 import numpy as np
 import paddle
@@ -30,6 +31,7 @@ from ppldm.training.checkpoint.checkpoint import (
 )
 from ppldm.training.checkpoint.trainer_state import TrainerState
 from ppldm.utils.errors import CheckpointError, ConfigError, DiskFullError, ModelError
+from ppldm.weights.formats.paddle_files import write_tree
 
 FILES = ["model_state.pdparams", "optimizer.pdopt", "scheduler.pdparams", "trainer_state.json"]
 
@@ -107,9 +109,34 @@ def test_a_program_in_the_place_of_weights_is_not_run(tmp_path, name):
     assert not (tmp_path / "was here").exists()
 
 
+def _plain(tree):
+    """What can be compared: arrays and tensors with their types and names."""
+    if isinstance(tree, dict):
+        return {key: _plain(value) for key, value in tree.items()}
+    if not isinstance(tree, paddle.Tensor | np.ndarray):
+        return tree
+    name = "" if isinstance(tree, np.ndarray) or tree.name.startswith("generated_tensor") else tree.name
+    return name, str(tree.dtype), np.asarray(tree).tolist()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_writing_takes_room_for_two_tensors_and_not_for_all(tmp_path, nested):
+    state = {f"w{i}": paddle.ones([1 << 18]) for i in range(16)}  # 1 MiB each
+    tracemalloc.start()
+    try:
+        write_tree(tmp_path / "a.pdparams", {"posthoc": state} if nested else state)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 << 20
+    assert (tmp_path / "a.pdparams").stat().st_size > 16 << 20
+
+
+@pytest.mark.parametrize("write", [paddle.save, lambda state, path: write_tree(path, state)], ids=["theirs", "ours"])
 @pytest.mark.parametrize("return_numpy", [True, False])
-def test_files_are_read_as_paddle_reads_its_own(tmp_path, return_numpy):
-    """Values, types and generated names, by which an optimizer finds its state, of every layout of paddle.save."""
+def test_files_are_read_as_paddle_reads_its_own(tmp_path, return_numpy, write):
+    """Values, types and generated names, by which an optimizer finds its state, of every layout of paddle.save; and
+    paddle reads what we write as what it writes."""
     layer = paddle.nn.Linear(3, 4)
     weight, bias = layer.weight, layer.bias
     nested = {"w": weight, "master_weights": {"m": bias}, "LR": {"last_lr": 0.1, "last_epoch": 2}, "n": None}
@@ -117,7 +144,10 @@ def test_files_are_read_as_paddle_reads_its_own(tmp_path, return_numpy):
     for number, state in enumerate((layer.state_dict(), nested, {"w": weight.numpy(), "k": 3}, half)):
         path = tmp_path / f"{number}.pdparams"
         paddle.save(state, str(path))
-        ours, theirs = _load(path, return_numpy), paddle.load(str(path), return_numpy=return_numpy)
+        theirs = paddle.load(str(path), return_numpy=return_numpy)
+        write(state, str(path))
+        ours, again = _load(path, return_numpy), paddle.load(str(path), return_numpy=return_numpy)
+        assert _plain(again) == _plain(theirs)
         ours, theirs = (tree | tree.pop("master_weights", {}) | tree.pop("LR", {}) for tree in (ours, theirs))
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():

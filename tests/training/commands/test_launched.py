@@ -1,6 +1,7 @@
 """`ppldm train` starts its ranks itself, and after a failure again, with the bits of a run that was left alone."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,10 @@ import pytest
 import yaml
 from running import running
 
+from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.commands.launched import is_wanted, launch_command, read_launch
+from ppldm.training.loop import run_loop
+from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -102,6 +106,38 @@ def test_a_killed_rank_costs_nothing_but_time(tiny, tmp_path):
     assert not running(killed)
 
 
+@pytest.mark.slow
+def test_a_rank_that_others_wait_for_is_named(tiny, tmp_path):
+    """One of two is stopped six parts of its time of seven."""
+    words = tiny.flags(tmp_path / "slow", max_steps=12, logging_steps=1, per_device_train_batch_size=1)
+    process = subprocess.Popen(
+        [*TRAIN, *words, "--devices", "0,1"], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "slow/start.json").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    slow = next(pid for pid in _ranks_of(tmp_path / "slow") if _rank_of(pid) == "1")
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            os.kill(slow, signal.SIGSTOP)
+            time.sleep(0.03)
+            os.kill(slow, signal.SIGCONT)
+            time.sleep(0.005)
+        except ProcessLookupError:
+            break
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    assert (
+        "WARNING rank 1 on" in said and "times as long as the median rank" in said and "WARNING rank 0 on" not in said
+    )
+
+
+def _rank_of(pid: int) -> str | None:
+    environ = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return next((one.partition("=")[2] for one in environ if one.startswith("PADDLE_TRAINER_ID=")), None)
+
+
 def _ranks_of(folder) -> list[int]:
     """The processes that train into `folder`, without the launcher and who supervises it."""
     found = []
@@ -127,3 +163,29 @@ def test_the_pods_of_kubernetes_run_what_there_is():
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
     assert mounts.keys() == {volume["name"] for volume in worker["template"]["spec"]["volumes"]}
     assert mounts["shared-memory"] == "/dev/shm"
+
+
+@pytest.mark.slow
+def test_four_ranks_that_save_beside_the_training_are_one_and_another_number_goes_on(tiny, tmp_path):
+    """But for the order in which gradients were added up."""
+    shared = {"global_batch_size": 4, "gradient_accumulation_steps": None, "use_async_save": True, "save_steps": 2}
+    words = tiny.flags(tmp_path / "four", per_device_train_batch_size=1, **shared)
+    done = subprocess.run(
+        [*TRAIN, *words, "--devices", "0,1,2,3"], env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=ROOT,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "global_batch_size 4 = 1 per device x 1 accumulation x 4 ranks" in done.stdout + done.stderr
+    shutil.copytree(tmp_path / "four/checkpoint-2", tmp_path / "resumed/checkpoint-2")
+    for name in ("one", "resumed"):
+        words = tiny.flags(tmp_path / name, per_device_train_batch_size=4, **shared)
+        run_loop(prepare(*parse_arguments(words, loop=True)))
+    one, four, resumed = (
+        paddle.load(str(tmp_path / name / "checkpoint-4/model_state.pdparams"), return_numpy=True)
+        for name in ("one", "four", "resumed")
+    )
+    for key, expected in one.items():
+        # Attention does not depend on the bias of its keys: their gradient is rounding, which AdamW makes steps of.
+        if isinstance(expected, np.ndarray) and not key.endswith("to_k.bias"):
+            np.testing.assert_allclose(four[key], expected, rtol=2e-4, atol=1e-5, err_msg=key)
+            np.testing.assert_allclose(resumed[key], expected, rtol=2e-4, atol=1e-5, err_msg=key)

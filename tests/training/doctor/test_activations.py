@@ -9,7 +9,7 @@ from ppldm.networks.build import build_text_encoder, build_transformer, build_un
 from ppldm.networks.configs import read_new_config
 from ppldm.networks.transformers import transform
 from ppldm.training.doctor.activations import Activations, Shapes, count_activations
-from ppldm.training.doctor.memory import _peak
+from ppldm.training.doctor.memory import LOADER_BYTES, Memory, _peak, loader_bytes
 
 SHAPES = Shapes(2, (3, 256, 256), (4, 32, 32), 12, 128)
 
@@ -74,3 +74,11 @@ def test_twice_the_samples_keep_twice_as_much_and_less_if_computed_again():
 def test_networks_that_run_one_after_the_other_share_what_is_passing():
     assert _peak([Activations(5, 8), Activations(10, 11), Activations(0, 4)]) == 15 + 4
     assert count_activations("no such kind", {}, SHAPES, True, False) is None
+
+
+def test_loaders_hold_what_they_were_forked_with_once_and_each_its_own():
+    on_device = Memory({"weights": 5_000, "average": 300}, batch_bytes=40)
+    on_host = Memory({**on_device.by_purpose, "process": 1}, batch_bytes=40)
+    for memory, inherited in ((on_device, 1_000), (on_host, 6_300)):
+        found = [loader_bytes(memory, number, 1_000) for number in (0, 1, 2, 5)]
+        assert found == [0, *(inherited + number * (LOADER_BYTES + 80) for number in (1, 2, 5))]

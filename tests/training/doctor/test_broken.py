@@ -232,3 +232,14 @@ def test_versions_that_do_not_go_together(examined, monkeypatch):
     monkeypatch.setattr(machine, "installed_versions", lambda: versions)
     found = examined()["packages"]
     assert found["status"] == "error" and "numpy 2.1.0" in found["text"] and "pip install" in found["fix"]
+
+
+@pytest.mark.parametrize("workers, free, is_short", [(1, 10**8, True), (1, 10**12, False), (0, 10**8, False)])
+def test_loaders_that_the_memory_has_no_room_for(examined, monkeypatch, workers, free, is_short):
+    from ppldm.training.doctor import run
+
+    monkeypatch.setattr(run, "available_memory_bytes", lambda: free)
+    found = examined(dataloader_num_workers=workers)
+    assert ("loaders' memory" in found) == is_short
+    if is_short:
+        assert "lower --dataloader_num_workers" in found["loaders' memory"]["fix"]

@@ -230,6 +230,21 @@ def test_a_device_of_a_plug_in_is_chosen_prepared_and_trained_on(tiny, tmp_path,
     assert losses == plain and " on cpu" in said, said
 
 
+# Not npu: ppdiffusers takes operations of its own from that plug-in.
+OTHERS = [kind for kind in devices.KINDS.values() if kind.plugin and kind.name not in ("mlu", "npu")]
+
+
+@pytest.mark.slow
+@pytest.mark.needs("g++")
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
+def test_other_kinds_that_are_plug_ins_train_by_their_plans(tiny, tmp_path, plugged_in, kind):
+    """As before; builds of Paddle for the other kinds (gpu, dcu, xpu) do not start without their drivers."""
+    plain, _ = train_as_a_user(tiny, tmp_path / "cpu")
+    strides = {"FLAGS_use_stride_kernel": "0"}  # the device for tests has no kernels for them, whatever its kind has
+    losses, said = train_as_a_user(tiny, tmp_path / "run", **plugged_in(kind), **strides)
+    assert len(plain) == 2 and losses == plain and f" on {kind.name}:0" in said, said
+
+
 def test_a_kind_that_a_plug_in_brings_is_taken_by_what_paddle_says_of_it(paddle_on):
     other = devices.Kind("fpga", "a device fpga", visible=("FPGA_VISIBLE_DEVICES",))
     assert paddle_on(other) == devices.Device(other, "fpga:0", "a device fpga", 0, True, True)

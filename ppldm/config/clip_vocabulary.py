@@ -1,0 +1,44 @@
+"""The vocabulary of CLIP, which is part of this package: single files of Stable Diffusion bring none.
+
+`clip_merges.txt.gz` holds the 48,894 pairs that CLIP uses of bpe_simple_vocab_16e6.txt of github.com/openai/CLIP
+(Copyright (c) 2021 OpenAI, MIT License). All ids follow from them, as in `simple_tokenizer.py` there: the 256 bytes,
+the same at the end of a word, what each pair makes, start and end.
+"""
+
+import gzip
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from ..utils.files import make_output_dir, write_json, write_text
+
+START, END = "<|startoftext|>", "<|endoftext|>"
+# What captions are padded with: by the name of a tokenizer that needs no folder.
+CLIP_PADDING = {"clip": END, "open-clip": "!"}  # Stable Diffusion 1.x; 2.x
+_MERGES = Path(__file__).with_name("clip_merges.txt.gz")
+_LENGTH = 77
+_holder = None  # of the folder, which goes when this process does
+
+
+@cache
+def vocabulary_folder(name: str) -> Path:
+    """A folder with vocab.json, merges.txt and tokenizer_config.json of a name in CLIP_PADDING, for this process."""
+    global _holder
+    _holder = _holder or tempfile.TemporaryDirectory(prefix="ppldm-clip-")
+    folder = make_output_dir(Path(_holder.name, name))
+    text = gzip.decompress(_MERGES.read_bytes()).decode()
+    write_text(folder / "merges.txt", text)
+    write_json(folder / "vocab.json", {token: number for number, token in enumerate(tokens(text))})
+    special = {"bos_token": START, "eos_token": END, "unk_token": END, "pad_token": CLIP_PADDING[name]}
+    write_json(folder / "special_tokens_map.json", special)
+    config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": _LENGTH, "do_lower_case": True, **special}
+    write_json(folder / "tokenizer_config.json", config)
+    return folder
+
+
+def tokens(merges: str) -> list[str]:
+    """All tokens by their ids, of the text of a merges.txt."""
+    order = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    letters = [*map(chr, order), *(chr(256 + number) for number in range(256 - len(order)))]
+    pairs = ["".join(line.split()) for line in merges.splitlines() if not line.startswith("#version")]
+    return [*letters, *(f"{letter}</w>" for letter in letters), *pairs, START, END]

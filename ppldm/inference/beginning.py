@@ -1,0 +1,56 @@
+"""The picture that is drawn over, and the mask of what is drawn anew: from a file, a PIL picture or an array."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from ..data.images.crop import CropRule, DrawnCrop
+from ..utils.errors import ConfigError, RowError
+
+_CENTRE = CropRule(fraction=1.0, random=False, enlarge=True)
+_DRAWN = 128  # and lighter
+
+
+def read_image(image, size: tuple[int, int], flag: str = "--image") -> np.ndarray:
+    """uint8 [3, H, W] of `size` (H, W): the picture's centre, resized to cover that. `image`: a file, a PIL picture, or
+    [H, W, 3] uint8. Raises ConfigError."""
+    return cut_centre(np.asarray(open_image(image, flag).convert("RGB")), size)
+
+
+def read_mask(mask, size: tuple[int, int]) -> np.ndarray:
+    """bool [H, W], cut as `read_image` does: True where a picture is lighter than the middle, and is drawn anew; or of
+    [H, W] bool. Raises ConfigError."""
+    if isinstance(mask, np.ndarray) and mask.dtype == bool:
+        mask = mask.astype(np.uint8) * 255
+    drawn = cut_centre(np.asarray(open_image(mask, "--mask").convert("L").convert("RGB")), size)[0] >= _DRAWN
+    if not drawn.any():
+        raise ConfigError("--mask is dark everywhere, so that nothing is drawn; paint white what is to be drawn anew")
+    return drawn
+
+
+def open_image(image, flag: str) -> Image.Image:
+    """A picture as it is held upright. Raises ConfigError."""
+    if isinstance(image, Image.Image):
+        return ImageOps.exif_transpose(image)
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
+            raise ConfigError(f"{flag} is {list(image.shape)} of {image.dtype}; [H, W, 3] of uint8 is due")
+        return Image.fromarray(image)
+    try:
+        opened = Image.open(io.BytesIO(Path(image).read_bytes()))
+        opened.load()
+        return ImageOps.exif_transpose(opened)
+    except (OSError, ValueError, SyntaxError, TypeError) as error:
+        raise ConfigError(f"{flag} {image} cannot be read as a picture: {error}; give another") from error
+
+
+def cut_centre(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """uint8 [H, W, 3] to [3, *size]. Raises ConfigError for one that cannot be resized."""
+    found = np.empty((3, *size), np.uint8)
+    try:
+        _CENTRE.cut(np.ascontiguousarray(image), DrawnCrop(), 0, found)
+    except RowError as error:
+        raise ConfigError(f"a picture of {image.shape[1]} x {image.shape[0]} cannot be used: {error}") from error
+    return found

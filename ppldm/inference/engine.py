@@ -1,0 +1,110 @@
+"""What computes the networks that draw: Paddle as it is, or on a CPU OpenVINO, by choice (`--engine`).
+
+    eager              Paddle, operation by operation
+    openvino           the same in float32; differs by rounding, and takes about half of the time or less
+    openvino-bfloat16  in half precision, where the CPU has it: faster still, and another rounding of every layer
+
+The network that removes noise and the two halves of the autoencoder are compiled at their first call for a shape, which
+takes seconds, of a large network a minute; each keeps the two shapes that were used last, with a copy of the weights
+each. Weights that change later do not reach them.
+"""
+
+import time
+from collections import OrderedDict
+from types import SimpleNamespace
+
+from ..utils import variables
+from ..utils.errors import ConfigError
+from ..utils.log import get_logger
+from ..utils.machine.devices import current_kind
+from ..utils.machine.resources import count_usable_cores
+from ..utils.processes.signals import same_signal_stack
+
+EAGER = "eager"
+_PRECISIONS = {"openvino": "f32", "openvino-bfloat16": "bf16"}
+ENGINES = (EAGER, *_PRECISIONS)
+_KEPT_SHAPES = 2
+_HALVES = ("encoder", "decoder")
+
+
+def check_engine(engine: str) -> None:
+    """Raises ConfigError for an engine that is not known or not here, or not for this device."""
+    if engine not in ENGINES:
+        raise ConfigError(f"--engine {engine} is not one of {', '.join(ENGINES)}")
+    if engine == EAGER:
+        return
+    try:
+        import openvino  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--engine {engine} needs OpenVINO ({error}); pip install openvino==2026.4.1, or omit it"
+        ) from error
+    if not current_kind().is_cpu:
+        raise ConfigError(f"--engine {engine} is for CPUs, and this is {current_kind().words}; omit it")
+
+
+def use_engine(model, engine: str) -> None:
+    """Let `model`'s denoiser and autoencoder be computed by `engine`, for as long as the model lives. Raises
+    ConfigError."""
+    check_engine(engine)
+    if engine == EAGER:
+        return
+    halves = [getattr(getattr(model, "vae", None), name, None) for name in _HALVES]
+    for layer in (model.denoiser, *filter(None, halves)):
+        layer.forward = Compiled(layer.forward, _PRECISIONS[engine])
+
+
+class Compiled:
+    """A network's forward, compiled for the shapes and types of each call, which must be of tensors and of what stays
+    the same. Gives a tensor, or, where the network gives an object with `sample`, one with that alone."""
+
+    def __init__(self, forward, precision: str):
+        self._forward, self._precision = forward, precision
+        self._requests: OrderedDict = OrderedDict()
+
+    def __call__(self, *args, **kwargs):
+        import paddle
+
+        leaves = paddle.utils.flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if paddle.is_tensor(leaf) and leaf.size]
+        # Of a tensor without values, as of one that stays, nothing enters but that it is there.
+        key = tuple(
+            ("tensor", *leaf.shape, str(leaf.dtype)) if paddle.is_tensor(leaf) else repr(leaf) for leaf in leaves
+        )
+        if key not in self._requests:
+            self._requests[key] = self._compile(args, kwargs, leaves, tensors)
+        self._requests.move_to_end(key)
+        while len(self._requests) > _KEPT_SHAPES:
+            self._requests.popitem(last=False)
+        request, wraps = self._requests[key]
+        found = paddle.to_tensor(request.infer([tensor.numpy() for tensor in tensors])[0])
+        return SimpleNamespace(sample=found) if wraps else found
+
+    def _compile(self, args, kwargs, leaves, tensors):
+        import openvino as ov
+        import paddle
+
+        from .openvino_graph import to_openvino
+
+        wraps = []
+
+        def call(*inputs):
+            given = iter(inputs)
+            own = [next(given) if paddle.is_tensor(leaf) and leaf.size else leaf for leaf in leaves]
+            own_args, own_kwargs = paddle.utils.pack_sequence_as((args, kwargs), own)
+            result = self._forward(*own_args, **own_kwargs)
+            wraps.append(hasattr(result, "sample"))
+            return result.sample if wraps[-1] else result
+
+        get_logger().info("--engine: compiling for %s, once for this shape", [list(one.shape) for one in tensors])
+        started = time.perf_counter()
+        settings = {
+            "INFERENCE_PRECISION_HINT": self._precision,
+            "INFERENCE_NUM_THREADS": int(variables.read("OMP_NUM_THREADS", str(count_usable_cores()))),
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        with same_signal_stack():
+            compiled = ov.Core().compile_model(to_openvino(call, tensors), "CPU", settings)
+            request = compiled.create_infer_request()
+        get_logger().info("--engine: compiled in %.1f s", time.perf_counter() - started)
+        return request, wraps[-1]

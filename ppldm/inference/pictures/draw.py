@@ -1,0 +1,161 @@
+"""A plan is drawn: what is not there yet, in batches over prompts, shared out over processes."""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ...utils.errors import ConfigError
+from ...utils.text import count_of
+from ..prompt_weights import chunks_of
+from . import infotext
+from .plan import SCALE, Job, Plan
+
+SETTINGS_CHUNK = "ppldm"  # keyword of the text in a PNG that holds a picture's record
+SOURCE = "source"  # within it, and no part of the record: where the model came from, and the batch
+_SHOWN_LETTERS = 60
+
+
+def read_settings(path: Path) -> dict | None:
+    """What a picture's file says of how it was drawn; None where it is not there, or is not a whole picture of ours."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            found = json.loads(picture.text[SETTINGS_CHUNK])
+    except (OSError, ValueError, KeyError, AttributeError, SyntaxError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def refuse_other_prompts(plan: Plan, out: Path) -> None:
+    """Raises ConfigError where a picture would be replaced that is of another prompt, or that was not drawn here.
+
+    Those of the same prompt and other settings are replaced.
+    """
+    from PIL import Image
+
+    for job in plan.jobs():
+        path, prompt = out / plan.file(*job), plan.requests[job[1]].prompt
+        try:
+            with Image.open(path) as picture:
+                found = json.loads(picture.info[SETTINGS_CHUNK])
+                drawn = found.get("template", found["prompt"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            drawn = None
+        except (OSError, SyntaxError):
+            continue  # not there, or not a whole picture
+        if drawn != prompt:
+            what = f"of the prompt {drawn[:_SHOWN_LETTERS]!r}" if isinstance(drawn, str) else "that ppldm did not draw"
+            raise ConfigError(f"--out {out} holds {path.name}, a picture {what}; choose another folder, or remove it")
+
+
+def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> None:
+    """Draw this rank's share of the pictures that are not there yet. Raises OutputError, ConfigError."""
+    from ...utils.files import make_output_dir
+    from ...utils.log import get_logger, progress
+    from ...utils.pictures import save_png
+
+    pipeline.latent_shape(*plan.size(pipeline.resolution))
+    jobs = plan.jobs()[world.rank :: world.size]
+    records = {job: plan.record(pipeline, *job) for job in jobs}
+    for folder in {(out / plan.file(*job)).parent for job in plan.jobs()}:
+        make_output_dir(folder)
+    todo = {job for job in jobs if _without_source(read_settings(out / plan.file(*job))) != records[job]}
+    if len(todo) < len(jobs):
+        get_logger().info("%d of %d pictures are there already", len(jobs) - len(todo), len(jobs))
+    # The batches of all pictures and not of those to do: its batch may change the last bit of a picture.
+    batches = [one for one in batches_of(plan, records, batch_size) if not todo.isdisjoint(one)]
+    total = sum(len(one) * plan.drawing_at(one[0][0]).num_passes() for one in batches)
+    with progress(total=total, desc="drawing", unit="step") as bar:
+        for batch in batches:
+            pictures = draw_batch(pipeline, plan, [records[job] for job in batch], batch[0][0], partial(_advance, bar))
+            for place, (job, picture) in enumerate(zip(batch, pictures, strict=True)):
+                if job in todo:
+                    where = {**plan.source, "batch": list(plan.place or (len(batch), place))}
+                    save_png(out / plan.file(*job), picture, texts_of(records[job], where))
+
+
+def draw_batch(pipeline, plan: Plan, records: list[dict], values: tuple, on_step=None):
+    """Pictures [B, H, W, 3] uint8 of records that share their values on the plan's axes, but for the seed."""
+    size, place = plan.place or (len(records), slice(None))
+    drawn = records * (size if plan.place else 1)
+    pictures = pipeline.draw(
+        [record["prompt"] for record in drawn],
+        [record["index"] for record in drawn],
+        [record["seed"] for record in drawn],
+        negative_prompts=[record["negative_prompt"] for record in drawn],
+        drawing=plan.drawing_at(values),
+        size=plan.size(pipeline.resolution),
+        control=plan.control,
+        control_scale=plan.control_scale,
+        weighted=plan.weighted,
+        image=plan.image,
+        mask=plan.mask,
+        callback=on_step and partial(on_step, len(records)),
+    )
+    return pictures[place][None] if plan.place else pictures
+
+
+def batches_of(plan: Plan, records: dict[Job, dict], batch_size: int) -> Iterator[list[Job]]:
+    """Runs of jobs, at most `batch_size` long, that are drawn alike, in order of the jobs."""
+
+    def alike(job: Job):
+        texts = [records[job][name] for name in ("prompt", "negative_prompt")]
+        return plan.drawing_at(job[0]), chunks_of(texts, plan.weighted)
+
+    for _, run in itertools.groupby(records, alike):
+        jobs = list(run)
+        size = 1 if plan.place else batch_size
+        yield from (jobs[start : start + size] for start in range(0, len(jobs), size))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan would cost by its first batch."""
+
+    pictures: int
+    batches: int
+    seconds: float
+    first_seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{count_of(self.pictures, 'picture')}, {self.batches:,} batch{'' if self.batches == 1 else 'es'}: about "
+            f"{self.seconds:,.0f} s on this machine, by a first batch of {self.first_seconds:.1f} s; nothing is written"
+        )
+
+
+def estimate(pipeline, plan: Plan, batch_size: int) -> Estimate:
+    """How long all pictures of a plan take on this machine, from its first batch, which is drawn and thrown away: that
+    many seconds for each step of each picture, of which an unguided one has half the work."""
+    records = {job: plan.record(pipeline, *job) for job in plan.jobs()}
+    batches = list(batches_of(plan, records, batch_size))
+    began = time.perf_counter()
+    draw_batch(pipeline, plan, [records[job] for job in batches[0]], batches[0][0][0])
+    seconds = time.perf_counter() - began
+
+    def work(batch: list[Job]) -> float:
+        drawing = plan.drawing_at(batch[0][0])
+        return len(batch) * drawing.num_passes() * (1 if getattr(drawing, SCALE) == 1 else 2)
+
+    return Estimate(len(records), len(batches), seconds * sum(map(work, batches)) / work(batches[0]), seconds)
+
+
+def _advance(bar, count: int, *_) -> None:
+    bar.update(count)
+
+
+def _without_source(settings: dict | None) -> dict | None:
+    return settings and {name: value for name, value in settings.items() if name != SOURCE}
+
+
+def texts_of(record: dict, source: dict) -> dict[str, str]:
+    """What a picture's file says in words, by keyword."""
+    own = json.dumps({**record, SOURCE: source}, ensure_ascii=False)
+    name, sha256 = Path(str(source.get("model", ""))).name, source.get("sha256", "")
+    return {SETTINGS_CHUNK: own, infotext.CHUNK: infotext.describe(record, name, sha256)}

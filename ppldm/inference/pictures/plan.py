@@ -1,0 +1,143 @@
+"""Which pictures are drawn, under which names, and everything that decides each of them: its record."""
+
+import itertools
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from ...diffusion.drawing import Drawing
+from ..prompt_wildcards import Wildcards
+from ..prompts import Request
+
+Job = tuple[tuple, int, int]  # (a value on each axis, number of the request, index)
+SCALE = "guidance_scale"
+AXES = ("seed", *(one.name for one in fields(Drawing)))  # what may differ between pictures of a prompt and index
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be drawn: `num_samples` pictures of each request, for each value on each of the axes.
+
+    axes: settings by name (`AXES`), each with its values; `drawing` has the others, and the first of each. seed: of
+    requests that have none of their own. height, width: None: as trained. control: uint8 [K, H, W]. first: the index of
+    each request's first picture. place: (pictures of the batch, place there) of each, which is then drawn again as it
+    was in it. labelled: whether sheets show the axes. source: where the model came from, kept in pictures and no part
+    of their records. image: uint8 [3, H, W] to draw over; mask: bool [H, W], True where it is drawn anew.
+    """
+
+    requests: list[Request]
+    num_samples: int
+    axes: Mapping[str, list]
+    drawing: Drawing
+    seed: int
+    height: int | None
+    width: int | None
+    exact: bool
+    control: Any = None
+    control_scale: float = 1.0
+    weighted: bool = False
+    wildcards: Wildcards | None = None
+    first: int = 0
+    place: tuple[int, int] | None = None
+    labelled: bool = False
+    source: Mapping = field(default_factory=dict)
+    image: Any = None
+    mask: Any = None
+
+    def jobs(self) -> list[Job]:
+        """One for each picture."""
+        indices = range(self.first, self.first + self.num_samples)
+        return list(itertools.product(itertools.product(*self.axes.values()), range(len(self.requests)), indices))
+
+    def file(self, values: tuple, number: int, index: int) -> str:
+        """A picture's path in the output folder."""
+        return f"{self.folder(values)}{self.number(number)}-{index:02d}.png"
+
+    def number(self, number: int) -> str:
+        """That of a request, as files have it."""
+        return f"{number:0{max(3, len(str(len(self.requests) - 1)))}d}"
+
+    def folder(self, values: tuple) -> str:
+        """That of all pictures of these values; "" where there are no others."""
+        if all(len(one) == 1 for one in self.axes.values()):
+            return ""
+        if list(self.axes) == [SCALE]:
+            return f"g{short(values[0])}/"
+        return ",".join(f"{name}={short(value)}" for name, value in zip(self.axes, values, strict=True)) + "/"
+
+    def size(self, resolution: int) -> tuple[int, int]:
+        """(height, width) for a model that was trained at `resolution`."""
+        height, width = (resolution if side is None else side for side in (self.height, self.width))
+        return height, width
+
+    def drawing_at(self, values: tuple) -> Drawing:
+        """How pictures of these values are drawn."""
+        found = dict(zip(self.axes, values, strict=True))
+        found.pop("seed", None)
+        return replace(self.drawing, **found)
+
+    def fit(self, process) -> "Plan":
+        """The same with samplers that draw with a model of this process. Raises ConfigError."""
+        axes = {
+            name: [replace(self.drawing, **{name: one}).fit(process).sampler for one in values]
+            if name == "sampler"
+            else values
+            for name, values in self.axes.items()
+        }
+        fitted = replace(self, axes=axes, drawing=self.drawing.fit(process))
+        for values in itertools.product(*axes.values()):
+            fitted.drawing_at(values).fit(process)
+        return fitted
+
+    def seed_of(self, values: tuple, number: int) -> int:
+        """That of an axis, or else of the request, or of all."""
+        own = self.requests[number].seed
+        return dict(zip(self.axes, values, strict=True)).get("seed", self.seed if own is None else own)
+
+    def digests(self) -> dict[str, str]:
+        """What tells control image, image and mask apart in records; of those that are there."""
+        given = {name: getattr(self, name) for name in ("control", "image", "mask")}
+        return {name: f"{zlib.crc32(one.tobytes()):08x}" for name, one in given.items() if one is not None}
+
+    def over(self, image, mask, resolution: int) -> "Plan":
+        """The same over a picture in a file. Raises ConfigError."""
+        from ..beginning import read_image, read_mask
+
+        size = self.size(resolution)
+        return replace(self, image=read_image(image, size), mask=mask and read_mask(mask, size))
+
+    def record(self, pipeline, values: tuple, number: int, index: int) -> dict:
+        """Everything that decides a picture."""
+        request, seed = self.requests[number], self.seed_of(values, number)
+        height, width = self.size(pipeline.resolution)
+        led: dict = self.digests()
+        if self.control is not None:
+            led["control_scale"] = self.control_scale
+        texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
+        said = (
+            {name: self.wildcards.resolve(text, seed, index) for name, text in texts.items()}
+            if self.wildcards
+            else texts
+        )
+        return led | {
+            **said,
+            **({"template": request.prompt} if said["prompt"] != request.prompt else {}),
+            **({"prompt_syntax": "weighted"} if self.weighted else {}),
+            "index": index,
+            "seed": seed,
+            **self.drawing_at(values).as_dict(),
+            "height": height,
+            "width": width,
+            "weights": pipeline.fingerprint,
+            "exact": self.exact,
+            **pipeline.computed,
+            **({"lora": pipeline.lora} if pipeline.lora else {}),
+        }
+
+
+def short(value) -> str:
+    """A number as a person writes it, and other values as they are; two that differ have different texts."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)

@@ -1,0 +1,195 @@
+"""The HTTP interface of drawing, for programs and for the page of `ppldm app`. All but pictures is JSON.
+
+POST   /v1/pictures {"prompt": "a red heart"}      202: a job           429: the queue is full
+GET    /v1/jobs, /v1/jobs/ID                       how jobs stand       DELETE: cancelled; an ended one is forgotten
+GET    /v1/jobs/ID/preview, …/pictures/0           PNG
+GET    /v1/models, /v1/health, /v1/metrics (Prometheus' text), /v1/openapi.json (all of this, with every setting)
+"""
+
+import time
+from importlib.resources import files
+
+import numpy as np
+
+from ...utils.errors import ConfigError, PpldmError
+from ...utils.web_page import STYLE
+from ...utils.web_server import ask_for_token, make_flask, render_page
+from .jobs import DRAWING, ENDED, WAITING, Job, Queue, QueueFullError, StoppingError
+from .limits import Limits
+from .openapi import make_document
+from .paint import Painter
+from .parameters import make_parameters, read_request
+
+MOST_BYTES = 12 << 20  # of a request: a picture and a mask in base64
+_SENTENCES = {
+    400: "the request is not JSON; send an object with a prompt",
+    404: "there is no such address; /v1/openapi.json lists them",
+    405: "this address does not take that method; /v1/openapi.json says what each takes",
+    500: "the request failed; the terminal of ppldm shows why",
+}
+_OPEN = ("/", "/v1/health")  # without the token: the empty page, and whether it is there
+
+
+class _NotFoundError(PpldmError):
+    """A job or a picture that is not there."""
+
+
+_STATUSES = {_NotFoundError: 404, QueueFullError: 429, StoppingError: 503}
+
+
+def make_api(painter: Painter, queue: Queue, limits: Limits | None = None, hosts=(), token: str = "", page=False):
+    """The Flask application over a queue. token: that is asked for; "": none. page: whether / is the page."""
+    from flask import jsonify
+
+    flask = make_flask(hosts, _SENTENCES, MOST_BYTES)
+    if token:
+        ask_for_token(flask, token, lambda request: request.method in ("GET", "HEAD") and request.path in _OPEN)
+
+    def refused(error):
+        status = _STATUSES[type(error)]
+        headers = {"Retry-After": str(_retry_after(queue))} if status in (429, 503) else {}
+        return jsonify(error=str(error)), status, headers
+
+    for kind in _STATUSES:
+        flask.register_error_handler(kind, refused)
+    parameters = make_parameters(tuple(painter.models), limits or Limits())
+    _take_jobs(flask, painter, queue, parameters)
+    _give_pictures(flask, queue)
+    _describe_itself(flask, painter, queue, parameters)
+    if page:
+        _show_page(flask)
+    return flask
+
+
+def _take_jobs(flask, painter: Painter, queue: Queue, parameters) -> None:
+    from flask import jsonify, request
+
+    @flask.post("/v1/pictures")
+    def add():
+        # Only JSON: another site's form, which the browser would send unasked, is refused here.
+        settings, num_steps, warning = painter.prepare(read_request(request.get_json(), parameters))
+        job = queue.add(settings, num_steps, warning)
+        return jsonify(describe_job(queue, job)), 202, {"Location": f"/v1/jobs/{job.id}"}
+
+    @flask.get("/v1/jobs")
+    def jobs():
+        newest = request.args.get("newest", "")
+        if newest and not (newest.isdecimal() and len(newest) < 10 and int(newest)):
+            raise ConfigError(f"newest {newest[:20]!r} must be a whole number from 1")
+        return jsonify(jobs=[describe_job(queue, job) for job in queue.jobs()[-int(newest or 0) :]])
+
+    @flask.get("/v1/jobs/<name>")
+    def job(name):
+        return jsonify(describe_job(queue, _find(queue, name)))
+
+    @flask.delete("/v1/jobs/<name>")
+    def cancel(name):
+        found = _find(queue, name)
+        queue.cancel(found)
+        return jsonify(describe_job(queue, found))
+
+
+def _give_pictures(flask, queue: Queue) -> None:
+    from flask import Response
+
+    @flask.get("/v1/jobs/<name>/pictures/<int:number>")
+    def picture(name, number):
+        job = _find(queue, name)
+        if number >= job.num_pictures:
+            raise _NotFoundError(f"job {job.id} has {job.num_pictures} pictures so far, and none of number {number}")
+        content = queue.pictures.get(queue.picture_name(job, number))
+        if content is None:
+            raise _NotFoundError("this picture is forgotten, for newer ones; keep all with --out FOLDER")
+        return Response(content, mimetype="image/png")
+
+    @flask.get("/v1/jobs/<name>/preview")
+    def preview(name):
+        from ...utils.pictures import as_png
+
+        job = _find(queue, name)
+        if (small := job.preview) is None:
+            raise _NotFoundError(f"job {job.id} has no preview: it is {job.state}")
+        return Response(as_png(small), mimetype="image/png", headers={"Cache-Control": "no-store"})
+
+
+def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
+    from flask import Response, jsonify
+
+    document = make_document(parameters)
+
+    @flask.get("/v1/models")
+    def models():
+        return jsonify(models=painter.describe(), parameters={one.name: one.schema() for one in parameters})
+
+    @flask.get("/v1/health")
+    def health():
+        state = "stopping" if queue.is_stopping else "ok" if queue.is_alive else "failed"
+        return jsonify(status=state), 200 if state == "ok" else 503
+
+    @flask.get("/v1/metrics")
+    def metrics():
+        return Response(write_metrics(queue), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @flask.get("/v1/openapi.json")
+    def openapi():
+        return jsonify(document)
+
+
+def _show_page(flask) -> None:
+    @flask.get("/")
+    def page():
+        style, script = (files(__package__).joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
+        template = files(__package__).joinpath("page.html").read_text("utf-8")
+        return render_page(template, style=STYLE + style, script=script)
+
+
+def _find(queue: Queue, name: str) -> Job:
+    if job := queue.get(name):
+        return job
+    raise _NotFoundError(f"there is no job {name[:40]!r}; it may be forgotten, for newer ones")
+
+
+def describe_job(queue: Queue, job: Job) -> dict:
+    """How a job stands, JSON-ready."""
+    seconds = (job.ended or time.time()) - job.started if job.started else 0.0
+    running = job.state == DRAWING and job.step
+    return {
+        "id": job.id,
+        "state": job.state,
+        "place": queue.place(job),
+        "step": job.step,
+        "num_steps": job.num_steps,
+        "seconds": round(seconds, 3),
+        "seconds_left": round(seconds / job.step * (job.num_steps - job.step), 3) if running else None,
+        "num_pictures": job.num_pictures,
+        "has_preview": job.preview is not None,
+        "error": job.error,
+        "warning": job.warning,
+        "settings": {name: value for name, value in job.settings.items() if not isinstance(value, np.ndarray)},
+    }
+
+
+def write_metrics(queue: Queue) -> str:
+    """The numbers of a queue in Prometheus' text format (https://prometheus.io/docs/instrumenting/exposition_formats)."""
+    jobs = queue.jobs()
+    by_state = [(f'{{state="{one}"}}', sum(job.state == one for job in jobs)) for one in (WAITING, DRAWING)]
+    ended = [(f'{{state="{one}"}}', queue.counts[one]) for one in (*ENDED, "refused")]
+    found = (
+        ("ppldm_jobs", "gauge", "Jobs that wait or are drawn.", by_state),
+        ("ppldm_jobs_total", "counter", "Jobs by how they ended.", ended),
+        ("ppldm_pictures_total", "counter", "Pictures drawn.", [("", queue.counts["pictures"])]),
+        ("ppldm_steps_total", "counter", "Steps of samplers.", [("", queue.counts["steps"])]),
+        ("ppldm_drawing_seconds_total", "counter", "Time spent drawing.", [("", queue.seconds)]),
+        ("ppldm_pictures_bytes", "gauge", "Pictures held in memory.", [("", queue.pictures.bytes)]),
+    )
+    lines = []
+    for name, kind, words, values in found:
+        lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{label} {value:g}" if isinstance(value, float) else f"{name}{label} {value}"
+                  for label, value in values]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _retry_after(queue: Queue) -> int:
+    """Seconds until there is room, as one drawing has taken on average."""
+    return max(1, round(queue.seconds / max(1, sum(queue.counts[state] for state in ENDED))))

@@ -1,0 +1,128 @@
+"""`ppldm app` and `ppldm serve`: one HTTP interface over one queue of drawings; the first with a page on top."""
+
+import secrets
+import time
+from pathlib import Path
+from typing import Annotated
+
+from ...utils.errors import ConfigError
+from ...utils.files import local_path
+from ...weights.fetch import check_name
+from ...weights.lora.flag import Loras, check_loras
+
+_Models = Annotated[list[str], {"opt": True, "required": True, "nargs": "+", "type": str, "metavar": "MODEL"}]
+_Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
+_LINGER_SECONDS = 5  # after the last drawing, in which its sender can still fetch it
+_SHORTEST_TOKEN = 16
+
+
+def app(
+    model: _Models,  # pipeline folders, checkpoints, single files or names; of several, the page compares them
+    host: str = "127.0.0.1",  # address to listen at; at any that other machines reach, a token is asked for
+    port: int = 8080,  # of the page
+    allow_host: _Names = (),  # further names under which browsers may ask for the page
+    token_file: str = None,  # file with the token that is asked for; by default one is made where it is needed
+    out: str = None,  # folder to keep the pictures in; by default they are forgotten
+    max_waiting: int = 32,  # jobs that may wait
+    max_pictures: int = 16,  # in a job
+    max_side: int = 1024,  # of a picture, pixels
+    max_steps: int = 250,  # of a sampler
+    max_memory_mb: int = 256,  # of pictures that are kept without --out
+    ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
+    lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
+    decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
+    tokenizer: str = None,  # tokenizer folder, where the model brings none
+    device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
+    offline: bool = False,  # never touch the network
+):
+    """Draw with trained models on a web page: queue, previews, gallery, pictures side by side."""
+    _serve(**locals(), page=True)
+
+
+def serve(
+    model: _Models,  # pipeline folders, checkpoints, single files or names; a request says which draws
+    host: str = "127.0.0.1",  # address to listen at; at any that other machines reach, a token is asked for
+    port: int = 8081,  # of the interface
+    allow_host: _Names = (),  # further names under which programs may ask
+    token_file: str = None,  # file with the token that is asked for; by default one is made where it is needed
+    out: str = None,  # folder to keep the pictures in; by default they are forgotten
+    max_waiting: int = 32,  # jobs that may wait
+    max_pictures: int = 16,  # in a job
+    max_side: int = 1024,  # of a picture, pixels
+    max_steps: int = 250,  # of a sampler
+    max_memory_mb: int = 256,  # of pictures that are kept without --out
+    ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
+    lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
+    decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
+    tokenizer: str = None,  # tokenizer folder, where the model brings none
+    device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
+    offline: bool = False,  # never touch the network
+):
+    """Draw with trained models for other programs: an HTTP interface with a queue (docs/app.md)."""
+    _serve(**locals(), page=False)
+
+
+def _serve(model, host, port, allow_host, token_file, out, max_waiting, max_pictures, max_side, max_steps,
+           max_memory_mb, device, page, lora, **loading) -> None:  # fmt: skip
+    from ...utils.entry import entry
+    from ...utils.machine.devices import use_device
+    from ...utils.web_server import check_port, is_loopback, serve
+    from .limits import Limits
+
+    limits = Limits(max_pictures, max_side, max_steps, max_waiting, max_memory_mb)
+    limits.check()
+    check_port(port)
+    if doubled := next((name for name in model if model.count(name) > 1), None):
+        raise ConfigError(f"--model names {doubled} twice; name each once")
+    for name in model:
+        if not name:
+            raise ConfigError("--model has no name; give a folder, a file or a name")
+        check_name(name)
+    token = read_token(token_file) if token_file else "" if is_loopback(host) else secrets.token_urlsafe(16)
+    loading["lora"] = check_loras(lora)
+    folder = local_path(out) if out else None
+    with entry():
+        from ...utils.log import quiet_libraries
+        from ..load import load
+        from .api import make_api
+        from .jobs import Pictures, Queue
+        from .paint import Painter
+
+        use_device(device)
+        quiet_libraries()
+        pictures = Pictures(folder, max_memory_mb << 20)
+        sources = {name: describe_source(name, **loading) for name in model}
+        painter = Painter({name: load(name, **loading) for name in model}, sources)
+        queue = Queue(painter.draw, pictures, max_waiting)
+        flask = make_api(painter, queue, limits, [host, *allow_host], token, page)
+        serve(flask, host, port, f"#token={token}" if token else "", lambda: _finish(queue))
+
+
+def describe_source(name: str, offline: bool, lora=None, **told) -> dict:
+    """Where a model comes from, as its pictures say it, so that `ppldm generate --like` draws them again."""
+    from ...weights.fetch import locate_model
+    from ...weights.folders import COMPONENT_FOLDERS
+    from ..pictures.model_hash import model_sha256
+
+    place = locate_model(name, COMPONENT_FOLDERS, offline)
+    return {"sha256": model_sha256(place), **{key: value for key, value in told.items() if value}}
+
+
+def _finish(queue) -> None:
+    """Wait for the drawing that is under way, and for its sender."""
+    if queue.stop():
+        time.sleep(_LINGER_SECONDS)
+
+
+def read_token(path: str) -> str:
+    """The token in a file. Raises ConfigError."""
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token_file {path} cannot be read; write a line of {_SHORTEST_TOKEN} letters") from error
+    if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"--token_file {path} must hold one word of {_SHORTEST_TOKEN} ASCII letters or more; make one by "
+            "`openssl rand -hex 16`"
+        )
+    return token

@@ -1,0 +1,88 @@
+"""A request becomes a drawing: checked by its model, drawn while its progress is told, and kept with its settings."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+
+from ...diffusion.drawing import USUAL_STRENGTH, Drawing, samplers_of
+from ...utils.errors import ConfigError
+from ...utils.pictures import as_png
+from ..beginning import read_image, read_mask
+from ..generate import describe_unknown_words
+from ..pictures.draw import batches_of, draw_batch, texts_of
+from ..pictures.plan import Plan
+from ..prompts import Request
+from .jobs import Job
+from .preview import Preview
+
+BATCH_SIZE = 8  # pictures at a time
+_PREVIEW_SECONDS = 0.25  # from one to the next
+
+
+class Painter:
+    """Models by name, and drawings by them. sources: what pictures say of where a model came from."""
+
+    def __init__(self, models: dict, sources: dict | None = None):
+        self.models = models
+        self.sources = {name: {"model": name, **(sources or {}).get(name, {})} for name in models}
+        # Of latents that a VAE decodes; those of other models have no picture before they are done.
+        self.previews = {
+            name: Preview(one.decode, one.model.vae.config.latent_channels) if hasattr(one.model, "vae") else None
+            for name, one in models.items()
+        }
+
+    def describe(self) -> list[dict]:
+        """What can be known of the models, JSON-ready."""
+        return [
+            {"name": name, "resolution": one.resolution, "lora": one.lora, "samplers": samplers_of(one.model.process)}
+            for name, one in self.models.items()
+        ]
+
+    def prepare(self, values: dict) -> tuple[dict, int, str]:
+        """(settings of a job, its steps, what its sender should know) of a request's values. Raises ConfigError."""
+        model = self.models[values["model"]]
+        size = height, width = tuple(values[side] or model.resolution for side in ("height", "width"))
+        image, mask, strength = (values[name] for name in ("image", "mask", "strength"))
+        try:
+            if image is None and (mask is not None or strength is not None):
+                raise ConfigError("mask and strength are for a picture that is drawn over; send an image too")
+            usual = 1.0 if image is None or mask is not None else USUAL_STRENGTH
+            values = {**values, "strength": usual if strength is None else strength}
+            drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)}).fit(model.model.process)
+            model.latent_shape(height, width)
+            given = {} if image is None else {"image": read_image(image, size)}
+            given |= {} if mask is None else {"mask": read_mask(mask, size)}
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("--", "")) from error
+        plain = {name: value for name, value in values.items() if name not in ("image", "mask")}
+        settings = {**plain, **given, "height": height, "width": width, "sampler": drawing.sampler}
+        batches = math.ceil(values["num_samples"] / BATCH_SIZE)
+        warning = describe_unknown_words(model, [values["prompt"], values["negative_prompt"]])
+        return settings, batches * drawing.num_passes(), warning
+
+    def draw(self, job: Job, tell: Callable) -> Iterator[bytes]:
+        """The job's pictures as PNG, a batch at a time. Raises PpldmError."""
+        values, model = job.settings, self.models[job.settings["model"]]
+        drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)})
+        request = Request(values["prompt"], values["negative_prompt"])
+        axes = {"guidance_scale": [drawing.guidance_scale]}
+        plan = Plan([request], values["num_samples"], axes, drawing, values["seed"], values["height"], values["width"],
+                    exact=False, image=values.get("image"), mask=values.get("mask"))  # fmt: skip
+        records = {one: plan.record(model, *one) for one in plan.jobs()}
+        batches = list(batches_of(plan, records, BATCH_SIZE))
+        preview, shown, done = self.previews[values["model"]], 0.0, 0
+
+        def follow(count: int, step: int, num_steps: int, latents) -> None:
+            nonlocal shown
+            job.num_steps, small = len(batches) * num_steps, None
+            if preview and time.monotonic() - shown >= _PREVIEW_SECONDS:
+                small, shown = preview(latents.astype("float32").numpy()), time.monotonic()
+            tell(done * num_steps + step, small)
+
+        for batch in batches:
+            pictures = draw_batch(model, plan, [records[one] for one in batch], batch[0][0], follow)
+            for place, (one, picture) in enumerate(zip(batch, pictures, strict=True)):
+                source = {**self.sources[values["model"]], "batch": [len(batch), place]}
+                yield as_png(picture, texts_of(records[one], source))
+            done += 1

@@ -1,0 +1,134 @@
+"""What a request may say, as one table: requests are checked by it, and the OpenAPI document is made from it."""
+
+import base64
+import binascii
+import io
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from ...diffusion.drawing import SAMPLERS, SIGMA_SCHEDULES, Drawing
+from ...diffusion.process import TIMESTEP_SPACINGS
+from ...utils.errors import ConfigError
+from ...utils.rng import MAX_SEED
+from ...utils.text import did_you_mean
+from ..prompts import check_prompt
+from .limits import Limits
+
+MOST_LETTERS = 10_000  # of a prompt
+_MOST_PIXELS = 64 << 20  # of a picture that is sent
+_TYPES = {"text": "string", "choice": "string", "picture": "string", "integer": "integer", "number": "number"}
+_SHOWN = 60  # letters of a value in a message
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One value of a request. kind: a key of `_TYPES`. default None: what the model has, or nothing."""
+
+    name: str
+    kind: str
+    help: str
+    default: Any = None
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def check(self, value: Any) -> Any:
+        """The value as it is used; a picture as uint8 [H, W, 3]. Raises ConfigError."""
+        if value is None and self.name != "prompt":
+            return self.default
+        if self.kind in ("integer", "number"):
+            return self._check_number(value)
+        if self.kind == "picture":
+            return read_picture(value, self.name)
+        check_prompt(value, self.name)
+        if self.kind == "choice" and value not in self.choices:
+            raise ConfigError(f"{self.name} {value[:_SHOWN]!r} is not one of {', '.join(self.choices)}")
+        if len(value) > MOST_LETTERS:
+            raise ConfigError(f"{self.name} has {len(value)} letters; {MOST_LETTERS} are taken at most")
+        return value
+
+    def _check_number(self, value: Any) -> Any:
+        whole = self.kind == "integer"
+        good = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value) and not whole)
+        if not good or isinstance(value, bool) or not self.low <= value <= self.high:
+            what = "a whole number" if whole else "a number"
+            shown = repr(value) if len(repr(value)) <= _SHOWN else f"{repr(value)[:_SHOWN]}…"
+            raise ConfigError(f"{self.name} {shown} must be {what} from {self.low:g} to {_plain(self.high)}")
+        return value if whole else float(value)
+
+    def schema(self) -> dict:
+        """As JSON Schema."""
+        found: dict[str, Any] = {"type": _TYPES[self.kind], "description": self.help}
+        if self.low is not None:
+            found |= {"minimum": self.low, "maximum": self.high}
+        if self.kind == "picture":
+            found["contentEncoding"] = "base64"
+        elif self.kind == "text":
+            found["maxLength"] = MOST_LETTERS
+        if self.choices:
+            found["enum"] = list(self.choices)
+        if self.default is not None:
+            found["default"] = self.default
+        return found
+
+
+def make_parameters(models: tuple[str, ...], limits: Limits) -> tuple[Parameter, ...]:
+    """What a request may say of these models."""
+    pixels: dict[str, Any] = {"kind": "integer", "low": 8, "high": limits.max_side}
+    steps = min(Drawing.num_inference_steps, limits.max_steps)
+    share: dict[str, Any] = {"kind": "number", "low": 0, "high": 1, "default": 0.0}
+    return (
+        Parameter("prompt", "text", "what to draw"),
+        Parameter("negative_prompt", "text", "what the pictures should not show", ""),
+        Parameter("model", "choice", "which of the models draws", models[0], choices=models),
+        Parameter("num_samples", "integer", "how many pictures", 1, 1, limits.max_pictures),
+        Parameter("seed", "integer", "the same seed and prompt give the same pictures", 23, 0, MAX_SEED),
+        Parameter("width", help="pixels; by default as trained", **pixels),
+        Parameter("height", help="pixels; by default as trained", **pixels),
+        Parameter("num_inference_steps", "integer", "steps of the sampler", steps, 1, limits.max_steps),
+        Parameter("guidance_scale", "number", "how strongly to follow the prompt; 1: not guided",
+                  Drawing.guidance_scale, 0, 50),
+        Parameter("sampler", "choice", "by default the model's", choices=SAMPLERS),
+        Parameter("guidance_rescale", help="how much of the contrast that guidance adds is taken back", **share),
+        Parameter("eta", help="share of fresh noise in each step of ddim", **share),
+        Parameter("timestep_spacing", "choice", "by default the model's", choices=tuple(TIMESTEP_SPACINGS)),
+        Parameter("sigma_schedule", "choice", "for samplers over sigmas", choices=SIGMA_SCHEDULES),
+        Parameter("image", "picture", "a picture to draw over: a PNG, JPEG or WebP file in base64"),
+        Parameter("mask", "picture", "the same, light where the picture is drawn anew; the rest is kept"),
+        Parameter("strength", "number", "how much of a picture is changed; by default 0.8, with a mask 1", None, 0, 1),
+    )  # fmt: skip
+
+
+def read_request(asked: Any, parameters: tuple[Parameter, ...]) -> dict:
+    """The values of a request's JSON by name, defaults filled in. Raises ConfigError."""
+    if not isinstance(asked, dict) or "prompt" not in asked:
+        raise ConfigError('send an object with a "prompt"')
+    known = {one.name for one in parameters}
+    if unknown := sorted(str(name) for name in asked.keys() - known):
+        raise ConfigError(f"no setting {unknown[0][:_SHOWN]!r}; {did_you_mean(unknown[0][:_SHOWN], known)}")
+    values = {one.name: one.check(asked.get(one.name)) for one in parameters}
+    if not values["prompt"].strip():
+        raise ConfigError("the prompt is empty; write what to draw")
+    return values
+
+
+def read_picture(value: Any, name: str) -> np.ndarray:
+    """uint8 [H, W, 3] of a picture in base64, with or without a data URL before it. Raises ConfigError."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is not text; send a PNG or JPEG file in base64")
+    try:
+        content = base64.b64decode(value[value.find(",") + 1 :] if value.startswith("data:") else value, validate=True)
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP")) as picture:
+            if picture.width * picture.height > _MOST_PIXELS:
+                raise ConfigError(f"{name} has {picture.width} x {picture.height} pixels; make it smaller")
+            return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+    except (binascii.Error, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"{name} is not a PNG, JPEG or WebP file in base64") from error
+
+
+def _plain(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"

@@ -1,0 +1,236 @@
+"""Stable Diffusion 1.x and 2.x as one file (.safetensors, .ckpt) without a YAML: its configs follow from its shapes.
+
+Such a file has CompVis' names of UNet and VAE (`names`), and a text encoder in one of two layouts:
+
+    1.x   cond_stage_model.transformer.text_model.…   transformers' CLIPTextModel; early files lack `text_model`
+    2.x   cond_stage_model.model.…                    open_clip's: queries, keys and values in one matrix, and a last
+                                                      layer that is not used (FrozenOpenCLIPEmbedder, "penultimate")
+
+What shapes do not tell is as in the published models: heads of 64 in the text encoders; in a UNet 8 heads a layer, or,
+where its projections are Linear, heads of 64 (configs v1-inference.yaml of CompVis/stable-diffusion and
+v2-inference-v.yaml of Stability-AI/stablediffusion). Whether a 2.x predicts noise or v no shape tells.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ..utils.errors import ModelError
+from .formats.files import read_metadata
+
+UNET, VAE, TEXT = "model.diffusion_model.", "first_stage_model.", "cond_stage_model."
+_CLIP, _OPEN_CLIP = f"{TEXT}transformer.", f"{TEXT}model."
+_HEAD_WIDTH, _NUM_HEADS, _USED_LAYERS = 64, 8, 23
+_SCALING_FACTOR, _PIXELS, _V_PIXELS, _FACTOR = 0.18215, 512, 768, 8
+
+# Parts of names that other things than a Stable Diffusion 1.x or 2.x have, and what to do.
+_OTHERS = {
+    "conditioner.embedders.": "Stable Diffusion XL, which is not supported",
+    "model.diffusion_model.joint_blocks.": "Stable Diffusion 3, which is not supported",
+    "double_blocks.": "Flux, which is not supported",
+    "control_model.": "a ControlNet in CompVis' layout; give one in the layout of diffusers, beside its base",
+    "lora_unet_": "a LoRA; give its base model, and this file with --lora",
+    "lora_te_": "a LoRA; give its base model, and this file with --lora",
+    ".lora_A.": "a LoRA; give its base model, and this file with --lora",
+    ".lora_down.": "a LoRA; give its base model, and this file with --lora",
+    "string_to_param": "a textual inversion; give its base model",
+}
+_OPEN_CLIP_NAMES = {
+    "ln_1": "layer_norm1", "ln_2": "layer_norm2", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2",
+    "attn.out_proj": "self_attn.out_proj",
+}  # fmt: skip
+_OPEN_CLIP_TOP = {
+    "token_embedding.weight": "embeddings.token_embedding.weight",
+    "positional_embedding": "embeddings.position_embedding.weight",
+    "ln_final.weight": "final_layer_norm.weight",
+    "ln_final.bias": "final_layer_norm.bias",
+}
+_V_KEY, _MODELSPEC = "v_pred", "modelspec.prediction_type"
+SAID = ("epsilon", "v_prediction")  # of a model in a single file
+_PREDICTIONS = {"epsilon": "epsilon", "eps": "epsilon", "v": "v_prediction", "v_prediction": "v_prediction"}
+
+
+def is_open_clip(names: Iterable[str]) -> bool:
+    """Whether a file with these names has the text encoder of 2.x."""
+    return any(name.startswith(_OPEN_CLIP) for name in names)
+
+
+def has_clip(names: Iterable[str]) -> bool:
+    """Whether a file with these names has a CLIP, of either layout."""
+    names = set(names)
+    clip = (f"{_CLIP}text_model.", f"{_CLIP}embeddings.")
+    return is_open_clip(names) or any(name.startswith(clip) for name in names)
+
+
+def refuse_others(names: Iterable[str], source) -> None:
+    """Raises ModelError for a file that is known to be something else."""
+    for name in names:
+        for part, what in _OTHERS.items():
+            if part in name:
+                raise ModelError(f"{source} is {what}")
+
+
+def configs_by_shapes(arrays: Mapping[str, np.ndarray], source) -> dict[str, dict]:
+    """The configs of the components whose arrays, by the file's names, are there. Raises ModelError."""
+    configs = {}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    readers = (("unet", UNET, _unet), ("vae", VAE, _vae), ("text_encoder", TEXT, _text_encoder))
+    for kind, prefix, read in readers:
+        own = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+        if own:
+            try:
+                configs[kind] = read(own, source)
+            except (KeyError, IndexError) as error:
+                raise ModelError(
+                    f"{source} lacks {prefix}{error.args[0]}, or has it in another shape; copy it again"
+                ) from error
+    return configs
+
+
+def prediction(path, names: Iterable[str], config: dict, given: str | None) -> dict:
+    """The prediction type, as a setting of the noise schedule, of the UNet of `config` in a file with these `names`:
+    what is `given`, else what the file says, else noise for a 1.x. The side of its pictures, which goes by it in the
+    published models, is put into `config`. Raises ModelError for a 2.x that does not say."""
+    if given and given not in SAID:
+        raise ModelError(f"--prediction-type {given} of {path} must be epsilon or v_prediction")
+    told = given or _PREDICTIONS.get(read_metadata(path).get(_MODELSPEC, "").lower())
+    if not told and _V_KEY in names:
+        told = "v_prediction"
+    second = config.get("use_linear_projection", False)
+    if not told and second:
+        raise ModelError(
+            f"{path} is a Stable Diffusion 2.x and does not say what it predicts; add --prediction-type v_prediction "
+            "(2.0 and 2.1 for 768 pixels) or epsilon (2-base and 2.1-base)"
+        )
+    if second and told == "v_prediction":
+        config["sample_size"] = _V_PIXELS // _FACTOR
+    return {"prediction_type": told or "epsilon"}
+
+
+def text_encoder_arrays(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of a text encoder by the file's names as transformers' CLIPTextModel has them, in PyTorch's
+    orientation. What is not used is left out."""
+    found: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        if name.startswith(_OPEN_CLIP):
+            found |= _from_open_clip(name.removeprefix(_OPEN_CLIP), array)
+        elif name.startswith(_CLIP):
+            found[f"text_model.{name.removeprefix(_CLIP).removeprefix('text_model.')}"] = array
+    layers = _used_layers(arrays) if is_open_clip(arrays) else len(arrays)
+    return {name: array for name, array in found.items() if not name.endswith("position_ids") and _layer(name) < layers}
+
+
+def _from_open_clip(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    if name in _OPEN_CLIP_TOP:
+        return {f"text_model.{_OPEN_CLIP_TOP[name]}": array}
+    if not name.startswith("transformer.resblocks."):
+        return {}  # logit_scale, text_projection
+    number, rest = name.removeprefix("transformer.resblocks.").split(".", 1)
+    layer = f"text_model.encoder.layers.{number}"
+    if rest.startswith("attn.in_proj_"):
+        leaf = rest.removeprefix("attn.in_proj_")
+        parts = zip("qkv", np.split(array, 3), strict=True)
+        return {f"{layer}.self_attn.{one}_proj.{leaf}": part for one, part in parts}
+    inner, _, leaf = rest.rpartition(".")
+    return {f"{layer}.{_OPEN_CLIP_NAMES.get(inner, inner)}.{leaf}": array}
+
+
+def _used_layers(names: Iterable[str]) -> int:
+    """Of an open_clip text encoder all but the last; all where the last was left out, with what stands behind it."""
+    names = [name.removeprefix(TEXT) for name in names]
+    start = "model.transformer.resblocks."
+    layers = {name.removeprefix(start).split(".")[0] for name in names if name.startswith(start)}
+    return min(len(layers) - ("model.text_projection" in names), _USED_LAYERS)
+
+
+def _layer(name: str) -> int:
+    head, found, rest = name.partition(".layers.")
+    return int(rest.split(".")[0]) if found else -1
+
+
+def _unet(shapes: Mapping[str, tuple], source) -> dict:
+    if any(name.startswith("label_emb.") for name in shapes) or any(
+        ".transformer_blocks.1." in name for name in shapes
+    ):
+        raise ModelError(
+            f"{source} holds a UNet that is told more than captions, as Stable Diffusion XL; not supported"
+        )
+    first, out = shapes["input_blocks.0.0.weight"], shapes["out.2.weight"][0]
+    if first[1] != out:
+        raise ModelError(
+            f"{source}: its UNet takes {first[1]} channels and gives {out}: it is made for inpainting, depth or "
+            "editing, which is not supported; a plain model draws with --mask too"
+        )
+    channels, attention, depths = [], [], []
+    block, depth = 1, 0
+    while (resnet := f"input_blocks.{block}.0.out_layers.3.weight") in shapes:
+        depth += 1
+        if (
+            f"input_blocks.{block + 1}.0.op.weight" in shapes
+            or f"input_blocks.{block + 1}.0.in_layers.0.weight" not in shapes
+        ):
+            channels.append(shapes[resnet][0])
+            attention.append(f"input_blocks.{block}.1.proj_in.weight" in shapes)
+            depths.append(depth)
+            block, depth = block + 1, 0
+        block += 1
+    if not channels or len(set(depths)) > 1 or not any(attention):
+        raise KeyError(f"input_blocks.{block}.0.out_layers.3.weight")
+    at = next(name for name in sorted(shapes) if name.endswith(".attn2.to_k.weight"))
+    linear = len(shapes[at.partition(".transformer_blocks.")[0] + ".proj_in.weight"]) == 2
+    return {
+        "sample_size": _PIXELS // _FACTOR,
+        "in_channels": first[1],
+        "out_channels": out,
+        "down_block_types": ["CrossAttnDownBlock2D" if one else "DownBlock2D" for one in attention],
+        "up_block_types": ["CrossAttnUpBlock2D" if one else "UpBlock2D" for one in reversed(attention)],
+        "block_out_channels": channels,
+        "layers_per_block": depths[0],
+        "cross_attention_dim": shapes[at][1],
+        "attention_head_dim": [max(1, one // _HEAD_WIDTH) for one in channels] if linear else _NUM_HEADS,
+        "norm_num_groups": 32,
+        **({"use_linear_projection": True} if linear else {}),
+    }
+
+
+def _vae(shapes: Mapping[str, tuple], source) -> dict:
+    channels = []
+    while (resnet := f"encoder.down.{len(channels)}.block.0.conv1.weight") in shapes:
+        channels.append(shapes[resnet][0])
+    layers = 0
+    while f"encoder.down.0.block.{layers}.conv1.weight" in shapes:
+        layers += 1
+    if not channels:
+        raise KeyError("encoder.down.0.block.0.conv1.weight")
+    return {
+        "sample_size": _PIXELS,
+        "in_channels": shapes["encoder.conv_in.weight"][1],
+        "out_channels": shapes["decoder.conv_out.weight"][0],
+        "down_block_types": ["DownEncoderBlock2D"] * len(channels),
+        "up_block_types": ["UpDecoderBlock2D"] * len(channels),
+        "block_out_channels": channels,
+        "layers_per_block": layers,
+        "latent_channels": shapes["post_quant_conv.weight"][0],
+        "norm_num_groups": 32,
+        "scaling_factor": _SCALING_FACTOR,
+    }
+
+
+def _text_encoder(shapes: Mapping[str, tuple], source) -> dict:
+    names = [f"{TEXT}{name}" for name in shapes]
+    second = is_open_clip(names)
+    own = text_encoder_arrays(
+        {f"{TEXT}{name}": np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+    )
+    words, width = own["text_model.embeddings.token_embedding.weight"].shape
+    return {
+        "vocab_size": words,
+        "hidden_size": width,
+        "intermediate_size": own["text_model.encoder.layers.0.mlp.fc1.weight"].shape[0],
+        "num_hidden_layers": 1 + max(map(_layer, own)),
+        "num_attention_heads": max(1, width // _HEAD_WIDTH),
+        "max_position_embeddings": own["text_model.embeddings.position_embedding.weight"].shape[0],
+        "hidden_act": "gelu" if second else "quick_gelu",
+        "layer_norm_eps": 1e-5,
+        "projection_dim": 512 if second else width,
+    }

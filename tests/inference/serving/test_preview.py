@@ -1,0 +1,38 @@
+"""Previews: exact where the decoder is linear in the colours, whatever the size of the latents; close to a real one."""
+
+import numpy as np
+import pytest
+
+from ppldm.inference.serving.preview import Preview
+
+RNG = np.random.default_rng(3)
+
+
+def linear(factor, matrix, offset):
+    """A decoder that paints each place of the latents with one colour."""
+
+    def decode(latents):
+        colours = np.einsum("bchw,ck->bhwk", latents, matrix) + offset
+        return np.rint(colours).clip(0, 255).astype(np.uint8).repeat(factor, axis=1).repeat(factor, axis=2)
+
+    return decode
+
+
+@pytest.mark.parametrize("channels", [3, 4, 16])
+@pytest.mark.parametrize("factor", [4, 8])
+@pytest.mark.parametrize("scale", [1.0, 14.6, 0.1])
+def test_it_is_what_a_linear_decoder_makes(channels, factor, scale):
+    decode = linear(factor, RNG.normal(0, 6 / np.sqrt(channels), (channels, 3)), np.array([100, 128, 150]))
+    latents = RNG.standard_normal((2, channels, 5, 7)).astype(np.float32)
+    latents /= latents.std(axis=(1, 2, 3), keepdims=True)
+    shown = Preview(decode, channels)(latents * scale)
+    assert shown.shape == (5, 14, 3) and shown.dtype == np.uint8
+    truth = np.concatenate(list(decode(latents)[:, ::factor, ::factor]), axis=1)
+    assert np.abs(shown.astype(int) - truth).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "latents", [np.zeros((1, 4, 2, 2)), np.full((1, 4, 2, 2), np.nan), np.full((1, 4, 2, 2), 1e30)]
+)
+def test_latents_that_are_none_are_shown_as_something(latents):
+    assert Preview(linear(8, np.ones((4, 3)), 100), 4)(latents).shape == (2, 2, 3)

@@ -1,0 +1,231 @@
+"""Single files of Stable Diffusion: known by their names and shapes, whatever their layout, type and container."""
+
+import json
+
+import needs
+import numpy as np
+import pytest
+from single_files import single_file_names, small_stable_diffusion, write_single_file
+from small_weights import differences, write_clip
+
+import ppldm
+from ppldm.config.network_files import CONFIG_DIR
+from ppldm.data.text.tokenizer import load_tokenizer
+from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.weights import compvis, single_file
+from ppldm.weights.components import Weights, cast, turn_linear
+from ppldm.weights.configs import complete_config
+from ppldm.weights.fill import parameter_shapes
+from ppldm.weights.names import rename
+from ppldm.weights.read import find_tokenizer, read_component, read_weights
+from ppldm.weights.write import write_weights
+
+LAYOUTS = ("1.x", "old", "2.x")
+SAID = {"2.x": "v_prediction"}
+
+
+def rounded(weights: Weights, dtype: str) -> Weights:
+    """What is read of a file in `dtype`."""
+    for component in weights.components.values():
+        if dtype == "float16":
+            component.arrays = cast(component.arrays, dtype)
+        if dtype == "bfloat16":
+            import torch
+
+            component.arrays = {n: torch.tensor(a).bfloat16().float().numpy() for n, a in component.arrays.items()}
+    return weights
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".ckpt"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_by_type_by_container(tmp_path, layout, dtype, suffix):
+    if dtype == "bfloat16":
+        needs.need("parity")
+    weights = small_stable_diffusion(layout)
+    path = write_single_file(tmp_path / f"model{suffix}", single_file_names(weights, layout), dtype)
+    read = read_weights(path, prediction_type=SAID.get(layout))
+    assert read.scheduler["prediction_type"] == SAID.get(layout, "epsilon")
+    assert read.components["unet"].config["sample_size"] == (96 if layout == "2.x" else 64)
+    read.components["unet"].config["sample_size"] = 64
+    assert differences(read, rounded(weights, dtype)) == []
+    for kind in ("vae", "unet", "text_encoder"):
+        read_component(kind, path) if layout != "2.x" or kind != "unet" else None
+
+
+@pytest.mark.parametrize(
+    "said, given, predicts",
+    [({}, None, None), ({}, "epsilon", "epsilon"), ({"modelspec.prediction_type": "v"}, None, "v_prediction"),
+     ({"modelspec.prediction_type": "epsilon"}, None, "epsilon"), ("v_pred", None, "v_prediction"),
+     ({"modelspec.prediction_type": "epsilon"}, "v_prediction", "v_prediction"), ("yaml", None, "v_prediction")],
+)  # fmt: skip
+def test_what_a_second_one_predicts(tmp_path, said, given, predicts):
+    arrays = single_file_names(small_stable_diffusion("2.x"), "2.x")
+    if said == "v_pred":
+        arrays["v_pred"] = np.zeros(0, np.float32)
+    path = write_single_file(tmp_path / "m.safetensors", arrays, metadata=said if isinstance(said, dict) else None)
+    if said == "yaml":
+        weights = small_stable_diffusion("2.x")
+        weights.scheduler["prediction_type"] = predicts
+        weights.components["text_encoder"].config = {"encoder_attention_heads": 8, "head_dim": 64, "d_model": 32,
+                                                     "encoder_ffn_dim": 128, "encoder_layers": 1,
+                                                     "vocab_size": 9, "max_position_embeddings": 77}  # fmt: skip
+        weights.components["unet"].config["attention_head_dim"] = 8
+        params = compvis.params_of(weights)
+        params["cond_stage_config"] = {"target": "ldm.modules.encoders.modules.FrozenOpenCLIPEmbedder"}
+        (tmp_path / "m.yaml").write_text(compvis.yaml_text(params))
+    if predicts is None:
+        with pytest.raises(ModelError, match="does not say what it predicts; add --prediction-type"):
+            read_weights(path)
+        assert read_weights(path, ("vae",)).components.keys() == {"vae"}
+        return
+    read = read_weights(path, prediction_type=given)
+    assert read.scheduler["prediction_type"] == predicts and read.components.keys() == {"vae", "unet", "text_encoder"}
+
+
+def test_averaged_weights_by_choice(tmp_path):
+    weights, averaged = small_stable_diffusion("1.x"), small_stable_diffusion("1.x", seed=1)
+    arrays, start = single_file_names(weights, "1.x"), "model.diffusion_model."
+    for name, array in single_file_names(averaged, "1.x").items():
+        if name.startswith(start):
+            arrays["model_ema." + name.removeprefix("model.").replace(".", "")] = array
+    path = write_single_file(tmp_path / "m.safetensors", arrays)
+    assert differences(read_weights(path), weights) == []
+    weights.components["unet"].arrays = averaged.components["unet"].arrays
+    assert differences(read_weights(path, ema=True), weights) == []
+    plain = write_single_file(tmp_path / "plain.safetensors", single_file_names(weights, "1.x"))
+    with pytest.raises(ModelError, match="holds no averaged weights"):
+        read_weights(plain, ema=True)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [(("model.diffusion_model.input_blocks.0.0.weight", (32, 9, 3, 3)), "takes 9 channels .* inpainting"),
+     (("conditioner.embedders.1.model.ln_final.bias", (3,)), "is Stable Diffusion XL, which is not supported"),
+     (("model.diffusion_model.joint_blocks.0.x.weight", (3,)), "is Stable Diffusion 3"),
+     (("double_blocks.0.img_attn.norm.key_norm.scale", (3,)), "is Flux"),
+     (("control_model.time_embed.0.weight", (3,)), "is a ControlNet"),
+     (("model.diffusion_model.label_emb.0.0.weight", (3, 3)), "told more than captions"),
+     (("first_stage_model.decoder.conv_out.weight", None), "lacks first_stage_model.decoder.conv_out.weight"),
+     (("model.diffusion_model.out.2.weight", None), "lacks model.diffusion_model.out.2.weight"),
+     (("cond_stage_model.transformer.text_model.embeddings.token_embedding.weight", None), "lacks cond_stage_model"),
+     (("model.diffusion_model.odd.weight", (3,)), "holds model.diffusion_model.odd.weight")],
+)  # fmt: skip
+def test_other_files_are_named(tmp_path, change, words):
+    arrays = single_file_names(small_stable_diffusion("1.x"), "1.x")
+    name, shape = change
+    arrays.pop(name, None)
+    if shape:
+        arrays[name] = np.zeros(shape, np.float32)
+    with pytest.raises(ModelError, match=words):
+        read_weights(write_single_file(tmp_path / "m.safetensors", arrays))
+
+
+def test_a_lora_is_no_model(tmp_path):
+    path = tmp_path / "lora.safetensors"
+    write_single_file(path, {"lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight": np.zeros((4, 3), "f4")})
+    with pytest.raises(ModelError, match=r"lora.safetensors is a LoRA; give its base model"):
+        ppldm.load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["1.x", "2.x"])
+def test_a_file_draws_by_itself(tmp_path, layout):
+    """Its tokenizer is in the package; another may be named; what is drawn is what the folder of its weights draws."""
+    weights = small_stable_diffusion(layout, vocab_size=49408)
+    weights.scheduler["prediction_type"] = SAID.get(layout, "epsilon")
+    path = write_single_file(tmp_path / "m.safetensors", single_file_names(weights, layout))
+    model = ppldm.load(path, prediction_type=SAID.get(layout))
+    assert model.resolution == (768 if layout == "2.x" else 512)
+    few = {"num_inference_steps": 2, "height": 32, "width": 32}
+    drawn = np.asarray(model.generate("a red heart", **few))
+    weights.tokenizer = find_tokenizer(path)
+    write_weights(weights, "diffusers", tmp_path / "d")
+    assert (drawn == np.asarray(ppldm.load(tmp_path / "d").generate("a red heart", **few))).all()
+    with pytest.raises((ModelError, ConfigError), match="no tokenizer"):
+        ppldm.load(path, prediction_type="epsilon", tokenizer=str(tmp_path / "none"))
+
+
+def test_the_tokenizer_of_a_file(tmp_path):
+    for layout, pad in (("1.x", 49407), ("2.x", 0)):
+        path = write_single_file(tmp_path / "m.safetensors", single_file_names(small_stable_diffusion(layout), layout))
+        ids = load_tokenizer(find_tokenizer(path), 77).encode(["a photo of an astronaut riding a horse"])[0]
+        # As published: https://huggingface.co/openai/clip-vit-large-patch14
+        assert ids[:10].tolist() == [49406, 320, 1125, 539, 550, 18376, 6765, 320, 4558, 49407]
+        assert set(ids[10:].tolist()) == {pad}
+    write_clip(tmp_path / "own")
+    assert find_tokenizer(tmp_path / "own" / "text_encoder") == tmp_path / "own" / "tokenizer"
+
+
+PUBLISHED = {  # parameters of UNet, VAE and the layers of the text encoder that are used
+    "1.x": (("unet_sd1", 859_520_964), ("vae_kl_f8", 83_653_863), ("clip_vit_l", 123_060_480)),
+    "2.x": (("unet_sd2", 865_910_724), ("vae_kl_f8", 83_653_863), ("clip_vit_h", 340_387_840)),
+}
+
+
+@pytest.mark.parametrize("layout", PUBLISHED)
+def test_published_sizes_key_by_key(layout, monkeypatch):
+    """All names and shapes of the published single files, with arrays that take no memory: they make the configs of
+    this package, and every weight of its networks has its place."""
+    weights = Weights(scheduler=small_stable_diffusion("1.x").scheduler)
+    monkeypatch.setattr(
+        "single_files.np.concatenate", lambda parts: _none((3 * parts[0].shape[0], *parts[0].shape[1:]))
+    )
+    monkeypatch.setattr("single_files.WIDTH", 1024)
+    monkeypatch.setattr("single_files.np.random.default_rng", lambda seed: _Zeros())
+    expected = {}
+    for kind, (name, count) in zip(("unet", "vae", "text_encoder"), PUBLISHED[layout], strict=True):
+        config = complete_config(kind, json.loads((CONFIG_DIR / f"{name}.json").read_text()), name)
+        expected[kind] = config
+        shapes = parameter_shapes(kind, config)
+        assert sum(int(np.prod(shape)) for shape in shapes.values()) == count
+        weights.components[kind] = type(
+            "Component", (), {"config": config, "arrays": {n: _none(s) for n, s in shapes.items()}}
+        )
+    arrays = single_file_names(weights, layout)
+    # All but the tables of the noise schedule and, of 1.x, one of positions: as the published files have them.
+    assert sum(name.startswith("model.diffusion_model.") for name in arrays) == 686
+    assert sum(name.startswith("first_stage_model.") for name in arrays) == 248
+    assert sum(name.startswith("cond_stage_model.") for name in arrays) == {"1.x": 197, "2.x": 24 * 12 + 6}[layout]
+    configs = single_file.configs_by_shapes(arrays, layout)
+    for kind, config in configs.items():
+        found = complete_config(kind, config, layout)
+        different = {key for key in found if found[key] != expected[kind][key]}
+        assert different <= ({"sample_size", "scaling_factor"} if kind == "vae" else set())
+    components = compvis.split(arrays, {kind: configs[kind] for kind in ("unet", "vae")}, layout, False)
+    found = {kind: component.arrays for kind, component in components.items()}
+    found["text_encoder"] = turn_linear(single_file.text_encoder_arrays(arrays))
+    for kind, component in weights.components.items():
+        assert {n: a.shape for n, a in found[kind].items()} == {n: a.shape for n, a in component.arrays.items()}
+    assert rename("conv_in.weight", {"conv_in": "x"}) == "x.weight"
+
+
+def _none(shape) -> np.ndarray:
+    return np.broadcast_to(np.float32(0), tuple(shape))
+
+
+class _Zeros:
+    def standard_normal(self, shape, dtype=None):
+        return _none(shape)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_names_of_the_text_encoder_are_those_of_diffusers(layout):
+    needs.need("parity")
+    import torch
+    from diffusers.loaders.single_file_utils import convert_ldm_clip_checkpoint, convert_open_clip_checkpoint
+
+    weights = small_stable_diffusion(layout)
+    state = {name: torch.tensor(np.ascontiguousarray(a)) for name, a in single_file_names(weights, layout).items()}
+    if layout == "2.x":
+        config = type("Config", (), {"projection_dim": 32})
+        state.pop("cond_stage_model.model.text_projection")  # it would be taken for the width
+        theirs = convert_open_clip_checkpoint(type("Model", (), {"config": config}), state)
+        theirs = {name: value for name, value in theirs.items() if ".layers.2." not in name}
+    else:
+        theirs = convert_ldm_clip_checkpoint(state)
+        start = "" if layout == "1.x" else "text_model."
+        theirs = {f"{start}{name}": value for name, value in theirs.items() if "position_ids" not in name}
+    ours = turn_linear(weights.components["text_encoder"].arrays)
+    assert theirs.keys() == ours.keys()
+    assert all((value.numpy() == ours[name]).all() for name, value in theirs.items())
