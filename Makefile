@@ -26,7 +26,7 @@ benchmarks:      ## what the data path costs, beside others
 	$(PYTHON) benchmarks/loader.py
 
 docs:            ## make the pages again that are made from the code
-	$(PYTHON) -m ppldm.families.settings_table > docs/settings.md
+	$(PYTHON) -m ppldm.families.settings.table > docs/settings.md
 	$(PYTHON) docs/make.py
 	for one in tests/config/test_docs_tables.py tests/config/test_presets.py tests/prepare/datasets/test_entry.py; \
 		do $(PYTHON) $$one || exit 1; done

@@ -66,6 +66,7 @@ EXTRAS = {
         *("tensorboardX>=2.6,<3", "pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"),
         *("s3fs>=2024.9,<2024.10", "moto[s3]>=5,<6", "flask-cors"),  # and moto's S3 server, which needs the last
         "mkdocs>=1.6,<2",  # the site of docs/
+        "jsonschema>=4.20,<5",  # holds answers against the OpenAPI document
     ],
     # What tests marked `parity` compare with. Newer diffusers want a newer huggingface_hub. Not in the
     # lock: PyPI's torch brings gigabytes of CUDA; requirements/parity.txt has the CPU build.
@@ -95,7 +96,7 @@ setup(
         "ppldm.evaluation.live": ["page.html"],
         "ppldm.inference.serving": ["page.html", "page.css", "page.js"],
         "ppldm.prepare.datasets": ["entries/*.yaml"],
-        "ppldm.utils": ["web_client.css", "web_client.js"],
+        "ppldm.utils.web": ["client.css", "client.js"],
     },
     python_requires=">=3.10,<3.13",
     install_requires=CORE,

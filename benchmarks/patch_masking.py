@@ -15,8 +15,8 @@ from results import add_result_flags, save_results
 from ppldm.data.inputs import KeptPatches
 from ppldm.networks.build import build_transformer
 from ppldm.networks.configs import check_config
-from ppldm.networks.patches import grid_of, take_patches
-from ppldm.networks.transformers import transform
+from ppldm.networks.transformers.patches import grid_of, take_patches
+from ppldm.networks.transformers.transform import transform
 from ppldm.utils.rng import Generators, Stream, make_rng
 
 MASKED = 0.75

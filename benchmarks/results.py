@@ -14,7 +14,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from ppldm.utils.machine import devices
+from ppldm.utils.machine import nvidia_smi
 from ppldm.utils.machine import resources as machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def describe(note: str, load: dict[str, float]) -> dict:
             "processor": processor(),
             "cores": machine.count_usable_cores(),
             "memory_gb": round((machine.usable_memory_bytes() or 0) / 1e9, 1),
-            "gpus": [str(gpu) for gpu in devices.list_gpus()],
+            "gpus": [str(gpu) for gpu in nvidia_smi.list_gpus()],
             "system": platform.platform(),
             "load": load,
             "busy": load["before"] > BUSY,

@@ -111,7 +111,7 @@ def held_out(network, side: int) -> float:
     """The loss of 512 samples that are always the same."""
     import paddle
 
-    from ppldm.networks.transformers import transform
+    from ppldm.networks.transformers.transform import transform
     from ppldm.utils.rng import Stream, make_rng
 
     network.eval()

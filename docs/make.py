@@ -202,7 +202,8 @@ def _split(text: str) -> tuple[str, str]:
 
 # Whose public names make the page of the API: what a script of one's own would import.
 MODULES = (
-    *("ppldm", "ppldm.inference.pipeline", "ppldm.config.load", "ppldm.config.recipe", "ppldm.data.filelist"),
+    *("ppldm", "ppldm.inference.load", "ppldm.inference.pipeline", "ppldm.diffusion.drawing", "ppldm.config.load"),
+    *("ppldm.config.recipe", "ppldm.data.filelist"),
     *("ppldm.data.formats.open", "ppldm.data.cached.latents", "ppldm.families.base", "ppldm.networks.model"),
     *("ppldm.diffusion.process", "ppldm.diffusion.weighting", "ppldm.diffusion.samplers", "ppldm.utils.rng"),
     "ppldm.utils.errors",

@@ -1,10 +1,21 @@
-"""ppldm: text-to-image latent diffusion models, trained from scratch on PaddlePaddle."""
+"""ppldm: text-to-image latent diffusion models, trained from scratch on PaddlePaddle.
+
+`ppldm.load` is `ppldm.inference.load.load`.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .inference.load import load
 
 __version__ = "0.1.0"
+__all__ = ["load"]
 
 
-def load(path, **settings):
-    """A trained model with `.generate`, `.encode` and `.decode`: see `ppldm.inference.load.load`."""
-    from .inference.load import load as load_model
+def __getattr__(name: str):
+    """`load`, for which Paddle is imported."""
+    if name != "load":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .inference.load import load
 
-    return load_model(path, **settings)
+    return load

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ppldm.utils.machine.devices import KINDS, Kind, launch_arguments  # noqa: E402
+
 PYTHON = os.environ.get("PPLDM_PYTHON", sys.executable)
 SCRIPTS = {name: f"examples/train_txt2img_laion400m_{name}.py" for name in ("no_trainer", "trainer")}
 
@@ -79,12 +83,17 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line says."""
+    """What the command line says. device: the name of a kind."""
 
     out: Path
     size: Size
     device: str
     steps: int
+
+    @property
+    def kind(self) -> Kind:
+        """What is known of it."""
+        return KINDS[self.device]
 
 
 def data_command(settings: Settings) -> list[str]:
@@ -109,7 +118,7 @@ def train_command(case: Case, settings: Settings) -> list[str]:
     size = settings.size
     launch = []
     if case.cards > 1:
-        cards = ["--gpus", "0,1"] if settings.device == "gpu" else ["--nproc_per_node", "2"]
+        cards = launch_arguments(settings.kind, ",".join(map(str, range(case.cards))), {})
         log = settings.out / "logs" / slug(case)
         launch = ["-m", "ppldm.training.distributed.launch", *cards, "--log_dir", str(log)]
     flags = {
@@ -155,6 +164,6 @@ def slug(case: Case) -> str:
 
 def why_not(case: Case, settings: Settings, cards: int) -> str | None:
     """Why a case cannot run on this machine; None where it can. On a CPU two processes stand for two cards."""
-    if settings.device == "gpu" and cards < case.cards:
+    if not settings.kind.is_cpu and cards < case.cards:
         return f"needs {case.cards} cards, this machine has {cards}"
     return None

@@ -1,6 +1,8 @@
-"""Does everything that needs a GPU work on this one?  bash run_scripts/accept_gpu.sh [--out DIR] [--dry-run]
+"""Does everything that needs a GPU, or another device than a CPU, work on this one?
 
-Short trainings by the real scripts, one for each switch that a machine without a GPU cannot try: half precision, fused
+    bash run_scripts/accept_gpu.sh [--device KIND] [--out DIR] [--dry-run]
+
+Short trainings by the real scripts, one for each switch that a machine without one cannot try: half precision, fused
 attention, TF32, cuDNN's search, fused AdamW, compilation; PaddleNLP's Trainer; two cards, sharded too; runs that are
 killed or stopped and go on. Each is compared with a reference run, update by update, in its losses, speed and memory.
 It takes about 20 minutes on one or two cards; what takes two is left out on one. OUT/report.json has every figure, and
@@ -39,10 +41,8 @@ from accept_cases import (
     why_not,
 )
 
-sys.path.insert(0, str(ROOT))
-
-from ppldm.utils.machine import devices  # noqa: E402
-from ppldm.utils.machine import resources as machine  # noqa: E402
+from ppldm.utils.machine import devices, nvidia_smi
+from ppldm.utils.machine import resources as machine
 
 
 def try_case(case: Case, settings: Settings, seconds: float) -> dict:
@@ -72,14 +72,19 @@ def try_case(case: Case, settings: Settings, seconds: float) -> dict:
 
 def judge(found: dict, problem: str | None, settings: Settings, log: str) -> tuple[str, str]:
     """The outcome by what the run itself left, and why."""
+    kind = settings.kind
     if problem:
-        return ("not run" if settings.device == "cpu" and "needs a GPU" in problem else "failed"), problem
+        lacking = "says Paddle" in problem or (not kind.efficient_attention and "needs a GPU" in problem)
+        return "not run" if lacking else "failed", problem
     if len(found["losses"]) != settings.steps:
         return "failed", f"{len(found['losses'])} of {settings.steps} updates were logged"
-    if settings.device == "gpu" and not found["on_gpu"]:
-        return "failed", "it ran on the CPU: is Paddle's GPU build installed? bash run_scripts/setup.sh installs it"
-    if "does nothing on a CPU" in log or "do nothing, this is float32" in log:
-        return "no effect", "the CPU has no such switch"
+    if kind.own_memory and not found["on_device"]:
+        return (
+            "failed",
+            f"it ran on the CPU: is Paddle for {kind.words} installed? bash run_scripts/setup.sh installs it",
+        )
+    if f"does nothing on {kind.words}" in log or "do nothing, this is float32" in log:
+        return "no effect", f"{kind.words} has no such switch"
     return "passed", ""
 
 
@@ -150,7 +155,7 @@ def read_figures(metrics: Path) -> dict:
     return {
         "losses": [record["loss"] for record in records],
         "images_per_second": round(statistics.median(speeds), 3) if speeds else None,
-        "on_gpu": "peak_device_memory_gb" in last,
+        "on_device": "peak_device_memory_gb" in last,
         "peak_memory_gb": last.get("peak_device_memory_gb", last.get("peak_memory_gb")),
     }
 
@@ -186,9 +191,15 @@ def compare(found: dict, case: Case, reference: dict | None) -> dict:
     return found
 
 
+def count_cards(kind: devices.Kind) -> int:
+    """How many devices Paddle finds; asked in a process of its own, which gives their memory back."""
+    program = f"from ppldm.utils.machine import devices as d; print(d.count_devices(d.KINDS[{kind.name!r}]))"
+    return int(subprocess.run([PYTHON, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+
+
 def run_all(cases, settings: Settings, minutes: float) -> list[dict]:
     """Every case in turn, until the time is over."""
-    ends, cards, results = time.monotonic() + minutes * 60, len(devices.list_gpus()), []
+    ends, cards, results = time.monotonic() + minutes * 60, count_cards(settings.kind), []
     for number, case in enumerate(cases, start=1):
         left = ends - time.monotonic()
         reason = why_not(case, settings, cards) or ("the time was over (--minutes)" if left < 1 else None)
@@ -203,7 +214,7 @@ def run_all(cases, settings: Settings, minutes: float) -> list[dict]:
     return results
 
 
-def describe_machine() -> dict:
+def describe_machine(kind: devices.Kind) -> dict:
     """Where this ran."""
     versions = subprocess.run(
         [PYTHON, "-c", "from importlib.metadata import distributions as d; import json; print(json.dumps({i.name: "
@@ -215,7 +226,7 @@ def describe_machine() -> dict:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
         "commit": commit.stdout.strip() or None,
-        "gpus": [str(gpu) for gpu in devices.list_gpus()],
+        "devices": [str(gpu) for gpu in nvidia_smi.list_gpus()] if kind == devices.GPU else [kind.words],
         "system": platform.platform(),
         "python": platform.python_version(),
         "cores": machine.count_usable_cores(),
@@ -246,9 +257,8 @@ def make_report(results: list[dict], settings: Settings, facts: dict) -> dict:
     counts = {outcome: sum(found["outcome"] == outcome for found in results)
               for outcome in ("passed", "failed", "no effect", "not run")}  # fmt: skip
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    place = (
-        "; ".join(facts["gpus"]) if settings.device == "gpu" else f"the CPU in a GPU's place, {facts['cores']} cores"
-    )
+    is_cpu = settings.kind.is_cpu
+    place = f"the CPU in a GPU's place, {facts['cores']} cores" if is_cpu else "; ".join(facts["devices"])
     lines = [f"{place}; networks {settings.size.networks}, {settings.size.resolution} px, batch {settings.size.batch}",
              HEADER, *(line for found in results for line in row(found).splitlines()), summary]  # fmt: skip
     return {"table": lines, **facts, "device": settings.device, "steps": settings.steps,
@@ -258,7 +268,9 @@ def make_report(results: list[dict], settings: Settings, facts: dict) -> dict:
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/accept_gpu", help="a new folder for everything")
-    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="cpu tries this script where no GPU is")
+    parser.add_argument(
+        "--device", choices=devices.KINDS, help="what the driver shows without it; cpu tries this script"
+    )
     parser.add_argument("--size", choices=SIZES, default="middle", help="of the networks (default: middle)")
     parser.add_argument("--steps", type=int, default=12, help="updates of each training (default: 12)")
     parser.add_argument("--minutes", type=float, default=20, help="begin nothing after so many (default: 20)")
@@ -276,15 +288,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
     out = arguments.out.absolute()
-    settings = Settings(out, SIZES[arguments.size], arguments.device, arguments.steps)
+    seen = [kind.name for kind in devices.seen_kinds()]
+    device = arguments.device or next(iter(seen), devices.GPU.name)
+    settings = Settings(out, SIZES[arguments.size], device, arguments.steps)
     cases = [case for case in CASES if not arguments.only or case.name in ("plain", *arguments.only)]
     preparation = [data_command(settings), autoencoder_command(settings)]
     if arguments.dry_run:
         for command in [*preparation, *(train_command(case, settings) for case in cases)]:
             print(shlex.join(command))
         return 0
-    if arguments.device == "gpu" and not devices.list_gpus():
-        print(f"error: {devices.NO_GPU}; --device cpu tries the script itself", file=sys.stderr)
+    if device not in (devices.CPU.name, *seen):
+        wanted = f"{settings.kind.words} is not to be seen" if arguments.device else "no driver of a device is"
+        print(f"error: {wanted} here; --device cpu tries the script itself", file=sys.stderr)
         return 1
     if (out / "runs").exists():
         print(f"error: {out} holds an earlier run; remove it, or choose another folder with --out", file=sys.stderr)
@@ -297,7 +312,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("stopped; nothing is left running and there is no report", file=sys.stderr)
         return 130
-    report = make_report(results, settings, describe_machine())
+    report = make_report(results, settings, describe_machine(settings.kind))
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print("\n".join(report["table"]))
     print(f"the report: {out / 'report.json'}")

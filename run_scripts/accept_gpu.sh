@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does everything that needs a GPU work on this one?  bash run_scripts/accept_gpu.sh [--help]
+# Does everything that needs a GPU, or another device, work on this one?  bash run_scripts/accept_gpu.sh [--help]
 set -euo pipefail
 # shellcheck source=run_scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -62,10 +62,22 @@ def test_lock_leaves_out_what_needs_more_than_a_slim_machine(python):
     assert not {"opencv-python", "ligo-segments", "torch", "paddlepaddle-gpu"} & lock_for(python).keys()
 
 
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("beyond", ["wandb", "engine", "parity"])
+def test_what_is_beyond_the_lock_pins_nothing_of_it_again(beyond, python):
+    lines = (ROOT / f"requirements/{beyond}.txt").read_text().splitlines()
+    names = {canonicalize_name(Requirement(line).name) for line in lines if not line.startswith("#")}
+    assert names and not names & lock_for(python).keys()
+
+
 def test_every_extra_is_declared(declared):
     assert declared["extras_require"].keys() == {
         *("cpu", "gpu", "data", "demo", "tensorboard", "wandb", "s3", "engine", "test", "parity")
     }
+    pinned = (ROOT / "requirements/engine.txt").read_text().splitlines()[-1]
+    assert declared["extras_require"]["engine"] == [pinned]
+    for path in ("ppldm/inference/engine.py", "docs/weights.md", "docs/zh/weights.md"):
+        assert f"pip install {pinned}" in (ROOT / path).read_text(), path
     assert declared["entry_points"]["console_scripts"] == ["ppldm = ppldm.cli.main:main"]
 
 
@@ -208,7 +220,11 @@ def test_each_step_of_pip_is_told_when_it_begins():
         for line, told in [
             ("+ pip install a", "    pip install a"),
             ("Building wheels for collected packages: a", "    building the packages that have no wheel"),
-            ("Installing collected packages: a, b, c", "    unpacking (3 packages)"),
+            ("Installing collected packages: a, b, c", "    unpacking 3 packages"),
+            (
+                f"Installing collected packages: {', '.join('a' * 170)}",
+                "    unpacking 170 packages: 1 to 2 minutes, 15 where the machine is busy; no other line until then",
+            ),
             ("ERROR: no space", "    ERROR: no space"),
         ]:
             print(line, file=shown.stdin, flush=True)
@@ -348,13 +364,13 @@ def test_a_clone_does_not_shadow_the_package_in_its_parent_folder(tmp_path):
                    capture_output=True)  # fmt: skip
     (wheel,) = tmp_path.glob("ppldm-*.whl")
     zipfile.ZipFile(wheel).extractall(site)
-    program = f"import site; site.addsitedir({str(site)!r}); import ppldm; print(ppldm.__file__, callable(ppldm.load))"
+    program = f"import site; site.addsitedir({str(site)!r}); import ppldm; print(ppldm.__file__, ppldm.__all__)"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for folder in (clone.parent, clone, tmp_path):
         # -S: without the packages of this Python, among them an installation of ppldm.
         done = subprocess.run([sys.executable, "-S", "-c", program], cwd=folder, env=environment, capture_output=True,
                               text=True)  # fmt: skip
-        assert done.stdout == f"{clone}/ppldm/__init__.py True\n", (folder, done.stderr)
+        assert done.stdout == f"{clone}/ppldm/__init__.py ['load']\n", (folder, done.stderr)
 
 
 SRUN = """#!/bin/bash

@@ -25,7 +25,8 @@ def vocabulary_folder(name: str) -> Path:
     """A folder with vocab.json, merges.txt and tokenizer_config.json of a name in CLIP_PADDING, for this process."""
     global _holder
     _holder = _holder or tempfile.TemporaryDirectory(prefix="ppldm-clip-")
-    folder = make_output_dir(Path(_holder.name, name))
+    folder = Path(_holder.name, name)
+    make_output_dir(folder)
     text = gzip.decompress(_MERGES.read_bytes()).decode()
     write_text(folder / "merges.txt", text)
     write_json(folder / "vocab.json", {token: number for number, token in enumerate(tokens(text))})

@@ -8,6 +8,7 @@ from .captions import CaptionOptions
 from .option import Bounds, Needs, option
 
 LATENTS = ("off", "cached", "ondemand")
+EAGER = "eager"  # the engine (`--engine`) that training computes with: Paddle, operation by operation
 LATENTS_DTYPES = ("float16", "bfloat16", "float32")
 
 _data = partial(option, section="data")

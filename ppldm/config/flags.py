@@ -2,12 +2,13 @@
 them. The flags of training are made from the options of its groups."""
 
 import argparse
+from typing import Any
 
 from ..utils.errors import ConfigError
 from ..utils.text import nearest
 from .option import REQUIRED, Option, Schema, negate, parse_value
 
-PLACEHOLDERS = {int: "N", float: "X"}  # what stands for a value in help, by its type
+PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X"}  # what stands for a value in help, by its type
 
 
 def parse_known_or_suggest(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
@@ -59,7 +60,11 @@ def given_options(namespace: argparse.Namespace, schema: Schema) -> dict[str, di
 def _add_option(group, stated: Option, default, shown: bool) -> None:
     flag = f"--{stated.name}"
     text = _help_of(stated, default).replace("%", "%%")
-    facts = {"dest": stated.name, "default": argparse.SUPPRESS, "help": text if shown else argparse.SUPPRESS}
+    facts: dict[str, Any] = {
+        "dest": stated.name,
+        "default": argparse.SUPPRESS,
+        "help": text if shown else argparse.SUPPRESS,
+    }
     facts["metavar"] = _placeholder(stated)
     if stated.type is bool:
         facts |= {"nargs": "?", "const": "true"}

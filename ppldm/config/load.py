@@ -11,6 +11,7 @@ settings are for.
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..utils.errors import ConfigError
 from ..utils.text import did_you_mean, nearest
@@ -227,7 +228,8 @@ def _read_text(stated: Option, text: str, where: str):
     if stated.type is str and not stated.is_list:
         return None if text == "null" and stated.may_be_none else text
     try:
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+        values: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
+        return values["value"]
     except YAMLError as error:
         raise ConfigError(f"{where} {text} is not a value in YAML's spelling; lists are [a, b]") from error
 

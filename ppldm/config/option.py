@@ -180,7 +180,7 @@ def check_value(stated: Option, value, where: str = ""):
 
 def table_text(table: dict | None) -> str | None:
     """A table as a flag takes it: NAME:VALUE,NAME:VALUE; None where there is none."""
-    return table and ",".join(f"{name}:{value:g}" for name, value in table.items())
+    return ",".join(f"{name}:{value:g}" for name, value in table.items()) if table else None
 
 
 def parse_value(stated: Option, text: str):

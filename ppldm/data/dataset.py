@@ -236,11 +236,12 @@ class TextImageDataset:
         with self._naming(row):
             part, number = self._number_in_part(row)
             cached, corner = self._load_moments(part, number, crop, made, place_in_batch), None
-            loaded = cached
             if cached is None or self._control:
                 # Beside moments the picture is there for its control image alone.
                 pixels = np.empty_like(made.pixels[0]) if cached else made.pixels[place_in_batch]
                 loaded, corner, size = self._load_pixels(part, number, crop, pixels)
+            else:
+                loaded = cached
             if cached is None:
                 made.note_pixels(place_in_batch, (part, number, self.crops.variant(crop)))
             if self._wants_sizes:
@@ -304,7 +305,7 @@ class TextImageDataset:
             if self.latents:
                 self.latents.mark_bad(part, number, error.reason)
             raise
-        return loaded, corner, image.shape[:2]
+        return loaded, corner, (image.shape[0], image.shape[1])
 
 
 def _find(kind: type, inputs: dict[str, Input]) -> Input | None:

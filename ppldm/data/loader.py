@@ -177,7 +177,7 @@ class _Numbered:
     def __len__(self) -> int:
         return len(self.sampler)
 
-    def __iter__(self) -> Iterator[list[tuple[int, tuple[int, int]]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, tuple[int, int] | str]]]:
         number = -1
         try:
             for number, keys in enumerate(self.sampler):

@@ -26,7 +26,6 @@ FLOW_EULER = "flow-euler"
 SAMPLERS = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "heun", "dpm-solver++", "dpm-solver++-sde",
             "unipc", FLOW_EULER)  # fmt: skip
 ALIASES = {"euler-a": "euler-ancestral", "euler-ancest": "euler-ancestral"}
-USUAL_STRENGTH = 0.8  # of a picture that is drawn over as a whole, as diffusers has it
 SIGMA_SCHEDULES = ("karras", "exponential")
 STOCHASTIC = ("ddpm", "euler-ancestral", "dpm-solver++-sde")
 # Those whose classes of diffusers do not take a prediction of the picture.
@@ -129,6 +128,11 @@ class Drawing:
 
     def __str__(self) -> str:
         return f"{self.num_inference_steps} steps of {self.sampler} at guidance {self.guidance_scale:g}"
+
+
+def usual_strength(image, mask) -> float:
+    """That of drawing over `image` where none is named, as diffusers has it; None: there is no image, or no mask."""
+    return 0.8 if image is not None and mask is None else Drawing.strength
 
 
 def samplers_of(process: Process) -> list[str]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import paddle
 
-from ..utils.errors import ModelError
+from ..utils.errors import ConfigError, ModelError
 from ..utils.rng import Stream, make_rng, pyramid
 from .drawing import Drawing
 from .samplers import make_sampler
 
 Callback = Callable[[int, int, paddle.Tensor], None]
+NEEDS_MASK = "this model is made for inpainting: it draws what is masked of a picture; give --image and --mask"
 _SHOWN = 60  # letters of a prompt in a message
 
 
@@ -43,12 +44,15 @@ def initial_noise(seed: int, prompt: str, index: int, shape: tuple[int, int, int
 @dataclass(frozen=True)
 class Beginning:
     """A picture that is drawn over, as `Drawing.strength` says: its latents [B, C, h, w] float32, scaled; known [B, 1,
-    h, w] bool: what of it is kept, put back after each step with the noise that is due there (Lugmayr et al. 2022,
-    arXiv:2201.09865, without resampling; diffusers' inpainting with models that have no mask channels); None: nothing.
+    h, w] bool: what of it is kept; None: nothing. seen [B, 1 + C, h, w] float32: what a model that `takes_mask` sees
+    of it beside noisy latents: 1 where it is drawn anew and 0 elsewhere, and the latents of the picture with grey in
+    that place. Of other models what is kept is put back after each step with the noise that is due there (Lugmayr et
+    al. 2022, arXiv:2201.09865, without resampling; diffusers' inpainting with such models).
     """
 
     latents: paddle.Tensor
     known: paddle.Tensor | None = None
+    seen: paddle.Tensor | None = None
 
 
 @paddle.no_grad()
@@ -73,6 +77,9 @@ def sample_latents(
     (`networks.denoising`, `lead`). `beginning`: what is drawn over; the same `noise` is then added to it. Raises
     ConfigError.
     """
+    seen = beginning and beginning.seen
+    if model.takes_mask and seen is None:
+        raise ConfigError(NEEDS_MASK)
     run = make_sampler(model.process, drawing, model.sampling)
     guided = drawing.guidance_scale != 1.0
     if guided:
@@ -90,6 +97,7 @@ def sample_latents(
     for number, timestep in enumerate(run.timesteps, 1):
         timestep = timestep if paddle.is_tensor(timestep) else paddle.to_tensor(timestep)
         latents_input = run.scale_input(latents)
+        latents_input = latents_input if seen is None else paddle.concat([latents_input, seen], axis=1)
         latents_input = paddle.concat([latents_input] * 2) if guided else latents_input
         latents_input = latents_input.astype(model.denoiser.dtype)
         predicted = model.denoise(latents_input, timestep, **condition).astype("float32")
@@ -97,7 +105,7 @@ def sample_latents(
             unsaid, said = predicted.chunk(2)
             predicted = _guide(unsaid, said, drawing)
         latents = run.step(predicted, latents, next_noise() if run.is_stochastic else None)
-        if beginning and known is not None:
+        if beginning and known is not None and seen is None:
             there = beginning.latents if number == len(run.timesteps) else run.noised(beginning.latents, noise, number)
             latents = paddle.where(known, there, latents)
         if callback:

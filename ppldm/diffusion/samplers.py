@@ -1,6 +1,7 @@
 """The samplers as one kind of object whose every random number is given to it (`drawing` says which there are)."""
 
 import inspect
+from typing import Any
 
 from ppdiffusers import DDIMScheduler, PNDMScheduler
 
@@ -33,7 +34,7 @@ class _AnyEtaScheduler(DDIMScheduler):
 
 
 # Name to scheduler of ppdiffusers, and its settings besides the noise schedule.
-_SCHEDULED = {
+_SCHEDULED: dict[str, tuple[Any, dict]] = {
     "ddim": (_AnyEtaScheduler, PUBLISHED_SAMPLING),
     "ddpm": (_AnyEtaScheduler, {"clip_sample": False, "set_alpha_to_one": True}),
     "pndm": (PNDMScheduler, {"skip_prk_steps": True, "set_alpha_to_one": False, "steps_offset": 1}),

@@ -325,7 +325,7 @@ class FlowEuler(Euler):
     def __init__(self, process: Process, drawing: Drawing, stored: dict | None = None):
         """As its base."""
         shift, ends = process.schedule.timestep_shift, process.schedule.sigmas()[[-1, 0]]
-        sigmas = np.linspace(*ends.astype(np.float64), drawing.num_inference_steps)
+        sigmas = np.linspace(float(ends[0]), float(ends[1]), drawing.num_inference_steps)
         sigmas = (shift * sigmas / (1 + (shift - 1) * sigmas)).astype(np.float32)
         self.timesteps, self.sigmas = list(sigmas * np.float32(process.num_levels)), [*map(float, sigmas), 0.0]
         self.initial_scale, self.begin, self.position = 1.0, 0, 0

@@ -51,7 +51,7 @@ def evaluate(
     convention: str = None,  # how pictures are resized for inception: clean, legacy_pytorch, legacy_tensorflow
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
-    lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
+    lora: Loras = None,
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     out: str = None,  # folder of results (default: evaluation; with --watch RUN/evaluation)
     watch: str = None,  # folder of a run: evaluate each of its checkpoints, until it has ended

@@ -101,7 +101,7 @@ def _is_done(job: Job, checkpoint: Path, folder: Path) -> bool:
 def publish(run: Path, out: Path) -> None:
     """Write RUN/evaluation.jsonl from all results in `out`, and show them in VisualDL where the run does."""
     records = []
-    for path in sorted(out.glob("checkpoint-*/g*.json"), key=lambda path: (step_of(path.parent), path.name)):
+    for path in (path for one in reversed(list_checkpoints(out)) for path in sorted(one.glob("g*.json"))):
         result = read_result(path)
         record = {
             "global_step": step_of(path.parent),

@@ -5,7 +5,7 @@ The base, a stage C, is frozen; a small network is trained beside it (`networks.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..config.option import Needs, option
 from ..data.control.spec import make_filter
@@ -77,7 +77,7 @@ class CascadeControlNet(CascadePrior):
         effnet, prior = found["effnet"], found["prior"]
         if not (effnet and prior):
             return None
-        own = {"bottleneck": config.controlnet_bottleneck, "blocks": config.controlnet_blocks}
+        own: dict[str, Any] = {"bottleneck": config.controlnet_bottleneck, "blocks": config.controlnet_blocks}
         own |= {"conditioning_channels": self._num_channels(config, own, effnet)}
         own |= {"projection_channels": prior["block_out_channels"][0]}
         own |= {key: effnet[key] for key in ("stage_channels", "stage_layers")}

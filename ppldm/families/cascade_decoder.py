@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ..networks.configs import paella_factor
 from ..utils.rng import Stream
-from .cascade import CascadeStage
+from .common.cascade import CascadeStage
 from .settings.cascade import CascadeSettings, config_option, weights_option
 
 
@@ -51,7 +51,7 @@ class CascadeDecoder(CascadeStage):
 
     def inputs(self, config: CascadeDecoderConfig, configs: dict, process) -> dict:
         """The picture, its caption, a noise level, noise of the latents, and how the EfficientNet sees the picture."""
-        from ..data.inputs import Normals, Pixels, Pyramid, Tokens, Uniform
+        from ..data.inputs import Normals, Pixels, Pyramid, Uniform
 
         sizes = {"channels": configs["decoder"]["in_channels"], "factor": paella_factor(configs["vqgan"])}
 
@@ -61,8 +61,7 @@ class CascadeDecoder(CascadeStage):
 
         return {
             "pixel_values": Pixels(),
-            "input_ids": Tokens(config.model_max_length),
-            "timesteps": config.level_input(process.num_levels),
+            **super().inputs(config, configs, process),
             **config.noise_inputs(normals),
             "effnet_resize": Uniform(Stream.EFFNET_RESIZE),
             "effnet_drop": Uniform(Stream.EFFNET_DROP),

@@ -7,7 +7,7 @@ from typing import ClassVar
 from ..networks.configs import EFFNET_FACTOR
 from ..utils.errors import ConfigError
 from ..utils.rng import Stream
-from .cascade import CascadeStage
+from .common.cascade import CascadeStage
 from .settings.adapters import AdapterSettings, lora_components, lora_modules
 from .settings.cascade import PriorSettings
 
@@ -50,6 +50,8 @@ class CascadePrior(CascadeStage):
                 f"--latents {data.latents} leaves no pictures for the image encoder; omit --image_encoder_name_or_path "
                 "or --latents"
             )
+        if data.text_embeddings != "off" and getattr(config, "train_tokens", None):
+            raise ConfigError("--train_tokens changes what captions are embedded as; omit --text_embeddings")
 
     def joints(self):
         """Latents, words, captions and pictures."""
@@ -76,7 +78,7 @@ class CascadePrior(CascadeStage):
 
     def inputs(self, config: CascadePriorConfig, configs: dict, process) -> dict:
         """The picture, its caption, a noise level, noise of the small latents, and whether the picture is told."""
-        from ..data.inputs import Moments, Normals, Pixels, Tokens, Uncached, Uniform
+        from ..data.inputs import Moments, Normals, Pixels, Uncached, Uniform
 
         latents = {"channels": configs["prior"]["in_channels"], "factor": EFFNET_FACTOR}
         told = {"clip_image": Uniform(Stream.CLIP_IMAGE)}
@@ -84,8 +86,7 @@ class CascadePrior(CascadeStage):
         return {
             "pixel_values": Pixels(),
             **(told if "image_encoder" in configs else cached),
-            "input_ids": Tokens(config.model_max_length),
-            "timesteps": config.level_input(process.num_levels),
+            **super().inputs(config, configs, process),
             **config.noise_inputs(partial(Normals, **latents)),
         }
 

@@ -12,9 +12,9 @@ from ..config.option import option
 from ..data.control.spec import make_filter
 from ..utils.errors import ConfigError, ModelError
 from ..weights.model_file import Component
+from .common.text_to_image import TextToImage
 from .settings.control import ControlSettings
 from .settings.text_to_image import UNetSettings
-from .text_to_image import TextToImage
 
 _model = partial(option, section="model")
 

@@ -7,8 +7,8 @@ docs/transformers.md has the recipes.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .common.transformer import TextToImageTransformer
 from .settings.transformer import TransformerSettings
-from .transformer import TextToImageTransformer
 
 
 @dataclass(kw_only=True)

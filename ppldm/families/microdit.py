@@ -1,5 +1,5 @@
 """Text to image by micro_diffusion's transformer (Sehwag et al. 2024, arXiv:2407.15811) on the latents of a frozen VAE:
-`networks.microdit`.
+`networks.transformers.microdit`.
 
 A mixer tells patches of one another before most of them are left out. docs/transformers.md has the recipes.
 """
@@ -7,8 +7,8 @@ A mixer tells patches of one another before most of them are left out. docs/tran
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .common.transformer import TextToImageTransformer
 from .settings.transformer import TransformerSettings
-from .transformer import TextToImageTransformer
 
 
 @dataclass(kw_only=True)

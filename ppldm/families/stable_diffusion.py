@@ -17,9 +17,9 @@ from typing import ClassVar
 from ..config.option import option
 from ..networks.configs import is_ldmbert
 from ..utils.errors import ModelError
+from .common.text_to_image import TextToImage
 from .settings.parts import OF_PARTS, PartsSettings, anew
 from .settings.text_to_image import UNetSettings
-from .text_to_image import TextToImage
 
 _model = partial(option, section="model")
 

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -9,17 +10,18 @@ from PIL import Image, ImageOps
 from ..data.images.crop import CropRule, DrawnCrop
 from ..utils.errors import ConfigError, RowError
 
+Picture: TypeAlias = str | Path | Image.Image | np.ndarray
 _CENTRE = CropRule(fraction=1.0, random=False, enlarge=True)
 _DRAWN = 128  # and lighter
 
 
-def read_image(image, size: tuple[int, int], flag: str = "--image") -> np.ndarray:
+def read_image(image: Picture, size: tuple[int, int], flag: str = "--image") -> np.ndarray:
     """uint8 [3, H, W] of `size` (H, W): the picture's centre, resized to cover that. `image`: a file, a PIL picture, or
     [H, W, 3] uint8. Raises ConfigError."""
     return cut_centre(np.asarray(open_image(image, flag).convert("RGB")), size)
 
 
-def read_mask(mask, size: tuple[int, int]) -> np.ndarray:
+def read_mask(mask: Picture, size: tuple[int, int]) -> np.ndarray:
     """bool [H, W], cut as `read_image` does: True where a picture is lighter than the middle, and is drawn anew; or of
     [H, W] bool. Raises ConfigError."""
     if isinstance(mask, np.ndarray) and mask.dtype == bool:
@@ -30,7 +32,7 @@ def read_mask(mask, size: tuple[int, int]) -> np.ndarray:
     return drawn
 
 
-def open_image(image, flag: str) -> Image.Image:
+def open_image(image: Picture, flag: str) -> Image.Image:
     """A picture as it is held upright. Raises ConfigError."""
     if isinstance(image, Image.Image):
         return ImageOps.exif_transpose(image)

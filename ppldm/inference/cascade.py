@@ -1,4 +1,5 @@
-"""Stages C and B of Stable Cascade together: a prompt to small latents, and these by stages B and A to a picture."""
+"""Stages C and B of Stable Cascade together: a prompt to small latents, led by a control image where there is a control
+network, and these by stages B and A to a picture."""
 
 import zlib
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from ..data.text.tokenizer import load_tokenizer
 from ..diffusion.drawing import Drawing
 from ..diffusion.guided import draw
 from ..diffusion.process import Process
+from ..families.cascade_controlnet import control_misfits
+from ..networks.cascade.control import ControlledPriorModel
 from ..networks.cascade.decoder import CascadeDecoderModel
 from ..networks.cascade.prior import CascadePriorModel
 from ..networks.configs import EFFNET_FACTOR, LABELS, paella_factor
@@ -21,21 +24,27 @@ from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.fetch import locate_model
 from ..weights.fill import fill_component
-from ..weights.folders import COMPONENT_FOLDERS
-from ..weights.read import read_cascade
+from ..weights.folders import COMPONENT_FOLDERS, is_checkpoint
+from ..weights.read import read_cascade, read_component
 from .pipeline import TextToImage
 from .text_states import TextStates
 
 DECODING = Drawing(num_inference_steps=10, guidance_scale=1.0)  # of stage B: the defaults of diffusers' pipeline
-_MODELS = {"cascade_prior": (CascadePriorModel, ()), "cascade_decoder": (CascadeDecoderModel, ("vqgan",))}
+_CONTROL = "cascade_controlnet"
+_MODELS = {
+    "cascade_prior": (CascadePriorModel, {}),
+    _CONTROL: (ControlledPriorModel, {"controlnet": _CONTROL}),
+    "cascade_decoder": (CascadeDecoderModel, {"vqgan": "vqgan"}),
+}
 _SIDES = {"cascade_prior": 768, "cascade_decoder": 1024}  # of the published ones, whose pipelines do not say it
 _COSINE = {"num_train_timesteps": 1000, "beta_schedule": "cosine", "prediction_type": "epsilon"}
 
 
 def load_stages(
-    prior: Weights, path, decoder, *, ema: bool, tokenizer, lora: Sequence[str], offline: bool
+    prior: Weights, path, decoder, controlnet=None, *, ema: bool, tokenizer, lora: Sequence[str], offline: bool
 ) -> "CascadeToImage":
-    """Stage C, read from `path`, with the stage B at `decoder`. Raises ConfigError, ModelError."""
+    """Stage C, read from `path`, with the stage B at `decoder`, and the control network at `controlnet`. Raises
+    ConfigError, ModelError."""
     if "cascade_prior" not in prior.components:
         raise ConfigError(f"{path} is stage B of Stable Cascade; name it as --decoder, and stage C as the model")
     if decoder is None:
@@ -47,6 +56,12 @@ def load_stages(
         raise ConfigError(
             f"--decoder {decoder} is not stage B of Stable Cascade; give a checkpoint or a pipeline of it"
         )
+    if controlnet is not None:
+        place = locate_model(controlnet, COMPONENT_FOLDERS, offline)
+        own = read_component(_CONTROL, place, None, ema and is_checkpoint(place))
+        if problem := next(control_misfits(own.config, prior.components["cascade_prior"].config), None):
+            raise ModelError(f"{problem}; give --controlnet the one that was trained beside {path}")
+        prior.components[_CONTROL] = own
     (first, side), (second, other_side) = (
         _build(kind, weights, source, tokenizer)
         for kind, weights, source in (("cascade_prior", prior, path), ("cascade_decoder", other, decoder))
@@ -61,12 +76,13 @@ def load_stages(
 
 
 def _build(kind: str, weights: Weights, source, tokenizer):
-    """(a stage in evaluation mode with its tokenizer and without an EfficientNet, the side of its pictures)."""
-    make, further = _MODELS[kind]
-    names = {name: name for name in further} | {
-        "text_encoder": "projected_text_encoder",
-        kind.removeprefix("cascade_"): kind,
-    }
+    """(a stage in evaluation mode with its tokenizer, and with an EfficientNet only where its control network looks
+    through one; the side of its pictures)."""
+    control = weights.components.get(_CONTROL)
+    make, further = _MODELS[_CONTROL if control else kind]
+    names = {**further, "text_encoder": "projected_text_encoder", kind.removeprefix("cascade_"): kind}
+    if control and control.config["bottleneck"] == "large":
+        names["effnet"] = "effnet"
     for one in names.values():
         if one not in weights.components:
             raise ModelError(f"{source} has no {LABELS[one]}; give a checkpoint, or a pipeline made by ppldm export")
@@ -81,7 +97,7 @@ def _build(kind: str, weights: Weights, source, tokenizer):
             raise ModelError(f"{source}: {name} {value!r} must be 1 or more; copy it again")
     with paddle.utils.unique_name.guard():
         parts = {name: fill_component(one, weights.components[one]) for name, one in names.items()}
-        model = make(effnet=nn.Identity(), **parts, process=Process.of(_COSINE | weights.scheduler))
+        model = make(**{"effnet": nn.Identity(), **parts}, process=Process.of(_COSINE | weights.scheduler))
     model.tokenizer = load_tokenizer(folder, sizes["model_max_length"])
     model.end_id = model.tokenizer.end_id
     model.eval()
@@ -103,6 +119,11 @@ class CascadeToImage(TextToImage):
             if side % step or side % paella_factor(self.decoder.vqgan.config):
                 raise ConfigError(f"{width} x {height}: sides must be multiples of {step:g}; change the size")
         return (self.model.prior.config.in_channels, round(height / step), round(width / step))
+
+    def _control_size(self, height: int, width: int) -> tuple[int, int]:
+        """What stage C draws for."""
+        _, *sides = self.latent_shape(height, width)
+        return EFFNET_FACTOR * sides[0], EFFNET_FACTOR * sides[1]
 
     def _begin(self, image, mask, count):
         """Raises ConfigError."""

@@ -11,8 +11,11 @@ each. Weights that change later do not reach them.
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Annotated
 
+from ..config.data import EAGER
 from ..utils import variables
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
@@ -20,9 +23,10 @@ from ..utils.machine.devices import current_kind
 from ..utils.machine.resources import count_usable_cores
 from ..utils.processes.signals import same_signal_stack
 
-EAGER = "eager"
 _PRECISIONS = {"openvino": "f32", "openvino-bfloat16": "bf16"}
 ENGINES = (EAGER, *_PRECISIONS)
+EXACT_ENGINES = (EAGER, "openvino")  # within 1e-4 of each other
+Engine = Annotated[str, {"choices": list(ENGINES)}, "what computes the networks, on a CPU; eager by default"]
 _KEPT_SHAPES = 2
 _HALVES = ("encoder", "decoder")
 
@@ -43,15 +47,19 @@ def check_engine(engine: str) -> None:
         raise ConfigError(f"--engine {engine} is for CPUs, and this is {current_kind().words}; omit it")
 
 
-def use_engine(model, engine: str) -> None:
-    """Let `model`'s denoiser and autoencoder be computed by `engine`, for as long as the model lives. Raises
-    ConfigError."""
+def use_engine(layers: Iterable, engine: str) -> None:
+    """Let `engine` compute these for as long as they live. Raises ConfigError."""
     check_engine(engine)
     if engine == EAGER:
         return
-    halves = [getattr(getattr(model, "vae", None), name, None) for name in _HALVES]
-    for layer in (model.denoiser, *filter(None, halves)):
+    for layer in layers:
         layer.forward = Compiled(layer.forward, _PRECISIONS[engine])
+
+
+def drawing_layers(model) -> list:
+    """What an engine computes of a model that draws: the denoiser, and the halves of its autoencoder."""
+    halves = [getattr(getattr(model, "vae", None), name, None) for name in _HALVES]
+    return [model.denoiser, *filter(None, halves)]
 
 
 class Compiled:

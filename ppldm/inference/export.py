@@ -31,7 +31,7 @@ def export(
     check_name(model)
     load_paddle()
     from ..utils.log import get_logger, quiet_libraries
-    from ..weights.cascade import write_cascade
+    from ..weights.layouts.cascade import write_cascade
     from ..weights.lora.merge import add_loras
     from ..weights.read import COMPONENT_FOLDERS, read_cascade, read_weights
     from ..weights.write import why_drawn_by_ppldm, write_weights

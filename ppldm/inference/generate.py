@@ -12,11 +12,12 @@ from typing import Annotated
 
 from ..utils.files import local_path
 from ..utils.machine.devices import use_device
+from ..utils.report import print_report
 from ..weights.fetch import check_name, locate_model
 from ..weights.folders import COMPONENT_FOLDERS
 from ..weights.lora.flag import Loras, check_loras
-from .engine import EAGER, ENGINES
-from .half import DTYPES, FLOAT32
+from .engine import Engine
+from .half import Dtype
 from .pictures.ask import plan_of
 from .pictures.draw import draw_plan, estimate, refuse_other_prompts
 from .pictures.like import check_likeness
@@ -66,11 +67,12 @@ def generate(
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
-    lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
+    controlnet: str = None,  # control network of Stable Cascade's stage C, checkpoint or folder, with --control
+    lora: Loras = None,
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     prediction_type: str = None,  # epsilon or v_prediction, of a Stable Diffusion 2 in one file that does not say
-    engine: Annotated[str, {"choices": list(ENGINES)}] = None,  # what computes the networks, on a CPU; eager by default
-    dtype: Annotated[str, {"choices": list(DTYPES)}] = None,  # in which they are computed, on a device that has it
+    engine: Engine = None,
+    dtype: Dtype = None,
     device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
     offline: bool = False,  # never touch the network
     dry_run: bool = False,  # say how many pictures these are, and from a first batch how long they take
@@ -106,10 +108,9 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
 
     world = join_world()
     quiet_libraries()
-    told = {name: getattr(asked, name) for name in ("ema", "original_config_file", "tokenizer", "decoder")}
-    told["prediction_type"] = asked.prediction_type
-    computed = {"engine": asked.engine or EAGER, "dtype": asked.dtype or FLOAT32}
-    pipeline = load(asked.model, lora=asked.lora, offline=asked.offline, **computed, **told)
+    names = ("ema", "original_config_file", "tokenizer", "decoder", "controlnet", "prediction_type")
+    told = {name: getattr(asked, name) for name in names}
+    pipeline = load(asked.model, lora=asked.lora, offline=asked.offline, engine=asked.engine, dtype=asked.dtype, **told)
     seed, sha256 = _of_main(world, lambda: (_choose_seed(plan), _hash(asked)))
     source = {"model": asked.model, "sha256": sha256, **{name: value for name, value in told.items() if value}}
     plan = replace(plan, seed=seed, source=source).fit(pipeline.model.process)
@@ -122,7 +123,7 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     batch_size = 1 if asked.exact else asked.batch_size
     if asked.dry_run:
         if world.is_main:
-            print(estimate(pipeline, plan, batch_size))
+            print_report(estimate(pipeline, plan, batch_size), str, as_json=False)
         return
     if world.is_main:
         warn_of_unknown_words(pipeline, plan.requests)

@@ -3,12 +3,16 @@ in it, as with O2 in training, and the autoencoder stays in float32. A CPU has i
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Annotated
 
 from ..utils.errors import ConfigError
 from ..utils.machine.devices import Device, current_device
 
 FLOAT32 = "float32"
 DTYPES = (FLOAT32, "float16", "bfloat16")
+Dtype = Annotated[
+    str, {"choices": list(DTYPES)}, "what networks are computed in, where the device has it; float32 by default"
+]
 
 
 def check_dtype(dtype: str, device: Device) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from ..data.text.tokenizer import load_tokenizer
-from ..families.ldm_build import build_model
+from ..families.common.ldm_build import build_model
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
 from ..utils.machine.devices import current_device
+from ..weights.components import Weights
 from ..weights.fetch import locate_model
 from ..weights.folders import COMPONENT_FOLDERS
 from ..weights.lora.merge import add_loras
@@ -14,13 +15,14 @@ from ..weights.noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.read import read_cascade, read_weights
 from ..weights.write import metadata_of
 from .cascade import load_stages
-from .engine import EAGER, check_engine, use_engine
+from .engine import EAGER, check_engine, drawing_layers, use_engine
 from .half import FLOAT32, check_dtype, use_dtype
-from .pipeline import TextToImage
+from .pipeline import TextToImage, check_keywords
 
 DDIM = "DDIMScheduler"  # the class of a stored scheduler that ddim is
 
 
+@check_keywords()
 def load(
     path,
     *,
@@ -30,9 +32,10 @@ def load(
     lora: Sequence[str] = (),
     offline: bool = False,
     decoder=None,
+    controlnet=None,
     prediction_type: str | None = None,
-    engine: str = EAGER,
-    dtype: str = FLOAT32,
+    engine: str | None = None,
+    dtype: str | None = None,
 ) -> TextToImage:
     """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, a single file (CompVis'
     .ckpt, Stable Diffusion's .safetensors or .ckpt), or a name.
@@ -41,11 +44,12 @@ def load(
     or config.json of the VAE of a checkpoint that holds no model.json.
     `tokenizer`: a folder with vocab.txt, where the model brings none. `lora`: LoRA files to merge into the weights,
     each with its weight, as "FILE:0.8"; what they change adds up. `offline`: never touch the network.
-    `decoder`: stage B of Stable Cascade, a checkpoint or a pipeline, where the model is its stage C.
-    `prediction_type`: epsilon or v_prediction, of a Stable Diffusion 2.x in a single file that does not say. `engine`:
-    one of `engine.ENGINES`, which computes the networks. `dtype`: one of `half.DTYPES`, in which they are computed.
-    Raises ModelError or ConfigError.
+    `decoder`: stage B of Stable Cascade, a checkpoint or a pipeline, where the model is its stage C; `controlnet`: a
+    control network of that, a checkpoint or its own folder. `prediction_type`: epsilon or v_prediction, of a Stable
+    Diffusion 2.x in a single file that does not say. `engine`: one of `engine.ENGINES`, which computes the networks;
+    None: eager. `dtype`: one of `half.DTYPES`, for them; None: float32. Raises ModelError or ConfigError.
     """
+    engine, dtype = engine or EAGER, dtype or FLOAT32
     check_engine(engine)
     check_dtype(dtype, current_device())
     source = locate_model(path, COMPONENT_FOLDERS, offline)
@@ -53,9 +57,10 @@ def load(
         for flag, value, usual in (("--engine", engine, EAGER), ("--dtype", dtype, FLOAT32)):
             if value != usual:
                 raise ConfigError(f"{flag} {value} is not for Stable Cascade; omit it")
-        return load_stages(prior, path, decoder, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
-    if decoder:
-        raise ConfigError(f"--decoder is for stage C of Stable Cascade, and {path} is none; omit it")
+        return load_stages(prior, path, decoder, controlnet, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
+    for flag, value in (("--decoder", decoder), ("--controlnet", controlnet)):
+        if value:
+            raise ConfigError(f"{flag} is for stage C of Stable Cascade, and {path} is none; omit it")
     weights = add_loras(
         read_weights(source, yaml_file=original_config_file, ema=ema, prediction_type=prediction_type), lora
     )
@@ -70,14 +75,20 @@ def load(
             *(path, own),
         )
     model = build_model(weights, path)
-    metadata = metadata_of(weights)
-    for name in ("model_max_length", "resolution"):
-        if not isinstance(metadata[name], int) or metadata[name] < 1:
-            raise ModelError(f"{path}: {name} {metadata[name]!r} of ppldm.json must be 1 or more; copy it again")
+    metadata = _read_metadata(weights, path)
     loaded = load_tokenizer(folder, metadata["model_max_length"])
     model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
     model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
     autocast = use_dtype(model, dtype)
-    use_engine(model, engine)
+    use_engine(drawing_layers(model), engine)
     computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}
     return TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
+
+
+def _read_metadata(weights: Weights, path) -> dict:
+    """Raises ModelError."""
+    metadata = metadata_of(weights)
+    for name in ("model_max_length", "resolution"):
+        if not isinstance(metadata[name], int) or metadata[name] < 1:
+            raise ModelError(f"{path}: {name} {metadata[name]!r} of ppldm.json must be 1 or more; copy it again")
+    return metadata

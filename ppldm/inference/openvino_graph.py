@@ -81,9 +81,7 @@ class _Graph:
         elif kind == "shadow_output":
             return
         else:
-            raise ConfigError(
-                f"the engine openvino does not know the operation {kind} of this network; draw without --engine"
-            )
+            raise ConfigError(f"the engine openvino does not know the operation {kind} of this network; omit --engine")
         made = made if isinstance(made, tuple) else (made,)
         for result, one in zip(results, made, strict=False):  # statistics of norms, which nobody asks for
             self.values[result.id] = one
@@ -189,9 +187,7 @@ class _Graph:
         pads, groups = attrs["paddings"], attrs["groups"]
         before, after = (pads, pads) if len(pads) == 2 else (pads[::2], pads[1::2])
         if attrs["padding_algorithm"] != "EXPLICIT" or attrs["data_format"] != "NCHW":
-            raise ConfigError(
-                "the engine openvino knows convolutions of NCHW with given padding; draw without --engine"
-            )
+            raise ConfigError("the engine openvino knows convolutions of NCHW with given padding; omit --engine")
         if groups == 1:
             return self.opset.convolution(value, weight, attrs["strides"], before, after, attrs["dilations"])
         out, *rest = weight.output(0).shape
@@ -219,7 +215,7 @@ class _Graph:
     def _padded(self, value, around, attrs):
         number = attrs.get("pad_value", attrs.get("value", 0.0))
         if attrs.get("mode", "constant") != "constant":
-            raise ConfigError("the engine openvino pads with a number; draw without --engine")
+            raise ConfigError("the engine openvino pads with a number; omit --engine")
         return self.opset.pad(value, around[:, 0], around[:, 1], "constant", np.float32(number))
 
     def _nearest_interp(self, attrs, results, value, *_):
@@ -250,7 +246,7 @@ def _known(value) -> np.ndarray:
     """A value that depends on shapes alone. Raises ConfigError for another."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
-    raise ConfigError("the engine openvino needs sizes that no input decides; draw without --engine")
+    raise ConfigError("the engine openvino needs sizes that no input decides; omit --engine")
 
 
 def _cuts(rank: int, axes, starts, ends) -> tuple[slice, ...]:

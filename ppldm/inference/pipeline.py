@@ -10,20 +10,22 @@ All pictures are arrays of uint8 in 0 .. 255, RGB, [..., H, W, 3]; latents are f
 that scales down by f, of about unit variance.
 """
 
+import inspect
 import numbers
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, wraps
+from pathlib import Path
 from types import MappingProxyType
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import paddle
 from PIL import Image
 
 from ..data.text.tokenizer import CaptionTokenizer
-from ..diffusion.drawing import USUAL_STRENGTH, Drawing
+from ..diffusion.drawing import Drawing, usual_strength
 from ..diffusion.guided import Beginning, Callback, decode, draw_latents, to_pictures
 from ..networks.autoencoder import to_unit_range
 from ..networks.configs import latent_shape
@@ -31,13 +33,40 @@ from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.checksums import checksum_arrays
 from ..utils.errors import ConfigError
 from ..utils.rng import MAX_SEED
-from .beginning import read_image, read_mask
+from ..utils.text import did_you_mean
+from .beginning import Picture, read_image, read_mask
 from .control import read_control
-from .prompt_weights import chunks_of, words_of
+from .prompt_weights import batches_alike, check_syntax, chunks_of, words_of
+from .prompt_wildcards import Wildcards
 from .prompts import check_prompt
 from .text_states import TextStates
 
 OUTPUTS = ("numpy", "pil", "latents")
+# What diffusers' pipelines call them.
+_OF_DIFFUSERS = {"num_images_per_prompt": "num_samples", "mask_image": "mask", "output_type": "output",
+                 "generator": "seed", "scheduler": "sampler", "callback_on_step_end": "callback"}  # fmt: skip
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def check_keywords(others: Mapping[str, str] = MappingProxyType({})) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """A function that raises ConfigError for a keyword which it does not have, and names the one that was meant.
+    others: names of other libraries, with its own."""
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+        @wraps(function)
+        def checked(*args: _P.args, **settings: _P.kwargs) -> _R:
+            for name in settings:
+                if name not in known:
+                    meant = f"did you mean {others[name]}?" if name in others else did_you_mean(name, known)
+                    raise ConfigError(f"{function.__name__} has no setting {name}; {meant}")
+            return function(*args, **settings)
+
+        return checked
+
+    return decorate
 
 
 class TextToImage:
@@ -58,71 +87,68 @@ class TextToImage:
         self.computed, self._autocast = computed, autocast
         self._states = TextStates(model, tokenizer)
 
+    @check_keywords(_OF_DIFFUSERS)
     def generate(
-        self,
-        prompts: str | list[str],
-        *,
-        negative_prompts: str | list[str] = "",
-        num_samples: int = 1,
-        size: tuple[int, int] | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        seed: int | Sequence[int] = 23,
-        batch_size: int = 8,
-        image=None,
-        mask=None,
-        latents: np.ndarray | None = None,
-        control=None,
-        control_filter: str | None = None,
-        control_scale: float = 1.0,
-        callback: Callback | None = None,
-        output: str = "numpy",
-        **how,
-    ):
+        self, prompt: str | list[str], *, negative_prompt: str | list[str] | None = None, num_samples: int = 1,
+        size: tuple[int, int] | None = None, height: int | None = None, width: int | None = None,
+        seed: int | Sequence[int] = 23, sampler: str | None = None, num_inference_steps: int = 50,
+        guidance_scale: float = 7.5, guidance_rescale: float = 0.0, eta: float = 0.0,
+        timestep_spacing: str | None = None, sigma_schedule: str | None = None, prompt_syntax: str = "plain",
+        wildcards: str | Path | None = None, image: Picture | None = None, mask: Picture | None = None,
+        strength: float | None = None, control: str | Path | None = None, control_filter: str | None = None,
+        control_scale: float = 1.0, latents: np.ndarray | None = None, batch_size: int = 8,
+        callback: Callback | None = None, output: str = "numpy",
+    ):  # fmt: skip
         """Pictures [prompts, num_samples, H, W, 3] uint8; as `output` "pil" lists of PIL pictures, as "latents" float32
-        [prompts, num_samples, C, h, w], from which `decode` makes pictures.
+        [prompts, num_samples, C, h, w], from which `decode` makes pictures. Picture i of a prompt is a function of
+        (weights, prompt, negative prompt, settings, seed, i), whatever else is drawn with it and in which batches.
 
-        Picture i of a prompt is a function of (weights, prompt, negative prompt, settings, seed, i), whatever else is
-        drawn with it and in which batches. `size`: (width, height), or `height` and `width`: pixels, multiples of the
-        VAE's downscaling factor, by default those trained at. `seed`: from 0 to 2**64 - 1; several: one for each
-        picture of a prompt, which is then the first of its seed. `image`: a file, PIL picture or [H, W, 3] uint8 to
-        draw over, its centre, by `strength`; `mask`: the same, light where it is drawn anew; the rest is kept.
-        `latents`: the noise to start from, float32 [prompts, num_samples, C, h, w], or [C, h, w] for all. `control`:
-        with a ControlNet, the file of a picture that leads all of them, or to which `control_filter` is applied first;
-        None: drawn as by the base. `callback(step, num_steps, latents)`: after each pass through the network, for each
-        batch. `how`: the fields of `diffusion.drawing.Drawing`, as `sampler="euler"`. Raises ConfigError.
+        negative_prompt: what the pictures should not show; one for all, or one for each prompt.
+        size: (width, height), or `height` and `width`: pixels, multiples of the VAE's downscaling factor, by default
+        those trained at.
+        seed: from 0 to 2**64 - 1; several: one for each picture of a prompt, which is then the first of its seed.
+        sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, timestep_spacing, sigma_schedule: as of
+        `diffusion.drawing.Drawing`.
+        prompt_syntax: "plain", or "weighted": (word:1.2), (word), [word] and BREAK (`prompt_weights`).
+        wildcards: a folder of lists: {a|b} in a prompt is one of both, __name__ a line of name.txt there.
+        image: a file, PIL picture or [H, W, 3] uint8 to draw over, its centre. mask: the same, or [H, W] bool: light
+        where it is drawn anew; the rest is kept. A model that is made for inpainting needs both. strength: above 0 ..
+        1, the share of the steps that are taken over the image: 0.8 by default, with a mask 1.
+        control: with a ControlNet, the file of a picture that leads all of them, or to which `control_filter` is
+        applied first; None: drawn as by the base. control_scale: how much of what the ControlNet adds.
+        latents: the noise to start from, float32 [prompts, num_samples, C, h, w], or [C, h, w] for all.
+        callback: `callback(step, num_steps, latents)` after each pass through the network, for each batch of at most
+        `batch_size` pictures. Raises ConfigError.
         """
-        prompts, negative = _texts(prompts, negative_prompts)
-        seeds, indices = _numbers(seed, num_samples, batch_size, output)
+        prompts, negative = _texts(prompt, negative_prompt)
+        places = _places(seed, num_samples, batch_size, output)
         width, height = (self.resolution if side is None else side for side in size or (width, height))
         given = _given(image, mask, (height, width))
         if control is not None:
-            given["control"] = self.read_control(control, (height, width), control_filter, seeds[0])
-            given["control_scale"] = control_scale
-        noise = _noise(latents, (len(prompts), len(seeds), *self.latent_shape(height, width)))
-        drawn = [
-            self.draw(
-                [prompts[number] for number in rows],
-                [indices[number] for number in columns],
-                [seeds[number] for number in columns],
-                negative_prompts=[negative[number] for number in rows],
-                drawing=_drawing(how, image, mask),
-                size=(height, width),
-                callback=callback,
-                noise=None if noise is None else noise[rows, columns],
-                as_latents=output == "latents",
-                **given,
-            )
-            for rows, columns in _batches(len(prompts), len(seeds), batch_size)
-        ]
-        found = np.concatenate(drawn) if drawn else self._none(output, height, width)
-        return _shaped(found.reshape(len(prompts), len(seeds), *found.shape[1:]), output)
+            made = self.read_control(control, (height, width), control_filter, places[0][0])
+            given |= {"control": made, "control_scale": control_scale}
+        strength = usual_strength(image, mask) if strength is None else strength
+        given["drawing"] = Drawing(num_inference_steps, guidance_scale, sampler, guidance_rescale, eta,
+                                   timestep_spacing, sigma_schedule, strength)  # fmt: skip
+        noise = _noise(latents, (len(prompts), len(places), *self.latent_shape(height, width)))
+        given |= {"size": (height, width), "weighted": check_syntax(prompt_syntax) == "weighted", "callback": callback}
+        jobs = _jobs(zip(prompts, negative, strict=True), places, wildcards)
+        found = self._draw_all(jobs, batch_size, noise, as_latents=output == "latents", **given)
+        found = found.reshape(len(prompts), len(places), *found.shape[1:])
+        return [[*map(Image.fromarray, row)] for row in found] if output == "pil" else found
 
-    def _none(self, output: str, height: int, width: int) -> np.ndarray:
-        """No pictures."""
-        if output == "latents":
-            return np.zeros((0, *self.latent_shape(height, width)), np.float32)
-        return np.zeros((0, height, width, 3), np.uint8)
+    def _draw_all(self, jobs: list[tuple], batch_size: int, noise, *, size, weighted: bool, as_latents: bool, **given):
+        """All pictures of `_jobs`, by `draw`."""
+        if not jobs:
+            shape, dtype = (self.latent_shape(*size), np.float32) if as_latents else ((*size, 3), np.uint8)
+            return np.zeros((0, *shape), dtype)
+        given |= {"size": size, "weighted": weighted, "as_latents": as_latents}
+        drawn = []
+        for batch in batches_alike(range(len(jobs)), lambda number: chunks_of(jobs[number][:2], weighted), batch_size):
+            prompts, negative, seeds, indices = map(list, zip(*(jobs[number] for number in batch), strict=True))
+            own = None if noise is None else noise[batch]
+            drawn.append(self.draw(prompts, indices, seeds, negative_prompts=negative, noise=own, **given))
+        return np.concatenate(drawn)
 
     def draw(
         self,
@@ -165,12 +191,20 @@ class TextToImage:
         return latents.numpy() if as_latents else self._to_pictures(latents, prompts, indices, seeds)
 
     def _begin(self, image: np.ndarray, mask: np.ndarray | None, count: int) -> Beginning:
-        """The mean of the picture's posterior, and what of it is kept: a latent whose first pixel is not masked."""
-        latents = paddle.to_tensor(self.encode(np.moveaxis(image, 0, -1)[None])).expand([count, -1, -1, -1])
+        """The mean of the picture's posterior, and what of it is kept: a latent whose first pixel is not masked. image:
+        uint8 [3, H, W]; mask: bool [H, W]."""
+        pixels = to_unit_range(paddle.to_tensor(image)[None])
+        latents = self._encode(pixels).expand([count, -1, -1, -1])
         if mask is None:
             return Beginning(latents)
         step = image.shape[1] // latents.shape[2]
-        return Beginning(latents, paddle.to_tensor(~mask[::step, ::step])[None, None])
+        kept = paddle.to_tensor(~mask[None, None])
+        known = kept[:, :, ::step, ::step]
+        if not self.model.takes_mask:
+            return Beginning(latents, known)
+        masked = self._encode(pixels * kept.astype("float32"))
+        seen = paddle.concat([1.0 - known.astype("float32"), masked], axis=1)
+        return Beginning(latents, known, seen.expand([count, -1, -1, -1]))
 
     def _to_pictures(self, latents, prompts: list[str], indices: list[int], seeds: list[int]) -> np.ndarray:
         """Pictures [B, H, W, 3] uint8 of latents that were drawn of these."""
@@ -181,10 +215,14 @@ class TextToImage:
         ConfigError."""
         if not hasattr(self.model, "controlnet"):
             raise ConfigError("--control is for models with a ControlNet, and this one has none; omit it")
-        self.latent_shape(*size)
-        return read_control(path, self.model.controlnet.config.conditioning_channels, size, made_by, seed)
+        num_channels = self.model.controlnet.config.conditioning_channels
+        return read_control(path, num_channels, self._control_size(*size), made_by, seed)
 
-    @paddle.no_grad()
+    def _control_size(self, height: int, width: int) -> tuple[int, int]:
+        """Of the control image of such pictures. Raises ConfigError."""
+        self.latent_shape(height, width)
+        return height, width
+
     def encode(self, pictures: np.ndarray) -> np.ndarray:
         """Pictures [B, H, W, 3] uint8 to latents [B, C, H/f, W/f] float32: the posterior's mean, scaled. Raises
         ConfigError."""
@@ -193,7 +231,12 @@ class TextToImage:
             raise ConfigError(f"pictures are {_kind(pictures)}; [B, H, W, 3] of uint8 is due")
         self.latent_shape(*pictures.shape[1:3])
         pixels = paddle.to_tensor(np.ascontiguousarray(np.moveaxis(pictures, -1, 1)))
-        return (self.model.vae.encode(to_unit_range(pixels)).latent_dist.mean * self.model.scaling_factor).numpy()
+        return self._encode(to_unit_range(pixels)).numpy()
+
+    @paddle.no_grad()
+    def _encode(self, pixels) -> paddle.Tensor:
+        """Of pixels [B, 3, H, W] in -1 .. 1."""
+        return self.model.vae.encode(pixels).latent_dist.mean * self.model.scaling_factor
 
     def decode(self, latents: np.ndarray) -> np.ndarray:
         """Latents [B, C, h, w] float32 to pictures [B, f h, f w, 3] uint8. Raises ConfigError."""
@@ -214,10 +257,11 @@ class TextToImage:
         return checksum_arrays(arrays, zlib.crc32("\n".join(self.tokenizer.vocab).encode()))
 
 
-def _texts(prompts, negative_prompts) -> tuple[list[str], list[str]]:
+def _texts(prompt, negative_prompt) -> tuple[list[str], list[str]]:
     """A negative prompt for each prompt. Raises ConfigError."""
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    negative = [negative_prompts] * len(prompts) if isinstance(negative_prompts, str) else list(negative_prompts)
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    negative = negative_prompt or ""
+    negative = [negative] * len(prompts) if isinstance(negative, str) else list(negative)
     if len(negative) != len(prompts):
         raise ConfigError(f"{len(negative)} negative prompts for {len(prompts)} prompts; give one, or one for each")
     for text in (*prompts, *negative):
@@ -225,7 +269,23 @@ def _texts(prompts, negative_prompts) -> tuple[list[str], list[str]]:
     return prompts, negative
 
 
-def _numbers(seed, num_samples, batch_size, output) -> tuple[list[int], list[int]]:
+def _jobs(prompts, places: list[tuple[int, int]], folder) -> list[tuple[str, str, int, int]]:
+    """(prompt, negative prompt, seed, index) of each picture, of pairs of prompts at (seed, index), with choices from
+    the wildcards of `folder`. Raises ConfigError."""
+    pairs = list(prompts)
+    if folder is None:
+        return [(*pair, *place) for pair in pairs for place in places]
+    lists = Wildcards(folder)
+    for text in (text for pair in pairs for text in pair):
+        lists.check(text)
+    return [
+        (lists.resolve(prompt, *place), lists.resolve(negative, *place), *place)
+        for prompt, negative in pairs
+        for place in places
+    ]
+
+
+def _places(seed, num_samples, batch_size, output) -> list[tuple[int, int]]:
     """(seed, index) of each picture of a prompt. Raises ConfigError."""
     if output not in OUTPUTS:
         raise ConfigError(f"output {output!r} is not one of {', '.join(OUTPUTS)}")
@@ -233,23 +293,10 @@ def _numbers(seed, num_samples, batch_size, output) -> tuple[list[int], list[int
         if not isinstance(value, numbers.Integral) or value < 1:
             raise ConfigError(f"{name} {value!r} must be a whole number from 1")
     if not isinstance(seed, (list, tuple, range, np.ndarray)):
-        return [seed] * num_samples, list(range(num_samples))
+        return [(seed, index) for index in range(num_samples)]
     if not len(seed) or num_samples not in (1, len(seed)):
         raise ConfigError(f"{len(seed)} seeds for {num_samples} pictures of a prompt; give as many, or one seed")
-    return list(seed), [0] * len(seed)
-
-
-def _drawing(how: dict, image, mask) -> Drawing:
-    """Raises ConfigError for a setting that is not there."""
-    known = [one.name for one in fields(Drawing)]
-    if unknown := [name for name in how if name not in known]:
-        raise ConfigError(f"generate has no setting {unknown[0]}; known of drawing: {', '.join(known)}")
-    usual = {"strength": USUAL_STRENGTH} if image is not None and mask is None else {}
-    return Drawing(**{**usual, **how})
-
-
-def _shaped(found: np.ndarray, output: str):
-    return [[*map(Image.fromarray, row)] for row in found] if output == "pil" else found
+    return [(one, 0) for one in seed]
 
 
 def _given(image, mask, size: tuple[int, int]) -> dict:
@@ -260,20 +307,14 @@ def _given(image, mask, size: tuple[int, int]) -> dict:
     return given if mask is None else given | {"mask": read_mask(mask, size)}
 
 
-def _batches(num_prompts: int, num_samples: int, batch_size: int) -> list[tuple[list[int], list[int]]]:
-    """(numbers of prompts, numbers of their pictures) of each batch."""
-    jobs = [(row, column) for row in range(num_prompts) for column in range(num_samples)]
-    batches = (jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size))
-    return [([row for row, _ in batch], [column for _, column in batch]) for batch in batches]
-
-
 def _noise(latents, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The noise of all pictures, [prompts · num_samples, C, h, w] of such a `shape`. Raises ConfigError."""
     if latents is None:
         return None
     latents = np.asarray(latents)
     if latents.dtype.kind != "f" or latents.shape not in (shape, shape[2:]):
         raise ConfigError(f"latents are {_kind(latents)}; {list(shape)} or {list(shape[2:])} of float32 is due")
-    return np.broadcast_to(latents.astype(np.float32), shape)
+    return np.broadcast_to(latents.astype(np.float32), shape).reshape(-1, *shape[2:])
 
 
 def _kind(array: np.ndarray) -> str:

@@ -11,14 +11,20 @@ that restores their mean.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 
+from ..utils.errors import ConfigError
+
+SYNTAXES = ("plain", "weighted")
 MORE = 1.1  # what a bracket multiplies by
 _MARKS = re.compile(r"\\([()\[\]\\])|:\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*\)|([(\[)\]])")
 _BREAK = re.compile(r"\s*\bBREAK\b\s*")
 
+_Job = TypeVar("_Job")
 Chunk = list[tuple[str, float]]  # texts and their weights, one behind the other
 
 
@@ -87,3 +93,18 @@ def words_of(prompt: str) -> str:
 def chunks_of(prompts: Iterable[str], weighted: bool) -> int:
     """Of how many chunks a picture is drawn that has this prompt and this negative prompt."""
     return max(len(parse_weights(one)) for one in prompts) if weighted else 1
+
+
+def batches_alike(jobs: Iterable[_Job], alike: Callable[[_Job], object], size: int) -> Iterator[list[_Job]]:
+    """Jobs in their order, in batches of at most `size` that are `alike`: as pictures of as many chunks are, which are
+    drawn together."""
+    for _, run in groupby(jobs, alike):
+        found = list(run)
+        yield from (found[start : start + size] for start in range(0, len(found), size))
+
+
+def check_syntax(syntax: str) -> str:
+    """The same. Raises ConfigError for a syntax of prompts that is not there."""
+    if syntax not in SYNTAXES:
+        raise ConfigError(f"--prompt-syntax {syntax} is not one of {', '.join(SYNTAXES)}")
+    return syntax

@@ -25,8 +25,8 @@ from .init import (
     init_transformer,
     init_unet,
 )
-from .microdit import MicroDiT
-from .transformers import make_transformer
+from .transformers.microdit import MicroDiT
+from .transformers.transform import make_transformer
 
 # What the classes raise on settings that no network can have.
 UNBUILDABLE = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)

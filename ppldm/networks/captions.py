@@ -2,6 +2,7 @@
 
 import paddle
 from paddle import nn
+from paddle.nn import functional as F
 
 
 def token_mask(input_ids, end_id: int | None):
@@ -28,3 +29,14 @@ def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int):
     ends = paddle.stack([paddle.arange(len(input_ids)), mask.sum(axis=1) - 1], axis=1)
     pooled = text_encoder.text_projection(states.last_hidden_state.gather_nd(ends))
     return states.hidden_states[-1], pooled.unsqueeze(1)
+
+
+def join_caption(states, pooled):
+    """The two of `projected_caption` as one array [B, L + 1, D], as it is kept: behind the hidden states the projected
+    one, with zeros up to their width."""
+    return paddle.concat([states, F.pad(pooled, [0, 0, 0, 0, 0, states.shape[2] - pooled.shape[2]])], axis=1)
+
+
+def split_caption(joined, width: int):
+    """The inverse of `join_caption`; width: P."""
+    return joined[:, :-1], joined[:, -1:, :width]

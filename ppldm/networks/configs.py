@@ -1,9 +1,7 @@
 """The one reader for configs of networks. No paddle is imported and nothing built: a config is refused in milliseconds.
 
-    read_new_config("unet", path, "--unet_config_file")   of a network to build anew, from a file that a flag names
-    check_config("unet", config, source)                  of weights that are there, or of model.json
-    check_fit(configs, source)                            do VAE, text encoder and UNet fit one another?
-    check_tokenizer_fit(text_encoder, vocab_size, max_length)
+`read_new_config` reads that of a network to build anew, `check_config` checks those of weights that are there or of
+model.json, `check_fit` compares those of a model.
 
 A kind is one of LABELS; a `text_encoder` is `ldmbert` or `clip`, a `transformer` `uvit`, `dit` or `microdit`, as the
 config says (`table_of`). All return or take configs completed with the classes' defaults: the keyword arguments of the
@@ -60,9 +58,8 @@ SIZE_EMBEDDING = {
     "projection_class_embeddings_input_dim": _SIZES * _SINUSOIDS,
 }
 _TOLD_SIZES = 128  # side of the latents at which ppdiffusers and diffusers make a DiT with layers for sizes
-_SHOWN_CHARACTERS = 60
-EFFNET_STAGES = 6
-RGB = 3
+EFFNET_STAGES, EFFNET_FACTOR = 6, 32  # pixels a side to one latent
+RGB, _SHOWN_CHARACTERS = 3, 60
 
 
 def check_config(kind: str, config: dict, source, error: type[PpldmError] = ModelError, new: bool = False) -> dict:
@@ -130,9 +127,6 @@ def downscale_factor(vae) -> int:
     return EFFNET_FACTOR if is_effnet(vae) else 2 ** (len(vae["block_out_channels"]) - 1)
 
 
-EFFNET_FACTOR = 32  # pixels a side to one latent of an EfficientNet
-
-
 def paella_factor(vqgan) -> int:
     """The same by the config of a Paella autoencoder: 4 for two levels."""
     return vqgan["up_down_scale_factor"] * 2 ** (vqgan["levels"] - 1)
@@ -149,12 +143,16 @@ def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
     return (vae["latent_channels"], height // factor, width // factor)
 
 
-def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError] = ModelError) -> None:
-    """Raises `error` where completed configs of a text-to-image model (by kind; those that are there) do not fit one
-    another, or where one of them asks for what such a model does not give it."""
-    problem = next(_misfits(configs), None)
-    if problem:
+def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError] = ModelError, drawn=False) -> None:
+    """Raises `error` where completed configs of a text-to-image model, by kind, do not fit one another, or one asks for
+    what such a model does not give it. drawn: it is not trained, so that its UNet may be one that `takes_mask`."""
+    if problem := next(_misfits(configs, drawn), None):
         raise error(f"{source}: {problem}" if source else problem)
+
+
+def takes_mask(unet, channels: int) -> bool:
+    """Whether a UNet, by its config, sees a mask and the masked picture beside latents of so many channels."""
+    return (unet["in_channels"], unet["out_channels"]) == (2 * channels + 1, channels)
 
 
 def takes_sizes(unet) -> bool:
@@ -188,14 +186,17 @@ def check_tokenizer_fit(text_encoder: dict, vocab_size: int, max_length: int) ->
         )
 
 
-def _misfits(configs: dict[str, dict]):
+def _misfits(configs: dict[str, dict], drawn: bool):
     vae, text_encoder, unet = (configs.get(kind) for kind in ("vae", "text_encoder", "unet"))
     if vae and (vae["in_channels"], vae["out_channels"]) != (RGB, RGB):
         yield f"the VAE takes {vae['in_channels']} channels and gives {vae['out_channels']}; pictures have {RGB}"
     for key in ("shift_factor", "latents_mean", "latents_std"):
         if vae and vae[key]:
             yield f"the VAE's {key} {_shown(vae[key])} is not supported: latents are only scaled"
-    if vae and unet and (unet["in_channels"], unet["out_channels"]) != (vae["latent_channels"],) * 2:
+    if vae and unet and takes_mask(unet, vae["latent_channels"]):
+        if not drawn:
+            yield "the UNet takes a mask: models for inpainting draw and are not trained; start from one without"
+    elif vae and unet and (unet["in_channels"], unet["out_channels"]) != (vae["latent_channels"],) * 2:
         yield (
             f"the UNet takes {unet['in_channels']} channels and gives {unet['out_channels']}, and the VAE gives "
             f"{vae['latent_channels']}; in_channels and out_channels of --unet_config_file must be the VAE's "

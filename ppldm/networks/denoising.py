@@ -31,6 +31,11 @@ class DenoisingModel(Model):
     coarse_noise: bool = False
 
     @property
+    def takes_mask(self) -> bool:
+        """Whether it is made for inpainting (`networks.configs`)."""
+        return False
+
+    @property
     def joins_words(self) -> bool:
         """Whether it looks at any number of words."""
         return True

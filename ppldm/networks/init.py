@@ -12,7 +12,7 @@ import paddle
 from paddle import nn
 
 from ..utils.rng import Stream, make_rng
-from .microdit import MicroDiT
+from .transformers.microdit import MicroDiT
 
 
 def init_like_pytorch(module: nn.Layer, seed: int, salt: int, embedding_std: float = 1.0) -> nn.Layer:

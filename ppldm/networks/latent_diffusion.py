@@ -28,7 +28,7 @@ from paddle import nn
 from ..diffusion.process import Process
 from .autoencoder import to_unit_range
 from .captions import hidden_states, token_mask
-from .configs import downscale_factor, takes_sizes
+from .configs import downscale_factor, takes_mask, takes_sizes
 from .denoising import DenoisingModel
 from .model import Component, Loss, freeze
 
@@ -40,14 +40,13 @@ class LatentDiffusionModel(DenoisingModel):
     dict has the prefixes `vae.`, `text_encoder.` and `unet.`. `text_encoder.to_logits` is kept for the
     published checkpoints' sake; nothing uses it, so it is not trained. mask_behind: the id of the token that ends a
     caption, where attention is to ignore what stands behind it (`--mask_pad_tokens`); None: it ignores nothing, as
-    published. empty_end: the same id where the hidden states of an empty caption are zeros (`--empty_caption zeros`).
+    published.
     """
 
     autoencoder = "vae"
     denoiser_name = "unet"
     words = "encoder_hidden_states"
     mask_behind: int | None = None
-    empty_end: int | None = None
 
     def __init__(
         self,
@@ -79,6 +78,11 @@ class LatentDiffusionModel(DenoisingModel):
     def denoiser(self) -> nn.Layer:
         """What removes the noise."""
         return getattr(self, self.denoiser_name)
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether the UNet is made for inpainting."""
+        return self.denoiser_name == "unet" and takes_mask(self.denoiser.config, self.vae.config.latent_channels)
 
     @property
     def caption_encoder(self) -> str | None:

@@ -58,6 +58,7 @@ class Model(nn.Layer):
     `forward`'s arguments, how the data layer makes each (`ppldm.data.inputs`). tokenizer: of its captions, or None.
     autoencoder: the name of the frozen component whose moments may be computed ahead, None without such.
     caption_encoder: the name of the frozen component whose hidden states of captions may be; None without such.
+    empty_end: the id of the token that ends a caption where those of an empty one are zeros (`--empty_caption zeros`).
     keep_moments: what is computed of pixels may be kept by it: (places int64 [M, 3], moments [M, 2, C, h, w]) to the
     moments as they will be read again (`data.cached.moments.CachedMoments.keep`).
     adapters: what is trained in place of its networks, by name (`networks.adapters`).
@@ -70,6 +71,7 @@ class Model(nn.Layer):
     tokenizer = None
     autoencoder: str | None = None
     caption_encoder: str | None = None
+    empty_end: int | None = None
     compiled_predict: Callable | None = None
     keep_moments: Callable | None = None
     num_updates: int = 0

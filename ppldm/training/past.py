@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from ..utils.processes.world import World
 from ..utils.rng import Generators
 from ..utils.text import count_of
 from ..weights.model_file import TOKENIZER_FOLDER, read_model_file
+from .checkpoint.names import checkpoint_name, list_checkpoints
 from .rows import bad_row_policy, crop_rule, open_sources, select_training_rows
 
 # Settings that decide which rows an update reads, and at which noise levels. Of a run that changed one on the way
@@ -83,7 +85,7 @@ class Past:
         first = first_use(self._places(rows), order, successors, stop, used)
         report = self._report(None if first == stop else first // self.batch + 1)
         never = report["never_seen"]
-        return report | {"train_again_from": f"checkpoint-{never[-1]}" if never else None}
+        return report | {"train_again_from": checkpoint_name(never[-1]) if never else None}
 
     def rows_of(self, part: Path, rows: list[int]) -> list[int]:
         """The numbers here of some rows of a part, wherever it lies: of the same bytes. None: the run has no such
@@ -132,7 +134,7 @@ class Past:
     def _describe(self, use: Use, row: int) -> dict:
         update, number = divmod(use.position, self.batch)
         asked = self.dataset.selection[use.asked]
-        report = {"update": update + 1, "row": row, "epoch": use.epoch}
+        report: dict[str, Any] = {"update": update + 1, "row": row, "epoch": use.epoch}
         if asked != row:
             report["in_place_of"] = asked
         if self.level:
@@ -153,7 +155,8 @@ def opened_past(run) -> Iterator[Past]:
     folder = local_path(run).resolve()
     found = [
         read_json_object(path, CheckpointError, "restore the checkpoint, or remove it")
-        for path in folder.glob("checkpoint-*/manifest.json")
+        for one in list_checkpoints(folder)
+        if (path := one / "manifest.json").is_file()
     ]
     if not found:
         raise CheckpointError(f"{folder} has no checkpoint; give the --output_dir of a run that has saved one")
@@ -165,7 +168,7 @@ def opened_past(run) -> Iterator[Past]:
 
 
 def _make(folder: Path, checkpoints: list[int], identity: dict) -> Past:
-    checkpoint = folder / f"checkpoint-{checkpoints[-1]}"
+    checkpoint = folder / checkpoint_name(checkpoints[-1])
     recipe, _ = saved_recipe(checkpoint / RECIPE_FILE)
     model, data, training = recipe.model, recipe.data, recipe.training
     sources, description = open_sources(data), read_model_file(checkpoint)
@@ -215,7 +218,7 @@ def _refuse_changes(folder: Path, manifests: dict[int, dict]) -> None:
 def describe_past(report: dict) -> list[str]:
     """A report of `Past.see` or `Past.start_again` for people, line by line."""
     start = f"{report['run']}, {count_of(report['updates'], 'update')}"
-    never = ", ".join(f"checkpoint-{step}" for step in report["never_seen"])
+    never = ", ".join(map(checkpoint_name, report["never_seen"]))
     if "times" in report:
         lines = [f"{start}: seen {count_of(report['times'], 'time')}", *map(_describe_use, report["seen"])]
         lines.append(f"  checkpoints that have never seen it: {never or 'none'}")

@@ -153,8 +153,10 @@ def embeddings_rule(model, config, data) -> EmbeddingsRule | None:
         return None
     if model.caption_encoder is None:
         raise ConfigError("--text_embeddings cached is for models with a frozen text encoder; omit it")
-    text_encoder = component_of("text_encoder", model.components[model.caption_encoder].layer)
-    rule = make_rule(text_encoder, model.tokenizer, config.mask_pad_tokens, data.text_embeddings_dtype)
+    layer = model.components[model.caption_encoder].layer
+    projected = hasattr(layer, "text_projection")
+    text_encoder = component_of("projected_text_encoder" if projected else "text_encoder", layer)
+    rule = make_rule(text_encoder, model.tokenizer, config.mask_pad_tokens, data.text_embeddings_dtype, projected)
     return replace(rule, empty_is_zeros=model.empty_end is not None)
 
 

@@ -34,6 +34,7 @@ from .checkpoint.checkpoint import (
 )
 from .checkpoint.data_record import DATA_FILE
 from .checkpoint.machine import machine_record
+from .checkpoint.names import checkpoint_name
 from .checkpoint.trainer_state import TrainerState
 from .distributed.check_ranks import check_ranks
 from .monitor.interval_metrics import IntervalMetrics
@@ -216,7 +217,7 @@ class TrainingRun:
             "samples_seen": step * self.global_batch_size,
             **self.identity,
         }
-        last = self.output_dir / f"checkpoint-{step}"
+        last = self.output_dir / checkpoint_name(step)
         for name in ("model_state.pdparams", "trainer_state.json"):
             link_or_copy((last if last.is_dir() else self.checkpoint) / name, self.output_dir / name)
         self.state.optimizer.clear_grad(set_to_zero=False)  # room for the copy of the weights that is exported

@@ -48,7 +48,7 @@ PADDLE_ONLY = {
     },
     **dict.fromkeys(("cascade_prior", "cascade_decoder", "cascade_controlnet", "effnet", "vqgan"), {}),
 }  # fmt: skip
-TORCH_ONLY = {
+TORCH_ONLY: dict[str, dict] = {
     **dict.fromkeys(PADDLE_ONLY, {}), "vae": {"mid_block_add_attention": True},
     "transformer": {"interpolation_scale": None, "use_additional_conditions": None},
 }  # fmt: skip

@@ -26,7 +26,7 @@ def read_folder_config(kind: str, name: str) -> dict | None:
     folder = Path(name).expanduser()
     if has_model_file(folder) and (folder / "manifest.json").is_file():
         component = read_model_file(folder).components.get(kind)
-        return component and component.config
+        return component.config if component else None
     folder = find_component(folder, kind) or folder
     return read_config(kind, folder) if any((folder / file).is_file() for file in CONFIG_FILES) else None
 

@@ -26,7 +26,7 @@ from ..networks.cascade.unet import CascadeUNet
 from ..networks.configs import LABELS, is_ldmbert
 from ..networks.losses.adversarial import PatchDiscriminator
 from ..networks.losses.lpips import Lpips
-from ..networks.transformers import make_transformer
+from ..networks.transformers.transform import make_transformer
 from ..utils.checksums import checksum_arrays
 from ..utils.errors import ModelError
 from .components import ComponentWeights

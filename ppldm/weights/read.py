@@ -21,8 +21,6 @@ from ..networks.configs import LABELS, is_ldmbert
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
-from . import compvis, single_file
-from .cascade import STAGES, holds_stage, read_single_file
 from .components import ComponentWeights, Weights, turn_linear
 from .configs import complete_config, read_config
 from .folders import (
@@ -40,11 +38,13 @@ from .folders import (
 )
 from .formats.files import read_arrays, read_component_arrays, weight_files
 from .formats.limits import require_few_layers
-from .microdit import read_published, without_tables
+from .layouts import compvis, single_file
+from .layouts.cascade import STAGES, holds_stage, read_single_file
+from .layouts.microdit import read_published, without_tables
+from .layouts.older import find_older_tokenizer, read_older_checkpoint
 from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler
-from .older import find_older_tokenizer, read_older_checkpoint
 
 _UNUSED = "caption_projection.y_embedding"  # of a DiT: random numbers
 # Of a whole CLIP, which encodes captions and pictures.

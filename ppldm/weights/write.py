@@ -15,21 +15,22 @@ import shlex
 import shutil
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
-from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_sizes
+from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import atomic_dir, write_json, write_text
-from . import compvis
 from .components import ComponentWeights, Weights, cast, to_torch, to_torch_config
 from .folders import whole_model
 from .formats.files import write_safetensors
 from .formats.paddle_files import write_tree
 from .formats.torch_files import write_torch
-from .microdit import PUBLISHED_CLASS, with_tables
+from .layouts import compvis
+from .layouts.microdit import PUBLISHED_CLASS, with_tables
 from .model_file import (
     CONTROLNET,
     LDM,
@@ -153,8 +154,9 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
         return f"{form} has no pipeline that draws by this transformer and text encoder"
     if takes_sizes(weights.components["unet"].config) and form != "compvis":  # which has no such network
         return f"the pipelines of {form} tell the UNet no sizes, and this model was trained with them"
-    if CONTROLNET in weights.components and ldmbert:
-        return f"{form} has no pipeline of an LDMBert text encoder with a ControlNet"
+    if ldmbert and (CONTROLNET in weights.components or _inpaints(weights)):
+        kind = "that inpaints" if _inpaints(weights) else "with a ControlNet"
+        return f"{form} has no pipeline of an LDMBert text encoder {kind}"
     if form == "diffusers" and ldmbert and metadata["model_max_length"] != DIFFUSERS_TEXT_LENGTH:
         return (
             f"diffusers' LDMTextToImagePipeline pads captions to {DIFFUSERS_TEXT_LENGTH} tokens, and this model was "
@@ -166,11 +168,12 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
 def _example(weights: Weights, form: str, prompt: str) -> str:
     """Lines of Python that draw `prompt` in the folder of an export, with its own library where that can."""
     quoted = json.dumps(prompt, ensure_ascii=False)
-    leads = CONTROLNET in weights.components
-    control = ', control="control.png"' if leads else ""
+    files = {"image": "picture.jpg", "mask": "mask.png"} if _inpaints(weights) else {}
+    files |= {"control": "control.png"} if CONTROLNET in weights.components else {}
+    given = "".join(f', {name}="{file}"' for name, file in files.items())
     own = (
         "import ppldm\nfrom PIL import Image\n\n"
-        f'picture = ppldm.load(".").generate({quoted}, guidance_scale=7.5{control})[0, 0]\n'
+        f'picture = ppldm.load(".").generate({quoted}, guidance_scale=7.5{given})[0, 0]\n'
         'Image.fromarray(picture).save("picture.png")'
     )
     if form == "compvis":
@@ -178,11 +181,12 @@ def _example(weights: Weights, form: str, prompt: str) -> str:
     name = _pipeline_class(weights)
     if reason := why_drawn_by_ppldm(weights, form):
         return f"# {reason}: draw with ppldm\n{own}"
-    given = f'{quoted}, image=Image.open("control.png").convert("RGB")' if leads else quoted
+    theirs = {"control": "image", "mask": "mask_image"}  # their names of these
+    given = "".join(f', {theirs.get(one, one)}=Image.open("{file}").convert("RGB")' for one, file in files.items())
     return (
-        f"{'from PIL import Image' + chr(10) if leads else ''}"
+        f"{'from PIL import Image' + chr(10) if files else ''}"
         f'from {form} import {name}\n\npipeline = {name}.from_pretrained(".")\n'
-        f'pipeline({given}, guidance_scale=7.5).images[0].save("picture.png")'
+        f'pipeline({quoted}{given}, guidance_scale=7.5).images[0].save("picture.png")'
     )
 
 
@@ -237,7 +241,7 @@ def write_component(kind: str, component: ComponentWeights, folder: Path, form: 
     if name == PUBLISHED_CLASS:
         arrays = with_tables(config, arrays)
     _write_arrays(kind, folder, arrays, paddle_form, safetensors)
-    head = {"_class_name": name, f"_{form}_version": version_of(form)}
+    head: dict[str, Any] = {"_class_name": name, f"_{form}_version": version_of(form)}
     if kind.endswith("_encoder"):
         clip = "clip_vision_model" if kind == "image_encoder" else "clip_text_model"
         head = {"architectures": [name], "model_type": "ldmbert" if name == "LDMBertModel" else clip}
@@ -279,7 +283,13 @@ def _pipeline_class(weights: Weights) -> str:
         return "DiffusionPipeline"
     if is_ldmbert(weights.components["text_encoder"].config):
         return "LDMTextToImagePipeline"
-    return f"StableDiffusion{'ControlNet' if CONTROLNET in weights.components else ''}Pipeline"
+    kind = "Inpaint" if _inpaints(weights) else "ControlNet" if CONTROLNET in weights.components else ""
+    return f"StableDiffusion{kind}Pipeline"
+
+
+def _inpaints(weights: Weights) -> bool:
+    components = weights.components
+    return "unet" in components and takes_mask(components["unet"].config, components["vae"].config["latent_channels"])
 
 
 def _scheduler_class(scheduler: dict) -> str:

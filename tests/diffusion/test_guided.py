@@ -7,8 +7,8 @@ import pytest
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import draw, initial_noise, sample_latents, to_pictures
+from ppldm.families.common.ldm_build import build_ldm, load_pipeline, weights_of
 from ppldm.families.ldm import LdmConfig
-from ppldm.families.ldm_build import build_ldm, load_pipeline, weights_of
 from ppldm.weights.write import write_weights
 
 SHAPE = (4, 4, 4)

@@ -11,7 +11,7 @@ from ppldm.diffusion.drawing import FLOW_EULER, SAMPLERS, STOCHASTIC, Drawing, c
 from ppldm.diffusion.guided import draw, initial_noise, noises, sample_latents
 from ppldm.diffusion.process import PREDICTION_TYPES, TIMESTEP_SPACINGS, NoiseSchedule, Process
 from ppldm.diffusion.samplers import _OVER_SIGMAS, _SCHEDULED, make_sampler
-from ppldm.families.ldm_build import build_model
+from ppldm.families.common.ldm_build import build_model
 from ppldm.utils.errors import ConfigError, ModelError
 
 SHAPE = (4, 8, 8)

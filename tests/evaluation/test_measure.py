@@ -127,8 +127,8 @@ def test_sizes_numbers_and_pairs_are_checked(pictures):
 def test_an_autoencoder_by_what_it_makes_of_the_real_pictures(tiny, tmp_path, capsys):
     weights = write_lpips(tmp_path)
     command = ["evaluate", tiny.vae, "--against", tiny.file_list, "--num-real", "6", "--batch-size", "4",
-               "--out", str(tmp_path / "o"), "--metrics", "psnr", "ssim", "lpips", "frechet",
-               "--lpips", str(weights)]  # fmt: skip
+               "--out", str(tmp_path / "o"), "--metrics", "psnr", "ssim", "lpips", "frechet", "fid",
+               "--lpips", str(weights), "--inception", "random"]  # fmt: skip
     run(command)
     result = (tmp_path / "o" / "reconstructions.json").read_bytes()
     made = sorted((tmp_path / "o" / "reconstructions").iterdir())
@@ -140,9 +140,10 @@ def test_an_autoencoder_by_what_it_makes_of_the_real_pictures(tiny, tmp_path, ca
     found = {name: one["value"] for name, one in json.loads(result)["metrics"].items()}
     assert found["psnr"] == pytest.approx(np.mean(10 * np.log10(255**2 / errors)))
     assert found["lpips"] == pytest.approx(float(load_lpips(weights)(*inputs).mean()), rel=1e-4)
-    features = map(load_features("pixels"), (second, first))
-    assert found["frechet"] == pytest.approx(frechet_distance(*features, seed=0).value)
-    assert found.keys() == {"psnr", "ssim", "lpips", "frechet"}
+    for name, network in (("frechet", load_features("pixels")), ("fid", load_features("inception", "random"))):
+        expected = frechet_distance(network(second), network(first), seed=0).value  # of reconstructions: rFID
+        assert found[name] == pytest.approx(expected, rel=1e-4) and expected > 0
+    assert found.keys() == {"psnr", "ssim", "lpips", "frechet", "fid"}
     made[2].unlink()
     (tmp_path / "o" / "reconstructions.json").unlink()
     run(command)

@@ -12,7 +12,7 @@ from tiny_model import write_image_encoder, write_prior
 from ppldm.data.inputs import Uniform
 from ppldm.families.base import check_family, get_family
 from ppldm.inference.precompute.command import precompute
-from ppldm.networks.build import build_effnet, save_component
+from ppldm.networks.build import build_cascade, build_effnet, build_projected_text_encoder, save_component
 from ppldm.networks.cascade.clip_image import clip_pixels, embed_pictures
 from ppldm.networks.configs import read_new_config
 from ppldm.training.commands.arguments import parse_arguments, read_recipe
@@ -20,6 +20,7 @@ from ppldm.training.commands.dry_run import reckon
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, ModelError, PartError
 from ppldm.utils.rng import Stream
 from ppldm.weights.adapters import write_adapters
@@ -226,7 +227,7 @@ def test_eight_pictures_are_learned(tiny):
     assert np.mean(losses[:3]) > 0.8 and np.mean(losses[-30:]) < 0.6, losses[::30]
 
 
-def run_on(tiny, folder, **changes) -> list:
+def run_on(tiny, folder, kind="loop", **changes) -> list:
     """The losses and the weights of three updates on centred crops."""
     settings = {
         "random_crop": False,
@@ -235,9 +236,11 @@ def run_on(tiny, folder, **changes) -> list:
         "gradient_accumulation_steps": 1,
         "resolution": 32,
     }
-    settings |= {"prior_config_file": None, "prior_name_or_path": write_prior(tiny), "logging_steps": 1, **changes}
-    run = prepare(*parse_arguments(flags(tiny, folder, **settings, image_logging_steps=3), True, FAMILY.Config))
-    run_loop(run)
+    settings |= {"prior_config_file": None, "prior_name_or_path": write_prior(tiny), "logging_steps": 1}
+    settings |= {"weight_decay": 0.01, **changes}
+    words = [*flags(tiny, folder, **settings, image_logging_steps=3), *(["--do_train"] if kind == "trainer" else [])]
+    run = prepare(*parse_arguments(words, kind == "loop", FAMILY.Config))
+    (run_loop if kind == "loop" else run_trainer)(run)
     losses = [record["loss"] for record in read_metrics(folder / "metrics.jsonl") if "loss" in record]
     return [losses, *(value.numpy() for value in run.state.model.trained_parameters().values())]
 
@@ -261,3 +264,32 @@ def test_on_cached_latents_losses_are_the_same_to_the_bit(tiny, tmp_path):
     save_component(build_effnet(read_new_config("effnet", "effnet_tiny", ""), 6), tmp_path / "other")
     with pytest.raises(PartError, match="was made of something else: autoencoder"):
         run_on(tiny, tmp_path / "else", **{**own, "effnet_name_or_path": tmp_path / "other"}, **cache, latents="cached")
+
+
+@pytest.mark.slow
+def test_on_cached_embeddings_losses_are_the_same_to_the_bit(tiny, tmp_path):
+    """Under both loops, with processes that load: the words, and the projected caption, which is narrower here."""
+    config = read_new_config("projected_text_encoder", tiny.config("clip"), "") | {"max_position_embeddings": 12}
+    save_component(build_projected_text_encoder(config | {"projection_dim": 24}, 5), tmp_path / "clip")
+    prior = read_new_config("cascade_prior", tiny.config("cascade_c"), "") | {"clip_text_pooled_in_channels": 24}
+    layer, rng = build_cascade(prior, 5), np.random.default_rng(7)
+    for parameter in layer.parameters():  # so that all of what it is told counts
+        parameter.set_value(parameter + 0.1 * rng.standard_normal(parameter.shape, dtype=np.float32))
+    save_component(layer, tmp_path / "prior")
+    own = {"text_encoder_config_file": None, "text_encoder_name_or_path": tmp_path / "clip", "num_inference_steps": 1,
+           "caption_drop": 0.3, "prior_name_or_path": tmp_path / "prior"}  # fmt: skip
+    cache = {"text_embeddings": "cached", "text_embeddings_dtype": "float32", "latents_dir": tmp_path / "texts"}
+    expected = run_on(tiny, tmp_path / "plain", **own)
+    made = {"text_encoder": str(tmp_path / "clip"), "tokenizer": str(tiny.tokenizer), "model_max_length": 12,
+            "text_dtype": "float32", "latents_dir": tmp_path / "texts", "batch_size": 4, "num_workers": 1}  # fmt: skip
+    precompute([tiny.file_list], **made)
+    with pytest.raises(PartError, match="text_projection was None and is True; make .* --text_projection`"):
+        run_on(tiny, tmp_path / "none", **own, **cache)
+    precompute([tiny.file_list], text_projection=True, **made)
+    for kind, workers in (("loop", 0), ("trainer", 2)):
+        folder = tmp_path / f"{kind}-{workers}"
+        found = run_on(tiny, folder, kind, **own, **cache, dataloader_num_workers=workers)
+        assert found[0] == expected[0] and len(found[0]) == 3
+        assert all(np.array_equal(one, other) for one, other in zip(found[1:], expected[1:], strict=True))
+    with pytest.raises(ConfigError, match="--train_tokens changes what captions are embedded as; omit"):
+        run_on(tiny, tmp_path / "tokens", **own, **cache, train_tokens="<dog>=picture")

@@ -16,8 +16,8 @@ from ppldm.config.data import DataOptions
 from ppldm.data.control.spec import apply_filter, make_filter
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.families.base import get_family
+from ppldm.families.common.ldm_build import build_model, load_pipeline
 from ppldm.families.controlnet import FAMILY, ControlNetConfig
-from ppldm.families.ldm_build import build_model, load_pipeline
 from ppldm.networks.controlnet import controlnet_config, new_controlnet
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop

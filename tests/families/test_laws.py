@@ -18,7 +18,7 @@ from tiny_model import write_base, write_image_encoder, write_prior
 from toy import registered_toy
 
 from ppldm.families.base import get_family, list_families
-from ppldm.families.ldm_build import load_pipeline
+from ppldm.families.common.ldm_build import load_pipeline
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop

@@ -13,7 +13,7 @@ PAGE = ROOT / "docs/settings.md"
 
 
 def test_the_page_is_up_to_date():
-    command = [sys.executable, "-m", "ppldm.families.settings_table"]
+    command = [sys.executable, "-m", "ppldm.families.settings.table"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == PAGE.read_text(encoding="utf-8"), f"stale; run {' '.join(command[1:])} > docs/settings.md"
 

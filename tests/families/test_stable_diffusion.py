@@ -11,7 +11,7 @@ from small_weights import CLIP, small_weights, write_clip
 
 from ppldm.config.data import DataOptions
 from ppldm.config.recipe import idle_settings
-from ppldm.families.ldm_build import load_pipeline
+from ppldm.families.common.ldm_build import load_pipeline
 from ppldm.families.stable_diffusion import FAMILY, StableDiffusionConfig
 from ppldm.networks.build import build_text_encoder
 from ppldm.networks.configs import read_new_config

@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from transformers import CLIPTextConfig, CLIPTextModel  # noqa: E402
 
 from ppldm.config.network_files import CONFIG_DIR  # noqa: E402
-from ppldm.families.ldm_build import weights_of  # noqa: E402
+from ppldm.families.common.ldm_build import weights_of  # noqa: E402
 from ppldm.families.stable_diffusion import FAMILY, StableDiffusionConfig  # noqa: E402
 from ppldm.networks.configs import read_json_config  # noqa: E402
 from ppldm.weights.components import turn_linear  # noqa: E402

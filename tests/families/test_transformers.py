@@ -17,8 +17,8 @@ from ppldm.diffusion.drawing import Drawing
 from ppldm.families.base import get_family
 from ppldm.networks.build import build_transformer
 from ppldm.networks.configs import check_config, read_new_config
-from ppldm.networks.microdit import MicroDiT
-from ppldm.networks.transformers import transform
+from ppldm.networks.transformers.microdit import MicroDiT
+from ppldm.networks.transformers.transform import transform
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare

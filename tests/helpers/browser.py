@@ -45,10 +45,16 @@ class Page:
         """Press a button."""
         self.ask(f"/element/{self._find(selector)}/click")
 
-    def press(self, key: str) -> None:
-        """A key, by its character in the standard's table, where the focus is."""
-        actions = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
+    def press(self, *keys: str) -> None:
+        """A key, or several held together, by their characters in the standard's table, where the focus is."""
+        actions = [{"type": "keyDown", "value": key} for key in keys]
+        actions += [{"type": "keyUp", "value": key} for key in reversed(keys)]
         self.ask("/actions", actions=[{"type": "key", "id": "keys", "actions": actions}])
+
+    def prefer(self, scheme: str) -> None:
+        """Answer `prefers-color-scheme` with "light" or "dark"."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.ask("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"features": features})
 
     def wait_for(self, script: str, seconds: float = 120):
         """What a script returns, once it is true. Raises TimeoutError."""

@@ -9,10 +9,10 @@ from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
 from safetensors.numpy import save_file
 from small_weights import _draw, small_weights
 
-from ppldm.weights import compvis
 from ppldm.weights.components import ComponentWeights, Weights, turn_linear
 from ppldm.weights.configs import complete_config
 from ppldm.weights.formats.torch_files import write_torch
+from ppldm.weights.layouts import compvis
 from ppldm.weights.names import rename
 
 # Layout: what of its configs differs. Heads are 8, or as wide as 64; an old file has no `text_model` in its names.
@@ -28,8 +28,9 @@ _AS_CKPT = (
 )
 
 
-def small_stable_diffusion(layout: str, seed: int = 0, vocab_size: int = 520) -> Weights:
-    weights = small_weights(seed, {"sample_size": 64, "in_channels": 4, "out_channels": 4, **UNETS[layout]})
+def small_stable_diffusion(layout: str, seed: int = 0, vocab_size: int = 520, unet: dict | None = None) -> Weights:
+    own = {"sample_size": 64, "in_channels": 4, "out_channels": 4, **UNETS[layout], **(unet or {})}
+    weights = small_weights(seed, own)
     weights.components["vae"].config |= {"scaling_factor": 0.18215, "sample_size": 512}
     config = complete_config("text_encoder", {
         "vocab_size": vocab_size, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -8,9 +8,13 @@ from PIL import Image
 from small_weights import small_weights
 
 import ppldm
+from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.diffusion.guided import initial_noise
 from ppldm.inference.beginning import read_image, read_mask
+from ppldm.inference.serving.limits import Limits
+from ppldm.inference.serving.paint import Painter
+from ppldm.inference.serving.parameters import make_parameters, read_request
 from ppldm.utils.errors import ConfigError
 from ppldm.weights.write import write_weights
 
@@ -19,21 +23,29 @@ RNG = np.random.default_rng(5)
 PICTURE = RNG.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
 MASK = np.zeros((SIDE, SIDE), np.uint8)
 MASK[:, 24:] = 255
+ROUND = np.where(np.hypot(*(np.mgrid[:SIDE, :SIDE] - 30)) < 20.5, 255, 0).astype(np.uint8)  # within cells of latents
 PROMPT = "a red heart"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    weights = small_weights(4)
-    weights.tokenizer = CaptionTokenizer(build_vocab(["a red heart", "two blue boats"]), 77)
-    folder = tmp_path_factory.mktemp("model")
-    write_weights(weights, "diffusers", folder)
+def folders(tmp_path_factory):
+    """A plain model, and one that is made for inpainting."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, unet in (("plain", {}), ("inpainting", {"in_channels": 9, "out_channels": 4})):
+        weights = small_weights(4, unet)
+        weights.tokenizer = CaptionTokenizer(build_vocab(["a red heart", "two blue boats"]), 77)
+        write_weights(weights, "diffusers", folder / name)
     return folder
 
 
 @pytest.fixture(scope="module")
-def model(folder):
-    return ppldm.load(folder)
+def models(folders):
+    return {name: ppldm.load(folders / name) for name in ("plain", "inpainting")}
+
+
+@pytest.fixture(scope="module")
+def model(models):
+    return models["plain"]
 
 
 def test_strength_is_how_much_of_the_picture_is_lost(model):
@@ -69,18 +81,20 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["plain", "inpainting"])
 @pytest.mark.parametrize("sampler, name, settings", CASES)
-def test_as_diffusers_pipelines_from_equal_noise(model, folder, sampler, name, settings, monkeypatch):
+def test_as_diffusers_pipelines_from_equal_noise(models, folders, kind, sampler, name, settings, monkeypatch):
     needs.need("parity")
     import diffusers
     import torch
     from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
+    model, folder = models[kind], folders / kind
     # Both begin from the mean of the picture's posterior.
     monkeypatch.setattr(DiagonalGaussianDistribution, "sample", lambda self, generator=None: self.mean)
     noise = torch.tensor(initial_noise(3, PROMPT, 0, (4, 8, 8))[None])
-    for kind in ("stable_diffusion_img2img", "stable_diffusion_inpaint"):
-        where = f"diffusers.pipelines.stable_diffusion.pipeline_{kind}.randn_tensor"
+    for name_of_file in ("stable_diffusion_img2img", "stable_diffusion_inpaint"):
+        where = f"diffusers.pipelines.stable_diffusion.pipeline_{name_of_file}.randn_tensor"
         monkeypatch.setattr(where, lambda *_, **__: noise)
     said, unsaid = (
         torch.tensor(model.model.condition(paddle.to_tensor(model.tokenizer.encode([text])))["encoder_hidden_states"]
@@ -94,10 +108,11 @@ def test_as_diffusers_pipelines_from_equal_noise(model, folder, sampler, name, s
         "scheduler": getattr(diffusers, name)(**schedule, **settings),
     }
     others = ("text_encoder", "tokenizer", "safety_checker", "feature_extractor")
-    for mask, strength in ((None, 0.35), (None, 0.8), (MASK, 0.6), (MASK, 1.0)):
+    whole = ((None, 0.35), (None, 0.8)) if kind == "plain" else ((ROUND, 0.35), (ROUND, 1.0))
+    for mask, strength in (*whole, (MASK, 0.6), (MASK, 1.0)):
         few = {"strength": strength, "num_inference_steps": 5, "guidance_scale": 3.0}
-        kind = "StableDiffusionImg2ImgPipeline" if mask is None else "StableDiffusionInpaintPipeline"
-        pipeline = getattr(diffusers, kind)(**parts, **dict.fromkeys(others), requires_safety_checker=False)
+        pipeline = "StableDiffusionImg2ImgPipeline" if mask is None else "StableDiffusionInpaintPipeline"
+        pipeline = getattr(diffusers, pipeline)(**parts, **dict.fromkeys(others), requires_safety_checker=False)
         pipeline.set_progress_bar_config(disable=True)
         more = {} if mask is None else {"mask_image": Image.fromarray(mask), "height": SIDE, "width": SIDE}
         theirs = pipeline(
@@ -129,7 +144,14 @@ def test_words_for_what_cannot_be_drawn_over(model, tmp_path):
         ({"image": PICTURE, "strength": 0}, "--strength 0 of 2 steps leaves none"),
         ({"image": PICTURE, "strength": 0.4}, "--strength 0.4 of 2 steps leaves none"),
         ({"image": PICTURE, "strength": 1.5}, "--strength 1.5 must be from 0 to 1"),
-        ({"dreams": 3}, "generate has no setting dreams; known of drawing: num_inference_steps"),
+        ({"dreams": 3}, "generate has no setting dreams; known: prompt, negative_prompt"),
+        ({"num_inference_step": 3}, "generate has no setting num_inference_step; did you mean num_inference_steps?"),
+        ({"negative_prompts": "x"}, "generate has no setting negative_prompts; did you mean negative_prompt?"),
+        ({"seeds": [1]}, "generate has no setting seeds; did you mean seed?"),
+        ({"num_images_per_prompt": 2}, "generate has no setting num_images_per_prompt; did you mean num_samples?"),
+        ({"mask_image": MASK}, "generate has no setting mask_image; did you mean mask?"),
+        ({"prompt_syntax": "heavy"}, "--prompt-syntax heavy is not one of plain, weighted"),
+        ({"wildcards": tmp_path / "none"}, "--wildcards .*none: there is no such folder"),
         ({"output": "jpeg"}, "output 'jpeg' is not one of numpy, pil, latents"),
         ({"seed": [1, 2], "num_samples": 3}, "2 seeds for 3 pictures of a prompt"),
         ({"latents": np.zeros((4, 8, 9))}, r"latents are \[4, 8, 9\] of float64; \[1, 1, 4, 8, 8\] or \[4, 8, 8\]"),
@@ -152,3 +174,37 @@ def test_what_generate_takes_and_gives(model):
     assert (model.generate(PROMPT, latents=noise, seed=9, **few)[0, 0] == model.generate(PROMPT, seed=7, **few)).all()
     assert model.generate(PROMPT, size=(48, 32), **few).shape == (1, 1, 32, 48, 3)
     assert model.generate([], output="latents", **few).shape == (0, 1, 4, 8, 8)
+
+
+def test_a_model_for_inpainting_sees_the_mask(models):
+    """What is masked of the picture changes nothing, the rest does; without picture or mask nothing is drawn."""
+    model, few = models["inpainting"], {"num_inference_steps": 2, "guidance_scale": 3.0, "output": "latents"}
+    latents = model.generate(PROMPT, image=PICTURE, mask=ROUND, **few)[0, 0]
+    inside, outside = (np.where((ROUND > 0)[..., None] == there, 255 - PICTURE, PICTURE) for there in (True, False))
+    assert (model.generate(PROMPT, image=inside, mask=ROUND, **few)[0, 0] == latents).all()
+    assert np.abs(model.generate(PROMPT, image=outside, mask=ROUND, **few)[0, 0] - latents).max() > 0.01
+    assert np.abs(model.generate(PROMPT, image=PICTURE, mask=MASK, **few)[0, 0] - latents).max() > 0.01
+    alone = model.generate(PROMPT, image=PICTURE, mask=ROUND, num_samples=2, batch_size=2, **few)[0, 0]
+    assert np.abs(alone - latents).max() < 1e-4
+    for settings in ({}, {"image": PICTURE}, {"image": PICTURE, "strength": 0.5}):
+        with pytest.raises(ConfigError, match="this model is made for inpainting.*; give --image and --mask"):
+            model.generate(PROMPT, num_inference_steps=2, **settings)
+
+
+def test_a_model_for_inpainting_on_the_command_line_and_the_page(models, folders, tmp_path, capfd):
+    Image.fromarray(PICTURE).save(tmp_path / "p.png")
+    Image.fromarray(ROUND).save(tmp_path / "m.png")
+    call = ["generate", "--model", str(folders / "inpainting"), "--prompt", PROMPT, "--num-samples", "1", "--seed", "5",
+            "--num-inference-steps", "2", "--out", str(tmp_path / "out")]  # fmt: skip
+    over = ["--image", str(tmp_path / "p.png"), "--mask", str(tmp_path / "m.png"), "--strength", "0.5"]
+    run([*call, *over])
+    drawn = np.asarray(Image.open(tmp_path / "out" / "000-00.png"))
+    few = {"num_inference_steps": 2, "seed": 5, "strength": 0.5}
+    assert (models["inpainting"].generate(PROMPT, image=PICTURE, mask=ROUND, **few)[0, 0] == drawn).all()
+    with pytest.raises(SystemExit):
+        run(call)
+    (line,) = [one for one in capfd.readouterr().err.splitlines() if one.startswith("error: ")]
+    assert line.startswith("error: this model is made for inpainting") and line.endswith("give --image and --mask")
+    asked = read_request({"prompt": PROMPT}, make_parameters(("m",), Limits()))
+    with pytest.raises(ConfigError, match="^this model is made for inpainting.*; give image and mask$"):
+        Painter({"m": models["inpainting"]}).prepare(asked)

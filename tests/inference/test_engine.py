@@ -10,7 +10,7 @@ import pytest
 from small_weights import small_weights
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.families.ldm_build import build_model
+from ppldm.families.common.ldm_build import build_model
 from ppldm.inference import engine, openvino_graph
 from ppldm.inference.pipeline import TextToImage
 from ppldm.utils.errors import ConfigError
@@ -80,7 +80,7 @@ def test_pictures_and_latents_are_those_of_paddle():
     weights = small_weights(2)
     tokenizer = CaptionTokenizer(build_vocab(["a red heart"]), 77)
     eager, other = (TextToImage(build_model(weights, "small"), tokenizer, 64) for _ in range(2))
-    engine.use_engine(other.model, "openvino")
+    engine.use_engine(engine.drawing_layers(other.model), "openvino")
     few = {"num_inference_steps": 3, "num_samples": 2}
     pictures = np.asarray(eager.generate("a red heart", **few)).astype(int)
     assert pictures.std() > 5
@@ -88,7 +88,7 @@ def test_pictures_and_latents_are_those_of_paddle():
     latents = eager.encode(pictures[0].astype(np.uint8))
     assert np.abs(latents - other.encode(pictures[0].astype(np.uint8))).max() <= BAR
     half = TextToImage(build_model(weights, "small"), tokenizer, 64)
-    engine.use_engine(half.model, "openvino-bfloat16")
+    engine.use_engine(engine.drawing_layers(half.model), "openvino-bfloat16")
     drift = np.abs(pictures - np.asarray(half.generate("a red heart", **few)))
     assert drift.mean() < 10
 
@@ -96,7 +96,7 @@ def test_pictures_and_latents_are_those_of_paddle():
 def test_one_line_for_what_cannot_be(monkeypatch):
     with pytest.raises(ConfigError, match="--engine tensorrt is not one of eager, openvino"):
         engine.check_engine("tensorrt")
-    with pytest.raises(ConfigError, match="does not know the operation cumsum of this network; draw without --engine"):
+    with pytest.raises(ConfigError, match="does not know the operation cumsum of this network; omit --engine"):
         engine.Compiled(lambda values: values.cumsum(), "f32")(normal(3))
     monkeypatch.setitem(__import__("sys").modules, "openvino", None)
     with pytest.raises(ConfigError, match="needs OpenVINO"):

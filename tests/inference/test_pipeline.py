@@ -1,14 +1,20 @@
 """The Python API: shapes, ranges, and the same pictures whatever form the weights are in."""
 
+import inspect
 import json
 import shutil
+from dataclasses import fields
 
 import numpy as np
 import pytest
+from PIL import Image
 from small_weights import small_weights
 
 import ppldm
+from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.diffusion.drawing import Drawing
+from ppldm.inference.pictures import ask
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.write import write_weights
 
@@ -40,6 +46,49 @@ def test_generate(model):
     assert np.abs(alone[0, 0].astype(int) - pictures[1, 0]).max() <= 1
     assert model.generate("boats", height=32, width=48, **FEW).shape == (1, 1, 32, 48, 3)
     assert model.generate([], **FEW).shape == (0, 1, 64, 64, 3)
+
+
+def test_defaults_are_stated_once(model):
+    """Those of the signature, which editors and help show, are those of `Drawing` and of `ppldm generate`."""
+    shown = {name: one.default for name, one in inspect.signature(model.generate).parameters.items()}
+    for one in fields(Drawing):
+        assert shown.pop(one.name) == (None if one.name == "strength" else one.default), one.name
+    for name, value in ask._DEFAULTS.items():
+        assert (shown[name] or "") == value or name == "num_samples", name
+    assert {"lora", "dtype", "engine"} <= inspect.signature(ppldm.load).parameters.keys()
+    with pytest.raises(ConfigError, match="load has no setting lroa; did you mean lora?"):
+        ppldm.load("x", lroa=[])
+
+
+def test_weighted_prompts_and_wildcards_draw_as_on_the_command_line(model, folder, tmp_path):
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "what.txt").write_text("heart\nboats\n")
+    prompts = ["a {red|blue} (heart:1.4) BREAK [two] boats", "two __what__", "(a) red __what__"]
+    flags = {"model": folder / "ppdiffusers", "out": tmp_path / "out", "wildcards": tmp_path / "lists", "seed": 9,
+             "prompt-syntax": "weighted", "negative-prompt": "blue BREAK (heart)", "num-samples": 2,
+             "num-inference-steps": 2, "guidance-scale": 3}  # fmt: skip
+    run(
+        [
+            "generate",
+            *(word for name, value in flags.items() for word in (f"--{name}", str(value))),
+            "--prompt",
+            *prompts,
+        ]
+    )
+    said = {"negative_prompt": "blue BREAK (heart)", "prompt_syntax": "weighted", "wildcards": tmp_path / "lists"}
+    drawn = model.generate(prompts, seed=9, num_samples=2, **said, **FEW)
+    for number, index in np.ndindex(3, 2):
+        with Image.open(tmp_path / "out" / f"{number:03d}-{index:02d}.png") as picture:
+            assert (np.asarray(picture) == drawn[number, index]).all()
+    plain = model.generate(prompts[2], seed=9, **{**said, "prompt_syntax": "plain"}, **FEW)[0, 0]
+    assert np.abs(plain.astype(int) - drawn[2, 0]).max() > 1
+    # Pictures of other numbers of chunks are drawn apart, so that none is padded because of another.
+    mixed, few = ["a red heart", "a BREAK red BREAK heart"], {"prompt_syntax": "weighted", **FEW}
+    together = model.generate(mixed, **few).astype(int)
+    for number, one in enumerate(mixed):
+        assert np.abs(model.generate(one, **few)[0] - together[number]).max() <= 1
+    with pytest.raises(ConfigError, match="__none__: cannot read .*none.txt"):
+        model.generate("a __none__", wildcards=tmp_path / "lists", **FEW)
 
 
 def test_encode_and_decode(model):
@@ -86,7 +135,7 @@ def test_words_for_what_cannot_work(model, folder, tmp_path):
     with pytest.raises(ConfigError, match="--sampler dream is not one of"):
         model.generate("x", sampler="dream", **FEW)
     with pytest.raises(ConfigError, match="2 negative prompts for 1 prompts"):
-        model.generate("x", negative_prompts=["y", "z"], **FEW)
+        model.generate("x", negative_prompt=["y", "z"], **FEW)
     for settings in ({"num_samples": 0}, {"batch_size": 0}, {"batch_size": 1.5}, {"seed": -1}, {"seed": 1 << 64}):
         (name,) = settings
         with pytest.raises(ConfigError, match=f"{name} .* must be a whole number from"):

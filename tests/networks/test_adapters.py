@@ -6,8 +6,8 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.data.text.tokenizer import SPECIAL_TOKENS, CaptionTokenizer
+from ppldm.families.common.ldm_build import build_model, weights_of
 from ppldm.families.ldm import LdmConfig
-from ppldm.families.ldm_build import build_model, weights_of
 from ppldm.networks.adapters.adapt import adapt
 from ppldm.training.compiled import compile_predict
 from ppldm.utils.errors import ConfigError

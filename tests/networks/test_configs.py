@@ -38,7 +38,7 @@ def classes():
     from ppldm.networks.cascade.control import CascadeControlNet
     from ppldm.networks.cascade.effnet import EffNetEncoder
     from ppldm.networks.cascade.unet import CascadeUNet
-    from ppldm.networks.microdit import MicroDiT
+    from ppldm.networks.transformers.microdit import MicroDiT
 
     return {
         "vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel, "ldmbert": LDMBertConfig,
@@ -231,6 +231,16 @@ def test_networks_that_do_not_fit(kind, change, words):
         check_fit(FITTING | {kind: FITTING[kind] | change})
     with pytest.raises(ConfigError, match=f"^file: {words}"):
         check_fit(FITTING | {kind: FITTING[kind] | change}, "file", ConfigError)
+
+
+def test_a_unet_for_inpainting_is_drawn_with_and_not_trained():
+    configs = FITTING | {"unet": FITTING["unet"] | {"in_channels": 9}}
+    check_fit(configs, drawn=True)
+    with pytest.raises(ModelError, match="^the UNet takes a mask: models for inpainting draw and are not trained"):
+        check_fit(configs)
+    for change in ({"in_channels": 8}, {"out_channels": 9}):
+        with pytest.raises(ModelError, match="^the UNet takes [89] channels and gives [49], and the VAE gives 4"):
+            check_fit(FITTING | {"unet": configs["unet"] | change}, drawn=True)
 
 
 def test_tokenizers_that_do_not_fit():

@@ -14,8 +14,8 @@ from ppldm.data.inputs import KeptPatches
 from ppldm.diffusion.process import Process
 from ppldm.networks.build import build_text_encoder, build_transformer
 from ppldm.networks.configs import check_config, read_new_config
-from ppldm.networks.patches import Grid, grid_of, take_patches
-from ppldm.networks.transformers import TransformerDiffusionModel, make_transformer, transform
+from ppldm.networks.transformers.patches import Grid, grid_of, take_patches
+from ppldm.networks.transformers.transform import TransformerDiffusionModel, make_transformer, transform
 from ppldm.utils.rng import Generators
 from ppldm.weights.components import turn_linear
 from ppldm.weights.fill import component_of, load_vae, parameter_shapes

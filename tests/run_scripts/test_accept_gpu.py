@@ -38,7 +38,7 @@ def test_every_command_is_one_that_the_scripts_take(accept, settings):
         flags = command[command.index(script) + 1 :]
         _, _, training = parse_arguments(flags, loop=case.script == "no_trainer")
         assert training.per_device_train_batch_size * case.cards == settings.size.batch
-        assert ("--gpus" in command) == (case.cards > 1)
+        assert ("--devices 0,1" in " ".join(command)) == (case.cards > 1)
         assert training.save_steps < training.max_steps
 
 
@@ -59,15 +59,42 @@ def test_the_dry_run_prints_commands_that_a_shell_reads(tmp_path):
                           env={**os.environ, "PPLDM_VENV": str(tmp_path / "venv")})  # fmt: skip
     assert done.returncode == 0, done.stderr
     commands = [shlex.split(line) for line in done.stdout.replace("\\\n", "").split("\n/")]
-    assert sum("--gpus" in command for command in commands) >= 4
+    assert sum("--devices" in command for command in commands) >= 4
     assert any(str(tmp_path / "new out/data") in command for command in commands)
     assert not (tmp_path / "new out").exists() and not (tmp_path / "venv").exists()
 
 
-def test_a_machine_without_a_gpu_is_told_so(accept, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(accept.devices, "list_gpus", list)
-    assert accept.main(["--out", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "error: nvidia-smi shows no GPU; --device cpu tries the script itself\n"
+@pytest.mark.parametrize("flags, words", [
+    ([], "no driver of a device is here"),
+    (["--device", "npu"], "an Ascend NPU is not to be seen here"),
+])  # fmt: skip
+def test_a_machine_without_the_device_is_told_so(accept, tmp_path, capsys, monkeypatch, flags, words):
+    monkeypatch.setattr(accept.devices, "seen_kinds", list)
+    assert accept.main(["--out", str(tmp_path), *flags]) == 1
+    assert capsys.readouterr().err == f"error: {words}; --device cpu tries the script itself\n"
+
+
+@pytest.mark.parametrize("name", ["npu", "dcu", "gpu", "cpu"])
+def test_the_device_is_what_the_driver_shows_or_what_is_asked_for(accept, tmp_path, capsys, monkeypatch, name):
+    kind = accept.devices.KINDS[name]
+    monkeypatch.setattr(accept.devices, "seen_kinds", lambda: [] if kind.is_cpu else [kind])
+    flags = ["--device", "cpu"] if kind.is_cpu else []
+    assert accept.main(["--out", str(tmp_path), "--dry-run", *flags]) == 0
+    commands = [line for line in capsys.readouterr().out.splitlines() if "examples/" in line]
+    assert len(commands) == len(accept.CASES) and all(f"--device {name} " in line for line in commands)
+    launched = [line for line in commands if "distributed.launch" in line]
+    assert len(launched) == sum(case.cards == 2 for case in accept.CASES)
+    assert all(("--nproc_per_node 2 " if kind.is_cpu else "--devices 0,1 ") in line for line in launched)
+
+
+def test_what_a_device_lacks_is_not_a_failure(accept, settings, tmp_path):
+    npu = accept.Settings(tmp_path, settings.size, "npu", 1)
+    losses = {"losses": [1.0], "on_device": True}
+    assert accept.judge(losses, "error: --bf16: card (npu:0) has no bfloat16, says Paddle", npu, "")[0] == "not run"
+    assert accept.judge(losses, "error: … needs a GPU; omit it on an Ascend NPU", npu, "")[0] == "not run"
+    assert accept.judge(losses, None, npu, "--tf32 does nothing on an Ascend NPU")[0] == "no effect"
+    assert "Paddle for an Ascend NPU" in accept.judge(losses | {"on_device": False}, None, npu, "")[1]
+    assert accept.count_cards(accept.devices.CPU) == accept.count_cards(accept.devices.GPU) == 0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +149,7 @@ def test_a_run_that_fell_back_to_the_cpu_is_no_proof_of_a_gpu(accept, settings, 
 
 
 def test_what_cannot_run_is_said_and_not_failed(accept, settings, monkeypatch):
-    monkeypatch.setattr(accept.devices, "list_gpus", lambda: ["one"])
+    monkeypatch.setattr(accept, "count_cards", lambda kind: 1)
     monkeypatch.setattr(accept, "try_case", lambda case, settings, seconds: found([1.0]) | {"name": case.name})
     results = accept.run_all(accept.CASES, settings, minutes=1)
     for case, result in zip(accept.CASES, results, strict=True):
@@ -134,7 +161,7 @@ def test_the_report_begins_with_a_readable_table(accept, settings):
     figures = {"difference": 1e-4, "bar": 2e-3, "peak_memory_gb": 3.2, "seconds": 40.0, "speed_ratio": 1}
     results = [found([1.0]) | figures,
                {"name": "y", "outcome": "not run", "why": "needs 2 cards, this machine has 1"}]  # fmt: skip
-    report = accept.make_report(results, settings, {"gpus": ["Card, driver 550.1"], "cores": 8})
+    report = accept.make_report(results, settings, {"devices": ["Card, driver 550.1"], "cores": 8})
     text = "\n".join(report["table"])
     assert list(report)[0] == "table" and json.loads(json.dumps(report)) == report
     assert "Card, driver 550.1" in text and "1 passed, 1 not run" in text and "needs 2 cards" in text

@@ -8,7 +8,7 @@ import pytest
 from tiny_model import make_model
 
 from ppldm.data.text.tokenizer import load_tokenizer
-from ppldm.families.ldm_build import load_pipeline, weights_of
+from ppldm.families.common.ldm_build import load_pipeline, weights_of
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare

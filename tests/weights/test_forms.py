@@ -13,13 +13,13 @@ from small_weights import CONFIGS, differences, small_weights
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.diffusion.process import Process
-from ppldm.families.ldm_build import build_model, weights_of
+from ppldm.families.common.ldm_build import build_model, weights_of
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights import compvis
 from ppldm.weights.components import ComponentWeights, is_linear_weight
 from ppldm.weights.configs import complete_config
 from ppldm.weights.fill import fill_component
 from ppldm.weights.formats.torch_files import read_torch, write_torch
+from ppldm.weights.layouts import compvis
 from ppldm.weights.model_file import read_model_file
 from ppldm.weights.names import old_text_encoder_names, rename, unet_names, vae_names
 from ppldm.weights.read import read_component, read_weights
@@ -384,8 +384,8 @@ def test_exports_need_everything(weights, tmp_path):
 
 def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
     """A pipeline and a .ckpt with another text encoder: its VAE and UNet start a model with an LDMBert."""
+    from ppldm.families.common.ldm_build import build_ldm
     from ppldm.families.ldm import LdmConfig
-    from ppldm.families.ldm_build import build_ldm
 
     weights = small_weights(3)
     write_weights(weights, "diffusers", tmp_path / "sd")

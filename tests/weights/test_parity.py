@@ -20,10 +20,10 @@ from diffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBe
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab  # noqa: E402
 from ppldm.diffusion.drawing import Drawing  # noqa: E402
 from ppldm.diffusion.guided import draw, initial_noise, sample_latents  # noqa: E402
-from ppldm.families.ldm_build import build_model  # noqa: E402
-from ppldm.weights import compvis  # noqa: E402
+from ppldm.families.common.ldm_build import build_model  # noqa: E402
 from ppldm.weights.components import PADDLE_ONLY, TORCH_ONLY  # noqa: E402
 from ppldm.weights.formats.torch_files import read_torch  # noqa: E402
+from ppldm.weights.layouts import compvis  # noqa: E402
 from ppldm.weights.names import rename, text_encoder_names, unet_names, vae_names  # noqa: E402
 from ppldm.weights.read import read_weights  # noqa: E402
 from ppldm.weights.write import write_weights  # noqa: E402

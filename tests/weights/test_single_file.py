@@ -6,16 +6,16 @@ import needs
 import numpy as np
 import pytest
 from single_files import single_file_names, small_stable_diffusion, write_single_file
-from small_weights import differences, write_clip
+from small_weights import differences, small_weights, write_clip
 
 import ppldm
 from ppldm.config.network_files import CONFIG_DIR
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights import compvis, single_file
 from ppldm.weights.components import Weights, cast, turn_linear
 from ppldm.weights.configs import complete_config
 from ppldm.weights.fill import parameter_shapes
+from ppldm.weights.layouts import compvis, single_file
 from ppldm.weights.names import rename
 from ppldm.weights.read import find_tokenizer, read_component, read_weights
 from ppldm.weights.write import write_weights
@@ -83,6 +83,25 @@ def test_what_a_second_one_predicts(tmp_path, said, given, predicts):
     assert read.scheduler["prediction_type"] == predicts and read.components.keys() == {"vae", "unet", "text_encoder"}
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("suffix", [".safetensors", ".ckpt"])
+def test_a_file_that_is_made_for_inpainting(tmp_path, layout, suffix):
+    weights = small_stable_diffusion(layout, unet={"in_channels": 9})
+    path = write_single_file(tmp_path / f"m{suffix}", single_file_names(weights, layout))
+    read = read_weights(path, prediction_type=SAID.get(layout))
+    assert read.components["unet"].config["in_channels"] == 9
+    read.components["unet"].config["sample_size"] = 64
+    assert differences(read, weights) == []
+    write_weights(read, "diffusers", tmp_path / "d")
+    assert differences(read_weights(tmp_path / "d"), read) == []
+    index = json.loads((tmp_path / "d" / "model_index.json").read_text())
+    assert index["_class_name"] == "StableDiffusionInpaintPipeline"
+    card = (tmp_path / "d" / "README.md").read_text()
+    assert 'image=Image.open("picture.jpg").convert("RGB"), mask_image=Image.open("mask.png")' in card
+    with pytest.raises(ModelError, match="the UNet takes a mask"):
+        write_weights(small_weights(0, {"in_channels": 9}), "compvis", tmp_path / "c")
+
+
 def test_averaged_weights_by_choice(tmp_path):
     weights, averaged = small_stable_diffusion("1.x"), small_stable_diffusion("1.x", seed=1)
     arrays, start = single_file_names(weights, "1.x"), "model.diffusion_model."
@@ -100,7 +119,7 @@ def test_averaged_weights_by_choice(tmp_path):
 
 @pytest.mark.parametrize(
     "change, words",
-    [(("model.diffusion_model.input_blocks.0.0.weight", (32, 9, 3, 3)), "takes 9 channels .* inpainting"),
+    [(("model.diffusion_model.input_blocks.0.0.weight", (32, 5, 3, 3)), "takes 5 channels .* depth or editing"),
      (("conditioner.embedders.1.model.ln_final.bias", (3,)), "is Stable Diffusion XL, which is not supported"),
      (("model.diffusion_model.joint_blocks.0.x.weight", (3,)), "is Stable Diffusion 3"),
      (("double_blocks.0.img_attn.norm.key_norm.scale", (3,)), "is Flux"),

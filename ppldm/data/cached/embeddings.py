@@ -30,7 +30,7 @@ MOST_TEXTS = 250  # of a row
 class EmbeddingsRule:
     """What embeddings a model can train on: of a frozen text encoder with its tokenizer, kept in `dtype`; the names are
     those of `EmbeddingsKey`. empty_is_zeros: whether the model takes zeros for the empty caption; nothing that is kept
-    depends on it."""
+    depends on it. text_projection: with the projected caption."""
 
     text_encoder: str
     tokenizer: str
@@ -38,6 +38,7 @@ class EmbeddingsRule:
     mask_pad_tokens: bool = False
     dtype: str = "float16"
     empty_is_zeros: bool = False
+    text_projection: bool = False
 
     @property
     def digest(self) -> str:

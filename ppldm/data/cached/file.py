@@ -56,7 +56,7 @@ REASONS = (
 _MAGIC, _VERSION = b"PPLDMLAT", 1
 _START = struct.Struct("<8sIII")
 _ALIGNMENT = 64
-_STORED = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
+_STORED: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 _REMEDY = "the same `ppldm precompute` makes it again"
 
 
@@ -211,7 +211,7 @@ class CachedFile:
     def row_error(self, row: int, variant: int = 0) -> RowError | None:
         """The same as what to raise."""
         reason = self.reason(row, variant)
-        return reason and RowError(reason, f"{self.path} row {row} could not be encoded ({reason})")
+        return RowError(reason, f"{self.path} row {row} could not be encoded ({reason})") if reason else None
 
     def flush(self) -> None:
         """Make what was written durable."""

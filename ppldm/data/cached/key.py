@@ -153,7 +153,8 @@ class EmbeddingsKey(CacheKey):
     """text_encoder, tokenizer: `weights.components.text_encoder_digest`, `data.text.tokenizer.tokenizer_digest`.
     model_max_length: tokens of a caption. mask_pad_tokens: whether the encoder sees no padding; False of one that is
     causal, to which it does not matter. captions, caption_choice, clean_captions: which of a row's texts there are, in
-    which order, and what is made of them (`data.text.captions.CaptionRule.texts`).
+    which order, and what is made of them (`data.text.captions.CaptionRule.texts`). text_projection: whether the
+    projected caption is there too, behind the hidden states, which are then those before the last norm.
     """
 
     what: ClassVar[str] = "text embeddings"
@@ -166,12 +167,19 @@ class EmbeddingsKey(CacheKey):
     captions: tuple[str, ...]
     caption_choice: str
     clean_captions: bool
+    text_projection: bool = False
+
+    @property
+    def facts(self) -> dict:
+        """Without what files of earlier versions do not say."""
+        return {name: value for name, value in super().facts.items() if value or name != "text_projection"}
 
     def cells(self, header: dict) -> Cells:
         """Header: `width` of the hidden states, `variants`, the most texts of a row; the code of a row is how many it
         has."""
         counts = tuple(range(header["variants"] + 1))
-        return Cells(((self.model_max_length, header["width"]),) * len(counts), counts, header["variants"])
+        length = self.model_max_length + self.text_projection
+        return Cells(((length, header["width"]),) * len(counts), counts, header["variants"])
 
     @property
     def command(self) -> str:
@@ -180,6 +188,7 @@ class EmbeddingsKey(CacheKey):
         words += f" --captions {','.join(f'{name}:1' for name in self.captions)}" if self.captions else ""
         words += f" --caption_choice {self.caption_choice}" if self.caption_choice != "random" else ""
         words += f" --text_dtype {self.dtype}" + (" --clean_captions" if self.clean_captions else "")
+        words += " --text_projection" if self.text_projection else ""
         return words + (" --mask_pad_tokens" if self.mask_pad_tokens else "")
 
 

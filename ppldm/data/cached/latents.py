@@ -11,8 +11,8 @@ In use:
     latents.codes, .widths, .heights                         number of a row's shape; its picture's size as in the index
     create_latents(path, key, C, f, codes, sizes, texts)     with all rows missing; texts from `encode_texts`
 
-The file is that of `cached.file`. Its header has `channels` and `factor`, pixels a side to one latent; the code of a
-row is the number of its shape among those of the key, or `shapes.NO_SHAPE`.
+The file is that of `cached.file`. Its header has `channels` and `factor`, pixels a side to one latent, and `engine`
+where that was not eager; the code of a row is the number of its shape among those of the key, or `shapes.NO_SHAPE`.
 """
 
 import json
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...utils.errors import RowError
+from ...config.data import EAGER
+from ...utils.errors import ConfigError, RowError
 from ..formats.row import Row
 from ..formats.rows import Rows
 from ..shapes import NO_SHAPE
@@ -30,10 +31,18 @@ from .key import LatentsKey
 
 
 def create_latents(
-    path: Path, key: LatentsKey, channels: int, factor: int, codes: np.ndarray, sizes: np.ndarray, texts: list[bytes]
+    path: Path,
+    key: LatentsKey,
+    channels: int,
+    factor: int,
+    codes: np.ndarray,
+    sizes: np.ndarray,
+    texts: list[bytes],
+    engine: str = EAGER,
 ) -> None:
-    """`cached.file.create_file` for latents of `channels`, one for `factor` pixels a side."""
-    create_file(path, key, {"channels": channels, "factor": factor}, codes, sizes, texts)
+    """`cached.file.create_file` for latents of `channels`, one for `factor` pixels a side, that `engine` computes."""
+    header = {"channels": channels, "factor": factor, **({"engine": engine} if engine != EAGER else {})}
+    create_file(path, key, header, codes, sizes, texts)
 
 
 def encode_texts(captions: Iterable[str], meta: dict) -> bytes:
@@ -57,6 +66,20 @@ def read_texts(part: Rows, rows: Iterable[int] | None = None) -> list[bytes]:
 
 class Latents(CachedFile):
     """An open file of latents."""
+
+    @property
+    def engine(self) -> str:
+        """What computed them (`--engine`). It decides no more than last bits, so it is no part of the key; but the rows
+        of a file have all one."""
+        return self.header.get("engine", EAGER)
+
+    def check_engine(self, engine: str) -> None:
+        """Raises ConfigError where `engine` may not compute what is missing."""
+        if engine != self.engine:
+            raise ConfigError(
+                f"{self.path} lacks rows, and those it has were computed with --engine {self.engine}; complete it with "
+                f"`{self.key.command} --engine {self.engine}`, or delete it"
+            )
 
     def shape(self, row: int) -> tuple[int, int] | None:
         """(height, width) of a row's crops in pixels; None where it has none, and no latents."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...config.data import EAGER
 from ...utils.errors import ConfigError, OutputError, PartError
 from ...utils.files import make_output_dir
 from ...utils.log import get_logger
@@ -131,7 +132,9 @@ class CachedMoments:
     def _open_writable(self, number: int) -> Latents:
         path, source = self._parts[number]
         key = self._key(number)
-        return Latents(cached_path(path, key, source.latents_dir), key, writable=True)
+        latents = Latents(cached_path(path, key, source.latents_dir), key, writable=True)
+        latents.check_engine(EAGER)
+        return latents
 
     def _create(self, number: int, key: LatentsKey) -> Path:
         """The file of a part's latents, made without any where it is not there yet; by one of all processes."""

@@ -21,6 +21,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from ...utils.errors import ConfigError
+from ...utils.machine.environment import HEADLESS_OPENCV
 
 _SALIENCY_SIDE = 64  # pixels of the shorter side at which holes are shaped
 
@@ -41,7 +42,8 @@ def _cv2():
         import cv2
     except ImportError as error:
         raise ConfigError(
-            f"control images need OpenCV, which cannot be imported here ({error}); pip install opencv-python-headless"
+            f"control images need OpenCV, which cannot be imported here ({error}); pip install --force-reinstall "
+            f"--no-deps {HEADLESS_OPENCV}"
         ) from error
     cv2.setNumThreads(0)
     return cv2

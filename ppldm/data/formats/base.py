@@ -42,7 +42,7 @@ class IndexedRows(ABC):
         state = file_state(stat_part(self.path, self.spec))
         stored, self._index = open_index(self.path, self.spec, self._read_index, self._build)
         self.widths, self.heights = self._index.widths, self._index.heights
-        self.identity = self._index.part_bytes, self._index.part_crc32
+        self.identity: tuple[int, ...] = (self._index.part_bytes, self._index.part_crc32)
         self._file = OpenFile(stored, self.identity, state if stored == self.path else None)
 
     def close(self) -> None:

@@ -27,8 +27,10 @@ class PackedRows(Exception):
 
 def row_size(row: Row) -> tuple[int, int]:
     """(width, height) in pixels: what the metadata state, else the image's own; (0, 0) where that is none."""
-    size = row.meta.get("width"), row.meta.get("height")
-    return size if all(type(pixels) is int and 0 < pixels < 1 << 32 for pixels in size) else image_size(row.image)
+    width, height = row.meta.get("width"), row.meta.get("height")
+    if type(width) is int and type(height) is int and 0 < width < 1 << 32 and 0 < height < 1 << 32:
+        return width, height
+    return image_size(row.image)
 
 
 def measure_lines(

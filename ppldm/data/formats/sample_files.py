@@ -35,16 +35,16 @@ def assemble_row(
     """
     image = _find_image(files, IMAGE_SUFFIXES, "no_image", f"{where}: {key!r}")
     control = _find_image(files, CONTROL_SUFFIXES, "no_control", f"{where}: {key!r}") if has_control else b""
-    files = dict(files)
-    if prompts is not None and "cls" in files:
-        caption = _find_prompt(files["cls"], prompts, f"{where}: {key!r}")
-    elif "txt" in files:
-        caption = decode_caption(files["txt"], f"{where}: {key!r}.txt")
+    contents = dict(files)
+    if prompts is not None and "cls" in contents:
+        caption = _find_prompt(contents["cls"], prompts, f"{where}: {key!r}")
+    elif "txt" in contents:
+        caption = decode_caption(contents["txt"], f"{where}: {key!r}.txt")
     else:
-        hint = " but a class: name its table by the filelist's option idx_to_prompt=" if "cls" in files else ""
+        hint = " but a class: name its table by the filelist's option idx_to_prompt=" if "cls" in contents else ""
         hint = "; if it is the second image of another, say layout=control" if key.endswith(".control") else hint
         raise RowError("no_caption", f"{where}: {key!r} has no .txt{hint}")
-    meta = decode_meta(files["json"], f"{where}: {key!r}.json") if "json" in files else {}
+    meta = decode_meta(contents["json"], f"{where}: {key!r}.json") if "json" in contents else {}
     return Row(caption, image, {"key": key, **meta}, control=control)
 
 

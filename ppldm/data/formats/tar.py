@@ -11,7 +11,7 @@ is not a whole sample of one base name is a bad row, never a picture under the c
 import io
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -105,13 +105,13 @@ def _samples(file, path: Path) -> Iterator[tuple[int, int, list[tuple[int, int]]
     _check_end(file, end, path)
 
 
-def scan_samples(file, path: Path) -> Iterator[tuple[int, int]]:
+def scan_samples(file, path: Path) -> Generator[tuple[int, int], None, None]:
     """(start, end) in bytes of each sample. Raises PartError where the tar is damaged, after what could be read."""
     for start, stop, _ in _samples(file, path):
         yield start, stop
 
 
-def read_samples(file, path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
+def read_samples(file, path: Path) -> Generator[tuple[str, dict[str, bytes]], None, None]:
     """(base name, content by suffix) of the samples from where the file stands. Raises PartError."""
     with _open_tar(file, path) as tar:
         for key, infos in _grouped(tar):

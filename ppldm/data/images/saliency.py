@@ -21,10 +21,7 @@ def find_corner(pixels: np.ndarray, scaled: tuple[int, int], crop: tuple[int, in
     energy = np.zeros_like(light)
     energy[:, 1:] += np.abs(np.diff(light, axis=1))
     energy[1:] += np.abs(np.diff(light, axis=0))
-    return tuple(
-        _find_window(energy.sum(axis=axis), kept / side)
-        for axis, side, kept in ((0, scaled[0], crop[2]), (1, scaled[1], crop[1]))
-    )
+    return _find_window(energy.sum(axis=0), crop[2] / scaled[0]), _find_window(energy.sum(axis=1), crop[1] / scaled[1])
 
 
 def _find_window(profile: np.ndarray, share: float) -> float:

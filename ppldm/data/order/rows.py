@@ -151,6 +151,7 @@ class Successors:
         """(the order of a row's list, the list's first row, where the row stands in it)."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         order, first = self._orders[number], int(self._starts[number])
+        assert order is not None, "a list with a row has an order"
         position = order.position(epoch, row - first)
         return order, first, position
 

@@ -10,7 +10,7 @@ Columns are judged as a whole: numbers as float64 where that is exact, any other
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ class Distinct:
 
 
 def judge(
-    expression: Expression, columns: dict[str, Sequence | Distinct], num_rows: int
+    expression: Expression, columns: Mapping[str, Sequence | np.ndarray | Distinct], num_rows: int
 ) -> tuple[np.ndarray, list[str]]:
     """(codes, uint16 [num_rows]; reasons): code 0 is a row for which the expression is true, any other says why it is
     not: `reasons[code - 1]`.

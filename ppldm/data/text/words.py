@@ -72,8 +72,8 @@ class WordTokenizer:
         return rows
 
     def _ids_of(self, parts: dict[str, None]) -> dict[str, list[int]]:
-        ids = {part: self._known.get(part) for part in parts}
-        new = [part for part, known in ids.items() if known is None]
+        ids = {part: self._known[part] for part in parts if part in self._known}
+        new = [part for part in parts if part not in ids]
         if new:
             encoded = self._tokenizer.encode_batch(new, add_special_tokens=False)
             found = {part: encoding.ids for part, encoding in zip(new, encoded, strict=True)}

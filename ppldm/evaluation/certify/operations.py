@@ -18,7 +18,7 @@ from paddle.nn import functional as F
 
 from ...networks.build import build_autoencoder, build_cascade, build_text_encoder, build_transformer, build_unet
 from ...networks.configs import read_new_config
-from ...networks.transformers import transform
+from ...networks.transformers.transform import transform
 from ...utils.machine.devices import CPU, device_name
 
 SEED = 0
@@ -54,7 +54,7 @@ def list_networks() -> list[Operation]:
     ids, times = rng.integers(0, 128, (2, 12)), np.array([10, 700])
     words, latents, half = normal(2, 12, 128), normal(2, 4, 8, 8), np.array([0.1, 0.7], np.float32)
     first = {"clip": "clip_tiny", "ldmbert": "ldmbert_tiny"}
-    found = [
+    found: list[tuple] = [
         (name, build_text_encoder(config("text_encoder", file), SEED), lambda net, one: net(one)[0], (ids,))
         for name, file in first.items()
     ]

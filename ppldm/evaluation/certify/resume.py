@@ -14,6 +14,7 @@ import paddle
 
 from ...demo.shapes_world.write import World, make_shapes_world
 from ...networks.build import build_autoencoder, save_component
+from ...training.checkpoint.names import checkpoint_name
 from ...training.monitor.metrics import read_metrics
 from ...utils.errors import TrainingError
 from ...utils.stages import as_flags
@@ -37,7 +38,7 @@ def try_resume(device: str) -> dict:
             report_to="none", seed=3,
         )  # fmt: skip
         _train(flags, folder / "whole")
-        shutil.copytree(folder / f"whole/checkpoint-{MIDDLE}", folder / f"again/checkpoint-{MIDDLE}")
+        shutil.copytree(folder / "whole" / checkpoint_name(MIDDLE), folder / "again" / checkpoint_name(MIDDLE))
         _train(flags, folder / "again")
         losses = [_losses(folder / run) for run in ("whole", "again")]
         weights = [_weights(folder / run) for run in ("whole", "again")]
@@ -58,5 +59,5 @@ def _losses(run: Path) -> list[float]:
 
 
 def _weights(run: Path) -> dict[str, np.ndarray]:
-    state = paddle.load(str(run / f"checkpoint-{STEPS}/model_state.pdparams"), return_numpy=True)
+    state = paddle.load(str(run / checkpoint_name(STEPS) / "model_state.pdparams"), return_numpy=True)
     return {name: value for name, value in state.items() if isinstance(value, np.ndarray)}

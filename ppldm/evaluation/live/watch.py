@@ -18,8 +18,8 @@ from typing import Annotated
 from ...utils.errors import ConfigError
 from ...utils.files import local_path, write_text
 from ...utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
-from ...utils.web_page import COLOURS, STYLE
-from ...utils.web_server import ask_for_token, is_loopback, make_flask, render_page, serve
+from ...utils.web.page import COLOURS, STYLE
+from ...utils.web.server import ask_for_token, is_loopback, make_flask, render_page, serve
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "+", "type": str, "metavar": "RUN"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]

@@ -67,7 +67,7 @@ def _describe(pictures: Sequence[np.ndarray], level: int, seed: int) -> np.ndarr
         if picture.shape != (size := size or picture.shape):
             raise DataError(f"swd compares pictures of one size, and number {number} is of another; give --resolution")
         band = laplacian(picture.astype(np.float32), level)
-        windows = np.lib.stride_tricks.sliding_window_view(band, (PATCH, PATCH), axis=(0, 1))
+        windows = np.lib.stride_tricks.sliding_window_view(band, (PATCH, PATCH), axis=(0, 1))  # type: ignore[call-overload]
         rng = make_rng(seed, Stream.EVALUATION, 2 + level, place)
         tops, lefts = (rng.integers(side, size=PATCHES) for side in windows.shape[:2])
         patches[place] = windows[tops, lefts].transpose(0, 2, 3, 1)

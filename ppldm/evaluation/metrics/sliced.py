@@ -62,5 +62,5 @@ def _wasserstein(left: np.ndarray, right: np.ndarray) -> tuple[float, list[np.nd
     around = -np.sign(np.concatenate([[0], ahead, [0]]))  # left and right of a value, where the slope may jump
     slopes = np.empty(len(values))
     slopes[order] = (around[:-1] + around[1:]) / 2
-    both = ([own[: len(left)], -own[len(left) :]] for own in (terms, slopes))
-    return float(np.abs(ahead) @ steps), *both
+    both_terms, both_slopes = ([one[: len(left)], -one[len(left) :]] for one in (terms, slopes))
+    return float(np.abs(ahead) @ steps), both_terms, both_slopes

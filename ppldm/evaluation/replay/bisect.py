@@ -8,6 +8,7 @@ updates make, by making the updates again from the last state that both share.
 
 import numpy as np
 
+from ...training.checkpoint.names import checkpoint_name
 from ...utils.errors import PpldmError
 from .batch import places_of
 from .remake import machine_here, make_updates, remade, state_of
@@ -107,7 +108,7 @@ def _weights(one: Run, other: Run, first: int, last: int, found: dict, state: di
     agree_to = found["results"]["first"] - 1 if found["results"] else found["lines"]["until"]
     why = [f"settings, data and samples are the same, and the logs agree to update {agree_to}"]
     if state:
-        why.append(f"checkpoint-{state['step']}: {describe_tensor(state)}")
+        why.append(f"{checkpoint_name(state['step'])}: {describe_tensor(state)}")
     for run, that in ((one, other), (other, one)):
         try:
             return why + _make_again(run, that, first, last)
@@ -133,9 +134,9 @@ def _make_again(run: Run, that: Run, first: int, last: int) -> list[str]:
                 is_due = state and made.step in owner.checkpoints and right[owner.folder]
                 if is_due and (found := _differing_state(owner, made.step, state)):
                     right[owner.folder] = False
-                    what = f"{owner.folder}/checkpoint-{made.step}"
+                    what = f"{owner.folder}/{checkpoint_name(made.step)}"
                     said.append(f"{what} is not what its updates make: {describe_tensor(found)}")
-    begin = f"checkpoint-{start}" if start else "the beginning"
+    begin = checkpoint_name(start) if start else "the beginning"
     wrong = [str(folder) for folder, is_right in right.items() if not is_right]
     if len(wrong) == 1:
         said.append(f"made again from {begin} of {run.folder}, the updates are those of the other run: {wrong[0]} went "

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ...training.checkpoint.names import checkpoint_name, list_checkpoints
 from ...utils.errors import ConfigError
 from ...utils.files import local_path, read_json
 from ...utils.report import print_report
@@ -39,7 +40,8 @@ def compute_as(folder: Path) -> None:
     """Take the run's number of threads and the like, where the environment sets none; before paddle is imported."""
     from ...training.checkpoint.machine import TUNING
 
-    found = max(folder.glob("checkpoint-*/manifest.json"), key=lambda path: path.stat().st_mtime, default=None)
+    manifests = [path for one in list_checkpoints(folder) if (path := one / "manifest.json").is_file()]
+    found = max(manifests, key=lambda path: path.stat().st_mtime, default=None)
     machine = (read_json(found) or {}).get("machine", {}) if found else {}
     set_for_libraries({name: machine[name] for name in TUNING if machine.get(name)})
 
@@ -110,7 +112,7 @@ def verdict_of(report: dict) -> str:
 
 def describe_update(report: dict) -> str:
     """A report of `replay_update` for people."""
-    start = f"checkpoint-{report['start']}" if report["start"] else "the beginning"
+    start = checkpoint_name(report["start"]) if report["start"] else "the beginning"
     lines = [
         f"update {report['step']}: {report['verdict']}",
         f"  made again from {start}, updates: {report['updates_made']}",

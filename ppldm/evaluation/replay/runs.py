@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ...data.fingerprint import Fingerprint, find_difference
+from ...training.checkpoint.names import checkpoint_name, list_checkpoints, step_of
 from ...utils.checksums import checksum_arrays, digest_of
 from ...utils.errors import CheckpointError, DataError
 from ...utils.files import local_path, read_json_object
@@ -98,7 +99,7 @@ def is_run(path) -> bool:
 
 def open_run(path) -> Run:
     """Read a run's folder; checkpoints that do not verify are passed over with a warning. Raises CheckpointError."""
-    from ...training.checkpoint.checkpoint import list_checkpoints, read_manifest, step_of, verify
+    from ...training.checkpoint.checkpoint import read_manifest, verify
     from ...training.monitor.metrics import METRICS_FILE, read_metrics
 
     folder = local_path(path).resolve()
@@ -165,7 +166,7 @@ def describe_comparison(report: dict) -> str:
         if found := report[what]:
             lines.append(f"  {what} differ first in updates {found['first']} to {found['last']}: {_values(found)}")
     if (saved := report["checkpoint"]) and saved["difference"]:
-        lines.append(f"  checkpoint-{saved['step']}: {describe_tensor(saved['difference'])}")
+        lines.append(f"  {checkpoint_name(saved['step'])}: {describe_tensor(saved['difference'])}")
     lines.append(f"  compared: {report['lines']['compared']} lines, to update {report['lines']['until']}")
     return "\n".join(lines)
 

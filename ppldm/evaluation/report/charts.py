@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 
 from ...training.monitor.metrics import NUM_QUARTERS, scale_losses, thin
-from ...utils.web_page import COLOURS, new_figure
+from ...utils.web.page import COLOURS, new_figure
 from .read_run import Run
 from .sweep import SCALE, Curve
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ...utils import web_page
+from ...utils.web import page as web_page
 from .charts import draw_losses, draw_metrics, draw_quarters, draw_sweep
 from .read_run import Run
 from .sweep import Curve

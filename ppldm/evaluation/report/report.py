@@ -19,7 +19,7 @@ def report(
     out: str = "report.html",  # file to write; a .png holds the sweep's curve, and nothing else
 ):
     """Write curves, pictures, data, recipe, time and cost of runs into one HTML file."""
-    from ...utils.web_page import save_figure
+    from ...utils.web.page import save_figure
     from .charts import draw_sweep
     from .page import make_page
     from .read_run import read_run

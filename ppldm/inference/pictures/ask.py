@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from ...diffusion.drawing import USUAL_STRENGTH, Drawing
+from ...diffusion.drawing import Drawing, usual_strength
 from ...utils.errors import ConfigError
 from ...utils.rng import MAX_SEED
 from ...utils.text import did_you_mean
+from ..prompt_weights import check_syntax
 from ..prompt_wildcards import Wildcards
 from ..prompts import Request, check_prompt, read_requests
 from .like import like
 from .plan import AXES, SCALE, Plan
 
 DEFAULT_SEED = 23
-SYNTAXES = ("plain", "weighted")
 # Flags of `Drawing` that are not called as there.
 _NAMES = {"sigmas": "sigma_schedule", "steps": "num_inference_steps"}
 _SETTINGS = {"num_inference_steps": "num_inference_steps", "sampler": "sampler", "guidance_rescale": "guidance_rescale",
@@ -40,15 +40,12 @@ def plan_of(asked: SimpleNamespace) -> Plan:
         raise ConfigError("no model; give --model, or --like PICTURE to draw a picture again")
     requests = read_wanted(asked.prompts, list(asked.prompt or ()), asked.negative_prompt)
     require_positive(num_samples=asked.num_samples, batch_size=asked.batch_size, columns=asked.columns)
-    if asked.prompt_syntax not in SYNTAXES:
-        raise ConfigError(f"--prompt-syntax {asked.prompt_syntax} is not one of {', '.join(SYNTAXES)}")
     axes = read_axes(asked)
     given = {name: getattr(asked, flag) for flag, name in _SETTINGS.items() if getattr(asked, flag) is not None}
     if asked.guidance_scale:
         given[SCALE] = asked.guidance_scale[0]
     check_image(asked, axes)
-    if asked.image and not asked.mask:
-        given.setdefault("strength", USUAL_STRENGTH)
+    given.setdefault("strength", usual_strength(asked.image, asked.mask))
     drawing = Drawing(**given | {name: values[0] for name, values in axes.items() if name != "seed"})
     wildcards = None
     if asked.wildcards is not None:
@@ -66,7 +63,7 @@ def plan_of(asked: SimpleNamespace) -> Plan:
         *read_size(asked.size, asked.resolution, asked.height, asked.width),
         asked.exact,
         control_scale=asked.control_scale,
-        weighted=asked.prompt_syntax == "weighted",
+        weighted=check_syntax(asked.prompt_syntax) == "weighted",
         wildcards=wildcards,
         first=first,
         place=place,
@@ -181,7 +178,7 @@ def read_size(
             raise ConfigError(f"--size {size} says all that --{name} {given[name]} does; omit one of them")
         given = {"height": int(found[2]), "width": int(found[1])}
     require_positive(**given)
-    return tuple(given.get(name, given.get("resolution")) for name in ("height", "width"))
+    return given.get("height", given.get("resolution")), given.get("width", given.get("resolution"))
 
 
 def require_positive(**values) -> None:

@@ -1,6 +1,5 @@
 """A plan is drawn: what is not there yet, in batches over prompts, shared out over processes."""
 
-import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from ...utils.errors import ConfigError
 from ...utils.text import count_of
-from ..prompt_weights import chunks_of
+from ..prompt_weights import batches_alike, chunks_of
 from . import infotext
 from .plan import SCALE, Job, Plan
 
@@ -108,10 +107,7 @@ def batches_of(plan: Plan, records: dict[Job, dict], batch_size: int) -> Iterato
         texts = [records[job][name] for name in ("prompt", "negative_prompt")]
         return plan.drawing_at(job[0]), chunks_of(texts, plan.weighted)
 
-    for _, run in itertools.groupby(records, alike):
-        jobs = list(run)
-        size = 1 if plan.place else batch_size
-        yield from (jobs[start : start + size] for start in range(0, len(jobs), size))
+    return batches_alike(records, alike, 1 if plan.place else batch_size)
 
 
 @dataclass(frozen=True)

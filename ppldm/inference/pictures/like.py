@@ -15,9 +15,9 @@ _SIDES = ("size", "resolution", "height", "width")
 _NAMES = {"sigmas": "sigma_schedule"}
 _OF_PICTURE = ("negative_prompt", "seed", "num_inference_steps", "sampler", "guidance_rescale", "eta", "strength",
                "timestep_spacing", "sigmas", "control_scale", "prompt_syntax", "engine", "dtype")  # fmt: skip
-_OF_MODEL = ("ema", "original_config_file", "decoder", "tokenizer", "prediction_type")
+_OF_MODEL = ("ema", "original_config_file", "decoder", "controlnet", "tokenizer", "prediction_type")
 # Pictures that are not in the file.
-_GIVEN = {"control": "after a control image", "image": "over another picture", "mask": "by a mask"}
+_GIVEN = {"control": "after a control image", "image": "over another picture", "mask": "through a mask"}
 _CHANGES = ("prompts", "num_samples", "grid", "wildcards", "batch_size")
 
 

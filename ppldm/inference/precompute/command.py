@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from ...config.data import DataOptions
+from ...config.data import EAGER, DataOptions
 from ...data.cached.key import DTYPES
 from ...data.filelist import Source, read_sources
 from ...data.formats.layouts import DEFAULT_LAYOUT
@@ -34,6 +34,7 @@ from ...utils.processes.workers import check_workers
 from ...utils.processes.world import World, shard
 from ...utils.report import print_report
 from ...weights.fetch import check_name
+from ..engine import EXACT_ENGINES, Engine
 from .encode_part import Encode, encode_part, measure_cost
 from .encode_texts import encode_texts, measure_texts
 from .latents_plan import Projection, Settings, Shapes, choose_rows, list_tasks, project
@@ -60,6 +61,7 @@ def precompute(
     tokenizer: str = None,  # as --tokenizer_name; by default the one in or beside the text encoder
     model_max_length: int = TextToImageSettings.model_max_length,  # as in training: tokens of a caption
     mask_pad_tokens: bool = False,  # as in training
+    text_projection: bool = False,  # for Stable Cascade: the projected caption too, and the states before the last norm
     text_dtype: str = "float16",  # float16, bfloat16 or float32: how embeddings are stored; as --text_embeddings_dtype
     captions: str = "",  # embed these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
     caption_choice: str = "random",  # as in training: all of several captions under one name, or the first
@@ -70,6 +72,7 @@ def precompute(
     where: str = None,  # only the rows for which this holds, as in training
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
     batch_size: int = 16,  # pictures, or captions, encoded at a time; changes at most the last bits
+    engine: Engine = None,
     num_workers: int = 0,  # threads that decode pictures; 0 means one per core, on Spark one a task
     device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
     master: str = None,  # a Spark cluster, such as spark://host:7077, whose nodes share the folders: on its CPUs
@@ -81,15 +84,13 @@ def precompute(
 
     Train on the latents with --latents cached and the same resolution, crops and VAE, on the embeddings with
     --text_embeddings cached and the same text encoder and captions (docs/latents.md). Stopped at any point, the same
-    command goes on; it computes again what is missing or damaged and nothing else. Several processes, one a GPU:
-    python -m paddle.distributed.launch $(which ppldm) precompute …
+    command goes on, and mends what is damaged. One process a GPU: python -m paddle.distributed.launch … precompute …
     """
-    check_asked(vae, text_encoder, {"dtype": dtype, "text_dtype": text_dtype}, batch_size)
+    check_asked(vae, text_encoder, {"dtype": dtype, "text_dtype": text_dtype}, batch_size, engine := engine or EAGER)
     device = check_device(device, on_spark := bool(master) or is_submitted())
     rule = read_crops(crops, flips, crop_fraction, interpolation, bucket_upscale and buckets != "off")
-    data = DataOptions(buckets=buckets, bucket_group_size=bucket_group_size, bucket_upscale=bucket_upscale,
-                       crop_fraction=crop_fraction)  # fmt: skip
-    sizes = read_sizes(data, resolutions)
+    sizes = read_sizes(DataOptions(buckets=buckets, bucket_group_size=bucket_group_size, bucket_upscale=bucket_upscale,
+                                   crop_fraction=crop_fraction), resolutions)  # fmt: skip
     texts = CaptionRule.of_flags(captions, clean_captions, caption_choice)
     num_threads, num_workers = num_workers or 1, check_workers(num_workers)
     condition = None if where is None else parse_where(where)
@@ -99,9 +100,9 @@ def precompute(
     with entry(threads=1 if on_spark else None):
         world = begin(device)
         chosen = choose_rows(sources, condition, sizes if vae else [0], num_workers)
-        plans = [plan_latents((vae, batch_size, offline), sources, chosen, rule, dtype, folder)] if vae else []
+        plans = [plan_latents((vae, batch_size, offline, engine), sources, chosen, rule, dtype, folder)] if vae else []
         asked = text_encoder, tokenizer, model_max_length, mask_pad_tokens, text_dtype, batch_size, offline
-        plans += [plan_texts(asked, sources, chosen, texts, folder)] if text_encoder else []
+        plans += [plan_texts((*asked, text_projection), sources, chosen, texts, folder)] if text_encoder else []
         with spark_session_if(on_spark, master, DRIVER_MEMORY_GB) as spark:
             report = run(plans, num_workers, world, dry_run, Cluster(spark, num_threads) if on_spark else None)
         if world.is_main:
@@ -121,7 +122,9 @@ class Plan:
     name: str = ""
 
 
-def check_asked(vae: str | None, text_encoder: str | None, dtypes: dict[str, str], batch_size: int) -> None:
+def check_asked(
+    vae: str | None, text_encoder: str | None, dtypes: dict[str, str], batch_size: int, engine: str = EAGER
+) -> None:
     """Raises ConfigError for what cannot be."""
     if vae is None and text_encoder is None:
         raise ConfigError("nothing to compute; name --vae for latents, --text_encoder for text embeddings, or both")
@@ -132,6 +135,10 @@ def check_asked(vae: str | None, text_encoder: str | None, dtypes: dict[str, str
             raise ConfigError(f"--{flag} {value} is not one of {', '.join(DTYPES)}")
     if batch_size < 1:
         raise ConfigError(f"--batch-size {batch_size} must be 1 or more")
+    if engine not in EXACT_ENGINES:
+        raise ConfigError(f"--engine {engine} would change the latents; choose {' or '.join(EXACT_ENGINES)}")
+    if engine != EAGER and vae is None:
+        raise ConfigError(f"--engine {engine} encodes pictures, and no --vae is given; omit it, or name the VAE")
 
 
 def check_device(device: str | None, on_spark: bool) -> str | None:
@@ -159,7 +166,9 @@ def read_sizes(data: DataOptions, resolutions: list[int]) -> list[int | ShapeRul
     return list(dict.fromkeys(shape_rule(replace(data, resolution=side), 1) for side in resolutions))
 
 
-def settle(encoder: Encode, shapes: list[Shapes], crops: CropRule, dtype: str, folder: Path | None) -> Settings:
+def settle(
+    encoder: Encode, shapes: list[Shapes], crops: CropRule, dtype: str, folder: Path | None, engine: str = EAGER
+) -> Settings:
     """The settings of a run. Raises ConfigError for a side that the VAE cannot encode."""
     for height, width in (shape for one in shapes for shape in one):
         if height % encoder.factor or width % encoder.factor:
@@ -167,7 +176,7 @@ def settle(encoder: Encode, shapes: list[Shapes], crops: CropRule, dtype: str, f
                 f"pictures of {width} x {height} cannot be encoded; --resolutions and --buckets must be multiples of "
                 f"{encoder.factor}, the VAE's downscaling factor"
             )
-    return Settings(encoder.digest, encoder.channels, encoder.factor, tuple(shapes), crops, dtype, folder)
+    return Settings(encoder.digest, encoder.channels, encoder.factor, tuple(shapes), crops, dtype, folder, engine)
 
 
 def begin(device: str | None) -> World:
@@ -183,7 +192,7 @@ def plan_latents(asked: tuple, sources: list[Source], chosen: list, crops, dtype
     from .picture_encoder import load_encoder
 
     encoder = load_encoder(*asked)
-    settings = settle(encoder, [shapes for shapes, _ in chosen], crops, dtype, folder)
+    settings = settle(encoder, [shapes for shapes, _ in chosen], crops, dtype, folder, asked[-1])
     tasks = list_tasks(settings, sources, [selection for _, selection in chosen])
     return Plan(tasks, encoder, asked, measure_cost, encode_part)
 

@@ -4,7 +4,7 @@ No paddle here: what encodes is handed in.
 """
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
@@ -70,7 +70,8 @@ def encode_part(
     task: PartTask, encoder: Encode, pool: Executor, told: Callable[[int], None] = lambda count: None
 ) -> Account:
     """Make the files of a part whole. pool: threads that decode pictures. told: is called with how many moments are
-    settled. Raises PartError, OSError."""
+    settled. Raises PartError, ConfigError,
+    OSError."""
     with ExitStack() as stack:
         part = stack.enter_context(locked_part(task))
         read = cache(partial(read_texts, part))
@@ -80,26 +81,30 @@ def encode_part(
         ]
         account, wanted = _find_wanted(task, files)
         told(account.found + account.bad.total())
-        _fill(files, _load_cells(part, wanted, task.settings.crops, pool), encoder, account, told)
+        left = Counter(cell.shape for cells in wanted.values() for cell in cells)
+        _fill(files, _load_cells(part, wanted, task.settings.crops, pool), left, encoder, account, told)
     return account
 
 
 def _create(task: PartTask, part: Rows, key: LatentsKey, read: Callable[[], list[bytes]], path: Path) -> None:
     """Write a file of which all is missing. read: gives the texts of the part."""
     codes, sizes = key.find_codes(part.widths, part.heights), np.stack([part.widths, part.heights])
-    create_latents(path, key, task.settings.channels, task.settings.factor, codes, sizes, read())
+    settings = task.settings
+    create_latents(path, key, settings.channels, settings.factor, codes, sizes, read(), settings.engine)
 
 
 def _find_wanted(task: PartTask, files: list[Latents]) -> tuple[Account, dict[int, list[Cell]]]:
-    """(what is there, what is to be computed of each row). What is damaged is made missing."""
+    """(what is there, what is to be computed of each row, those of one shape after another). What is damaged is made
+    missing. Raises ConfigError where another engine began a file."""
     account, wanted = Account(), defaultdict(list)
     variants = [*enumerate(task.settings.crops.list_variants())]
     for number, (latents, rows) in enumerate(zip(files, task.rows, strict=True)):
         for row in rows.tolist():
             for variant, crop in variants:
                 if account.wants(latents, row, variant):
+                    latents.check_engine(task.settings.engine)
                     wanted[row].append(Cell(number, variant, latents.shape(row), crop))
-    return account, dict(sorted(wanted.items()))
+    return account, dict(sorted(wanted.items(), key=lambda one: ([cell.shape for cell in one[1]], one[0])))
 
 
 def _load_cells(
@@ -130,7 +135,7 @@ def _cut(image: bytes, row: int, cells: list[Cell], crops: CropRule) -> list[np.
         decoded = crops.decode(image)
     except RowError as error:
         return [error] * len(cells)
-    found = []
+    found: list[np.ndarray | RowError] = []
     for cell in cells:
         pixels = np.empty((3, *cell.shape), np.uint8)
         try:
@@ -144,27 +149,26 @@ def _cut(image: bytes, row: int, cells: list[Cell], crops: CropRule) -> list[np.
 def _fill(
     files: list[Latents],
     cells: Iterable[tuple[int, Cell, np.ndarray | RowError]],
+    left: Counter,
     encoder: Encode,
     account: Account,
     told: Callable[[int], None],
 ) -> None:
-    """Write the moments of cells, encoded in batches of one shape."""
+    """Write the moments of cells, encoded in batches of one shape. left: how many cells each shape has."""
     batches = defaultdict(list)
     for row, cell, pixels in cells:
+        batch = batches[cell.shape]
+        left[cell.shape] -= 1
         if isinstance(pixels, RowError):
             files[cell.file].mark_bad(row, cell.variant, pixels.reason)
             account.bad[pixels.reason] += 1
             told(1)
-            continue
-        batch = batches[cell.shape]
-        batch.append((row, cell, pixels))
-        if len(batch) == encoder.batch_size:
+        else:
+            batch.append((row, cell, pixels))
+        if len(batch) == encoder.batch_size or (batch and not left[cell.shape]):
             _encode(files, batch, encoder, account)
             told(len(batch))
             batch.clear()
-    for batch in filter(None, batches.values()):
-        _encode(files, batch, encoder, account)
-        told(len(batch))
 
 
 def _encode(files: list[Latents], batch: list[tuple[int, Cell, np.ndarray]], encoder: Encode, account: Account) -> None:

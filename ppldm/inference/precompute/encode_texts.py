@@ -46,7 +46,7 @@ def measure_texts(task: TextTask, encoder: EncodeTexts, pool: Executor) -> tuple
 
 def read_captions(part: Rows, rule: CaptionRule, rows: Iterable[int] | None = None) -> list[list[str] | RowError]:
     """The texts that may be drawn of rows of a part, None for all, or why a row has none."""
-    found = []
+    found: list[list[str] | RowError] = []
     for number in range(len(part)) if rows is None else rows:
         try:
             row = part.read(number)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...config.data import EAGER
 from ...data.cached.file import count_file_bytes
 from ...data.cached.key import LatentsKey, cached_path
 from ...data.filelist import Source
@@ -25,7 +26,7 @@ Shapes = tuple[tuple[int, int], ...]  # (height, width) in pixels
 class Settings:
     """What decides the latents of any row besides its picture. autoencoder: `encoder_digest` of the VAE, which has
     `channels` and `factor` pixels a side to one latent. shapes: for each file of a part, those of its rows. folder:
-    where the files go; None: beside the parts."""
+    where the files go; None: beside the parts. engine: what computes them, one of `inference.engine.ENGINES`."""
 
     autoencoder: str
     channels: int
@@ -34,6 +35,7 @@ class Settings:
     crops: CropRule
     dtype: str
     folder: Path | None = None
+    engine: str = EAGER
 
     @property
     def digest(self) -> str:
@@ -95,7 +97,7 @@ def choose_rows(
 ) -> list[tuple[Shapes, Selection]]:
     """For each of `sizes`, sides of squares in pixels or rules of buckets, the shapes and the rows that training has at
     that size. Raises DataError."""
-    chosen = []
+    chosen: list[tuple[Shapes, Selection]] = []
     for size in sizes:
         if isinstance(size, int):
             chosen.append((((size, size),), select_rows(sources, condition, size, num_workers)))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
+from ...config.data import EAGER
 from ...networks.autoencoder import encode_moments
 from ...networks.configs import LABELS, downscale_factor, is_effnet
 from ...utils.errors import ModelError
@@ -14,6 +15,7 @@ from ...utils.machine.devices import set_exactness
 from ...weights.components import encoder_digest
 from ...weights.configs import CONFIG_FILES
 from ...weights.fill import fill_component, find_component_by_name
+from ..engine import use_engine
 
 
 class Encoder:
@@ -34,9 +36,9 @@ class Encoder:
         return encode_moments(self._vae, paddle.to_tensor(batch)).numpy()[: len(pixels)]
 
 
-def load_encoder(vae: str, batch_size: int, offline: bool) -> Encoder:
+def load_encoder(vae: str, batch_size: int, offline: bool, engine: str = EAGER) -> Encoder:
     """Of the VAE in a folder or of a name, or of the EfficientNet in a folder; from here on this process computes
-    exactly. Raises ModelError."""
+    exactly. Raises ModelError, ConfigError."""
     quiet_libraries()
     set_exactness(fewer_bits=False, search_kernels=False)
     own = Path(vae, CONFIG_FILES[0])
@@ -44,5 +46,6 @@ def load_encoder(vae: str, batch_size: int, offline: bool) -> Encoder:
     found = find_component_by_name(kind, vae, offline=offline)
     layer, digest = fill_component(kind, found), encoder_digest(found)
     layer.eval()
+    use_engine([layer if kind == "effnet" else layer.encoder], engine)
     get_logger().info("the %s of %s has the encoder %s", LABELS[kind], vae, digest)
     return Encoder(layer, batch_size, digest)

@@ -12,8 +12,9 @@ from importlib.resources import files
 import numpy as np
 
 from ...utils.errors import ConfigError, PpldmError
-from ...utils.web_page import STYLE
-from ...utils.web_server import ask_for_token, make_flask, render_page
+from ...utils.text import count_of
+from ...utils.web.page import STYLE
+from ...utils.web.server import ask_for_token, make_flask, render_page
 from .jobs import DRAWING, ENDED, WAITING, Job, Queue, QueueFullError, StoppingError
 from .limits import Limits
 from .openapi import make_document
@@ -96,10 +97,11 @@ def _give_pictures(flask, queue: Queue) -> None:
     def picture(name, number):
         job = _find(queue, name)
         if number >= job.num_pictures:
-            raise _NotFoundError(f"job {job.id} has {job.num_pictures} pictures so far, and none of number {number}")
+            count = count_of(job.num_pictures, "picture")
+            raise _NotFoundError(f"job {job.id} has no picture {number}: {count} so far")
         content = queue.pictures.get(queue.picture_name(job, number))
         if content is None:
-            raise _NotFoundError("this picture is forgotten, for newer ones; keep all with --out FOLDER")
+            raise _NotFoundError("this picture has made room for newer ones; keep all with --out FOLDER")
         return Response(content, mimetype="image/png")
 
     @flask.get("/v1/jobs/<name>/preview")
@@ -146,7 +148,7 @@ def _show_page(flask) -> None:
 def _find(queue: Queue, name: str) -> Job:
     if job := queue.get(name):
         return job
-    raise _NotFoundError(f"there is no job {name[:40]!r}; it may be forgotten, for newer ones")
+    raise _NotFoundError(f"there is no job {name[:40]!r}; old jobs are forgotten after a while")
 
 
 def describe_job(queue: Queue, job: Job) -> dict:

@@ -5,10 +5,14 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from fastcore.meta import delegates
+
 from ...utils.errors import ConfigError
 from ...utils.files import local_path
 from ...weights.fetch import check_name
 from ...weights.lora.flag import Loras, check_loras
+from ..engine import Engine
+from ..half import Dtype
 
 _Models = Annotated[list[str], {"opt": True, "required": True, "nargs": "+", "type": str, "metavar": "MODEL"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
@@ -16,11 +20,12 @@ _LINGER_SECONDS = 5  # after the last drawing, in which its sender can still fet
 _SHORTEST_TOKEN = 16
 
 
-def app(
-    model: _Models,  # pipeline folders, checkpoints, single files or names; of several, the page compares them
+def _serve(
+    models: list[str],
+    port: int,
+    page: bool,
     host: str = "127.0.0.1",  # address to listen at; at any that other machines reach, a token is asked for
-    port: int = 8080,  # of the page
-    allow_host: _Names = (),  # further names under which browsers may ask for the page
+    allow_host: _Names = (),  # further names under which browsers or programs may ask
     token_file: str = None,  # file with the token that is asked for; by default one is made where it is needed
     out: str = None,  # folder to keep the pictures in; by default they are forgotten
     max_waiting: int = 32,  # jobs that may wait
@@ -29,60 +34,29 @@ def app(
     max_steps: int = 250,  # of a sampler
     max_memory_mb: int = 256,  # of pictures that are kept without --out
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
-    lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
+    lora: Loras = None,
     decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
     tokenizer: str = None,  # tokenizer folder, where the model brings none
+    engine: Engine = None,
+    dtype: Dtype = None,
     device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
     offline: bool = False,  # never touch the network
-):
-    """Draw with trained models on a web page: queue, previews, gallery, pictures side by side."""
-    _serve(**locals(), page=True)
-
-
-def serve(
-    model: _Models,  # pipeline folders, checkpoints, single files or names; a request says which draws
-    host: str = "127.0.0.1",  # address to listen at; at any that other machines reach, a token is asked for
-    port: int = 8081,  # of the interface
-    allow_host: _Names = (),  # further names under which programs may ask
-    token_file: str = None,  # file with the token that is asked for; by default one is made where it is needed
-    out: str = None,  # folder to keep the pictures in; by default they are forgotten
-    max_waiting: int = 32,  # jobs that may wait
-    max_pictures: int = 16,  # in a job
-    max_side: int = 1024,  # of a picture, pixels
-    max_steps: int = 250,  # of a sampler
-    max_memory_mb: int = 256,  # of pictures that are kept without --out
-    ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
-    lora: Loras = None,  # LoRA files to draw with, each with its weight: FILE:0.8; their changes add up
-    decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
-    tokenizer: str = None,  # tokenizer folder, where the model brings none
-    device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
-    offline: bool = False,  # never touch the network
-):
-    """Draw with trained models for other programs: an HTTP interface with a queue (docs/app.md)."""
-    _serve(**locals(), page=False)
-
-
-def _serve(model, host, port, allow_host, token_file, out, max_waiting, max_pictures, max_side, max_steps,
-           max_memory_mb, device, page, lora, **loading) -> None:  # fmt: skip
+) -> None:
     from ...utils.entry import entry
-    from ...utils.machine.devices import use_device
-    from ...utils.web_server import check_port, is_loopback, serve
+    from ...utils.web.server import check_port, is_loopback, serve
     from .limits import Limits
 
     limits = Limits(max_pictures, max_side, max_steps, max_waiting, max_memory_mb)
     limits.check()
     check_port(port)
-    if doubled := next((name for name in model if model.count(name) > 1), None):
-        raise ConfigError(f"--model names {doubled} twice; name each once")
-    for name in model:
-        if not name:
-            raise ConfigError("--model has no name; give a folder, a file or a name")
-        check_name(name)
+    check_models(models)
     token = read_token(token_file) if token_file else "" if is_loopback(host) else secrets.token_urlsafe(16)
-    loading["lora"] = check_loras(lora)
+    told = {"ema": ema, "decoder": decoder, "tokenizer": tokenizer}
+    computed = {"lora": check_loras(lora), "engine": engine, "dtype": dtype}
     folder = local_path(out) if out else None
     with entry():
         from ...utils.log import quiet_libraries
+        from ...utils.machine.devices import use_device
         from ..load import load
         from .api import make_api
         from .jobs import Pictures, Queue
@@ -91,14 +65,44 @@ def _serve(model, host, port, allow_host, token_file, out, max_waiting, max_pict
         use_device(device)
         quiet_libraries()
         pictures = Pictures(folder, max_memory_mb << 20)
-        sources = {name: describe_source(name, **loading) for name in model}
-        painter = Painter({name: load(name, **loading) for name in model}, sources)
+        sources = {name: describe_source(name, offline, **told) for name in models}
+        painter = Painter({name: load(name, offline=offline, **told, **computed) for name in models}, sources)
         queue = Queue(painter.draw, pictures, max_waiting)
         flask = make_api(painter, queue, limits, [host, *allow_host], token, page)
         serve(flask, host, port, f"#token={token}" if token else "", lambda: _finish(queue))
 
 
-def describe_source(name: str, offline: bool, lora=None, **told) -> dict:
+@delegates(_serve, but=["page"])
+def app(
+    model: _Models,  # pipeline folders, checkpoints, single files or names; of several, the page compares them
+    port: int = 8080,  # of the page
+    **flags,
+):
+    """Draw with trained models on a web page: queue, previews, gallery, pictures side by side."""
+    _serve(model, port, page=True, **flags)
+
+
+@delegates(_serve, but=["page"])
+def serve(
+    model: _Models,  # pipeline folders, checkpoints, single files or names; a request says which draws
+    port: int = 8081,  # of the interface
+    **flags,
+):
+    """Draw with trained models for other programs: an HTTP interface with a queue (docs/app.md)."""
+    _serve(model, port, page=False, **flags)
+
+
+def check_models(names: list[str]) -> None:
+    """Raises ConfigError for names that cannot be those of models, or are twice there."""
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"--model names {doubled} twice; name each once")
+    for name in names:
+        if not name:
+            raise ConfigError("--model has no name; give a folder, a file or a name")
+        check_name(name)
+
+
+def describe_source(name: str, offline: bool, **told) -> dict:
     """Where a model comes from, as its pictures say it, so that `ppldm generate --like` draws them again."""
     from ...weights.fetch import locate_model
     from ...weights.folders import COMPONENT_FOLDERS

@@ -117,10 +117,11 @@ class Queue:
         with self._changed:
             if self.is_stopping:
                 self.counts["refused"] += 1
-                raise StoppingError("ppldm is about to stop and takes no more jobs; ask again when it has started")
+                raise StoppingError("ppldm is about to stop and takes no more jobs; ask again once it has restarted")
             if sum(job.state == WAITING for job in self._jobs.values()) >= self.most_waiting:
                 self.counts["refused"] += 1
-                raise QueueFullError(f"{self.most_waiting} jobs are waiting already; ask again when some are done")
+                most = f"at most {self.most_waiting} may wait"
+                raise QueueFullError(f"the queue is full: {most}; ask again when some are done")
             job = Job(secrets.token_hex(8), settings, num_steps, warning=warning)
             self._jobs[job.id] = job
             self._changed.notify_all()

@@ -1,33 +1,36 @@
+const UNKNOWN = "words that the model does not know: "; // how the warning of a job begins
 const WORDS = {
   en: {prompt: "Prompt", negative: "Not in the picture", models: "Models, side by side", width: "Width", height: "Height",
     steps: "Steps", pictures: "Pictures", guidance: "Guidance", sampler: "Sampler", seed: "Seed", lock: "Keep this seed",
     more: "More settings", rescale: "Guidance rescale", eta: "Eta (ddim)", spacing: "Timestep spacing", sigmas: "Sigmas",
     from: "Start from a picture", file: "Picture", strength: "How much to change", brush: "Brush", clear: "Clear the mask",
-    paint: "Paint over what is to be drawn anew, with a finger, a pen, or arrow keys and the space bar. Without paint all of it is.",
-    without: "Without the picture", draw: "Draw", keys: "Ctrl + Enter draws. Arrow keys move among pictures, Enter enlarges one.",
-    usual: "the model's", previous: "Previous", next: "Next", download: "Download", again: "Use these settings",
+    paint: "Paint over what is to be drawn anew: with a mouse, a finger, a pen, or arrow keys and the space bar. Without paint, all of it is drawn anew.",
+    without: "Without the picture", draw: "Draw", keys: "Ctrl + Enter draws, Escape cancels. Arrow keys move among pictures, Enter enlarges one.",
+    usual: "the model's own", previous: "Previous", next: "Next", download: "Download", again: "Use these settings",
     start: "Start from it", close: "Close", cancel: "Cancel", remove: "Remove", use: "Use it", empty: "Nothing is drawn yet.",
-    waiting: place => place ? `waiting, ${place} before it` : "waiting",
+    waiting: place => place ? `waiting, ${place} ahead` : "waiting",
     drawing: job => `step ${job.step} of ${job.num_steps}` + (job.seconds_left === null ? "" : `, ${span(job.seconds_left)} left`),
-    done: job => `${job.num_pictures} in ${span(job.seconds)}`, cancelled: "cancelled", failed: "failed",
-    none: "choose a model"},
+    done: job => `${job.num_pictures} picture${job.num_pictures === 1 ? "" : "s"} in ${span(job.seconds)}`,
+    cancelled: "cancelled", failed: "failed", none: "choose a model", token: "Token", model: "Model", index: "Number",
+    unknown: UNKNOWN},
   zh: {prompt: "提示词", negative: "不要出现的内容", models: "模型（并排比较）", width: "宽", height: "高",
     steps: "步数", pictures: "张数", guidance: "引导强度", sampler: "采样器", seed: "随机种子", lock: "固定种子",
     more: "更多设置", rescale: "引导重缩放", eta: "eta（ddim）", spacing: "时间步间隔", sigmas: "sigma 序列",
     from: "从一张图片开始", file: "图片", strength: "改动程度", brush: "画笔大小", clear: "清除遮罩",
-    paint: "涂抹需要重画的部分：可用手指、笔，或方向键加空格键。不涂抹则整张重画。",
-    without: "不用这张图片", draw: "生成", keys: "Ctrl + Enter 生成。方向键在图片间移动，Enter 放大。",
+    paint: "涂抹需要重画的部分：可用鼠标、手指、笔，或方向键加空格键。不涂抹则整张重画。",
+    without: "不用这张图片", draw: "生成", keys: "Ctrl + Enter 生成，Esc 取消。方向键在图片间移动，Enter 放大。",
     usual: "模型默认", previous: "上一张", next: "下一张", download: "下载", again: "使用这些设置",
     start: "从它开始", close: "关闭", cancel: "取消", remove: "删除", use: "使用", empty: "还没有图片。",
     waiting: place => place ? `排队中，前面还有 ${place} 个` : "排队中",
     drawing: job => `第 ${job.step} 步，共 ${job.num_steps} 步` + (job.seconds_left === null ? "" : `，剩余 ${span(job.seconds_left)}`),
     done: job => `${job.num_pictures} 张，用时 ${span(job.seconds)}`, cancelled: "已取消", failed: "失败",
-    none: "请选择一个模型"},
+    none: "请选择一个模型", token: "令牌", model: "模型", index: "编号", unknown: "模型不认识的词："},
 };
 const NUMBERS = ["width", "height", "num_inference_steps", "num_samples", "guidance_scale", "seed", "guidance_rescale", "eta"];
 const CHOICES = ["sampler", "timestep_spacing", "sigma_schedule"];
 const NEWEST = 60, SEEDS = 2 ** 31; // jobs that are shown; seeds that are drawn
 let words = WORDS.en, parameters = {}, models = [];
+const mine = new Set(); // jobs that were asked for here
 
 function span(seconds) {
   return seconds < 10 ? `${seconds.toFixed(1)} s` : seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
@@ -74,6 +77,8 @@ function setUp(found) {
     field(name).value = size ? models[0].resolution : known.default;
   }
   field("num_samples").value = Math.min(4, parameters.num_samples.maximum);
+  document.querySelector("main").hidden = false;
+  field("prompt").focus();
   offerSamplers();
   for (const name of CHOICES.slice(1)) fill(field(name), parameters[name].enum);
   field("from").hidden = field("start").hidden = !("image" in parameters);
@@ -94,13 +99,20 @@ const submit = trying(async () => {
   if (!chosen().length) throw new Error(words.none);
   if (!field("lock").checked) field("seed").value = Math.floor(Math.random() * SEEDS);
   const asked = settings();
-  for (const model of chosen()) await ask("v1/pictures", {...asked, model});
+  for (const model of chosen()) mine.add((await (await ask("v1/pictures", {...asked, model})).json()).id);
   say();
   refresh();
 });
 field("draw").addEventListener("click", submit);
+const cancelMine = trying(async () => {
+  const {jobs} = await (await ask(`v1/jobs?newest=${NEWEST}`)).json();
+  for (const job of jobs) if (mine.has(job.id) && isGoing(job)) await ask(`v1/jobs/${job.id}`, undefined, "DELETE");
+  refresh();
+});
 document.addEventListener("keydown", event => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !field("large").open) { event.preventDefault(); submit(); }
+  if (field("large").open || event.isComposing) return; // Enter and Escape of a half-typed Chinese word are not ours
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); submit(); }
+  if (event.key === "Escape") cancelMine();
 });
 
 // ---- a picture to start from, and the mask that is painted over it
@@ -202,6 +214,7 @@ const picture = (() => {
 
 // ---- queue and gallery: jobs that differ by their model alone stand side by side
 const groups = new Map(), urls = new Map();
+const isGoing = job => ["waiting", "drawing"].includes(job.state);
 async function urlOf(job, number) {
   const key = `${job.id}/${number}`;
   if (!urls.has(key)) {
@@ -220,10 +233,10 @@ const act = (job, word) => {
   return button;
 };
 function stateOf(job) {
-  const ended = !["waiting", "drawing"].includes(job.state), line = make("div", {className: "state"});
+  const line = make("div", {className: "state"});
   if (job.state === "drawing") line.append(make("progress", {max: job.num_steps, value: job.step}));
   line.append({waiting: () => words.waiting(job.place), drawing: () => words.drawing(job), done: () => words.done(job),
-    cancelled: () => words.cancelled, failed: () => words.failed}[job.state](), act(job, ended ? "remove" : "cancel"));
+    cancelled: () => words.cancelled, failed: () => words.failed}[job.state](), act(job, isGoing(job) ? "cancel" : "remove"));
   return line;
 }
 async function showSide(side, job) {
@@ -233,7 +246,7 @@ async function showSide(side, job) {
   const held = side.element.contains(document.activeElement) && document.activeElement.closest(".state");
   side.state.replaceChildren(stateOf(job));
   if (held) side.state.querySelector("button").focus();
-  side.note.replaceChildren(...[["bad", job.error], ["note", job.warning]].filter(one => one[1])
+  side.note.replaceChildren(...[["bad", job.error], ["note", job.warning.replace(UNKNOWN, words.unknown)]].filter(one => one[1])
     .map(([className, text]) => make("p", {className}, text)));
   while (side.pictures.children.length < job.num_pictures) {
     const number = side.pictures.children.length, image = make("img", {alt: job.settings.prompt});
@@ -272,7 +285,8 @@ function groupsOf(jobs) {
   return found.reverse();
 }
 function showJobs(jobs) {
-  const shown = groupsOf(jobs), names = new Set();
+  const shown = groupsOf(jobs), names = new Set(), held = document.activeElement.closest("article");
+  const heldAt = [...field("gallery").children].indexOf(held);
   shown.forEach((group, place) => {
     const name = group.jobs[0].id, ids = group.jobs.map(job => job.id).join();
     names.add(name);
@@ -297,10 +311,16 @@ function showJobs(jobs) {
   if (!jobs.length && !empty) field("gallery").append(make("p", {className: "empty"}, words.empty));
   if (jobs.length && empty) empty.remove();
   if (empty) empty.textContent = words.empty;
+  if (held && !held.isConnected) { // the keyboard goes on from what took its place
+    const next = field("gallery").children[Math.min(heldAt, field("gallery").children.length - 1)];
+    (next.querySelector("button") || field("prompt")).focus();
+  }
 }
 
 // ---- one picture, large
 let current = null;
+const IDLE = {guidance_rescale: 0, eta: 0, strength: 1}; // what says nothing
+const labelOf = name => words[name] || field(name).closest("label").querySelector("span").textContent;
 const all = () => [...document.querySelectorAll(".pictures .one")];
 async function enlarge(button) {
   if (!button) return;
@@ -310,9 +330,9 @@ async function enlarge(button) {
   field("shown").alt = job.settings.prompt;
   field("download").href = found.url;
   field("download").download = `${job.id}-${String(number).padStart(2, "0")}.png`;
-  const facts = Object.entries(job.settings).filter(([, value]) => value !== null && value !== "" && typeof value !== "boolean");
+  const facts = Object.entries(job.settings).filter(([name, value]) => value !== null && value !== "" && value !== IDLE[name]);
   field("facts").replaceChildren(...[...facts, ["index", number]].flatMap(([name, value]) =>
-    [make("dt", {}, name.replaceAll("_", " ")), make("dd", {}, String(value))]));
+    [make("dt", {}, labelOf(name)), make("dd", {}, String(value))]));
   if (!field("large").open) field("large").showModal();
 }
 const move = by => { const buttons = all(); return buttons[buttons.indexOf(current.button) + by]; };
@@ -342,7 +362,7 @@ async function refresh() {
   if (!document.hidden && await trying(async () => {
     if (!models.length) setUp(await (await ask("v1/models")).json());
     const {jobs} = await (await ask(`v1/jobs?newest=${NEWEST}`)).json();
-    busy = jobs.some(job => ["waiting", "drawing"].includes(job.state));
+    busy = jobs.some(isGoing);
     showJobs(jobs);
   })() && field("error").textContent.startsWith("ppldm does not")) say();
   timer = setTimeout(refresh, busy ? 500 : 4000);

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 
-from ...diffusion.drawing import USUAL_STRENGTH, Drawing, samplers_of
+from ...diffusion.drawing import Drawing, samplers_of, usual_strength
+from ...diffusion.guided import NEEDS_MASK
 from ...utils.errors import ConfigError
 from ...utils.pictures import as_png
 from ..beginning import read_image, read_mask
@@ -45,10 +46,11 @@ class Painter:
         size = height, width = tuple(values[side] or model.resolution for side in ("height", "width"))
         image, mask, strength = (values[name] for name in ("image", "mask", "strength"))
         try:
+            if model.model.takes_mask and (image is None or mask is None):
+                raise ConfigError(NEEDS_MASK)
             if image is None and (mask is not None or strength is not None):
                 raise ConfigError("mask and strength are for a picture that is drawn over; send an image too")
-            usual = 1.0 if image is None or mask is not None else USUAL_STRENGTH
-            values = {**values, "strength": usual if strength is None else strength}
+            values = {**values, "strength": usual_strength(image, mask) if strength is None else strength}
             drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)}).fit(model.model.process)
             model.latent_shape(height, width)
             given = {} if image is None else {"image": read_image(image, size)}

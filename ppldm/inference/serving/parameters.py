@@ -22,6 +22,7 @@ MOST_LETTERS = 10_000  # of a prompt
 _MOST_PIXELS = 64 << 20  # of a picture that is sent
 _TYPES = {"text": "string", "choice": "string", "picture": "string", "integer": "integer", "number": "number"}
 _SHOWN = 60  # letters of a value in a message
+_SAID = dict.fromkeys(("steps", "num_steps"), "num_inference_steps")  # which nothing is near to
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Parameter:
         if self.kind == "choice" and value not in self.choices:
             raise ConfigError(f"{self.name} {value[:_SHOWN]!r} is not one of {', '.join(self.choices)}")
         if len(value) > MOST_LETTERS:
-            raise ConfigError(f"{self.name} has {len(value)} letters; {MOST_LETTERS} are taken at most")
+            raise ConfigError(f"{self.name} has {len(value)} letters; use {MOST_LETTERS} at most")
         return value
 
     def _check_number(self, value: Any) -> Any:
@@ -109,7 +110,9 @@ def read_request(asked: Any, parameters: tuple[Parameter, ...]) -> dict:
         raise ConfigError('send an object with a "prompt"')
     known = {one.name for one in parameters}
     if unknown := sorted(str(name) for name in asked.keys() - known):
-        raise ConfigError(f"no setting {unknown[0][:_SHOWN]!r}; {did_you_mean(unknown[0][:_SHOWN], known)}")
+        name = unknown[0][:_SHOWN]
+        meant = f"did you mean {_SAID[name]}?" if name in _SAID else did_you_mean(name, known)
+        raise ConfigError(f"no setting {name!r}; {meant}")
     values = {one.name: one.check(asked.get(one.name)) for one in parameters}
     if not values["prompt"].strip():
         raise ConfigError("the prompt is empty; write what to draw")

@@ -9,7 +9,7 @@ from ...utils.errors import DataError, OutputError
 from ...utils.files import atomic_write, local_path
 from ...utils.log import get_logger, progress
 from ...utils.text import count_of, escape
-from ...utils.web_page import data_url, new_figure, render
+from ...utils.web.page import data_url, new_figure, render
 from ..buckets import preview_shapes
 from ..histograms import QUANTILES, draw_histogram, quantiles
 from ..measure import CONTROL, MEASURES, Measured

@@ -4,6 +4,7 @@ A batch (`families.cascade_decoder` says how it is made) carries everything that
 
     pixel_values   [B, 3, H, W] uint8, RGB in 0 .. 255
     input_ids      [B, L] int64
+    text_embeddings  [B, L + 1, D] float32, computed ahead, as of stage C
     timesteps      [B] int64 in 0 .. num_levels - 1 of the process
     noise          [B, C, H / 4, W / 4] float32, `data.inputs.Pyramid`
     effnet_resize  [B] float32, uniform in 0 .. 1: at which size the EfficientNet sees the picture
@@ -53,9 +54,9 @@ class CascadeDecoderModel(CascadeModel):
             "decoder": Component(self.decoder, True, "decoder", recompute=recompute),
         }
 
-    def condition(self, input_ids) -> dict:
+    def condition(self, input_ids, text_embeddings=None) -> dict:
         """What the network is told of captions [B, L]: their pooled state."""
-        return {"clip_text_pooled": self.embed_captions(input_ids)[1]}
+        return {"clip_text_pooled": self.embed_captions(input_ids, text_embeddings)[1]}
 
     def lead(self, pictures) -> dict:
         """With what [B, 3, H, W] uint8 lead what is drawn: their small latents."""
@@ -94,11 +95,21 @@ class CascadeDecoderModel(CascadeModel):
                 found.append(resize(self.small_latents(_shrink(picture.astype("float32"), share)[None]), grid))
         return paddle.concat(found)
 
-    def forward(self, pixel_values, input_ids, timesteps, noise, effnet_resize, effnet_drop, input_noise=None) -> Loss:
+    def forward(
+        self,
+        pixel_values,
+        input_ids,
+        timesteps,
+        noise,
+        effnet_resize,
+        effnet_drop,
+        text_embeddings=None,
+        input_noise=None,
+    ) -> Loss:
         """The `denoising_loss` of the pictures' latents of stage A."""
         grid = [side // self.decoder.config.patch_size for side in noise.shape[2:]]
         effnet = self.drawn_small_latents(pixel_values, effnet_resize, effnet_drop, grid)
-        condition = {**self.condition(input_ids), "effnet": effnet}
+        condition = {**self.condition(input_ids, text_embeddings), "effnet": effnet}
         return self.loss_under(condition, self.latents(pixel_values), timesteps, noise, input_noise)
 
 

@@ -6,6 +6,7 @@ A batch (`families.cascade_prior` says how it is made) carries everything that i
     moments       [B, 2, C, H / 32, W / 32] float32, the small latents of the picture and zeros, computed ahead; with
     uncached      as in `latent_diffusion`
     input_ids     [B, L] int64
+    text_embeddings  [B, L + 1, D] float32, computed ahead: what the text encoder makes of these (`captions`)
     timesteps     [B] int64 in 0 .. num_levels - 1 of the process
     noise         [B, C, H / 32, W / 32] float32
     clip_image    [B] float32, uniform in 0 .. 1, with an image encoder: whether the network is told of the picture
@@ -62,9 +63,9 @@ class CascadePriorModel(CascadeModel):
         own = {} if self.image_encoder is None else {"image_encoder": Component(self.image_encoder, trained=False)}
         return {**self.frozen, **own, "prior": Component(self.prior, True, "prior", recompute=recompute)}
 
-    def condition(self, input_ids) -> dict:
+    def condition(self, input_ids, text_embeddings=None) -> dict:
         """What the network is told of captions [B, L], and of no picture."""
-        words, pooled = self.embed_captions(input_ids)
+        words, pooled = self.embed_captions(input_ids, text_embeddings)
         width = self.prior.config.clip_image_in_channels
         return {
             "clip_text": words,
@@ -101,6 +102,7 @@ class CascadePriorModel(CascadeModel):
         input_ids,
         timesteps,
         noise,
+        text_embeddings=None,
         pixel_values=None,
         moments=None,
         uncached=None,
@@ -111,7 +113,7 @@ class CascadePriorModel(CascadeModel):
         """The `denoising_loss` of the pictures' latents. lead: of a subclass that is led by pictures."""
         pictures = {"pixel_values": pixel_values, "moments": moments, "uncached": uncached}
         latents = self.latents(**{name: one for name, one in pictures.items() if one is not None})
-        condition = self.condition(input_ids) | lead
+        condition = self.condition(input_ids, text_embeddings) | lead
         if clip_image is not None:
             condition["clip_img"] = self.drawn_pictures(pixel_values, clip_image).astype(condition["clip_img"].dtype)
         return self.loss_under(condition, latents, timesteps, noise, input_noise)

@@ -4,7 +4,7 @@ import paddle
 from paddle import nn
 
 from ...diffusion.process import Process
-from ..captions import projected_caption
+from ..captions import projected_caption, split_caption
 from ..denoising import DenoisingModel
 from ..model import Component, Loss
 
@@ -13,6 +13,7 @@ class CascadeModel(DenoisingModel):
     """What both stages have: a frozen EfficientNet and a frozen CLIP text encoder with a projection beside the network
     that is trained. end_id: of the token that ends a caption."""
 
+    caption_encoder = "text_encoder"
     end_id: int
 
     def __init__(self, effnet: nn.Layer, text_encoder: nn.Layer, process: Process):
@@ -36,8 +37,11 @@ class CascadeModel(DenoisingModel):
         with paddle.amp.auto_cast(enable=False):
             return self.effnet(pixel_values.astype("float32") / 255.0)
 
-    def embed_captions(self, input_ids):
-        """`projected_caption` of [B, L] int64; there are gradients only of tokens that are trained."""
+    def embed_captions(self, input_ids, text_embeddings=None):
+        """`projected_caption` of [B, L] int64, or of `text_embeddings` [B, L + 1, D], which is it, joined. There are
+        gradients only of tokens that are trained."""
+        if text_embeddings is not None:
+            return split_caption(text_embeddings, self.text_encoder.config.projection_dim)
         return projected_caption(self.text_encoder, input_ids, self.end_id)
 
     def denoise(self, noisy, timesteps, **condition):

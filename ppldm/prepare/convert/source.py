@@ -1,9 +1,10 @@
 """Where rows come from: what a path holds, as units (`convert.units`) that are each read on their own."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ...data.formats.folder_names import split_name
 from ...data.formats.mds.packed import unpacked_name
@@ -16,7 +17,7 @@ from .units import CsvUnit, FolderUnit, JsonLinesUnit, MdsUnit, ParquetUnit, Tar
 
 # Of a Hugging Face imagefolder, the one that is used first.
 _IMAGEFOLDER_TABLES = ("metadata.jsonl", "metadata.csv")
-_FILE_KINDS = {
+_FILE_KINDS: dict[str, Callable[..., Any]] = {
     ".tar": TarUnit,
     ".parquet": ParquetUnit,
     ".mds": MdsUnit,

@@ -10,7 +10,7 @@ import io
 import json
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -82,7 +82,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(info, io.BytesIO(content))
 
 
-def _read_archive(path: Path, table: Path) -> Iterator[Sample]:
+def _read_archive(path: Path, table: Path) -> Generator[Sample, None, None]:
     """Pictures with the captions of their names."""
     captions, pictures = Captions(table), _read_pictures(path)
     try:
@@ -104,7 +104,7 @@ def _read_pictures(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield place.stem, member.read()
 
 
-def _read_columns(path: Path, columns: dict) -> Iterator[Sample]:
+def _read_columns(path: Path, columns: dict) -> Generator[Sample, None, None]:
     """Rows of a table or a tar of samples by the names of their columns."""
     if path.suffix == ".mds":
         yield from _read_mds(path, columns)

@@ -18,6 +18,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...data.formats.sample_files import IMAGE_SUFFIXES
 from ...utils.errors import DataError, EnvironmentProblem
@@ -84,7 +85,7 @@ def get_files(request: Request) -> tuple[list[RemoteFile], list[RemoteFile]]:
     """(files of pictures or URLs, of captions), as the first run saw them. Raises PpldmError."""
     known = read_json(request.job.record_path("files"))
     if known and not request.job.check(request.settings):
-        return tuple(from_record(known[kind], request.links) for kind in ("pictures", "captions"))
+        return from_record(known["pictures"], request.links), from_record(known["captions"], request.links)
     entry = request.entry
     pictures = list_files(entry, entry.pictures, request.size, request.links)
     return pictures, list_files(entry, entry.captions, request.size) if entry.captions else []
@@ -144,7 +145,7 @@ def get_dataset(request: Request) -> dict:
             remove_leftovers(folder)
         if not job.record_path("files").exists():
             write_json(job.record_path("files"), {"pictures": as_record(pictures), "captions": as_record(captions)})
-        report = {"name": request.entry.name, "size": request.size}
+        report: dict[str, Any] = {"name": request.entry.name, "size": request.size}
         if captions:
             tell(f"captions: {len(captions)} file(s)")
             map_files(fetch_only, [_fetch_task(request, file, "captions") for file in captions], *workers)
@@ -240,7 +241,7 @@ def _verify(request: Request, file_list: Path) -> None:
         run_stage(Stage("verify", "reading every row", words, 0), stdout=sys.stderr)
         return {_TAKEN: True}
 
-    finish(record, make_key({}, [Piece(manifest, manifest.name)], record), lambda found: found.get(_TAKEN), run)
+    finish(record, make_key({}, [Piece(manifest, manifest.name)], record), lambda found: bool(found.get(_TAKEN)), run)
 
 
 def _run_pipeline(request: Request, tables: list[Path]) -> dict:

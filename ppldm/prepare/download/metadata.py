@@ -77,8 +77,8 @@ def read_tables(inputs: Sequence[str]) -> Tables:
 def _match_columns(file: Table, first: Table) -> dict[str, str]:
     """What each column of a file is called in the first: the same, or a name for the same thing. Raises ConfigError."""
     known = Columns(dict(first.schema))
-    meant = {name: known.find(name) for name, _ in file.schema}
-    schema = [(meant[name] or name, kind) for name, kind in file.schema]
+    meant = {name: known.find(name) or name for name, _ in file.schema}
+    schema = [(meant[name], kind) for name, kind in file.schema]
     if sorted(schema) == sorted(first.schema):
         return meant
     name = min(set(schema) ^ set(first.schema) or schema)[0]

@@ -56,8 +56,9 @@ class RowColumns:
     def under_names(self, kept: Sequence[str]) -> RowColumns | None:
         """The same columns kept under the names that another file has for them; None where it has other columns."""
         own = dict(zip(self.kept, self.sources, strict=True))
-        found = [Columns(dict.fromkeys(self.kept, "")).find(name) for name in kept]
-        if None in found or sorted(found) != sorted(self.kept):
+        columns = Columns(dict.fromkeys(self.kept, ""))
+        found = [column for name in kept if (column := columns.find(name))]
+        if len(found) < len(kept) or sorted(found) != sorted(self.kept):
             return None
         return replace(self, kept=tuple(kept), sources=tuple(own[name] for name in found))
 
@@ -75,8 +76,10 @@ def find_parts(metadata: Path | RemotePath, part_id: int) -> list[MetadataPart]:
         raise ConfigError(
             f"no parquet files in {metadata}; it should hold part_1.parquet, ... as `ppldm filter` writes"
         )
-    numbers = [re.fullmatch(r".*_(\d+)", path.stem) for path in paths]
-    numbers = [int(found.group(1)) for found in numbers] if all(numbers) else list(range(1, len(paths) + 1))
+    names = [found for path in paths if (found := re.fullmatch(r".*_(\d+)", path.stem))]
+    numbers = [int(found.group(1)) for found in names]
+    if len(names) < len(paths):
+        numbers = list(range(1, len(paths) + 1))
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"two parquet files in {metadata} have one number; name them part_1.parquet, part_2.parquet")
     named = dict(sorted(zip(numbers, paths, strict=True)))

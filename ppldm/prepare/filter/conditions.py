@@ -8,7 +8,7 @@ from ...data.select.parse import parse_where
 from ...utils.errors import ConfigError
 
 # The conditions of the published recipes. LAION2B-en is English by itself, and has no column that says so.
-PRESETS = {
+PRESETS: dict[str, dict[str, float | str]] = {
     "laion2b-en": {"min_width": 512, "min_height": 512, "max_punsafe": 0.98, "min_aesthetic": 4.5},
     "laion-art": {"language": "en", "min_width": 512, "min_height": 512},
 }
@@ -26,7 +26,8 @@ def merge_bounds(preset: str | None, bounds: dict) -> dict:
     """The bounds of a preset, and over them those of `bounds` that are not None. Raises ConfigError."""
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"--preset {preset} is not known; choose one of {', '.join(PRESETS)}")
-    return {**PRESETS.get(preset, {}), **{name: value for name, value in bounds.items() if value is not None}}
+    own = PRESETS[preset] if preset else {}
+    return {**own, **{name: value for name, value in bounds.items() if value is not None}}
 
 
 def make_conditions(bounds: dict, where: str | None) -> tuple[Expression, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.files import claimed_dir, local_path, read_json, write_json
@@ -365,7 +365,7 @@ def _find_changes(found: dict, wanted: dict) -> list[str]:
 def _count_rows(plan: Plan, counts: dict[int, int], parts: list[dict]) -> dict:
     """Rows out, dropped by condition, and parts. Raises DataError where a row is not accounted for."""
     rows_out = sum(part["rows"] for part in parts)
-    dropped = []
+    dropped: list[dict[str, Any]] = []
     for i, reason in enumerate(plan.reasons):
         missing = counts.get(2 * i + 2, 0)
         dropped.append({"condition": reason, "rows": counts.get(2 * i + 1, 0) + missing, "missing": missing})

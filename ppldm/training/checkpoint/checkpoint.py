@@ -44,7 +44,7 @@ from ...utils.machine.devices import host_memory
 from ...weights.formats.paddle_files import NAME_TABLE, read_tree, write_tree
 from ...weights.model_file import ModelDescription
 from ..optimizer.sharding import ShardedOptimizer, parameter_of
-from .names import list_checkpoints, step_of
+from .names import checkpoint_name, list_checkpoints, step_of
 from .trainer_state import TrainerState
 
 MANIFEST = "manifest.json"
@@ -124,7 +124,7 @@ def save_checkpoint(
     Raises DiskFullError, with the older checkpoints untouched.
     """
     step = trainer_state.global_step
-    folder = make_output_dir(output_dir) / f"checkpoint-{step}"
+    folder = make_output_dir(output_dir) / checkpoint_name(step)
     own_bytes = description.num_bytes if description else 0
     require_space(folder, count_bytes(contents) + own_bytes + _OVERHEAD_BYTES)
     try:

@@ -3,7 +3,18 @@
 import re
 from pathlib import Path
 
-_NAME = re.compile(r"checkpoint-(\d+)")
+_PREFIX = "checkpoint-"
+_NAME = re.compile(rf"{_PREFIX}(\d+)")
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of the folder of a checkpoint that was made after update `step`."""
+    return f"{_PREFIX}{step}"
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a folder of this name is a checkpoint."""
+    return _NAME.fullmatch(name) is not None
 
 
 def step_of(folder: Path) -> int:
@@ -13,5 +24,5 @@ def step_of(folder: Path) -> int:
 
 def list_checkpoints(output_dir) -> list[Path]:
     """The folders `checkpoint-<step>` in `output_dir`, newest first."""
-    found = [path for path in Path(output_dir).glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    found = [path for path in Path(output_dir).glob(f"{_PREFIX}*") if is_checkpoint(path.name) and path.is_dir()]
     return sorted(found, key=step_of, reverse=True)

@@ -14,7 +14,7 @@ import numpy as np
 from ...config.recipe import Recipe
 from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
-from ...families.ldm_build import tokenizer_source
+from ...families.common.ldm_build import tokenizer_source
 from ...networks.adapters.adapt import TEXT_ENCODER
 from ...networks.adapters.tokens import plan_tokens
 from ...utils.report import print_report

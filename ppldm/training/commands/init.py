@@ -1,22 +1,25 @@
 """`ppldm init`: a commented recipe for one's own data, machine and goal, by a few questions or as many flags.
 
 A recipe builds on a preset (`base:`), and shows with their help the settings that one changes first. What is asked is
-in `QUESTIONS`; on a terminal every question that no flag answers is asked, elsewhere it takes its default.
+in `QUESTIONS`; on a terminal every question that no flag answers is asked, elsewhere it takes its default. What
+Enter alone gives fits this machine.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...config.load import Layer, preset_layers
+from ...config.published_models import DEFAULT_TOKENIZER, DEFAULT_VAE
 from ...config.recipe import merge_settings, schema_of
 from ...config.write import write_settings
 from ...data.filelist import list_parts
 from ...families.base import get_family
 from ...utils.errors import ConfigError
 from ...utils.files import local_path, write_text
-from ...utils.machine.devices import CPU
+from ...utils.machine.devices import CPU, launch_cards, launch_kind
 
 DATA, GOALS, MACHINES = (
     ("pictures", "parts", "laion"),
@@ -24,40 +27,47 @@ DATA, GOALS, MACHINES = (
     (CPU.name, "16gb", "24gb", "8x80gb"),
 )
 DEFAULT_BASE = "stable-diffusion-v1-5/stable-diffusion-v1-5"
+_TINY_VAE = "quickstart/autoencoder/vae"  # as the preset ldm-tiny-cpu has it
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked where the flag `name` is not given. choices: each with what it means; () for any text."""
+    """What is asked where the flag `name` is not given. default: by the answers so far, which fits them and this
+    machine. choices: each with what it means; () for any text."""
 
     name: str
     text: str
-    default: str
+    default: Callable[[dict[str, str]], str]
     choices: tuple[tuple[str, str], ...] = ()
 
 
 QUESTIONS = (
-    Question("data", "What do you have?", "pictures", (
+    Question("data", "What do you have?", lambda _: "pictures", (
         ("pictures", "a folder of pictures with captions in text files beside them"),
         ("parts", "part files, or a filelist of them"),
         ("laion", "LAION metadata (parquet), of which the pictures are yet to be downloaded"))),
-    Question("path", "Where is it? (folder or file)", "."),
-    Question("goal", "What do you want?", "lora", (
-        ("scratch", "train a text-to-image model from the beginning"),
-        ("finetune", "train all of a model's UNet further"),
-        ("lora", "train a small file beside a model, the usual thing for few pictures"))),
-    Question("machine", "On what?", CPU.name, (
+    Question("path", "Where is it? (folder or file)", lambda _: "."),
+    Question("machine", "On what?", lambda _: this_machine(), (
         (CPU.name, "no card"), ("16gb", "one card of 16 GB, or a little more"), ("24gb", "one card of 24 GB or more"),
         ("8x80gb", "eight cards of 80 GB"))),
+    Question("goal", "What do you want?", lambda said: "scratch" if said["machine"] == CPU.name else "lora", (
+        ("scratch", "train a text-to-image model from the beginning; on a CPU a tiny one"),
+        ("finetune", "train all of a model's UNet further"),
+        ("lora", "train a small file beside a model, the usual thing for few pictures"))),
 )  # fmt: skip
-_SCRATCH = {CPU.name: "ldm-1x16gb", "16gb": "ldm-1x16gb", "24gb": "ldm-1x24gb", "8x80gb": "ldm-8x80gb"}
+_LEAST_GIB = {"8x80gb": 75, "24gb": 22}  # of each card
+_SCRATCH = {CPU.name: "ldm-tiny-cpu", "16gb": "ldm-1x16gb", "24gb": "ldm-1x24gb", "8x80gb": "ldm-8x80gb"}
 _FROM_MODEL = {"finetune": "sd15-finetune", "lora": "sd15-lora"}
 # What a machine changes in presets that were made for one card of 24 GB; batch, batches an update.
 _BATCHES = {CPU.name: (1, 4), "16gb": (1, 8), "24gb": (2, 8), "8x80gb": (16, 1)}
 _PRECISION = {CPU.name: (False, False), "16gb": (True, False), "24gb": (False, True), "8x80gb": (False, True)}
-# Small enough for a CPU to learn something in a night.
-_TINY = {"model.unet_config_file": "unet_tiny", "model.text_encoder_config_file": "ldmbert_tiny",
-         "data.resolution": 64, "run.max_steps": 20000, "optimizer.learning_rate": 3e-4}  # fmt: skip
+# Few enough operations for a night on a few cores. The preset's own tokenizer knows only the quickstart's words, and
+# where the quickstart's autoencoder is not there, the published one takes its place.
+_TINY = {"model.tokenizer_name": DEFAULT_TOKENIZER, "model.model_max_length": 77, "run.max_steps": 6000,
+         "run.save_steps": 500, "validation.validation_prompts": None}  # fmt: skip
+_TINY_OF_PUBLISHED = {"model.vae_name_or_path": DEFAULT_VAE, "data.resolution": 64}
+_SHORT = {"run.max_steps": 400, "run.save_steps": 100, "optimizer.warmup_steps": 50}
+_SHORT_RESOLUTION = 256
 # Shown in every recipe, whatever they are.
 _SHOWN = (
     "data.file_list", "data.resolution", "optimizer.learning_rate", "compute.bf16", "compute.fp16",
@@ -90,7 +100,9 @@ def init(
     if target.exists():
         raise ConfigError(f"--out {target} is there already; name another file, or remove it")
     given = {"data": data, "path": path, "goal": goal, "machine": machine}
-    answers = {one.name: given[one.name] or _ask(one) for one in QUESTIONS}
+    answers: dict[str, str] = {}
+    for one in QUESTIONS:
+        answers[one.name] = given[one.name] or _ask(one, answers)
     files, head = _filelists(target, answers["data"], local_path(answers["path"]))
     text = recipe_text(target, answers["goal"], answers["machine"], base or DEFAULT_BASE, head)
     for name, content in files.items():
@@ -105,25 +117,36 @@ def init(
         show(["--config", str(target)])
 
 
+def this_machine() -> str:
+    """Which of MACHINES is most like this one. Where nothing tells a card's memory before Paddle is loaded, it is taken
+    for the smallest card."""
+    if launch_kind().is_cpu:
+        return CPU.name
+    cards = launch_cards()
+    least = min((card.memory_gib for card in cards), default=0)
+    if least < _LEAST_GIB["24gb"] or not all(card.has_bfloat16 for card in cards):
+        return "16gb"
+    return "8x80gb" if len(cards) >= 8 and least >= _LEAST_GIB["8x80gb"] else "24gb"
+
+
 def recipe_text(target: Path, goal: str, machine: str, base: str, head: str) -> str:
     """The recipe's YAML. Raises ConfigError, ModelError for a `base` that is a folder without a pipeline."""
     preset = _SCRATCH[machine] if goal == "scratch" else _FROM_MODEL[goal]
-    changes = {"data.file_list": _list_of(target).name if target.parent == Path() else str(_list_of(target))}
-    changes["run.output_dir"] = str(target.with_suffix(""))
+    changes: dict[str, Any] = {"run.output_dir": str(target.with_suffix(""))}
+    changes["data.file_list"] = _list_of(target).name if target.parent == Path() else str(_list_of(target))
     family = "ldm" if goal == "scratch" else "stable_diffusion"
     fp16, bf16 = _PRECISION[machine]
     changes |= {"compute.fp16": fp16, "compute.bf16": bf16}
     batch, accumulated = _BATCHES[machine]
     if goal != "scratch":
         family, own = _start(base)
-        changes |= own
-    elif machine == CPU.name:
-        changes |= _TINY
-        batch = 8
-    if goal != "scratch" or machine == CPU.name:
-        changes |= {"run.per_device_train_batch_size": batch, "run.gradient_accumulation_steps": accumulated}
+        changes |= own | {"run.per_device_train_batch_size": batch, "run.gradient_accumulation_steps": accumulated}
     if machine == CPU.name:
-        changes |= {"compute.dataloader_num_workers": 1}
+        changes |= {"compute.dataloader_num_workers": 1} | (_TINY if goal == "scratch" else _SHORT)
+        if goal != "scratch":
+            changes["data.resolution"] = min(_SHORT_RESOLUTION, changes.get("data.resolution", _SHORT_RESOLUTION))
+        elif not Path(_TINY_VAE).is_dir():
+            changes |= _TINY_OF_PUBLISHED
     config = get_family(family).Config
     known = {one.key: one for section in schema_of(config).values() for one in section.values()}
     layers = [*preset_layers(preset), Layer("init", {"family": family, **changes}, is_literal=True)]
@@ -182,18 +205,19 @@ def _list_of(target: Path) -> Path:
     return target.with_suffix(".filelist.list")
 
 
-def _ask(question: Question) -> str:
+def _ask(question: Question, answers: dict[str, str]) -> str:
     """An answer on the terminal; the default elsewhere, but for a path, which must be given."""
+    default = question.default(answers)
     if not sys.stdin.isatty():
         if question.choices:
-            return question.default
+            return default
         raise ConfigError(f"--{question.name} is missing, and there is no terminal to ask on; add it")
     sys.stderr.write(f"{question.text}\n" + "".join(f"  {name:<9} {what}\n" for name, what in question.choices))
     known = [name for name, _ in question.choices]
     while True:
-        sys.stderr.write(f"[{question.default}] ")
+        sys.stderr.write(f"[{default}] ")
         sys.stderr.flush()
-        answer = sys.stdin.readline().strip() or question.default
+        answer = sys.stdin.readline().strip() or default
         if not known or answer in known:
             return answer
         sys.stderr.write(f"{answer} is not one of {', '.join(known)}\n")

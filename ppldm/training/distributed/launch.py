@@ -217,7 +217,7 @@ class WatchedController(CollectiveController):
             pass
         for rank in self.ranks:
             rank.kill_all()  # what is left of its loader processes
-        self.exit_status = status or max(rank.status for rank in self.ranks)
+        self.exit_status = status or max(rank.status or 0 for rank in self.ranks)
         return True
 
     def _find_problem(self) -> tuple[int, str] | None:
@@ -229,7 +229,8 @@ class WatchedController(CollectiveController):
             return self._stop_status(), "stopped before training began\n"
         if failed:
             first = min(failed, key=lambda rank: rank.blame)
-            return (first.status if first.status > 0 else 128 - first.status), first.describe()
+            status = first.status or 0
+            return (status if status > 0 else 128 - status), first.describe()
         if self.peers and self.peers.trouble:
             return 1, f"error: {self.peers.trouble}\n"
         return None

@@ -20,7 +20,7 @@ import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ...networks.configs import downscale_factor, hidden_width
-from ...networks.transformers import transform
+from ...networks.transformers.transform import transform
 from ...utils.errors import ModelError, describe
 from ...weights.fill import bare_network
 
@@ -54,10 +54,13 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes: `kept` from the forward for the backward pass; `peak` of all that is there at a time, `kept` included."""
+    """Bytes: `kept` from the forward for the backward pass; `peak` of all that is there at a time, `kept` included.
+    operations: floating-point ones of the forward pass, in its convolutions and matrix products; one of each a
+    multiplication and an addition."""
 
     kept: int
     peak: int
+    operations: int = 0
 
 
 def count_activations(kind: str, config: dict, shapes: Shapes, trained: bool, recompute: bool) -> Activations | None:
@@ -135,7 +138,8 @@ def _live(ops: list, forward: int, parameters: set, blocks: list[tuple[int, int]
             changes[last + 1] -= value.num_bytes
             kept += value.num_bytes if first < forward <= last else 0
     at = accumulate(changes)
-    return Activations(kept, max(now + more for now, more in zip(at, workspaces, strict=False)))
+    peak = max(now + more for now, more in zip(at, workspaces, strict=False))
+    return Activations(kept, peak, sum(map(_operations, ops[:forward])))
 
 
 def _resumed(values: list[_Value], forward: int, blocks: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
@@ -190,6 +194,15 @@ def _columns(op) -> int:
     result = op.results()[0] if op.name() == "pd_op.conv2d" else op.operands_source()[-1]
     sides = result.shape[2:]
     return 4 * prod(weight.shape[1:]) * prod(sides) if prod(weight.shape[2:]) > 1 else 0
+
+
+def _operations(op) -> int:
+    """Floating-point operations of a convolution or a matrix product; of anything else none are counted."""
+    if op.name() not in ("pd_op.conv2d", "pd_op.matmul"):
+        return 0
+    left, right = op.operands_source()[:2]
+    summed = right.shape[1:] if op.name() == "pd_op.conv2d" else [left.shape[-2 if op.attrs()["transpose_x"] else -1]]
+    return 2 * prod(op.results()[0].shape) * prod(summed)
 
 
 def _data(name: str, shape, dtype: str = "float32"):

@@ -47,6 +47,7 @@ def show(argv: list[str]) -> list[Finding]:
         given.num_devices = len((given.devices or "0").split(",")) * (given.nnodes or 1)
     if given.num_devices < 1:
         raise ConfigError(f"--num_devices {given.num_devices} must be 1 or more")
+    given.devices_here = -(-given.num_devices // (given.nnodes or 1))
     found, facts = look(rest, given)
     status = max((one.status for one in found), key=STATUSES.index)
     report = {"status": status, "findings": [asdict(one) for one in found], **facts}
@@ -98,8 +99,8 @@ def look(words: list[str], given: argparse.Namespace) -> tuple[list[Finding], di
 
 def _machine(recipe: Recipe, given) -> list[Finding]:
     place = Path(given.shared_memory) if given.shared_memory else None
-    found = examine("shared memory", look_at_shared_memory, recipe.training, given.num_devices, place)
-    found += examine("loaders", look_at_loaders, recipe.training, given.num_devices)
+    found = examine("shared memory", look_at_shared_memory, recipe.training, given.devices_here, place)
+    found += examine("loaders", look_at_loaders, recipe.training, given.devices_here)
     found += examine("clock", look_at_clock, recipe.training)
     return found + examine("ports", look_at_ports, given.master)
 

@@ -19,7 +19,7 @@ class Finding:
     fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.status:<8}{self.name:<15}{self.text}" + (f"; {self.fix}" if self.fix else "")
+        return f"{self.status:<8}{self.name:<16}{self.text}" + (f"; {self.fix}" if self.fix else "")
 
 
 def good(name: str, text: str) -> Finding:

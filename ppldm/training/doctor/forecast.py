@@ -1,15 +1,20 @@
-"""Hours, disk and cost of a run, from the seconds of an update that were measured: those of a run's log."""
+"""Hours, disk and cost of a run, from the seconds of an update that were measured: those of a run's log. Where there is
+no such log, on a CPU, the hours that it takes at least, by the operations of its convolutions and matrix products."""
 
 import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from ...config.training import TrainingOptions
 from ...utils.errors import ConfigError
 from ..monitor.metrics import METRICS_FILE, read_metrics
-from .findings import Finding, good
+from .findings import Finding, judged
 
 _FIRST_LINES = 1  # of a log, in which compiling and first reads are counted
+_LONG_HOURS = 48  # of a run on a CPU, which hardly anybody means to wait for
+# Of the matrix products by which the speed is measured: so short that other programs do not interrupt all of them.
+_SIDE, _PRODUCTS = 384, 64
 
 
 def seconds_an_update(folder: Path) -> float:
@@ -39,10 +44,27 @@ def forecast(
     return found if price_per_hour is None else found | {"cost": hours * num_devices * price_per_hour}
 
 
-def tell(found: dict[str, float] | None) -> Iterator[Finding]:
-    """The forecast as a line; None where no update was measured."""
-    if found is None:
-        yield good("forecast", "no update was measured: --run FOLDER takes the seconds of an update from a run's log")
-        return
-    text = f"{found['seconds_an_update']:.3g} s an update, {found['hours']:.3g} h, {found['disk_gb']:.3g} GB of disk"
-    yield good("forecast", text + (f", cost {found['cost']:.2f}" if "cost" in found else ""))
+def least_hours(operations: int, max_steps: int) -> float:
+    """Of updates of so many floating-point operations on this CPU: at the speed of the fastest of some products of
+    matrices, which no training reaches."""
+    import paddle
+
+    matrix, seconds = paddle.ones([_SIDE, _SIDE]), []
+    for _ in range(_PRODUCTS):
+        start = time.perf_counter()
+        paddle.matmul(matrix, matrix)
+        seconds.append(time.perf_counter() - start)
+    return operations / (2 * _SIDE**3 / min(seconds)) * max_steps / 3600
+
+
+def tell(found: dict[str, float] | None, least: float = 0.0, is_cpu: bool = False) -> Iterator[Finding]:
+    """The forecast as a line; None where no update was measured, and then `least` hours, where they are known."""
+    hours = found["hours"] if found else least
+    fix = "take a smaller model, --resolution or --max_steps (`ppldm init` proposes some), or another device"
+    if found:
+        text = f"{found['seconds_an_update']:.3g} s an update, {hours:.3g} h, {found['disk_gb']:.3g} GB of disk"
+        text += f", cost {found['cost']:.2f}" if "cost" in found else ""
+    else:
+        text = f"at least {least:.2g} h, at the speed of matrix products on this CPU; " if least else ""
+        text += "no update was measured: --run FOLDER takes the seconds of an update from a run's log"
+    yield judged("forecast", text, warning=fix if is_cpu and hours > _LONG_HOURS else "")

@@ -31,11 +31,13 @@ _BATCHES_A_LOADER = 2
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a device by purpose; `unknown`: networks whose activations are not counted."""
+    """Bytes of a device by purpose; `unknown`: networks whose activations are not counted. operations: of a
+    micro-batch, as far as they are counted: forward, backward and what is recomputed."""
 
     by_purpose: dict[str, int]
     unknown: tuple[str, ...] = ()
     batch_bytes: int = 0  # of a micro-batch as loaders make it
+    operations: int = 0
 
     @property
     def total(self) -> int:
@@ -57,7 +59,7 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
     tokens = getattr(recipe.model, "model_max_length", 0)
     shapes = Shapes.of(configs, arguments.per_device_train_batch_size, height, width, tokens)
     cached = {"vae": recipe.data.latents == "cached", "text_encoder": recipe.data.text_embeddings == "cached"}
-    found, unknown = {}, []
+    found, unknown, operations = {}, [], 0
     for name, network in networks.items():
         kind, trained = family.components[name], network.trained or name in adapted
         if cached.get(kind):
@@ -67,6 +69,8 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
             unknown.append(name)
         else:
             found[name] = counted
+            passes = 1 + trained * (1 + network.trained + arguments.recompute)  # gradients of values, of weights
+            operations += counted.operations * passes
     kind = current_kind()
     activations = _peak(list(found.values()))
     if (arguments.bf16 or arguments.fp16) and kind.mixed_precision:
@@ -81,7 +85,7 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
         parts["copy"] = checkpoint_bytes(states) if arguments.use_async_save else 0
         exported = states["weights"] + states["average"] - states["gradients"]  # which are let go before
         parts["export"] = max(0, exported - activations - parts["heap"])
-    return Memory(parts, tuple(unknown), shapes.samples * sample)
+    return Memory(parts, tuple(unknown), shapes.samples * sample, operations)
 
 
 def _peak(networks: list[Activations]) -> int:

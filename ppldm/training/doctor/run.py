@@ -30,7 +30,7 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
     found += examine("output", _look_at_output, recipe)
     access = examine("access", _look_at_access, recipe)
     found += access
-    found += examine("memory", _look_at_memory, recipe, devices, facts)
+    found += examine("memory", _look_at_memory, recipe, given, facts)
     sources = []
     found += examine("parts", lambda: sources.extend(open_sources(recipe.data)) or ())  # type: ignore[func-returns-value]
     steps = arguments.max_steps
@@ -59,18 +59,18 @@ def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
-    """That the hub gives the models that are named, to who asks."""
+    """That the hub gives the models that are named, to who asks, and those that stand where none is named."""
     from ...config.option import options
     from ...config.published_models import KNOWN_MODELS
 
-    named = {
-        name: value for name, stated in options(type(recipe.model)).items()
-        if stated.kind == "model" and (value := getattr(recipe.model, name))
-        and value not in KNOWN_MODELS and not Path(value).expanduser().exists() and "://" not in value
-    }  # fmt: skip
-    for name, value in named.items():
-        if not is_offline(getattr(recipe.model, "offline", False)):
-            yield _ask_hub(name, "/".join(value.split("/")[:2]))
+    model = recipe.model
+    flags = {getattr(model, name): name for name, stated in options(type(model)).items() if stated.kind == "model"}
+    if not getattr(model, "starts_from_pipeline", True):
+        flags = {name: f"{component}_name_or_path" for component, name in model.component_names().items()} | flags
+    for name, flag in flags.items():
+        here = not name or name in KNOWN_MODELS or Path(name).expanduser().exists() or "://" in name
+        if not here and not is_offline(getattr(model, "offline", False)):
+            yield _ask_hub(flag, "/".join(name.split("/")[:2]))
 
 
 def _ask_hub(flag: str, repository: str) -> Finding:
@@ -96,15 +96,16 @@ def _ask_hub(flag: str, repository: str) -> Finding:
     return good("access", f"the hub has {repository}")
 
 
-def _look_at_memory(recipe: Recipe, num_devices: int, facts: dict) -> Iterator[Finding]:
+def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
     from .. import prepare  # noqa: F401 (what a run loads is part of its memory)
     from .memory import checkpoint_bytes, estimate, loader_bytes
 
-    memory, anonymous = estimate(recipe, num_devices), anonymous_memory_bytes()
+    memory, anonymous = estimate(recipe, given.num_devices), anonymous_memory_bytes()
     facts["memory"] = memory.by_purpose
     facts["checkpoint_bytes"] = checkpoint_bytes(memory.by_purpose)
+    facts["operations_an_update"] = memory.operations * recipe.training.gradient_accumulation_steps
     facts["loader_bytes"] = loader_bytes(memory, recipe.training.dataloader_num_workers, anonymous)
-    yield from _look_at_loaders(recipe.training.dataloader_num_workers, num_devices, memory, anonymous, facts)
+    yield from _look_at_loaders(recipe.training.dataloader_num_workers, given.devices_here, memory, anonymous, facts)
     there = usable_memory_bytes()
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in memory.by_purpose.items() if size >= 5e6)
     text = f"about {memory.total / 1e9:.2f} GB at the peak ({parts})"
@@ -112,10 +113,14 @@ def _look_at_memory(recipe: Recipe, num_devices: int, facts: dict) -> Iterator[F
     if there is None or "process" not in memory.by_purpose:
         yield good("memory", text + "; compare with the memory of the device")
         return
+    needed, processes = memory.total * given.devices_here, given.devices_here
     fix = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps, or add --recompute"
+    if processes > 1:
+        text += f" for each of {processes} processes, {needed / 1e9:.2f} GB together"
+        fix += ", or start fewer processes"
     yield judged(
         "memory", f"{text}; this machine has {there / 1e9:.2f} GB",
-        warning=fix if memory.total > _TIGHT * there else "", error=fix if memory.total > there else "",
+        warning=fix if needed > _TIGHT * there else "", error=fix if needed > there else "",
     )  # fmt: skip
 
 
@@ -159,7 +164,7 @@ def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bo
 
 
 def _tokenizer_source(recipe: Recipe):
-    from ...families.ldm_build import tokenizer_source
+    from ...families.common.ldm_build import tokenizer_source
 
     return tokenizer_source(recipe.model)
 
@@ -180,8 +185,10 @@ def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict) -> Iterator[Finding]:
-    from .forecast import count_checkpoints, forecast, seconds_an_update, tell
+    from ...utils.machine.devices import current_kind
+    from .forecast import count_checkpoints, forecast, least_hours, seconds_an_update, tell
 
+    is_cpu = current_kind().is_cpu
     size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
     yield from look_at_disk(recipe.training, size, count)
     own = Path(recipe.training.output_dir)
@@ -191,7 +198,8 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict) -> Iterator[
     except PpldmError:
         if given.run:
             raise
-        yield from tell(None)
+        operations = facts.get("operations_an_update", 0) if is_cpu else 0
+        yield from tell(None, least_hours(operations * given.devices_here, max_steps) if operations else 0.0, is_cpu)
         return
     facts["forecast"] = forecast(seconds, max_steps, (size or 0) * count, given.num_devices, given.price_per_hour)
-    yield from tell(facts["forecast"])
+    yield from tell(facts["forecast"], is_cpu=is_cpu)

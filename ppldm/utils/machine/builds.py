@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from .devices import Gpu
+from .nvidia_smi import Gpu
 
 INDEX = "https://www.paddlepaddle.org.cn/packages/stable/"  # of Paddle's packages, with a folder for each build
 

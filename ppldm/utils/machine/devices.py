@@ -21,7 +21,8 @@ from pathlib import Path
 from .. import variables
 from ..errors import ConfigError, exit_on_error
 from ..text import nearest
-from .resources import read_cpu_model, run_program, usable_memory_bytes
+from .nvidia_smi import Gpu, list_gpus
+from .resources import read_cpu_model, usable_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -314,44 +315,21 @@ def set_exactness(fewer_bits: bool, search_kernels: bool) -> None:
         paddle.set_flags({"FLAGS_cudnn_exhaustive_search": search_kernels})
 
 
-NO_GPU = "nvidia-smi shows no GPU"
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """An NVIDIA GPU. `driver` is a version ("550.54.14"), `capability` its compute capability, None where unknown."""
-
-    name: str
-    driver: str
-    capability: float | None = None
-    memory: str = ""
-
-    def __str__(self):
-        return f"{self.name} {self.memory}".rstrip() + f", driver {self.driver}"
-
-
-def list_gpus() -> list[Gpu]:
-    """Every NVIDIA GPU that nvidia-smi shows; empty where there is none, or no driver that works."""
-    query = ("nvidia-smi", "--format=csv,noheader", "--query-gpu=name,memory.total,driver_version")
-    # Drivers before 510 do not know compute_cap and refuse the whole question.
-    return parse_gpus(run_program(*query[:-1], f"{query[-1]},compute_cap")) or parse_gpus(run_program(*query))
-
-
-def parse_gpus(text: str) -> list[Gpu]:
-    """The GPUs of nvidia-smi's CSV lines: name, memory, driver and, where it is there, compute capability."""
-    gpus = []
-    for line in text.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) >= 3 and re.fullmatch(r"\d+(\.\d+)+", words[2]):
-            known = len(words) > 3 and re.fullmatch(r"\d+\.\d+", words[3])
-            gpus.append(Gpu(words[0], words[2], float(words[3]) if known else None, words[1]))
-    return gpus
-
-
 def seen_kinds(root: Path = Path("/")) -> list[Kind]:
     """The kinds of devices, other than the CPU, that this machine's drivers show. root: of the files looked for."""
     kinds = [GPU] if list_gpus() else []
     return kinds + [kind for kind in KINDS.values() if any(any(root.glob(sign[1:])) for sign in kind.signs)]
+
+
+def count_devices(kind: Kind) -> int:
+    """How many of a kind the installed Paddle can use; of a CPU none are counted. Paddle is imported."""
+    import paddle
+
+    if kind.paddle == GPU.paddle:
+        return paddle.device.cuda.device_count()
+    if _is_xpu(kind):
+        return paddle.base.core.get_xpu_device_count()
+    return sum(name.partition(":")[0] == kind.paddle for name in paddle.device.get_available_custom_device() or ())
 
 
 def launch_kind() -> Kind:
@@ -359,6 +337,11 @@ def launch_kind() -> Kind:
     CPU. Paddle is not imported."""
     kind = installed_kind()
     return kind if kind in seen_kinds() else CPU
+
+
+def launch_cards() -> list[Gpu]:
+    """The devices of `launch_kind` as far as a driver describes them: NVIDIA's."""
+    return list_gpus() if launch_kind() == GPU else []
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from ..errors import EnvironmentProblem
-from . import devices
+from . import devices, nvidia_smi
 from . import resources as machine
 from .builds import BUILDS, why_none_fits
 
@@ -73,6 +73,8 @@ BUILDS_OF_OTHERS = tuple(
 )
 PLUGINS = tuple(kind.package for kind in devices.KINDS.values() if kind.plugin)  # beside paddlepaddle
 
+# In place of opencv-python, which needs libGL.so.1; docs/installation.md and docs/faq.md name it too.
+HEADLESS_OPENCV = "opencv-python-headless==4.11.0.86"
 # Shown too, without a claim about them.
 SHOWN = ("opencv-python", "opencv-python-headless", "pip", "pyspark", "img2dataset")
 
@@ -127,7 +129,7 @@ def check(versions: dict[str, str]) -> list[Problem]:
 def fix_command(package: str) -> str:
     """The command that installs a version of `package` that works."""
     if package == "paddlepaddle-gpu":
-        gpus = devices.list_gpus()
+        gpus = nvidia_smi.list_gpus()
         fitting = [build for build in BUILDS if all(build.fits(gpu) for gpu in gpus)]
         if not fitting:
             return f"{why_none_fits(gpus)}, or train on the CPU (--device cpu)"
@@ -208,7 +210,7 @@ def package_rows(versions: dict[str, str], problems: list[Problem]) -> list[Row]
 
 def machine_rows(versions: dict[str, str]) -> list[Row]:
     """The machine: nothing here is a problem, but some of it limits what works."""
-    memory, gpus = machine.usable_memory_bytes(), devices.list_gpus()
+    memory, gpus = machine.usable_memory_bytes(), nvidia_smi.list_gpus()
     return [
         Row("Python", f"{platform.python_version()} ({sys.executable})"),
         Row("platform", platform.platform()),
@@ -231,14 +233,14 @@ def shared_memory_row(size: int | None) -> Row:
     return Row("/dev/shm", value, "note", reason, "docker run --shm-size=2g ...")
 
 
-def gpu_row(gpus: list[devices.Gpu], has_gpu_build: bool) -> Row:
+def gpu_row(gpus: list[nvidia_smi.Gpu], has_gpu_build: bool) -> Row:
     """The GPUs, and whether the installed Paddle uses them."""
     names = "; ".join(map(str, gpus))
     if gpus and not has_gpu_build:
         fix = f"{PIP} uninstall -y paddlepaddle && {fix_command('paddlepaddle-gpu')}"
         return Row("GPUs", names, "note", "the installed Paddle is a CPU build and leaves them idle", fix)
     if has_gpu_build and not gpus:
-        note = f"{devices.NO_GPU}; Paddle's GPU build will run on the CPU"
+        note = f"{nvidia_smi.NO_GPU}; Paddle's GPU build will run on the CPU"
         return Row("GPUs", "none", "note", note, "--device cpu")
     return Row("GPUs", names or "none (training runs on the CPU)")
 
@@ -274,7 +276,8 @@ def libgl_row(has_libgl: bool, has_opencv_python: bool) -> Row:
     """libGL.so.1, without which opencv-python cannot be imported. Training does without both."""
     if has_libgl or not has_opencv_python:
         return Row("libGL.so.1", "found" if has_libgl else "none (not needed)")
-    fix = f"{PIP} uninstall -y opencv-python && {PIP} install opencv-python-headless"
+    # Both packages have the same files; the newest wants another numpy.
+    fix = f"{PIP} uninstall -y opencv-python && {PIP} install --force-reinstall --no-deps {HEADLESS_OPENCV}"
     return Row(
         "libGL.so.1", "none", "note", "opencv-python cannot be imported without it; training does not need it", fix
     )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, exit_on_error
-from . import devices
+from . import devices, nvidia_smi
 from .builds import BUILDS, INDEX, check_build, choose_build, find_build
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +24,7 @@ PIP_FLAGS = ("--no-input", "--no-warn-script-location")
 
 
 def choose_device(
-    device: str | None, cuda: str | None, gpus: list[devices.Gpu], python: str, seen: Sequence[devices.Kind] = ()
+    device: str | None, cuda: str | None, gpus: list[nvidia_smi.Gpu], python: str, seen: Sequence[devices.Kind] = ()
 ) -> tuple[str, str]:
     """The name of a kind of device, or of a GPU build (`cu126`), and the reason in words.
 
@@ -40,7 +40,7 @@ def choose_device(
     kind = devices.KINDS[chosen]
     why = f"--device {device} was given" if device else f"the driver of {kind.words} is here"
     if chosen == CPU:
-        return CPU, why if device else f"{devices.NO_GPU}, and no other driver is here (--device installs for one)"
+        return CPU, why if device else f"{nvidia_smi.NO_GPU}, and no other driver is here (--device installs for one)"
     if python not in kind.pythons:
         raise ConfigError(
             f"Paddle for {kind.words} is built for Python {', '.join(kind.pythons)} only, and this is {python}; name "
@@ -119,7 +119,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.action == "device":
         python = "{}.{}".format(*sys.version_info)
-        gpus, seen = devices.list_gpus(), devices.seen_kinds()
+        gpus, seen = nvidia_smi.list_gpus(), devices.seen_kinds()
         device, reason = choose_device(arguments.device, arguments.cuda, gpus, python, seen)
         sys.stdout.write(f"{device}\n")
         sys.stderr.write(f"==> {device}: {reason}\n")

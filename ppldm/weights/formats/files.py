@@ -2,6 +2,7 @@
 say."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,9 @@ WEIGHT_FILES = (
     "diffusion_pytorch_model.bin",
     "pytorch_model.bin",
 )
+# What diffusers puts before the suffix of the same weights in another type; full precision before half.
+_VARIANTS = ("", ".fp32", ".fp16", ".bf16")
+_SHARD = re.compile(r"-\d+-of-\d+$")
 _WEIGHT_PATTERNS = ("*.safetensors", "*.pdparams", "*.bin")
 
 
@@ -65,17 +69,23 @@ def write_safetensors(path, arrays: dict[str, np.ndarray], framework: str) -> No
 
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a component's folder: one, or the shards that an index names. Raises ModelError."""
-    for name in WEIGHT_FILES:
-        if (folder / name).is_file():
-            return [folder / name]
-        # The whole weights before others, such as those in half precision: name.index.fp16.json.
-        if indexes := sorted(folder.glob(f"{name}.index*.json"), key=lambda path: (len(path.name), path.name)):
-            return _shards(indexes[0])
+    for variant in _VARIANTS:
+        for name in WEIGHT_FILES:
+            file = folder / name
+            if (whole := file.with_stem(f"{file.stem}{variant}")).is_file():
+                return [whole]
+            if (index := folder / f"{name}.index{variant}.json").is_file():
+                return _shards(index)
     others = sorted(path for pattern in _WEIGHT_PATTERNS for path in folder.glob(pattern))
+    indexes = sorted(folder.glob("*.index*.json"))
+    if len(indexes) == 1:
+        return _shards(indexes[0])
     if len(others) == 1:
         return others
     if not others:
         raise ModelError(f"{folder} has no weights ({' or '.join(_WEIGHT_PATTERNS)}); copy them there")
+    if any(_SHARD.search(path.stem) for path in others):
+        raise ModelError(f"{folder} has shards ({others[0].name}) without their index, *.index*.json; copy that too")
     raise ModelError(
         f"{folder} has several weight files ({', '.join(path.name for path in others)}); keep the one that is meant"
     )

@@ -7,7 +7,11 @@ from typing import Annotated
 
 from ...utils.errors import ConfigError
 
-Loras = Annotated[list[str], {"nargs": "+", "action": "extend", "type": str, "metavar": "FILE[:WEIGHT]"}]
+Loras = Annotated[
+    list[str],
+    {"nargs": "+", "action": "extend", "type": str, "metavar": "FILE[:WEIGHT]"},
+    "LoRA files to draw with, each with its weight: FILE:0.8; their changes add up",
+]
 
 
 def check_loras(words: Sequence[str] | None) -> list[str]:

@@ -61,7 +61,7 @@ def read_key(key: str, unet: dict | None = None) -> Key | None:
     for prefix, component in _THEIR_PREFIXES.items():
         if name.startswith(prefix):
             layer = _diffusers_name(".".join(_WORD.findall(name.removeprefix(prefix))), unet)
-            return layer and Key(component, layer, array)
+            return Key(component, layer, array) if layer else None
     component, _, layer = name.partition(".")
     if component not in COMPONENTS:
         if not name.startswith(_UNET):

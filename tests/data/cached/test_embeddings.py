@@ -50,7 +50,7 @@ def write_embeddings(source, captions, rule=RULE):
                 file.mark_bad(row, 0, found.reason)
             else:
                 for place, text in enumerate(found):
-                    file.write(row, place, embed(text, rule.model_max_length))
+                    file.write(row, place, embed(text, rule.model_max_length + rule.text_projection))
 
 
 @pytest.fixture
@@ -102,6 +102,7 @@ CHANGES = {
     "captions": CaptionRule(weights=(("blip", 1.0),)),
     "caption_choice": CaptionRule(choice="first"),
     "clean_captions": CaptionRule(clean=True),
+    "text_projection": {"text_projection": True},
 }
 
 

@@ -29,7 +29,7 @@ def moments_of(row: int, variant: int = 0) -> np.ndarray:
     return np.random.default_rng([row, variant]).standard_normal((2, 4, 2, 2)).astype(np.float32)
 
 
-def write_latents(source, crops=None, rows=None, folder=None):
+def write_latents(source, crops=None, rows=None, folder=None, engine="eager"):
     """Latents of all rows of a source, or of some, of the pictures' numbers."""
     rule = CropRule(**{**CROPS, **(crops or {})})
     for path in source.parts:
@@ -37,7 +37,7 @@ def write_latents(source, crops=None, rows=None, folder=None):
         key = LatentsKey.of(RULE.autoencoder, [(16, 16)], rule, "float32", source, part.identity[:2])
         target = cached_path(path, key, folder)
         codes, sizes = np.zeros(len(part), np.uint8), np.stack([part.widths, part.heights])
-        create_latents(target, key, 4, 8, codes, sizes, read_texts(part))
+        create_latents(target, key, 4, 8, codes, sizes, read_texts(part), engine)
         latents = Latents(target, key, writable=True)
         for row in range(len(part)):
             picture = int(part.read(row).caption.split()[1])
@@ -141,6 +141,16 @@ def test_what_is_damaged_is_computed_again_on_demand_and_else_named(make_sources
     assert batch["uncached"].tolist() == [[0, 0, 3, 0]]
     dataset.latents.keep(batch["uncached"][:, 1:], moments_of(3)[None])
     assert np.array_equal(make_cached(sources).make_batch([(0, 3)])["moments"][0], moments_of(3))
+
+
+def test_rows_are_not_added_to_those_of_an_engine(make_sources, make_cached):
+    sources = make_sources([4])
+    write_latents(sources[0], rows=(0, 1, 2), engine="openvino")
+    dataset = make_cached(sources, "ondemand")
+    batch = dataset.make_batch(keys(dataset, 1))
+    assert len(batch["uncached"]) == 1
+    with pytest.raises(ConfigError, match="computed with --engine openvino; complete it with"):
+        dataset.latents.keep(batch["uncached"][:, 1:], moments_of(3)[None])
 
 
 def test_what_is_kept_first_stays(make_sources, make_cached):

@@ -59,11 +59,11 @@ def sources(tmp_path):
     return read_sources(tmp_path / "x.filelist")
 
 
-def make_tasks(sources, where=None, folder=None, dtype="float32", sizes=(16, 32), **crops):
+def make_tasks(sources, where=None, folder=None, dtype="float32", sizes=(16, 32), engine="eager", **crops):
     condition = where and parse_where(where)
     chosen = choose_rows(sources, condition, list(sizes), 1)
     rule = CropRule(**{"num_crops": 2, "flip": True, **crops})
-    settings = settle(FakeEncoder(), [shapes for shapes, _ in chosen], rule, dtype, folder)
+    settings = settle(FakeEncoder(), [shapes for shapes, _ in chosen], rule, dtype, folder, engine)
     return list_tasks(settings, sources, [selection for _, selection in chosen])
 
 
@@ -150,6 +150,35 @@ def test_stopped_and_started_again_it_leaves_the_same_files(sources, tmp_path, m
     encode(stopped)
     assert contents(straight) == contents(stopped) and len(contents(straight)) == 4
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == sorted(contents(straight))
+
+
+@pytest.mark.parametrize("began, other", [("eager", "openvino"), ("openvino", "eager")])
+def test_rows_of_two_engines_are_never_in_one_file(sources, tmp_path, began, other):
+    tasks = make_tasks(sources, engine=began)
+    with pytest.raises(KeyboardInterrupt):
+        encode(tasks, FakeEncoder(most=3))
+    with pytest.raises(ConfigError, match=f"computed with --engine {began}; complete it with .* --engine {began}`"):
+        encode(make_tasks(sources, engine=other))
+    assert encode(tasks).encoded
+    made = contents(tasks)
+    assert all(Latents(path).engine == began for task in tasks for path in task.paths)
+    assert encode(make_tasks(sources, engine=other)).encoded == 0 and contents(tasks) == made
+
+
+def test_a_shape_is_done_with_before_the_next(sources):
+    """So that an engine, which compiles for a shape and keeps few, seldom compiles."""
+    tasks = make_tasks(sources, sizes=(ShapeRule(((16, 32), (32, 16), (16, 16)), False),))
+    shapes = []
+
+    class Noting(FakeEncoder):
+        def __call__(self, pixels):
+            shapes.append(pixels.shape[2:])
+            return super().__call__(pixels)
+
+    for task in tasks:
+        shapes.clear()
+        encode([task], Noting())
+        assert shapes == sorted(shapes) and shapes
 
 
 def test_what_another_condition_selects_is_filled_in(sources):

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import needs
 import numpy as np
 import pytest
 from forking import forking, kill, stop_when
@@ -43,6 +44,8 @@ def contents(folder) -> dict[str, bytes]:
         (["--dtype", "int8"], "--dtype int8 is not one of float16, bfloat16, float32"),
         (["--batch-size", "0"], "--batch-size 0 must be 1 or more"),
         (["--resolutions", "16", "20"], "pictures of 20 x 20 cannot be encoded"),
+        (["--engine", "tensorrt"], "invalid choice: 'tensorrt'"),
+        (["--engine", "openvino-bfloat16"], "--engine openvino-bfloat16 would change the latents"),
         (["--bucket-group-size", "0"], "--bucket-group-size must be 1 or more"),
         (["--buckets", "wide"], "--buckets wide is neither off, ratios, steps nor"),
         (["--crop-fraction", "2"], "crop_fraction is 2"),
@@ -75,6 +78,28 @@ def test_it_says_how_much_it_is_and_makes_it_and_tells(tiny, tmp_path, capsys):
             abs(together.read(row, v) - alone.read(row, v)).max() for row in range(len(alone)) for v in range(4)
         ]
         assert len(differences) >= 60 and max(differences) <= 1e-5
+
+
+@pytest.mark.slow
+def test_an_engine_makes_the_same_latents_and_goes_on_with_its_own(tiny, tmp_path, capsys):
+    needs.need("engine")
+    exact = ("--dtype", "float32", "--json")
+    run(command(tiny, tmp_path / "eager", *exact))
+    run(command(tiny, tmp_path / "other", *exact, "--engine", "openvino"))
+    capsys.readouterr()
+    for path in (tmp_path / "eager").iterdir():
+        eager, other = Latents(path), Latents(tmp_path / "other" / path.name)
+        assert (eager.engine, other.engine) == ("eager", "openvino") and eager.key == other.key
+        cells = [(row, variant) for row in range(len(eager)) for variant in range(4)]
+        assert max(abs(eager.read(*cell) - other.read(*cell)).max() for cell in cells) <= 1e-4
+    lacking = Latents(other.path, writable=True)
+    lacking.forget(0, 0)
+    lacking.close()
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        run(command(tiny, tmp_path / "other", *exact))
+    assert "computed with --engine openvino" in f"{caught.value} {capsys.readouterr().err}"
+    run(command(tiny, tmp_path / "other", *exact, "--engine", "openvino"))
+    assert json.loads(capsys.readouterr().out)["encoded"] == 1
 
 
 @pytest.mark.parametrize("left", [0, 3, 10])

@@ -1,12 +1,16 @@
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
 from small_weights import write_clip
 
+from ppldm.diffusion.process import Process
 from ppldm.inference.precompute.text_encoder import load_text_encoder, make_rule
-from ppldm.networks.build import build_text_encoder, save_component
+from ppldm.networks.build import build_projected_text_encoder, build_text_encoder, save_component
 from ppldm.networks.captions import hidden_states
+from ppldm.networks.cascade.stage import CascadeModel
 from ppldm.networks.configs import read_new_config
+from ppldm.utils.errors import ConfigError
 from ppldm.weights.fill import component_of
 
 WORDS = ["red blue", "12", "", "blue 12 red red"]
@@ -17,8 +21,8 @@ def clip(tmp_path_factory):
     return write_clip(tmp_path_factory.mktemp("clip"))
 
 
-def load(folder, tokenizer=None, length=8, mask=False):
-    return load_text_encoder(str(folder), tokenizer, length, mask, "float32", 4, True)
+def load(folder, tokenizer=None, length=8, mask=False, projection=False):
+    return load_text_encoder(str(folder), tokenizer, length, mask, "float32", 4, True, projection)
 
 
 def test_what_is_computed_of_a_caption_does_not_depend_on_the_others(clip, monkeypatch):
@@ -51,3 +55,26 @@ def test_the_rule_of_a_built_encoder_is_that_of_its_folder(clip):
     layer = component_of("text_encoder", encoder._layer)
     assert make_rule(layer, encoder._tokenizer, False, "float32") == encoder.rule
     assert load(clip, length=9).rule != encoder.rule
+
+
+def test_with_the_projected_caption_what_is_kept_is_what_stable_cascade_is_told(tiny, tmp_path):
+    """The states before the last norm, and behind them the projected caption, also where that is narrower."""
+    config = read_new_config("projected_text_encoder", tiny.config("clip"), "--x") | {"max_position_embeddings": 8}
+    for width in (24, 32, 40):
+        folder = tmp_path / f"clip-{width}"
+        save_component(build_projected_text_encoder(config | {"projection_dim": width}, 1), folder)
+        if width > config["hidden_size"]:
+            with pytest.raises(ConfigError, match="width 32 with a projection of 40 cannot be cached"):
+                load(folder, tiny.tokenizer, projection=True)
+            continue
+        encoder, captions = load(folder, tiny.tokenizer, projection=True), ["picture 1", "", "picture 12"]
+        made = encoder(captions)
+        assert made.shape == (3, 9, 32) and encoder.rule != load(folder, tiny.tokenizer).rule
+        ids = paddle.to_tensor(encoder._tokenizer.encode([*captions, ""]))
+        model = CascadeModel(nn.Identity(), encoder._layer, Process.of({}))
+        model.end_id = encoder._tokenizer.end_id
+        online, cached = model.embed_captions(ids[:3]), model.embed_captions(ids[:3], paddle.to_tensor(made))
+        for one, other in zip(online, cached, strict=True):
+            assert one.shape == other.shape
+            np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-6)
+        assert cached[1].shape == [3, 1, width]

@@ -1,6 +1,8 @@
 """Two tiny models, one of a hostile name, and a queue that draws with them."""
 
 import pytest
+from documented import DocumentedClient
+from flask import Flask
 from small_weights import small_weights
 
 import ppldm
@@ -11,6 +13,11 @@ from ppldm.inference.serving.paint import Painter
 from ppldm.weights.write import write_weights
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(autouse=True)
+def every_answer_is_as_the_document_says(monkeypatch):
+    monkeypatch.setattr(Flask, "test_client_class", DocumentedClient)
 
 
 @pytest.fixture(scope="session")

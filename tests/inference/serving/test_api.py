@@ -50,7 +50,7 @@ def test_pictures_are_those_of_generate(client, models, name):
     job = draw(client, model=name, sampler="euler", guidance_scale=3, negative_prompt="red")
     assert (job["state"], job["step"], job["num_steps"], job["num_pictures"]) == ("done", 2, 2, 2)
     own = models[name].generate(
-        "a red heart", sampler="euler", guidance_scale=3.0, negative_prompts="red", **FEW
+        "a red heart", sampler="euler", guidance_scale=3.0, negative_prompt="red", **FEW
     )  # fmt: skip
     assert (fetch(client, job) == own[0]).all()
 
@@ -180,7 +180,7 @@ def test_a_preview_of_a_drawing_and_its_end(client, queue, painter, models, monk
     now = client.get(f"/v1/jobs/{job['id']}").json
     assert (now["state"], now["step"], now["num_steps"], now["has_preview"]) == ("drawing", 1, 2, True)
     small = Image.open(io.BytesIO(client.get(f"/v1/jobs/{job['id']}/preview").data))
-    assert small.size == (16, 8)
+    assert small.size == (32, 16)
     answer = client.get(f"/v1/jobs/{job['id']}/pictures/0")
     assert answer.status_code == 404 and "0 pictures so far" in answer.json["error"]
     client.delete(f"/v1/jobs/{job['id']}")
@@ -221,7 +221,7 @@ def test_a_full_queue_says_when_to_come_back(painter):
     client = make_api(painter, queue).test_client()
     answers = [client.post("/v1/pictures", json={"prompt": "x"}) for _ in range(4)]
     assert {answer.status_code for answer in answers} <= {202, 429} and answers[-1].status_code == 429
-    assert int(answers[-1].headers["Retry-After"]) >= 1 and "1 jobs are waiting" in answers[-1].json["error"]
+    assert int(answers[-1].headers["Retry-After"]) >= 1 and "the queue is full" in answers[-1].json["error"]
     held.set()
     queue.stop()
     answer = client.post("/v1/pictures", json={"prompt": "x"})

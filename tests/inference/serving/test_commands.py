@@ -1,5 +1,6 @@
 """`ppldm app` and `ppldm serve` from the command line: bad calls, the token, stopping, and the example of a client."""
 
+import io
 import json
 import os
 import re
@@ -13,13 +14,17 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+import needs
+import numpy as np
 import pytest
 from PIL import Image
 from small_weights import small_weights
 
+import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.inference.serving.commands import app, read_token, serve
+from ppldm.inference.serving.commands import read_token
+from ppldm.inference.serving.jobs import ENDED
 from ppldm.utils.errors import ConfigError, PpldmError
 from ppldm.weights.write import write_weights
 
@@ -39,6 +44,7 @@ BAD = [
       for value in ("/nowhere", "/", "EMPTY", "SHORT", "BAD")),
     *((["--model", "m", f"--{name}"], "expected") for name in ("host", "port", "out", "lora", "device", "tokenizer")),
     *((["--model", "m", "--lora", value], "lora") for value in ("/nowhere", "x:y", ":1", "")),
+    *((["--model", "m", *words], words[0]) for words in (["--engine", "tensorrt"], ["--dtype", "bfloat16"])),
     *((["--model", "m", *words], words[0]) for words in (["--prt", "1"], ["--what"], ["--max"], ["--page"])),
     (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
     (["--model", "BAD"], "BAD"),
@@ -62,11 +68,6 @@ def test_each_bad_call_is_refused_in_a_sentence(command, words, said, tmp_path, 
 
 def test_there_are_a_hundred_of_them():
     assert 2 * len(BAD) >= 100
-
-
-def test_both_commands_take_the_same_flags():
-    assert app.__annotations__ == serve.__annotations__
-    assert [d for d in app.__defaults__ if d != 8080] == [d for d in serve.__defaults__ if d != 8081]
 
 
 def test_the_token_of_a_file(tmp_path):
@@ -143,6 +144,25 @@ def test_serving_with_a_token_until_sigterm(model, tmp_path):
         assert server.wait(120) == 0
     names = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
     assert f"{jobs[0]}-00.png" in names and not any(jobs[1] in name for name in names) and len(names) == 3
+
+
+@pytest.mark.slow
+def test_what_an_engine_draws_is_what_paddle_draws(model):
+    """Compiled in the thread that draws; the server still ends as asked."""
+    needs.need("engine")
+    asked = {"prompt": "a red heart", "num_inference_steps": 3, "num_samples": 2}
+    with serving("serve", "--model", str(model), "--port", "0", "--engine", "openvino") as (server, url):
+        job = json.loads(ask(f"{url}v1/pictures", asked)[1])
+        while job["state"] not in ENDED:
+            time.sleep(0.05)
+            job = json.loads(ask(f"{url}v1/jobs/{job['id']}")[1])
+        pictures = [Image.open(io.BytesIO(ask(f"{url}v1/jobs/{job['id']}/pictures/{place}")[1])) for place in (0, 1)]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+    assert all(json.loads(one.text["ppldm"])["engine"] == "openvino" for one in pictures)
+    expected = ppldm.load(model).generate("a red heart", num_inference_steps=3, num_samples=2)[0].astype(int)
+    assert expected.std() > 5
+    assert np.abs(np.stack(pictures) - expected).max() <= 1
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def test_a_full_queue_takes_no_more_until_one_has_left():
     jobs = [queue.add({}, STEPS)]
     wait_for(lambda: jobs[0].state == DRAWING)
     jobs += [queue.add({}, STEPS) for _ in range(3)]
-    with pytest.raises(QueueFullError, match="3 jobs are waiting"):
+    with pytest.raises(QueueFullError, match="the queue is full: at most 3 may wait"):
         queue.add({}, STEPS)
     queue.cancel(jobs[2])
     jobs.append(queue.add({}, STEPS))

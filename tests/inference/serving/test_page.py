@@ -2,10 +2,12 @@
 
 import io
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from browser import browser
+from legible import CONTRASTS, OVERFLOWS
 from PIL import Image
 from served import served
 
@@ -14,6 +16,7 @@ from ppldm.inference.serving.parameters import read_picture
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 ENTER, LEFT, RIGHT, SPACE, ESCAPE = "\ue007", "\ue012", "\ue014", " ", "\ue00c"
+TAB, CONTROL = "\ue004", "\ue009"
 DONE = 'return [...document.querySelectorAll(".pictures img")].filter(one => one.naturalWidth).length === {}'
 
 
@@ -57,10 +60,10 @@ def test_in_a_real_browser(models, painter, queue, tmp_path, monkeypatch, width)
         page.run('document.querySelector(".pictures .one").focus()')
         page.press(RIGHT)
         page.press(ENTER)
-        page.wait_for(shows("#facts", "guidance scale7.5"))
-        page.wait_for(shows("#facts", "index1"))
+        page.wait_for(shows("#facts", "Guidance7.5"))
+        page.wait_for(shows("#facts", "Number1"))
         page.press(LEFT)
-        page.wait_for(shows("#facts", "index0"))
+        page.wait_for(shows("#facts", "Number0"))
         assert page.run('return document.getElementById("download").href.startsWith("blob:")')
         page.save_screenshot(tmp_path / f"{width}-large.png")
         page.run('document.getElementById("seed").value = 1')
@@ -84,10 +87,10 @@ def test_in_a_real_browser(models, painter, queue, tmp_path, monkeypatch, width)
         # Chinese; a locked seed; Ctrl + Enter
         page.run(put("language", "zh"))
         page.wait_for(shows("#draw", "生成"))
+        page.wait_for(shows(".side .note", "模型不认识的词：zebra"))
         page.run('document.querySelectorAll("#models input")[1].click()')
         page.write("#prompt", "a red heart")
-        page.run('document.getElementById("prompt").dispatchEvent(new KeyboardEvent("keydown", '
-                 '{key: "Enter", ctrlKey: true, bubbles: true}))')  # fmt: skip
+        page.press(CONTROL, ENTER)
         page.wait_for(DONE.format(6))
         assert queue.jobs()[-1].settings["seed"] == int(seed)
         assert (queue.jobs()[-1].settings["model"], len(queue.jobs())) == ("first", 3)
@@ -116,3 +119,144 @@ def test_in_a_real_browser(models, painter, queue, tmp_path, monkeypatch, width)
             ".every(one => one.offsetHeight >= 38 || !one.offsetHeight)"
         )
     assert Image.open(tmp_path / f"{width}.png").width == width
+
+
+@contextmanager
+def opened(application, width, tmp_path):
+    """The page in a window of that width."""
+    with served(application) as url, browser(width, 900, tmp_path / "profile") as page:
+        page.open(url)
+        yield page
+
+
+@pytest.mark.slow
+@pytest.mark.needs("browser")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1280])
+def test_all_can_be_read_and_nothing_stands_out(painter, queue, models, tmp_path, monkeypatch, width, scheme):
+    """Text has a contrast of 4.5 at least (WCAG 2.2, AA) in every state, and no page is wider than its window."""
+
+    def look(state):
+        page.save_screenshot(tmp_path / f"{state}.png")
+        seen = page.run(CONTRASTS)
+        assert len(seen) > 2
+        assert ([one for one in seen if one[1] < 4.5], page.run(OVERFLOWS)) == ([], []), state
+
+    with opened(make_api(painter, queue, page=True, token="0123456789abcdef"), width, tmp_path) as page:
+        page.prefer(scheme)
+        paper = page.run("return getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+        page.wait_for(shows("#error", "the token is missing or wrong"))
+        assert page.run("return document.activeElement.id") == "token"
+        look("token")
+        page.write("#token", "0123456789abcdef")
+        page.press(ENTER)
+        page.wait_for(shows(".empty", "Nothing is drawn yet"))
+        assert not page.run('return document.getElementById("error").textContent')
+        look("empty")
+        page.click("#draw")
+        page.wait_for(shows("#error", "the prompt is empty"))
+        look("error")
+        page.write("#prompt", "a red zebra " + "long" * 40)
+        for name, value in (("num_inference_steps", 1), ("num_samples", 3)):
+            page.run(put(name, value))
+        page.click("#draw")
+        page.wait_for(DONE.format(6))
+        page.wait_for('return [...document.querySelectorAll(".pictures img")].every(one => one.width >= 128)')
+        look("two models")
+        page.click(".pictures .one")
+        page.wait_for(shows("#facts", "Seed"))
+        look("large")
+        page.click("#start")
+        page.wait_for('return !document.getElementById("given").hidden')
+        page.run('document.querySelectorAll("details").forEach(one => { one.open = true; })')
+        look("mask")
+        page.run("picture.drop()")
+        page.run(put("language", "zh"))
+        for name, value in (("num_inference_steps", 200), ("width", 256), ("height", 256)):
+            page.run(put(name, value))
+        page.click("#draw")
+        page.wait_for('return [...document.querySelectorAll(".preview")].some(one => !one.hidden && one.naturalWidth)')
+        look("drawing, in Chinese")
+        for job in queue.jobs():
+            queue.cancel(job)
+        monkeypatch.setattr(models["first"], "draw", lambda *_, **__: 1 / 0)
+        page.click("#draw")
+        page.wait_for(shows(".side .bad", "drawing failed"))
+        look("failed")
+
+
+# What can be used by a click; each is marked once Tab has reached it and its focus could be seen.
+USABLE = """
+return [...document.querySelectorAll("button, input, select, textarea, summary, canvas, a[href]")]
+  .filter(one => one.getClientRects().length && !one.disabled && !one.dataset.reached
+    && one.closest("dialog") === document.querySelector("dialog[open]")).map(one => one.outerHTML.slice(0, 60))"""
+MARK = """
+const one = document.activeElement, style = getComputedStyle(one), box = one.getBoundingClientRect();
+const seen = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+if (seen && box.bottom > 0 && box.top < innerHeight) one.dataset.reached = "1";
+return one.localName"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs("browser")
+@pytest.mark.parametrize("width", [375, 1280])
+def test_by_keys_alone(painter, queue, tmp_path, width):
+    def reach_all():
+        """Tab, until all is reached."""
+        page.run('document.querySelectorAll("[data-reached]").forEach(one => { delete one.dataset.reached; })')
+        for _ in range(80):
+            page.press(TAB)
+            if page.run(MARK) == "summary" and not page.run("return document.activeElement.parentElement.open"):
+                page.press(ENTER)
+        assert page.run(USABLE) == []
+
+    def states():
+        return [job.state for job in queue.jobs()]
+
+    with opened(make_api(painter, queue, page=True), width, tmp_path) as page:
+        page.wait_for('return document.activeElement.id === "prompt"')
+        for name, value in (("num_inference_steps", 1), ("num_samples", 2)):
+            page.run(put(name, value))
+        for key in "a red heart":
+            page.press(key)
+        page.press(CONTROL, ENTER)
+        page.wait_for(DONE.format(4))
+        assert queue.jobs()[0].settings["prompt"] == "a red heart" and states() == ["done"] * 2
+        # Enter draws from a field of one line
+        page.run('document.getElementById("seed").focus()')
+        page.press(ENTER)
+        page.wait_for(DONE.format(8))
+        page.run('picture.take(new Blob([Uint8Array.from(atob(document.createElement("canvas").toDataURL()'
+                 '.split(",")[1]), one => one.charCodeAt(0))]))')  # fmt: skip
+        page.wait_for('return !document.getElementById("given").hidden')
+        reach_all()
+        page.run("picture.drop()")
+        # Escape closes what is large, and cancels what was asked for here, and nothing else
+        for name, value in (("num_inference_steps", 200), ("width", 256), ("height", 256)):
+            page.run(put(name, value))
+        page.run('document.getElementById("prompt").focus()')
+        page.press(CONTROL, ENTER)
+        page.wait_for(shows(".state", "step"))
+        page.run('document.querySelector(".pictures .one").focus()')
+        page.press(ENTER)
+        page.wait_for('return document.getElementById("large").open')
+        reach_all()
+        page.press(ESCAPE)
+        page.wait_for('return !document.getElementById("large").open && document.activeElement.className === "one"')
+        assert states()[-2:] == ["drawing", "waiting"]
+        other = queue.add(queue.jobs()[-1].settings, 200)
+        page.press(ESCAPE)
+        page.wait_for('return [...document.querySelectorAll(".state")]'
+                      '.filter(one => one.textContent.startsWith("cancelled")).length === 2')  # fmt: skip
+        assert states()[-3:-1] == ["cancelled"] * 2 and other.state in ("waiting", "drawing")
+        queue.cancel(other)
+        # what is removed leaves the focus beside it
+        page.wait_for(
+            'return [...document.querySelectorAll(".state button")].every(one => one.textContent === "Remove")'
+        )
+        page.run('document.querySelector("article .state button").focus()')
+        for left in range(len(queue.jobs()) - 1, 2, -1):
+            page.press(ENTER)
+            page.wait_for(f'return document.querySelectorAll(".side").length === {left}'
+                          ' && document.activeElement.matches("#gallery button")')  # fmt: skip

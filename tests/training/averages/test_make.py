@@ -9,8 +9,8 @@ import paddle
 import pytest
 
 from ppldm.cli.main import run as command
+from ppldm.families.common.ldm_build import load_pipeline
 from ppldm.families.ldm import LdmConfig
-from ppldm.families.ldm_build import load_pipeline
 from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay
 from ppldm.networks.posthoc import combine, exponent_of
 from ppldm.training.averages.make import add_up, choose, survey

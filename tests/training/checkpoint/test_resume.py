@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ppldm
-from ppldm.families.ldm_build import build_model
+from ppldm.families.common.ldm_build import build_model
 from ppldm.networks.build import build_autoencoder, save_component
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
 from ppldm.training.checkpoint.resume import differing

@@ -3,22 +3,31 @@
 import io
 import json
 import shutil
-from contextlib import closing
-from functools import cache
+from contextlib import closing, suppress
 from itertools import product
+from pathlib import Path
 
 import pytest
 from tiny_model import write_base
 
 from ppldm.cli.main import run
+from ppldm.config.network_files import CONFIG_DIR
+from ppldm.config.published_models import DEFAULT_VAE
 from ppldm.config.yaml_file import read_yaml
 from ppldm.data.formats.part import Part
-from ppldm.training.commands import dry_run
+from ppldm.training.commands import dry_run, init
 from ppldm.training.commands.arguments import read_recipe
 from ppldm.training.commands.init import DATA, GOALS, MACHINES, QUESTIONS
+from ppldm.training.doctor import forecast
+from ppldm.training.doctor import run as doctors_run
+from ppldm.training.doctor.command import FoundErrors, doctor
 from ppldm.training.rows import open_sources
 from ppldm.utils.errors import ConfigError
-from ppldm.weights.fill import parameter_shapes
+from ppldm.utils.machine import devices
+from ppldm.utils.machine.devices import KINDS
+from ppldm.utils.machine.nvidia_smi import Gpu
+
+pytestmark = pytest.mark.usefixtures("shapes_of_each_config_once")
 
 
 @pytest.fixture
@@ -33,17 +42,6 @@ def place(tiny, tmp_path, monkeypatch):
             (tmp_path / "pictures" / f"{number}.txt").write_text(row.caption)
     (tmp_path / "metadata.parquet").touch()
     return tmp_path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shapes_of_each_config_once():
-    @cache
-    def of(kind: str, config: str, source: str):
-        return parameter_shapes(kind, json.loads(config), source)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dry_run, "parameter_shapes", lambda kind, config, source: of(kind, json.dumps(config), source))
-        yield
 
 
 def start(tiny, place, data: str, goal: str, machine: str, *words: str) -> None:
@@ -81,6 +79,17 @@ def test_a_model_of_a_folder_keeps_what_it_was_trained_with(tiny, place):
     read_recipe(["--config", "recipe.yaml"], True, None)
 
 
+def test_a_tiny_model_takes_the_autoencoder_of_the_quickstart_where_it_is(tiny, place):
+    vae = place / "quickstart/autoencoder/vae"
+    vae.mkdir(parents=True)
+    shutil.copy(CONFIG_DIR / "vae_tiny.json", vae / "config.json")
+    for out, words in (("with.yaml", ("./quickstart/autoencoder/vae", 48)), ("without.yaml", (DEFAULT_VAE, 64))):
+        start(tiny, place, "pictures", "scratch", "cpu", "--out", out)
+        recipe = read_recipe(["--config", out], True, None)
+        assert (recipe.model.vae_name_or_path, recipe.data.resolution) == words
+        shutil.rmtree(vae, ignore_errors=True)
+
+
 def test_nothing_is_overwritten_and_what_is_missing_is_named(tiny, place):
     start(tiny, place, "pictures", "lora", "cpu")
     with pytest.raises(ConfigError, match=r"recipe.yaml is there already"):
@@ -92,16 +101,63 @@ def test_nothing_is_overwritten_and_what_is_missing_is_named(tiny, place):
     assert not (place / "other.yaml").exists()
 
 
-def test_questions_are_asked_on_a_terminal_until_they_are_answered(tiny, place, monkeypatch, capsys):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
-    monkeypatch.setattr("sys.stdin", Terminal(f"photos\npictures\n{place}/pictures\n\n24gb\n"))
+
+def test_questions_are_asked_on_a_terminal_until_they_are_answered(tiny, place, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", Terminal(f"photos\npictures\n{place}/pictures\n24gb\n\n"))
     run(["init", "--no-doctor"])
     asked = capsys.readouterr().err
     assert all(one.text in asked for one in QUESTIONS) and "photos is not one of" in asked
     assert "Made by `ppldm init`: lora, for 24gb" in (place / "recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize(("kind", "memory", "capability", "count", "answers"), [
+    ("cpu", "", None, 0, "scratch, for cpu"),
+    ("gpu", "15360 MiB", 7.5, 1, "lora, for 16gb"),
+    ("gpu", "32768 MiB", 7.0, 1, "lora, for 16gb"),  # without bfloat16
+    ("gpu", "24564 MiB", 8.9, 2, "lora, for 24gb"),
+    ("gpu", "81920 MiB", 8.0, 1, "lora, for 24gb"),
+    ("gpu", "81559 MiB", 9.0, 8, "lora, for 8x80gb"),
+    ("gpu", "[N/A]", 9.0, 1, "lora, for 16gb"),
+    ("npu", "", None, 0, "lora, for 16gb"),
+])  # fmt: skip
+def test_enter_alone_fits_the_machine(place, monkeypatch, kind, memory, capability, count, answers):
+    for module in (devices, init):
+        monkeypatch.setattr(module, "launch_kind", lambda: KINDS[kind])
+    monkeypatch.setattr(devices, "list_gpus", lambda: [Gpu("a card", "580.65.06", capability, memory)] * count)
+    monkeypatch.setattr("sys.stdin", Terminal("\n" * len(QUESTIONS)))
+    monkeypatch.chdir(place / "pictures")
+    run(["init", "--no-doctor"])
+    assert f"Made by `ppldm init`: {answers}." in Path("recipe.yaml").read_text()
+    read_recipe(["--config", "recipe.yaml"], True, None)
+
+
+def hours_at_100_gflops(operations: int, steps: int) -> float:
+    """What two quiet cores do."""
+    return operations * steps / 1e11 / 3600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goal", GOALS)
+def test_doctor_has_nothing_against_what_enter_alone_gives_on_a_cpu(place, monkeypatch, capsys, goal):
+    monkeypatch.setattr(init, "launch_kind", lambda: KINDS["cpu"])
+    monkeypatch.setattr(doctors_run, "usable_memory_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(doctors_run, "available_memory_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(forecast, "least_hours", hours_at_100_gflops)
+    run(["init", "--data", "pictures", "--path", "pictures", "--goal", goal, "--no-doctor"])
+    capsys.readouterr()
+    with suppress(FoundErrors):
+        doctor(["--config", "recipe.yaml", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    bad = {one["name"]: one for one in report["findings"] if one["status"] != "ok"}
+    bad.pop("access", None), bad.pop("tokenizer", None)  # this machine may have no network
+    bad.pop("rows", None)  # of three pictures
+    assert not bad
+    steps = read_recipe(["--config", "recipe.yaml"], True, None).training.max_steps
+    assert 1 < hours_at_100_gflops(report["operations_an_update"], steps) < 12
 
 
 def test_doctor_looks_at_the_recipe(tiny, place, capsys):

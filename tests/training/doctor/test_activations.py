@@ -7,7 +7,7 @@ from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ppldm.networks.build import build_text_encoder, build_transformer, build_unet
 from ppldm.networks.configs import read_new_config
-from ppldm.networks.transformers import transform
+from ppldm.networks.transformers.transform import transform
 from ppldm.training.doctor.activations import Activations, Shapes, count_activations
 from ppldm.training.doctor.memory import LOADER_BYTES, Memory, _peak, loader_bytes
 
@@ -82,3 +82,13 @@ def test_loaders_hold_what_they_were_forked_with_once_and_each_its_own():
     for memory, inherited in ((on_device, 1_000), (on_host, 6_300)):
         found = [loader_bytes(memory, number, 1_000) for number in (0, 1, 2, 5)]
         assert found == [0, *(inherited + number * (LOADER_BYTES + 80) for number in (1, 2, 5))]
+
+
+def test_operations_of_a_text_encoder_are_those_of_its_matrices():
+    config = read_new_config("text_encoder", "ldmbert_tiny", "--config") | {"max_position_embeddings": SHAPES.tokens}
+    counted = count_activations("text_encoder", config, SHAPES, False, False).operations
+    width, inner = config["d_model"], config["encoder_attention_heads"] * config["head_dim"]
+    a_token = 4 * width * inner + 2 * width * config["encoder_ffn_dim"] + 2 * SHAPES.tokens * inner
+    matrices = config["encoder_layers"] * SHAPES.samples * SHAPES.tokens * a_token
+    logits = SHAPES.samples * SHAPES.tokens * width * config["vocab_size"]
+    assert counted in (2 * matrices, 2 * (matrices + logits))

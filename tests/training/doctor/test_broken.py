@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from small_disk import fill, small_disk
 
+from ppldm.config.published_models import DEFAULT_VAE
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.training.doctor.activations import Activations
 from ppldm.training.doctor.command import FoundErrors, doctor
@@ -186,6 +187,25 @@ def test_too_little_memory(examined, monkeypatch):
     assert found["status"] == "error" and "--recompute" in found["fix"]
 
 
+@pytest.mark.parametrize(("words", "machine", "status"), [
+    (("--devices", "0"), 1.3e9, None),
+    (("--devices", "0,1"), 1.9e9, "error"),
+    (("--devices", "0,1"), 2.2e9, "warning"),
+    (("--devices", "0,1"), 2.5e9, None),
+    (("--devices", "0", "--nnodes", "2", "--master", "127.0.0.1:6170"), 1.3e9, None),
+])  # fmt: skip
+def test_processes_of_a_cpu_share_its_memory(examined, monkeypatch, words, machine, status):
+    from ppldm.training.doctor import memory, run
+
+    purposes = {"weights": 0, "gradients": 0, "optimizer": 0, "average": 0, "process": 10**9}
+    monkeypatch.setattr(memory, "estimate", lambda *_: memory.Memory(purposes))
+    monkeypatch.setattr(run, "usable_memory_bytes", lambda: int(machine))
+    found = examined(*words).get("memory")
+    assert (found and found["status"]) == status
+    if found:
+        assert "for each of 2 processes, 2.00 GB together" in found["text"] and "fewer processes" in found["fix"]
+
+
 def test_a_port_in_use(examined):
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"127.0.0.1:{server.getsockname()[1]}"
@@ -203,8 +223,11 @@ def test_a_clock_that_is_behind(examined, tmp_path):
     assert "86" in examined()["clock"]["text"] and "timedatectl" in examined()["clock"]["fix"]
 
 
+@pytest.mark.parametrize("vae, repository", [("someone/some-vae", "someone/some-vae"), (None, DEFAULT_VAE[:-4])])
 @pytest.mark.parametrize(("status", "words"), [(401, "HF_TOKEN"), (403, "HF_TOKEN"), (404, "check --vae_name_or_path")])
-def test_an_expired_token(examined, monkeypatch, status, words):
+def test_an_expired_token(examined, monkeypatch, status, words, vae, repository):
+    """Of a model that is named, and of that which stands where none is."""
+
     class Refuses(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(status)
@@ -217,11 +240,11 @@ def test_an_expired_token(examined, monkeypatch, status, words):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        found = examined(vae_name_or_path="someone/some-vae")["access"]
+        found = examined(vae_name_or_path=vae)["access"]
     finally:
         server.shutdown()
         server.server_close()
-    assert found["status"] == "error" and str(status) in found["text"] and words in found["fix"]
+    assert found["status"] == "error" and f"{status} for {repository}" in found["text"] and words in found["fix"]
 
 
 def test_versions_that_do_not_go_together(examined, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from small_disk import fill, small_disk
 
 from ppldm.training.commands.early import check_early
-from ppldm.training.doctor.forecast import count_checkpoints, forecast, seconds_an_update, tell
+from ppldm.training.doctor.forecast import count_checkpoints, forecast, least_hours, seconds_an_update, tell
 from ppldm.training.doctor.machine import look_quickly
 from ppldm.utils.errors import ConfigError
 
@@ -25,6 +25,14 @@ def test_the_forecast_is_what_it_says():
     assert found == {"seconds_an_update": 1.8, "hours": 1.0, "disk_gb": 5.0, "cost": 20.0}
     assert "cost" not in forecast(1.8, 2000, 0, 8, None)
     assert "cost 20.00" in str(next(tell(found))) and "--run FOLDER" in str(next(tell(None)))
+
+
+def test_a_run_of_days_on_a_cpu_is_a_warning():
+    assert [next(tell(None, hours, True)).status for hours in (0.0, 40.0, 60.0)] == ["ok", "ok", "warning"]
+    assert "at least 60 h" in str(next(tell(None, 60.0, True))) and "--max_steps" in next(tell(None, 60.0, True)).fix
+    measured = forecast(360.0, 1000, 0, 1, None)
+    assert next(tell(measured, is_cpu=True)).status == "warning" and next(tell(measured)).status == "ok"
+    assert least_hours(10**12, 2000) == pytest.approx(2 * least_hours(10**12, 1000), rel=0.9)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.machine.builds import BUILDS, check_build, choose_build, find_build
-from ppldm.utils.machine.devices import Gpu, parse_gpus
+from ppldm.utils.machine.nvidia_smi import Gpu, parse_gpus
 from ppldm.utils.machine.setup_plan import choose_device
 
 DRIVERS = ["390.48", "450.80.01", "450.80.02", "470.82.01", "535.183.01", "550.54.13", "550.54.14", "550.90",

@@ -27,6 +27,7 @@ TABLE = Path(__file__).with_name("device_table.json")
 # The one that knows, and those that install Paddle or report what is installed, before or without it.
 MAY_NAME_DEVICES = {
     "utils/machine/devices.py",
+    "utils/machine/nvidia_smi.py",
     "utils/machine/builds.py",
     "utils/machine/setup_plan.py",
     "utils/machine/environment.py",
@@ -204,6 +205,14 @@ def plugged_in(tmp_path):
                 "FAKE_DEVICE": kind.name}  # fmt: skip
 
     return variables
+
+
+@pytest.mark.needs("g++")
+def test_devices_of_a_plug_in_are_counted(plugged_in):
+    program = "from ppldm.utils.machine import devices as d; print(d.count_devices(d.KINDS['mlu']))"
+    mlu = {**os.environ, **plugged_in(devices.KINDS["mlu"])}
+    done = subprocess.run([sys.executable, "-c", program], env=mlu, capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -8,8 +9,8 @@ from packaging.specifiers import SpecifierSet
 
 from ppldm.utils.errors import EnvironmentProblem
 from ppldm.utils.machine import environment
-from ppldm.utils.machine.devices import Gpu
 from ppldm.utils.machine.environment import KNOWN_BAD, PINS, check
+from ppldm.utils.machine.nvidia_smi import Gpu
 
 GOOD = {
     "pip": "26.3",
@@ -80,7 +81,7 @@ def test_gpu_builds():
 def test_the_fix_of_a_gpu_build_fits_driver_and_card(monkeypatch):
     for driver, card, word in [("550.54.14", 12.0, "/cu129/"), ("470.1", 7.0, "/cu118/"), ("390.1", 6.1, "too old")]:
         gpus = [Gpu("A", driver, card)]
-        monkeypatch.setattr(environment.devices, "list_gpus", gpus.copy)
+        monkeypatch.setattr(environment.nvidia_smi, "list_gpus", gpus.copy)
         assert word in environment.fix_command("paddlepaddle-gpu")
 
 
@@ -118,6 +119,11 @@ def test_rows_of_the_machine():
     ] * 2
     assert environment.java_row(None, False).status == "ok"
     assert environment.libgl_row(False, True).status == "note"
+    assert f"--force-reinstall --no-deps {environment.HEADLESS_OPENCV}" in environment.libgl_row(False, True).fix
+    root = Path(__file__).parents[3]
+    assert environment.HEADLESS_OPENCV in (root / "requirements/lock.txt").read_text().splitlines()
+    for page in ("installation", "zh/installation", "faq", "zh/faq"):
+        assert f"--no-deps {environment.HEADLESS_OPENCV}" in (root / f"docs/{page}.md").read_text(), page
     assert environment.libgl_row(False, False).status == environment.libgl_row(True, True).status == "ok"
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ppldm.utils.machine import devices
+from ppldm.utils.machine import nvidia_smi
 from ppldm.utils.machine import resources as machine
 
 
@@ -54,7 +54,7 @@ def test_parsers_of_system_texts():
 def test_missing_programs_and_libraries_are_no_error(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert devices.list_gpus() == []
+    assert nvidia_smi.list_gpus() == []
     assert machine.read_java_version() is None
     assert not machine.has_library("libno-such-library.so.7")
     assert machine.has_library("libc.so.6")

@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from ..data.shapes import make_shapes
-from ..networks.configs import downscale_factor, is_uvit, table_of
-from ..utils.errors import ConfigError, ModelError
-from .settings.transformer import TransformerSettings
+from ...data.shapes import make_shapes
+from ...networks.configs import downscale_factor, is_uvit, table_of
+from ...utils.errors import ConfigError, ModelError
+from ..settings.transformer import TransformerSettings
 from .text_to_image import TextToImage
 
 
@@ -50,7 +50,7 @@ class TextToImageTransformer(TextToImage):
 
     def build(self, config: TransformerSettings, data, seed: int):
         """With the patches that are kept in a batch, where some are left out."""
-        from ..data.inputs import KeptPatches
+        from ...data.inputs import KeptPatches
 
         model = super().build(config, data, seed)
         if config.patch_masking:
@@ -60,6 +60,6 @@ class TextToImageTransformer(TextToImage):
 
     def assemble(self, config: TransformerSettings, seed: int, *parts):
         """The model of built parts."""
-        from ..networks.transformers import TransformerDiffusionModel
+        from ...networks.transformers.transform import TransformerDiffusionModel
 
         return TransformerDiffusionModel(*parts)

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ..utils.errors import ModelError
-from .formats.files import read_metadata
+from ...utils.errors import ModelError
+from ..formats.files import read_metadata
 
 UNET, VAE, TEXT = "model.diffusion_model.", "first_stage_model.", "cond_stage_model."
 _CLIP, _OPEN_CLIP = f"{TEXT}transformer.", f"{TEXT}model."
@@ -100,7 +100,7 @@ def prediction(path, names: Iterable[str], config: dict, given: str | None) -> d
     if not told and second:
         raise ModelError(
             f"{path} is a Stable Diffusion 2.x and does not say what it predicts; add --prediction-type v_prediction "
-            "(2.0 and 2.1 for 768 pixels) or epsilon (2-base and 2.1-base)"
+            "(2.0 and 2.1 for 768 pixels) or epsilon (2-base, 2.1-base and 2-inpainting)"
         )
     if second and told == "v_prediction":
         config["sample_size"] = _V_PIXELS // _FACTOR
@@ -156,10 +156,10 @@ def _unet(shapes: Mapping[str, tuple], source) -> dict:
             f"{source} holds a UNet that is told more than captions, as Stable Diffusion XL; not supported"
         )
     first, out = shapes["input_blocks.0.0.weight"], shapes["out.2.weight"][0]
-    if first[1] != out:
+    if first[1] not in (out, 2 * out + 1):
         raise ModelError(
-            f"{source}: its UNet takes {first[1]} channels and gives {out}: it is made for inpainting, depth or "
-            "editing, which is not supported; a plain model draws with --mask too"
+            f"{source}: its UNet takes {first[1]} channels and gives {out}: it is made for depth or editing, which is "
+            "not supported; give a plain model, or one for inpainting"
         )
     channels, attention, depths = [], [], []
     block, depth = 1, 0

@@ -80,7 +80,7 @@ class MicroDiT(ModelMixin, ConfigMixin):
         for name, (before, after) in maps.items():
             layers = () if before == after else (_norm(before), nn.Linear(before, after, bias_attr=False))
             setattr(self, f"patch_mixer_map_{name}", nn.Sequential(*layers))
-        ratios = zip(*(np.linspace(*ends, depth).tolist() for ends in (qkv_ratio, mlp_ratio)), strict=True)
+        ratios = zip(*(np.linspace(first, last, depth).tolist() for first, last in (qkv_ratio, mlp_ratio)), strict=True)
         self.blocks = nn.LayerList([block(i, depth - 1, dim, *ratio) for i, ratio in enumerate(ratios)])
         self.final_layer = _FinalLayer(dim, patch_size**2 * in_channels)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from ..utils.errors import ModelError
-from .components import ComponentWeights, Weights, turn_linear
-from .formats.limits import require_few_layers
-from .names import Unmapped, rename, text_encoder_names, unet_names, vae_names
+from ...utils.errors import ModelError
+from ..components import ComponentWeights, Weights, turn_linear
+from ..formats.limits import require_few_layers
+from ..names import Unmapped, rename, text_encoder_names, unet_names, vae_names
 
 PREFIXES = {"unet": "model.diffusion_model.", "vae": "first_stage_model.", "text_encoder": "cond_stage_model."}
 NAMES = {"unet": unet_names, "vae": vae_names, "text_encoder": text_encoder_names}
@@ -222,6 +222,7 @@ def _unet_config(params: dict, source) -> dict:
 def _unet_params(config: dict) -> dict:
     channels = config["block_out_channels"]
     _require(config.get("addition_embed_type") is None, "the UNet is told sizes (--size_conditioning)")
+    _require(config["in_channels"] == config["out_channels"], "the UNet takes a mask (a model for inpainting)")
     _require(config.get("norm_num_groups", 32) == _GROUPS, f"the UNet's norm_num_groups must be {_GROUPS}")
     _require(all(one % channels[0] == 0 for one in channels), "the UNet's channels must be multiples of the first")
     attention = [2**level for level, kind in enumerate(config["down_block_types"]) if "CrossAttn" in kind]

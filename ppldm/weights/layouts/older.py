@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config.network_files import find_network_file
-from ..families.base import get_family
-from ..utils.errors import ConfigError, ModelError
-from ..utils.files import read_json_object
-from .components import ComponentWeights, Weights
-from .configs import complete_config, read_config
-from .fetch import locate_model
-from .folders import COMPONENT_FOLDERS, NOT_TEXT_TO_IMAGE, find_component, is_checkpoint, is_tokenizer
-from .model_file import LDM
-from .noise_schedule import PUBLISHED_SCHEDULE, read_scheduler
+from ...config.network_files import find_network_file
+from ...families.base import get_family
+from ...utils.errors import ConfigError, ModelError
+from ...utils.files import read_json_object
+from ..components import ComponentWeights, Weights
+from ..configs import complete_config, read_config
+from ..fetch import locate_model
+from ..folders import COMPONENT_FOLDERS, NOT_TEXT_TO_IMAGE, find_component, is_checkpoint, is_tokenizer
+from ..model_file import LDM
+from ..noise_schedule import PUBLISHED_SCHEDULE, read_scheduler
 
 _PIPELINE = "pipeline"  # what a run exports at its end, beside its checkpoints
 

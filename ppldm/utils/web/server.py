@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from .errors import ConfigError, PpldmError
-from .log import get_logger
-from .processes.signals import handle
+from ..errors import ConfigError, PpldmError
+from ..log import get_logger
+from ..processes.signals import handle
 
 _HERE = Path(__file__).parent
 # What HTTP's own errors mean here, by status; a page adds its own.
@@ -92,7 +92,7 @@ def render_page(template: str, **values) -> str:
     from flask import g, render_template_string
 
     g.nonce = secrets.token_urlsafe(16)
-    client, client_style = (_HERE.joinpath(f"web_client.{kind}").read_text("utf-8") for kind in ("js", "css"))
+    client, client_style = (_HERE.joinpath(f"client.{kind}").read_text("utf-8") for kind in ("js", "css"))
     return render_template_string(template, nonce=g.nonce, client=client, client_style=client_style, **values)
 
 

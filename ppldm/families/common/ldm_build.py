@@ -9,10 +9,10 @@ from pathlib import Path
 import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
 
-from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
-from ..diffusion.process import Process, sampling_settings
-from ..networks.build import build_text_encoder, build_transformer, build_unet, resize_text_encoder
-from ..networks.configs import (
+from ...data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
+from ...diffusion.process import Process, sampling_settings
+from ...networks.build import build_text_encoder, build_transformer, build_unet, resize_text_encoder
+from ...networks.configs import (
     LABELS,
     check_fit,
     check_sizes_taken,
@@ -20,21 +20,21 @@ from ..networks.configs import (
     downscale_factor,
     hidden_width,
 )
-from ..networks.controlnet import ControlledDiffusionModel
-from ..networks.latent_diffusion import LatentDiffusionModel
-from ..networks.transformers import TransformerDiffusionModel
-from ..utils.errors import ConfigError, ModelError
-from ..utils.log import get_logger
-from ..utils.machine.devices import current_kind
-from ..utils.rng import Stream
-from ..weights.adapters import merged
-from ..weights.components import Weights
-from ..weights.fetch import locate_model
-from ..weights.fill import component_of, config_of, fill_component, find_component_by_name
-from ..weights.folders import FOLDERS, whole_model
-from ..weights.noise_schedule import PUBLISHED_SCHEDULE
-from ..weights.read import find_tokenizer, read_weights
-from ..weights.single_file import SAID
+from ...networks.controlnet import ControlledDiffusionModel
+from ...networks.latent_diffusion import LatentDiffusionModel
+from ...networks.transformers.transform import TransformerDiffusionModel
+from ...utils.errors import ConfigError, ModelError
+from ...utils.log import get_logger
+from ...utils.machine.devices import current_kind
+from ...utils.rng import Stream
+from ...weights.adapters import merged
+from ...weights.components import Weights
+from ...weights.fetch import locate_model
+from ...weights.fill import component_of, config_of, fill_component, find_component_by_name
+from ...weights.folders import FOLDERS, whole_model
+from ...weights.layouts.single_file import SAID
+from ...weights.noise_schedule import PUBLISHED_SCHEDULE
+from ...weights.read import find_tokenizer, read_weights
 
 
 def build_ldm(
@@ -163,7 +163,7 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
     """The model of whole weights, in evaluation mode. Raises ModelError where components are missing or do not fit."""
     for kind in whole_model(weights.components):
         _require_component(kind, weights, source)
-    check_fit({kind: component.config for kind, component in weights.components.items()}, source)
+    check_fit({kind: component.config for kind, component in weights.components.items()}, source, drawn=True)
     with paddle.utils.unique_name.guard():
         parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
         kinds = {"controlnet": ControlledDiffusionModel, "transformer": TransformerDiffusionModel}

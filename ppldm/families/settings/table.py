@@ -1,18 +1,18 @@
-"""docs/settings.md, made from the options: `python -m ppldm.families.settings_table > docs/settings.md`."""
+"""docs/settings.md, made from the options: `python -m ppldm.families.settings.table > docs/settings.md`."""
 
 import sys
 from pathlib import Path
 
-from ..config.flags import format_default
-from ..config.option import REQUIRED, Option
-from ..config.recipe import defaults, schema_of
-from .base import get_family, list_families
+from ...config.flags import format_default
+from ...config.option import REQUIRED, Option
+from ...config.recipe import defaults, schema_of
+from ..base import get_family, list_families
 
 _HEAD = """# Settings
 
 Every setting of training, by its key in config files and overrides. Its flag is the last part of the key with `--`:
 `--resolution 512` on the command line is `data.resolution=512`. Made from the code by
-`python -m ppldm.families.settings_table`; [training.md](training.md) explains what they do, with formulas.
+`python -m ppldm.families.settings.table`; [training.md](training.md) explains what they do, with formulas.
 
 *part of the run*: a checkpoint is resumed only with the value that it was trained with (`--accept_changes NAME` lets a
 change through). *Trainer*, *loop*: under PaddleNLP's Trainer, in the hand-written loop; where one value is given, both.

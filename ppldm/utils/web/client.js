@@ -23,7 +23,9 @@ async function ask(path, body, method) {
   }
   const answer = await fetch(path, settings);
   if (answer.ok) return answer;
+  const isAsked = answer.status === 401 && field("ask").hidden;
   field("ask").hidden = answer.status !== 401;
+  if (isAsked) field("token").focus();
   let words = `HTTP ${answer.status}`;
   try { words = (await answer.json()).error; } catch {}
   throw new Error(words);
@@ -40,5 +42,6 @@ field("ask").addEventListener("submit", event => {
   event.preventDefault();
   sessionStorage.setItem("token", field("token").value.trim());
   field("ask").hidden = true;
+  say();
   refresh();
 });

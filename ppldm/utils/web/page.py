@@ -12,16 +12,18 @@ from jinja2 import DictLoader, Environment
 from markupsafe import Markup
 from PIL import Image
 
-from .. import __version__
+from ... import __version__
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777")  # Okabe and Ito
 
 
 # What all pages look like.
 STYLE = """\
- :root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #555; --line: #ddd; --block: #f5f5f5; }
+ :root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #555; --line: #ddd; --block: #f5f5f5;
+  --bad: #b00020; }
  @media (prefers-color-scheme: dark) {
-  :root { --ink: #ddd; --paper: #181a1b; --faint: #a5a5a5; --line: #3a3d3f; --block: #232627; } }
+  :root { --ink: #ddd; --paper: #181a1b; --faint: #a5a5a5; --line: #3a3d3f; --block: #232627;
+   --bad: #ff8a80; } }
  body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 1.5rem auto; padding: 0 1rem;
   color: var(--ink); background: var(--paper); }
  h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }

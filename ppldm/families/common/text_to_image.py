@@ -4,14 +4,14 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ..config.published_models import published_network
-from ..data.text.tokenizer import load_tokenizer
-from ..networks.configs import check_fit, check_sizes_taken, read_new_config
-from ..utils.errors import ConfigError, ModelError
-from ..weights.configs import read_folder_config
-from ..weights.model_file import Component
-from .base import Family, Sitting, check_sizes
-from .settings.text_to_image import TextToImageSettings
+from ...config.published_models import published_network
+from ...data.text.tokenizer import load_tokenizer
+from ...networks.configs import check_fit, check_sizes_taken, read_new_config
+from ...utils.errors import ConfigError, ModelError
+from ...weights.configs import read_folder_config
+from ...weights.model_file import Component
+from ..base import Family, Sitting, check_sizes
+from ..settings.text_to_image import TextToImageSettings
 
 
 class TextToImage(Family):
@@ -87,8 +87,8 @@ class TextToImage(Family):
 
     def build(self, config: TextToImageSettings, data, seed: int):
         """From weights or from configs, with the tokenizer of what it starts from unless another is named."""
-        from ..networks.adapters.adapt import adapt
-        from ..weights.fill import config_of
+        from ...networks.adapters.adapt import adapt
+        from ...weights.fill import config_of
         from .ldm_build import build_ldm, tokenizer_source
 
         tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
@@ -104,7 +104,7 @@ class TextToImage(Family):
 
     def assemble(self, config: TextToImageSettings, seed: int, *parts):
         """The model of built parts, as `LatentDiffusionModel` takes them."""
-        from ..networks.latent_diffusion import LatentDiffusionModel
+        from ...networks.latent_diffusion import LatentDiffusionModel
 
         return LatentDiffusionModel(*parts)
 
@@ -116,7 +116,7 @@ class TextToImage(Family):
 
     def export(self, model, config: TextToImageSettings, dataset, folder: Path, average, metadata: dict) -> None:
         """A ppdiffusers pipeline."""
-        from ..weights.write import write_weights
+        from ...weights.write import write_weights
         from .ldm_build import weights_of
 
         weights = weights_of(model, average)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config.network_files import CONFIG_DIR
-from ..utils.errors import ModelError
-from ..utils.files import read_json_object
-from .components import ComponentWeights, from_torch
-from .configs import complete_config
-from .formats.files import read_arrays
+from ...config.network_files import CONFIG_DIR
+from ...utils.errors import ModelError
+from ...utils.files import read_json_object
+from ..components import ComponentWeights, from_torch
+from ..configs import complete_config
+from ..formats.files import read_arrays
 
 PUBLISHED_CLASS = "DiT"
 _POSITIONS, _MASKED = "pos_embed", "mask_token"
@@ -48,7 +48,7 @@ def without_tables(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def with_tables(config: dict, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of a MicroDiT of `config`, and the two of its own latents."""
-    from ..networks.microdit import positions
+    from ...networks.transformers.microdit import positions
 
     patch, dtype = config["patch_size"], arrays["x_embedder.proj.weight"].dtype
     side = config["sample_size"] // patch

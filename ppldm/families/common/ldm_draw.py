@@ -4,15 +4,15 @@ from functools import partial
 
 import paddle
 
-from ..data.control.preview import to_picture
-from ..data.shapes import nearest_to_square
-from ..diffusion.drawing import Drawing
-from ..diffusion.guided import draw, sample_latents, to_pictures
-from ..utils.grid import pad_alike, prompt_grid, tile
-from ..utils.log import progress
-from ..utils.processes.rank_watch import gather_objects
-from ..utils.processes.world import gather_in_order, shard
-from .base import Sitting
+from ...data.control.preview import to_picture
+from ...data.shapes import nearest_to_square
+from ...diffusion.drawing import Drawing
+from ...diffusion.guided import draw, sample_latents, to_pictures
+from ...utils.grid import pad_alike, prompt_grid, tile
+from ...utils.log import progress
+from ...utils.processes.rank_watch import gather_objects
+from ...utils.processes.world import gather_in_order, shard
+from ..base import Sitting
 
 NUM_PICTURES = 8  # of the batch, as published, or at a time
 

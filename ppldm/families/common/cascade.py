@@ -8,14 +8,14 @@ networks that stay frozen.
 from pathlib import Path
 from typing import ClassVar
 
-from ..config.published_models import published_network
-from ..data.text.tokenizer import load_tokenizer
-from ..networks.configs import EFFNET_FACTOR, check_config, check_tokenizer_fit, read_new_config
-from ..utils.errors import ConfigError, ModelError
-from ..weights.configs import read_folder_config
-from ..weights.model_file import Component
-from .base import Family, Sitting, check_sides
-from .settings.cascade import CascadeSettings
+from ...config.published_models import published_network
+from ...data.text.tokenizer import load_tokenizer
+from ...networks.configs import EFFNET_FACTOR, check_config, check_tokenizer_fit, read_new_config
+from ...utils.errors import ConfigError, ModelError
+from ...weights.configs import read_folder_config
+from ...weights.model_file import Component
+from ..base import Family, Sitting, check_sides
+from ..settings.cascade import CascadeSettings
 
 
 class CascadeStage(Family):
@@ -90,8 +90,8 @@ class CascadeStage(Family):
         """From weights or from configs, with the tokenizer of the text encoder unless another is named."""
         import paddle
 
-        from ..diffusion.process import Process
-        from ..weights.fill import config_of
+        from ...diffusion.process import Process
+        from ...weights.fill import config_of
         from .ldm_build import tokenizer_source
 
         tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
@@ -109,8 +109,8 @@ class CascadeStage(Family):
 
     def part(self, name: str, config: CascadeSettings, tokenizer, seed: int, parts: dict):
         """A component, filled with its weights or built anew, beside the `parts` before it."""
-        from ..networks.build import build_cascade, build_effnet, build_paella, build_projected_text_encoder
-        from ..weights.fill import fill_component, find_component_by_name
+        from ...networks.build import build_cascade, build_effnet, build_paella, build_projected_text_encoder
+        from ...weights.fill import fill_component, find_component_by_name
 
         kind = self.components[name]
         if place := config.name_of(name):
@@ -127,8 +127,15 @@ class CascadeStage(Family):
         raise NotImplementedError
 
     def inputs(self, config: CascadeSettings, configs: dict, process) -> dict:
-        """What a batch must hold, by name."""
-        raise NotImplementedError
+        """What a batch must hold, by name: here the caption and a noise level."""
+        from ...data.inputs import TextEmbeddings, Tokens
+
+        length = config.model_max_length
+        return {
+            "input_ids": Tokens(length),
+            "text_embeddings": TextEmbeddings(length + 1, configs["text_encoder"]["hidden_size"]),
+            "timesteps": config.level_input(process.num_levels),
+        }
 
     def draw(self, sitting: Sitting) -> tuple[dict, dict]:
         """Samples at each guidance scale, and what they are drawn after."""
@@ -141,12 +148,12 @@ class CascadeStage(Family):
         ppldm.json."""
         from contextlib import nullcontext
 
-        from ..utils.files import atomic_dir, write_json
-        from ..weights.adapters import lora_of
-        from ..weights.components import Weights
-        from ..weights.fill import component_of, describe_model
-        from ..weights.lora.merge import merge_lora
-        from ..weights.write import write_component
+        from ...utils.files import atomic_dir, write_json
+        from ...weights.adapters import lora_of
+        from ...weights.components import Weights
+        from ...weights.fill import component_of, describe_model
+        from ...weights.lora.merge import merge_lora
+        from ...weights.write import write_component
 
         name = config.components[-1]
         kind = self.components[name]

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config.network_files import CONFIG_DIR
-from ..networks.configs import LABELS
-from ..utils.checksums import checksum_file
-from ..utils.errors import ModelError
-from ..utils.files import atomic_dir, read_json_object, write_json
-from .components import ComponentWeights, cast, from_torch
-from .configs import complete_config
-from .folders import FURTHER_FOLDERS
-from .formats.files import read_arrays
-from .model_file import TOKENIZER_FOLDER, class_of
-from .write import copy_tokenizer, version_of, write_component
+from ...config.network_files import CONFIG_DIR
+from ...networks.configs import LABELS
+from ...utils.checksums import checksum_file
+from ...utils.errors import ModelError
+from ...utils.files import atomic_dir, read_json_object, write_json
+from ..components import ComponentWeights, cast, from_torch
+from ..configs import complete_config
+from ..folders import FURTHER_FOLDERS
+from ..formats.files import read_arrays
+from ..model_file import TOKENIZER_FOLDER, class_of
+from ..write import copy_tokenizer, version_of, write_component
 
 # The configs of this package that a single file may have, and the first sides of arrays that tell them apart.
 _PUBLISHED = {"cascade_prior": "cascade_c_*", "cascade_decoder": "cascade_b_*", "effnet": "effnet_*"}
 _ATTENTION, _OLDER = ".attention.attn.", {"clip_mapper": "clip_txt_pooled_mapper"}
 # By kind: the class of diffusers' pipeline, with what else it has besides scheduler and tokenizer.
-_PIPELINES = {
+_PIPELINES: dict[str, tuple[str, dict]] = {
     "cascade_prior": ("StableCascadePriorPipeline", {"feature_extractor": [None, None], "image_encoder": [None, None]}),
     "cascade_decoder": ("StableCascadeDecoderPipeline", {"latent_dim_scale": 10.67}),
 }
