@@ -10,11 +10,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
 from ..utils.store.inputs import input_path
 
+BlockLists = Annotated[str, {"opt": True, "nargs": "+"}]
 # The reason under which rows on a list are counted, and how its messages begin.
 BLOCKED = "blocked"
 _HASH = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)

@@ -216,7 +216,10 @@ def read_validation_prompts(values: list[str]) -> list[str]:
     prompts = []
     for value in values:
         if os.path.isfile(value) or value.endswith(".txt"):
-            prompts += [request.prompt for request in read_requests(value)]
+            try:
+                prompts += [request.prompt for request in read_requests(value)]
+            except ConfigError as error:
+                raise ConfigError(f"--validation_prompts: {error}; or give prompts") from error
         else:
             prompts.append(value)
     return prompts

@@ -15,6 +15,7 @@ def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
     where they show the axes, one for each prompt."""
     from ...utils.files import write_text
     from ...utils.log import get_logger
+    from ...utils.text import count_of
 
     lines = [
         json.dumps({"file": plan.file(*job), **plan.record(pipeline, *job)}, ensure_ascii=False) for job in plan.jobs()
@@ -25,7 +26,7 @@ def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
     folders = {path.parent for path in known}
     if others := [path for folder in folders for path in folder.glob("*-[0-9][0-9].png") if path not in known]:
         get_logger().warning("%d pictures of other commands are in %s too, and not in pictures.jsonl", len(others), out)
-    get_logger().info("%d pictures and %s in %s", len(lines), written, out)
+    get_logger().info("%s and %s in %s", count_of(len(lines), "picture"), written, out)
 
 
 def _write_prompt_sheets(plan: Plan, out: Path, columns: int) -> str:

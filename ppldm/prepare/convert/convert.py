@@ -29,7 +29,7 @@ from ...utils.machine.spark import is_submitted, spark_session_if
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.report import print_report
 from ..address_path import AddressPath, path_of
-from ..block_list import NOTHING, BlockList, read_block_list
+from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
 from ..hadoop import is_address, is_remote
 from .converted import merge_records, refuse_bad_source
 from .on_spark import DRIVER_MEMORY_GB, count_on_spark, make_on_spark
@@ -56,9 +56,7 @@ def convert(
     min_size: int = 0,  # skip pictures whose short side is shorter, in pixels
     normalise: bool = False,  # encode anew what is rotated by EXIF or transparent, for readers that ignore both
     interpolation: str = "lanczos",  # filter by which --size shrinks: lanczos or bicubic
-    block_list: Annotated[
-        str, {"opt": True, "nargs": "+"}
-    ] = None,  # files of URLs and sha256:HEX; such rows are left out
+    block_list: BlockLists = None,  # files of URLs and sha256:HEX; such rows are left out
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     master: str = None,  # a Spark cluster, such as spark://host:7077, whose nodes share the folders; takes addresses
     redo: bool = False,  # make parts again that were made with other settings, or from another source
@@ -188,7 +186,7 @@ def describe(manifest: dict) -> str:
     num_bytes = sum(part["bytes"] for part in manifest["parts"])
     lines = [
         f"{manifest['rows_out']} of {manifest['rows_in']} rows in {len(manifest['parts'])} part(s), "
-        f"{num_bytes / 1e6:.1f} MB"
+        f"{num_bytes / 1e6:.3g} MB"
     ]
     for reason, count in manifest["skipped"].items():
         example = manifest["examples"].get(reason)

@@ -16,7 +16,7 @@ from ...utils.log import get_logger
 from ...utils.machine.spark import spark_session_if
 from ...utils.report import print_report
 from ..address_path import path_of
-from ..block_list import read_block_list
+from ..block_list import BlockLists, read_block_list
 from ..hadoop import is_address, is_remote
 from .failures import CLASSES, TEMPORARY, describe_report, merge_reports
 
@@ -39,9 +39,7 @@ def download(
     retries: int = 0,  # further tries of each URL, at once
     max_bytes: int = 100_000_000,  # of one picture as the server sends it
     requests_per_host: int = 16,  # URLs of one host fetched at once by each process; 0 means any number
-    block_list: Annotated[
-        str, {"opt": True, "nargs": "+"}
-    ] = None,  # files of URLs not to fetch and sha256:HEX not to keep
+    block_list: BlockLists = None,  # files of URLs not to fetch and sha256:HEX not to keep
     refuse_private: bool = True,  # by default, loopback, link-local and private addresses are refused
     min_image_size: int = 0,  # pictures with a shorter short side, in pixels, are left out
     max_image_area: float = inf,  # pictures of more pixels are left out, before they are decoded

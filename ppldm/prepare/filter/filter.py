@@ -23,7 +23,7 @@ from ...utils.log import get_logger
 from ...utils.machine.resources import usable_memory_bytes
 from ...utils.machine.spark import check_java, is_submitted, spark_session_if
 from ...utils.report import print_report
-from ..block_list import NOTHING, BlockList, read_block_list
+from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
 from ..download.metadata import Tables, read_tables
 from ..hadoop import AddressPlace, Hadoop, address_of, fingerprint_at, is_address, is_remote, read_tables_at
 from . import duckdb_engine as filter_duckdb
@@ -37,6 +37,7 @@ DEDUP_COLUMNS = ("url", "hash")
 MIN_MEMORY_GB = 0.5
 
 # Of `--check`: name, column, SQL over `{x}`, a number or NULL.
+_Tables = Annotated[str, {"opt": True, "required": True, "nargs": "+"}]
 _STATISTICS = (
     ("min aesthetic", "aesthetic", "min({x})"),
     ("max punsafe", "punsafe", "max({x})"),
@@ -49,9 +50,7 @@ _STATISTICS = (
 
 
 def filter(
-    input: Annotated[
-        str, {"opt": True, "required": True, "nargs": "+"}
-    ],  # parquet files, or folders of *.parquet; for Spark, addresses too
+    input: _Tables,  # parquet files, or folders of *.parquet; for Spark, addresses too
     output: str = None,  # new folder for part_1.parquet, ...; for Spark, an address such as hdfs://name/folder too
     preset: str = None,  # conditions of a published recipe: laion2b-en or laion-art. Flags below replace its bounds
     where: str = None,  # a further condition, such as 'pwatermark <= 0.8 and not (TEXT in ("", "untitled"))'; or @FILE
@@ -64,7 +63,7 @@ def filter(
     min_aesthetic: float = None,  # aesthetic score, about 1 to 10
     min_similarity: float = None,  # cosine of CLIP's embeddings of picture and text
     language: str = None,  # code of the LANGUAGE column, such as en, or several: en,nolang
-    block_list: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # files of URLs, one a line, whose rows go
+    block_list: BlockLists = None,  # files of URLs, one a line, whose rows go
     dedup: str = None,  # keep one row of each url or hash, the first of the input
     seed: int = 0,  # of the shuffle
     no_shuffle: bool = False,  # keep the order of the input, one part for each file

@@ -27,6 +27,7 @@ from ...utils.log import get_logger
 from ...utils.processes.workers import check_workers
 from ...utils.report import print_report
 from ...utils.text import one_line
+from ..block_list import BlockLists
 from ..convert.converted import find_rows, read_manifest
 from ..convert.packed import place_of
 from .forgotten import (
@@ -49,7 +50,7 @@ def forget(
     domain: str = None,  # text file of domains, one a line; example.com covers www.example.com
     key: str = None,  # text file of keys, one a line; part_1/000010002 where several parts have a row 000010002
     entries: str = None,  # text file of JSON lines, {"url": "..."}, {"domain": "..."} or {"key": "..."}, for any text
-    block_list: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # files of URLs and sha256:HEX, one a line
+    block_list: BlockLists = None,  # files of URLs and sha256:HEX, one a line
     runs: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # --output_dir of runs: which checkpoints have seen them
     num_workers: int = 0,  # processes; 0 means one per core
     dry_run: bool = False,  # say which rows are there and change nothing

@@ -17,12 +17,12 @@ from ..filter.filter import check_memory
 from ..filter.sql import DUCKDB, FILE, ROW
 from .forgotten import Forgotten
 
+_Keys = Annotated[str, {"opt": True, "nargs": "+"}]
+
 
 def lineage(
     data: Annotated[str, {"opt": False, "nargs": "?"}] = None,  # folder that `ppldm convert` has written
-    key: Annotated[
-        str, {"opt": True, "nargs": "+"}
-    ] = None,  # keys of rows, as in their metadata; part_1/KEY is that of one folder
+    key: _Keys = None,  # keys of rows, as in their metadata; part_1/KEY is that of one folder
     row: int = None,  # in place of folder and key: the number of a row in --runs, as `ppldm replay` prints it
     metadata: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # parquet files, or folders of them, to look in
     runs: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # --output_dir of runs: which updates read the rows

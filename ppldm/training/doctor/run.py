@@ -37,7 +37,13 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
     if sources:
         rows, steps = _look_at_data(recipe, sources, devices, any(one.status == "error" for one in access))
         found += rows
-    return found + examine("forecast", _look_ahead, recipe, given, steps, facts)
+    return _once(found + examine("forecast", _look_ahead, recipe, given, steps, facts))
+
+
+def _once(found: list[Finding]) -> list[Finding]:
+    """Without errors that were met before, as that of a model that is not there is by all who look into it."""
+    said = [one.text if one.status == "error" else None for one in found]
+    return [one for place, one in enumerate(found) if said[place] is None or said[place] not in said[:place]]
 
 
 def _look_at_device(recipe: Recipe) -> Iterator[Finding]:
@@ -70,14 +76,15 @@ def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
     for name, flag in flags.items():
         here = not name or name in KNOWN_MODELS or Path(name).expanduser().exists() or "://" in name
         if not here and not is_offline(getattr(model, "offline", False)):
-            yield _ask_hub(flag, "/".join(name.split("/")[:2]))
+            yield _ask_hub(flag, name)
 
 
-def _ask_hub(flag: str, repository: str) -> Finding:
+def _ask_hub(flag: str, name: str) -> Finding:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
     from requests.exceptions import RequestException
 
+    repository = "/".join(name.split("/")[:2])
     try:
         snapshot_download(repository, local_files_only=True, allow_patterns=["*.json"])
         return good("access", f"{repository} is in the cache")
@@ -91,8 +98,8 @@ def _ask_hub(flag: str, repository: str) -> Finding:
         return Finding("access", "error", f"the hub answers {status} for {repository}",
                        denied if status in (401, 403) else f"check --{flag}, or download the model first")  # fmt: skip
     except (RequestException, OSError):
-        fix = f"download the model where the network is and give its folder: --{flag}"
-        return Finding("access", "warning", f"{repository} is not here, and the hub cannot be reached", fix)
+        fix = f"check --{flag}, or download the model where the network is and give its folder"
+        return Finding("access", "warning", f"there is no folder {name} here, and the hub cannot be reached", fix)
     return good("access", f"the hub has {repository}")
 
 

@@ -247,6 +247,15 @@ def test_an_expired_token(examined, monkeypatch, status, words, vae, repository)
     assert found["status"] == "error" and f"{status} for {repository}" in found["text"] and words in found["fix"]
 
 
+def test_a_model_that_is_not_there_is_an_error_once(examined, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    found = examined(vae_name_or_path="outputs/autoencoder/vae")
+    assert found["access"]["status"] == "warning"
+    assert "no folder outputs/autoencoder/vae here" in found["access"]["text"]
+    errors = [one["text"] for one in found.values() if one["status"] == "error"]
+    assert len(errors) == 1 and "outputs/autoencoder" in errors[0]
+
+
 def test_versions_that_do_not_go_together(examined, monkeypatch):
     from ppldm.training.doctor import machine
 
