@@ -192,7 +192,8 @@ def plan_latents(asked: tuple, sources: list[Source], chosen: list, crops, dtype
     from .picture_encoder import load_encoder
 
     encoder = load_encoder(*asked)
-    settings = settle(encoder, [shapes for shapes, _ in chosen], crops, dtype, folder, asked[-1])
+    *_, engine = asked
+    settings = settle(encoder, [shapes for shapes, _ in chosen], crops, dtype, folder, engine)
     tasks = list_tasks(settings, sources, [selection for _, selection in chosen])
     return Plan(tasks, encoder, asked, measure_cost, encode_part)
 

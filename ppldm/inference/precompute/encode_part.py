@@ -70,8 +70,7 @@ def encode_part(
     task: PartTask, encoder: Encode, pool: Executor, told: Callable[[int], None] = lambda count: None
 ) -> Account:
     """Make the files of a part whole. pool: threads that decode pictures. told: is called with how many moments are
-    settled. Raises PartError, ConfigError,
-    OSError."""
+    settled. Raises PartError, ConfigError, OSError."""
     with ExitStack() as stack:
         part = stack.enter_context(locked_part(task))
         read = cache(partial(read_texts, part))

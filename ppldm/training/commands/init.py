@@ -19,7 +19,7 @@ from ...data.filelist import list_parts
 from ...families.base import get_family
 from ...utils.errors import ConfigError
 from ...utils.files import local_path, write_text
-from ...utils.machine.devices import CPU, launch_cards, launch_kind
+from ...utils.machine.devices import CPU, launch_kind, list_cards
 
 DATA, GOALS, MACHINES = (
     ("pictures", "parts", "laion"),
@@ -120,9 +120,10 @@ def init(
 def this_machine() -> str:
     """Which of MACHINES is most like this one. Where nothing tells a card's memory before Paddle is loaded, it is taken
     for the smallest card."""
-    if launch_kind().is_cpu:
+    kind = launch_kind()
+    if kind.is_cpu:
         return CPU.name
-    cards = launch_cards()
+    cards = list_cards(kind)
     least = min((card.memory_gib for card in cards), default=0)
     if least < _LEAST_GIB["24gb"] or not all(card.has_bfloat16 for card in cards):
         return "16gb"

@@ -339,9 +339,9 @@ def launch_kind() -> Kind:
     return kind if kind in seen_kinds() else CPU
 
 
-def launch_cards() -> list[Gpu]:
-    """The devices of `launch_kind` as far as a driver describes them: NVIDIA's."""
-    return list_gpus() if launch_kind() == GPU else []
+def list_cards(kind: Kind) -> list[Gpu]:
+    """The devices of a kind as far as their driver describes them: NVIDIA's."""
+    return list_gpus() if kind == GPU else []
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from ...networks.configs import takes_mask
 from ...utils.errors import ModelError
 from ..formats.files import read_metadata
 
@@ -156,7 +157,7 @@ def _unet(shapes: Mapping[str, tuple], source) -> dict:
             f"{source} holds a UNet that is told more than captions, as Stable Diffusion XL; not supported"
         )
     first, out = shapes["input_blocks.0.0.weight"], shapes["out.2.weight"][0]
-    if first[1] not in (out, 2 * out + 1):
+    if first[1] != out and not takes_mask({"in_channels": first[1], "out_channels": out}, out):
         raise ModelError(
             f"{source}: its UNet takes {first[1]} channels and gives {out}: it is made for depth or editing, which is "
             "not supported; give a plain model, or one for inpainting"

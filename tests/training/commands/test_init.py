@@ -125,8 +125,7 @@ def test_questions_are_asked_on_a_terminal_until_they_are_answered(tiny, place, 
     ("npu", "", None, 0, "lora, for 16gb"),
 ])  # fmt: skip
 def test_enter_alone_fits_the_machine(place, monkeypatch, kind, memory, capability, count, answers):
-    for module in (devices, init):
-        monkeypatch.setattr(module, "launch_kind", lambda: KINDS[kind])
+    monkeypatch.setattr(init, "launch_kind", lambda: KINDS[kind])
     monkeypatch.setattr(devices, "list_gpus", lambda: [Gpu("a card", "580.65.06", capability, memory)] * count)
     monkeypatch.setattr("sys.stdin", Terminal("\n" * len(QUESTIONS)))
     monkeypatch.chdir(place / "pictures")
