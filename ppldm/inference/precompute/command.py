@@ -83,8 +83,8 @@ def precompute(
     """Encode pictures once, or captions, or both, so that training needs no autoencoder's or text encoder's time.
 
     Train on the latents with --latents cached and the same resolution, crops and VAE, on the embeddings with
-    --text_embeddings cached and the same text encoder and captions (docs/latents.md). Stopped at any point, the same
-    command goes on, and mends what is damaged. One process a GPU: python -m paddle.distributed.launch … precompute …
+    --text_embeddings cached and the same text encoder and captions (docs/latents.md). The same command goes on where it
+    stopped and mends what is damaged. A process a GPU: python -m paddle.distributed.launch $(which ppldm) precompute …
     """
     check_asked(vae, text_encoder, {"dtype": dtype, "text_dtype": text_dtype}, batch_size, engine := engine or EAGER)
     device = check_device(device, on_spark := bool(master) or is_submitted())
