@@ -115,7 +115,7 @@ def run_stage(stage: Stage, stdout=None) -> None:
     Ctrl-C, SIGTERM and SIGHUP end it first, by SIGTERM, which it may take a while to save its state for; a second one
     does not wait for that. Then Interrupted is raised. A stage ends, too, where this process is killed.
     """
-    from .processes.signals import end_with_parent
+    from .processes.signals import end_with_parent, wait_for
 
     asked: list[int] = []
     process = None
@@ -132,7 +132,7 @@ def run_stage(stage: Stage, stdout=None) -> None:
         process = subprocess.Popen(words, start_new_session=True, preexec_fn=dies, stdout=stdout)
         if asked:
             _kill(process, signal.SIGTERM)
-        status = process.wait()
+        status = wait_for(process)
         _kill(process, signal.SIGKILL)  # children that outlived it
     finally:
         for number, handler in handlers.items():

@@ -136,7 +136,8 @@ def stop(*_):
 signal.signal(signal.SIGTERM, {handler})
 child = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
 Path("begun").write_text(str(child.pid))
-time.sleep(60)
+for _ in range(1200):  # one long sleep might begin just after a signal, which would then wait for its end
+    time.sleep(0.05)
 """
 
 
@@ -146,7 +147,7 @@ def start(folder, program: str) -> subprocess.Popen:
         [sys.executable, "-c", PROGRAM, str(folder / "out"), program], cwd=folder, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (folder / "begun").exists() or not (folder / "begun").read_text():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
@@ -154,7 +155,7 @@ def start(folder, program: str) -> subprocess.Popen:
 
 
 def assert_ends(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while state_of(pid) != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -165,7 +166,7 @@ def assert_ends(pid: int) -> None:
 def test_a_signal_lets_the_stage_save_and_leaves_no_child(tmp_path, number, to_group):
     process = start(tmp_path, SLOW.format(handler="stop"))
     (os.killpg if to_group else os.kill)(process.pid, number)
-    said = process.communicate(timeout=20)[1]
+    said = process.communicate(timeout=120)[1]
     assert process.returncode == 130 and (tmp_path / "said").read_text() == "saved"
     assert "the same command again goes on from what is finished" in said and "Traceback" not in said
     assert_ends(int((tmp_path / "begun").read_text()))
@@ -177,7 +178,7 @@ def test_a_second_signal_does_not_wait(tmp_path):
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)
     assert process.returncode == 130
     assert_ends(int((tmp_path / "begun").read_text()))
 
@@ -206,4 +207,4 @@ def test_two_chains_do_not_share_a_folder(tmp_path, monkeypatch):
     with pytest.raises(PpldmError, match="another process is writing"):
         run_again(tmp_path / "out", make_stages())
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)

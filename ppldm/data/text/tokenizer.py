@@ -119,9 +119,12 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
     """The CaptionTokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES; the
     ClipTokenizer of a folder with merges.txt, or of a name in CLIP_PADDING. Raises ConfigError."""
     check_tokenizer(name_or_path)
-    path = Path(name_or_path)
-    if not path.exists() and str(name_or_path) in CLIP_PADDING:
-        path = vocabulary_folder(str(name_or_path))
+    name, path = str(name_or_path), Path(name_or_path)
+    if not path.exists():
+        if name in KNOWN_NAMES:
+            return CaptionTokenizer(*_fetch(name, max_length, is_offline(offline)))
+        if name in CLIP_PADDING:
+            path = vocabulary_folder(name)
     if (path / "merges.txt").is_file():
         from .clip_tokenizer import ClipTokenizer
 
@@ -129,9 +132,7 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
     if path.is_dir():
         vocab = _read_vocab(path / "vocab.txt")
         return CaptionTokenizer(vocab, max_length, _read_lower_case(path), read_added(path, len(vocab)))
-    if path.is_file():
-        return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
-    return CaptionTokenizer(*_fetch(str(name_or_path), max_length, is_offline(offline)))
+    return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
 
 
 def check_tokenizer(name_or_path) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager
 from typing import ClassVar
@@ -30,6 +31,19 @@ def handle(number: int, handler):
     if World.detect().size > 1:
         signal.siginterrupt(number, False)
     return before
+
+
+def wait_for(process: subprocess.Popen) -> int:
+    """The status of a process at its end. Meanwhile this thread handles its signals, also one that came just before.
+
+    `Popen.wait()` without a time handles only those that come in its system call: one that came a moment earlier would
+    stay unhandled until the process ends by itself.
+    """
+    while True:
+        try:
+            return process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            pass
 
 
 def end_with_parent(parent: int) -> None:

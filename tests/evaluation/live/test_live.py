@@ -399,7 +399,7 @@ def test_in_a_real_browser(run, tmp_path, width):
         page.click(".control summary")
         page.write("textarea", f"a blue boat\n{HOSTILE}")
         page.click(".control details button")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (run / "control/prompts.txt").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert current_prompts(run, World()) == ["a blue boat", HOSTILE]

@@ -185,7 +185,7 @@ def deaf_ranks(tmp_path):
 def test_ranks_end_with_their_launcher(deaf_ranks, tmp_path):
     deaf_ranks.kill()
     deaf_ranks.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while running(tmp_path):
         assert time.monotonic() < deadline, running(tmp_path)
         time.sleep(0.05)
@@ -196,7 +196,7 @@ def test_a_second_ctrl_c_ends_at_once_and_blames_nobody(deaf_ranks, tmp_path):
     for _ in range(2):
         deaf_ranks.send_signal(signal.SIGINT)
         time.sleep(0.5)
-    _, text = deaf_ranks.communicate(timeout=30)
+    _, text = deaf_ranks.communicate(timeout=120)
     assert deaf_ranks.returncode == 130, text
     assert text.splitlines()[-1] == "stopped; the same command again goes on from the last checkpoint"
     assert "error" not in text and not running(tmp_path)

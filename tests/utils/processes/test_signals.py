@@ -1,5 +1,6 @@
 """What a signal meets goes on, and a process does not outlive the one that started it."""
 
+import _thread
 import ctypes
 import errno
 import os
@@ -14,7 +15,7 @@ import pytest
 from forking import state_of
 
 from ppldm.training.distributed.signals import stop_on_signals
-from ppldm.utils.processes.signals import handle
+from ppldm.utils.processes.signals import handle, wait_for
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -95,7 +96,18 @@ def test_a_child_ends_with_its_parent(honest, then):
         return
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while state_of(int(line)) != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_signal_just_before_the_wait_is_handled_in_it():
+    """`interrupt_main` marks a signal as come, as one is that comes before a system call, and ends none."""
+    process = subprocess.Popen(["sleep", "20"])
+    before = signal.signal(signal.SIGUSR1, lambda *_: process.kill())
+    try:
+        threading.Timer(0.5, _thread.interrupt_main, [signal.SIGUSR1]).start()
+        assert wait_for(process) == -signal.SIGKILL
+    finally:
+        signal.signal(signal.SIGUSR1, before)
