@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from ..inference.pictures.plan import short
-from ..training.checkpoint.checkpoint import list_checkpoints, read_manifest, step_of
+from ..training.checkpoint.checkpoint import read_manifest
 from ..training.monitor.metrics import EVALUATION_DIR, EVALUATION_FILE
 from ..training.monitor.sinks import VisualDLSink
 from ..training.run_folder import RUN_FILE
@@ -24,6 +24,7 @@ from ..utils.files import make_output_dir, read_json, write_text
 from ..utils.jobs import JobFolder
 from ..utils.log import get_logger
 from ..utils.processes.world import World
+from ..weights.checkpoint_names import list_checkpoints, step_of
 from .drawn import at_any_scale
 from .job import Job, has_average
 from .measure import names_of

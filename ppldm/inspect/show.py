@@ -141,7 +141,7 @@ def draw_sheet(tiles: list, side: int):
             draw.text((x + 6, y + 6), "no image", fill="#bb3333", font=font)
         else:
             image = fit_image(image, side)
-            left, top = x + (side - image.width) // 2, y + (side - image.height) // 2
+            left, top = x + (side - image.width) // 2, y + side - image.height  # on its caption
             sheet.paste(image, (left, top))
             draw.rectangle((left - 1, top - 1, left + image.width, top + image.height), outline="#cccccc")
         draw.text((x, y + side + 2), fit_text(place, small, side), fill="#777777", font=small)

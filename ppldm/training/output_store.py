@@ -18,8 +18,8 @@ from ..utils.files import atomic_dir, finish_file
 from ..utils.log import get_logger
 from ..utils.processes.rank_watch import SIGNS_DIR
 from ..utils.store import client
+from ..weights.checkpoint_names import is_checkpoint_name, list_checkpoints, step_of
 from .checkpoint.checkpoint import MANIFEST, verify
-from .checkpoint.names import is_checkpoint, list_checkpoints, step_of
 from .start import LAUNCH_LOGS
 
 _MARKERS = (MANIFEST, "model.json", "model_index.json")  # what makes a folder whole, and comes last
@@ -78,7 +78,7 @@ class OutputStore:
 
     def clear(self) -> None:
         """Remove all checkpoints of the copy. Raises StoreError."""
-        for name in sorted(filter(is_checkpoint, {name.partition("/")[0] for name in client.find(self.url)})):
+        for name in sorted(filter(is_checkpoint_name, {name.partition("/")[0] for name in client.find(self.url)})):
             self._remove(name)
 
     def push(self, wait: bool = False) -> None:
@@ -104,7 +104,7 @@ class OutputStore:
         for path in sorted(paths, key=lambda path: (path.name in _MARKERS, path)):
             name = path.relative_to(self.folder).as_posix()
             pieces = path.relative_to(self.folder).parts
-            if not any(is_checkpoint(one) or one.startswith((".", SIGNS_DIR, LAUNCH_LOGS)) for one in pieces):
+            if not any(is_checkpoint_name(one) or one.startswith((".", SIGNS_DIR, LAUNCH_LOGS)) for one in pieces):
                 self._send_record(name, path)
 
     def _send(self, name: str, folder: Path) -> None:
@@ -135,7 +135,7 @@ class OutputStore:
     def _whole(self) -> list[str]:
         """The names of the checkpoints that are whole there, oldest first."""
         found = [name.partition("/")[0] for name in client.find(self.url) if name.endswith(f"/{MANIFEST}")]
-        return sorted(filter(is_checkpoint, found), key=lambda name: step_of(Path(name)))
+        return sorted(filter(is_checkpoint_name, found), key=lambda name: step_of(Path(name)))
 
     def _remove(self, name: str) -> None:
         for file in sorted(client.find(f"{self.url}/{name}"), key=lambda file: file != MANIFEST):

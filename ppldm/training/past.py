@@ -40,8 +40,8 @@ from ..utils.files import in_working_folder, local_path, read_json_object
 from ..utils.processes.world import World
 from ..utils.rng import Generators
 from ..utils.text import count_of
+from ..weights.checkpoint_names import checkpoint_name, list_checkpoints
 from ..weights.model_file import TOKENIZER_FOLDER, read_model_file
-from .checkpoint.names import checkpoint_name, list_checkpoints
 from .rows import bad_row_policy, crop_rule, open_sources, select_training_rows
 
 # Settings that decide which rows an update reads, and at which noise levels. Of a run that changed one on the way

@@ -26,6 +26,7 @@ from ..utils.processes.world import World
 from ..weights.adapters import write_adapters
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
+from ..weights.model_file import kind_of
 from .averages.snapshots import DEFAULT_NUMBER, SnapshotWriter
 from .checkpoint.checkpoint import TrainingState
 from .checkpoint.resume import restore
@@ -68,7 +69,7 @@ def prepare(config, data, arguments) -> TrainingRun:
         captions=CaptionRule.of(data),
         crops=crop_rule(data),
         selection=selection,
-        embeddings=embeddings_rule(model, config, data),
+        embeddings=embeddings_rule(family, model, config, data),
     )
     if dataset.latents:
         model.keep_moments = dataset.latents.keep
@@ -146,16 +147,16 @@ def latents_rule(model, data) -> LatentsRule | None:
     return LatentsRule(digest, float(getattr(vae.config, "scaling_factor", 1.0)), data.latents_dtype)
 
 
-def embeddings_rule(model, config, data) -> EmbeddingsRule | None:
+def embeddings_rule(family: Family, model, config, data) -> EmbeddingsRule | None:
     """Which cached embeddings are those of a model's frozen text encoder; None where none are asked for. Raises
     ConfigError for a model without such a text encoder."""
     if data.text_embeddings == "off":
         return None
     if model.caption_encoder is None:
         raise ConfigError("--text_embeddings cached is for models with a frozen text encoder; omit it")
-    layer = model.components[model.caption_encoder].layer
-    projected = hasattr(layer, "text_projection")
-    text_encoder = component_of("projected_text_encoder" if projected else "text_encoder", layer)
+    kind = kind_of(family, model.caption_encoder)
+    text_encoder = component_of(kind, model.components[model.caption_encoder].layer)
+    projected = kind == "projected_text_encoder"
     rule = make_rule(text_encoder, model.tokenizer, config.mask_pad_tokens, data.text_embeddings_dtype, projected)
     return replace(rule, empty_is_zeros=model.empty_end is not None)
 

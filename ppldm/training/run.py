@@ -22,6 +22,7 @@ from ..utils.log import get_logger
 from ..utils.processes.rank_watch import barrier, remove_signs
 from ..utils.processes.world import World
 from ..utils.variables import all_variables
+from ..weights.checkpoint_names import checkpoint_name
 from ..weights.model_file import ModelDescription
 from .averages.snapshots import SnapshotWriter
 from .checkpoint.background import BackgroundSaves
@@ -34,7 +35,6 @@ from .checkpoint.checkpoint import (
 )
 from .checkpoint.data_record import DATA_FILE
 from .checkpoint.machine import machine_record
-from .checkpoint.names import checkpoint_name
 from .checkpoint.trainer_state import TrainerState
 from .distributed.check_ranks import check_ranks
 from .monitor.interval_metrics import IntervalMetrics

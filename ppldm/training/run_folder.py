@@ -13,8 +13,9 @@ from ..utils.log import get_logger
 from ..utils.processes.rank_watch import SIGNS_DIR, barrier, leave_signs, waiting
 from ..utils.processes.world import World
 from ..utils.variables import all_variables
+from ..weights.checkpoint_names import list_checkpoints
 from .averages.snapshots import remove_later
-from .checkpoint.checkpoint import find_checkpoint, list_checkpoints, read_manifest, set_aside_after
+from .checkpoint.checkpoint import find_checkpoint, read_manifest, set_aside_after
 from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
 from .monitor.sinks import writes_files
 from .output_store import OutputStore

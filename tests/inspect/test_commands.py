@@ -101,11 +101,11 @@ def test_the_sheet_shows_the_chosen_rows(data, run):
         assert "9 of 30 rows" in run("show", "all.list", "--out", f"{name}.png", "-n", 9, "--seed", seed, "--side", 64)
     sheets = [np.asarray(Image.open(data / f"{name}.png")) for name in "abc"]
     assert np.array_equal(sheets[0], sheets[1]) and not np.array_equal(sheets[0], sheets[2])
-    # The picture of the first row chosen stands in the middle of the first tile, twice as large.
+    # The picture of the first row chosen stands at the foot of the first tile, twice as large.
     row = choose_rows(30, 9, 1)[0]
     picture = np.asarray(Image.open(io.BytesIO(Part("a.gz").read(row).image)).convert("RGB")).repeat(2, 0).repeat(2, 1)
     height, width, _ = picture.shape
-    x, y = 8 + (64 - width) // 2, 8 + (64 - height) // 2
+    x, y = 8 + (64 - width) // 2, 8 + 64 - height
     assert np.array_equal(sheets[0][y : y + height, x : x + width], picture)
 
 

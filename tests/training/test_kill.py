@@ -11,8 +11,9 @@ import paddle
 import pytest
 from forking import forking, kill, stop
 
-from ppldm.training.checkpoint.checkpoint import list_checkpoints, step_of, verify
+from ppldm.training.checkpoint.checkpoint import verify
 from ppldm.training.monitor.metrics import read_metrics
+from ppldm.weights.checkpoint_names import list_checkpoints, step_of
 
 KILLS = int(os.environ.get("PPLDM_KILLS", 30))
 

@@ -14,7 +14,7 @@ from poison import poisoned
 
 from ppldm.data.order.rows import Mix
 from ppldm.networks.model import Loss, Model
-from ppldm.training.checkpoint.checkpoint import TrainingState, list_checkpoints, verify
+from ppldm.training.checkpoint.checkpoint import TrainingState, verify
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
@@ -23,6 +23,7 @@ from ppldm.training.trainer import run_trainer
 from ppldm.training.update import UpdateGuard, train_step
 from ppldm.utils.errors import TrainingError
 from ppldm.utils.processes.world import World
+from ppldm.weights.checkpoint_names import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, SEED = 40, 5

@@ -14,10 +14,10 @@ import paddle
 
 from ...demo.shapes_world.write import World, make_shapes_world
 from ...networks.build import build_autoencoder, save_component
-from ...training.checkpoint.names import checkpoint_name
 from ...training.monitor.metrics import read_metrics
 from ...utils.errors import TrainingError
 from ...utils.stages import as_flags
+from ...weights.checkpoint_names import checkpoint_name
 
 STEPS, MIDDLE = 4, 2
 ROWS = 24

@@ -8,8 +8,8 @@ updates make, by making the updates again from the last state that both share.
 
 import numpy as np
 
-from ...training.checkpoint.names import checkpoint_name
 from ...utils.errors import PpldmError
+from ...weights.checkpoint_names import checkpoint_name
 from .batch import places_of
 from .remake import machine_here, make_updates, remade, state_of
 from .runs import (

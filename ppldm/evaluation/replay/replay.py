@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from ...training.checkpoint.names import checkpoint_name, list_checkpoints
 from ...utils.errors import ConfigError
 from ...utils.files import local_path, read_json
 from ...utils.report import print_report
 from ...utils.variables import set_for_libraries
+from ...weights.checkpoint_names import checkpoint_name, list_checkpoints
 
 
 def replay(

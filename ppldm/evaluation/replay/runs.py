@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from ...data.fingerprint import Fingerprint, find_difference
-from ...training.checkpoint.names import checkpoint_name, list_checkpoints, step_of
 from ...utils.checksums import checksum_arrays, digest_of
 from ...utils.errors import CheckpointError, DataError
 from ...utils.files import local_path, read_json_object
 from ...utils.log import get_logger
 from ...utils.machine.cpu import load_paddle
+from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, step_of
 from ...weights.formats.paddle_files import NAME_TABLE, read_tree, widen_bfloat16
 from ...weights.model_file import has_model_file, read_model_file
 

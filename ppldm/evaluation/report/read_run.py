@@ -58,7 +58,8 @@ def _read_config(folder: Path) -> dict:
 
 
 def _newest_manifest(folder: Path) -> dict:
-    from ...training.checkpoint.checkpoint import list_checkpoints, read_manifest
+    from ...training.checkpoint.checkpoint import read_manifest
+    from ...weights.checkpoint_names import list_checkpoints
 
     newest = list_checkpoints(folder)[:1]
     return read_manifest(newest[0]) if newest else {}

@@ -41,10 +41,10 @@ from ...utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullErr
 from ...utils.files import atomic_dir, count_free_bytes, make_output_dir, read_json_object, remove_dir, write_json
 from ...utils.log import get_logger
 from ...utils.machine.devices import host_memory
+from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, step_of
 from ...weights.formats.paddle_files import NAME_TABLE, read_tree, write_tree
 from ...weights.model_file import ModelDescription
 from ..optimizer.sharding import ShardedOptimizer, parameter_of
-from .names import checkpoint_name, list_checkpoints, step_of
 from .trainer_state import TrainerState
 
 MANIFEST = "manifest.json"

@@ -19,7 +19,7 @@ from ...utils.machine.devices import launch_arguments, launch_kind
 from ...utils.processes.supervise import Supervisor
 from ...utils.processes.world import World
 from ...utils.variables import all_variables
-from ..checkpoint.names import list_checkpoints, step_of
+from ...weights.checkpoint_names import list_checkpoints, step_of
 from ..start import LAUNCH_LOGS, find_job
 
 LAUNCHER = "ppldm.training.distributed.launch"

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppldm.data.filelist import write_filelist
-from ppldm.training.checkpoint.checkpoint import list_checkpoints
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.interval_metrics import IntervalMetrics
@@ -23,6 +22,7 @@ from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, DataError
 from ppldm.utils.processes.world import World
+from ppldm.weights.checkpoint_names import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[3]
 UPDATES = st.lists(st.tuples(st.sampled_from([1, 8, 99, 100, 400, 1000, 3000]), st.integers(0, 3000)), max_size=30)

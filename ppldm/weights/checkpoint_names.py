@@ -12,7 +12,7 @@ def checkpoint_name(step: int) -> str:
     return f"{_PREFIX}{step}"
 
 
-def is_checkpoint(name: str) -> bool:
+def is_checkpoint_name(name: str) -> bool:
     """Whether a folder of this name is a checkpoint."""
     return _NAME.fullmatch(name) is not None
 
@@ -24,5 +24,5 @@ def step_of(folder: Path) -> int:
 
 def list_checkpoints(output_dir) -> list[Path]:
     """The folders `checkpoint-<step>` in `output_dir`, newest first."""
-    found = [path for path in Path(output_dir).glob(f"{_PREFIX}*") if is_checkpoint(path.name) and path.is_dir()]
+    found = [path for path in Path(output_dir).glob(f"{_PREFIX}*") if is_checkpoint_name(path.name) and path.is_dir()]
     return sorted(found, key=step_of, reverse=True)
