@@ -69,6 +69,15 @@ def test_import_of_paddle_passes_on_all_but_the_harmless_lines(tmp_path):
     assert "something new" in done.stderr and "ImportError: why" in done.stderr
 
 
+@pytest.mark.parametrize("before, threads", [("", "1"), ("os.environ['OMP_NUM_THREADS'] = '3'", "3")])
+def test_a_script_has_the_threads_of_the_commands_and_no_chatter(before, threads):
+    program = f"import os; {before}\nfrom ppldm import load\nprint(os.environ['OMP_NUM_THREADS'])\n"
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environ["PADDLE_LOCAL_SIZE"] = "1000"
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [threads] and "Warning" not in done.stderr
+
+
 def test_paddles_chatter_is_silenced_and_nothing_else():
     program = (
         "import sys\n"
