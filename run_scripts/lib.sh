@@ -238,7 +238,7 @@ show_pip_progress() {
             "Building wheels"*) printf '%s' "$clear    building the packages that have no wheel$end" ;;
             "Installing collected packages"*)
                 line=${line//[^,]/}
-                printf '%s' "$clear    unpacking $((${#line} + 1)) packages"
+                printf '%s' "$clear    unpacking $((${#line} + 1)) package${line:+s}"
                 # Pip, into a pipe, says nothing while it unpacks.
                 ((${#line} < 20)) || printf '%s' ": 1 to 2 minutes, 15 where the machine is busy; no other line until then"
                 printf '%s' "$end"

@@ -220,6 +220,7 @@ def test_each_step_of_pip_is_told_when_it_begins():
         for line, told in [
             ("+ pip install a", "    pip install a"),
             ("Building wheels for collected packages: a", "    building the packages that have no wheel"),
+            ("Installing collected packages: a", "    unpacking 1 package"),
             ("Installing collected packages: a, b, c", "    unpacking 3 packages"),
             (
                 f"Installing collected packages: {', '.join('a' * 170)}",
@@ -228,7 +229,7 @@ def test_each_step_of_pip_is_told_when_it_begins():
             ("ERROR: no space", "    ERROR: no space"),
         ]:
             print(line, file=shown.stdin, flush=True)
-            assert select.select([shown.stderr], [], [], 30)[0], f"nothing is told of {line}"
+            assert select.select([shown.stderr], [], [], 120)[0], f"nothing is told of {line}"
             assert shown.stderr.readline() == f"{told}\n"
         shown.stdin.close()
 
