@@ -132,7 +132,11 @@ def explain_unknown(word: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f"unexpected argument {word!r}; flags start with --"
     flag = word.partition("=")[0]
-    known = [name for action in parser._actions for name in action.option_strings]
-    near = nearest(flag, known)
+    name = flag.lstrip("-").replace("-", "_")
+    if any(name == action.dest for action in parser._actions if not action.option_strings):
+        return f"unknown flag {flag}; give its value alone, without a flag"
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    known = {one.lstrip("-").replace("-", "_"): one for action in shown for one in action.option_strings}
+    near = known.get(nearest(name, known))
     hint = f"did you mean {near}?" if near else "`--help` lists the known ones"
     return f"unknown flag {flag}; {hint}"

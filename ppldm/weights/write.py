@@ -86,9 +86,10 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     if form == "compvis" and not is_ldmbert(weights.components["text_encoder"].config):
         raise ModelError("a model with a CLIP text encoder is not written for CompVis; export it to diffusers")
     components = {
-        kind: ComponentWeights(component.config, cast(component.arrays, dtype), component.source)
+        kind: ComponentWeights({**component.config, **_drawn_size(kind, weights)}, cast(component.arrays, dtype),
+                               component.source)
         for kind, component in weights.components.items()
-    }
+    }  # fmt: skip
     weights = replace(weights, components=components)
     with atomic_dir(folder) as target:
         copy_tokenizer(weights.tokenizer, target / TOKENIZER_FOLDER)
@@ -101,6 +102,16 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
         checksums = {str(file.relative_to(target)): checksum_file(file) for file in sorted(files)}
         write_json(target / "ppldm.json", {**metadata_of(weights), "files": checksums})
         write_text(target / "README.md", model_card(weights, form, dtype))
+
+
+def _drawn_size(kind: str, weights: Weights) -> dict:
+    """What a UNet's config says of the side of its latents, by which libraries draw unless they are told another: that
+    which it was trained at, whatever it was built for. Nothing of other components, whose weights may depend on it."""
+    size, resolution = weights.components[kind].config.get("sample_size"), metadata_of(weights)["resolution"]
+    if kind != "unet" or not isinstance(size, int) or not isinstance(resolution, int):
+        return {}
+    side, rest = divmod(resolution, downscale_factor(weights.components["vae"].config))
+    return {} if rest or not side else {"sample_size": side}
 
 
 def describe_weights(weights: Weights, tokenizer: Path) -> ModelDescription:

@@ -84,6 +84,19 @@ def test_an_export_for_compvis_keeps_what_is_known_of_the_training(tmp_path):
     assert differences_of(read_component("vae", tmp_path / "c"), weights.components["vae"])
 
 
+@pytest.mark.parametrize("form", ["ppdiffusers", "diffusers", "compvis"])
+@pytest.mark.parametrize("resolution, side", [(48, 6), (64, 8), (68, 8), ("48", 8), (None, 8)])
+def test_what_a_library_draws_unasked_is_of_the_size_that_was_trained(tmp_path, form, resolution, side):
+    """Of what is no size, or no whole number of latents, nothing is said."""
+    weights = small_weights()
+    if resolution:
+        weights.metadata = {"resolution": resolution}
+    write_weights(weights, form, tmp_path / "out")
+    again = read_weights(tmp_path / "out").components
+    assert weights.components["unet"].config["sample_size"] == 8 and again["unet"].config["sample_size"] == side
+    assert weights.components["vae"].config["sample_size"] == again["vae"].config["sample_size"] == 64
+
+
 def test_compvis_to_ours_and_back(exported, tmp_path):
     first = exported / "compvis"
     write_weights(read_weights(first / "model.ckpt"), "ppdiffusers", tmp_path / "p")

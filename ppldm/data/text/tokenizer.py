@@ -215,7 +215,8 @@ def _fetch(name: str, max_length: int, offline: bool) -> tuple[list[str], int, b
         tokenizer = tokenizer_class.from_pretrained(name)
     except OSError as error:
         raise ConfigError(
-            f"the tokenizer {name} could not be downloaded; give a local folder with its vocab.txt instead of the name"
+            f"the tokenizer {name} could not be downloaded; give a local folder with its vocab.txt instead of the "
+            "name, or make one from the captions with `ppldm vocab`"
         ) from error
     if world.is_main:
         barrier(world)

@@ -18,7 +18,7 @@ from ...utils.machine.resources import count_usable_cores
 from ...utils.processes.world import World
 from ...utils.store.cache import size_of
 from ...utils.text import count_of
-from ..monitor.captions import MANY_CUT, MANY_UNKNOWN, measure_captions
+from ..monitor.captions import MANY_BAD, MANY_CUT, MANY_UNKNOWN, measure_captions
 from ..rows import bad_row_policy, count_steps, select_training_rows
 from .findings import Finding, good, judged
 
@@ -91,10 +91,15 @@ def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection
         crops=CropRule(), resolution=recipe.data.resolution, seed=recipe.training.seed, selection=selection,
         bad_rows=bad_row_policy(recipe.data),
     )  # fmt: skip
-    found = measure_captions(dataset)
-    fixes = []
+    found, bad = measure_captions(dataset)
+    looked_at = found.captions + bad.total()
+    fixes, reasons = [], ", ".join(f"{count} {reason}" for reason, count in bad.most_common(3))
     if found.unknown_share > MANY_UNKNOWN:
         fixes.append("`ppldm vocab` makes a tokenizer that knows them")
     if found.cut_share(max_length) > MANY_CUT:
         fixes.append("a larger --model_max_length takes longer captions")
-    yield judged("captions", f"of {found.captions}, {found.describe(max_length)}", warning=", and ".join(fixes))
+    if bad.total() > MANY_BAD * looked_at:
+        fixes.append("`ppldm verify` names the bad rows")
+    text = f"of {found.captions}, {found.describe(max_length)}"
+    text += f"; {count_of(bad.total(), 'row')} of {looked_at} looked at are bad ({reasons})" if bad else ""
+    yield judged("captions", text, warning=", and ".join(fixes))

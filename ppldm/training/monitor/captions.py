@@ -1,5 +1,6 @@
 """Said at the start of a run: how well the tokenizer fits the captions that are to be trained on."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,38 +17,42 @@ from ...utils.rng import make_rng
 _NUM_ROWS = 256
 _EXAMPLE_LENGTH = 200  # characters
 # Above these shares the line is a warning.
-MANY_UNKNOWN, MANY_CUT = 0.05, 0.2
+MANY_UNKNOWN, MANY_CUT, MANY_BAD = 0.05, 0.2, 0.01
 
 
-def measure_captions(dataset: TextImageDataset, num_rows: int = _NUM_ROWS) -> Coverage:
-    """The captions that `num_rows` selected rows have in the first epoch, or all rows where there are fewer, spread
-    evenly, without any that is dropped; bad rows are left out."""
+def measure_captions(dataset: TextImageDataset, num_rows: int = _NUM_ROWS) -> tuple[Coverage, Counter]:
+    """(the captions that `num_rows` selected rows have in the first epoch, or all rows where there are fewer, spread
+    evenly, without any that is dropped; how many of the rows have none, by the reason)."""
+    bad: Counter = Counter()
     without_drop = replace(dataset.captions, drop_probability=0.0)
     places = np.linspace(0, len(dataset) - 1, min(num_rows, len(dataset)), dtype=np.int64)
-    return CoverageMeter(dataset.tokenizer).measure(list(_captions(dataset, places.tolist(), without_drop)))
+    captions = list(_captions(dataset, places.tolist(), without_drop, bad))
+    return CoverageMeter(dataset.tokenizer).measure(captions), bad
 
 
 def first_caption(dataset: TextImageDataset) -> str | None:
     """A caption that the model has seen, to draw as an example; None where the first rows have none that is short."""
     rule = replace(dataset.captions.fixed(), choice="first")
-    captions = _captions(dataset, range(min(_NUM_ROWS, len(dataset))), rule)
+    captions = _captions(dataset, range(min(_NUM_ROWS, len(dataset))), rule, Counter())
     return next((caption for caption in captions if 0 < len(caption.strip()) <= _EXAMPLE_LENGTH), None)
 
 
-def _captions(dataset: TextImageDataset, places: Iterable[int], rule: CaptionRule) -> Iterator[str]:
+def _captions(dataset: TextImageDataset, places: Iterable[int], rule: CaptionRule, bad: Counter) -> Iterator[str]:
+    """Of the rows that have one. bad: the others are counted in it; training counts them, too."""
     for place in places:
         number = dataset.selection[place]
         try:
             row = dataset.read_row(number)
             rule.check(row)
-        except RowError:
-            continue  # training counts it by its reason
+        except RowError as error:
+            bad[error.reason] += 1
+            continue
         yield rule.draw(row, partial(make_rng, dataset.seed, epoch=0, row=number))
 
 
 def report_captions(dataset: TextImageDataset) -> None:
     """Log the shares of unknown words and of captions that are cut, with a remedy where they are large."""
-    found, max_length = measure_captions(dataset), dataset.tokenizer.max_length
+    (found, _), max_length = measure_captions(dataset), dataset.tokenizer.max_length
     remedies = []
     if found.unknown_share > MANY_UNKNOWN:
         remedies.append("`ppldm vocab` makes a tokenizer that knows them")

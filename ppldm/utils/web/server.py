@@ -97,7 +97,8 @@ def render_page(template: str, **values) -> str:
 
 
 def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None] | None = None) -> None:
-    """Answer until Ctrl-C, or until SIGTERM and the end of `finish()`, which is called then; a second one ends at once.
+    """Answer until Ctrl-C, or until SIGTERM and the end of `finish()`, which is called then; both of them end at once
+    while that waits.
     end: of the address that is logged. Raises ConfigError."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -126,8 +127,12 @@ def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None]
         asked.set()
 
     threading.Thread(target=answer, daemon=True).start()
-    while not asked.wait(_LOOK_SECONDS):  # a signal that another thread took is seen when this one wakes
-        pass
+    try:
+        while not asked.wait(_LOOK_SECONDS):  # a signal that another thread took is seen when this one wakes
+            pass
+    except KeyboardInterrupt:
+        get_logger().info("stopped by Ctrl-C")
+        return
     handle(signal.SIGTERM, before)
     get_logger().info("stopping: what is under way is finished first")
     finish()

@@ -147,6 +147,18 @@ def test_serving_with_a_token_until_sigterm(model, tmp_path):
 
 
 @pytest.mark.slow
+def test_ctrl_c_ends_at_once_and_well(model):
+    with serving("app", "--model", str(model), "--port", "0") as (server, url):
+        asked = {"prompt": "x", "num_inference_steps": 200, "width": 128, "height": 128}
+        job = json.loads(ask(f"{url}v1/pictures", asked)[1])["id"]
+        while json.loads(ask(f"{url}v1/jobs/{job}")[1])["step"] == 0:
+            time.sleep(0.05)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(120) == 0
+        assert server.stderr.read().splitlines()[-1].endswith("stopped by Ctrl-C")
+
+
+@pytest.mark.slow
 def test_what_an_engine_draws_is_what_paddle_draws(model):
     """Compiled in the thread that draws; the server still ends as asked."""
     needs.need("engine")
@@ -158,7 +170,7 @@ def test_what_an_engine_draws_is_what_paddle_draws(model):
             job = json.loads(ask(f"{url}v1/jobs/{job['id']}")[1])
         pictures = [Image.open(io.BytesIO(ask(f"{url}v1/jobs/{job['id']}/pictures/{place}")[1])) for place in (0, 1)]
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(120) == 0
     assert all(json.loads(one.text["ppldm"])["engine"] == "openvino" for one in pictures)
     expected = ppldm.load(model).generate("a red heart", num_inference_steps=3, num_samples=2)[0].astype(int)
     assert expected.std() > 5

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from small_disk import fill, small_disk
 
 from ppldm.config.published_models import DEFAULT_VAE
@@ -126,6 +127,22 @@ def test_captions_that_are_cut(examined, tmp_path, tiny):
     assert "--model_max_length" in found["fix"]
     CaptionTokenizer(build_vocab(["another"]), 12).save(tmp_path / "strange")
     assert "ppldm vocab" in examined(tokenizer_name=tmp_path / "strange")["captions"]["fix"]
+
+
+def test_rows_without_a_caption(examined, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    for number in range(4):
+        Image.new("RGB", (48, 48)).save(tmp_path / f"pictures/{number}.png")
+        (tmp_path / f"pictures/{number}.txt").write_text("a red heart")
+    (tmp_path / "p.filelist").write_text(f"{tmp_path}/pictures\n")
+    (tmp_path / "p.list").write_text("p.filelist format=folder\n")
+    CaptionTokenizer(build_vocab(["a red heart"]), 12).save(tmp_path / "words")
+    few = {"file_list": tmp_path / "p.list", "per_device_train_batch_size": 1, "tokenizer_name": tmp_path / "words"}
+    assert "captions" not in examined(**few)
+    (tmp_path / "pictures/2.txt").unlink()
+    found = examined(**few)["captions"]
+    assert found["status"] == "warning" and "1 row of 4 looked at are bad (1 no_caption)" in found["text"]
+    assert found["fix"] == "`ppldm verify` names the bad rows"
 
 
 def test_a_tokenizer_with_more_words_than_the_encoder(examined, tiny, tmp_path):
