@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -350,6 +351,26 @@ def shows(selector, words):
     return f"return document.querySelector({json.dumps(selector)})?.textContent.includes({json.dumps(words)})"
 
 
+def test_all_words_of_the_page_are_there_in_chinese_and_none_besides():
+    page = Path(module.__file__).with_name("page.html").read_text("utf-8")
+    table = page[page.index("const CHINESE = {") : page.index("\n};")]
+    known = set(re.findall(r'"([^"]+)": "', table))
+    body = page[page.index("<body>") : page.index("<script")]
+    static = {text.strip() for text in re.findall(r">([^<>]+)<", body)} - {"", "ppldm watch", "English", "中文"}
+    static |= set(re.findall(r'aria-label="(.+?)"', body)) - {"Language"}
+    rest = page.replace(table, "")
+    dynamic = set(re.findall(r'said\("([^"]+)"', rest)) | set(re.findall(r'(?:fact|button)\("([^"]+)"', rest))
+    dynamic |= set(re.findall(r'const ALL = "([^"]+)"', rest)) | {
+        "training",
+        "finished",
+        "stopped",
+        "unknown",
+    }  # states
+    assert known == static | dynamic
+    for english, chinese in re.findall(r'"([^"]+)": "([^"]+)"', table):
+        assert english.count("{}") == chinese.count("{}")
+
+
 @pytest.mark.slow
 @pytest.mark.needs("browser")
 @pytest.mark.parametrize("width", [375, 1280])
@@ -410,6 +431,17 @@ def test_in_a_real_browser(run, tmp_path, width):
         )
         assert page.run("return document.title") == f"run, {other.name} - ppldm watch"
         page.save_screenshot(tmp_path / f"{width}.png")
+        # in Chinese, also the next time
+        page.run('const l = document.getElementById("language"); l.value = "zh"; l.dispatchEvent(new Event("input"))')
+        page.wait_for(shows(".run", "更新 41，共 100"))
+        assert page.run("return document.documentElement.lang") == "zh"
+        page.open(url)
+        page.wait_for(shows(".run", "等待数据占时间的 25.0 %"))
+        page.wait_for(shows(".buttons", "现在保存"))
+        page.save_screenshot(tmp_path / f"{width}-zh.png")
+        page.run('localStorage.setItem("language", "en")')
+        page.open(url)
+        page.wait_for(shows(".buttons", "Save now"))
         # without its token a page shows, and cannot steer
         page.run("sessionStorage.clear()")
         page.click(".buttons button:nth-child(1)")
