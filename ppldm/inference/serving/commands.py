@@ -54,7 +54,7 @@ def _serve(
     told = {"ema": ema, "decoder": decoder, "tokenizer": tokenizer}
     computed = {"lora": check_loras(lora), "engine": engine, "dtype": dtype}
     folder = local_path(out) if out else None
-    with entry():
+    with entry(leave_threads=True):
         from ...utils.log import quiet_libraries
         from ...utils.machine.devices import use_device
         from ..load import load

@@ -46,7 +46,7 @@ function speak(language) {
   for (const group of groups.values()) group.seen = "";
 }
 field("language").addEventListener("input", () => {
-  localStorage.setItem("language", field("language").value);
+  keepLanguage();
   speak(field("language").value);
   refresh();
 });
@@ -368,7 +368,6 @@ async function refresh() {
   timer = setTimeout(refresh, busy ? 500 : 4000);
 }
 document.addEventListener("visibilitychange", () => document.hidden || refresh());
-const language = localStorage.getItem("language") || (navigator.language.startsWith("zh") ? "zh" : "en");
-field("language").value = language;
-speak(language);
+field("language").value = readLanguage();
+speak(readLanguage());
 refresh();

@@ -18,13 +18,14 @@ from ...utils.machine.resources import count_usable_cores
 from ...utils.processes.world import World
 from ...utils.store.cache import size_of
 from ...utils.text import count_of
-from ..monitor.captions import MANY_BAD, MANY_CUT, MANY_UNKNOWN, measure_captions
+from ..monitor.captions import MANY_CUT, MANY_UNKNOWN, measure_captions
 from ..rows import bad_row_policy, count_steps, select_training_rows
 from .findings import Finding, good, judged
 
 _INDEXED_BYTES = 1 << 30  # of parts without an index, for which it is made here; more take minutes
 _INDEX_BYTES_A_SECOND = 5e7
 _MANY_EPOCHS = 1000
+_MANY_BAD = 0.01  # share of the rows looked at
 
 
 def look_at_parts(sources: list[Source]) -> Iterator[Finding]:
@@ -98,8 +99,8 @@ def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection
         fixes.append("`ppldm vocab` makes a tokenizer that knows them")
     if found.cut_share(max_length) > MANY_CUT:
         fixes.append("a larger --model_max_length takes longer captions")
-    if bad.total() > MANY_BAD * looked_at:
+    if bad.total() > _MANY_BAD * looked_at:
         fixes.append("`ppldm verify` names the bad rows")
     text = f"of {found.captions}, {found.describe(max_length)}"
-    text += f"; {count_of(bad.total(), 'row')} of {looked_at} looked at are bad ({reasons})" if bad else ""
+    text += f"; {bad.total()} of {count_of(looked_at, 'row')} looked at cannot be used ({reasons})" if bad else ""
     yield judged("captions", text, warning=", and ".join(fixes))

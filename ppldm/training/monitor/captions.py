@@ -17,7 +17,7 @@ from ...utils.rng import make_rng
 _NUM_ROWS = 256
 _EXAMPLE_LENGTH = 200  # characters
 # Above these shares the line is a warning.
-MANY_UNKNOWN, MANY_CUT, MANY_BAD = 0.05, 0.2, 0.01
+MANY_UNKNOWN, MANY_CUT = 0.05, 0.2
 
 
 def measure_captions(dataset: TextImageDataset, num_rows: int = _NUM_ROWS) -> tuple[Coverage, Counter]:

@@ -141,7 +141,7 @@ def test_rows_without_a_caption(examined, tmp_path):
     assert "captions" not in examined(**few)
     (tmp_path / "pictures/2.txt").unlink()
     found = examined(**few)["captions"]
-    assert found["status"] == "warning" and "1 row of 4 looked at are bad (1 no_caption)" in found["text"]
+    assert found["status"] == "warning" and "1 of 4 rows looked at cannot be used (1 no_caption)" in found["text"]
     assert found["fix"] == "`ppldm verify` names the bad rows"
 
 
