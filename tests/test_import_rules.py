@@ -19,7 +19,7 @@ ALLOWED = {
     "inference": {"families", "networks", "weights", "diffusion", "data", "config", "utils"},
     "prepare": {"training.past", "data", "config", "utils"},
     "inspect": {"training.monitor.metrics", "prepare", "data", "config", "utils"},
-    "demo": {"prepare", "data", "config", "utils"},
+    "demo": {"weights.checkpoint_names", "prepare", "data", "config", "utils"},
     "training": {"inference", "families", "networks", "weights", "diffusion", "data", "config", "utils"},
     "evaluation": {
         *("training", "inference", "families", "networks", "weights", "diffusion", "data", "demo", "config", "utils"),
@@ -36,6 +36,7 @@ LIGHT_MODULES = {
     "__main__",
     "networks.configs",
     "networks.config_fields",
+    "weights.checkpoint_names",
     "weights.fetch",
     "weights.model_file",
     "training.commands.early",

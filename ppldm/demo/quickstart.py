@@ -6,6 +6,7 @@ run need Python alone, since nothing may be installed yet: what needs more is im
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from ..config.flags import parse_known_or_suggest
@@ -13,6 +14,7 @@ from ..utils.errors import ConfigError, exit_on_error
 from ..utils.machine.devices import installed_kind
 from ..utils.machine.resources import count_usable_cores
 from ..utils.stages import Stage, as_flags, describe, run_stages, tell
+from ..weights.checkpoint_names import share_trained
 
 _EPILOG = """In a clone, `bash run_scripts/quickstart.sh` makes the environment first and takes the same flags; its
 folder is quickstart/ of the clone. Its environment variables: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the
@@ -85,8 +87,9 @@ def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[
     return [
         Stage("data", "drawing captioned pictures", data, 8),
         Stage("autoencoder", f"training the autoencoder, {autoencoder_steps} updates", autoencoder,
-              20 + 0.11 * autoencoder_steps),
-        Stage("diffusion", f"training the text-to-image model, {steps} updates", diffusion, 20 + 0.25 * steps),
+              20 + 0.11 * autoencoder_steps, partial(share_trained, out / "autoencoder", autoencoder_steps)),
+        Stage("diffusion", f"training the text-to-image model, {steps} updates", diffusion, 20 + 0.25 * steps,
+              partial(share_trained, out / "diffusion", steps)),
         Stage("pictures", "drawing pictures for the prompts", generate, 25),
         Stage("curve", "drawing the loss curve", curve, 3),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,12 +26,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @dataclass(frozen=True)
 class Stage:
     """One command, in which the word `python` is the interpreter that runs this. `seconds`: how long it takes on two
-    usual cores."""
+    usual cores. `share_done`: how much of it, of 1, an earlier run has left to go on from, where that can be told."""
 
     name: str
     title: str
     command: tuple[str, ...]
     seconds: float
+    share_done: Callable[[], float] = field(default=lambda: 0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,19 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
 
 def expect(stages: list[Stage], records: dict[str, Record | None], number: int) -> tuple[float, float]:
     """Seconds that stage `number` (from 0), and that it and all after it, will still take on this machine, whose speed
-    is that of the finished stages where these are long enough to tell."""
-    finished = [one for one in stages if records[one.name] and records[one.name].finished]
-    usual = sum(one.seconds for one in finished)
-    factor = sum(records[one.name].seconds for one in finished) / usual if usual >= _TELLING_SECONDS else 1.0
-    left = [max(0.0, one.seconds * factor - (records[one.name] or Record(())).seconds) for one in stages[number:]]
+    is that of what is done where this was long enough to tell."""
+    shares = [_share_done(one, records[one.name]) for one in stages]
+    usual = sum(one.seconds * share for one, share in zip(stages, shares, strict=True))
+    taken = sum(records[one.name].seconds for one, share in zip(stages, shares, strict=True) if share)
+    factor = taken / usual if usual >= _TELLING_SECONDS else 1.0
+    left = [one.seconds * factor * (1 - share) for one, share in zip(stages, shares, strict=True)][number:]
     return left[0], sum(left)
+
+
+def _share_done(stage: Stage, record: Record | None) -> float:
+    if record is None or not record.seconds:
+        return 0.0
+    return 1.0 if record.finished else min(1.0, stage.share_done())
 
 
 def describe_time(seconds: float, seconds_to_the_end: float) -> str:

@@ -22,6 +22,11 @@ def step_of(folder: Path) -> int:
     return int(_NAME.fullmatch(folder.name)[1])
 
 
+def share_trained(output_dir, max_steps: int) -> float:
+    """How much of a run, of 1, its newest checkpoint saves from being trained again."""
+    return next((step_of(path) / max_steps for path in list_checkpoints(output_dir)), 0.0)
+
+
 def list_checkpoints(output_dir) -> list[Path]:
     """The folders `checkpoint-<step>` in `output_dir`, newest first."""
     found = [path for path in Path(output_dir).glob(f"{_PREFIX}*") if is_checkpoint_name(path.name) and path.is_dir()]

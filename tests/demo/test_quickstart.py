@@ -38,6 +38,14 @@ def test_each_stage_writes_to_a_folder_of_its_name_and_logs_to_one_of_its_own():
     assert len(set(logs)) == 2 and all(log.startswith(f"{OUT}/log/") for log in logs)
 
 
+def test_a_stage_that_trains_knows_what_its_newest_checkpoint_saves(tmp_path):
+    stages = {stage.name: stage for stage in quickstart.plan(tmp_path, 1400, 2000, 2)}
+    assert stages["diffusion"].share_done() == stages["autoencoder"].share_done() == 0
+    for folder in ("diffusion/checkpoint-350", "diffusion/checkpoint-90", "autoencoder/checkpoint-2000"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert (stages["diffusion"].share_done(), stages["autoencoder"].share_done()) == (0.25, 1)
+
+
 def test_more_updates_take_more_time():
     short, long = ([stage.seconds for stage in quickstart.plan(OUT, n, n, 2)] for n in (100, 1000))
     assert [a < b for a, b in zip(short, long, strict=True)] == [False, True, True, False, False]

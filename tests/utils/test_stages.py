@@ -98,8 +98,14 @@ def test_the_time_left_follows_the_speed_of_this_machine_and_what_is_done():
     assert expect(stages, dict.fromkeys(NAMES), 0) == (100, 300)
     twice_as_slow = {"data": Record((), 200, True), "model": None, "pictures": None}
     assert expect(stages, twice_as_slow, 1) == (200, 400)
-    assert expect(stages, twice_as_slow | {"model": Record((), 50)}, 1) == (150, 350)
-    assert expect(stages, twice_as_slow | {"model": Record((), 500)}, 1) == (0, 200)
+    assert expect(stages, twice_as_slow | {"model": Record((), 500)}, 1) == (200, 400)  # what is left of it is unknown
+
+
+@pytest.mark.parametrize("share, left", [(0.0, (100, 200)), (0.5, (400 / 3, 400)), (1.0, (0, 200)), (1.5, (0, 200))])
+def test_of_a_begun_stage_the_rest_is_left_and_its_seconds_tell_the_speed(share, left):
+    stages = [Stage(name, "", (), 100, lambda: share) for name in NAMES]
+    records = {"data": Record((), 100, True), "model": Record((), 300), "pictures": None}
+    assert expect(stages, records, 1) == pytest.approx(left)
 
 
 def test_a_short_stage_tells_nothing_of_the_speed():

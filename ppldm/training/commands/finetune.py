@@ -17,12 +17,14 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from ...utils.errors import ConfigError
 from ...utils.files import local_path, write_text
 from ...utils.stages import Stage, as_flags, describe, run_stages, tell
+from ...weights.checkpoint_names import share_trained
 
 _VIEWS, _LEAST_UPDATES, _MOST_UPDATES = 200, 400, 4000
 _RATES = {"lora": 1e-4, "full": 5e-6}
@@ -201,9 +203,12 @@ def plan(settings: Settings, own: Pictures) -> list[Stage]:
     pictures += [*as_flags(out=out / "pictures"), "--prompt", *settings.prompts]
     return [
         *stages,
-        Stage("training", f"training, {settings.steps} updates", train_command(settings, own), 20 + 3 * settings.steps),
+        Stage(
+            "training", f"training, {settings.steps} updates", train_command(settings, own), 20 + 3 * settings.steps,
+            partial(share_trained, out / "training", settings.steps),
+        ),
         Stage("pictures", "drawing pictures of the prompts", (*_PPLDM, "generate", *pictures), 60),
-    ]
+    ]  # fmt: skip
 
 
 def train_command(settings: Settings, own: Pictures) -> tuple[str, ...]:
