@@ -162,10 +162,11 @@ class Follower:
 
     def state(self) -> str:
         """`finished`, `training`, `stopped`, or `unknown` where the run is on another machine and says no more."""
+        held = is_held(self.folder)  # looked at first: a run says that it has finished, and then lets go
         start = read_start(self.folder)
         if start is not None and start.finished:
             return "finished"
-        if is_held(self.folder):
+        if held:
             return "training"
         here = self._status().get("host") in (None, socket.gethostname())
         return "stopped" if here else "unknown"

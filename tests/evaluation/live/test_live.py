@@ -200,6 +200,16 @@ def test_how_a_run_stands(run):
     assert follower.state() == "finished" and not follower.now()["takes_orders"]
 
 
+def test_a_run_that_ends_while_it_is_looked_at_has_finished(run, monkeypatch):
+    def end(folder) -> bool:
+        """What the look at the lock sees of a run that ends just before it."""
+        write_json(folder / "start.json", {"job": None, "command": "x", "finished": True})
+        return False
+
+    monkeypatch.setattr(module, "is_held", end)
+    assert Follower(run).state() == "finished"
+
+
 def test_pictures_are_found_by_prompt_and_an_earlier_runs_are_not(run):
     follower = Follower(run)
     found = follower.pictures()
