@@ -97,8 +97,8 @@ def render_page(template: str, **values) -> str:
 
 
 def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None] | None = None) -> None:
-    """Answer until Ctrl-C, or until SIGTERM and the end of `finish()`, which is called then, and which either signal cuts
-    short. end: of the address that is logged. Raises ConfigError."""
+    """Answer until Ctrl-C, or until SIGTERM and the end of `finish()`, which is called then and which either signal
+    cuts short. end: of the address that is logged. Raises ConfigError."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Silent(WSGIRequestHandler):
