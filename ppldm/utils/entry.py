@@ -16,18 +16,21 @@ from .variables import read
 
 
 @contextmanager
-def entry(check_early: Callable[[], None] = lambda: None, threads: int | None = None, leave_threads: bool = False):
+def entry(
+    check_early: Callable[[], None] = lambda: None,
+    threads: int | None = None,
+    is_computing: Callable[[], bool] = lambda: False,
+):
     """Around a script's main: check the environment, prepare the CPU before paddle is imported, print errors well.
 
     `check_early`: raises what is known to be wrong before anything heavy is imported. `threads`: of the CPU, where the
     work depends on how many; by default what the user has set, or what the machine has.
 
     One rank of several ends without the interpreter's and the libraries' last rites: there it may abort, or wait for
-    ever for ranks that are gone. So does a process with `leave_threads`, whose threads may compute at the end: paddle
-    aborts where the interpreter goes away under them.
+    ever for ranks that are gone. So does a process of which a thread `is_computing` at the end: paddle aborts where the
+    interpreter goes away under it.
     """
     is_rank = World.detect().size > 1
-    at_once = is_rank or leave_threads
     if is_rank:
         sys.excepthook = _show_and_leave
         if read("PADDLE_LOCAL_RANK"):  # a launcher started it, and without it, it would train on and save
@@ -41,10 +44,10 @@ def entry(check_early: Callable[[], None] = lambda: None, threads: int | None = 
             _stop_on_signals()  # paddle has set a handler of its own
             yield
     except SystemExit as error:
-        if at_once and isinstance(error.code, int):
+        if (is_rank or is_computing()) and isinstance(error.code, int):
             _leave(error.code)
         raise
-    if at_once:
+    if is_rank or is_computing():
         _leave(0)
 
 

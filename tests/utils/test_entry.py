@@ -1,4 +1,4 @@
-"""A process whose threads still compute ends with the status that it means, and with all that it said."""
+"""A process ends with the status that it means and with all that it said, also where a thread of it still computes."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import threading
+import atexit, threading
 from ppldm.utils.entry import entry
 from ppldm.utils.errors import ConfigError
 
@@ -17,11 +17,13 @@ def compute(started):
         one = paddle.tanh(one @ one)
         started.set()
 
-with entry(leave_threads=True):
-    started = threading.Event()
-    threading.Thread(target=compute, args=[started], daemon=True).start()
-    started.wait()
-    print("said", end="")
+atexit.register(print, "last rites")
+with entry(is_computing=lambda: {computes}):
+    if {computes}:
+        started = threading.Event()
+        threading.Thread(target=compute, args=[started], daemon=True).start()
+        started.wait()
+    print("said")
     {end}
 """
 
@@ -34,9 +36,10 @@ with entry(leave_threads=True):
         ("raise KeyboardInterrupt", 130, "stopped by Ctrl-C; the same command again goes on from what is finished"),
     ],
 )
-def test_threads_that_compute_are_left(end, status, error):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(end=end)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (status, "said"), done.stderr
+@pytest.mark.parametrize("computes", [True, False])
+def test_last_rites_are_for_those_whose_threads_have_ended(computes, end, status, error):
+    script = SCRIPT.format(computes=computes, end=end)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    said = ["said"] if computes else ["said", "last rites"]
+    assert (done.returncode, done.stdout.splitlines()) == (status, said), done.stderr
     assert done.stderr.splitlines()[1:] == error.splitlines()  # the first line is the machine's

@@ -54,7 +54,8 @@ def _serve(
     told = {"ema": ema, "decoder": decoder, "tokenizer": tokenizer}
     computed = {"lora": check_loras(lora), "engine": engine, "dtype": dtype}
     folder = local_path(out) if out else None
-    with entry(leave_threads=True):
+    queues = []
+    with entry(is_computing=lambda: any(queue.is_busy for queue in queues)):
         from ...utils.log import quiet_libraries
         from ...utils.machine.devices import use_device
         from ..load import load
@@ -68,6 +69,7 @@ def _serve(
         sources = {name: describe_source(name, offline, **told) for name in models}
         painter = Painter({name: load(name, offline=offline, **told, **computed) for name in models}, sources)
         queue = Queue(painter.draw, pictures, max_waiting)
+        queues.append(queue)
         flask = make_api(painter, queue, limits, [host, *allow_host], token, page)
         serve(flask, host, port, f"#token={token}" if token else "", lambda: _finish(queue))
 

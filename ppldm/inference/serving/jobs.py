@@ -175,6 +175,11 @@ class Queue:
         """Whether jobs are still drawn."""
         return self._worker.is_alive()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is drawn or waits."""
+        return any(job.state not in ENDED for job in self.jobs())
+
     def picture_name(self, job: Job, number: int) -> str:
         """The name among `pictures` of one of a job's."""
         return f"{job.id}-{number:02d}.png"
