@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ...utils.errors import EnvironmentProblem, OutputError
+from ...utils.errors import OutputError
 from ...utils.log import progress
-from ...utils.machine.resources import count_usable_cores
+from ...utils.machine.duckdb import connect, execute, load_duckdb
 from .hashes import NUM_CROPS
 
 GROUP_LIMIT = 200  # hashes of equal bands that all others are compared with
@@ -107,20 +107,13 @@ def _least(better: np.ndarray, worse: np.ndarray, bits: np.ndarray) -> tuple[np.
 @contextmanager
 def duckdb_engine(nodes: Path, memory_gb: float) -> Iterator[Engine]:
     """Over the parquet file `nodes`, beside which goes what does not fit into memory. Raises OutputError."""
+    duckdb = load_duckdb()
     try:
-        import duckdb
-    except ImportError as error:
-        raise EnvironmentProblem(f"DuckDB cannot be imported ({error}); pip install duckdb") from error
-    config = {
-        "memory_limit": f"{memory_gb * 1000:.0f}MB",
-        "threads": count_usable_cores(),
-        "temp_directory": str(nodes.parent / "spill"),
-    }
-    try:
-        with duckdb.connect(":memory:", config=config) as connection:
+        with connect(memory_gb, nodes.parent / "spill") as connection:
             place = str(nodes).replace("'", "''")
-            connection.execute(f"CREATE TABLE nodes AS SELECT * FROM read_parquet('{place}')")
-            yield Engine(lambda query: connection.execute(query).to_arrow_table(), "xor({}, {})".format, "nodes")
+            execute(connection, f"CREATE TABLE nodes AS SELECT * FROM read_parquet('{place}')")
+            run = lambda query: execute(connection, query, lambda done: done.to_arrow_table())  # noqa: E731
+            yield Engine(run, "xor({}, {})".format, "nodes")
     except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
         problem = " ".join(str(error).split())[:300]
         raise OutputError(f"DuckDB ran out of room ({problem}); give more by --memory-gb, or make room") from error

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ...utils.errors import DataError
 from ...utils.files import finish_file, link_or_copy, remove_path
+from ...utils.machine.duckdb import execute
 from ...utils.machine.resources import usable_memory_bytes
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz")
@@ -57,8 +58,7 @@ def make_captions(files: list[Path], query: str, table: Path) -> dict:
         with duckdb.connect() as connection:
             connection.execute(f"SET memory_limit = '{max(1, (usable_memory_bytes() or 4 << 30) >> 31)}GB'")
             connection.execute(f"SET temp_directory = '{folder}'")
-            connection.execute(f"COPY ({one_each}) TO '{temporary}' (FORMAT parquet)")
-            count = connection.execute(f"SELECT count(*) FROM read_parquet('{temporary}')").fetchone()[0]
+            ((count,),) = execute(connection, f"COPY ({one_each}) TO '{temporary}' (FORMAT parquet)")
     except duckdb.Error as error:
         raise DataError(
             f"the captions of {files[0].name} are not as they were published ({error}); delete it and try again"

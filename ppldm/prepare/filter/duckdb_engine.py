@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...utils.errors import DataError, EnvironmentProblem, OutputError
+from ...utils.errors import DataError, OutputError
 from ...utils.files import finish_file, read_json, write_json
 from ...utils.log import following, get_logger, progress
+from ...utils.machine.duckdb import connect, execute, load_duckdb
 from ...utils.machine.resources import count_usable_cores
 from ..block_list import NOTHING, BlockList
 from ..download.metadata import Tables
@@ -36,7 +37,7 @@ def filter_tables(plan: Plan, folder: Path, memory_gb: float) -> dict[int, int]:
     with _open(plan.tables, memory_gb, spill, plan.blocked) as connection:
         counts = read_json(counts_path)
         if counts is None:
-            rows = _execute(connection, plan.count_query(_ROWS, DUCKDB), "counting", plan.tables.rows).fetchall()
+            rows = _execute(connection, plan.count_query(_ROWS, DUCKDB), "counting", plan.tables.rows)
             counts = {str(code): number for code, number in rows}
             write_json(counts_path, counts)
         missing = [part for part in range(plan.num_parts) if not _part_path(folder, part).exists()]
@@ -94,20 +95,20 @@ def _part_path(folder: Path, part: int) -> Path:
     return folder / f"part_{part + 1}.parquet"
 
 
-def _execute(connection, query: str, name: str, num_rows: int):
-    """Run a query over all rows under a progress bar."""
+def _execute(connection, query: str, name: str, num_rows: int) -> list[tuple]:
+    """The rows of a query over all rows, run under a progress bar."""
 
     def measure() -> tuple[float, float]:
         return int(num_rows * max(0.0, connection.query_progress()) / 100), num_rows
 
     with following(measure, desc=name, unit="row", unit_scale=True):
-        return connection.execute(query)
+        return execute(connection, query)
 
 
 def run_query(tables: Tables, query, memory_gb: float, folder: Path | None = None) -> list[tuple]:
     """The rows of a query, `query` being a function of the name of the relation of all rows."""
     with _open(tables, memory_gb, folder) as connection:
-        return connection.execute(query(_ROWS)).fetchall()
+        return execute(connection, query(_ROWS))
 
 
 def _in_part(plan: Plan, part: int) -> str:
@@ -125,18 +126,10 @@ def _first_place(plan: Plan, part: int) -> str:
 @contextmanager
 def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockList = NOTHING) -> Iterator:
     """A connection with the relation of all rows, its errors as ours."""
-    try:
-        import duckdb
-    except ImportError as error:
-        raise EnvironmentProblem(f"DuckDB cannot be imported ({error}); pip install duckdb") from error
-    config = {
-        "memory_limit": f"{memory_gb * 1000:.0f}MB",
-        "threads": count_usable_cores(),
-        "temp_directory": str(spill or ""),
-    }
+    duckdb = load_duckdb()
     files = ", ".join(DUCKDB.quote_text(_escape_glob(str(path))) for path in tables.paths)
     try:
-        with duckdb.connect(":memory:", config=config) as connection:
+        with connect(memory_gb, spill) as connection:
             # Measured for our own bars, and not printed.
             connection.execute("SET enable_progress_bar_print = false")
             connection.execute("SET enable_progress_bar = true")
@@ -148,12 +141,8 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockLi
                 _load(connection, blocked)
                 is_blocked = f"{DUCKDB.quote_name(tables.columns.need('URL'))} IN (FROM {_BLOCK_LIST})"
                 rows = f"SELECT *, coalesce({is_blocked}, FALSE) AS {BLOCKED} FROM ({rows})"
-            connection.execute(f"CREATE TEMP VIEW {_ROWS} AS {rows}")
+            execute(connection, f"CREATE TEMP VIEW {_ROWS} AS {rows}")
             yield connection
-    except RuntimeError as error:
-        if "interrupted" in str(error):  # DuckDB's way to pass on Ctrl-C
-            raise KeyboardInterrupt from error
-        raise
     except duckdb.OutOfMemoryException as error:
         raise OutputError(
             f"{memory_gb:.1f} GB of memory, or the disk, do not suffice ({_one_line(error)}); give more by --memory-gb "
@@ -173,7 +162,7 @@ def _load(connection, blocked: BlockList) -> None:
     import pyarrow as pa
 
     connection.register("ppldm_urls", pa.table({"url": sorted(blocked.urls)}))
-    connection.execute(f"CREATE TEMP TABLE {_BLOCK_LIST} AS SELECT url FROM ppldm_urls")
+    execute(connection, f"CREATE TEMP TABLE {_BLOCK_LIST} AS SELECT url FROM ppldm_urls")
     connection.unregister("ppldm_urls")
 
 
@@ -197,7 +186,7 @@ def _find_damaged(tables: Tables) -> str:
         for path in tables.paths:
             try:
                 file = DUCKDB.quote_text(_escape_glob(str(path)))
-                connection.execute(f"SELECT max(hash(COLUMNS(*))) FROM read_parquet([{file}])").fetchall()
+                execute(connection, f"SELECT max(hash(COLUMNS(*))) FROM read_parquet([{file}])")
             except duckdb.Error:
                 return str(path)
     return "the input"

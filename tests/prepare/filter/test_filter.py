@@ -235,7 +235,7 @@ def test_a_column_may_have_another_name_in_each_file(tables, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_is_one_line_and_leaves_what_is_finished(tmp_path):
-    """In the middle of a query of DuckDB, which has its own way to say so."""
+    """In the middle of a query of DuckDB."""
     tables = tmp_path / "tables"
     tables.mkdir()
     for number in range(4):

@@ -1,0 +1,65 @@
+"""DuckDB in this process: within a memory and all usable cores, and with queries that Ctrl-C ends well."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from ..errors import EnvironmentProblem
+from .resources import count_usable_cores
+
+_INTERRUPT_SECONDS = 0.1
+
+Result = TypeVar("Result")
+
+
+def load_duckdb() -> ModuleType:
+    """The module. Raises EnvironmentProblem."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise EnvironmentProblem(f"DuckDB cannot be imported ({error}); pip install duckdb") from error
+    return duckdb
+
+
+@contextmanager
+def connect(memory_gb: float, spill: Path | None) -> Iterator:
+    """A connection to a database in memory. What does not fit into `memory_gb` goes to the folder `spill`, if there is
+    one. Raises EnvironmentProblem."""
+    config = {
+        "memory_limit": f"{memory_gb * 1000:.0f}MB",
+        "threads": count_usable_cores(),
+        "temp_directory": str(spill or ""),
+    }
+    with load_duckdb().connect(":memory:", config=config) as connection:
+        yield connection
+
+
+def execute(connection, query: str, take: Callable[..., Result] = lambda done: done.fetchall()) -> Result:
+    """What `take` makes of a query's result: its rows, as tuples. Raises DuckDB's errors, and KeyboardInterrupt.
+
+    The query runs in a thread of its own. Where a signal meets DuckDB itself, it leaves the query while its threads are
+    still reading, and one time in thousands the process aborts. Here it is asked to end the query, and waited for.
+    """
+    future: Future = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(take(connection.execute(query)))
+            except BaseException as error:
+                future.set_exception(error)
+
+    try:
+        threading.Thread(target=run).start()
+        return future.result()
+    except KeyboardInterrupt:
+        if not future.cancel():  # else the query will not begin
+            # Asked again, since DuckDB forgets what comes before the query.
+            while not future.done():
+                connection.interrupt()
+                wait([future], _INTERRUPT_SECONDS)
+        raise
