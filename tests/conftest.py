@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import io
 import json
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -249,3 +250,11 @@ def _png(rng) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()
+
+
+@pytest.fixture
+def ctrl_c():
+    """A function that sends this process a Ctrl-C in so many seconds."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda seconds: threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+    signal.signal(signal.SIGINT, handler)

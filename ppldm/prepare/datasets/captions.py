@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ...utils.errors import DataError
 from ...utils.files import finish_file, link_or_copy, remove_path
-from ...utils.machine.duckdb import execute
+from ...utils.machine.duckdb import connect, execute, load_duckdb
 from ...utils.machine.resources import usable_memory_bytes
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz")
@@ -45,8 +45,7 @@ def read_members(path: Path) -> Iterator[tuple[str, object]]:
 
 def make_captions(files: list[Path], query: str, table: Path) -> dict:
     """Write the table of captions, and return {"captions": their number}. Raises DataError."""
-    import duckdb
-
+    duckdb = load_duckdb()
     folder, temporary = table.with_name("unpacked"), table.with_name(f".{table.name}.tmp")
     remove_path(folder)
     folder.mkdir()
@@ -55,9 +54,7 @@ def make_captions(files: list[Path], query: str, table: Path) -> dict:
     wanted = f"SELECT * FROM ({query.format(folder=folder)}) WHERE key IS NOT NULL"
     one_each = f"{wanted} QUALIFY row_number() OVER (PARTITION BY key ORDER BY caption) = 1 ORDER BY key"
     try:
-        with duckdb.connect() as connection:
-            connection.execute(f"SET memory_limit = '{max(1, (usable_memory_bytes() or 4 << 30) >> 31)}GB'")
-            connection.execute(f"SET temp_directory = '{folder}'")
+        with connect(max(1, (usable_memory_bytes() or 4 << 30) >> 31), folder) as connection:
             ((count,),) = execute(connection, f"COPY ({one_each}) TO '{temporary}' (FORMAT parquet)")
     except duckdb.Error as error:
         raise DataError(

@@ -42,7 +42,7 @@ def execute(connection, query: str, take: Callable[..., Result] = lambda done: d
     """What `take` makes of a query's result: its rows, as tuples. Raises DuckDB's errors, and KeyboardInterrupt.
 
     The query runs in a thread of its own. Where a signal meets DuckDB itself, it leaves the query while its threads are
-    still reading, and one time in thousands the process aborts. Here it is asked to end the query, and waited for.
+    still reading, and now and then the process aborts. Here it is asked to end the query, and waited for.
     """
     future: Future = Future()
 

@@ -1,22 +1,10 @@
 """Laws: Ctrl-C ends a query at any moment, before it has begun too, and the connection answers the next one; an error
 is DuckDB's own; what does not fit goes to the disk, or is an error without one."""
 
-import os
-import signal
-import threading
-
 import duckdb
 import pytest
 
 from ppldm.utils.machine.duckdb import connect, execute
-
-
-@pytest.fixture
-def ctrl_c():
-    """A function that sends this process a Ctrl-C in so many seconds."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda seconds: threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
-    signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.03, 0.1, 0.3])
