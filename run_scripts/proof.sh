@@ -1,17 +1,22 @@
 # shellcheck shell=bash
-# What .ci/run and `test.sh --all` do: every test with nothing skipped, on every Python that ppldm supports. Sourced
-# after lib.sh.
+# What .ci/run and `test.sh --all` do: every law, or every test, with nothing skipped, on every Python that ppldm
+# supports. Sourced after lib.sh.
 
 PYTHON_VERSIONS=(3.10 3.11 3.12)
 BAR='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!'
 PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
 
-# prove quick|full: every test on one Python (make_venv's), and on the others every test (full) or a sample of the quick
-# ones (quick; SAMPLE is its share). Of slow tests with several cases, quick plays a share of these (SAMPLE_CASES). The
-# slow tests of the first have a process of their own, since each test computes on one core. Everything runs, whatever
-# fails; the exit status tells.
+# pytest on all cores. Its workers share out whole files, those that take longest first (tests/helpers/sampling.py).
+play() (
+    unset PYTHON # the tests of these scripts choose their own
+    exec "$VENV/bin/python" -m pytest --dist loadfile --no-loadscope-reorder -n "$(nproc)" "$@"
+)
+
+# prove quick|full: the tests on one Python (make_venv's), and on the others the quick ones (quick) or all (full). quick:
+# every law once, and as many of its cases as fit in MINUTES, others for each commit. full: all, and what each took is
+# written down. Everything runs, whatever fails; the exit status tells.
 prove() {
-    local own version python status slow slow_log started=$SECONDS failed=() missing=() others=() cases=()
+    local own version python status started=$SECONDS failed=() missing=() which=() others=()
     make_venv
     install_programs
     install_references "$VENV" || failed+=("installing PyTorch and wandb")
@@ -20,21 +25,17 @@ prove() {
     export PPLDM_SEED
     PPLDM_SEED=$(sample_seed)
     if [[ $1 == quick ]]; then
-        cases=(--sample-cases "${SAMPLE_CASES:-0.3}" --sample-seed "$PPLDM_SEED")
+        which=(--minutes "${MINUTES:-13}" --seed "$PPLDM_SEED")
+        others=(-m quick)
     else
         export PPLDM_ALL=1
+        which=(--record)
     fi
     say "lint and types"
     check_style || failed+=("lint and types (make lint types)")
-    say "Python $own: every test, and none may be skipped for what is missing (PPLDM_SEED=$PPLDM_SEED)"
-    slow_log=$(mktemp)
-    say "the slow ones run beside all others; what they say comes last"
-    (unset PYTHON; PPLDM_REQUIRE=all exec "$VENV/bin/python" -m pytest -rs -m slow "${cases[@]}") >"$slow_log" 2>&1 &
-    slow=$!
-    (unset PYTHON; PPLDM_REQUIRE=all exec "$VENV/bin/python" -m pytest -rs -m "not slow") ||
-        failed+=("the quick tests on Python $own")
-    say "Python $own: the quick tests are done after $(((SECONDS - started) / 60)) minutes"
-    [[ $1 == full ]] || others=(-m "not slow" --sample "${SAMPLE:-0.25}" --sample-seed "$PPLDM_SEED")
+    say "Python $own: nothing may be skipped for what is missing (PPLDM_SEED=$PPLDM_SEED)"
+    PPLDM_REQUIRE=all play "${which[@]}" || failed+=("the tests on Python $own")
+    say "Python $own: done after $(((SECONDS - started) / 60)) minutes"
     for version in "${PYTHON_VERSIONS[@]}"; do
         [[ $version != "$own" ]] || continue
         status=0
@@ -45,14 +46,10 @@ prove() {
             ((status == 2)) || [[ ${CI:-} != true ]] || failed+=("obtaining Python $version")
             continue
         fi
-        say "Python $version: $([[ $1 == full ]] && echo "every test" || echo "a sample of the quick tests")"
+        say "Python $version: $([[ $1 == full ]] && echo "every test" || echo "the quick tests")"
         prove_on "$python" "$version" "$1" "${others[@]}" || failed+=("the tests on Python $version")
         say "Python $version: done after $(((SECONDS - started) / 60)) minutes"
     done
-    wait "$slow" || failed+=("the slow tests on Python $own")
-    say "Python $own: the slow tests are done after $(((SECONDS - started) / 60)) minutes"
-    cat "$slow_log"
-    rm -f "$slow_log"
     ((${#missing[@]} == 0)) || warn_loudly "NOT TESTED, since this machine has no such Python: ${missing[*]}"
     ((${#failed[@]} == 0)) || die "failed:$(printf ' %s;' "${failed[@]}")"
 }
@@ -74,8 +71,7 @@ prove_on() (
         PPLDM_REQUIRE=all
     fi
     export PPLDM_REQUIRE
-    unset PYTHON # the tests of these scripts choose their own
-    "$VENV/bin/python" -m pytest "${@:4}"
+    play "${@:4}"
 )
 
 # Another sample for every commit, the same for the same commit.

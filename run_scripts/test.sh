@@ -9,13 +9,15 @@ usage() {
 usage: bash run_scripts/test.sh [pytest's arguments]
        bash run_scripts/test.sh --all
 
-Makes .venv where it is missing (run_scripts/setup.sh) and runs the tests: all of them, or what the arguments choose.
+Makes .venv where it is missing (run_scripts/setup.sh) and runs the tests. Without arguments: every law of ppldm at
+least once, and as many of its cases as 12 minutes on two free cores allow, others for each commit.
 
-  bash run_scripts/test.sh -m quick               the quick ones: under two minutes on two cores
-  bash run_scripts/test.sh -m "not slow"          without those that start programs or train
-  bash run_scripts/test.sh tests/data -k order    what pytest's own arguments choose
+  bash run_scripts/test.sh -m quick               the quick ones: about a minute
+  bash run_scripts/test.sh tests/data -k order    what pytest's own arguments choose, with all cases
+  bash run_scripts/test.sh -n 2                   everything that this machine can play, by two processes
   bash run_scripts/test.sh --all                  everything, and nothing skipped: with PyTorch, wandb and the programs
-                                                  that some tests need (installed first), on Python 3.10, 3.11 and 3.12
+                                                  that some tests need (installed first), on Python 3.10, 3.11 and
+                                                  3.12: hours
   bash run_scripts/test.sh --help                 this text (.venv/bin/python -m pytest --help: pytest's)
 
 environment: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the virtual environment, .venv without it)
@@ -30,12 +32,16 @@ for argument in "$@"; do
 done
 
 cd "$ROOT"
+# shellcheck source=run_scripts/proof.sh
+source run_scripts/proof.sh
 if [[ $* == --all ]]; then
-    # shellcheck source=run_scripts/proof.sh
-    source run_scripts/proof.sh
     prove full
     exit
 fi
 make_venv
-unset PYTHON # the tests of these scripts choose their own
-exec "$VENV/bin/python" -m pytest "$@"
+if (($# == 0)); then
+    play --minutes "${MINUTES:-10}" --seed "$(sample_seed)"
+else
+    unset PYTHON # as play does
+    exec "$VENV/bin/python" -m pytest "$@"
+fi

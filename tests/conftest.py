@@ -11,12 +11,14 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+import durations
 import needs
 import numpy as np
+import progress
 import pytest
 from PIL import Image
 from quick import pytest_ignore_collect  # noqa: F401
-from sampling import pytest_addoption, pytest_collection_modifyitems, pytest_report_header  # noqa: F401
+from sampling import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 
 from ppldm.utils.log import get_logger
 from ppldm.utils.machine.cpu import prepare_cpu
@@ -32,6 +34,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_configure(config):
     needs.required()  # a misspelt name must not pass unseen
+    is_worker = hasattr(config, "workerinput")  # of pytest-xdist
+    config.pluginmanager.register(progress.Worker(config) if is_worker else progress.Progress(config), "progress")
+    config.pluginmanager.register(durations.Recorder(config.getoption("record")), "durations")
 
 
 def pytest_runtest_setup(item):

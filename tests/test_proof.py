@@ -9,11 +9,17 @@ from pathlib import Path
 
 import needs
 import pytest
+from durations import Durations, law_of
+from hypothesis import given
+from hypothesis import strategies as st
 from quick import QUICK, TESTS, is_quick
-from sampling import chosen, chosen_cases
+from sampling import choose
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = [f"tests/test_a.py::test_b[{number}]" for number in range(2000)]
+HELPERS = ("needs", "quick", "sampling", "durations", "progress")
+LAWS = st.dictionaries(
+    st.integers(0, 30), st.lists(st.floats(0.1, 30), min_size=1, max_size=12), min_size=1, max_size=20
+)
 
 
 @pytest.fixture
@@ -54,7 +60,7 @@ def test_modules_and_programs_that_are_missing_are_named():
 
 
 def test_a_test_with_a_need_fails_where_it_is_required(tmp_path):
-    for name in ("conftest.py", "helpers/needs.py", "helpers/quick.py", "helpers/sampling.py"):
+    for name in ("conftest.py", "durations.json", *(f"helpers/{one}.py" for one in HELPERS)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / "tests" / name, tmp_path / name)
     (tmp_path / "pyproject.toml").write_text(
@@ -72,31 +78,46 @@ def test_a_test_with_a_need_fails_where_it_is_required(tmp_path):
         assert done.returncode == status and words in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.25, 0.9, 1.0])
-def test_a_sample_is_the_share_that_was_asked_for_and_grows_with_it(share):
-    taken = {name for name in NAMES if chosen(name, share, 7)}
-    assert abs(len(taken) / len(NAMES) - share) < 0.03
-    assert taken <= {name for name in NAMES if chosen(name, min(1.0, share + 0.1), 7)}
+def grid(laws: dict) -> dict[str, float]:
+    return {f"a.py::test_{law}[{case}]": s for law, cases in laws.items() for case, s in enumerate(cases)}
 
 
-@pytest.mark.parametrize("share, expected", [(0.0, 0), (0.1, 1), (0.5, 4), (0.51, 5), (1.0, 8)])
-def test_of_each_test_a_share_of_its_cases_is_played(share, expected):
-    names = [f"tests/test_a.py::test_{name}[{number}]" for name in "bc" for number in range(8)] + ["tests/test_a.py::d"]
-    for seed in range(5):
-        taken = chosen_cases(names, share, seed)
-        assert [sum(f"test_{name}[" in one for one in taken) for name in "bc"] == [expected, expected]
-        assert ("tests/test_a.py::d" in taken) == (share > 0)
-    assert chosen_cases(names, 0.5, 1) != chosen_cases(names, 0.5, 2)
+@given(LAWS, st.floats(0, 4000), st.integers(0, 99))
+def test_every_law_is_played_once_and_what_fits_besides(laws, seconds, seed):
+    grid_s = grid(laws)
+    taken = choose(list(grid_s), Durations(grid_s), seconds, seed)
+    assert {law_of(name) for name in taken} == {law_of(name) for name in grid_s}
+    assert taken == choose(sorted(grid_s), Durations(grid_s), seconds, seed), "whatever the order of collection"
+    once = choose(list(grid_s), Durations(grid_s), 0, seed)
+    assert len(once) == len(laws) and once <= taken
+    assert taken == once or sum(grid_s[name] for name in taken) <= seconds
+    if sum(grid_s.values()) <= seconds:
+        assert taken == grid_s.keys()
+
+
+def test_another_seed_draws_other_cases():
+    grid_s = grid({law: [1.0] * 8 for law in range(40)})
+    drawn = [choose(list(grid_s), Durations(grid_s), 80, seed) for seed in range(4)]
+    assert all(len(one) == 80 for one in drawn)
+    assert 10 < len(drawn[0] & drawn[1]) < 40, "a quarter is in both"
+    assert len(set().union(*(choose(list(grid_s), Durations(grid_s), 80, seed) for seed in range(40)))) == len(grid_s)
+
+
+@given(LAWS)
+def test_durations_are_remembered_within_an_eighth(laws):
+    grid_s = grid(laws)
+    kept = Durations.measured(grid_s)
+    for law, cases in laws.items():
+        told = [kept.of(f"a.py::test_{law}[{case}]") for case in range(len(cases))]
+        assert sum(told) == pytest.approx(sum(cases), rel=0.13)
+        assert all(
+            t == pytest.approx(s, rel=0.13) for t, s in zip(told, cases, strict=True) if s > 2 * sum(cases) / len(cases)
+        )
 
 
 def test_what_is_quick_is_there():
     assert all((TESTS / one).exists() for one in QUICK)
     assert is_quick(TESTS / "cli/test_cli.py") and not is_quick(TESTS / "training/test_loops.py")
-
-
-def test_seeds_choose_independently():
-    first, second = ({name for name in NAMES if chosen(name, 0.5, seed)} for seed in (1, 2))
-    assert abs(len(first & second) / len(NAMES) - 0.25) < 0.05
 
 
 def bash(program, *, path=None, **variables):
@@ -163,47 +184,44 @@ def prove(tmp_path, mode, fail="nothing", absent="none", how="2", **variables):
         f"{stand_ins} ROOT={tmp_path}; VENV=$ROOT/.venv; prove {mode}",
         FAIL=fail, ABSENT=absent, HOW=how, **variables,
     )  # fmt: skip
-    # The slow tests run beside the others: where their line stands is chance.
     calls = [call for call in (tmp_path / "calls").read_text().splitlines() if not re.search("-m (ruff|mypy)", call)]
-    return status, sorted(calls, key=lambda call: "-rs -m slow" in call), stderr
+    return status, calls, stderr
 
 
-def test_ci_runs_all_on_one_python_and_a_sample_on_the_others(tmp_path):
+def test_ci_runs_every_law_on_one_python_and_the_quick_tests_on_the_others(tmp_path):
     status, calls, stderr = prove(tmp_path, "quick", CI="true")
     assert status == 0, stderr
     assert calls[0] == f"references {tmp_path}/.venv"
-    assert calls[1] == f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m not slow"
-    cases = f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest -rs -m slow --sample-cases 0.3 --sample-seed "
-    assert calls[-1].startswith(cases)
-    for call, version in zip(calls[2:-1], ("3.10", "3.12"), strict=True):
-        assert f"/.venv-{version}/bin/python REQUIRE=s3,browser," in call and "--sample 0.25 --sample-seed" in call
-        assert "-m not slow" in call
+    assert calls[1].startswith(f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest --dist loadfile ")
+    assert " --minutes 13 --seed " in calls[1] and len(calls) == 4
+    for call, version in zip(calls[2:], ("3.10", "3.12"), strict=True):
+        assert f"/.venv-{version}/bin/python REQUIRE=s3,browser," in call and call.endswith(" -m quick")
 
 
-def test_all_runs_all_everywhere(tmp_path):
+def test_all_runs_all_everywhere_and_measures(tmp_path):
     status, calls, _ = prove(tmp_path, "full")
     runs = [call for call in calls if "-m pytest" in call]
-    assert status == 0 and len(runs) == 4 and len(calls) == 7
-    assert all("REQUIRE=all" in run and "--sample" not in run for run in runs)
-    assert [run.partition("-m pytest")[2] for run in runs] == [" -rs -m not slow", "", "", " -rs -m slow"]
+    assert status == 0 and len(runs) == 3 and len(calls) == 6
+    assert all("REQUIRE=all" in run and "--minutes" not in run and "-m quick" not in run for run in runs)
+    assert ["--record" in run for run in runs] == [True, False, False]
 
 
-@pytest.mark.parametrize("fail", ["-rs -m slow", "-rs -m not slow", ".venv-3.10/", ".venv-3.12/"])
+@pytest.mark.parametrize("fail", ["--minutes", ".venv-3.10/", ".venv-3.12/"])
 def test_one_failure_fails_it_and_the_rest_still_runs(tmp_path, fail):
     status, calls, stderr = prove(tmp_path, "quick", fail=fail)
-    assert status == 1 and sum("-m pytest" in call for call in calls) == 4
-    assert re.search(r"^error: failed: the (quick |slow )?tests on Python 3\.1\d;$", stderr.splitlines()[-1])
+    assert status == 1 and sum("-m pytest" in call for call in calls) == 3
+    assert re.search(r"^error: failed: the tests on Python 3\.1\d;$", stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize("fail", ["-m ruff check .", "-m ruff format --check .", "-m mypy"])
 def test_style_and_types_are_part_of_it(tmp_path, fail):
     status, calls, stderr = prove(tmp_path, "quick", fail=fail)
-    assert status == 1 and sum("-m pytest" in call for call in calls) == 4
+    assert status == 1 and sum("-m pytest" in call for call in calls) == 3
     assert stderr.splitlines()[-1] == "error: failed: lint and types (make lint types);"
 
 
 @pytest.mark.parametrize(("ci", "how", "status"), [("true", "1", 1), ("true", "2", 0), ("", "1", 0), ("", "2", 0)])
 def test_a_missing_python_is_said_and_fails_ci_where_it_could_be_had(tmp_path, ci, how, status):
     found, calls, stderr = prove(tmp_path, "quick", absent="3.12", how=how, CI=ci)
-    assert found == status and sum("-m pytest" in call for call in calls) == 3
+    assert found == status and sum("-m pytest" in call for call in calls) == 2
     assert "NOT TESTED, since this machine has no such Python: 3.12" in stderr

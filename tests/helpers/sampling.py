@@ -1,58 +1,95 @@
-"""A share of the tests, for a machine or a Python that has no time for all.
+"""Which tests are played where there is no time for all: every law once, and as many further cases as fit.
 
-`pytest --sample 0.5 --sample-seed 7` plays half of them; `--sample-cases 0.5`, of each slow test with several cases,
-half of these, at least one.
+    pytest --minutes 10 --seed 7    of each test function one case, drawn by the seed, then further ones, by what each
+                                    took before (durations.json), until that many minutes on the workers are full
+    pytest --shuffle 7              in an order drawn by the seed: the files, and the tests within each
+    pytest                          everything, in the order of the files
+
+Tests marked `night` show scale or time, and no law that no other test holds: with --minutes they are left out, by
+reason. Files that take longest come first, so that workers of pytest-xdist (`-n 2 --dist loadfile`) end together.
 """
 
 import hashlib
-import math
+from collections import Counter
 
+import durations
+import pytest
 from quick import mark_quick
+
+LEFT_OUT = pytest.StashKey[Counter]()
+SECONDS = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--sample", type=float, default=1.0, help="run this share of the tests, chosen by --sample-seed")
-    parser.addoption(
-        "--sample-cases", type=float, default=1.0, help="run this share of the cases of each slow test, at least one"
-    )
-    parser.addoption("--sample-seed", type=int, default=0, help="another number chooses other tests")
+    parser.addoption("--minutes", type=float, help="every law once, and as many further cases as fit in this time")
+    parser.addoption("--seed", type=int, default=0, help="with --minutes: another number draws other cases")
+    parser.addoption("--shuffle", type=int, help="play in an order drawn by this number")
+    parser.addoption("--record", action="store_true", help="measure each test, and refresh the file of durations")
 
 
+@pytest.hookimpl(trylast=True)  # what -k and -m leave out is gone
 def pytest_collection_modifyitems(config, items):
     mark_quick(items)
-    share, of_cases, seed = (config.getoption(f"--sample{name}") for name in ("", "-cases", "-seed"))
-    names = [item.nodeid for item in items if item.get_closest_marker("slow")]
-    left_out = set(names) - chosen_cases(names, of_cases, seed)
-    left_out |= {item.nodeid for item in items if not chosen(item.nodeid, share, seed)}
-    if left_out:
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
-        items[:] = [item for item in items if item.nodeid not in left_out]
+    minutes, shuffle, seed = (config.getoption(name) for name in ("minutes", "shuffle", "seed"))
+    expected = durations.Durations.read()
+    left_out = Counter()
+    if minutes is not None:
+        nights = {item.nodeid: mark.args[0] for item in items if (mark := item.get_closest_marker("night"))}
+        names = [item.nodeid for item in items if item.nodeid not in nights]
+        taken = choose(names, expected, minutes * 60 * count_workers(config), seed)
+        left_out = Counter(nights.values())
+        left_out["further cases of laws that are played"] += len(names) - len(taken)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
+        items[:] = [item for item in items if item.nodeid in taken]
+    if shuffle is not None:
+        items.sort(key=lambda item: (_draw(_file(item.nodeid), shuffle), _draw(item.nodeid, shuffle)))
+    elif count_workers(config) > 1:
+        of_file = Counter()
+        for item in items:
+            of_file[_file(item.nodeid)] += expected.of(item.nodeid)
+        items.sort(key=lambda item: -of_file[_file(item.nodeid)])  # stable: within a file the order stays
+    config.stash[LEFT_OUT] = +left_out
+    config.stash[SECONDS] = sum(expected.of(item.nodeid) for item in items) / count_workers(config)
 
 
-def pytest_report_header(config):
-    share, of_cases, seed = (config.getoption(f"--sample{name}") for name in ("", "-cases", "-seed"))
-    if share >= 1 and of_cases >= 1:
-        return []
-    return [f"a sample: --sample {share} --sample-cases {of_cases} --sample-seed {seed}"]
+def count_workers(config) -> int:
+    """The processes that play tests, as seen from each of them."""
+    worker = getattr(config, "workerinput", None)
+    return worker["workercount"] if worker else config.getoption("numprocesses", None) or 1
 
 
-def chosen(name: str, share: float, seed: int) -> bool:
-    """True for a share of all names, another one for each seed."""
-    return _draw(name, seed) < share
+def choose(names: list[str], expected: durations.Durations, seconds: float, seed: int) -> set[str]:
+    """Of each test function one case, then as many seconds of further ones to each as fit `seconds` in all."""
+    by_law: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: _draw(name, seed)):
+        by_law.setdefault(durations.law_of(name), []).append(name)
+
+    def take(seconds_of_law: float) -> list[str]:
+        taken = []
+        for cases in by_law.values():
+            spent = 0.0
+            for number, name in enumerate(cases):
+                spent += expected.of(name)
+                if number and spent > seconds_of_law:
+                    break
+                taken.append(name)
+        return taken
+
+    low, high = 0.0, sum(map(expected.of, names))
+    if high <= seconds:
+        return set(names)
+    for _ in range(30):
+        middle = (low + high) / 2
+        if sum(map(expected.of, take(middle))) > seconds:
+            high = middle
+        else:
+            low = middle
+    return set(take(low))
 
 
-def chosen_cases(names: list[str], share: float, seed: int) -> set[str]:
-    """Of the names of each test this share, rounded up, another one for each seed."""
-    by_test: dict[str, list[str]] = {}
-    for name in names:
-        by_test.setdefault(name.partition("[")[0], []).append(name)
-    return {
-        name
-        for cases in by_test.values()
-        for name in sorted(cases, key=lambda name: _draw(name, seed))[: math.ceil(share * len(cases))]
-    }
+def _file(name: str) -> str:
+    return name.partition("::")[0]
 
 
-def _draw(name: str, seed: int) -> float:
-    drawn = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return int.from_bytes(drawn[:4], "big") / 2**32
+def _draw(name: str, seed: int) -> bytes:
+    return hashlib.sha256(f"{seed} {name}".encode()).digest()

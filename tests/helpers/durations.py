@@ -1,0 +1,104 @@
+"""What each test takes, in seconds: kept in durations.json, and made again where all tests are played (--record).
+
+A law, which is a test function, has one number for each of its cases, and a case that takes far longer one of its own;
+what is not named takes next to nothing. On two quiet cores; where a test waits for its processes, so does the number.
+"""
+
+import json
+import math
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[1] / "durations.json"
+LITTLE_S = 0.02  # of what the file does not name: less than NAMED_S
+NAMED_S = 0.1
+OWN_NUMBER = 2.0  # times the mean of its law, from which on a case has its own number
+BUDGET_S = {"quick": 2.0, "slow": 20.0}  # what a test may take
+STARTED = pytest.StashKey[float]()
+
+
+def law_of(name: str) -> str:
+    """The test function of a case."""
+    return name.partition("[")[0]
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds by the name of a law or a case."""
+
+    seconds: dict[str, float]
+
+    @classmethod
+    def read(cls) -> "Durations":
+        return cls(json.loads(FILE.read_text("utf-8")))
+
+    def of(self, name: str) -> float:
+        """What a case is expected to take."""
+        return self.seconds.get(name) or self.seconds.get(law_of(name), LITTLE_S)
+
+    @classmethod
+    def measured(cls, found: dict[str, float]) -> "Durations":
+        """From seconds by case: short enough to be read, and no number moves by the noise of a machine."""
+        by_law = defaultdict(dict)
+        for name, seconds in found.items():
+            by_law[law_of(name)][name] = seconds
+        kept = {}
+        for law, cases in by_law.items():
+            mean = sum(cases.values()) / len(cases)
+            own = {name: s for name, s in cases.items() if s > max(OWN_NUMBER * mean, 10 * NAMED_S)}
+            rest = [seconds for name, seconds in cases.items() if name not in own]
+            kept |= {law: sum(rest) / len(rest)} if rest else {}
+            kept |= own
+        return cls({name: _round(seconds) for name, seconds in sorted(kept.items()) if seconds >= NAMED_S})
+
+    def write(self) -> None:
+        lines = ",\n".join(f" {json.dumps(name)}: {seconds:g}" for name, seconds in self.seconds.items())
+        FILE.write_text(f"{{\n{lines}\n}}\n", "utf-8")
+
+
+def _round(seconds: float) -> float:
+    """To a step of a quarter of its size."""
+    step = 2.0 ** (math.floor(math.log2(seconds)) - 2)
+    return float(f"{round(seconds / step) * step:.3g}")
+
+
+class Recorder:
+    """Measures every test; where `write` is true, the file is made again of what passed."""
+
+    def __init__(self, write: bool) -> None:
+        self.write, self.found, self.slow = write, {}, set()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item):
+        item.stash[STARTED] = time.monotonic()
+        yield
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = (yield).get_result()
+        if call.when == "teardown":
+            report.user_properties.append(("seconds", time.monotonic() - item.stash[STARTED]))
+            report.user_properties.append(("slow", bool(item.get_closest_marker("slow"))))
+
+    def pytest_runtest_logreport(self, report):
+        told = dict(report.user_properties)
+        if report.when == "teardown":
+            self.found[report.nodeid] = told["seconds"]
+            if told["slow"]:
+                self.slow.add(report.nodeid)
+
+    def over_budget(self) -> dict[str, float]:
+        """The cases that took longer than a test may."""
+        limits = {name: BUDGET_S["slow" if name in self.slow else "quick"] for name in self.found}
+        return {name: seconds for name, seconds in self.found.items() if seconds > limits[name]}
+
+    def pytest_sessionfinish(self, session):
+        if self.write and not hasattr(session.config, "workerinput"):
+            before = Durations.read().seconds
+            played = {law_of(name) for name in self.found}
+            kept = {name: seconds for name, seconds in before.items() if law_of(name) not in played}
+            Durations(dict(sorted((kept | Durations.measured(self.found).seconds).items()))).write()

@@ -1,0 +1,112 @@
+"""What whoever runs the tests is told: how long it takes, what is left, and at the end what was not played and why."""
+
+import sys
+import time
+from collections import Counter
+
+import durations
+import pytest
+import sampling
+
+LINE_EVERY_S = 30.0  # where nobody looks at a terminal
+
+
+class Progress:
+    """In the process that the user started, beside pytest's own reporter, in place of its dots."""
+
+    def __init__(self, config) -> None:
+        self.config, self.expected = config, durations.Durations.read()
+        self.started = self.said = time.monotonic()
+        self.total = self.done = self.num_tests = self.num_done = self.num_failed = 0
+        self.left_out: Counter[str] = Counter()
+
+    @property
+    def terminal(self):
+        return self.config.pluginmanager.get_plugin("terminalreporter")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report):
+        if report.when == "call" and report.passed:
+            return "passed", "", "PASSED"
+        if report.skipped:
+            return "skipped", "", "SKIPPED"
+        return None
+
+    def pytest_collection_finish(self, session):
+        self._begin([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids):
+        self._begin(ids)
+
+    def _begin(self, names: list[str]) -> None:
+        if self.num_tests:  # each worker has them all
+            return
+        workers = sampling.count_workers(self.config)
+        self.num_tests, self.started = len(names), time.monotonic()
+        self.total = sum(map(self.expected.of, names))
+        beside = f" by {workers} processes" if workers > 1 else ""
+        self.terminal.write_line(f"{self.num_tests:,} tests{beside}: about {_time(self.total / workers)}")
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.num_failed += 1
+            self.terminal.ensure_newline()
+            self.terminal.write_line(f"failed: {report.nodeid}", red=True)
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.left_out[_reason(report.longrepr[2])] += 1
+        if report.when == "teardown":
+            self.done += self.expected.of(report.nodeid)
+            self.num_done += 1
+            self._tell()
+
+    def pytest_collectreport(self, report):
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.left_out[f"files: {_reason(report.longrepr[2])}"] += 1
+
+    def _tell(self) -> None:
+        now, on_terminal = time.monotonic(), sys.stdout.isatty()
+        if now - self.said < (0.5 if on_terminal else LINE_EVERY_S):
+            return
+        self.said = now
+        text = f"{self.num_done:,} of {self.num_tests:,} tests, {_time(self.time_left(now))} left"
+        text += f", {self.num_failed} failed" * bool(self.num_failed)
+        self.terminal.rewrite(text, erase=True) if on_terminal else self.terminal.write_line(text)
+
+    def time_left(self, now: float) -> float:
+        """Seconds, by how fast this machine has been until now; first by what the file of durations says."""
+        workers = sampling.count_workers(self.config)
+        own = min(1.0, (now - self.started) / 60)  # a minute tells how fast this machine is
+        pace = (now - self.started) / max(self.done, 1e-9)
+        return (self.total - self.done) * (own * pace + (1 - own) / workers)
+
+    def pytest_testnodedown(self, node):
+        """A worker has ended."""
+        told = getattr(node, "workeroutput", {}).get("left_out")
+        self.left_out |= Counter(told or {})
+
+    def pytest_terminal_summary(self, terminalreporter):
+        self.left_out |= self.config.stash.get(sampling.LEFT_OUT, Counter())
+        terminalreporter.ensure_newline()
+        for reason, count in sorted(self.left_out.items(), key=lambda item: -item[1]):
+            terminalreporter.write_line(f"left to --all: {count:,}: {reason}")
+
+
+class Worker:
+    """In a process that pytest-xdist started."""
+
+    def __init__(self, config) -> None:
+        self.config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self):
+        self.config.workeroutput["left_out"] = dict(self.config.stash.get(sampling.LEFT_OUT, Counter()))
+
+
+def _reason(text: str) -> str:
+    """Of a skip, without what differs from machine to machine."""
+    return text.removeprefix("Skipped: ").partition(" (")[0]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
