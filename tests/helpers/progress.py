@@ -26,11 +26,11 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report):
-        if report.when == "call" and report.passed:
-            return "passed", "", "PASSED"
+        if report.passed:
+            return ("passed", "", "PASSED") if report.when == "call" else ("", "", "")
         if report.skipped:
             return "skipped", "", "SKIPPED"
-        return None
+        return ("failed", "", "FAILED") if report.when == "call" else ("error", "", "ERROR")
 
     def pytest_collection_finish(self, session):
         self._begin([item.nodeid for item in session.items])
@@ -76,7 +76,7 @@ class Progress:
     def time_left(self, now: float) -> float:
         """Seconds, by how fast this machine has been until now; first by what the file of durations says."""
         workers = sampling.count_workers(self.config)
-        own = min(1.0, (now - self.started) / 60)  # a minute tells how fast this machine is
+        own = min(1.0, 10 * self.done / max(self.total, 1e-9))  # a tenth of them tells how fast it is
         pace = (now - self.started) / max(self.done, 1e-9)
         return (self.total - self.done) * (own * pace + (1 - own) / workers)
 

@@ -15,6 +15,7 @@ from ..errors import debugging
 from ..log import get_logger
 from ..processes.world import World
 from .devices import installed_kind
+from .light_paddlenlp import wait_with_paddlenlp
 from .resources import count_usable_cores, read_cpu_vendor
 
 # What every user of paddle sees and none can act on: warnings, and lines that `import paddle` prints on stderr.
@@ -30,6 +31,7 @@ def prepare_cpu(threads: int | None = None) -> None:
 
     `threads`: so many and no other number, whatever the user has set.
     """
+    wait_with_paddlenlp()
     if not debugging():
         _ignore_harmless_warnings()
         # Without the INFO and WARNING lines of paddle's C++ side, which are about its own code.
