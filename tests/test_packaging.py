@@ -88,6 +88,7 @@ def test_the_installed_package_is_the_one_that_runs(installed, tmp_path):
     assert "usage: ppldm" in run_python("-m", "ppldm", "--help", cwd=tmp_path, **installed)
 
 
+@pytest.mark.night("a second quickstart, from a wheel")
 @pytest.mark.slow
 def test_a_wheel_goes_from_nothing_to_pictures_in_an_empty_folder(installed, tmp_path):
     def ppldm(*words) -> str:

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.night("a benchmark from end to end")
 @pytest.mark.parametrize("flags", [[], pytest.param(["--commands"], marks=pytest.mark.slow)], ids=str)
 def test_the_benchmark_of_convert_runs(tmp_path, flags):
     command = [sys.executable, ROOT / "benchmarks/convert.py", "--rows", "4", "--photographs", "2", "--repeats", "1"]

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.night("a benchmark from end to end")
 def test_the_benchmark_of_filters_runs(tmp_path):
     command = [sys.executable, ROOT / "benchmarks/filter.py", "--rows", "1000", "--repeats", "1", "--engines", "duckdb"]
     done = subprocess.run(

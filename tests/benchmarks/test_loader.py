@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.night("a benchmark from end to end")
 @pytest.mark.slow
 def test_the_benchmark_of_loaders_runs_and_the_pixels_agree(tmp_path):
     command = [sys.executable, ROOT / "benchmarks/loader.py", "--quick", "--json", tmp_path / "results.json"]

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.night("a benchmark from end to end")
 @pytest.mark.parametrize("name", ["folders", "packed_parts", "parquet_rows"])
 def test_the_benchmarks_of_reading_in_place_run(tmp_path, name):
     done = subprocess.run(

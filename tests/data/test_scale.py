@@ -40,6 +40,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.night("time and memory at scale")
 @pytest.mark.slow
 def test_400_million_rows_start_and_resume_in_little_memory(tmp_path, make_rows, capsys):
     write_part(tmp_path / "one.gz", (make_rows(i % 3, i % 3 + 1)[0] for i in range(6667)))

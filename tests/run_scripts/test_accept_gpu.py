@@ -168,6 +168,7 @@ def test_the_report_begins_with_a_readable_table(accept, settings):
     assert "1.0e-04" in text and "3.20" in text and report["counts"]["failed"] == 0
 
 
+@pytest.mark.night("the acceptance of a GPU, played on the CPU")
 @pytest.mark.slow
 def test_it_runs_with_the_cpu_in_the_place_of_the_gpu(tmp_path):
     chosen = ("plain again", "two cards, half the batch each", "killed, then resumed", "fused attention", "TF32")

@@ -19,6 +19,7 @@ def read_rss_kb(pid) -> int:
     return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
 
 
+@pytest.mark.night("time and memory at scale")
 @pytest.mark.slow
 def test_memory_does_not_grow_over_100_000_rows(make_dataset, make_sources):
     dataset = make_dataset(make_sources([60] * 100), resolution=8)
