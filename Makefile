@@ -7,10 +7,10 @@ help:            ## this list
 setup:           ## make .venv, as the machine's device needs it
 	bash run_scripts/setup.sh
 
-quick:           ## the quick tests: under two minutes
+quick:           ## the quick tests: about a minute
 	bash run_scripts/test.sh -m quick
 
-test:            ## all tests that this machine can play
+test:            ## every law, in 12 minutes on two cores
 	bash run_scripts/test.sh
 
 all:             ## all tests, nothing skipped, on Python 3.10, 3.11 and 3.12

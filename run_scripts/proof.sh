@@ -6,10 +6,14 @@ PYTHON_VERSIONS=(3.10 3.11 3.12)
 BAR='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!'
 PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
 
-# pytest on all cores. Its workers share out whole files, those that take longest first (tests/helpers/sampling.py).
+# pytest on all cores, with 3 GiB of memory for each. Its workers share out whole files, those that take longest first
+# (tests/helpers/sampling.py).
 play() (
+    workers=$(nproc)
+    fit=$(awk '/^MemAvailable/ { print int($2 / 3 / 1024 / 1024) }' /proc/meminfo)
+    ((workers <= fit)) || workers=$((fit > 1 ? fit : 1))
     unset PYTHON # the tests of these scripts choose their own
-    exec "$VENV/bin/python" -m pytest --dist loadfile --no-loadscope-reorder -n "$(nproc)" "$@"
+    exec "$VENV/bin/python" -m pytest --dist loadfile --no-loadscope-reorder -n "$workers" "$@"
 )
 
 # prove quick|full: the tests on one Python (make_venv's), and on the others the quick ones (quick) or all (full). quick:
