@@ -1,5 +1,6 @@
 """What continuous integration proves: nothing missing passes unseen, and every Python has its turn."""
 
+import json
 import os
 import re
 import shutil
@@ -59,23 +60,78 @@ def test_modules_and_programs_that_are_missing_are_named():
     assert needs._programs("no-such-program")() == "no program no-such-program on PATH"
 
 
-def test_a_test_with_a_need_fails_where_it_is_required(tmp_path):
+@pytest.fixture
+def small_suite(tmp_path):
+    """A folder with this suite's helpers, and a function that plays the tests of a text there: status and output."""
     for name in ("conftest.py", "durations.json", *(f"helpers/{one}.py" for one in HELPERS)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / "tests" / name, tmp_path / name)
-    (tmp_path / "pyproject.toml").write_text(
-        '[tool.pytest.ini_options]\npythonpath = ["helpers"]\nmarkers = ["needs"]\n'
-    )
-    (tmp_path / "test_it.py").write_text(
+    markers = "markers = ['needs', 'slow', 'night', 'quick']"
+    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\npythonpath = ['helpers']\n{markers}\n")
+
+    def play(tests: str, *arguments, **environment):
+        (tmp_path / "test_it.py").write_text(tests)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, "test_it.py"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+    return play
+
+
+@pytest.mark.slow
+def test_a_test_with_a_need_fails_where_it_is_required(small_suite):
+    tests = (
         "import needs, pytest\nneeds.NEEDS['pigz'] = lambda: 'none'\n"
         "@pytest.mark.needs('pigz')\ndef test_it(): pass\ndef test_other(): pass\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PPLDM_REQUIRE": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
-    for asked, status, words in [("", 0, "1 passed, 1 skipped"), ("pigz", 1, "PPLDM_REQUIRE asks for pigz, and none")]:
-        done = subprocess.run(command, cwd=tmp_path, env={**environment, "PPLDM_REQUIRE": asked},
-                              capture_output=True, text=True)  # fmt: skip
-        assert done.returncode == status and words in done.stdout, done.stdout
+    for asked, expected, words in [
+        ("", 0, "1 passed, 1 skipped"),
+        ("pigz", 1, "PPLDM_REQUIRE asks for pigz, and none"),
+    ]:
+        status, output = small_suite(tests, PPLDM_REQUIRE=asked)
+        assert status == expected and words in output, output
+    assert "left to --all: 1: needs pigz: none" in small_suite(tests)[1]
+
+
+GRID = """
+import pytest, time
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(9))
+def test_grid(case): time.sleep(0.15)
+@pytest.mark.night("time at scale")
+def test_scale(): pass
+def test_other(): pass
+def test_fails(): assert {holds}
+"""
+
+
+@pytest.mark.slow
+def test_what_was_played_is_said_measured_and_what_was_left_is_counted(small_suite, tmp_path):
+    two = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+    status, output = small_suite(GRID.format(holds=True), *two, "--record")
+    assert status == 0 and "12 tests by 2 processes: about 0 s" in output and "12 passed" in output, output
+    kept = json.loads((tmp_path / "durations.json").read_text())
+    assert kept["test_it.py::test_grid"] >= 0.14 and all(name.startswith("test_it.py::") for name in kept)
+    status, output = small_suite(GRID.format(holds=True), *two, "--minutes", "0.01")
+    assert status == 0 and "left to --all: 1: time at scale\n" in output, output
+    left = int(re.search(r"left to --all: (\d): further cases of laws that are played", output)[1])
+    assert 1 <= left <= 8 and f"{11 - left} passed" in output
+    status, output = small_suite(GRID.format(holds=False), *two, "--minutes", "0.01")
+    assert status == 1 and "failed: test_it.py::test_fails" in output
+
+
+@pytest.mark.slow
+def test_a_test_over_its_budget_fails_where_all_are_measured(small_suite):
+    status, output = small_suite("import time\ndef test_long(): time.sleep(2.1)\n", "--record")
+    assert status == 1 and re.search(r"over its budget of 2 s: test_it.py::test_long: 2\.\d s", output), output
+
+
+@pytest.mark.slow
+def test_an_order_is_drawn_and_the_same_for_the_same_number(small_suite):
+    tests = "import pytest\n@pytest.mark.parametrize('case', range(9))\ndef test_it(case): print('played', case)\n"
+    orders = [re.findall(r"played (\d)", small_suite(tests, "-s", "--shuffle", seed)[1]) for seed in ("1", "1", "2")]
+    assert orders[0] == orders[1] != orders[2] and len(set(orders[2])) == 9
 
 
 def grid(laws: dict) -> dict[str, float]:

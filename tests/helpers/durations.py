@@ -17,7 +17,7 @@ FILE = Path(__file__).resolve().parents[1] / "durations.json"
 LITTLE_S = 0.02  # of what the file does not name: less than NAMED_S
 NAMED_S = 0.1
 OWN_NUMBER = 2.0  # times the mean of its law, from which on a case has its own number
-BUDGET_S = {"quick": 2.0, "slow": 20.0}  # what a test may take
+BUDGETS_S = {"quick": 2.0, "slow": 20.0, "night": math.inf}  # what a test may take
 STARTED = pytest.StashKey[float]()
 
 
@@ -67,10 +67,10 @@ def _round(seconds: float) -> float:
 
 
 class Recorder:
-    """Measures every test; where `write` is true, the file is made again of what passed."""
+    """Measures every test; where `write` is true, the file is made again, and a test over its budget fails the run."""
 
     def __init__(self, write: bool) -> None:
-        self.write, self.found, self.slow = write, {}, set()
+        self.write, self.found, self.budgets = write, {}, {}
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -81,24 +81,33 @@ class Recorder:
     def pytest_runtest_makereport(self, item, call):
         report = (yield).get_result()
         if call.when == "teardown":
-            report.user_properties.append(("seconds", time.monotonic() - item.stash[STARTED]))
-            report.user_properties.append(("slow", bool(item.get_closest_marker("slow"))))
+            kind = next((name for name in ("night", "slow") if item.get_closest_marker(name)), "quick")
+            report.user_properties += [("seconds", time.monotonic() - item.stash[STARTED]), ("budget", BUDGETS_S[kind])]
 
     def pytest_runtest_logreport(self, report):
-        told = dict(report.user_properties)
         if report.when == "teardown":
-            self.found[report.nodeid] = told["seconds"]
-            if told["slow"]:
-                self.slow.add(report.nodeid)
+            told = dict(report.user_properties)
+            self.found[report.nodeid], self.budgets[report.nodeid] = told["seconds"], told["budget"]
 
     def over_budget(self) -> dict[str, float]:
         """The cases that took longer than a test may."""
-        limits = {name: BUDGET_S["slow" if name in self.slow else "quick"] for name in self.found}
-        return {name: seconds for name, seconds in self.found.items() if seconds > limits[name]}
+        return {name: seconds for name, seconds in self.found.items() if seconds > self.budgets[name]}
 
     def pytest_sessionfinish(self, session):
-        if self.write and not hasattr(session.config, "workerinput"):
-            before = Durations.read().seconds
-            played = {law_of(name) for name in self.found}
-            kept = {name: seconds for name, seconds in before.items() if law_of(name) not in played}
-            Durations(dict(sorted((kept | Durations.measured(self.found).seconds).items()))).write()
+        if not self.write or hasattr(session.config, "workerinput"):
+            return
+        played, root = {law_of(name) for name in self.found}, session.config.rootpath
+        kept = {
+            name: seconds
+            for name, seconds in Durations.read().seconds.items()
+            if law_of(name) not in played and (root / name.partition("::")[0]).exists()
+        }
+        Durations(dict(sorted((kept | Durations.measured(self.found).seconds).items()))).write()
+        if self.over_budget() and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for name, seconds in sorted(self.over_budget().items(), key=lambda item: -item[1]) if self.write else ():
+            terminalreporter.write_line(
+                f"over its budget of {self.budgets[name]:g} s: {name}: {seconds:.1f} s", red=True
+            )
