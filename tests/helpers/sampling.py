@@ -1,7 +1,8 @@
 """Which tests are played where there is no time for all: every law once, and as many further cases as fit.
 
-    pytest --minutes 10 --seed 7    of each test function one case, drawn by the seed, then further ones, by what each
-                                    took before (durations.json), until that many minutes on the workers are full
+    pytest --minutes 10 --seed 7    of each test function one case, drawn by the seed, or half a second of them, then
+                                    further ones, by what each took before (durations.json), until that many minutes
+                                    on the workers are full
     pytest --shuffle 7              in an order drawn by the seed: the files, and the tests within each
     pytest                          everything, in the order of the files
 
@@ -16,6 +17,7 @@ import durations
 import pytest
 from quick import mark_quick
 
+AT_LEAST_S = 0.5  # of each law, however little time there is: grids of formulas and flags are cheap
 LEFT_OUT = pytest.StashKey[Counter]()
 SECONDS = pytest.StashKey[float]()
 
@@ -59,7 +61,7 @@ def count_workers(config) -> int:
 
 
 def choose(names: list[str], expected: durations.Durations, seconds: float, seed: int) -> set[str]:
-    """Of each test function one case, then as many seconds of further ones to each as fit `seconds` in all."""
+    """Of each test function one case and AT_LEAST_S of further ones, then as many seconds of these as fit `seconds`."""
     by_law: dict[str, list[str]] = {}
     for name in sorted(names, key=lambda name: _draw(name, seed)):
         by_law.setdefault(durations.law_of(name), []).append(name)
@@ -75,7 +77,7 @@ def choose(names: list[str], expected: durations.Durations, seconds: float, seed
                 taken.append(name)
         return taken
 
-    low, high = 0.0, sum(map(expected.of, names))
+    low, high = AT_LEAST_S, sum(map(expected.of, names))
     if high <= seconds:
         return set(names)
     for _ in range(30):
