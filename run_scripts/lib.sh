@@ -220,7 +220,7 @@ describe_size() {
     fi
 }
 
-# Free disk space for the environment and for the files that pip unpacks on the way.
+# Free disk space for the environment, and for the files that are unpacked on the way.
 check_disk_space() {
     local parent free_kib need_gib=5
     [[ $DEVICE == cpu ]] || need_gib=14
@@ -279,11 +279,15 @@ show_progress() {
                 fetched=$((fetched + ${sizes[${line# Downloaded }]:-0}))
                 if [[ $clear ]] || ((fetched - told >= 50)) || ((fetched == announced)); then
                     told=$fetched
-                    printf '%s' "$clear    $fetched of $announced MiB fetched, of packages from 1 MiB$end"
+                    printf '%s' "$clear    $fetched of $announced MiB fetched, without wheels under 1 MiB$end"
                 fi
                 ;;
+            "   Building "*" @ file:"*) ;; # ppldm
             "   Building "*) printf '%s' "$clear    fetching the source of ${line#   Building } and building it$end" ;;
-            Resolved*) printf '%s' "$clear    ${line%% in *} against the index; fetching what uv's cache lacks$end" ;;
+            "Resolved "*)
+                line=${line#Resolved }
+                ((${line%% *} < 20)) || printf '%s' "$clear    fetching what uv's cache lacks of ${line%% in *}$end"
+                ;;
             Prepared*) printf '%s\n' "$clear    ${line/Prepared/fetched and unpacked}" ;;
             Installed*) printf '%s\n' "$clear    ${line/Installed/installed}" ;;
             "Bytecode compiled"*) printf '%s\n' "$clear    ${line/Bytecode c/c}" ;;

@@ -8,7 +8,6 @@ a shell. run_scripts/lib.sh prints and runs them. Nothing is installed yet when 
 """
 
 import argparse
-import os
 import re
 import shlex
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, exit_on_error
+from ..variables import all_variables
 from . import devices, nvidia_smi, uv
 from .builds import BUILDS, INDEX, check_build, choose_build, find_build
 
@@ -132,7 +132,7 @@ def main() -> None:
         sys.stdout.write(f"{device}\n")
         sys.stderr.write(f"==> {device}: {reason}\n")
     else:
-        chosen, variables, why_pip = uv.choose_installer(os.environ, arguments.venv)
+        chosen, variables, why_pip = uv.choose_installer(all_variables(), arguments.venv)
         if arguments.pip:
             chosen, variables, why_pip = "pip", {}, ""
         settings = {"python": arguments.python, "has_venv": arguments.has_venv, "installed": arguments.installed}

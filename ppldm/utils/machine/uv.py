@@ -34,21 +34,18 @@ UNSET = ("", "0", "f", "false", "n", "no", "off")  # what pip reads as no
 def read_pip_settings(environ: Mapping[str, str], prefix: Path) -> dict[str, str]:
     """What pip would find in its files and in the environment, by the long names of its flags."""
     home = Path(environ.get("HOME") or os.path.expanduser("~"))
-    config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    folders = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
-    files = [*(Path(folder, "pip/pip.conf") for folder in reversed(folders)), Path("/etc/pip.conf")]
-    files += [home / ".pip/pip.conf", config_home / "pip/pip.conf", prefix / "pip.conf"]
-    named = environ.get("PIP_CONFIG_FILE")
-    if named == os.devnull:
-        files = []
-    elif named:
-        files.append(Path(named))
+    own = [home / ".pip", Path(environ.get("XDG_CONFIG_HOME") or home / ".config", "pip")]
+    folders = [Path(one, "pip") for one in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
+    files = [folder / "pip.conf" for folder in (*folders, Path("/etc"), *own, prefix)]
+    if named := environ.get("PIP_CONFIG_FILE"):  # in place of the user's own
+        own_files = [folder / "pip.conf" for folder in own if os.path.exists(named)]
+        files = [] if named == os.devnull else [*(one for one in files if one not in own_files), Path(named)]
     parser = configparser.RawConfigParser()
     parser.read(files, "utf-8")
     read = [parser[section] for section in ("global", "install") if parser.has_section(section)]
     names = {name: value for name, value in environ.items() if name.startswith("PIP_")}
     read.append({name.removeprefix("PIP_"): value for name, value in names.items()})
-    return {name.lower().replace("_", "-"): value for one in read for name, value in one.items()}
+    return {name.lower().replace("_", "-").removeprefix("--"): value for one in read for name, value in one.items()}
 
 
 def translate(settings: Mapping[str, str], environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
