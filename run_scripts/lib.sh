@@ -113,13 +113,13 @@ run_plan() {
     (cd "$ROOT" && "$1" -m ppldm.utils.machine.setup_plan "${@:2}")
 }
 
-# The commands that are still to be run, one a line.
+# The commands that are still to be run, one a line: environment_commands [--pip].
 environment_commands() {
     local python has_venv=()
     python=$(find_python)
     if has_sound_venv; then has_venv=(--has-venv); fi
     run_plan "$python" commands "$DEVICE" --python "$python" --venv "$VENV" "${has_venv[@]}" \
-        --installed "$(cat "$VENV/ppldm.device" 2>/dev/null || echo cpu)"
+        --installed "$(cat "$VENV/ppldm.device" 2>/dev/null || echo cpu)" "$@"
 }
 
 has_sound_venv() {
@@ -170,8 +170,10 @@ make_venv() {
         run_stoppable bash -c "$line" || die "cannot make $VENV; see above"
     fi
     rm -f "$VENV/ppldm.stamp"
-    say "installing $(describe_size): 2 to 10 minutes (log: $VENV/install.log)"
-    run_stoppable install_packages "$commands" ||
+    : >"$VENV/install.log"
+    remove_half_installed
+    say "installing $(describe_size): 1 to 10 minutes (log: $VENV/install.log)"
+    run_stoppable install_packages "$commands" || go_on_with_pip "$commands" ||
         die "the installation failed (log: $VENV/install.log). Without a way to PyPI, name a mirror with" \
             "PIP_INDEX_URL; then run the same command again: it goes on from here"
     echo "$DEVICE" >"$VENV/ppldm.device"
@@ -181,13 +183,32 @@ make_venv() {
     say "the environment is ready after $((SECONDS - started)) s"
 }
 
+# Where uv failed in the commands $1, pip may have a way: the same by pip.
+go_on_with_pip() {
+    [[ $1 == *" pip install --python "* ]] || return 1
+    say "uv failed (log: $VENV/install.log): going on with pip"
+    remove_half_installed
+    run_stoppable install_packages "$(environment_commands --pip)"
+}
+
+# What was killed while it was unpacked looks like an installed package. The file INSTALLER comes last.
+remove_half_installed() {
+    local folder
+    for folder in "$VENV"/lib/python3.*/site-packages/*.dist-info; do
+        [[ -f $folder/INSTALLER ]] || rm -rf "$folder"
+    done
+}
+
 # Print what make_venv would run: show_environment_commands [flags of setup.sh].
 show_environment_commands() {
     check_asked_python
     decide_device "$@"
     printf '# the environment, for %s\n' "$DEVICE"
-    if is_ready; then echo "# nothing to do: $VENV is ready"; else environment_commands; fi
+    if is_ready; then echo "# nothing to do: $VENV is ready"; else environment_commands | hide_passwords; fi
 }
+
+# Of the addresses of package indexes.
+hide_passwords() { sed -uE 's#://[^/@[:space:]]*@#://****@#g'; }
 
 num_packages() { grep -oE '^[a-z0-9._-]+' "$LOCK" | sort -u | wc -l; }
 
@@ -199,7 +220,7 @@ describe_size() {
     fi
 }
 
-# Free disk space for the environment and for the files that pip unpacks on the way.
+# Free disk space for the environment, and for the files that are unpacked on the way.
 check_disk_space() {
     local parent free_kib need_gib=5
     [[ $DEVICE == cpu ]] || need_gib=14
@@ -215,18 +236,23 @@ check_disk_space() {
 install_packages() {
     local line
     while IFS= read -r line; do
-        printf '+ %s\n' "$line"
-        bash -c "$line" </dev/null || exit 1
-    done <<<"$1" 2>&1 | tee "$VENV/install.log" | show_pip_progress "$(num_packages)"
+        hide_passwords <<<"+ $line"
+        case $line in
+            "export "*) eval "$line" ;;
+            *) bash -c "$line" </dev/null || exit 1 ;;
+        esac
+    done <<<"$1" 2>&1 | tee -a "$VENV/install.log" | show_progress "$(num_packages)"
 }
 
-# Turn pip's many lines into one that counts (on a terminal), or into one line in 25. Not by awk: Debian's reads ahead,
+# Turn the many lines of pip and uv into one that counts (on a terminal), or into few. Not by awk: Debian's reads ahead,
 # and would tell of a step only when the next one has begun.
-show_pip_progress() {
-    local line number=0 total=$1 clear='' end=$'\n'
+show_progress() {
+    local line name size number=0 total=$1 clear='' end=$'\n' announced=0 fetched=0 told=0
+    local -A sizes=()
     [[ ! -t 2 ]] || clear=$'\r\033[K' end=''
     while IFS= read -r line; do
         case $line in
+            # Of pip.
             Collecting* | "Requirement already satisfied"*)
                 ((number < total)) || continue
                 number=$((number + 1))
@@ -234,7 +260,6 @@ show_pip_progress() {
                     printf '%s' "$clear    $number of about $total packages fetched$end"
                 fi
                 ;;
-            "+ "*) printf '%s\n' "$clear    ${line#+ }" ;;
             "Building wheels"*) printf '%s' "$clear    building the packages that have no wheel$end" ;;
             "Installing collected packages"*)
                 line=${line//[^,]/}
@@ -243,7 +268,32 @@ show_pip_progress() {
                 ((${#line} < 20)) || printf '%s' ": 1 to 2 minutes, 15 where the machine is busy; no other line until then"
                 printf '%s' "$end"
                 ;;
-            ERROR* | error*) printf '%s\n' "$clear    $line" ;;
+            # Of uv, which tells of packages from 1 MiB.
+            "Downloading "*" ("*MiB")")
+                read -r _ name size <<<"$line"
+                size=${size#(} size=${size%%.*}
+                sizes[$name]=$size
+                announced=$((announced + size))
+                ;;
+            " Downloaded "*)
+                fetched=$((fetched + ${sizes[${line# Downloaded }]:-0}))
+                if [[ $clear ]] || ((fetched - told >= 50)) || ((fetched == announced)); then
+                    told=$fetched
+                    printf '%s' "$clear    $fetched of $announced MiB fetched, without wheels under 1 MiB$end"
+                fi
+                ;;
+            "   Building "*" @ file:"*) ;; # ppldm
+            "   Building "*) printf '%s' "$clear    fetching the source of ${line#   Building } and building it$end" ;;
+            "Resolved "*)
+                line=${line#Resolved }
+                ((${line%% *} < 20)) || printf '%s' "$clear    fetching what uv's cache lacks of ${line%% in *}$end"
+                ;;
+            Prepared*) printf '%s\n' "$clear    ${line/Prepared/fetched and unpacked}" ;;
+            Installed*) printf '%s\n' "$clear    ${line/Installed/installed}" ;;
+            "Bytecode compiled"*) printf '%s\n' "$clear    ${line/Bytecode c/c}" ;;
+            # Of both.
+            "+ "*) printf '%s\n' "$clear    ${line#+ }" ;;
+            ERROR* | error* | "  cause: "*) printf '%s\n' "$clear    $line" ;;
         esac
     done >&2
     printf '%s' "$clear" >&2

@@ -12,7 +12,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
 "$(find_python)" -m venv "$tools"
-"$tools/bin/pip" install --quiet uv
+"$tools/bin/pip" install --quiet --requirement "$ROOT/requirements/uv.txt"
 cd "$ROOT"
 header='# Exact versions of core, cpu, demo and test. Made by run_scripts/lock.sh; do not edit.'
 "$tools/bin/uv" pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate "$@" \

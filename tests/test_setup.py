@@ -207,7 +207,7 @@ def test_the_script_runs_the_command_in_the_environment(fake_run):
 
 @pytest.mark.parametrize("lines", [24, 60, 190])
 def test_no_more_packages_are_counted_than_there_are(lines):
-    program = f"source {ROOT}/run_scripts/lib.sh; show_pip_progress 150"
+    program = f"source {ROOT}/run_scripts/lib.sh; show_progress 150"
     text = "".join(f"Collecting package-{number}\n" for number in range(lines))
     done = subprocess.run(["bash", "-c", program], input=text, capture_output=True, text=True)
     shown = [f"    {number} of about 150 packages fetched" for number in range(25, min(lines, 150) + 1, 25)]
@@ -215,7 +215,7 @@ def test_no_more_packages_are_counted_than_there_are(lines):
 
 
 def test_each_step_of_pip_is_told_when_it_begins():
-    program = f"source {ROOT}/run_scripts/lib.sh; show_pip_progress 150"
+    program = f"source {ROOT}/run_scripts/lib.sh; show_progress 150"
     with subprocess.Popen(["bash", "-c", program], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shown:
         for line, told in [
             ("+ pip install a", "    pip install a"),
@@ -234,6 +234,125 @@ def test_each_step_of_pip_is_told_when_it_begins():
         shown.stdin.close()
 
 
+def test_sizes_of_uv_are_summed_up_and_each_step_is_told():
+    program = f"source {ROOT}/run_scripts/lib.sh; show_progress 150"
+    text = """Resolved 5 packages in 24ms
+Resolved 181 packages in 1.31s
+Downloading paddle (185.8MiB)
+Downloading tiny (1.3MiB)
+   Building seq==1.2.2
+Downloading arrow (40.2MiB)
+      Built seq==1.2.2
+ Downloaded tiny
+ Downloaded paddle
+ Downloaded arrow
+Prepared 175 packages in 33.04s
+Installed 176 packages in 796ms
+Bytecode compiled 15755 files in 27.24s
+   Building ppldm @ file:///clone
+error: no space
+  cause: disk
+"""
+    done = subprocess.run(["bash", "-c", program], input=text, capture_output=True, text=True)
+    assert [line.removeprefix("    ") for line in done.stderr.splitlines()] == [
+        "fetching what uv's cache lacks of 181 packages",
+        "fetching the source of seq==1.2.2 and building it",
+        "186 of 226 MiB fetched, without wheels under 1 MiB",
+        "226 of 226 MiB fetched, without wheels under 1 MiB",
+        "fetched and unpacked 175 packages in 33.04s",
+        "installed 176 packages in 796ms",
+        "compiled 15755 files in 27.24s",
+        "error: no space",
+        "  cause: disk",
+    ]
+
+
+@pytest.fixture
+def install_here(tmp_path):
+    """Install into an environment whose Python notes what it is asked; it fails on what matches `fails`, a pattern."""
+    root, venv = tmp_path / "clone", tmp_path / "venv"
+    shutil.copytree(ROOT / "requirements", root / "requirements")
+    shutil.copytree(ROOT / "run_scripts", root / "run_scripts")
+    shutil.copy(ROOT / "setup.py", root)
+    (root / "ppldm").symlink_to(ROOT / "ppldm")
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
+    python = venv / "bin/python"
+
+    def install(fails="^$", **variables):
+        python.write_text(
+            f"""#!/bin/bash
+[[ $2 != uv && $2 != pip || $3 == --version ]] && exit
+echo "${{UV_DEFAULT_INDEX:-}} $*" >>{tmp_path}/calls
+if [[ "$*" =~ {fails} ]]; then echo "error: that fails"; exit 1; fi
+"""
+        )
+        python.chmod(0o755)
+        (tmp_path / "calls").unlink(missing_ok=True)
+        tools = ":".join(sorted({os.path.dirname(sys.executable), "/usr/bin", "/bin"}))
+        given = {"PATH": tools, "HOME": str(tmp_path), "PPLDM_VENV": str(venv), "PIP_CONFIG_FILE": os.devnull}
+        done = subprocess.run(["bash", root / "run_scripts/setup.sh", "--device", "cpu"], env=given | variables,
+                              capture_output=True, text=True)  # fmt: skip
+        return done, calls(tmp_path)
+
+    install.venv = venv
+    return install
+
+
+def test_uv_installs_and_pip_brings_it(install_here):
+    done, asked = install_here()
+    assert done.returncode == 0, done.stderr
+    assert [words.split()[1] for words in asked] == ["pip", "uv", "uv", "uv"] and "requirements/uv.txt" in asked[0]
+
+
+@pytest.mark.parametrize("fails", ["requirements/uv.txt", "uv.*setuptools-scm", "uv.*--requirement", "uv.*--editable"])
+def test_where_uv_fails_pip_goes_on_with_all_of_it(install_here, fails):
+    done, asked = install_here(fails)
+    assert done.returncode == 0 and "uv failed (log: " in done.stderr and "going on with pip" in done.stderr
+    by_pip = [words for words in asked if words.split()[1] == "pip" and "uv.txt" not in words]
+    assert [words.split()[-2].rpartition("/")[2] for words in by_pip] == ["setuptools", "--requirement", "--editable"]
+    log = (install_here.venv / "install.log").read_text()
+    assert log.index("that fails") < log.index(
+        f"+ {install_here.venv}/bin/python -m pip install", log.index("that fails")
+    )
+
+
+def test_where_pip_fails_too_the_remedy_is_named_and_nothing_counts_as_ready(install_here):
+    done, _ = install_here("--requirement.*lock.txt")
+    assert done.returncode == 1 and "PIP_INDEX_URL" in done.stderr.splitlines()[-1]
+    assert not (install_here.venv / "ppldm.stamp").exists()
+    done, asked = install_here(
+        "--requirement.*lock.txt", PIP_NO_INDEX="1"
+    )  # which uv has no counterpart of: pip tries it once
+    assert done.returncode == 1 and "uv failed" not in done.stderr
+    assert "by pip: uv has no counterpart of pip's setting no-index" in done.stderr
+    assert [words.split()[1] for words in asked if words.endswith("lock.txt")] == ["pip"]
+
+
+def test_a_mirror_reaches_uv_and_its_password_no_screen_and_no_log(install_here):
+    mirror = "https://me:secret@mirror.example/simple"
+    done, asked = install_here(PIP_INDEX_URL=mirror)
+    assert done.returncode == 0 and all(words.startswith(mirror) for words in asked)
+    log = (install_here.venv / "install.log").read_text()
+    for said in (done.stdout, done.stderr, log):
+        assert "secret" not in said
+    assert "export UV_DEFAULT_INDEX=https://****@mirror.example/simple" in log
+    (install_here.venv / "ppldm.stamp").unlink()
+    command = ["bash", ROOT / "run_scripts/setup.sh", "--dry-run"]
+    shown = run_script(*command, PIP_INDEX_URL=mirror, PPLDM_VENV=str(install_here.venv))[1]
+    assert "UV_DEFAULT_INDEX=https://****@mirror.example/simple" in shown
+
+
+def test_what_was_half_unpacked_is_installed_anew(install_here):
+    packages = install_here.venv / "lib/python3.11/site-packages"
+    for name in ("whole-1.0.dist-info", "half-1.0.dist-info"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "METADATA").touch()
+    (packages / "whole-1.0.dist-info/INSTALLER").touch()
+    assert install_here()[0].returncode == 0
+    assert [path.name for path in packages.iterdir()] == ["whole-1.0.dist-info"]
+
+
 def test_the_device_is_said_once(tmp_path):
     program = f"source {ROOT}/run_scripts/lib.sh; decide_device; decide_device; echo $DEVICE; decide_device --look"
     done = subprocess.run(["bash", "-c", program], env={**os.environ, "PPLDM_VENV": str(tmp_path / "venv")},
@@ -248,7 +367,7 @@ def machine_with(tmp_path):
     def make(driver=None, capabilities=(), broken=False):
         folder = tmp_path / "bin"
         folder.mkdir()
-        for tool in ("bash", "dirname", "cat", "grep", "sort", "wc", "sha256sum", "nproc"):
+        for tool in ("bash", "dirname", "cat", "grep", "sort", "wc", "sed", "sha256sum", "nproc"):
             (folder / tool).symlink_to(shutil.which(tool))
         if driver or broken:
             program = folder / "nvidia-smi"

@@ -1,7 +1,7 @@
 """The commands that make an environment for ppldm: the lock, with the build of Paddle that the machine's device needs.
 
     python -m ppldm.utils.machine.setup_plan device [--device cpu|gpu|npu|…] [--cuda 12.6]
-    python -m ppldm.utils.machine.setup_plan commands DEVICE --venv .venv [--has-venv] [--installed DEVICE]
+    python -m ppldm.utils.machine.setup_plan commands DEVICE --venv .venv [--has-venv] [--installed DEVICE] [--pip]
 
 The first prints `cpu`, `cu126` or `npu` (and why, on stderr), the second one command a line, as one would paste it into
 a shell. run_scripts/lib.sh prints and runs them. Nothing is installed yet when this runs: it needs only Python.
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, exit_on_error
-from . import devices, nvidia_smi
+from ..variables import all_variables
+from . import devices, nvidia_smi, uv
 from .builds import BUILDS, INDEX, check_build, choose_build, find_build
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,30 +63,36 @@ def plan(
     has_venv: bool = False,
     installed: str = CPU,
     root: Path = ROOT,
+    installer: str = "pip",
 ) -> list[str]:
     """Shell commands that make `venv` hold exactly the lock, Paddle for `device`, and ppldm itself.
 
     `has_venv`: the folder is a virtual environment already. `installed`: the device of the Paddle in it, whose files
-    another one must not be unpacked over.
+    another one must not be unpacked over. `installer`: `pip`, `uv` from PyPI, or the path of a uv.
     """
     lock = root / f"requirements/{'lock' if device == CPU else 'lock-gpu'}.txt"
     own_python = str(venv / "bin/python")
-    install = [own_python, "-m", "pip", "install", *PIP_FLAGS]
+    by_pip = [own_python, "-m", "pip", "install", *PIP_FLAGS]
+    own_uv = [own_python, "-m", "uv"] if installer == "uv" else [installer]
+    install = by_pip if installer == "pip" else [*own_uv, "pip", "install", "--python", own_python]
     exactly = [*install, "--no-deps", "--no-build-isolation"]
     commands = [] if has_venv else [[python, "-m", "venv", "--clear", str(venv)]]
     if has_venv and installed != device:
         commands.append([own_python, "-m", "pip", "uninstall", "--yes", *(k.package for k in devices.KINDS.values())])
+    if installer == "uv":
+        commands.append([*by_pip, "--requirement", str(root / "requirements/uv.txt")])
     # The few packages without a wheel are built with the lock's own setuptools, not with the newest.
     commands.append([*install, "--constraint", str(lock), "pip", "setuptools", "setuptools-scm"])
-    commands.append([*exactly, "--requirement", str(lock)])
+    # pip compiles what it unpacks; uv must be told.
+    commands.append([*exactly, *([] if installer == "pip" else ["--compile-bytecode"]), "--requirement", str(lock)])
     if device != CPU:
         package, index_url, version = find_package(device)
         version = version or paddle_version((root / "requirements/lock.txt").read_text())
         if device in devices.KINDS and devices.KINDS[device].plugin:
             commands.append([*exactly, f"{devices.KINDS[CPU].package}=={version}"])
-        # With what it requires: the libraries that the same index has.
+        # With what it requires: the libraries that the same index has. By pip, which all of Paddle's are tried with.
         wanted = [f"{package}=={version}", "--index-url", index_url]
-        commands.append([*install, "--constraint", str(lock), *wanted])
+        commands.append([*by_pip, "--constraint", str(lock), *wanted])
     return [shlex.join(command) for command in [*commands, [*exactly, "--editable", str(root)]]]
 
 
@@ -116,6 +123,7 @@ def main() -> None:
     show.add_argument("--python", default="python3")
     show.add_argument("--has-venv", action="store_true")
     show.add_argument("--installed", default=CPU)
+    show.add_argument("--pip", action="store_true", help="without uv")
     arguments = parser.parse_args()
     if arguments.action == "device":
         python = "{}.{}".format(*sys.version_info)
@@ -124,8 +132,14 @@ def main() -> None:
         sys.stdout.write(f"{device}\n")
         sys.stderr.write(f"==> {device}: {reason}\n")
     else:
+        chosen, variables, why_pip = uv.choose_installer(all_variables(), arguments.venv)
+        if arguments.pip:
+            chosen, variables, why_pip = "pip", {}, ""
         settings = {"python": arguments.python, "has_venv": arguments.has_venv, "installed": arguments.installed}
-        sys.stdout.write("".join(f"{line}\n" for line in plan(arguments.device, arguments.venv, **settings)))
+        lines = plan(arguments.device, arguments.venv, **settings, installer=chosen)
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        lines[not arguments.has_venv : 0] = [f"# by pip: {why_pip}"] if why_pip else exports
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from ppldm.utils.errors import ConfigError
 from ppldm.utils.machine.builds import BUILDS, INDEX
 from ppldm.utils.machine.devices import KINDS
 from ppldm.utils.machine.nvidia_smi import Gpu
-from ppldm.utils.machine.setup_plan import choose_device, plan
+from ppldm.utils.machine.setup_plan import PIP_FLAGS, choose_device, plan
 
 DEVICES = [*(name for name in KINDS if name != "gpu"), *(build.name for build in BUILDS)]
 VENV = Path("/some where/venv")
@@ -24,25 +24,45 @@ def root(tmp_path):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("installed", DEVICES)
 @pytest.mark.parametrize("has_venv", [True, False])
-def test_one_paddle_and_all_else_of_the_lock(root, device, installed, has_venv):
-    commands = [shlex.split(line) for line in plan(device, VENV, has_venv=has_venv, installed=installed, root=root)]
-    assert (["python3", "-m", "venv", "--clear", str(VENV)] in commands) == (not has_venv)
-    removed = [command for command in commands if "uninstall" in command]
-    assert len(removed) == (has_venv and installed != device)
-    from_paddle = [command for command in commands if "--index-url" in command]
-    assert len(from_paddle) == (device != "cpu")
-    kind = KINDS.get(device, KINDS["gpu"])
-    for command in from_paddle:
-        assert f"{kind.package}=={kind.version or '3.3.1'}" in command and "--no-deps" not in command
-        assert command[-1] == f"{INDEX}{kind.index or device}/"
-    beside = [command for command in commands if command[-1].startswith("paddlepaddle==")]
-    assert [command[-1] for command in beside] == [f"paddlepaddle=={kind.version}"] * kind.plugin  # what it plugs into
-    (lists,) = (command[command.index("--requirement") + 1] for command in commands if "--requirement" in command)
-    assert lists == str(root / f"requirements/{'lock' if device == 'cpu' else 'lock-gpu'}.txt")
-    assert commands[-1][-2:] == ["--editable", str(root)] and "--no-deps" in commands[-1]
-    assert all(command[0] in ("python3", str(VENV / "bin/python")) for command in commands)
+@pytest.mark.parametrize("installer", ["pip", "uv", "/own/uv"])
+def test_one_paddle_and_all_else_of_the_lock(root, device, has_venv, installer):
+    for installed in DEVICES:
+        lines = plan(device, VENV, has_venv=has_venv, installed=installed, root=root, installer=installer)
+        commands = [shlex.split(line) for line in lines]
+        assert (["python3", "-m", "venv", "--clear", str(VENV)] in commands) == (not has_venv)
+        removed = [command for command in commands if "uninstall" in command]
+        assert len(removed) == (has_venv and installed != device)
+        from_paddle = [command for command in commands if "--index-url" in command]
+        assert len(from_paddle) == (device != "cpu")
+        kind = KINDS.get(device, KINDS["gpu"])
+        for command in from_paddle:
+            assert f"{kind.package}=={kind.version or '3.3.1'}" in command and "--no-deps" not in command
+            assert command[-1] == f"{INDEX}{kind.index or device}/"
+        beside = [command for command in commands if command[-1].startswith("paddlepaddle==")]
+        assert [command[-1] for command in beside] == [f"paddlepaddle=={kind.version}"] * kind.plugin
+        lists = str(root / f"requirements/{'lock' if device == 'cpu' else 'lock-gpu'}.txt")
+        assert [one[-1] for one in commands if "--requirement" in one and "--no-deps" in one] == [lists]
+        assert commands[-1][-2:] == ["--editable", str(root)] and "--no-deps" in commands[-1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("installer", ["pip", "uv", "/own/uv"])
+def test_one_program_installs_all_but_uv_itself_and_what_is_of_paddles_own_index(root, device, installer):
+    python = str(VENV / "bin/python")
+    commands = [shlex.split(line) for line in plan(device, VENV, root=root, installer=installer)][1:]
+    by_pip = [python, "-m", "pip", "install", *PIP_FLAGS]
+    of_pypi = [*by_pip, "--requirement", str(root / "requirements/uv.txt")]
+    assert (commands[0] == of_pypi) == (installer == "uv") and of_pypi not in commands[1:]
+    starts = {"pip": by_pip, "uv": [python, "-m", "uv"], "/own/uv": ["/own/uv"]}
+    for one in commands:
+        if one == of_pypi or "--index-url" in one:
+            assert one[: len(by_pip)] == by_pip
+        else:
+            assert one[: len(starts[installer])] == starts[installer]
+            assert ("--python" in one) == (installer != "pip") and (installer == "pip" or python in one)
+            # As pip does by itself: where Python may write no bytecode, each start would compile all that it imports.
+            assert ("--compile-bytecode" in one) == (installer != "pip" and "--requirement" in one)
 
 
 def test_the_lock_of_gpus_is_that_of_cpus_without_paddle():
