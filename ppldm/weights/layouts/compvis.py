@@ -19,6 +19,8 @@ PREFIXES = {"unet": "model.diffusion_model.", "vae": "first_stage_model.", "text
 NAMES = {"unet": unet_names, "vae": vae_names, "text_encoder": text_encoder_names}
 _GROUPS, _HEADS, _HEAD_DIM, _FEED_FORWARD = 32, 8, 64, 4
 _PARAMETERIZATION = {"epsilon": "eps", "v_prediction": "v"}
+# What forks of their class call a schedule that ends in noise alone.
+_ZERO_SNR = ("rescale_betas_zero_snr", "zero_terminal_snr", "zero_snr", "zsnr", "ztsnr")
 _CONV_IN_ATTENTION = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
 
 
@@ -58,7 +60,11 @@ def scheduler_of(params: dict, source) -> dict:
     for name, known in (("parameterization", tuple(kinds)), ("beta_schedule", ("linear",))):
         if params.get(name, known[0]) not in known:
             raise ModelError(f"{source}: {name} {params[name]!r} is not supported; known: {', '.join(known)}")
+    if params.get("given_betas") is not None:
+        raise ModelError(f"{source}: given_betas, a noise schedule of its own, is not supported")
+    zero = any(params.get(name) for name in _ZERO_SNR)
     return {
+        **({"rescale_betas_zero_snr": True} if zero else {}),
         "num_train_timesteps": params.get("timesteps", 1000),
         "beta_start": params.get("linear_start", 1e-4),
         "beta_end": params.get("linear_end", 2e-2),
