@@ -56,8 +56,9 @@ def load(
     check_dtype(dtype, current_device())
     source = locate_model(path, COMPONENT_FOLDERS, offline)
     if prior := read_cascade(source, original_config_file, ema):
-        of_files = (("--prediction-type", prediction_type, None), ("--rescale-betas-zero-snr", rescale_betas_zero_snr, False))
-        for flag, value, usual in (("--engine", engine, EAGER), ("--dtype", dtype, FLOAT32), *of_files):
+        asked = {"--prediction-type": (prediction_type, None), "--engine": (engine, EAGER), "--dtype": (dtype, FLOAT32),
+                 "--rescale-betas-zero-snr": (rescale_betas_zero_snr, False)}  # fmt: skip
+        for flag, (value, usual) in asked.items():
             if value != usual:
                 raise ConfigError(f"{flag} {value} is not for Stable Cascade; omit it")
         return load_stages(prior, path, decoder, controlnet, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)

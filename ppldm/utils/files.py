@@ -338,9 +338,7 @@ def parse_json_object(text: str | bytes, source, error_class: type[PpldmError], 
     return value
 
 
-def read_json_object(
-    path, error_class: type[PpldmError], remedy: str = "copy it again", inside: bool = False
-) -> dict:
+def read_json_object(path, error_class: type[PpldmError], remedy: str = "copy it again", inside: bool = False) -> dict:
     """The object in a JSON file that somebody gave us. Raises `error_class`, whose message ends with the `remedy`."""
     return parse_json_object(read_small(path, error_class, remedy, inside), path, error_class, remedy)
 

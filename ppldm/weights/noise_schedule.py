@@ -37,8 +37,10 @@ def check_schedule(settings: dict, source) -> None:
     if not isinstance(zero, bool):
         raise ModelError(f"{source}: rescale_betas_zero_snr {zero!r} must be true or false; correct it")
     if zero and settings["prediction_type"] in ("epsilon", FLOW):
-        raise ModelError(f"{source}: rescale_betas_zero_snr with prediction_type {settings['prediction_type']} is no "
-                         "model that can draw: it must predict v_prediction, for its last timestep is noise alone")  # fmt: skip
+        raise ModelError(
+            f"{source}: rescale_betas_zero_snr with prediction_type {settings['prediction_type']} is no model that can "
+            "draw: its last timestep is noise alone, so it must predict v_prediction"
+        )
     _check_sampling(settings, source)
 
 

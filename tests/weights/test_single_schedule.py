@@ -43,10 +43,12 @@ def said(path, **asked):
 # What says the prediction, and what says that the last timestep is noise alone.
 PREDICTS = {
     "": ({}, {}), "key": ({"v_pred": EMPTY}, {}), "header": ({}, {"modelspec.prediction_type": "v"}),
-    "comfy": ({}, {"modelspec.predict_key": "v"}), "name": ({}, {"modelspec.architecture": "stable-diffusion-v2-768-v"}),
+    "comfy": ({}, {"modelspec.predict_key": "v"}),
+    "name": ({}, {"modelspec.architecture": "stable-diffusion-v2-768-v"}),
     "noise": ({}, {"modelspec.prediction_type": "epsilon"}),
 }  # fmt: skip
-ENDS = {"": {}, "key": {"ztsnr": EMPTY}, "table": {"alphas_cumprod": ZERO}, "plain": {"alphas_cumprod": NoiseSchedule().alphas_cumprod()}}  # fmt: skip
+TABLE = "alphas_cumprod"
+ENDS = {"": {}, "key": {"ztsnr": EMPTY}, "table": {TABLE: ZERO}, "plain": {TABLE: NoiseSchedule().alphas_cumprod()}}
 
 
 @pytest.mark.parametrize("predicts, ends", itertools.product(PREDICTS, ENDS))
@@ -134,10 +136,14 @@ def test_a_flag_says_it_for_a_file_and_a_folder(tmp_path, plain):
         ppldm.load(noise, rescale_betas_zero_snr=True)
 
 
-@pytest.mark.parametrize("zero, kind", [(True, "epsilon"), ("yes", "v_prediction"), (1, "v_prediction"), (None, "sample")])
+@pytest.mark.parametrize(
+    "zero, kind", [(True, "epsilon"), ("yes", "v_prediction"), (1, "v_prediction"), (None, "sample")]
+)
 def test_a_stored_scheduler_that_cannot_be(tmp_path, zero, kind):
     write_weights(small_weights(prediction_type="v_prediction"), "diffusers", tmp_path / "d")
     file = tmp_path / "d" / "scheduler" / "scheduler_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rescale_betas_zero_snr": zero, "prediction_type": kind}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"rescale_betas_zero_snr": zero, "prediction_type": kind})
+    )
     with pytest.raises(ModelError, match="scheduler_config.json: rescale_betas_zero_snr"):
         ppldm.load(tmp_path / "d")

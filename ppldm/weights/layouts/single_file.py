@@ -150,8 +150,8 @@ def _said_prediction(path, names: Iterable[str], of_yaml: str | None) -> str | N
     if _V_KEY in names:
         found[f"the key {_V_KEY}"] = "v_prediction"
     if len({*found.values()}) > 1:
-        raise ModelError(f"{path}: {' and '.join(f'{where} ({said})' for where, said in found.items())} do not agree on "
-                         "what it predicts; say it with --prediction-type")  # fmt: skip
+        said = " and ".join(f"{where} ({what})" for where, what in found.items())
+        raise ModelError(f"{path}: {said} do not agree on what it predicts; say it with --prediction-type")
     return next(iter(found.values()), None)
 
 
@@ -165,9 +165,10 @@ def _ends_in_noise(table: np.ndarray, name: str, schedule: dict, path) -> bool:
         both = (replace(own, rescale_betas_zero_snr=zero).alphas_cumprod() for zero in (False, True))
         apart = [np.abs(stored - one).max() for one in both]
     if not min(apart) <= _ROUNDING:
-        raise ModelError(f"{path}: its table {name} is of another noise schedule than linear betas from "
-                         f"{own.beta_start:g} to {own.beta_end:g} in {own.num_train_timesteps} steps; give the YAML file "
-                         "that belongs to it, with --original-config-file")  # fmt: skip
+        raise ModelError(
+            f"{path}: its table {name} is of another noise schedule than betas from {own.beta_start:g} to "
+            f"{own.beta_end:g} in {own.num_train_timesteps} steps; give its YAML file with --original-config-file"
+        )
     return apart[1] < apart[0]
 
 

@@ -1,8 +1,8 @@
 """What a LoRA file says of the scale of its pairs besides arrays called alpha: the settings of peft's LoraConfig.
 
 diffusers from 0.35 writes them into the header of a .safetensors file, as the JSON of `lora_adapter_metadata` with the
-component before each ("unet.lora_alpha"); peft writes adapter_config.json beside its file. A pair of rank r is scaled by
-lora_alpha / r, or with use_rslora by lora_alpha / sqrt(r); alpha_pattern and rank_pattern name layers with others. A
+component before each ("unet.lora_alpha"); peft writes adapter_config.json beside its file. A pair of rank r is scaled
+by lora_alpha / r, or with use_rslora by lora_alpha / sqrt(r); alpha_pattern and rank_pattern name layers with others. A
 setting that changes what an adapter does and is not known here is refused by its name.
 """
 

@@ -1,9 +1,9 @@
 """LoRA files, in diffusers' keys and in kohya's (`keys`): .safetensors, float32 or float16.
 
 In kohya's form alpha stands beside each pair. diffusers' form has none, or from 0.35 settings in the header
-(`adapter_config`), and older versions of its loader scale pairs of several ranks by the first one's; so there each pair
-is written with alpha = rank = the largest rank of its component: up is multiplied by alpha / rank, which is exact where that is a power of two, and smaller ranks are filled
-with zeros.
+(`adapter_config`), and older versions of its loader scale pairs of several ranks by the first one's. So there each pair
+is written with alpha = rank = the largest rank of its component: up is multiplied by alpha / rank, which is exact where
+that is a power of two, and smaller ranks are filled with zeros.
 """
 
 import json
@@ -47,7 +47,9 @@ def read_lora(path, unet: dict | None = None) -> Lora:
     if not arrays:
         raise ModelError(f"{path} holds no LoRA; give another file")
     if len(names := sorted(adapter_names(arrays))) > 1:
-        raise ModelError(f"{path} holds several adapters ({', '.join(names[:_SHOWN])}); write each to a file of its own")
+        raise ModelError(
+            f"{path} holds several adapters ({', '.join(names[:_SHOWN])}); write each to a file of its own"
+        )
     found: dict[str, dict] = defaultdict(lambda: defaultdict(dict))
     for key, (component, layer, array) in keys.items():
         if array in found[component][layer]:

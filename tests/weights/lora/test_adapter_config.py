@@ -1,4 +1,4 @@
-"""What a LoRA file says of its scale, in whatever place, is what its pairs are applied with; or it is refused by name."""
+"""What a LoRA file says of its scale, in whatever place, is how its pairs are applied, or refused by name."""
 
 import json
 
@@ -194,12 +194,12 @@ def read_lora_of(arrays, folder, header):
         ("base_model.model.conv_in.lora_A.weight", ("unet", "conv_in")),
         ("base_model.model.time_embedding.linear_1.lora_A.weight", ("unet", "time_embedding.linear_1")),
         (f"base_model.model.{TEXT}.lora_A.default_0.weight", ("text_encoder", TEXT)),
-        ("base_model.model.transformer_blocks.3.attn1.to_q.lora_A.weight", ("transformer", "transformer_blocks.3.attn1.to_q")),
+        ("base_model.model.transformer_blocks.3.ff.lora_A.weight", ("transformer", "transformer_blocks.3.ff")),
         (f"unet.{Q}.lora_A.my_adapter.weight", ("unet", Q)),
         (f"diffusion_model.{Q}.lora_A.weight", ("unet", Q)),
         (f"diffusion_model.{Q}.lora_down.weight", ("unet", Q)),
         ("diffusion_model.input_blocks.1.1.proj_in.lora_down.weight", ("unet", "down_blocks.0.attentions.0.proj_in")),
-        ("model.diffusion_model.input_blocks.1.1.proj_in.lora_A.weight", ("unet", "down_blocks.0.attentions.0.proj_in")),
+        ("model.diffusion_model.input_blocks.1.1.proj_in.lora_A.weight", ("unet", Q.replace("to_q", "proj_in"))),
         (f"text_encoders.clip_l.transformer.{TEXT}.lora_A.weight", ("text_encoder", TEXT)),
         (f"clip_l.transformer.{TEXT}.lora_down.weight", ("text_encoder", TEXT)),
         (f"text_encoders.clip_h.transformer.{TEXT}.lora_A.weight", ("text_encoder", TEXT)),
