@@ -1,5 +1,6 @@
 """Files that are finished or absent: write to a temporary name in the same folder, fsync, rename."""
 
+import errno
 import fcntl
 import io
 import json
@@ -20,6 +21,7 @@ from .variables import read
 
 SMALL_BYTES = 64 << 20  # configs, vocabularies and indexes are far smaller
 _HUB_BLOBS = re.compile(r"/(models|datasets|spaces)--[^/]+/blobs$")  # what files of a snapshot are links to
+_OF_MODELS = ("model_index.json", "model.json", "ppldm.json")  # in the folder above those of a model's components
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _MOUNTS = {
     "hdfs": "by HDFS's NFS gateway or fuse_dfs",
@@ -307,24 +309,40 @@ def read_json(path):
         return None
 
 
+def open_regular(path, buffering: int = -1):
+    """A file to read bytes of, open. Raises OSError; also for a FIFO or a device, which might never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return open(handle, "rb", buffering)
+
+
 def read_small(path, error_class: type[PpldmError], remedy: str = "copy it again", inside: bool = False) -> bytes:
     """The bytes of a small file that somebody gave us: a regular one of at most SMALL_BYTES. `inside`: one of a folder,
     as of a model, out of which no link may lead but to the blobs of a hub's cache. Raises `error_class`."""
     path = Path(path)
     try:
         if inside and path.is_symlink():
-            folder, target = path.parent.resolve(), path.resolve()
-            if not (target.is_relative_to(folder.parent) or _HUB_BLOBS.search(str(target.parent))):
+            folder, target = (Path(os.path.realpath(one)) for one in (path.parent, path))
+            if any((folder.parent / name).is_file() for name in _OF_MODELS):
+                folder = folder.parent
+            if not (target.is_relative_to(folder) or _HUB_BLOBS.search(str(target.parent))):
                 raise error_class(f"{path} is a link out of its folder, to {target}; put the file itself there")
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO must not wait
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise error_class(f"{path} is no regular file; {remedy}")
+        with open_regular(path) as file:
             content = file.read(SMALL_BYTES + 1)
     except OSError as error:
         raise error_class(f"cannot read {path}: {error.strerror}; {remedy}") from error
     if len(content) > SMALL_BYTES:
         raise error_class(f"{path} is larger than {SMALL_BYTES >> 20} MiB, which no such file is; {remedy}")
     return content
+
+
+def is_table(value, kind: type) -> bool:
+    """Whether a value of JSON is an object whose values are all of one kind; a truth value is no number."""
+    return isinstance(value, dict) and all(
+        isinstance(one, kind) and (kind is bool or not isinstance(one, bool)) for one in value.values()
+    )
 
 
 def parse_json_object(text: str | bytes, source, error_class: type[PpldmError], remedy: str = "copy it again") -> dict:

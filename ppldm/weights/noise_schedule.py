@@ -63,7 +63,7 @@ def _check_sampling(settings: dict, source) -> None:
 def read_scheduler(path: Path) -> dict:
     """The settings in a scheduler_config.json, and its class. Raises ModelError for a schedule that a model here cannot
     have."""
-    found = read_json_object(path, ModelError)
+    found = read_json_object(path, ModelError, inside=True)
     settings = {key: value for key, value in found.items() if not key.startswith("_") or key == SCHEDULER_CLASS}
     if settings.get(SCHEDULER_CLASS) == FLOW_CLASS:
         if settings.get("use_dynamic_shifting"):

@@ -190,7 +190,7 @@ def _read_further(kind: str, path: Path, config_file, ema: bool) -> ComponentWei
 
 
 def _said(folder: Path, name: str = "ppldm.json") -> dict:
-    return read_json_object(folder / name, ModelError) if (folder / name).is_file() else {}
+    return read_json_object(folder / name, ModelError, inside=True) if (folder / name).is_file() else {}
 
 
 def _read_checked(kind: str, folder: Path) -> ComponentWeights:
@@ -278,7 +278,7 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple) -> Weig
         components["text_encoder"] = ComponentWeights(configs["text_encoder"], arrays, str(path))
     weights = Weights(components, schedule, find_tokenizer(path))
     if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
-        weights.metadata = read_json_object(path.parent / "ppldm.json", ModelError)
+        weights.metadata = read_json_object(path.parent / "ppldm.json", ModelError, inside=True)
         weights.metadata.pop("files", None)  # checksums, which say nothing of the training
     return weights
 
@@ -335,7 +335,7 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
 
 def _checkpoint_state(path: Path, names, ema: bool) -> tuple[dict, dict]:
     """(manifest, arrays of the components `names` by their whole names) of a checkpoint that is whole."""
-    manifest = read_json_object(path / "manifest.json", ModelError)
+    manifest = read_json_object(path / "manifest.json", ModelError, inside=True)
     files = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
     tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
     own = (MODEL_FILE,) if has_model_file(path) else ()

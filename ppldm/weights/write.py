@@ -12,7 +12,6 @@ CRC-32 of weight files and model.json) and README.md (the model card).
 
 import json
 import shlex
-import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process
 from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, ModelError
-from ..utils.files import atomic_dir, write_json, write_text
+from ..utils.files import atomic_dir, read_small, write_json, write_text
 from .components import ComponentWeights, Weights, cast, to_torch, to_torch_config
 from .folders import whole_model
 from .formats.files import write_safetensors
@@ -349,7 +348,7 @@ def copy_tokenizer(tokenizer, target: Path) -> None:
     target.mkdir()
     for path in sorted(tokenizer.iterdir()):
         if path.name in _TOKENIZER_FILES:
-            shutil.copyfile(path, target / path.name)
+            (target / path.name).write_bytes(read_small(path, ModelError, inside=True))
 
 
 def version_of(form: str) -> str:

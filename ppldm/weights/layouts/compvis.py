@@ -5,12 +5,11 @@ cond_stage_config). Its classes fix what they do not name: 32 groups in every Gr
 of 64 and a feed-forward of 4 times the width. A model with other values cannot be written for them and is refused.
 """
 
-from pathlib import Path
-
 import numpy as np
 import yaml
 
 from ...utils.errors import ModelError
+from ...utils.files import read_small
 from ..components import ComponentWeights, Weights, turn_linear
 from ..formats.limits import require_few_layers
 from ..names import Unmapped, rename, text_encoder_names, unet_names, vae_names
@@ -27,11 +26,11 @@ _CONV_IN_ATTENTION = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.wei
 def read_yaml(path) -> dict:
     """The `model.params` of a YAML file. Raises ModelError."""
     try:
-        params = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["model"]["params"]
+        params = yaml.safe_load(read_small(path, ModelError).decode())["model"]["params"]
         if not isinstance(params, dict):
             raise TypeError("model.params is not a mapping")
         return params
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0]
         raise ModelError(f"{path} is not a YAML config of latent diffusion with model.params ({first})") from error
 
