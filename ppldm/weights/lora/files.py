@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import atomic_write
-from ..components import turn_linear
+from ..components import require_finite, turn_linear
 from ..formats.files import is_pytorch, read_arrays, read_metadata
 from .adapter_config import STATED, plain_alpha, read_settings, stated_alpha
 from .keys import FORMS, KOHYA_PREFIXES, PEFT_PREFIX, adapter_names, read_key, write_key
@@ -95,6 +95,7 @@ def write_lora(lora: Lora, path, form: str = "diffusers") -> Path:
             arrays[write_key(component, layer, "up", form)] = up
             if form == "kohya":
                 arrays[write_key(component, layer, "alpha", form)] = np.float32(pair.alpha)
+    require_finite(arrays, lora.source)
     contiguous = {key: np.array(array, order="C") for key, array in arrays.items()}
     own = {key: value for key, value in lora.metadata.items() if key not in STATED}  # alpha stands in the pairs
     metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in own.items()}

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...utils.errors import ModelError
 from ...utils.files import is_table, read_json_object
-from ..components import ComponentWeights, Weights
+from ..components import ComponentWeights, Weights, require_finite
 from ..formats.files import read_arrays, write_safetensors
 from ..model_file import TOKENIZER_FOLDER
 
@@ -24,6 +24,7 @@ _TEXT_ENCODER = "text_encoder"
 
 def write_tokens(rows: dict[str, np.ndarray], folder: Path) -> None:
     """Write one file for each token."""
+    require_finite(rows, "the tokens")
     for number, (token, row) in enumerate(rows.items()):
         write_safetensors(folder / f"learned_embeds{f'_{number}' * (number > 0)}.safetensors", {token: row}, "pt")
 
