@@ -18,6 +18,7 @@ def export(
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     tokenizer: str = None,  # tokenizer folder to put in; by default the model's own
     prediction_type: str = None,  # epsilon or v_prediction, of a Stable Diffusion 2 in one file that does not say
+    rescale_betas_zero_snr: bool = False,  # it was trained to a last timestep of noise alone, and does not say so
     lora: Loras = None,  # LoRA files to merge into the weights, each with its weight: FILE:0.8
     offline: bool = False,  # never touch the network
 ):
@@ -31,6 +32,7 @@ def export(
     check_name(model)
     load_paddle()
     from ..utils.log import get_logger, quiet_libraries
+    from ..weights.folders import FOLDERS
     from ..weights.layouts.cascade import write_cascade
     from ..weights.lora.merge import add_loras
     from ..weights.read import COMPONENT_FOLDERS, read_cascade, read_weights
@@ -42,14 +44,15 @@ def export(
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"no tokenizer folder {tokenizer}; --tokenizer names one with vocab.txt")
     if cascade := read_cascade(source, original_config_file, ema):
-        if to != "diffusers" or lora:
-            raise ConfigError("a model of Stable Cascade is exported with --to diffusers and without --lora")
+        if to != "diffusers" or lora or prediction_type or rescale_betas_zero_snr:
+            raise ConfigError("a model of Stable Cascade is exported with --to diffusers and without --lora, "
+                              "--prediction-type and --rescale-betas-zero-snr")  # fmt: skip
         own = Path(tokenizer) if tokenizer else cascade.tokenizer
         write_cascade(cascade.components, target, own, dtype, cascade.metadata)
         get_logger().info("%s for %s in %s", model, to, target)
         return
     weights = add_loras(
-        read_weights(source, yaml_file=original_config_file, ema=ema, prediction_type=prediction_type), lora
+        read_weights(source, tuple(FOLDERS), original_config_file, ema, prediction_type, rescale_betas_zero_snr), lora
     )
     weights.tokenizer = Path(tokenizer) if tokenizer else weights.tokenizer
     if weights.tokenizer is None:

@@ -20,7 +20,7 @@ from .engine import Engine
 from .half import Dtype
 from .pictures.ask import plan_of
 from .pictures.draw import draw_plan, estimate, refuse_other_prompts
-from .pictures.like import check_likeness
+from .pictures.like import OF_MODEL, check_likeness
 from .pictures.model_hash import model_sha256
 from .pictures.plan import Plan
 from .pictures.sheets import write_summary
@@ -71,6 +71,7 @@ def generate(
     lora: Loras = None,
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     prediction_type: str = None,  # epsilon or v_prediction, of a Stable Diffusion 2 in one file that does not say
+    rescale_betas_zero_snr: bool = False,  # it was trained to a last timestep of noise alone, and does not say so
     engine: Engine = None,
     dtype: Dtype = None,
     device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
@@ -108,8 +109,7 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
 
     world = join_world()
     quiet_libraries()
-    names = ("ema", "original_config_file", "tokenizer", "decoder", "controlnet", "prediction_type")
-    told = {name: getattr(asked, name) for name in names}
+    told = {name: getattr(asked, name) for name in OF_MODEL}
     pipeline = load(asked.model, lora=asked.lora, offline=asked.offline, engine=asked.engine, dtype=asked.dtype, **told)
     seed, sha256 = _of_main(world, lambda: (_choose_seed(plan), _hash(asked)))
     source = {"model": asked.model, "sha256": sha256, **{name: value for name, value in told.items() if value}}

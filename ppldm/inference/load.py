@@ -9,7 +9,7 @@ from ..utils.log import get_logger
 from ..utils.machine.devices import current_device
 from ..weights.components import Weights
 from ..weights.fetch import locate_model
-from ..weights.folders import COMPONENT_FOLDERS
+from ..weights.folders import COMPONENT_FOLDERS, FOLDERS
 from ..weights.lora.merge import add_loras
 from ..weights.noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.read import read_cascade, read_weights
@@ -34,6 +34,7 @@ def load(
     decoder=None,
     controlnet=None,
     prediction_type: str | None = None,
+    rescale_betas_zero_snr: bool = False,
     engine: str | None = None,
     dtype: str | None = None,
 ) -> TextToImage:
@@ -46,7 +47,8 @@ def load(
     each with its weight, as "FILE:0.8"; what they change adds up. `offline`: never touch the network.
     `decoder`: stage B of Stable Cascade, a checkpoint or a pipeline, where the model is its stage C; `controlnet`: a
     control network of that, a checkpoint or its own folder. `prediction_type`: epsilon or v_prediction, of a Stable
-    Diffusion 2.x in a single file that does not say. `engine`: one of `engine.ENGINES`, which computes the networks;
+    Diffusion 2.x in a single file that does not say. `rescale_betas_zero_snr`: it was trained to a last timestep of
+    noise alone, and does not say so. `engine`: one of `engine.ENGINES`, which computes the networks;
     None: eager. `dtype`: one of `half.DTYPES`, for them; None: float32. Raises ModelError or ConfigError.
     """
     engine, dtype = engine or EAGER, dtype or FLOAT32
@@ -54,7 +56,9 @@ def load(
     check_dtype(dtype, current_device())
     source = locate_model(path, COMPONENT_FOLDERS, offline)
     if prior := read_cascade(source, original_config_file, ema):
-        for flag, value, usual in (("--engine", engine, EAGER), ("--dtype", dtype, FLOAT32)):
+        asked = {"--prediction-type": (prediction_type, None), "--engine": (engine, EAGER), "--dtype": (dtype, FLOAT32),
+                 "--rescale-betas-zero-snr": (rescale_betas_zero_snr, False)}  # fmt: skip
+        for flag, (value, usual) in asked.items():
             if value != usual:
                 raise ConfigError(f"{flag} {value} is not for Stable Cascade; omit it")
         return load_stages(prior, path, decoder, controlnet, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
@@ -62,7 +66,7 @@ def load(
         if value:
             raise ConfigError(f"{flag} is for stage C of Stable Cascade, and {path} is none; omit it")
     weights = add_loras(
-        read_weights(source, yaml_file=original_config_file, ema=ema, prediction_type=prediction_type), lora
+        read_weights(source, tuple(FOLDERS), original_config_file, ema, prediction_type, rescale_betas_zero_snr), lora
     )
     folder = tokenizer or weights.tokenizer
     if folder is None:

@@ -53,6 +53,7 @@ def one_of(*names: str) -> Rule:
 
 
 NULL = Rule("null", lambda value: value is None)
+OFF = Rule("false (ppdiffusers' network does not run with it)", lambda value: value is None or value is False)
 FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 NUMBER = Rule("a number", _is_real)
 POSITIVE = Rule("a number above 0", lambda value: _is_real(value) and value > 0)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from .files import open_regular
+
 _BLOCK_BYTES = 1 << 20
 
 
@@ -21,7 +23,7 @@ def measure(file, num_bytes: int | None = None) -> tuple[int, int]:
 
 def measure_file(path) -> tuple[int, int]:
     """(bytes, CRC-32) of a whole file. Raises OSError."""
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path, buffering=0) as file:
         return measure(file)
 
 
@@ -38,7 +40,7 @@ def file_sha256(path) -> str:
 def hash_file(path, name: str) -> str:
     """One of hashlib's hashes of a file in hexadecimal digits. Raises OSError."""
     digest = hashlib.new(name)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()

@@ -1,11 +1,13 @@
 """Files that are finished or absent: write to a temporary name in the same folder, fsync, rename."""
 
+import errno
 import fcntl
 import io
 import json
 import os
 import re
 import shutil
+import stat
 import struct
 import tempfile
 import time
@@ -17,6 +19,9 @@ from .errors import FULL_DISK, ConfigError, DataError, OutputError, PpldmError
 from .log import get_logger
 from .variables import read
 
+SMALL_BYTES = 64 << 20  # configs, vocabularies and indexes are far smaller
+_HUB_BLOBS = re.compile(r"/(models|datasets|spaces)--[^/]+/blobs$")  # what files of a snapshot are links to
+_OF_MODELS = ("model_index.json", "model.json", "ppldm.json")  # in the folder above those of a model's components
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _MOUNTS = {
     "hdfs": "by HDFS's NFS gateway or fuse_dfs",
@@ -304,17 +309,56 @@ def read_json(path):
         return None
 
 
-def read_json_object(path, error_class: type[PpldmError], remedy: str = "copy it again") -> dict:
-    """The object in a JSON file that somebody gave us. Raises `error_class`, whose message ends with the `remedy`."""
+def open_regular(path, buffering: int = -1):
+    """A file to read bytes of, open. Raises OSError; also for a FIFO or a device, which might never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return open(handle, "rb", buffering)
+
+
+def read_small(path, error_class: type[PpldmError], remedy: str = "copy it again", inside: bool = False) -> bytes:
+    """The bytes of a small file that somebody gave us: a regular one of at most SMALL_BYTES. `inside`: one of a folder,
+    as of a model, out of which no link may lead but to the blobs of a hub's cache. Raises `error_class`."""
+    path = Path(path)
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        if inside and path.is_symlink():
+            folder, target = (Path(os.path.realpath(one)) for one in (path.parent, path))
+            if any((folder.parent / name).is_file() for name in _OF_MODELS):
+                folder = folder.parent
+            if not (target.is_relative_to(folder) or _HUB_BLOBS.search(str(target.parent))):
+                raise error_class(f"{path} is a link out of its folder, to {target}; put the file itself there")
+        with open_regular(path) as file:
+            content = file.read(SMALL_BYTES + 1)
     except OSError as error:
         raise error_class(f"cannot read {path}: {error.strerror}; {remedy}") from error
+    if len(content) > SMALL_BYTES:
+        raise error_class(f"{path} is larger than {SMALL_BYTES >> 20} MiB, which no such file is; {remedy}")
+    return content
+
+
+def is_table(value, kind: type) -> bool:
+    """Whether a value of JSON is an object whose values are all of one kind; a truth value is no number."""
+    return isinstance(value, dict) and all(
+        isinstance(one, kind) and (kind is bool or not isinstance(one, bool)) for one in value.values()
+    )
+
+
+def parse_json_object(text: str | bytes, source, error_class: type[PpldmError], remedy: str = "copy it again") -> dict:
+    """The object in JSON text of somebody's. Raises `error_class`, whose message begins with the `source`."""
+    try:
+        value = json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise error_class(f"{path} is not JSON ({error}); {remedy}") from error
+        raise error_class(f"{source} is not JSON ({error}); {remedy}") from error
     if not isinstance(value, dict):
-        raise error_class(f"{path} does not hold a JSON object; {remedy}")
+        raise error_class(f"{source} does not hold a JSON object; {remedy}")
     return value
+
+
+def read_json_object(path, error_class: type[PpldmError], remedy: str = "copy it again", inside: bool = False) -> dict:
+    """The object in a JSON file that somebody gave us. Raises `error_class`, whose message ends with the `remedy`."""
+    return parse_json_object(read_small(path, error_class, remedy, inside), path, error_class, remedy)
 
 
 def write_text(path, text: str) -> None:

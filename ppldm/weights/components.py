@@ -162,8 +162,21 @@ def _without(only: dict, config: dict, source, library: str) -> dict:
     return {key: value for key, value in config.items() if key not in only}
 
 
+def require_finite(arrays: dict[str, np.ndarray], source) -> None:
+    """To be called before weights are written. Raises ModelError where a number of them is not finite."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
+            half = array.dtype == np.float16
+            raise ModelError(
+                f"{source} is not written: {array.size - finite.sum():,} of {array.size:,} numbers of {name} are not "
+                f"finite{' in float16' * half}; {'choose float32, or ' * half}give another, or an earlier checkpoint"
+            )
+
+
 def cast(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
     """Floating-point arrays as `dtype`; those that have it already as they are."""
-    return {
-        name: array.astype(dtype, copy=False) if array.dtype.kind == "f" else array for name, array in arrays.items()
-    }
+    with np.errstate(over="ignore"):  # `require_finite` says so
+        return {
+            name: array.astype(dtype, copy=False) if array.dtype.kind == "f" else array
+            for name, array in arrays.items()
+        }

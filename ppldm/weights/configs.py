@@ -16,7 +16,7 @@ def read_config(kind: str, folder: Path) -> dict:
     """The completed config of the component in `folder`. Raises ModelError."""
     for name in CONFIG_FILES:
         if (folder / name).is_file():
-            return complete_config(kind, _flat(read_json_object(folder / name, ModelError)), folder / name)
+            return complete_config(kind, _flat(read_json_object(folder / name, ModelError, inside=True)), folder / name)
     raise ModelError(f"the {kind} folder {folder} has no config.json; give the folder that holds it and the weights")
 
 

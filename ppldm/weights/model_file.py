@@ -13,7 +13,6 @@ ids. The tokenizer's files lie in tokenizer/ beside model.json. `process` and `t
 none. Nothing here knows a trainer, and nothing imports paddle.
 """
 
-import json
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..families.base import Family, get_family
 from ..networks.configs import LABELS, check_config, is_ldmbert, table_of
 from ..utils.checksums import checksum_json
 from ..utils.errors import ConfigError, ModelError
-from ..utils.files import make_output_dir, write_json
+from ..utils.files import make_output_dir, parse_json_object, read_json_object, write_json
 
 MODEL_FILE = "model.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -68,7 +67,7 @@ class TokenizerFiles:
         """Of what decides the ids: vocabulary, merges, lower-casing, padding. Not of how JSON files are written."""
         settings = {}
         for name in sorted(name for name in self.files if name.endswith("config.json") or name.endswith("map.json")):
-            found = json.loads(self.files[name])
+            found = parse_json_object(self.files[name], f"{name} of the tokenizer", ModelError)
             settings |= {key: found[key] for key in _TOKENIZER_SETTINGS if found.get(key) is not None}
         pad = settings.get("pad_token")
         settings["pad_token"] = pad.get("content") if isinstance(pad, dict) else pad
@@ -160,8 +159,8 @@ def read_model_file(folder) -> ModelDescription:
     """
     path = Path(folder, MODEL_FILE)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict) or not isinstance(value["format"], int):
+        value = read_json_object(path, ModelError, "copy the folder again", inside=True)
+        if not isinstance(value["format"], int):
             raise TypeError("no object with a format")
         if value["format"] > FORMAT:
             raise ModelError(f"{path} has format {value['format']}, of a later version of ppldm; update this one")
@@ -170,8 +169,6 @@ def read_model_file(folder) -> ModelDescription:
         description = ModelDescription(value["family"], components, value["process"], value["tokenizer"])
     except ConfigError as error:
         raise ModelError(f"{path}: {error}") from error
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}; copy the folder again") from error
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} is damaged ({type(error).__name__}: {error}); copy the folder again") from error
     if missing := [name for name in family.components if name not in {*components, *family.optional}]:

@@ -10,6 +10,7 @@ from ..utils.files import read_json_object
 
 SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
 FLOW_CLASS = "FlowMatchEulerDiscreteScheduler"
+_MOST_STEPS = 1_000_000
 PUBLISHED_SCHEDULE = {
     "num_train_timesteps": 1000,
     "beta_start": 0.00085,
@@ -22,8 +23,8 @@ PUBLISHED_SCHEDULE = {
 def check_schedule(settings: dict, source) -> None:
     """Raises ModelError for a noise schedule, or a kind of prediction, that a model here cannot have."""
     steps, first, last = (settings[name] for name in ("num_train_timesteps", "beta_start", "beta_end"))
-    if not isinstance(steps, int) or steps < 1:
-        raise ModelError(f"{source}: num_train_timesteps {steps!r} is not a whole number from 1; correct it")
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= _MOST_STEPS:
+        raise ModelError(f"{source}: num_train_timesteps {steps!r} is not a whole number from 1 to {_MOST_STEPS:,}")
     if not all(isinstance(beta, (int, float)) and 0 < beta < 1 for beta in (first, last)):
         raise ModelError(f"{source}: beta_start {first!r} and beta_end {last!r} must be numbers between 0 and 1")
     shift = settings.get("timestep_shift", 1.0)
@@ -32,6 +33,14 @@ def check_schedule(settings: dict, source) -> None:
     for name, known in (("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES)):
         if settings[name] not in known:
             raise ModelError(f"{source}: {name} {settings[name]!r} is not supported; known: {', '.join(known)}")
+    zero = settings.get("rescale_betas_zero_snr", False)
+    if not isinstance(zero, bool):
+        raise ModelError(f"{source}: rescale_betas_zero_snr {zero!r} must be true or false; correct it")
+    if zero and settings["prediction_type"] in ("epsilon", FLOW):
+        raise ModelError(
+            f"{source}: rescale_betas_zero_snr with prediction_type {settings['prediction_type']} is no model that can "
+            "draw: its last timestep is noise alone, so it must predict v_prediction"
+        )
     _check_sampling(settings, source)
 
 
@@ -54,7 +63,7 @@ def _check_sampling(settings: dict, source) -> None:
 def read_scheduler(path: Path) -> dict:
     """The settings in a scheduler_config.json, and its class. Raises ModelError for a schedule that a model here cannot
     have."""
-    found = read_json_object(path, ModelError)
+    found = read_json_object(path, ModelError, inside=True)
     settings = {key: value for key, value in found.items() if not key.startswith("_") or key == SCHEDULER_CLASS}
     if settings.get(SCHEDULER_CLASS) == FLOW_CLASS:
         if settings.get("use_dynamic_shifting"):

@@ -58,25 +58,31 @@ _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 
 
 def read_weights(
-    path, kinds=tuple(FOLDERS), yaml_file=None, ema: bool = False, prediction_type: str | None = None
-) -> Weights:
+    path, kinds=tuple(FOLDERS), yaml_file=None, ema: bool = False, prediction_type: str | None = None,
+    zero_snr: bool = False, assumed_prediction: str | None = None,
+) -> Weights:  # fmt: skip
     """The components `kinds` of whatever is at `path`, those of them that are there.
 
     `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else what its shapes say, of an LDMBert the
     published one of its size; for a checkpoint without model.json, config.json of its VAE. `ema`: the averaged weights.
-    `prediction_type`: of a single file of Stable Diffusion without a YAML file. Raises ModelError for a path that holds
-    no model, or that lacks averaged weights asked for.
+    `prediction_type`: of a single file, whatever it says; `assumed_prediction`: of one that must say it and does not.
+    `zero_snr`: the last timestep is noise alone, whether or not the model says so. Raises ModelError for a path that
+    holds no model, or that lacks averaged weights asked for.
     """
     path = _whole_model(path)
     if path.is_file():
-        return _read_compvis(path, kinds, yaml_file, ema, prediction_type)
+        return _read_compvis(path, kinds, yaml_file, ema, (prediction_type, assumed_prediction, zero_snr))
     if not path.is_dir():
         raise ModelError(f"no folder {path}; give that of an exported pipeline, a checkpoint, or a .ckpt file")
-    if is_checkpoint(path):
-        return _read_checkpoint(path, kinds, yaml_file, ema)
-    if ema:
+    if prediction_type:
+        raise ModelError(f"--prediction-type is for a single file, and {path} says itself what it predicts; omit it")
+    if ema and not is_checkpoint(path):
         raise ModelError(_ONE_SET_OF_WEIGHTS.format(path))
-    return _read_pipeline(path, kinds)
+    weights = _read_checkpoint(path, kinds, yaml_file, ema) if is_checkpoint(path) else _read_pipeline(path, kinds)
+    if zero_snr:
+        weights.scheduler = {**weights.scheduler, "rescale_betas_zero_snr": True}
+        check_schedule(PUBLISHED_SCHEDULE | weights.scheduler, path)
+    return weights
 
 
 def find_tokenizer(path: Path) -> Path | None:
@@ -184,7 +190,7 @@ def _read_further(kind: str, path: Path, config_file, ema: bool) -> ComponentWei
 
 
 def _said(folder: Path, name: str = "ppldm.json") -> dict:
-    return read_json_object(folder / name, ModelError) if (folder / name).is_file() else {}
+    return read_json_object(folder / name, ModelError, inside=True) if (folder / name).is_file() else {}
 
 
 def _read_checked(kind: str, folder: Path) -> ComponentWeights:
@@ -231,7 +237,8 @@ def _without_tables(arrays: dict) -> dict:
     return {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
 
 
-def _read_compvis(path: Path, kinds, yaml_file, ema: bool, prediction_type: str | None) -> Weights:
+def _read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple) -> Weights:
+    """asked: what is `given`, `assumed` and `zero_snr` of `single_file.read_schedule`."""
     if path.suffix not in _TORCH_SUFFIXES:
         raise ModelError(f"{path} is not a model: give a pipeline folder, a checkpoint folder, or a single file")
     kinds = [kind for kind in kinds if kind in compvis.PREFIXES]
@@ -240,11 +247,11 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool, prediction_type: str 
 
     def is_wanted(name: str) -> bool:
         names.add(name)
-        return name.startswith(wanted)
+        return name.startswith(wanted) or name in single_file.TABLES
 
     state_dict = read_arrays(path, is_wanted)
     single_file.refuse_others(names, path)
-    if not state_dict:
+    if not state_dict.keys() - single_file.TABLES.keys():
         raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
     described, has_clip = _compvis_params(path, yaml_file, names), single_file.has_clip(names)
     schedule = dict(PUBLISHED_SCHEDULE)
@@ -255,10 +262,15 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool, prediction_type: str 
             configs["text_encoder"] = single_file.configs_by_shapes(state_dict, path)["text_encoder"]
     else:
         source, configs = path, single_file.configs_by_shapes(state_dict, path)
-        if "unet" in configs:
-            schedule |= single_file.prediction(path, names, configs["unet"], prediction_type)
-    configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
     check_schedule(schedule, source)
+    if unet := "unet" in kinds and configs.get("unet"):
+        second = not described and unet.get("use_linear_projection", False)
+        of_yaml = isinstance(source, Path) and bool(described)
+        schedule = single_file.read_schedule(path, state_dict, names, schedule, of_yaml, *asked, second)
+        if not described:
+            single_file.set_side(unet, schedule["prediction_type"])
+        check_schedule(schedule, source)
+    configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
     theirs = {kind: config for kind, config in configs.items() if kind != "text_encoder" or not has_clip}
     components = compvis.split(state_dict, theirs, path, ema)
     if has_clip and "text_encoder" in configs:
@@ -266,7 +278,7 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool, prediction_type: str 
         components["text_encoder"] = ComponentWeights(configs["text_encoder"], arrays, str(path))
     weights = Weights(components, schedule, find_tokenizer(path))
     if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
-        weights.metadata = read_json_object(path.parent / "ppldm.json", ModelError)
+        weights.metadata = read_json_object(path.parent / "ppldm.json", ModelError, inside=True)
         weights.metadata.pop("files", None)  # checksums, which say nothing of the training
     return weights
 
@@ -323,7 +335,7 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
 
 def _checkpoint_state(path: Path, names, ema: bool) -> tuple[dict, dict]:
     """(manifest, arrays of the components `names` by their whole names) of a checkpoint that is whole."""
-    manifest = read_json_object(path / "manifest.json", ModelError)
+    manifest = read_json_object(path / "manifest.json", ModelError, inside=True)
     files = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
     tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
     own = (MODEL_FILE,) if has_model_file(path) else ()

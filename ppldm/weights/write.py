@@ -12,7 +12,6 @@ CRC-32 of weight files and model.json) and README.md (the model card).
 
 import json
 import shlex
-import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process
 from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, ModelError
-from ..utils.files import atomic_dir, write_json, write_text
-from .components import ComponentWeights, Weights, cast, to_torch, to_torch_config
+from ..utils.files import atomic_dir, read_small, write_json, write_text
+from .components import ComponentWeights, Weights, cast, require_finite, to_torch, to_torch_config
 from .folders import whole_model
 from .formats.files import write_safetensors
 from .formats.paddle_files import write_tree
@@ -244,6 +243,7 @@ def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool
 
 def write_component(kind: str, component: ComponentWeights, folder: Path, form: str, safetensors: bool = False) -> None:
     """config.json and weights of one component in `folder`, as ppdiffusers or diffusers (`form`) loads them."""
+    require_finite(component.arrays, component.source or kind)
     folder.mkdir(exist_ok=True)
     paddle_form, name = form == "ppdiffusers", class_of(kind, component.config)
     name = name if paddle_form else _TORCH_CLASSES.get(name, name)
@@ -333,6 +333,8 @@ def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle
 
 def _write_compvis(weights: Weights, target: Path) -> None:
     params = compvis.params_of(weights)
+    for kind, component in weights.components.items():
+        require_finite(component.arrays, component.source or kind)
     write_torch(
         target / "model.ckpt", compvis.join(weights), {"global_step": int(weights.metadata.get("global_step", 0))}
     )
@@ -349,7 +351,7 @@ def copy_tokenizer(tokenizer, target: Path) -> None:
     target.mkdir()
     for path in sorted(tokenizer.iterdir()):
         if path.name in _TOKENIZER_FILES:
-            shutil.copyfile(path, target / path.name)
+            (target / path.name).write_bytes(read_small(path, ModelError, inside=True))
 
 
 def version_of(form: str) -> str:

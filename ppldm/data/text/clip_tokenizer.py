@@ -5,7 +5,6 @@ normalised (NFC), lower-cased, cut into words, numbers, and runs of other charac
 (Radford et al. 2021, arXiv:2103.00020, section 2.4).
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tokenizers.processors import RobertaProcessing
 from ...config.clip_vocabulary import END, START
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
-from ...utils.files import make_output_dir, read_json_object, write_json
+from ...utils.files import is_table, make_output_dir, read_json_object, read_small, write_json
 from .words import WordTokenizer, add_tokens, read_added, write_added
 
 _WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")
@@ -33,11 +32,11 @@ class ClipTokenizer:
         self.folder, self.max_length = Path(folder), max_length
         if max_length < 3:
             raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
-        self.ids = read_json_object(self.folder / "vocab.json", ConfigError)
+        self.ids = read_json_object(self.folder / "vocab.json", ConfigError, inside=True)
+        if not is_table(self.ids, int) or {*self.ids.values()} != {*range(len(self.ids))}:
+            raise ConfigError(f"vocab.json in {folder} does not number its tokens from 0 on, each once; copy it again")
         try:
-            lines = (self.folder / "merges.txt").read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise ConfigError(f"cannot read the vocabulary in {folder}: {error.strerror}; copy it again") from error
+            lines = read_small(self.folder / "merges.txt", ConfigError, inside=True).decode().splitlines()
         except UnicodeDecodeError as error:
             raise ConfigError(f"merges.txt in {folder} is not UTF-8 text; copy it again") from error
         merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
@@ -108,7 +107,7 @@ class ClipTokenizer:
         folder = make_output_dir(folder)
         for name in _FILES:
             if (self.folder / name).is_file():
-                shutil.copyfile(self.folder / name, folder / name)
+                (folder / name).write_bytes(read_small(self.folder / name, ConfigError, inside=True))
         write_added(folder, len(self.ids) - len(self.added), self.added)
         if not (folder / "tokenizer_config.json").is_file():
             write_json(
@@ -124,7 +123,7 @@ class ClipTokenizer:
     def _tell_transformers(self, path: Path) -> None:
         """Of a file that lists the added tokens, transformers reads no other."""
         config = read_json_object(path, ConfigError)
-        if self.added and (listed := config.get("added_tokens_decoder")):
+        if self.added and isinstance(listed := config.get("added_tokens_decoder"), dict):
             facts = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": False}
             more = {str(self.ids[token]): {"content": token, **facts} for token in self.added}
             write_json(path, {**config, "added_tokens_decoder": {**listed, **more}})
@@ -133,9 +132,12 @@ class ClipTokenizer:
         """The folder's own, which is END in Stable Diffusion 1 and "!" in 2."""
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             path = self.folder / name
-            token = read_json_object(path, ConfigError).get("pad_token") if path.is_file() else None
+            token = read_json_object(path, ConfigError, inside=True).get("pad_token") if path.is_file() else None
+            token = token.get("content") if isinstance(token, dict) else token
+            if token is not None and not isinstance(token, str):
+                raise ConfigError(f"{path}: pad_token {token!r:.80} is no token; copy the tokenizer again")
             if token:
-                return str(token.get("content") if isinstance(token, dict) else token)
+                return token
         return END
 
 

@@ -18,7 +18,7 @@ from tokenizers.processors import BertProcessing
 from ...config.clip_vocabulary import CLIP_PADDING, vocabulary_folder
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
-from ...utils.files import make_output_dir, read_json_object, write_json, write_text
+from ...utils.files import make_output_dir, read_json_object, read_small, write_json, write_text
 from ...utils.offline import is_offline
 from ...utils.processes.rank_watch import barrier
 from ...utils.processes.world import World
@@ -48,9 +48,7 @@ class CaptionTokenizer:
 
     def __init__(self, vocab: list[str], max_length: int, lower_case: bool = True, added: Iterable[str] = ()):
         ids = {token: number for number, token in enumerate(vocab)}
-        missing = [token for token in SPECIAL_TOKENS if token not in ids]
-        if missing:
-            raise ConfigError(f"the vocabulary lacks {', '.join(missing)}; it must hold {' '.join(SPECIAL_TOKENS)}")
+        _require_special(ids, "the vocabulary")
         if max_length < 3:
             raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
         self.vocab, self.max_length, self.lower_case = [*vocab, *added], max_length, lower_case
@@ -130,7 +128,7 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
 
         return ClipTokenizer(path, max_length)
     if path.is_dir():
-        vocab = _read_vocab(path / "vocab.txt")
+        vocab = _read_vocab(path / "vocab.txt", inside=True)
         return CaptionTokenizer(vocab, max_length, _read_lower_case(path), read_added(path, len(vocab)))
     return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
 
@@ -180,19 +178,28 @@ def _splitter() -> Sequence:
     return Sequence([BertPreTokenizer(), Split(_LONE_CHARACTERS, "isolated")])
 
 
-def _read_vocab(path: Path) -> list[str]:
+def _read_vocab(path: Path, inside: bool = False) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except OSError as error:
-        raise ConfigError(f"cannot read the vocabulary {path}: {error.strerror}; name a folder that has one") from error
+        text = read_small(path, ConfigError, "name a folder that has a vocabulary", inside).decode()
+        vocab = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"the vocabulary {path} is not UTF-8 text; name the tokenizer's vocab.txt") from error
+    _require_special({*vocab}, f"the vocabulary {path}")
+    return vocab
+
+
+def _require_special(vocab, named: str) -> None:
+    if missing := [token for token in SPECIAL_TOKENS if token not in vocab]:
+        raise ConfigError(f"{named} lacks {', '.join(missing)}; it must hold {' '.join(SPECIAL_TOKENS)}")
 
 
 def _read_lower_case(folder: Path) -> bool:
     """As PaddleNLP: true where the folder does not say."""
     path = folder / "tokenizer_config.json"
-    return bool(read_json_object(path, ConfigError).get("do_lower_case", True)) if path.is_file() else True
+    lower = read_json_object(path, ConfigError, inside=True).get("do_lower_case") if path.is_file() else None
+    if lower not in (True, False, None):
+        raise ConfigError(f"{path}: do_lower_case {lower!r:.80} must be true or false; correct it")
+    return lower is not False
 
 
 def _fetch(name: str, max_length: int, offline: bool) -> tuple[list[str], int, bool]:

@@ -13,12 +13,13 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from ...utils.errors import ConfigError
-from ...utils.files import read_json_object, write_json
+from ...utils.files import is_table, read_json_object, write_json
 
 # What is kept of parts, some 250 bytes each. Those with more characters are addresses, or texts without spaces.
 _MAX_PARTS, _MAX_CHARACTERS = 1 << 16, 32
 
 
+_MOST_ADDED = 10_000  # what the Rust library takes of them grows by their square
 ADDED_FILE = "added_tokens.json"  # token to id, as transformers and PaddleNLP have it
 
 
@@ -34,7 +35,11 @@ def add_tokens(tokenizer: Tokenizer, vocab_size: int, added: Sequence[str]) -> N
 def read_added(folder: Path, vocab_size: int) -> list[str]:
     """The tokens that a tokenizer's folder adds behind its vocabulary, by their ids. Raises ConfigError."""
     path = folder / ADDED_FILE
-    ids = read_json_object(path, ConfigError) if path.is_file() else {}
+    ids = read_json_object(path, ConfigError, inside=True) if path.is_file() else {}
+    if not is_table(ids, int):
+        raise ConfigError(f"{path} does not give a whole number to each token; copy the tokenizer again")
+    if len(ids) > _MOST_ADDED:
+        raise ConfigError(f"{path} adds {len(ids):,} tokens; at most {_MOST_ADDED:,} are taken behind a vocabulary")
     added = sorted((number, token) for token, number in ids.items() if number >= vocab_size)
     if [number for number, _ in added] != [*range(vocab_size, vocab_size + len(added))]:
         raise ConfigError(f"the ids in {path} do not follow those of its vocabulary; copy the tokenizer again")

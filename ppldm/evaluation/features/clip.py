@@ -62,7 +62,7 @@ def load(path: Path, convention: Convention) -> ClipNetwork:
     if folder is None:
         raise ModelError(f"{path} has no tokenizer (vocab.json, merges.txt), which CLIP needs; give its whole folder")
     arrays = {name: array for name, array in read_component_arrays(path).items() if not name.endswith("position_ids")}
-    component = ComponentWeights(read_json_object(path / "config.json", ModelError), arrays, str(path))
+    component = ComponentWeights(read_json_object(path / "config.json", ModelError, inside=True), arrays, str(path))
     if "logit_scale" in arrays:
         arrays["logit_scale"] = arrays["logit_scale"].reshape(())  # of one value, in files of older versions
     with within_file(component):

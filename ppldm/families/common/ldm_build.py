@@ -54,7 +54,7 @@ def build_ldm(
                 locate_model(arguments.model_name_or_path, _folders(arguments), arguments.offline),
                 yaml_file=arguments.original_config_file,
                 ema=arguments.load_ema,
-                prediction_type=arguments.prediction_type if arguments.prediction_type in SAID else None,
+                assumed_prediction=arguments.prediction_type if arguments.prediction_type in SAID else None,
             )
             schedule = weights.scheduler
             shown = {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}

@@ -15,7 +15,8 @@ _SIDES = ("size", "resolution", "height", "width")
 _NAMES = {"sigmas": "sigma_schedule"}
 _OF_PICTURE = ("negative_prompt", "seed", "num_inference_steps", "sampler", "guidance_rescale", "eta", "strength",
                "timestep_spacing", "sigmas", "control_scale", "prompt_syntax", "engine", "dtype")  # fmt: skip
-_OF_MODEL = ("ema", "original_config_file", "decoder", "controlnet", "tokenizer", "prediction_type")
+OF_MODEL = ("ema", "original_config_file", "decoder", "controlnet", "tokenizer", "prediction_type",
+            "rescale_betas_zero_snr")  # fmt: skip
 # Pictures that are not in the file.
 _GIVEN = {"control": "after a control image", "image": "over another picture", "mask": "through a mask"}
 _CHANGES = ("prompts", "num_samples", "grid", "wildcards", "batch_size")
@@ -61,7 +62,7 @@ def like(asked) -> tuple[tuple[int, int] | None, int]:
         if "model" not in source:
             raise ConfigError(f"--like {path} does not say which model has drawn it; give --model")
         asked.model = source["model"]
-        for name in _OF_MODEL:
+        for name in OF_MODEL:
             setattr(asked, name, getattr(asked, name) or source.get(name))
     batch = source.get("batch")
     return None if changed or asked.exact or batch is None else tuple(batch), record["index"]

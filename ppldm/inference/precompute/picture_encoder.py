@@ -42,7 +42,7 @@ def load_encoder(vae: str, batch_size: int, offline: bool, engine: str = EAGER) 
     quiet_libraries()
     set_exactness(fewer_bits=False, search_kernels=False)
     own = Path(vae, CONFIG_FILES[0])
-    kind = "effnet" if own.is_file() and is_effnet(read_json_object(own, ModelError)) else "vae"
+    kind = "effnet" if own.is_file() and is_effnet(read_json_object(own, ModelError, inside=True)) else "vae"
     found = find_component_by_name(kind, vae, offline=offline)
     layer, digest = fill_component(kind, found), encoder_digest(found)
     layer.eval()

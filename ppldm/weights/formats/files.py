@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ...utils.errors import ModelError
+from ...utils.files import is_table, open_regular, read_json_object
 from ..components import from_torch
 from .paddle_files import read_pdparams, widen_bfloat16
 from .torch_files import OLDER_START, read_torch
@@ -92,19 +93,19 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ModelError(f"{index} is not an index of shards ({error}); copy it again") from error
-    missing = [name for name in names if Path(name).name != name or not (index.parent / name).is_file()]
-    if missing:
+    """The files that an index names, in order. Raises ModelError."""
+    table = read_json_object(index, ModelError, inside=True).get("weight_map")
+    names = sorted(set(table.values())) if is_table(table, str) else []
+    if not names:
+        raise ModelError(f"{index} is not an index of shards: weight_map does not name the file of each array")
+    if missing := [name for name in names if Path(name).name != name or not (index.parent / name).is_file()]:
         raise ModelError(f"{index} names {missing[0]}, which is not there; copy it too")
     return [index.parent / name for name in names]
 
 
 def _kind(path: Path) -> str:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}; check the path") from error

@@ -15,6 +15,7 @@ import pickle
 
 import numpy as np
 
+from ...utils.files import open_regular
 from .pickled_arrays import NUMPY_NAMES, Array
 from .pickles import ORDERED_DICT, TUPLE, Machine, Malformed, named_errors
 
@@ -60,7 +61,7 @@ def read_tree(path) -> dict:
 
     Raises ModelError.
     """
-    with named_errors(path, "Paddle"), open(path, "rb") as file:
+    with named_errors(path, "Paddle"), open_regular(path) as file:
         tree = _parse(file)
         if _SLICES in tree:
             raise Malformed("arrays in slices, which no checkpoint has")

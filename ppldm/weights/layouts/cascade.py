@@ -44,7 +44,7 @@ def read_single_file(kind: str, path: Path, config_file=None) -> ComponentWeight
     arrays = from_torch(modern_names(read_arrays(path)))
     source = Path(config_file) if config_file else path.with_suffix(".json")
     if config_file or source.is_file():
-        config = read_json_object(source, ModelError)
+        config = read_json_object(source, ModelError, inside=not config_file)
     else:
         source, config = _published_config(kind, arrays, path)
     return ComponentWeights(complete_config(kind, config, source), arrays, str(path))

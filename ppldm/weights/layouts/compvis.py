@@ -5,12 +5,11 @@ cond_stage_config). Its classes fix what they do not name: 32 groups in every Gr
 of 64 and a feed-forward of 4 times the width. A model with other values cannot be written for them and is refused.
 """
 
-from pathlib import Path
-
 import numpy as np
 import yaml
 
 from ...utils.errors import ModelError
+from ...utils.files import read_small
 from ..components import ComponentWeights, Weights, turn_linear
 from ..formats.limits import require_few_layers
 from ..names import Unmapped, rename, text_encoder_names, unet_names, vae_names
@@ -19,17 +18,19 @@ PREFIXES = {"unet": "model.diffusion_model.", "vae": "first_stage_model.", "text
 NAMES = {"unet": unet_names, "vae": vae_names, "text_encoder": text_encoder_names}
 _GROUPS, _HEADS, _HEAD_DIM, _FEED_FORWARD = 32, 8, 64, 4
 _PARAMETERIZATION = {"epsilon": "eps", "v_prediction": "v"}
+# What forks of their class call a schedule that ends in noise alone.
+_ZERO_SNR = ("rescale_betas_zero_snr", "zero_terminal_snr", "zero_snr", "zsnr", "ztsnr")
 _CONV_IN_ATTENTION = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
 
 
 def read_yaml(path) -> dict:
     """The `model.params` of a YAML file. Raises ModelError."""
     try:
-        params = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["model"]["params"]
+        params = yaml.safe_load(read_small(path, ModelError).decode())["model"]["params"]
         if not isinstance(params, dict):
             raise TypeError("model.params is not a mapping")
         return params
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0]
         raise ModelError(f"{path} is not a YAML config of latent diffusion with model.params ({first})") from error
 
@@ -58,7 +59,11 @@ def scheduler_of(params: dict, source) -> dict:
     for name, known in (("parameterization", tuple(kinds)), ("beta_schedule", ("linear",))):
         if params.get(name, known[0]) not in known:
             raise ModelError(f"{source}: {name} {params[name]!r} is not supported; known: {', '.join(known)}")
+    if params.get("given_betas") is not None:
+        raise ModelError(f"{source}: given_betas, a noise schedule of its own, is not supported")
+    zero = any(params.get(name) for name in _ZERO_SNR)
     return {
+        **({"rescale_betas_zero_snr": True} if zero else {}),
         "num_train_timesteps": params.get("timesteps", 1000),
         "beta_start": params.get("linear_start", 1e-4),
         "beta_end": params.get("linear_end", 2e-2),

@@ -30,7 +30,7 @@ def read_published(path: Path) -> ComponentWeights:
         raise ModelError(f"{path} is not a transformer of micro_diffusion; give the folder of another with its config")
     source = path.with_suffix(".json")
     if source.is_file():
-        config = read_json_object(source, ModelError)
+        config = read_json_object(source, ModelError, inside=True)
     else:
         config = read_json_object(CONFIG_DIR / "microdit_xl2.json", ModelError)
         config |= {key: found[name].shape[1] for key, name in _OWN.items()}

@@ -65,7 +65,7 @@ def find_older_tokenizer(path: Path) -> Path | None:
 
 def _run_arguments(checkpoint: Path):
     """The flags with which the run of a checkpoint built its model. Raises ModelError."""
-    run = read_json_object(checkpoint.parent / "run.json", ModelError)
+    run = read_json_object(checkpoint.parent / "run.json", ModelError, inside=True)
     if "ModelArguments" not in run:
         raise ModelError(NOT_TEXT_TO_IMAGE.format(checkpoint))
     settings = get_family(LDM).Config

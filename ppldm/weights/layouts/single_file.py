@@ -8,13 +8,16 @@ Such a file has CompVis' names of UNet and VAE (`names`), and a text encoder in 
 
 What shapes do not tell is as in the published models: heads of 64 in the text encoders; in a UNet 8 heads a layer, or,
 where its projections are Linear, heads of 64 (configs v1-inference.yaml of CompVis/stable-diffusion and
-v2-inference-v.yaml of Stability-AI/stablediffusion). Whether a 2.x predicts noise or v no shape tells.
+v2-inference-v.yaml of Stability-AI/stablediffusion). Noise schedule and prediction no shape tells: a YAML file, the
+header, tables of the schedule and keys that are marks (v_pred, ztsnr) do, and must agree (`read_schedule`).
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
+from ...diffusion.process import Process
 from ...networks.configs import takes_mask
 from ...utils.errors import ModelError
 from ..formats.files import read_metadata
@@ -46,9 +49,19 @@ _OPEN_CLIP_TOP = {
     "ln_final.weight": "final_layer_norm.weight",
     "ln_final.bias": "final_layer_norm.bias",
 }
-_V_KEY, _MODELSPEC = "v_pred", "modelspec.prediction_type"
 SAID = ("epsilon", "v_prediction")  # of a model in a single file
+_V_KEY, _ZERO_KEY, _EDM_KEYS = "v_pred", "ztsnr", ("edm_mean", "edm_std", "edm_vpred.")
 _PREDICTIONS = {"epsilon": "epsilon", "eps": "epsilon", "v": "v_prediction", "v_prediction": "v_prediction"}
+# What headers say of the prediction, as it is or by the name of a published model.
+_SPEC, _ARCHITECTURE = ("modelspec.prediction_type", "modelspec.predict_key"), "modelspec.architecture"
+_ARCHITECTURES = {"stable-diffusion-v2-512": "epsilon", "stable-diffusion-v2-768-v": "v_prediction"}
+# Buffers from which abar_t follows; half precision must not make a schedule another one.
+TABLES = {
+    "alphas_cumprod": lambda table: table,
+    "betas": lambda table: np.cumprod(1.0 - table),
+    "denoiser.sigmas": lambda table: np.sort(1.0 / (1.0 + table**2))[::-1],
+}
+_ROUNDING = 5e-3
 
 
 def is_open_clip(names: Iterable[str]) -> bool:
@@ -88,24 +101,75 @@ def configs_by_shapes(arrays: Mapping[str, np.ndarray], source) -> dict[str, dic
     return configs
 
 
-def prediction(path, names: Iterable[str], config: dict, given: str | None) -> dict:
-    """The prediction type, as a setting of the noise schedule, of the UNet of `config` in a file with these `names`:
-    what is `given`, else what the file says, else noise for a 1.x. The side of its pictures, which goes by it in the
-    published models, is put into `config`. Raises ModelError for a 2.x that does not say."""
+def read_schedule(
+    path, arrays: Mapping[str, np.ndarray], names: Iterable[str], schedule: dict, described: bool,
+    given: str | None, assumed: str | None, zero_snr: bool, second: bool,
+) -> dict:  # fmt: skip
+    """The noise schedule of a single file with these `names`, and its prediction, as settings.
+
+    schedule: that of its YAML file where it is `described` by one, else the published one. given: the prediction,
+    whatever the file says; assumed: that of a 2.x (`second`) that says nothing. zero_snr: it ends in noise alone,
+    whether or not the file says so. Raises ModelError for what is not supported, or does not agree.
+    """
     if given and given not in SAID:
         raise ModelError(f"--prediction-type {given} of {path} must be epsilon or v_prediction")
-    told = given or _PREDICTIONS.get(read_metadata(path).get(_MODELSPEC, "").lower())
-    if not told and _V_KEY in names:
-        told = "v_prediction"
-    second = config.get("use_linear_projection", False)
-    if not told and second:
+    if odd := next((name for name in sorted(names) if name.startswith(_EDM_KEYS)), None):
+        raise ModelError(f"{path} has {odd}: it was trained on the noise levels of EDM, which is not supported")
+    told = given or _said_prediction(path, names, schedule["prediction_type"] if described else None)
+    marks = [_ZERO_KEY] * (_ZERO_KEY in names) + [
+        name for name in TABLES if name in arrays and _ends_in_noise(arrays[name], name, schedule, path)
+    ]
+    if marks and not told:
+        raise ModelError(f"{path} says by {marks[0]} that its last timestep is noise alone, and not what it predicts; "
+                         "add --prediction-type v_prediction")  # fmt: skip
+    if not (told := told or assumed) and second:
         raise ModelError(
             f"{path} is a Stable Diffusion 2.x and does not say what it predicts; add --prediction-type v_prediction "
             "(2.0 and 2.1 for 768 pixels) or epsilon (2-base, 2.1-base and 2-inpainting)"
         )
-    if second and told == "v_prediction":
+    zero = {"rescale_betas_zero_snr": True} if marks or zero_snr else {}
+    return {**schedule, **zero, "prediction_type": told or "epsilon"}
+
+
+def set_side(config: dict, prediction: str) -> None:
+    """Put the side of the latents, which goes by the prediction in the published models, into the config of a UNet."""
+    if config.get("use_linear_projection", False) and prediction == "v_prediction":
         config["sample_size"] = _V_PIXELS // _FACTOR
-    return {"prediction_type": told or "epsilon"}
+
+
+def _said_prediction(path, names: Iterable[str], of_yaml: str | None) -> str | None:
+    """What all of a file's statements say; None where there is none. Raises ModelError."""
+    metadata, found = read_metadata(path), {"its YAML file": of_yaml} if of_yaml else {}
+    for key in _SPEC:
+        if value := metadata.get(key, ""):
+            if value.lower() not in _PREDICTIONS:
+                raise ModelError(f"{path} says {key} {value!r:.80}, which is not supported; known: epsilon, v")
+            found[key] = _PREDICTIONS[value.lower()]
+    if architecture := _ARCHITECTURES.get(metadata.get(_ARCHITECTURE, "").partition("/")[0]):
+        found[_ARCHITECTURE] = architecture
+    if _V_KEY in names:
+        found[f"the key {_V_KEY}"] = "v_prediction"
+    if len({*found.values()}) > 1:
+        said = " and ".join(f"{where} ({what})" for where, what in found.items())
+        raise ModelError(f"{path}: {said} do not agree on what it predicts; say it with --prediction-type")
+    return next(iter(found.values()), None)
+
+
+def _ends_in_noise(table: np.ndarray, name: str, schedule: dict, path) -> bool:
+    """Whether a table is that of `schedule` shifted to end in noise alone. Raises ModelError where it is neither."""
+    own = Process.of({**schedule, "prediction_type": "v_prediction"}).schedule
+    apart = [np.inf, np.inf]
+    if table.size == own.num_train_timesteps and np.isfinite(table).all():
+        with np.errstate(all="ignore"):
+            stored = TABLES[name](table.astype(np.float64).reshape(-1))
+        both = (replace(own, rescale_betas_zero_snr=zero).alphas_cumprod() for zero in (False, True))
+        apart = [np.abs(stored - one).max() for one in both]
+    if not min(apart) <= _ROUNDING:
+        raise ModelError(
+            f"{path}: its table {name} is of another noise schedule than betas from {own.beta_start:g} to "
+            f"{own.beta_end:g} in {own.num_train_timesteps} steps; give its YAML file with --original-config-file"
+        )
+    return apart[1] < apart[0]
 
 
 def text_encoder_arrays(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from ...utils.errors import ModelError
-from ..components import ComponentWeights, Weights, is_linear_weight
+from ..components import ComponentWeights, Weights, is_linear_weight, require_finite
 from .keys import COMPONENTS, write_key
 from .pairs import Lora, LoraPair
 
@@ -84,6 +84,8 @@ def _extract(name: str, base: ComponentWeights, tuned: ComponentWeights, rank: i
             )
         change = after.astype(np.float32) - before.astype(np.float32)
         norm = float(np.sum(np.square(change, dtype=np.float64)))
+        if not np.isfinite(norm):
+            require_finite({key: change}, f"the difference of {base.source} and {tuned.source}")
         total += norm
         if not norm:
             continue

@@ -1,9 +1,9 @@
 """LoRA files, in diffusers' keys and in kohya's (`keys`): .safetensors, float32 or float16.
 
-In kohya's form alpha stands beside each pair. diffusers' form has no alpha, and older versions of its loader scale
-pairs of several ranks by the first one's; so there each pair is written with alpha = rank = the largest rank of its
-component: up is multiplied by alpha / rank, which is exact where that is a power of two, and smaller ranks are filled
-with zeros.
+In kohya's form alpha stands beside each pair. diffusers' form has none, or from 0.35 settings in the header
+(`adapter_config`), and older versions of its loader scale pairs of several ranks by the first one's. So there each pair
+is written with alpha = rank = the largest rank of its component: up is multiplied by alpha / rank, which is exact where
+that is a power of two, and smaller ranks are filled with zeros.
 """
 
 import json
@@ -15,12 +15,14 @@ from safetensors.numpy import save
 
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import atomic_write
-from ..components import turn_linear
+from ..components import require_finite, turn_linear
 from ..formats.files import is_pytorch, read_arrays, read_metadata
-from .keys import FORMS, read_key, write_key
+from .adapter_config import STATED, plain_alpha, read_settings, stated_alpha
+from .keys import FORMS, KOHYA_PREFIXES, PEFT_PREFIX, adapter_names, read_key, write_key
 from .pairs import Lora, LoraPair
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for in a folder
+_PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _SHOWN = 3  # keys that a message lists
 
 
@@ -30,29 +32,48 @@ def read_lora(path, unet: dict | None = None) -> Lora:
     unet: the config of the UNet that it is for, where its layers have CompVis' numbers and it is not Stable
     Diffusion's. Raises ModelError for a file that is damaged, or that holds anything besides pairs.
     """
-    path = Path(path).expanduser()
-    path = path / LORA_FILE if path.is_dir() else path
+    path = find_lora(path)
     arrays = read_arrays(path)
     arrays = arrays if is_pytorch(path) else turn_linear(arrays)
     keys = {key: read_key(key, unet) for key in arrays}
     if unknown := sorted(key for key, found in keys.items() if found is None):
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        if any("dora_scale" in key or "lora_magnitude_vector" in key for key in unknown):
+            raise ModelError(f"{path} is a DoRA ({unknown[0]}), which is not supported; give a LoRA")
         raise ModelError(
             f"{path} holds {', '.join(unknown[:_SHOWN])}{more}, which is no LoRA of a UNet or its text encoder in "
             "diffusers' or kohya's keys; convert it with the program that made it"
         )
     if not arrays:
         raise ModelError(f"{path} holds no LoRA; give another file")
+    if len(names := sorted(adapter_names(arrays))) > 1:
+        raise ModelError(
+            f"{path} holds several adapters ({', '.join(names[:_SHOWN])}); write each to a file of its own"
+        )
     found: dict[str, dict] = defaultdict(lambda: defaultdict(dict))
     for key, (component, layer, array) in keys.items():
         if array in found[component][layer]:
             raise ModelError(f"{path} holds {component} {layer} twice, in two forms ({key}); make it again")
         found[component][layer][array] = arrays[key]
+    metadata = _without_format(read_metadata(path))
+    said = read_settings(path, metadata, any(PEFT_PREFIX in key or adapter_names([key]) for key in arrays))
+    plain = plain_alpha(metadata, any(key.startswith(tuple(KOHYA_PREFIXES.values())) for key in arrays))
     components = {
-        component: {layer: _pair(own, f"{path}: {component} {layer}") for layer, own in layers.items()}
+        component: {
+            layer: _pair(own, f"{path}: {component} {layer}", layer, said.get(component) or said.get("") or {}, plain)
+            for layer, own in layers.items()
+        }
         for component, layers in found.items()
     }
-    return Lora(components, _without_format(read_metadata(path)), str(path))
+    return Lora(components, metadata, str(path))
+
+
+def find_lora(path) -> Path:
+    """The file of a folder, diffusers' or else peft's; a file itself."""
+    path = Path(path).expanduser()
+    if not path.is_dir():
+        return path
+    return next((path / name for name in (LORA_FILE, *_PEFT_FILES) if (path / name).is_file()), path / LORA_FILE)
 
 
 def write_lora(lora: Lora, path, form: str = "diffusers") -> Path:
@@ -74,8 +95,10 @@ def write_lora(lora: Lora, path, form: str = "diffusers") -> Path:
             arrays[write_key(component, layer, "up", form)] = up
             if form == "kohya":
                 arrays[write_key(component, layer, "alpha", form)] = np.float32(pair.alpha)
+    require_finite(arrays, lora.source)
     contiguous = {key: np.array(array, order="C") for key, array in arrays.items()}
-    metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in lora.metadata.items()}
+    own = {key: value for key, value in lora.metadata.items() if key not in STATED}  # alpha stands in the pairs
+    metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in own.items()}
     if form == "kohya":
         metadata |= _kohya_metadata(lora)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,8 +107,9 @@ def write_lora(lora: Lora, path, form: str = "diffusers") -> Path:
     return path
 
 
-def _pair(arrays: dict[str, np.ndarray], where: str) -> LoraPair:
-    """The pair of a layer. Raises ModelError where its arrays are no pair."""
+def _pair(arrays: dict[str, np.ndarray], where: str, layer: str, said: dict, plain: tuple | None) -> LoraPair:
+    """The pair of a layer. `said`: the settings of its adapter; `plain`: what the header says of the scale besides.
+    Raises ModelError where its arrays are no pair, and where what the file says does not agree."""
     if missing := [name for name in ("down", "up") if name not in arrays]:
         raise ModelError(f"{where} lacks its {' and its '.join(missing)} matrix; copy the file again")
     down, up = arrays["down"], arrays["up"]
@@ -93,10 +117,21 @@ def _pair(arrays: dict[str, np.ndarray], where: str) -> LoraPair:
     fits = down.ndim in (2, 4) and up.ndim in (2, 4) and up.shape[1] == len(down) > 0 and set(up.shape[2:]) <= {1}
     if not fits or {down.dtype.kind, up.dtype.kind} != {"f"}:
         raise ModelError(f"{where} is no pair of matrices ({shapes}, {down.dtype}); make the file again")
-    alpha = arrays.get("alpha", np.float32(len(down)))
-    if alpha.size != 1 or not np.isfinite(alpha).all():
+    rank, stated = len(down), stated_alpha(said, layer, len(down), where)
+    array = arrays.get("alpha")
+    if array is not None and (array.size != 1 or array.dtype.kind not in "fiu" or not np.isfinite(array).all()):
         raise ModelError(f"{where} has an alpha that is not a number; make the file again")
-    return LoraPair(down, up, float(alpha.reshape(())))
+    if array is None and stated is None:
+        if plain and plain[1] != rank:
+            raise ModelError(
+                f"{where} has rank {rank} and no alpha, and the header says {plain[0]} {plain[1]:g}: whether it is "
+                "scaled by that is not clear; make the file again with alpha beside each pair"
+            )
+        return LoraPair(down, up, float(rank))
+    alpha = stated if array is None else float(array.reshape(()))
+    if stated is not None and abs(alpha - stated) > 1e-3 * abs(stated):
+        raise ModelError(f"{where} has alpha {alpha:g}, and its settings say {stated:g}; make the file again")
+    return LoraPair(down, up, alpha)
 
 
 def _without_alpha(pair: LoraPair, rank: int) -> tuple[np.ndarray, np.ndarray]:

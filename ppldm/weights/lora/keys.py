@@ -22,6 +22,8 @@ FORMS = ("diffusers", "kohya")
 COMPONENTS = ("unet", "text_encoder", "transformer", "prior")
 KOHYA_PREFIXES = {"unet": "lora_unet_", "text_encoder": "lora_te_"}
 _THEIR_PREFIXES = {"lora_unet_": "unet", "lora_te_": "text_encoder", "lora_te1_": "text_encoder"}
+PEFT_PREFIX = "base_model.model."
+_COMFY = re.compile(r"(?:(?:model\.)?diffusion_model|(?:text_encoders\.)?clip_[lh]\.transformer)\.")
 # Words with underscores in the names of layers: those of diffusers' networks, then of CompVis'.
 _WORDS = (
     "down_blocks|up_blocks|mid_block|transformer_blocks|proj_in|proj_out|to_q|to_k|to_v|to_out|conv_in|conv_out|"
@@ -30,10 +32,15 @@ _WORDS = (
     "input_blocks|middle_block|output_blocks|in_layers|out_layers|emb_layers|skip_connection|time_embed"
 )
 _WORD = re.compile(rf"(?:{_WORDS})(?=_|$)|[^_]+")
-_ARRAY = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)(?:\.default)?\.weight")
+_ARRAY = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)(?:\.([^.]+))?\.weight")
 _ALPHA = re.compile(r"(.+)\.alpha")
 _COMPVIS = ("input_blocks", "middle_block", "output_blocks", "time_embed", "out")
-_UNET = ("down_blocks.", "mid_block.", "up_blocks.")
+# How layers begin where no component is named, as with attention processors and peft.
+_BARE = {
+    "unet": ("down_blocks.", "mid_block.", "up_blocks.", "conv_in", "conv_out", "time_embedding.", "add_embedding."),
+    "text_encoder": ("text_model.",),
+    "transformer": ("transformer_blocks.",),
+}
 # What attention processors called the layers of attention.
 _OLD_UNET = {"to_out": "to_out.0"}
 _OLD_TEXT = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
@@ -62,12 +69,21 @@ def read_key(key: str, unet: dict | None = None) -> Key | None:
         if name.startswith(prefix):
             layer = _diffusers_name(".".join(_WORD.findall(name.removeprefix(prefix))), unet)
             return Key(component, layer, array) if layer else None
-    component, _, layer = name.partition(".")
+    if found := _COMFY.match(name):
+        component, layer = "unet" if "diffusion_model" in found[0] else "text_encoder", name[found.end() :]
+        named = _diffusers_name(layer, unet)
+        return Key(component, named, array) if named else None
+    component, _, layer = name.removeprefix(PEFT_PREFIX).partition(".")
     if component not in COMPONENTS:
-        if not name.startswith(_UNET):
-            return None
-        component, layer = "unet", name
-    return Key(component, _modern(component, layer), array)
+        layer = name.removeprefix(PEFT_PREFIX)
+        component = next((one for one, starts in _BARE.items() if layer.startswith(starts)), "")
+    layer = layer.removeprefix(PEFT_PREFIX)
+    return Key(component, _modern(component, layer), array) if component else None
+
+
+def adapter_names(keys) -> set[str]:
+    """The names of adapters of peft that keys hold."""
+    return {found[3] for found in map(_ARRAY.fullmatch, keys) if found and found[3]}
 
 
 def write_key(component: str, layer: str, array: str, form: str) -> str:

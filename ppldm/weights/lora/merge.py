@@ -12,7 +12,8 @@ import numpy as np
 from ...utils.checksums import file_sha256
 from ...utils.errors import ModelError
 from ..components import ComponentWeights, Weights, is_linear_weight
-from .files import LORA_FILE, read_lora
+from .adapter_config import ADAPTER_CONFIG
+from .files import LORA_FILE, find_lora, read_lora
 from .flag import split_word
 from .pairs import Lora
 from .tokens import TOKEN_FILES, add_tokens, has_tokens
@@ -35,7 +36,8 @@ def identify_loras(words: Sequence[str]) -> list[dict]:
     """Of each word such as "FILE:0.8" the SHA-256 of its file, or files, and the weight. Raises ConfigError."""
     found = []
     for file, weight in map(split_word, words):
-        files = sorted([*file.glob(LORA_FILE), *file.glob(TOKEN_FILES)]) if file.is_dir() else [file]
+        tokens, pairs = [*file.glob(TOKEN_FILES)] if file.is_dir() else [], find_lora(file)
+        files = sorted(one for one in (*tokens, pairs, pairs.parent / ADAPTER_CONFIG) if one.is_file())
         found.append({"sha256": [file_sha256(one) for one in files], "weight": weight})
     return found
 

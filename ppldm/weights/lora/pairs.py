@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..components import cast
+
 
 @dataclass(frozen=True)
 class LoraPair:
@@ -53,7 +55,7 @@ class Lora:
         """The same with arrays of that dtype."""
         components = {
             component: {
-                layer: replace(pair, down=pair.down.astype(dtype), up=pair.up.astype(dtype))
+                layer: replace(pair, **cast({"down": pair.down, "up": pair.up}, dtype))
                 for layer, pair in layers.items()
             }
             for component, layers in self.components.items()

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from ...utils.errors import ModelError
-from ...utils.files import read_json_object
-from ..components import ComponentWeights, Weights
+from ...utils.files import is_table, read_json_object
+from ..components import ComponentWeights, Weights, require_finite
 from ..formats.files import read_arrays, write_safetensors
 from ..model_file import TOKENIZER_FOLDER
 
@@ -24,6 +24,7 @@ _TEXT_ENCODER = "text_encoder"
 
 def write_tokens(rows: dict[str, np.ndarray], folder: Path) -> None:
     """Write one file for each token."""
+    require_finite(rows, "the tokens")
     for number, (token, row) in enumerate(rows.items()):
         write_safetensors(folder / f"learned_embeds{f'_{number}' * (number > 0)}.safetensors", {token: row}, "pt")
 
@@ -40,7 +41,7 @@ def read_tokens(path) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for file in sorted(path.glob(TOKEN_FILES)) if path.is_dir() else [path]:
         for token, row in read_arrays(file).items():
-            if row.size != row.shape[-1]:
+            if row.ndim == 0 or row.size != row.shape[-1] or row.dtype.kind != "f":
                 raise ModelError(f"{file}: {token} is not one vector but {list(row.shape)}; give another file")
             found[token] = row.reshape(-1).astype(np.float32)
     return found
@@ -49,9 +50,11 @@ def read_tokens(path) -> dict[str, np.ndarray]:
 def add_tokens(weights: Weights, folder) -> Weights:
     """The model with the rows that a run has left in `folder`, and with its tokenizer. Raises ModelError."""
     folder, text_encoder = Path(folder), weights.components[_TEXT_ENCODER]
-    ids, rows = read_json_object(folder / "ppldm.json", ModelError).get("tokens", {}), read_tokens(folder)
-    width = text_encoder.arrays[find_table(text_encoder.arrays)].shape[1]
-    if ids.keys() != rows.keys() or any(len(row) != width for row in rows.values()):
+    ids, rows = read_json_object(folder / "ppldm.json", ModelError, inside=True).get("tokens", {}), read_tokens(folder)
+    words, width = text_encoder.arrays[find_table(text_encoder.arrays)].shape
+    most = words + len(ids) if is_table(ids, int) else 0
+    fits = ids.keys() == rows.keys() and all(0 <= number < most for number in ids.values()) if most else False
+    if not fits or any(len(row) != width for row in rows.values()):
         raise ModelError(f"the tokens in {folder} do not fit its ppldm.json and a text encoder of width {width}")
     component = with_rows(text_encoder, [*ids.values()], np.stack([rows[token] for token in ids]))
     components = {**weights.components, _TEXT_ENCODER: component}

@@ -147,7 +147,7 @@ GOOD = {f"{KEY}.lora_down.weight": np.ones((2, 8), "f4"), f"{KEY}.lora_up.weight
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({f"{KEY}.dora_scale": np.ones(8, "f4")}, f"{KEY}.dora_scale, which is no LoRA"),
+        ({f"{KEY}.dora_scale": np.ones(8, "f4")}, rf"is a DoRA \({KEY}.dora_scale"),
         ({"lora_te2_text_model.lora_down.weight": np.ones((2, 8), "f4")}, "lora_te2_text_model"),
         ({f"x{number}": np.ones(1, "f4") for number in range(5)}, "x0, x1, x2 and 2 more"),
         ({f"{KEY}.lora_up.weight": None}, "lacks its up matrix"),

@@ -1,0 +1,58 @@
+"""What the table of a UNet's settings takes, runs; what does not run is refused before anything is built."""
+
+import paddle
+import pytest
+from small_weights import UNET
+
+from ppldm.networks import config_fields
+from ppldm.networks.build import build_unet
+from ppldm.networks.configs import check_config
+from ppldm.utils.errors import ModelError, PpldmError
+
+TRIED = {
+    "sample_size": [None, [4, 8]], "in_channels": [5], "out_channels": [3], "layers_per_block": [2],
+    "center_input_sample": [True], "flip_sin_to_cos": [False], "freq_shift": [1], "mid_block_type": [None,
+    "UNetMidBlock2D", "UNetMidBlock2DSimpleCrossAttn"], "only_cross_attention": [True], "downsample_padding": [0, 1, 2,
+    None], "mid_block_scale_factor": [2.0], "dropout": [0.1], "act_fn": ["gelu", "mish", "relu"],
+    "norm_num_groups": [None, 16], "norm_eps": [1e-3], "cross_attention_dim": [16], "transformer_layers_per_block": [2],
+    "dual_cross_attention": [True, None, False], "use_linear_projection": [True, None], "upcast_attention": [True],
+    "resnet_time_scale_shift": ["scale_shift", "ada_group", "spatial"], "resnet_skip_time_act": [True, None],
+    "resnet_out_scale_factor": [2.0], "time_embedding_type": ["fourier"], "time_embedding_dim": [64],
+    "time_embedding_act_fn": ["silu"], "timestep_post_act": ["silu"], "time_cond_proj_dim": [8], "conv_in_kernel": [5],
+    "conv_out_kernel": [1, 5], "attention_type": ["gated", "gated-text-image"], "class_embeddings_concat": [True, None],
+    "mid_block_only_cross_attention": [True, False], "cross_attention_norm": ["layer_norm", "group_norm"],
+    "addition_embed_type_num_heads": [8], "encoder_hid_dim": [24], "encoder_hid_dim_type": ["text_proj"],
+    "attention_head_dim": [4], "num_attention_heads": [4], "addition_embed_type": ["text", "image"],
+    "class_embed_type": ["timestep", "identity"], "num_class_embeds": [5], "data_format": ["NHWC"],
+}  # fmt: skip
+ASK_FOR_MORE = {
+    "addition_embed_type",
+    "class_embed_type",
+    "num_class_embeds",
+    "encoder_hid_dim",
+    "encoder_hid_dim_type",
+}
+
+
+def test_the_tried_ones_are_the_tables():
+    given = {"down_block_types", "up_block_types", "block_out_channels", "reverse_transformer_layers_per_block",
+             "addition_time_embed_dim", "projection_class_embeddings_input_dim"}  # fmt: skip
+    assert TRIED.keys() == config_fields.UNET.keys() - given
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in TRIED.items() for value in values])
+def test_a_setting_runs_or_is_refused(name, value):
+    try:
+        config = check_config("unet", {**UNET, name: value}, "config.json")
+    except ModelError as error:
+        assert name in str(error)
+        return
+    if name in ASK_FOR_MORE:  # which `check_fit` refuses
+        return
+    try:
+        with paddle.utils.unique_name.guard():
+            unet = build_unet(config, 0)
+    except PpldmError:
+        return
+    x = paddle.zeros([1, config["in_channels"], 8, 8])
+    assert unet(x, paddle.to_tensor([1]), paddle.zeros([1, 5, config["cross_attention_dim"]])).sample.shape[0] == 1
