@@ -9,6 +9,9 @@ A filelist may be at the address of a store, and any may name such addresses (`u
 beside the file that names them, at its address. What is named so has a path like other parts, and comes to this machine
 when it is opened.
 
+In `format=folder` a line names a folder with all that are below it and hold pictures, but for those that have lines of
+their own.
+
 Weights count only where every line has one; a list in which some have is an error. Of a pattern, each filelist has the
 weight and the options of the line. Known options: `layout=NAME`, the column order of part files, or `control` of any
 format (`formats.layouts`); lists without it have the one that the caller says. `format=`, one of FORMATS. `latents=`,
@@ -33,6 +36,7 @@ from ..utils.files import write_text
 from ..utils.processes.workers import map_in_threads
 from ..utils.store import client
 from ..utils.store.cache import address_of, bring, in_store, place_of
+from .formats.folder_names import picture_folders
 from .formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS, get_layout
 
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv", "mds")
@@ -95,7 +99,25 @@ def read_sources(
     known = {"layout": layout, "latents": latents}
     lists = read_filelist_list(path, **known) if _is_filelist_list(path) else [WeightedFilelist(path, **known)]
     lists, named_by = [replace(item, latents_dir=latents_dir) for item in lists], {}
-    return [Source(parts=tuple(_checked_parts(item, named_by, must_exist)), **vars(item)) for item in lists]
+    parts = [list(_checked_parts(item, named_by, must_exist)) for item in lists]
+    named = frozenset(named_by)
+    return [
+        Source(parts=tuple(_below(own, named) if item.format == "folder" else own), **vars(item))
+        for item, own in zip(lists, parts, strict=True)
+    ]
+
+
+def _below(folders: list[Path], named: frozenset[str]) -> list[Path]:
+    """Folders, and those below them that hold pictures and have no line of their own. Raises FilelistError."""
+    found = []
+    for folder in folders:
+        try:
+            found += picture_folders(folder, named) if folder.is_dir() else []
+        except OSError as error:
+            raise FilelistError(f"cannot read the folder {error.filename}: {error.strerror}; check it") from error
+        if not found or not found[-1].is_relative_to(folder):
+            found.append(folder)  # which has none, and says so where it is opened
+    return found
 
 
 def read_filelist(path) -> list[Path]:

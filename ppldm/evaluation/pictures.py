@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from ..data.filelist import read_sources
-from ..data.formats.folder_names import split_name
+from ..data.formats.folder_names import list_pictures
 from ..data.formats.open import build_indexes
 from ..data.formats.sample_files import IMAGE_SUFFIXES, decode_caption
 from ..data.images.crop import scale_to_cover
@@ -182,20 +182,25 @@ def _fit(pixels: np.ndarray, resolution: int | None) -> np.ndarray:
 
 
 def _open_folder(folder: Path) -> tuple[int, Callable[[int], Stored]]:
-    """(number of pictures, reader). Where some carry the settings that they were drawn with, the others, such as a grid
-    of them, do not count."""
-    paths = sorted(
-        path for path in folder.iterdir() if path.name[0] != "." and split_name(path.name)[1] in IMAGE_SUFFIXES
-    )
+    """(number of pictures, reader) of a folder with all below it. Where some carry the settings that they were drawn
+    with, the others, such as a grid of them, do not count."""
+    try:
+        paths = list_pictures(folder)
+    except OSError as error:
+        raise DataError(f"cannot read the folder {error.filename}: {error.strerror}; check it") from error
     if not paths:
-        inner = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-        hint = f"; it holds folders: name one, such as {folder / inner[0]}" if inner else ""
-        raise DataError(f"{folder} holds no pictures ({', '.join(IMAGE_SUFFIXES)}){hint or '; name another folder'}")
+        raise DataError(f"{folder} and what is below it hold no pictures ({', '.join(IMAGE_SUFFIXES)}); name another")
     settings = [_read_chunk(path) for path in paths]
     if any(settings):
         kept = [(path, own) for path, own in zip(paths, settings, strict=True) if own]
+        places = sorted({path.parent for path, _ in kept})
+        if places[0] == folder and len(places) > 1:
+            get_logger().warning("%s: drawn pictures of folders below it, such as %s, do not count", folder, places[1])
+            kept = [(path, own) for path, own in kept if path.parent == folder]
+        elif len(places) > 1:
+            raise DataError(f"{folder} holds folders of drawn pictures: name one, such as {places[0]}")
         paths, settings = map(list, zip(*kept, strict=True))
-    return len(paths), partial(_read_file, paths, settings)
+    return len(paths), partial(_read_file, folder, paths, settings)
 
 
 def _read_chunk(path: Path) -> dict | None:
@@ -210,7 +215,7 @@ def _read_chunk(path: Path) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def _read_file(paths: list[Path], settings: list[dict | None], number: int) -> Stored:
+def _read_file(folder: Path, paths: list[Path], settings: list[dict | None], number: int) -> Stored:
     path, drawn = paths[number], settings[number]
     try:
         image = path.read_bytes()
@@ -221,7 +226,7 @@ def _read_file(paths: list[Path], settings: list[dict | None], number: int) -> S
         caption = drawn["prompt"]
     else:
         caption = decode_caption(text.read_bytes(), str(text)) if text.is_file() else None
-    return Stored(path.name, image, caption, drawn)
+    return Stored(path.relative_to(folder).as_posix(), image, caption, drawn)
 
 
 def _open_filelist(path) -> tuple[int, Callable[[int], Stored]]:

@@ -1,13 +1,13 @@
 """The picture that is drawn over, and the mask of what is drawn anew: from a file, a PIL picture or an array."""
 
-import io
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from ..data.images.crop import CropRule, DrawnCrop
+from ..data.images.decode import lay_on_white, open_upright
 from ..utils.errors import ConfigError, RowError
 
 Picture: TypeAlias = str | Path | Image.Image | np.ndarray
@@ -18,7 +18,7 @@ _DRAWN = 128  # and lighter
 def read_image(image: Picture, size: tuple[int, int], flag: str = "--image") -> np.ndarray:
     """uint8 [3, H, W] of `size` (H, W): the picture's centre, resized to cover that. `image`: a file, a PIL picture, or
     [H, W, 3] uint8. Raises ConfigError."""
-    return cut_centre(np.asarray(open_image(image, flag).convert("RGB")), size)
+    return cut_centre(_read(image, flag), size)
 
 
 def read_mask(mask: Picture, size: tuple[int, int]) -> np.ndarray:
@@ -26,26 +26,29 @@ def read_mask(mask: Picture, size: tuple[int, int]) -> np.ndarray:
     [H, W] bool. Raises ConfigError."""
     if isinstance(mask, np.ndarray) and mask.dtype == bool:
         mask = mask.astype(np.uint8) * 255
-    drawn = cut_centre(np.asarray(open_image(mask, "--mask").convert("L").convert("RGB")), size)[0] >= _DRAWN
+    light = Image.fromarray(_read(mask, "--mask")).convert("L")
+    drawn = cut_centre(np.asarray(light.convert("RGB")), size)[0] >= _DRAWN
     if not drawn.any():
         raise ConfigError("--mask is dark everywhere, so that nothing is drawn; paint white what is to be drawn anew")
     return drawn
 
 
+def _read(image: Picture, flag: str) -> np.ndarray:
+    return np.asarray(lay_on_white(open_image(image, flag)))
+
+
 def open_image(image: Picture, flag: str) -> Image.Image:
-    """A picture as it is held upright. Raises ConfigError."""
-    if isinstance(image, Image.Image):
-        return ImageOps.exif_transpose(image)
+    """A picture, decoded as training decodes pictures: RGBA where it may be transparent, else RGB. Raises
+    ConfigError."""
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
             raise ConfigError(f"{flag} is {list(image.shape)} of {image.dtype}; [H, W, 3] of uint8 is due")
-        return Image.fromarray(image)
+        image = Image.fromarray(image)
+    given = "" if isinstance(image, Image.Image) else f" {image}"
     try:
-        opened = Image.open(io.BytesIO(Path(image).read_bytes()))
-        opened.load()
-        return ImageOps.exif_transpose(opened)
-    except (OSError, ValueError, SyntaxError, TypeError) as error:
-        raise ConfigError(f"{flag} {image} cannot be read as a picture: {error}; give another") from error
+        return open_upright(Path(image).read_bytes() if given else image)
+    except (OSError, ValueError, RowError) as error:
+        raise ConfigError(f"{flag}{given} cannot be read as a picture: {error}; give another") from error
 
 
 def cut_centre(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:

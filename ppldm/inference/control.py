@@ -4,6 +4,7 @@ import numpy as np
 
 from ..data.control.filters import with_hole
 from ..data.control.spec import apply_filter, make_filter
+from ..data.images.decode import lay_on_white
 from ..utils.errors import ConfigError
 from ..utils.rng import Stream, make_rng
 from .beginning import cut_centre, open_image
@@ -20,11 +21,10 @@ def read_control(
     Of four channels the last is the hole that is to be drawn: where a picture is transparent. Raises ConfigError.
     """
     image = open_image(path, "--control")
-    has_hole, image = image.has_transparency_data, image.convert("RGBA")
-    pixels = cut_centre(np.asarray(image.convert("RGB")), size)
+    pixels = cut_centre(np.asarray(lay_on_white(image)), size)
     if made_by:
         control = apply_filter(make_filter(made_by), pixels, make_rng(seed, Stream.CONTROL))
-    elif num_channels == _WITH_HOLE and has_hole:
+    elif num_channels == _WITH_HOLE and image.mode == "RGBA":
         alpha = np.asarray(image.getchannel("A"))
         control = with_hole(pixels, cut_centre(np.repeat(alpha[..., None], 3, axis=2), size)[0] < 128)
     else:

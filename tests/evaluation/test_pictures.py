@@ -105,11 +105,21 @@ def test_pictures_of_generate_say_how_they_were_drawn_and_their_grid_is_none_of_
 
 
 def test_folders_without_pictures_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"holds no pictures \(jpg, jpeg, png, webp\); name another folder"):
+    with pytest.raises(DataError, match=r"hold no pictures \(jpg, .*\); name another"):
         open_pictures(tmp_path)
-    (tmp_path / "g7.5").mkdir()
-    with pytest.raises(DataError, match="it holds folders: name one, such as .*g7.5"):
+    for number, guidance in enumerate(("g2", "g7.5"), start=1):
+        place = tmp_path / "drawn" / guidance
+        place.mkdir(parents=True)
+        save_png(
+            place / "000-00.png", np.zeros((9, 9, 3), np.uint8), {"ppldm": json.dumps({"prompt": "a", "n": number})}
+        )
+    with pytest.raises(DataError, match="holds folders of drawn pictures: name one, such as .*g2"):
         open_pictures(tmp_path)
+    assert len(open_pictures(tmp_path / "drawn/g2")) == 1
+    save_png(tmp_path / "000-00.png", np.zeros((9, 9, 3), np.uint8), {SETTINGS_CHUNK: json.dumps({"prompt": "a"})})
+    assert open_pictures(tmp_path).ids == ["000-00.png"]
+    (tmp_path / "000-00.png").unlink()
+    shutil.rmtree(tmp_path / "drawn")
     (tmp_path / "x.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match="no picture that can be read .image: 1."):
         open_pictures(tmp_path)

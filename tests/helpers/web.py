@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 from PIL import Image
 
-from ppldm.data.images.decode import WEB_FORMATS
+from ppldm.data.images.decode import FORMATS
 
 
 def picture(seed: int, size=(48, 36)) -> Image.Image:
@@ -76,7 +76,7 @@ PICTURES = {
     "turned.tiff": turned(picture(17, (90, 72)), "TIFF"),
     "16bit.tiff": sixteen_bit("TIFF"),
     "cmyk.tiff": encode(picture(18).convert("CMYK"), "TIFF", compression="tiff_deflate"),
-    **({"new.avif": encode(picture(19), "AVIF")} if "AVIF" in WEB_FORMATS else {}),
+    **({"new.avif": encode(picture(19), "AVIF")} if "AVIF" in FORMATS else {}),
     "gzip.jpg": encode(picture(12)),
     "deflate.jpg": encode(picture(13)),
     "bare-deflate.jpg": encode(picture(14)),

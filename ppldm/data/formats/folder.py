@@ -1,7 +1,8 @@
 """`format=folder`: a folder of pictures with captions, `0000.jpg` + `0000.txt` (+ `0000.json`), one base name a row.
 
-This is what img2dataset calls `files`; each of its numbered folders is a line of a filelist. The list of names is kept
-in the cache folder, one for each time of change of the folder, with an index; contents are read from the folder.
+This is what img2dataset calls `files`. A line of a filelist names a folder with all below it, each of which that holds
+pictures is a part. The list of names is kept in the cache folder, one for each time of change of the folder, with an
+index; contents are read from the folder.
 """
 
 import json
@@ -20,7 +21,7 @@ from .sample_files import IMAGE_SUFFIXES, assemble_row
 
 
 class ImageFolder(IndexedRows):
-    """The rows of a folder in the order of their base names. Subfolders are not searched."""
+    """The rows of a folder in the order of their base names; each of its subfolders is a part of its own."""
 
     spec = IndexSpec((FILE_NAMES,), copy_suffix=".names")
 
@@ -72,7 +73,6 @@ def list_samples(folder: Path, has_control: bool = False) -> FolderNames:
         raise PartError(f"cannot read the folder {folder} ({error.strerror}); correct the filelist") from error
     if not samples.has_images:
         raise PartError(
-            f"no images ({', '.join(IMAGE_SUFFIXES)}) in the folder {folder}; subfolders are not searched: give each a "
-            "line of the filelist"
+            f"no images ({', '.join(IMAGE_SUFFIXES)}) in the folder {folder} or below it; correct the filelist"
         )
     return samples

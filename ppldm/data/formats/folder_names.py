@@ -8,11 +8,12 @@ import heapq
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache, partial
 from itertools import groupby, islice
 from pathlib import Path
 
+from ...utils.log import get_logger
 from .sample_files import CONTROL_SUFFIXES, IMAGE_SUFFIXES, SUFFIXES
 
 _RUN, _BLOCK = 100_000, 1000
@@ -27,6 +28,43 @@ def split_name(name: str, has_control: bool = False) -> tuple[str, str]:
     if has_control and (before := name.rfind(".", 0, dot)) > 0 and name[before + 1 :].lower() in CONTROL_SUFFIXES:
         dot = before
     return (name[:dot], name[dot + 1 :].lower()) if 0 < dot < len(name) - 1 else (name, "")
+
+
+def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
+    """(name, whether it is a folder) of what a folder holds. Hidden ones do not count, and folders that are links are
+    not followed, which the log says. Raises OSError."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name[0] == ".":
+                continue
+            if (is_folder := entry.is_dir()) and entry.is_symlink():
+                get_logger().warning("%s is a link to a folder and is not followed; name it by itself", entry.path)
+            else:
+                yield entry.name, is_folder
+
+
+def picture_folders(root: Path, besides: Collection[str] = ()) -> list[Path]:
+    """A folder and those below it, at all levels, that hold pictures themselves. besides: absolute paths of those that
+    are left out with what is below them. Raises OSError."""
+    found, waiting = [], [root]
+    while waiting:
+        folder, inner, has_pictures = waiting.pop(), [], False
+        for name, is_folder in entries_of(folder):
+            if is_folder:
+                inner.append(name)
+            else:
+                has_pictures |= split_name(name)[1] in IMAGE_SUFFIXES
+        found += [folder] if has_pictures else []
+        below = [folder / name for name in sorted(inner, reverse=True)]
+        waiting += [one for one in below if os.path.abspath(one) not in besides]
+    return found
+
+
+def list_pictures(root: Path) -> list[Path]:
+    """The pictures in a folder and below it, sorted. Raises OSError."""
+    folders = picture_folders(root)
+    files = (folder / name for folder in folders for name, is_folder in entries_of(folder) if not is_folder)
+    return sorted(path for path in files if split_name(path.name)[1] in IMAGE_SUFFIXES)
 
 
 class FolderNames:

@@ -1,9 +1,11 @@
-"""Encoded images: the one place that opens them."""
+"""Pictures: the one place that decodes them, whichever door they enter by."""
 
 import io
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import simplejpeg
@@ -14,9 +16,9 @@ from ...utils.errors import RowError
 # Between 89 and 179 million pixels Pillow warns; a picture is a bad row only where it refuses.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-# What the web has besides, and a download turns into JPEG. Pillow has AVIF from 11.3 on, where its libavif is there.
-WEB_FORMATS = (*FORMATS, "TIFF", *(["AVIF"] if "avif" in features.modules and features.check("avif") else []))
+# Pillow has AVIF from 11.3 on, where its libavif is there.
+_AVIF = ("AVIF",) if "avif" in features.modules and features.check("avif") else ()
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", *_AVIF)
 
 # What Pillow raises on damaged bytes, which is more than the UnidentifiedImageError (an OSError) that it documents.
 _DAMAGED = (
@@ -38,10 +40,10 @@ _JPEG_START, _START_OF_SCAN = b"\xff\xd8\xff", b"\xda"
 _TURNERS = (b"Exif\0\0", b"tiff:Orientation")
 
 
-def image_size(image: bytes, formats: tuple[str, ...] = FORMATS) -> tuple[int, int]:
+def image_size(image: bytes) -> tuple[int, int]:
     """(width, height) in pixels as shown, from the header of an encoded image; (0, 0) where it has none."""
     try:
-        with Image.open(io.BytesIO(image), formats=formats) as opened:
+        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
             width, height = opened.size
             # Of TIFF files Pillow gives the size as shown.
             turned = opened.format != "TIFF" and opened.getexif().get(_EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
@@ -60,19 +62,37 @@ def shows_otherwise(image: bytes) -> bool:
         return False
 
 
-def decode_image(image: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
-    """An encoded image as RGB: turned as its EXIF says, transparency laid on white, 16-bit grey scaled to 8.
+def open_upright(image: bytes | Image.Image, formats: tuple[str, ...] = FORMATS) -> Image.Image:
+    """A picture, encoded or Pillow's, turned as its EXIF says, 16-bit grey scaled to 8: as RGBA where it may be
+    transparent, else as RGB.
 
     Raises RowError "image" where it is damaged, of none of the formats, or so large that Pillow calls it a bomb (179
     million pixels).
     """
     try:
+        if isinstance(image, Image.Image):
+            _refuse_wrong(image)
+            return _to_rgb(ImageOps.exif_transpose(image), _depth(image))
         with Image.open(io.BytesIO(image), formats=formats) as opened:
-            return _to_rgb(ImageOps.exif_transpose(opened))
+            _refuse_wrong(opened)
+            depth, upright = _depth(opened), ImageOps.exif_transpose(opened)
+        return _to_rgb(upright, depth, partial(_low_bytes, image))
     except UnidentifiedImageError as error:  # whose own words name an address in memory, another one each time
         raise RowError("image", f"the image is of no known format ({', '.join(formats)})") from error
     except _DAMAGED as error:
         raise RowError("image", f"the image cannot be decoded ({error})") from error
+
+
+def decode_image(image: bytes | Image.Image, formats: tuple[str, ...] = FORMATS) -> Image.Image:
+    """As `open_upright`, as RGB with transparency laid on white. Raises RowError "image"."""
+    return lay_on_white(open_upright(image, formats))
+
+
+def lay_on_white(picture: Image.Image) -> Image.Image:
+    """What `open_upright` gives, as RGB."""
+    if picture.mode == "RGB":
+        return picture
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
 
 
 def decode_pixels(image: bytes, exact: bool = True, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
@@ -119,7 +139,36 @@ def _may_be_turned(jpeg: bytes) -> bool:
     return jpeg[place + 1 : place + 2] != _START_OF_SCAN
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _refuse_wrong(opened: Image.Image) -> None:
+    """Raise RowError for kinds of TIFF that Pillow decodes to other pixels without a word."""
+    tags = getattr(opened, "tag_v2", {})
+    deep, kind, fill, is_raw = max(tags.get(258, (1,))) > 8, tags.get(262), tags.get(266, 1), tags.get(259, 1) == 1
+    for what, is_so in (
+        ("planes of one channel each", tags.get(284, 1) == 2),
+        ("12 bits", 12 in tags.get(258, ())),
+        ("16 bits whose 0 is white", deep and kind == 0),
+        ("16 bits in reversed order", deep and fill == 2),
+        ("YCbCr without compression", is_raw and kind == 6),
+    ):
+        if is_so:
+            raise RowError("image", f"Pillow decodes TIFF of {what} wrongly; convert the image to PNG")
+
+
+def _depth(opened: Image.Image) -> str:
+    """How samples lie in a file that is opened and not yet decoded, in Pillow's words: "L;2", "RGB;16B"."""
+    tiles = getattr(opened, "tile", None)
+    return str(tiles[0][3]) if opened.format == "PNG" and tiles else ""
+
+
+def _low_bytes(png: bytes) -> Image.Image:
+    """The less significant halves of 16-bit colours, of which Pillow keeps the others."""
+    with Image.open(io.BytesIO(png), formats=("PNG",)) as opened:
+        opened.tile = [tile._replace(args="RGB;16L") for tile in opened.tile]
+        return ImageOps.exif_transpose(opened)
+
+
+def _to_rgb(image: Image.Image, depth: str, low_bytes: Callable[[], Image.Image] | None = None) -> Image.Image:
+    transparent = _is_key(image, depth, low_bytes)
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow's own conversion would clip to white
         pixels = np.asarray(image)
         if pixels.min() < 0 or pixels.max() > 0xFFFF:
@@ -127,7 +176,31 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = Image.fromarray((pixels >> 8).astype(np.uint8))
     if image.mode == "F":  # nothing says which values are black and white
         raise RowError("image", "the image cannot be decoded (floating-point pixels)")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+    if transparent is not None:
+        image = image.convert("RGB")
+        image.putalpha(Image.fromarray(np.where(transparent, np.uint8(0), np.uint8(255))))
+        return image
+    if image.mode == "La":
+        image = image.convert("LA")
+    return image.convert("RGBA" if image.has_transparency_data else "RGB")
+
+
+def _is_key(image: Image.Image, depth: str, low_bytes: Callable[[], Image.Image] | None) -> np.ndarray | None:
+    """bool [height, width]: where an image has the one grey or colour that is transparent; None where none is.
+
+    Pillow compares pixels of 8 bits with the key as it stands in the file, in 2, 4 or 16 bits.
+    """
+    key = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(key, tuple):
+        high = [part >> 8 for part in key] if depth == "RGB;16B" else [part & 0xFF for part in key]
+        found = (np.asarray(image) == high).all(-1)
+        if depth == "RGB;16B" and found.any():
+            if low_bytes is None:
+                raise RowError("image", "of 16-bit colours, one transparent, Pillow reads half; give the file itself")
+            found &= (np.asarray(low_bytes()) == [part & 0xFF for part in key]).all(-1)
+        return found
+    if image.mode in ("1", "L", "I;16") and isinstance(key, int):
+        most = {"L;2": 3, "L;4": 15, "I;16B": 0xFFFF}.get(depth, 0xFF)
+        key = (key & most) * (1 if most > 0xFF else 0xFF // most)
+        return np.asarray(image.convert("L") if image.mode == "1" else image) == key
+    return None

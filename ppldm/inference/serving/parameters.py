@@ -2,17 +2,16 @@
 
 import base64
 import binascii
-import io
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
 
+from ...data.images.decode import decode_pixels, image_size
 from ...diffusion.drawing import SAMPLERS, SIGMA_SCHEDULES, Drawing
 from ...diffusion.process import TIMESTEP_SPACINGS
-from ...utils.errors import ConfigError
+from ...utils.errors import ConfigError, RowError
 from ...utils.rng import MAX_SEED
 from ...utils.text import did_you_mean
 from ..prompts import check_prompt
@@ -125,11 +124,11 @@ def read_picture(value: Any, name: str) -> np.ndarray:
         raise ConfigError(f"{name} is not text; send a PNG or JPEG file in base64")
     try:
         content = base64.b64decode(value[value.find(",") + 1 :] if value.startswith("data:") else value, validate=True)
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP")) as picture:
-            if picture.width * picture.height > _MOST_PIXELS:
-                raise ConfigError(f"{name} has {picture.width} x {picture.height} pixels; make it smaller")
-            return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
-    except (binascii.Error, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        width, height = image_size(content)
+        if width * height > _MOST_PIXELS:
+            raise ConfigError(f"{name} has {width} x {height} pixels; make it smaller")
+        return decode_pixels(content, formats=("PNG", "JPEG", "WEBP"))
+    except (binascii.Error, ValueError, RowError) as error:
         raise ConfigError(f"{name} is not a PNG, JPEG or WebP file in base64") from error
 
 

@@ -1,16 +1,16 @@
 """Where rows come from: what a path holds, as units (`convert.units`) that are each read on their own."""
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...data.formats.folder_names import split_name
+from ...data.formats.folder_names import entries_of, split_name
 from ...data.formats.mds.packed import unpacked_name
 from ...data.formats.sample_files import IMAGE_SUFFIXES
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path
+from ...utils.log import get_logger
 from ..address_path import AddressPath
 from ..download.metadata import natural_key
 from .units import CsvUnit, FolderUnit, JsonLinesUnit, MdsUnit, ParquetUnit, TarUnit, Unit
@@ -32,10 +32,10 @@ _NAMING_KINDS = (".csv", ".jsonl", ".ndjson")
 def find_units(path, has_control: bool = False) -> list[Unit]:
     """What a path holds, by its content, units sorted by the numbers in their names. has_control: as units have it.
 
-    A file: a tar, a parquet file, a shard of MDS, a CSV file, JSON lines. A folder: with pictures, one unit; with
-    metadata.jsonl or metadata.csv, the table of a Hugging Face imagefolder; with tars, these (img2dataset writes
-    parquet files beside them); with folders, what each of them holds; with files of the other kinds, these. Raises
-    ConfigError, and DataError where nothing of this kind is there.
+    A file: a tar, a parquet file, a shard of MDS, a CSV file, JSON lines. A folder: with metadata.jsonl or
+    metadata.csv, the table of a Hugging Face imagefolder; else its pictures, one unit, or its tars (img2dataset writes
+    parquet files beside them), and what each of its folders holds; where none of this is there, files of the other
+    kinds. Raises ConfigError, and DataError where nothing of this kind is there.
 
     At an address, tars and parquet files are found by the same rule, and what else a folder is made of is refused.
     """
@@ -57,30 +57,32 @@ def find_units(path, has_control: bool = False) -> list[Unit]:
 def _units_of_folder(folder: Path) -> Iterator[Unit]:
     files, folders, has_images = [], [], False
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if _suffix(entry.name) in _FILE_KINDS and not entry.is_dir():
-                    files.append(entry.name)
-                elif entry.is_dir():
-                    folders.append(entry.name)
-                else:
-                    has_images |= split_name(entry.name)[1] in IMAGE_SUFFIXES
+        for name, is_folder in entries_of(folder):
+            if is_folder:
+                folders.append(name)
+            elif _suffix(name) in _FILE_KINDS:
+                files.append(name)
+            else:
+                has_images |= split_name(name)[1] in IMAGE_SUFFIXES
     except OSError as error:
         raise ConfigError(
             f"cannot read the folder {folder} ({error.strerror}); name one that holds 0000.jpg + 0000.txt, ..."
         ) from error
     files, folders = sorted(sorted(files), key=natural_key), sorted(sorted(folders), key=natural_key)
     if tables := [name for name in files if name in _IMAGEFOLDER_TABLES]:
-        yield _unit_of_file(folder / tables[0])
-    elif has_images:
-        yield FolderUnit(folder)
-    elif tars := [name for name in files if _suffix(name) == ".tar"]:
-        yield from (_unit_of_file(folder / name) for name in tars)
-    else:
-        units = [unit for name in folders for unit in _units_of_folder(folder / name)]
-        yield from units or (_unit_of_file(folder / name) for name in files)
+        yield _unit_of_file(folder / tables[0])  # which may name pictures of subfolders
+        return
+    tars = [name for name in files if _suffix(name) == ".tar"]
+    own: list[Unit] = [FolderUnit(folder)] if has_images else [_unit_of_file(folder / name) for name in tars]
+    own += [unit for name in folders for unit in _units_of_folder(folder / name)]
+    yield from own or (_unit_of_file(folder / name) for name in files)
+    read = [] if has_images else tars
+    described = {split_name(name)[0] for name in read} | set(folders)  # by a table of the same name
+    if own and (passed := [name for name in files if name not in read and split_name(name)[0] not in described]):
+        get_logger().warning(
+            "%s: %d files such as %s are not read beside pictures, tars or folders; name them to read them",
+            folder, len(passed), passed[0],
+        )  # fmt: skip
 
 
 def _units_at(path: AddressPath) -> list[Unit]:
@@ -92,9 +94,9 @@ def _units_at(path: AddressPath) -> list[Unit]:
             "disk, or download with --output-format webdataset"
         )
     tars, tables = ([name for name in files if _suffix(name) == kind] for kind in (".tar", ".parquet"))
-    folders = [] if tars else [folder / entry.name for entry in entries if entry.is_dir]
-    units = [unit for one in folders for unit in _units_at(one)]
-    return units or [_unit_of_file(folder / name) for name in tars or tables]
+    units = [_unit_of_file(folder / name) for name in tars]
+    units += [unit for entry in entries if entry.is_dir for unit in _units_at(folder / entry.name)]
+    return units or [_unit_of_file(folder / name) for name in tables]
 
 
 def _suffix(name: str) -> str:

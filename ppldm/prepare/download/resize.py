@@ -12,7 +12,7 @@ img2dataset's own resizer drops the EXIF rotation of what it encodes again, and 
 import io
 from dataclasses import dataclass
 
-from ...data.images.decode import WEB_FORMATS, decode_pixels, image_size
+from ...data.images.decode import decode_pixels, image_size
 from ...utils.errors import ConfigError, RowError
 from ..convert.reencode import Treatment, treat
 
@@ -49,8 +49,8 @@ class Resizer:
 
     def fit(self, image: bytes) -> tuple[bytes, int, int, int, int]:
         """(encoded, width, height, original width, original height). Raises RowError."""
-        self._check_size(*image_size(image, WEB_FORMATS))
-        pixels = decode_pixels(image, formats=WEB_FORMATS)
+        self._check_size(*image_size(image))
+        pixels = decode_pixels(image)
         height, width, _ = pixels.shape
         if image.startswith(_JPEG_START) and (not self.image_size or min(width, height) <= self.image_size):
             return image, width, height, width, height

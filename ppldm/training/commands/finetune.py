@@ -130,11 +130,14 @@ class Settings:
 
 def read_pictures(folder: Path, caption: str) -> Pictures:
     """What a folder holds, its subfolders too. Raises ConfigError where there are no pictures, or no captions."""
-    from ...data.formats.sample_files import IMAGE_SUFFIXES
+    from ...data.formats.folder_names import list_pictures
     from ...utils.checksums import digest_of
 
     folder = folder.absolute()
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower()[1:] in IMAGE_SUFFIXES)
+    try:
+        files = list_pictures(folder)
+    except OSError as error:
+        raise ConfigError(f"cannot read the folder {error.filename}: {error.strerror}; name another") from error
     if not files:
         raise ConfigError(f"{folder} holds no pictures; name a folder with .jpg, .png or .webp files")
     texts = [] if caption else [path for path in (file.with_suffix(".txt") for file in files) if path.is_file()]

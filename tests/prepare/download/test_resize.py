@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.images.decode import WEB_FORMATS, decode_pixels, image_size
+from ppldm.data.images.decode import FORMATS, decode_pixels, image_size
 from ppldm.prepare.download.failures import classify
 from ppldm.prepare.download.resize import Resizer
-from ppldm.utils.errors import ConfigError, RowError
+from ppldm.utils.errors import ConfigError
 
 
 def fit(image: bytes, **options):
@@ -44,20 +44,18 @@ def test_pixels_are_those_that_training_sees(name):
     encoded, *_, message = fit(image, encode_quality=100)
     assert message is None
     # The blocks have sharp edges, which JPEG blurs in colour; another frame or orientation differs by over 50.
-    assert np.abs(decode_pixels(encoded).astype(int) - decode_pixels(image, formats=WEB_FORMATS)).mean() < 12
+    assert np.abs(decode_pixels(encoded).astype(int) - decode_pixels(image)).mean() < 12
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize(
-    "image_format", [name for name in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF") if name in WEB_FORMATS]
-)
+@pytest.mark.parametrize("image_format", [name for name in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF") if name in FORMATS])
 def test_the_size_is_that_of_the_picture_as_shown(image_format, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = web.encode(web.picture(0, (60, 40)), image_format, exif=exif)
     shown = (60, 40) if orientation < 5 else (40, 60)
-    assert image_size(image, WEB_FORMATS) == shown
-    assert decode_pixels(image, formats=WEB_FORMATS).shape == (*shown[::-1], 3)
+    assert image_size(image) == shown
+    assert decode_pixels(image).shape == (*shown[::-1], 3)
     encoded, *sizes, message = fit(image, image_size=20)
     assert message is None and tuple(sizes[2:]) == shown and Image.open(io.BytesIO(encoded)).format == "JPEG"
 
@@ -67,11 +65,6 @@ def test_pixels_of_unknown_range_are_refused(dtype, top):
     image = web.encode(Image.fromarray(np.linspace(0, top, 64).reshape(8, 8).astype(dtype)), "TIFF")
     encoded, *_, message = fit(image)
     assert encoded is None and "pixel" in message and classify("failed_to_resize", message) == "decode"
-
-
-def test_formats_of_the_web_are_not_those_of_part_files():
-    with pytest.raises(RowError, match="no known format"):
-        decode_pixels(web.PICTURES["scan.tiff"])
 
 
 def test_exif_rotation_is_applied_where_a_picture_is_encoded_again():

@@ -166,7 +166,7 @@ def _settings(base, out, own):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["nowhere"], "nowhere holds no pictures"),
+        (["nowhere"], "cannot read the folder .*nowhere: No such file"),
         (["{pictures}/inner"], "no picture in .* has a caption; write cat.txt beside cat.jpg"),
         (["{pictures}", "--base", "{pictures}"], "is not a whole pipeline; make one of it with `ppldm export`"),
         (["{pictures}", "--batch-size", "0"], "--batch-size 0 must be above 0"),
