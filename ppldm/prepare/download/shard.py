@@ -245,7 +245,7 @@ def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) 
 def read_outcomes(folder: Path | RemotePath, number: int) -> list[Outcome]:
     """What became of each row of a shard, in the order of its table."""
     source = parquet_source(folder / f"{shard_name(number)}.parquet")
-    table = pq.read_table(source, columns=["url", "status", "error_message"])
+    table = pq.read_table(source, columns=["url", "status", "error_message"], partitioning=None)
     return [Outcome(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
 
 
@@ -266,7 +266,11 @@ def make_record(folder: Path | RemotePath, number: int) -> dict:
     path = folder / f"{shard_name(number)}.parquet"
     retried = Counter()
     if "retried_after" in pq.read_schema(parquet_source(path)).names:
-        retried.update(pq.read_table(parquet_source(path), columns=["retried_after"])["retried_after"].to_pylist())
+        retried.update(
+            pq.read_table(parquet_source(path), columns=["retried_after"], partitioning=None)[
+                "retried_after"
+            ].to_pylist()
+        )
     success = counts.pop("success", 0)
     return {
         "classes_version": CLASSES_VERSION,
