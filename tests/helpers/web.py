@@ -52,6 +52,13 @@ def sixteen_bit(image_format="PNG") -> bytes:
     return encode(Image.fromarray(ramp), image_format)
 
 
+def many_scans(scans: int, size=(48, 36)) -> bytes:
+    """A progressive JPEG that repeats its last scan."""
+    jpeg = encode(picture(24, size), progressive=True)
+    last = jpeg.rindex(b"\xff\xda")
+    return jpeg[:last] + jpeg[last:-2] * scans + jpeg[-2:]
+
+
 def transparent(image: Image.Image) -> bytes:
     image = image.convert("RGBA")
     image.putalpha(0)
@@ -111,7 +118,9 @@ FAILURES = {
     "huge.png": "too_large",
     "opted-out.jpg": "opt_out",
     "hung-up.jpg": "reset",
+    "scans.jpg": "decode",
 }
+_SCANS = many_scans(10_000)
 _STATUS = {"missing.jpg": 404, "forbidden.jpg": 403, "broken.jpg": 503}
 # `/good/N.jpg` is always there; `/late/N.jpg` once the server is `healed`; `/busy/N.jpg` when asked for again, a second
 # later; `/slow/N.jpg` after a while; `/secret/N.jpg` for user "me", password "p@ss"; `/to?URL` leads to the URL;
@@ -245,6 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in _ENCODINGS:
             encoding, pack = _ENCODINGS[path]
             self.send(pack(PICTURES[path]), Content_Encoding=encoding)
+        elif path == "scans.jpg":
+            self.send(_SCANS)
         elif path == "hung-up.jpg":
             self.connection.close()
         elif path in PICTURES:

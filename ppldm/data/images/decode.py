@@ -10,6 +10,7 @@ import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from ...utils.errors import RowError
+from .scans import check_scans
 
 # Between 89 and 179 million pixels Pillow warns; a picture is a bad row only where it refuses.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -66,6 +67,7 @@ def decode_image(image: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Imag
     Raises RowError "image" where it is damaged, of none of the formats, or so large that Pillow calls it a bomb (179
     million pixels).
     """
+    check_scans(image)
     try:
         with Image.open(io.BytesIO(image), formats=formats) as opened:
             return _to_rgb(ImageOps.exif_transpose(opened))
@@ -97,6 +99,7 @@ def check_pixels(image: bytes) -> np.ndarray:
 
 def _decode_plain_jpeg(image: bytes, **how) -> np.ndarray | None:
     """None for all that is not a sound JPEG file in colour or grey, of usual size, to be shown as it lies."""
+    check_scans(image)
     if not image.startswith(_JPEG_START) or _may_be_turned(image):
         return None
     try:
