@@ -17,6 +17,7 @@ from typing import Protocol
 
 from ..utils.errors import ConfigError, DataError, OutputError
 from ..utils.files import local_path
+from ..utils.machine.spark import escape_glob
 from .download.metadata import Table, Tables, natural_key
 from .filter.columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
 
@@ -262,11 +263,6 @@ def fingerprint_at(hadoop: Hadoop, addresses: Iterable[str]) -> dict[str, str]:
         facts.append([entry.name, entry.bytes, hadoop.checksum(address) or entry.time_ms])
     digest = sha256(json.dumps(facts).encode()).hexdigest()
     return {"state": digest, "content": digest}
-
-
-def escape_glob(address: str) -> str:
-    """An address as Spark's readers take it."""
-    return "".join(f"\\{letter}" if letter in "*?[]{}\\" else letter for letter in address)
 
 
 @dataclass(frozen=True)

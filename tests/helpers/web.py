@@ -52,6 +52,13 @@ def sixteen_bit(image_format="PNG") -> bytes:
     return encode(Image.fromarray(ramp), image_format)
 
 
+def many_scans(scans: int, size=(48, 36)) -> bytes:
+    """A progressive JPEG that repeats its last scan."""
+    jpeg = encode(picture(24, size), progressive=True)
+    last = jpeg.rindex(b"\xff\xda")
+    return jpeg[:last] + jpeg[last:-2] * scans + jpeg[-2:]
+
+
 def transparent(image: Image.Image) -> bytes:
     image = image.convert("RGBA")
     image.putalpha(0)
@@ -111,11 +118,14 @@ FAILURES = {
     "huge.png": "too_large",
     "opted-out.jpg": "opt_out",
     "hung-up.jpg": "reset",
+    "scans.jpg": "decode",
+    "early-for-ever.jpg": "too_large",
 }
+_SCANS = many_scans(10_000)
 _STATUS = {"missing.jpg": 404, "forbidden.jpg": 403, "broken.jpg": 503}
-# `/good/N.jpg` is always there; `/late/N.jpg` once the server is `healed`; `/busy/N.jpg` when asked for again, a second
-# later; `/slow/N.jpg` after a while; `/secret/N.jpg` for user "me", password "p@ss"; `/to?URL` leads to the URL;
-# `/limited.jpg` asks to be left alone for a day.
+# `/good/N.jpg` is always there; `/late/N.jpg` once the server is `healed`; `/busy/N.jpg` when asked for again, a
+# second later; `/slow/N.jpg` after a while; `/early/103-102/N.jpg` after answers of these statuses; `/secret/N.jpg`
+# for user "me", password "p@ss"; `/to?URL` leads to the URL; `/limited.jpg` asks to be left alone for a day.
 ESCAPES = b"\x1b]0;owned\x07\x1b[2J\x9b31m"
 
 
@@ -186,6 +196,11 @@ class _Handler(BaseHTTPRequestHandler):
         kind, _, name = path.partition("/")
         if kind == "to":
             self.send_status(302, Location=unquote(self.path.partition("?")[2]))
+        elif kind == "early":
+            statuses, _, name = name.partition("/")
+            for status in statuses.split("-"):
+                self.wfile.write(b"HTTP/1.1 %d Early\r\nLink: </a.css>; rel=preload\r\n\r\n" % int(status))
+            self.send(encode(picture(int(name.removesuffix(".jpg")))))
         elif kind == "slow":
             self.send_slowly(name)
         elif kind == "busy":
@@ -245,6 +260,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in _ENCODINGS:
             encoding, pack = _ENCODINGS[path]
             self.send(pack(PICTURES[path]), Content_Encoding=encoding)
+        elif path == "early-for-ever.jpg":
+            while not self.server.closing.is_set():
+                self.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        elif path == "scans.jpg":
+            self.send(_SCANS)
         elif path == "hung-up.jpg":
             self.connection.close()
         elif path in PICTURES:

@@ -12,6 +12,7 @@ import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from ...utils.errors import RowError
+from .scans import check_scans
 
 # Between 89 and 179 million pixels Pillow warns; a picture is a bad row only where it refuses.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -69,6 +70,7 @@ def open_upright(image: bytes | Image.Image, formats: tuple[str, ...] = FORMATS)
     Raises RowError "image" where it is damaged, of none of the formats, or so large that Pillow calls it a bomb (179
     million pixels).
     """
+    check_scans(image)
     try:
         if isinstance(image, Image.Image):
             _refuse_wrong(image)
@@ -117,6 +119,7 @@ def check_pixels(image: bytes) -> np.ndarray:
 
 def _decode_plain_jpeg(image: bytes, **how) -> np.ndarray | None:
     """None for all that is not a sound JPEG file in colour or grey, of usual size, to be shown as it lies."""
+    check_scans(image)
     if not image.startswith(_JPEG_START) or _may_be_turned(image):
         return None
     try:

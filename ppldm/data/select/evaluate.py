@@ -168,8 +168,9 @@ class _Judgement:
         kind = _kind(operand.value)
         column = self._columns.get(beside.name) if isinstance(beside, Field) else None
         as_float = column is not None and column.values.dtype == np.float64 and kind == _NUMERIC
-        dtype = np.float64 if as_float and _is_float(operand.value) else object
-        return np.full(self._num_rows, operand.value, dtype), np.full(self._num_rows, kind, dtype=np.uint8)
+        values = np.empty(self._num_rows, np.float64 if as_float and _is_float(operand.value) else object)
+        values.fill(operand.value)  # `np.full` would drop NULs at the end of a text
+        return values, np.full(self._num_rows, kind, dtype=np.uint8)
 
     def _missing(self, *operands: tuple[Field | Literal, np.ndarray]) -> np.ndarray:
         unknown = np.zeros(self._num_rows, dtype=np.uint16)

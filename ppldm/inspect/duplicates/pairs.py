@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from ...utils.errors import OutputError
 from ...utils.log import progress
-from ...utils.machine.duckdb import connect, execute, load_duckdb
+from ...utils.machine.duckdb import connect, execute, load_duckdb, parquet_sql
+from ...utils.machine.spark import escape_glob
 from .hashes import NUM_CROPS
 
 GROUP_LIMIT = 200  # hashes of equal bands that all others are compared with
@@ -110,8 +111,7 @@ def duckdb_engine(nodes: Path, memory_gb: float) -> Iterator[Engine]:
     duckdb = load_duckdb()
     try:
         with connect(memory_gb, nodes.parent / "spill") as connection:
-            place = str(nodes).replace("'", "''")
-            execute(connection, f"CREATE TABLE nodes AS SELECT * FROM read_parquet('{place}')")
+            execute(connection, f"CREATE TABLE nodes AS SELECT * FROM {parquet_sql([nodes])}")
             run = lambda query: execute(connection, query, lambda done: done.to_arrow_table())  # noqa: E731
             yield Engine(run, "xor({}, {})".format, "nodes")
     except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
@@ -121,5 +121,5 @@ def duckdb_engine(nodes: Path, memory_gb: float) -> Iterator[Engine]:
 
 def spark_engine(spark, nodes: Path) -> Engine:
     """Over the parquet file `nodes`, in a folder that all executors see."""
-    spark.read.parquet(f"file://{nodes.absolute()}").createOrReplaceTempView("nodes")
+    spark.read.parquet(escape_glob(f"file://{nodes.absolute()}")).createOrReplaceTempView("nodes")
     return Engine(lambda query: spark.sql(query).toArrow(), "({} ^ {})".format, "nodes")

@@ -136,7 +136,7 @@ def _read_captions(shard: Path) -> dict[str, str]:
     path = shard.with_name(f"{shard.name}.parquet")
     if not path.exists():
         return {}
-    table = pq.read_table(path, columns=["key", "caption", "status"]).to_pylist()
+    table = pq.read_table(path, columns=["key", "caption", "status"], partitioning=None).to_pylist()
     return {row["key"]: row["caption"] or "" for row in table if row["status"] == "success"}
 
 

@@ -69,7 +69,7 @@ def count_samples(shard: Path) -> int:
             images = (path for path in shard.iterdir() if path.suffix[1:].lower() in IMAGE_SUFFIXES)
             return sum(any(path.with_suffix(f".{text}").exists() for text in _TEXTS) for path in images)
         if shard.suffix == ".parquet":
-            return pq.read_table(shard, columns=["status"])["status"].to_pylist().count("success")
+            return pq.read_table(shard, columns=["status"], partitioning=None)["status"].to_pylist().count("success")
         with open(shard, "rb") as file:
             samples = (own.keys() for _, own in read_samples(file, shard))
             return sum(not (own.isdisjoint(IMAGE_SUFFIXES) or own.isdisjoint(_TEXTS)) for own in samples)

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ...utils.errors import DataError
 from ...utils.files import finish_file, link_or_copy, remove_path
-from ...utils.machine.duckdb import connect, execute, load_duckdb
+from ...utils.machine.duckdb import connect, escape_glob, execute, load_duckdb, parquet_sql, quote_text
 from ...utils.machine.resources import usable_memory_bytes
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz")
@@ -51,11 +51,11 @@ def make_captions(files: list[Path], query: str, table: Path) -> dict:
     folder.mkdir()
     for file in files:
         _unpack(file, folder)
-    wanted = f"SELECT * FROM ({query.format(folder=folder)}) WHERE key IS NOT NULL"
+    wanted = f"SELECT * FROM ({query.format(folder=quote_text(escape_glob(folder))[1:-1])}) WHERE key IS NOT NULL"
     one_each = f"{wanted} QUALIFY row_number() OVER (PARTITION BY key ORDER BY caption) = 1 ORDER BY key"
     try:
         with connect(max(1, (usable_memory_bytes() or 4 << 30) >> 31), folder) as connection:
-            ((count,),) = execute(connection, f"COPY ({one_each}) TO '{temporary}' (FORMAT parquet)")
+            ((count,),) = execute(connection, f"COPY ({one_each}) TO {quote_text(str(temporary))} (FORMAT parquet)")
     except duckdb.Error as error:
         raise DataError(
             f"the captions of {files[0].name} are not as they were published ({error}); delete it and try again"
@@ -75,7 +75,7 @@ class Captions:
 
     def find(self, keys: list[str]) -> dict[str, dict]:
         """The rows of keys that are there, null values left out."""
-        question = f"SELECT * FROM read_parquet('{self._table}') WHERE key IN (SELECT unnest(?))"
+        question = f"SELECT * FROM {parquet_sql([self._table])} WHERE key IN (SELECT unnest(?))"
         found = self._connection.execute(question, [keys])
         names = [column[0] for column in found.description]
         rows = (dict(zip(names, values, strict=True)) for values in found.fetchall())

@@ -81,7 +81,7 @@ def install(
     environment names an impossible proxy.
     """
     check_proxies()
-    opener = _BoundedOpener(bounds, last_moment, on_fetch, HostLimits(requests_per_host), blocked)
+    opener = _BoundedOpener(bounds, last_moment, on_fetch, HostLimits(requests_per_host, bounds.url_seconds), blocked)
     for handler in (
         _ProxyHandler,
         urllib.request.UnknownHandler,
@@ -167,7 +167,8 @@ class _BoundedOpener(urllib.request.OpenerDirector):
                 return response
             except HTTPError as error:
                 error.close()
-                if not self.hosts.note_refusal(_host_of(error.url), error):
+                asked_sec = self.hosts.note_refusal(_host_of(error.url), error)
+                if asked_sec is None or asked_sec >= _fetch.deadline - time.monotonic():
                     raise
 
     def _await_turn(self, host: str) -> None:
@@ -309,6 +310,12 @@ class _Response(http.client.HTTPResponse):
     def __init__(self, sock, *args, **kwargs):
         super().__init__(sock, *args, **kwargs)
         self.fp = io.BufferedReader(_BoundedStream(self.fp.detach()), 65536)
+
+    def _read_status(self):
+        """http.client passes over 100 alone of the answers before the answer (103 Early Hints, 102 Processing)."""
+        while (found := super()._read_status())[1] // 100 == 1:
+            http.client.parse_headers(self.fp)
+        return found
 
     def begin(self) -> None:
         super().begin()

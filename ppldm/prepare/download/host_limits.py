@@ -1,8 +1,10 @@
 """How much one host is asked at once, and how long it is left alone where it says that this is too much.
 
 Laws. At most `max_requests` fetches of URLs of one host run at a time. After an answer 429, or 503 with `Retry-After`,
-the host is not asked for the time that it names, or else for 1, 2, 4, ... 60 seconds, until it answers well again. All
-of this is of one process: a download of 16 processes may ask a host 16 times as much.
+the host is not asked for the time that it names, or else for 1, 2, 4, ... 60 seconds, until it answers well again. A
+time that no URL can wait for ends the fetch of the URL that was answered so; the others of the host wait for 1/4 of
+the time of a URL, after the next such answer for 1/2, and so on: one answer does not stop a host, and a host that
+insists is left alone. All of this is of one process: a download of 16 processes may ask a host 16 times as much.
 """
 
 import threading
@@ -11,16 +13,18 @@ from collections import Counter
 from email.utils import parsedate_to_datetime
 from urllib.error import HTTPError
 
+_FIRST_SHARE = 0.25
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
 # A host that asks for more than this is asked again all the same.
 _MAX_RETRY_AFTER_SEC = 3600.0
 
 
 class HostLimits:
-    """The state of all hosts; `max_requests` 0 means no limit. Times are of time.monotonic, in seconds."""
+    """The state of all hosts; `max_requests` 0 means no limit. `url_seconds`: what a URL may take. Times are of
+    time.monotonic, in seconds."""
 
-    def __init__(self, max_requests: int):
-        self.max_requests = max_requests
+    def __init__(self, max_requests: int, url_seconds: float = 60.0):
+        self.max_requests, self.url_seconds = max_requests, url_seconds
         self._changed = threading.Condition()
         self._running: Counter[str] = Counter()
         self._not_before: dict[str, float] = {}
@@ -51,19 +55,22 @@ class HostLimits:
         with self._changed:
             self._refusals.pop(host, None)
 
-    def note_refusal(self, host: str, error: HTTPError) -> bool:
-        """Leave the host alone for a while, where its answer asks for that; return whether it does."""
+    def note_refusal(self, host: str, error: HTTPError) -> float | None:
+        """Leave the host alone for a while, where its answer asks for that; for how many seconds it does, or None."""
         asked_sec = read_retry_after(error.headers.get("Retry-After", ""))
         if error.code != 429 and not (error.code == 503 and asked_sec is not None):
-            return False
+            return None
         with self._changed:
             now = time.monotonic()
             if now >= self._not_before.get(host, 0.0):  # one refusal for all that were sent together
                 self._refusals[host] += 1
-            backed_off_sec = min(_FIRST_PAUSE_SEC * 2 ** min(self._refusals[host] - 1, 16), _LONGEST_PAUSE_SEC)
-            pause_sec = backed_off_sec if asked_sec is None else asked_sec
-            self._not_before[host] = max(self._not_before.get(host, 0.0), now + pause_sec)
-        return True
+            growth = 2 ** min(self._refusals[host] - 1, 16)
+            if asked_sec is None:
+                asked_sec = bound_sec = min(_FIRST_PAUSE_SEC * growth, _LONGEST_PAUSE_SEC)
+            else:
+                bound_sec = _FIRST_SHARE * self.url_seconds * growth
+            self._not_before[host] = max(self._not_before.get(host, 0.0), now + min(asked_sec, bound_sec))
+        return asked_sec
 
 
 def read_retry_after(value: str) -> float | None:

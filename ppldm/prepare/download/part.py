@@ -189,7 +189,7 @@ class PartDownload:
 
 
 def _read_shard(path: Path | RemotePath, columns: list[str]) -> pa.Table:
-    return pq.read_table(parquet_source(path), columns=columns)
+    return pq.read_table(parquet_source(path), columns=columns, partitioning=None)
 
 
 def find_removed(metadata, out, downloads: Collection[PartDownload], redo: bool) -> list[Path | RemotePath]:

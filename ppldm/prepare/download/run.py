@@ -10,21 +10,24 @@ from functools import cached_property, partial
 from itertools import islice
 from math import isfinite
 
-from ...utils.errors import ConfigError, EnvironmentProblem, OutputError, PpldmError
+from ...utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError, PpldmError
 from ...utils.files import count_free_bytes, make_output_dir, write_json
 from ...utils.log import following, get_logger
 from ...utils.machine.spark import following_tasks, spark_session
 from ...utils.processes.workers import map_with_deadline
 from ..address_path import AddressPath
 from .failures import describe_failures, describe_rows
-from .network import find_network_fault
+from .in_flight import blame, read_blamed
+from .network import find_network_fault, without_password
 from .part import PartDownload
-from .shard import ShardSettings, ShardTask, download_shard, fetch_samples, stats_path
+from .shard import ShardSettings, ShardTask, download_shard, fetch_samples, in_flight_path, stats_path
 from .shard_at import download_shard_at
 from .shard_rows import sample_urls
 
 DISTRIBUTORS = ("multiprocessing", "pyspark")
 _KILL_GRACE_SECONDS = 120
+# Of a shard, each after another picture was found that ends its process.
+_MAX_TRIES = 20
 _PREFLIGHT_URL_SECONDS, _PREFLIGHT_SECONDS = 20, 300
 _MIN_PREFLIGHT_URLS, _MAX_SAMPLED_PARTS = 20, 16
 # Below this, no more shards are begun.
@@ -108,9 +111,13 @@ class Run:
         settings, name = self.settings, item.folder.name
         with item.claimed(*self.plans[item], self.redo):
             failed = runner.run(_while_room(self.tasks(item), item.folder), settings, self.count_rows(item), name)
-            if failed:
+            known = -1
+            for _ in range(_MAX_TRIES):
+                # Whoever finds no other picture to blame than the try before has no more to try.
+                if not failed or known == (known := runner.count_blamed(failed)):
+                    break
                 get_logger().warning("%s: %d shard(s) are tried once more", item.folder, len(failed))
-                runner.run(iter(failed), settings, sum(task.num_rows for task in failed), name)
+                failed = runner.run(iter(failed), settings, sum(task.num_rows for task in failed), name)
             report = item.report()
             write_json(item.folder / ".download" / "report.json", report)
         get_logger().info("%s: %s", item.folder, describe_rows(report))
@@ -145,9 +152,19 @@ class Runner:
             if isinstance(result, EnvironmentProblem | OutputError | ConfigError):
                 raise result
             if isinstance(result, PpldmError):
+                path = in_flight_path(task.part_folder, task.number)
+                if self.distributor == "multiprocessing":
+                    blame(path)
+                    urls = ", ".join(map(without_password, sorted(read_blamed(path))))
+                    result = f"{result}; left out from now on: {urls}" if urls else result
                 get_logger().warning("shard %d of %s: %s", task.number, task.part_folder, result)
                 failed.append(task)
         return failed
+
+    def count_blamed(self, tasks: Sequence[ShardTask]) -> int:
+        """How many pictures of shards of this machine are known to have ended a process."""
+        paths = (in_flight_path(task.part_folder, task.number) for task in tasks)
+        return sum(len(read_blamed(path)) for path in paths if self.distributor == "multiprocessing")
 
     def _run_here(
         self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
@@ -216,6 +233,9 @@ def _check_network(todo: Sequence[PartDownload], num_rows: int, settings: ShardS
     bounds = replace(settings.bounds, url_seconds=min(settings.bounds.url_seconds, _PREFLIGHT_URL_SECONDS))
     fetch = partial(fetch_samples, settings=replace(settings, bounds=bounds), seconds=_PREFLIGHT_SECONDS)
     [(_, samples)] = map_with_deadline(fetch, [urls], 1, _PREFLIGHT_SECONDS + _KILL_GRACE_SECONDS)
+    if isinstance(samples, DataError):  # its process was ended, as a shard's may be
+        get_logger().warning("how much room the pictures need is not known: %s", samples)
+        return 0.0
     if isinstance(samples, PpldmError):
         raise samples
     outcomes = [outcome for outcome, _ in samples]

@@ -22,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +38,7 @@ from ...utils.variables import set_for_libraries
 from ..block_list import NOTHING, BlockList
 from .failures import CLASSES_VERSION
 from .fetch import Bounds, install
+from .in_flight import WatchedResizer
 from .network import Outcome, find_network_fault, without_password
 from .resize import Resizer
 from .shard_journal import Journal, JournalingWriter
@@ -117,6 +119,10 @@ def journal_path(part_folder: Path | RemotePath, number: int) -> Path:
     return part_folder / ".download" / "journals" / shard_name(number)
 
 
+def in_flight_path(part_folder: Path | RemotePath, number: int) -> Path:
+    return part_folder / ".download" / "journals" / f"{shard_name(number)}.decoding"
+
+
 def stats_path(part_folder: Path | RemotePath, number: int) -> Path:
     return part_folder / f"{shard_name(number)}_stats.json"
 
@@ -151,6 +157,7 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
     finally:
         shutil.rmtree(work, ignore_errors=True)
     journal.path.unlink(missing_ok=True)
+    in_flight_path(task.part_folder, task.number).unlink(missing_ok=True)
     task.rows_file.unlink(missing_ok=True)
     return record
 
@@ -182,9 +189,10 @@ def _fetch_missing_rows(
     for _ in journal.rows:
         on_fetch()
     columns = (*settings.columns, *(RETRY_COLUMNS if task.is_retry else ()))
-    downloader = _make_downloader(settings, columns, work, task.number, missing, journal)
     _install(settings, settings.shard_seconds, on_fetch)
-    downloader.download_shard((task.number, str(rows_file)))
+    with closing(WatchedResizer(settings.resizer, in_flight_path(task.part_folder, task.number))) as resizer:
+        downloader = _make_downloader(settings, columns, work, task.number, missing, journal, resizer)
+        downloader.download_shard((task.number, str(rows_file)))
     if journal.rows:
         _correct_stats(work, task.number)
 
@@ -245,7 +253,7 @@ def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) 
 def read_outcomes(folder: Path | RemotePath, number: int) -> list[Outcome]:
     """What became of each row of a shard, in the order of its table."""
     source = parquet_source(folder / f"{shard_name(number)}.parquet")
-    table = pq.read_table(source, columns=["url", "status", "error_message"])
+    table = pq.read_table(source, columns=["url", "status", "error_message"], partitioning=None)
     return [Outcome(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
 
 
@@ -266,7 +274,11 @@ def make_record(folder: Path | RemotePath, number: int) -> dict:
     path = folder / f"{shard_name(number)}.parquet"
     retried = Counter()
     if "retried_after" in pq.read_schema(parquet_source(path)).names:
-        retried.update(pq.read_table(parquet_source(path), columns=["retried_after"])["retried_after"].to_pylist())
+        retried.update(
+            pq.read_table(parquet_source(path), columns=["retried_after"], partitioning=None)[
+                "retried_after"
+            ].to_pylist()
+        )
     success = counts.pop("success", 0)
     return {
         "classes_version": CLASSES_VERSION,
@@ -337,7 +349,13 @@ def _import_downloader():
 
 
 def _make_downloader(
-    settings: ShardSettings, columns: Sequence[str], folder: Path, number: int, rows: Sequence[int], journal: Journal
+    settings: ShardSettings,
+    columns: Sequence[str],
+    folder: Path,
+    number: int,
+    rows: Sequence[int],
+    journal: Journal,
+    resizer: WatchedResizer,
 ):
     """img2dataset's Downloader for some rows of shard `number`, which takes the others from the journal."""
     downloader = _import_downloader()
@@ -360,7 +378,8 @@ def _make_downloader(
 
     return downloader.Downloader(
         sample_writer_class=make_writer,
-        resizer=settings.resizer,
+        resizer=resizer,
+        blurring_bbox_col="url",  # that is, `resizer` is called with it
         thread_count=settings.thread_count,
         save_caption=True,
         extract_exif=True,

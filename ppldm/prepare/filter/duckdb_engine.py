@@ -9,7 +9,7 @@ from pathlib import Path
 from ...utils.errors import DataError, OutputError
 from ...utils.files import finish_file, read_json, write_json
 from ...utils.log import following, get_logger, progress
-from ...utils.machine.duckdb import connect, execute, load_duckdb
+from ...utils.machine.duckdb import connect, execute, load_duckdb, parquet_sql
 from ...utils.machine.resources import count_usable_cores
 from ..block_list import NOTHING, BlockList
 from ..download.metadata import Tables
@@ -127,7 +127,6 @@ def _first_place(plan: Plan, part: int) -> str:
 def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockList = NOTHING) -> Iterator:
     """A connection with the relation of all rows, its errors as ours."""
     duckdb = load_duckdb()
-    files = ", ".join(DUCKDB.quote_text(_escape_glob(str(path))) for path in tables.paths)
     try:
         with connect(memory_gb, spill) as connection:
             # Measured for our own bars, and not printed.
@@ -135,7 +134,7 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockLi
             connection.execute("SET enable_progress_bar = true")
             rows = (
                 f"SELECT {_select_columns(tables)}, file_index AS {FILE}, file_row_number AS {ROW} FROM "
-                f"read_parquet([{files}], union_by_name = {bool(tables.spellings)})"
+                + parquet_sql(tables.paths, f", union_by_name = {bool(tables.spellings)}")
             )
             if blocked.urls:
                 _load(connection, blocked)
@@ -153,9 +152,9 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockLi
             f"DuckDB cannot read or write ({_one_line(error)}); make room and see to the files"
         ) from error
     except duckdb.Error as error:
-        raise DataError(
-            f"{_find_damaged(tables)} cannot be read ({_one_line(error)}); get it again or omit it"
-        ) from error
+        if damaged := _find_damaged(tables):
+            raise DataError(f"{damaged} cannot be read ({_one_line(error)}); get it again or omit it") from error
+        raise DataError(f"DuckDB cannot answer the conditions ({_one_line(error)}); see to --where") from error
 
 
 def _load(connection, blocked: BlockList) -> None:
@@ -178,22 +177,17 @@ def _select_columns(tables: Tables) -> str:
     return ", ".join(found)
 
 
-def _find_damaged(tables: Tables) -> str:
-    """The first file of which not all columns can be read, which DuckDB's errors do not name."""
+def _find_damaged(tables: Tables) -> Path | None:
+    """The first file of which not all columns can be read, which DuckDB's errors do not name; None if all can."""
     import duckdb
 
     with duckdb.connect(":memory:") as connection:
         for path in tables.paths:
             try:
-                file = DUCKDB.quote_text(_escape_glob(str(path)))
-                execute(connection, f"SELECT max(hash(COLUMNS(*))) FROM read_parquet([{file}])")
+                execute(connection, f"SELECT max(hash(COLUMNS(*))) FROM {parquet_sql([path])}")
             except duckdb.Error:
-                return str(path)
-    return "the input"
-
-
-def _escape_glob(path: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
+                return path
+    return None
 
 
 def _one_line(error: Exception) -> str:

@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote
 
-from ...utils.errors import ConfigError, DataError
+from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.log import get_logger
-from ...utils.machine.spark import following_tasks, spark_session
+from ...utils.machine.spark import escape_glob, following_tasks, spark_session
 from ..download.metadata import Tables
-from ..hadoop import Hadoop, escape_glob, split_address
+from ..hadoop import Hadoop, split_address
 from .plan import Plan
 from .sql import BLOCKED, FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
 
@@ -30,8 +30,10 @@ def filter_tables(plan: Plan, folder: str, memory_gb: float, master: str | None 
     """Write `part_1.parquet`, ... into the folder of the address `folder`; rows by the code of what dropped them
     (`Plan.count_query`). What an interrupted run of the same plan has finished there is kept.
 
-    Raises EnvironmentProblem, DataError.
+    Raises EnvironmentProblem, DataError, OutputError.
     """
+    if "${" in folder:
+        raise OutputError(f"Hadoop takes ${{...}} in {folder} for a variable; name another folder by --output")
     staging, counts_address = f"{folder}/{_STAGING}", f"{folder}/{_COUNTS}"
     with spark_session(master, memory_gb) as spark:
         hadoop = Hadoop.of(spark)
@@ -99,7 +101,10 @@ def _mark_blocked(spark, frame, plan: Plan):
 
 
 def check_names(tables: Tables) -> None:
-    """Raises ConfigError where a column has several names, which Spark's reader does not bring together."""
+    """Raises ConfigError where a column has several names, which Spark's reader does not bring together, or one that
+    Hadoop's settings, through which a table's schema goes, take for a variable's value."""
+    if variables := [name for name in tables.columns.kinds if "${" in name]:
+        raise ConfigError(f"Spark takes ${{...}} in column {variables[0]!r} for a variable; use --engine duckdb")
     if tables.spellings:
         name, others = min(tables.spellings.items())
         raise ConfigError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ...data.select.expression import All, Any, Compare, Expression, Field, Literal, Member, Not
 from ...utils.errors import ConfigError
+from ...utils.machine.duckdb import quote_text
 from .columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns
 
 # Names that the queries add to a table's own.
@@ -33,7 +34,7 @@ class Dialect:
 
 DUCKDB = Dialect(
     quote_name=lambda name: '"' + name.replace('"', '""') + '"',
-    quote_text=lambda text: "'" + text.replace("'", "''") + "'",
+    quote_text=quote_text,
 )
 SPARK = Dialect(
     quote_name=lambda name: "`" + name.replace("`", "``") + "`",
@@ -129,6 +130,8 @@ class _Compiler:
         if isinstance(side.value, bool):
             return str(side.value).upper()
         if isinstance(side.value, str):
+            if side.value != side.value.encode(errors="replace").decode():
+                raise ConfigError(f"the text {side.value!r} of a condition is not UTF-8; write it in UTF-8")
             return self._dialect.quote_text(side.value)
         return f"CAST('{float(side.value)!r}' AS DOUBLE)" if as_double else str(side.value)
 

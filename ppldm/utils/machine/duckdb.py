@@ -1,7 +1,7 @@
 """DuckDB in this process: within a memory and all usable cores, and with queries that Ctrl-C ends well."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +23,24 @@ def load_duckdb() -> ModuleType:
     except ImportError as error:
         raise EnvironmentProblem(f"DuckDB cannot be imported ({error}); pip install duckdb") from error
     return duckdb
+
+
+def quote_text(text: str) -> str:
+    """SQL: a text. DuckDB's parser takes no NUL within quotes."""
+    quoted = "'" + text.replace("'", "''") + "'"
+    return "(" + quoted.replace("\0", "' || chr(0) || '") + ")" if "\0" in text else quoted
+
+
+def escape_glob(path) -> str:
+    """A path as DuckDB's readers take it, which would take signs of it for a pattern."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
+
+
+def parquet_sql(paths: Iterable[Path], options: str = "") -> str:
+    """SQL: the rows of these files alone, with the columns that are in them, and not those that a folder's name might
+    state (`year=2020`)."""
+    files = ", ".join(quote_text(escape_glob(path)) for path in paths)
+    return f"read_parquet([{files}], hive_partitioning = false{options})"
 
 
 @contextmanager

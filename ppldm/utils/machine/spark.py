@@ -27,6 +27,8 @@ _RESULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
     "spark.sql.ansi.enabled": "true",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.variable.substitute": "false",  # else `${env:NAME}` in a text or a name is a variable's value
     "spark.sql.parquet.compression.codec": "snappy",
 }
 
@@ -43,6 +45,11 @@ def check_java() -> None:
         raise EnvironmentProblem(f"Spark needs Java {MIN_JAVA} or newer, and there is none here. {_INSTALL_JAVA}")
     if parse_java_major(version) < MIN_JAVA:
         raise EnvironmentProblem(f"Spark needs Java {MIN_JAVA} or newer, and this is {version}. {_INSTALL_JAVA}")
+
+
+def escape_glob(address: str) -> str:
+    """An address as Spark's readers take it, which would take signs of it for a pattern."""
+    return "".join(f"\\{letter}" if letter in "*?[]{}\\" else letter for letter in address)
 
 
 @contextmanager

@@ -105,12 +105,27 @@ def test_a_host_that_asks_for_time_gets_it_and_is_asked_again():
         install(Bounds(30, 10**6))
         assert fetch(server.url("busy/1.jpg")) == web.encode(web.picture(1))
         assert server.hits["busy/1.jpg"] == 2
-        install(Bounds(0.5, 10**6))  # no time to wait: the URL fails at once, and so do the others of its host
-        assert failure(server.url("busy/2.jpg")) == "limited"
-        hits = server.hits.total()
-        assert failure(server.url("good/1.jpg")) == "limited" and server.hits.total() == hits
-        assert fetch(server.url("good/1.jpg", "localhost")) == web.encode(web.picture(1))  # another host
+        install(Bounds(0.9, 10**6))  # no time to wait: the URL fails at once, and not the others of its host
+        assert failure(server.url("busy/2.jpg")) == "limited" and server.hits["busy/2.jpg"] == 1
+        assert fetch(server.url("good/1.jpg")) == web.encode(web.picture(1))
     assert "limited" in TEMPORARY
+
+
+def test_one_answer_does_not_stop_a_host():
+    with web.serve() as server:
+        install(Bounds(4, 10**6))
+        assert failure(server.url("limited.jpg")) == "limited" and server.hits["limited.jpg"] == 1
+        assert fetch(server.url("good/1.jpg")) == web.encode(web.picture(1))
+
+
+@pytest.mark.parametrize("statuses", [(103,), (102, 103, 103), (100, 103), (103, 100), (199,), (101,)])
+def test_an_answer_before_the_answer_is_passed_over(statuses):
+    with web.serve() as server:
+        install(Bounds(30, 10**6))
+        path = f"early/{'-'.join(map(str, statuses))}/1.jpg"
+        assert fetch(server.url(path)) == web.encode(web.picture(1))
+        install(Bounds(2, 10**5))
+        assert failure(server.url("early-for-ever.jpg")) in ("deadline", "too_large")
 
 
 def test_a_broken_server_is_not_waited_for(server):

@@ -65,10 +65,26 @@ def test_refusals_of_requests_that_were_sent_together_count_once(clock):
 
 def test_a_host_is_taken_at_its_word(clock):
     hosts = HostLimits(0)
-    assert hosts.note_refusal("a", refusal(503, "7")) and hosts.pause_sec("a") == 7
-    assert hosts.note_refusal("a", refusal(429, "5")) and hosts.pause_sec("a") == 7  # the longer wish holds
+    assert hosts.note_refusal("a", refusal(503, "7")) == 7 and hosts.pause_sec("a") == 7
+    assert hosts.note_refusal("a", refusal(429, "5")) == 5 and hosts.pause_sec("a") == 7  # the longer wish holds
     clock[0] += 3
     assert hosts.pause_sec("a") == 4
     for error in (refusal(503), refusal(500, "9"), refusal(404, "9")):
-        assert not hosts.note_refusal("b", error)
+        assert hosts.note_refusal("b", error) is None
     assert hosts.pause_sec("b") == 0
+
+
+@pytest.mark.parametrize("asked", ["2099", "61", "Fri, 31 Dec 9999 23:59:59 GMT", "9" * 50])
+def test_one_wish_does_not_stop_a_host_and_a_host_that_insists_is_left_alone(clock, asked):
+    hosts = HostLimits(0, 60.0)
+    pauses = []
+    for _ in range(10):
+        assert hosts.note_refusal("a", refusal(429, asked)) > 60
+        hosts.note_refusal("a", refusal(429, asked))  # of a request that was sent with it
+        pauses.append(hosts.pause_sec("a"))
+        clock[0] += pauses[-1]
+    most = read_retry_after(asked)
+    assert pauses == pytest.approx([min(15 * 2**number, most) for number in range(10)], abs=1)
+    hosts.note_success("a")
+    hosts.note_refusal("a", refusal(429, asked))
+    assert hosts.pause_sec("a") == pytest.approx(15)

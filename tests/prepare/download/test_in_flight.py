@@ -1,0 +1,94 @@
+"""Laws: a picture that cannot be decoded in time, or ends the process, costs its own row alone; what was killed for
+other reasons is tried again."""
+
+import io
+import json
+
+import pytest
+import stubborn
+import web
+from downloads import SETTINGS, read_rows, write_metadata
+
+from ppldm.data.images.decode import check_pixels, decode_image, decode_pixels
+from ppldm.data.images.scans import check_scans
+from ppldm.prepare.download import run as download_run
+from ppldm.prepare.download.download import download
+from ppldm.prepare.download.in_flight import WatchedResizer, blame, read_blamed
+from ppldm.prepare.download.resize import Resizer
+from ppldm.utils.errors import RowError
+
+
+@pytest.mark.parametrize("end", stubborn.ENDS)
+def test_all_rows_but_the_stubborn_ones_are_delivered(tmp_path, monkeypatch, capsys, end):
+    poison = (7, 13)
+    pictures = tuple(web.encode(web.picture(number)) for number in poison)
+    monkeypatch.setattr(download_run, "download_shard", stubborn.download_stubborn_shard)
+    monkeypatch.setattr(
+        "ppldm.prepare.download.resize.Resizer",
+        lambda *options: stubborn.StubbornResizer(*options, poison=pictures, end=end),
+    )
+    with web.serve() as server:
+        urls = [server.url(f"good/{number}.jpg") for number in range(20)]
+        metadata = write_metadata(tmp_path / "part_1.parquet", urls)
+        report = download(metadata, tmp_path / "out", **SETTINGS)
+    assert report["success"] == 18 and report["failed"] == {"deadline": 2}
+    failed = [row["url"] for row in read_rows(tmp_path / "out/part_1") if row["status"] != "success"]
+    assert sorted(failed) == sorted(urls[number] for number in poison)
+    assert "good/" in report["examples"]["deadline"]
+    assert not list((tmp_path / "out/part_1/.download/journals").iterdir())
+
+
+def test_only_what_ended_its_process_is_blamed(tmp_path):
+    path = tmp_path / "00000.decoding"
+    picture = web.encode(web.picture(1))
+    lines = lambda *urls: b"".join(json.dumps([url]).encode() + b"\n" for url in urls)  # noqa: E731
+
+    path.write_bytes(lines("http://a/ü\n1"))  # of a run that was killed as a whole
+    assert read_blamed(path) == set()
+    watched = WatchedResizer(Resizer(), path)
+    assert watched(io.BytesIO(picture), "http://a/ü\n1")[-1] is None and path.read_bytes() == b""
+    blame(path)  # between two pictures
+    watched.close()
+    assert read_blamed(path) == set()
+    path.write_bytes(lines("http://a/ü\n1") + b"Timeout (0:02:00)!\nThread 0x1\n")
+    watched = WatchedResizer(Resizer(), path)
+    assert watched(io.BytesIO(picture), "http://a/ü\n1")[-1].startswith("deadline: ")
+    assert watched(io.BytesIO(picture), "http://a/2")[-1] is None
+    watched.close()
+    path.write_bytes(path.read_bytes() + lines("http://b/") + b"blamed\n" + b'["http://cut')
+    assert read_blamed(path) == {"http://a/ü\n1", "http://b/"}
+
+
+@pytest.mark.parametrize("decode", [decode_image, decode_pixels, check_pixels])
+@pytest.mark.parametrize(
+    "jpeg",
+    [
+        web.many_scans(501),
+        web.many_scans(40_000),
+        web.many_scans(501).replace(b"\xff\xda", b"\xff\xff\xff\xda"),
+        web.many_scans(100, (5000, 5000)),
+    ],
+    ids=["501", "40000", "with fill bytes", "of a large picture"],
+)
+def test_a_file_of_too_many_scans_is_refused_before_it_is_decoded(monkeypatch, decode, jpeg):
+    for name in ("PIL.Image.open", "simplejpeg.decode_jpeg"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("it was opened"))
+    with pytest.raises(RowError, match="scans of"):
+        decode(jpeg)
+
+
+@pytest.mark.parametrize(
+    "jpeg",
+    [
+        web.encode(web.picture(1)),
+        web.encode(web.picture(1), progressive=True),
+        web.many_scans(400),
+        web.many_scans(50, (5000, 5000)),
+        web.encode(web.picture(1)) + b"\xff\xda\x00\x02" * 1000,  # behind the picture, as of a film
+        web.encode(web.picture(1), exif=b"Exif\0\0" + b"\xff\xda" * 1000),  # in a segment
+        b"\xff\xd8\xff" + b"\xff\xda" * 100,
+        web.encode(web.picture(1), "PNG") + b"\xff\xda" * 1000,
+    ],
+)
+def test_what_encoders_write_is_let_through(jpeg):
+    check_scans(jpeg)
