@@ -54,10 +54,17 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an option does nothing without: in words, and whether it is there, given all settings of a run."""
+    """What an option does nothing without, or with `beside` what it does nothing beside: in words, and whether the
+    option has an effect, given all settings of a run."""
 
     words: str
     met: Callable[[typing.Any], bool]
+    beside: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The words, as after "does nothing"."""
+        return f"{'beside' if self.beside else 'without'} {self.words}"
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,8 @@ def make_recipe(tree: dict, loop: bool, config: type) -> Recipe:
 
 
 def idle_settings(recipe: Recipe, loop: bool) -> list[tuple[Option, str]]:
-    """Settings that differ from their defaults and do nothing, each with what it would need."""
+    """Settings that do nothing though a flag gives them or they differ from their defaults, each with what stands
+    against it. What only a preset says is nobody's wish."""
     groups = (recipe.model, recipe.data, recipe.training)
     given = SimpleNamespace(**{name: value for group in groups for name, value in vars(group).items()})
     usual = {name: value for known in defaults(type(recipe.model), loop).values() for name, value in known.items()}
@@ -121,8 +122,16 @@ def idle_settings(recipe: Recipe, loop: bool) -> list[tuple[Option, str]]:
         (stated, stated.needs.words)
         for group in groups
         for name, stated in options(type(group)).items()
-        if stated.needs and getattr(given, name) not in (None, usual[name]) and not stated.needs.met(given)
+        if stated.needs
+        and _is_wanted(recipe, stated, getattr(given, name), usual[name])
+        and not stated.needs.met(given)
     ]
+
+
+def _is_wanted(recipe: Recipe, stated: Option, value, usual) -> bool:
+    origin = recipe.settings[stated.key].origin if stated.key in recipe.settings else "tree"
+    is_typed = origin in ("flag", "override") and value is not False
+    return value is not None and (is_typed or value != usual) and not origin.startswith("preset ")
 
 
 def flatten(tree: dict) -> dict:

@@ -21,6 +21,7 @@ LR_SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_
 SHARDING_STAGES = ("stage1", "stage2")
 REPORTERS = ("visualdl", "tensorboard", "wandb", "none")
 _MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8
+_MOST = 10**15  # of updates and samples: with accumulation they are still counted in 64 bits
 
 _ABOVE_0, _NOT_NEGATIVE, _SHARE = Bounds(above=0), Bounds(least=0), Bounds(least=0, most=1)
 
@@ -32,6 +33,9 @@ _validation = partial(option, section="validation")
 
 _MIXED = Needs("--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
 _POLYNOMIAL = Needs("--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
+_BUDGETS = Needs(
+    "--max_steps or --max_samples", lambda given: given.max_steps <= 0 and given.max_samples is None, beside=True
+)
 _PICTURES = Needs("--image_logging_steps above 0", lambda given: getattr(given, "image_logging_steps", 1) > 0)
 
 
@@ -82,6 +86,7 @@ class TrainingOptions:
         bounds=_ABOVE_0,
         unit="batches",
         loop_default=10,
+        needs=Needs("--global_batch_size", lambda given: given.global_batch_size is None, beside=True),
     )
     global_batch_size: int | None = _run(
         None,
@@ -92,22 +97,24 @@ class TrainingOptions:
     max_steps: int = _run(
         -1,
         "Optimizer updates, exactly so many; 0 or less: --num_train_epochs says.",
+        bounds=Bounds(most=_MOST),
         unit="updates",
         also=("max_train_steps",),
-        loop_default=100000000000,
     )
     max_samples: int | None = _run(
         None,
         "Budget in samples in place of --max_steps, rounded up to whole updates.",
-        bounds=_ABOVE_0,
+        bounds=Bounds(above=0, most=_MOST),
         unit="samples",
         also=("num_examples_to_see",),
     )
     num_train_epochs: float = _run(
         1.0,
         "Passes over the rows, where neither --max_steps nor --max_samples is given.",
+        bounds=Bounds(above=0, most=10**9),
         unit="epochs",
         loop_default=100.0,
+        needs=_BUDGETS,
     )
     max_skipped_updates: int = _run(
         3,
@@ -134,8 +141,7 @@ class TrainingOptions:
     )
 
     use_async_save: bool = _run(
-        False,
-        "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md).",
+        False, "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md)."
     )
 
     learning_rate: float = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.", bounds=_ABOVE_0)
@@ -143,10 +149,7 @@ class TrainingOptions:
         False, "Multiply the learning rates by the samples of an update over --lr_batch_size (linear scaling)."
     )
     lr_batch_size: int = _optimizer(
-        1,
-        "With --scale_lr: the batch size that the learning rates are meant for.",
-        bounds=_ABOVE_0,
-        unit="samples",
+        1, "With --scale_lr: the batch size that the learning rates are meant for.", bounds=_ABOVE_0, unit="samples"
     )
     lr_scheduler_type: str = _optimizer(
         "constant", "Learning rate schedule, in updates.", choices=LR_SCHEDULES, also=("lr_scheduler",)
@@ -159,7 +162,10 @@ class TrainingOptions:
         also=("lr_warmup_steps",),
     )
     warmup_ratio: float = _optimizer(
-        0.0, "The same as a share of all updates, where --warmup_steps is 0.", bounds=_SHARE
+        0.0,
+        "The same as a share of all updates, where --warmup_steps is 0.",
+        bounds=_SHARE,
+        needs=Needs("--warmup_steps", lambda given: not given.warmup_steps, beside=True),
     )
     num_cycles: float = _optimizer(
         0.5,
@@ -260,15 +266,11 @@ class TrainingOptions:
         unit="seconds",
     )
     ddp_find_unused_parameters: bool | None = _compute(
-        None,
-        "Several ranks: look for parameters without a gradient at each update (slower).",
-        scripts=("trainer",),
+        None, "Several ranks: look for parameters without a gradient at each update (slower).", scripts=("trainer",)
     )
     release_grads: bool = _compute(False, "Free the gradients' memory after each update.", scripts=("trainer",))
     skip_memory_metrics: bool = _compute(
-        True,
-        "PaddleNLP's own report on memory stays off; peak memory is in the metrics anyway.",
-        scripts=("trainer",),
+        True, "PaddleNLP's own report on memory stays off; peak memory is in the metrics anyway.", scripts=("trainer",)
     )
     skip_profile_timer: bool = _compute(True, "PaddleNLP's own timers stay off.", scripts=("trainer",))
 
@@ -279,10 +281,7 @@ class TrainingOptions:
         None, "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder).", kind="path"
     )
     report_to: list[str] = _logging(
-        ("visualdl",),
-        "Where curves and pictures go besides metrics.jsonl.",
-        choices=REPORTERS,
-        also=("writer_type",),
+        ("visualdl",), "Where curves and pictures go besides metrics.jsonl.", choices=REPORTERS, also=("writer_type",)
     )
     disable_tqdm: bool = _logging(False, "Show no progress bar.")
     benchmark: bool = _logging(False, "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers.")
@@ -349,8 +348,6 @@ class TrainingOptions:
         """Raises ConfigError for values that do not go together."""
         if self.lr_batch_size != 1 and not self.scale_lr:
             raise ConfigError("--lr_batch_size does nothing without --scale_lr; add it or omit both")
-        if self.max_steps <= 0 and self.num_train_epochs <= 0 and self.max_samples is None:
-            raise ConfigError("nothing to train: give --max_steps, --max_samples or --num_train_epochs above 0")
         if self.fp16 and self.bf16:
             raise ConfigError("--fp16 and --bf16 do not go together; omit one of them")
         if self.to_static and self.recompute:

@@ -132,10 +132,10 @@ class AutoencoderConfig(ReconstructionSettings):
 
     vae_config_file: str = option(
         "vae_tiny",
-        "Config of an AutoencoderKL, built from scratch: a JSON file, or a name.",
+        "Config of an AutoencoderKL, built from scratch: a JSON file, or a name. Not beside --vae_name_or_path.",
         section="model",
         kind="network",
-        needs=Needs("no --vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path),
+        needs=Needs("--vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path, True),
     )
     vae_name_or_path: str | None = option(
         None, "Autoencoder to start from: a folder, a .ckpt, or a name.", section="model", kind="model"

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterable
+from fractions import Fraction
 from pathlib import Path
 
 from ..config.data import DataOptions
-from ..config.option import options
 from ..config.training import TrainingOptions
 from ..data.bad_rows import BadRows
 from ..data.filelist import Source, read_sources
@@ -28,18 +28,16 @@ def count_steps(arguments: TrainingOptions, num_rows: int, global_batch_size: in
     """
     if arguments.max_samples is not None:
         steps = math.ceil(arguments.max_samples / global_batch_size)
-        if arguments.max_steps > 0 and arguments.max_steps not in (
-            steps,
-            options(TrainingOptions)["max_steps"].loop_default,
-        ):
+        if arguments.max_steps > 0 and arguments.max_steps != steps:
             raise ConfigError(
                 f"--max_samples {arguments.max_samples} is {steps} updates of {global_batch_size} samples, and "
-                f"--max_steps says {arguments.max_steps}; give one of them"
+                f"--max_steps says {arguments.max_steps}; give one of them (--max_steps -1 and run.max_samples=null "
+                "take back what a preset or a file says)"
             )
         return steps
     if arguments.max_steps > 0:
         return arguments.max_steps
-    return math.ceil(arguments.num_train_epochs * num_rows / global_batch_size)
+    return math.ceil(Fraction(repr(arguments.num_train_epochs)) * num_rows / global_batch_size)  # 0.07 of 100 is 7
 
 
 def open_sources(arguments: DataOptions, flag: str = "file_list") -> list[Source]:

@@ -47,7 +47,7 @@ BROKEN = {
     "compute: {to_static: true, recompute: true}": ["--to_static with --recompute", "omit one of them"],
     "compute: {sharding: stage3}": ["--sharding stage3 is not supported", "use --sharding stage2"],
     "optimizer: {lr_batch_size: 8}": ["--lr_batch_size does nothing without --scale_lr"],
-    "run: {max_steps: 0, num_train_epochs: 0}": ["nothing to train"],
+    "run: {max_steps: 0, num_train_epochs: 0}": ["run.num_train_epochs 0.0 must be above 0"],
     "model: {rescale_betas_zero_snr: true}": ["--rescale_betas_zero_snr", "v_prediction"],
     "model: {unet_name_or_path: UNET}": ["unet_name_or_path", "unet_config_file"],
     "data: {file_list: no/such.list}": ["x.yaml:2: --file_list no/such.list is not there"],

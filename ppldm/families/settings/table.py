@@ -93,7 +93,7 @@ def _values(stated: Option) -> str:
 
 def _text(stated: Option) -> str:
     text = stated.help.replace("|", "\\|")
-    if stated.needs:
+    if stated.needs and not stated.needs.beside:
         text += f" Needs {stated.needs.words}."
     if len(stated.scripts) == 1:
         text += f" {'Loop' if stated.scripts == ('loop',) else 'Trainer'} only."

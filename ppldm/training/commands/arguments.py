@@ -128,8 +128,8 @@ def warn_of_idle(recipe: Recipe, loop: bool) -> None:
             "--dataloader_num_workers %d is above the %s of this machine: each takes memory, and they take turns",
             num_workers, count_of(cores, "core"),
         )  # fmt: skip
-    for stated, needed in idle_settings(recipe, loop):
-        get_logger().warning("--%s does nothing without %s", stated.name, needed)
+    for stated, _ in idle_settings(recipe, loop):
+        get_logger().warning("--%s does nothing %s", stated.name, stated.needs.reason)
 
 
 def _script(loop: bool) -> str:

@@ -106,7 +106,7 @@ def _machine(recipe: Recipe, given) -> list[Finding]:
 
 
 def _look_at_idle(recipe: Recipe, loop: bool) -> Iterator[Finding]:
-    idle = [f"--{stated.name} does nothing without {needed}" for stated, needed in idle_settings(recipe, loop)]
+    idle = [f"--{stated.name} does nothing {stated.needs.reason}" for stated, _ in idle_settings(recipe, loop)]
     if idle:
         yield judged("recipe", "; ".join(idle), warning="omit it" if len(idle) == 1 else "omit them")
     else:

@@ -7,7 +7,7 @@ from ...config.recipe import Recipe
 from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
 from ...networks.configs import check_tokenizer_fit
-from ...utils.errors import ModelError, PpldmError
+from ...utils.errors import ConfigError, ModelError, PpldmError
 from ...utils.machine.cpu import load_paddle
 from ...utils.machine.resources import anonymous_memory_bytes, available_memory_bytes, usable_memory_bytes
 from ...utils.offline import is_offline
@@ -33,7 +33,7 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
     found += examine("memory", _look_at_memory, recipe, given, facts)
     sources = []
     found += examine("parts", lambda: sources.extend(open_sources(recipe.data)) or ())  # type: ignore[func-returns-value]
-    steps = arguments.max_steps
+    steps = _updates(recipe, 0, devices)
     if sources:
         rows, steps = _look_at_data(recipe, sources, devices, any(one.status == "error" for one in access))
         found += rows
@@ -149,15 +149,14 @@ def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int,
 
 def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:
     """(what is found, updates of the run)."""
-    from ..rows import count_steps
     from .rows import all_indexed, look_at_captions, look_at_parts, look_at_rows, select
 
     found, selected = examine("parts", look_at_parts, sources), []
     if any(one.status == "error" for one in found) or not all_indexed(sources):
-        return found, recipe.training.max_steps
+        return found, _updates(recipe, 0, num_devices)
     found += examine("rows", lambda: selected.append(select(recipe, sources)) or ())  # type: ignore[func-returns-value]
     if not selected:
-        return found, recipe.training.max_steps
+        return found, _updates(recipe, 0, num_devices)
     found += examine("rows", look_at_rows, recipe, selected[0], num_devices)
     max_length = getattr(recipe.model, "model_max_length", None)
     if max_length and not no_access:
@@ -166,8 +165,17 @@ def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bo
         if fits and all(one.status == "ok" for one in fits):
             source = _tokenizer_source(recipe)
             found += examine("captions", look_at_captions, recipe, sources, selected[0], source, max_length)
-    batch = recipe.training.samples_of_update(num_devices)
-    return found, count_steps(recipe.training, len(selected[0]), batch)
+    return found, _updates(recipe, len(selected[0]), num_devices)
+
+
+def _updates(recipe: Recipe, num_rows: int, num_devices: int) -> int:
+    """Those of the run; 0 where only the rows would tell and they are not known yet, or what is wrong is said of them."""
+    from ..rows import count_steps
+
+    try:
+        return count_steps(recipe.training, num_rows, recipe.training.samples_of_update(num_devices))
+    except ConfigError:
+        return 0
 
 
 def _tokenizer_source(recipe: Recipe):
@@ -198,6 +206,9 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict) -> Iterator[
     is_cpu = current_kind().is_cpu
     size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
     yield from look_at_disk(recipe.training, size, count)
+    if not max_steps:
+        yield good("forecast", "none: how many updates the epochs are is known when the rows are")
+        return
     own = Path(recipe.training.output_dir)
     folder = Path(given.run) if given.run else own
     try:

@@ -85,7 +85,7 @@ def test_defaults_of_the_two_scripts():
         6,
         10,
     )
-    assert (loop.num_train_epochs, loop.max_steps, loop.dataloader_num_workers) == (100, 10**11, 6)
+    assert (loop.num_train_epochs, loop.max_steps, loop.dataloader_num_workers) == (100, -1, 6)
     assert (loop.learning_rate, loop.weight_decay, loop.save_steps, loop.logging_steps, loop.seed) == (
         5e-5,
         1e-2,
@@ -192,7 +192,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir_and_the_trainers_where_i
         ("--resolution 0", "--resolution 0 must be above 0"),
         ("--caption_drop 2", "--caption_drop 2.0 must be from 0 to 1"),
         ("--per_device_train_batch_size 0", "must be above 0"),
-        ("--max_steps 0 --num_train_epochs 0", "nothing to train"),
+        ("--max_steps 0 --num_train_epochs 0", "--num_train_epochs 0.0 must be above 0"),
         ("--fp16 --bf16", "do not go together"),
         (
             "--pretrained_text_encoder_name clip --text_encoder_config_file x.json",
@@ -225,7 +225,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir_and_the_trainers_where_i
         ("--num_cycles 0", "--num_cycles 0.0 must be above 0"),
         ("--num_workers -1", "--dataloader_num_workers -1 must be 0 or more"),
         ("--max_grad_norm nan", "--max_grad_norm nan must be a number"),
-        ("--num_train_epochs inf", "--num_train_epochs inf must be a number"),
+        ("--num_train_epochs inf", "--num_train_epochs inf must be above 0"),
         ("--fp16 --scale_loss 0", "--scale_loss 0.0 must be above 0"),
         ("--bf16 maybe", "--bf16 maybe must be true or false"),
         ("--logging_steps 0", "--logging_steps 0 must be above 0"),
