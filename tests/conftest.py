@@ -41,9 +41,12 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def own_environment():
-    """What a test, or a command that it ran, leaves in the environment is not there for the next one."""
+    """What a test, or a command that it ran, leaves in the environment, or hides of it, is not so for the next one."""
+    from ppldm.utils import hidden
+
     before = dict(os.environ)
     yield
+    hidden.forget()
     for name in [name for name in os.environ if name not in before]:
         del os.environ[name]
     os.environ.update(before)
