@@ -46,14 +46,17 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def own_environment(request):
-    """What a test, or a command that it ran, leaves in the environment is not there for the next one.
+    """What a test, or a command that it ran, leaves in the environment, or hides of it, is not so for the next one.
 
     ppdiffusers imports PyTorch wherever it is installed: more than a second of each process, and only parity needs it.
     """
+    from ppldm.utils import hidden
+
     before = dict(os.environ)
     if not {"torch", "diffusers"} & vars(request.module).keys() and not request.node.get_closest_marker("needs"):
         os.environ["USE_TORCH"] = "0"
     yield
+    hidden.forget()
     for name in [name for name in os.environ if name not in before]:
         del os.environ[name]
     os.environ.update(before)

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..utils import hidden
 from ..utils.errors import ConfigError
 from ..utils.text import did_you_mean, nearest
+from ..utils.variables import read
 from .option import REQUIRED, Option, check_value
 from .presets import PRESETS_DIR, list_presets, preset_path
 from .yaml_file import read_yaml
@@ -123,14 +125,26 @@ def load(
 
 def _resolve(key: str, stated: Option, layer: Layer, resolver: "_Resolver", keep_missing: bool) -> Setting:
     raw, where = layer.values[key], layer.where(key)
-    value, from_environment = resolver.resolve(key, where)
+    value, variables = resolver.resolve(key, where)
     if value == MISSING and keep_missing:
         return Setting(MISSING, _origin(layer, key), written=raw)
     if value == MISSING:
         raise ConfigError(f"{where} {raw} refers to a value that is ???, so it must be given")
-    if from_environment and isinstance(value, str):
+    if variables and isinstance(value, str):
         value = _read_text(stated, value, where)
-    return Setting(check_value(stated, value, where), _origin(layer, key), raw if from_environment else None)
+    if isinstance(value, str | list) and stated.type is str and not stated.choices:
+        _hide(value, variables)
+    return Setting(check_value(stated, value, where), _origin(layer, key), raw if variables else None)
+
+
+def _hide(value, variables: dict[str, str]) -> None:
+    """Note the variables' texts, and words of a list that were cut out of one."""
+    for name, text in variables.items():
+        hidden.note(text, f"${{oc.env:{name}}}")
+    for word in value if isinstance(value, list) else ():
+        for name, text in variables.items():
+            if isinstance(word, str) and word != text and word in text:
+                hidden.note(word, f"${{oc.env:{name}}}")
 
 
 def _file_layers(path: Path) -> list[Layer]:
@@ -254,18 +268,18 @@ class _Resolver:
         from omegaconf import OmegaConf
         from omegaconf.resolvers import oc
 
-        self._raw, self._asked = raw, []
+        self._raw, self._asked = raw, {}
         tree = {}
         for key, value in raw.items():
             section, _, name = key.rpartition(".")
             (tree.setdefault(section, {}) if section else tree)[name] = self._watched(value)
         self._config = OmegaConf.create(tree)
 
-        def read(*arguments):
-            self._asked.append(arguments)
-            return oc.env(*arguments)
+        def look(name, *default):
+            self._asked[name] = read(name)
+            return oc.env(name, *default)
 
-        OmegaConf.register_resolver("ppldm.env", read, replace=True)
+        OmegaConf.register_resolver("ppldm.env", look, replace=True)
 
     def _watched(self, value):
         if isinstance(value, list):
@@ -274,8 +288,8 @@ class _Resolver:
             return {name: self._watched(one) for name, one in value.items()}
         return self._ENVIRONMENT.sub("${ppldm.env:", value) if isinstance(value, str) else value
 
-    def resolve(self, key: str, where: str) -> tuple[object, bool]:
-        """(value, whether it came from the environment); MISSING for what refers to one. Raises ConfigError."""
+    def resolve(self, key: str, where: str) -> tuple[object, dict[str, str]]:
+        """(value, what the environment said, by variable); MISSING for what refers to one. Raises ConfigError."""
         from omegaconf import OmegaConf
         from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
@@ -284,11 +298,11 @@ class _Resolver:
             value = OmegaConf.select(self._config, key)
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except InterpolationToMissingValueError:
-            return MISSING, False
+            return MISSING, {}
         except OmegaConfBaseException as error:
             reason = str(error).splitlines()[0].partition("resolving interpolation: ")
             raise ConfigError(
                 f"{where} {self._raw[key]} cannot be resolved: {(reason[2] or reason[0]).strip(chr(34))}; "
                 "write ${section.name} of another key, or ${oc.env:NAME,default}"
             ) from error
-        return value, bool(self._asked)
+        return value, dict(self._asked)

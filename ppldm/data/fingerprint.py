@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..utils.checksums import digest_of
+from ..utils.hidden import hide
 from .filelist import Source
 from .formats.layouts import CONTROL_LAYOUT
 from .formats.tar import read_class_prompts
@@ -63,7 +64,10 @@ class Fingerprint:
     @cached_property
     def record(self) -> bytes:
         """What `from_record` takes, about 15 bytes a part; the same data under the same names give the same bytes."""
-        lists = [[one.path, one.options, [[part.name, *part.content] for part in one.parts]] for one in self.lists]
+        lists = [
+            [hide(one.path), one.options, [[hide(part.name), *part.content] for part in one.parts]]
+            for one in self.lists
+        ]
         return gzip.compress(json.dumps(lists).encode(), 6, mtime=0)
 
     @classmethod

@@ -27,6 +27,7 @@ from typing import Annotated
 
 from ..utils.errors import DataError
 from ..utils.files import lock_folder, make_output_dir, read_json, write_json
+from ..utils.hidden import hide, hide_all
 from ..utils.jobs import Piece, list_pieces, take_state
 from ..utils.log import get_logger
 from .pipeline_config import PipelineConfig, command_words, load_stage, read_config
@@ -52,7 +53,7 @@ def pipeline(
         results = {stage.name: stage.finish() for stage in stages}
         check_accounts(results, settings)
         report = make_report(results, settings)
-        write_json(settings.out / "report.json", report)
+        write_json(settings.out / "report.json", report | {"file_list": hide(report["file_list"])})
     text = dumps(report, indent=2, ensure_ascii=False) if json else describe(report)
     sys.stdout.write(text + "\n")
 
@@ -71,6 +72,11 @@ class Stage:
     record: Path
     redo: bool = False
 
+    @property
+    def recorded(self) -> dict:
+        """The arguments as a record has them."""
+        return {name: hide_all(value) for name, value in self.arguments.items()}
+
     def input_state(self) -> str:
         """Tells files that nobody has touched."""
         return take_state(piece for path in self.inputs for piece in _look(path, with_csv=False))
@@ -82,7 +88,7 @@ class Stage:
     def finished(self) -> StageResult | None:
         """The result of an earlier run with these settings, where nobody has touched its input or output since."""
         record = self._read_record()
-        if record.get("arguments") != self.arguments or "input" not in record or not self.output.exists():
+        if record.get("arguments") != self.recorded or "input" not in record or not self.output.exists():
             return None
         if (record["input"], record["output"]) != (self.input_state(), self.output_state()):
             return None
@@ -95,17 +101,17 @@ class Stage:
             return result
         get_logger().info("%s: %s", self.name, self.describe())
         record, started, input_state = self._read_record(), time.monotonic(), self.input_state()
-        earlier = record["seconds"] if record.get("arguments") == self.arguments else 0.0
+        earlier = record["seconds"] if record.get("arguments") == self.recorded else 0.0
         try:
             with redirect_stdout(sys.stderr):
                 returned = load_stage(self.name)(**self.all_arguments)
         finally:
             seconds = round(earlier + time.monotonic() - started, 3)
             make_output_dir(self.record.parent)
-            write_json(self.record, {"arguments": self.arguments, "seconds": seconds})
+            write_json(self.record, {"arguments": self.recorded, "seconds": seconds})
         result = StageResult(**asdict(_RESULTS[self.name](self.output, returned)) | {"seconds": seconds})
         states = {"input": input_state, "output": self.output_state()}
-        record = {"arguments": self.arguments, "seconds": seconds, "result": asdict(result), **states}
+        record = {"arguments": self.recorded, "seconds": seconds, "result": asdict(result), **states}
         write_json(self.record, record)
         return result
 

@@ -3,10 +3,11 @@
 from .. import __version__
 from ..config.captions import caption_identity
 from ..config.data import DataOptions
-from ..config.option import identity_of
+from ..config.option import identity_of, options
 from ..config.recipe import sections_of
 from ..config.training import TrainingOptions
 from ..data.dataset import TextImageDataset
+from ..utils.checksums import digest_of
 from .optimizer.precision import precision_name
 from .rows import read_where
 
@@ -41,6 +42,16 @@ def run_identity(
         **(caption_identity(data_arguments) if dataset.tokenizer else {}),
         **identity_of(data_arguments, arguments),
     }
+
+
+def without_secrets(identity: dict, written: dict[str, str], *groups) -> dict:
+    """An identity of settings of `groups` in which a digest tells texts that came from the environment, whose
+    expressions are `written`."""
+    found = dict(identity)
+    for name, stated in ((name, stated) for group in groups for name, stated in options(type(group)).items()):
+        if stated.key in written and isinstance(found.get(name), str) and not stated.choices:
+            found[name] = f"{written[stated.key]} (digest {digest_of(found[name])[:8]})"
+    return found
 
 
 def resolved_config(config, data: DataOptions, arguments: TrainingOptions) -> dict:

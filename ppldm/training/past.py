@@ -37,6 +37,7 @@ from ..diffusion.weighting import log_snr
 from ..families.base import saved_recipe
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.files import in_working_folder, local_path, read_json_object
+from ..utils.hidden import reveal
 from ..utils.processes.world import World
 from ..utils.rng import Generators
 from ..utils.text import count_of
@@ -203,7 +204,7 @@ def _refuse_changes(folder: Path, manifests: dict[int, dict]) -> None:
     """Raises CheckpointError where what decides the order differs between checkpoints, or from that which the run was
     told to go on from."""
     origin = manifests[max(manifests)].get("resumed_from")
-    origin = origin and Path(origin, "manifest.json")
+    origin = origin and Path(reveal(origin), "manifest.json")
     earlier = [read_json_object(origin, CheckpointError, "restore it")] if origin and origin.is_file() else []
     identities = [manifest["identity"] for manifest in (*earlier, *manifests.values())]
     for one, other in zip(identities, identities[1:], strict=False):

@@ -21,6 +21,7 @@ from ..inference.precompute.text_encoder import make_rule
 from ..inference.prompts import read_requests
 from ..networks.ema import ExponentialMovingAverage, PowerDecay
 from ..utils.errors import ConfigError
+from ..utils.hidden import hide
 from ..utils.log import get_logger
 from ..utils.processes.world import World
 from ..weights.adapters import write_adapters
@@ -32,7 +33,7 @@ from .checkpoint.checkpoint import TrainingState
 from .checkpoint.resume import restore
 from .compiled import CompiledPrediction
 from .distributed.detect import detect_world
-from .identity import resolved_config, run_identity
+from .identity import resolved_config, run_identity, without_secrets
 from .monitor.captions import first_caption, report_captions
 from .monitor.control import current_prompts
 from .monitor.interval_metrics import IntervalMetrics
@@ -81,6 +82,7 @@ def prepare(config, data, arguments) -> TrainingRun:
     state, rate_ratios = make_state(family, config, model, arguments, max_steps, global_batch_size, world)
     identity = run_identity(arguments, data, dataset, group_size, global_batch_size, max_steps)
     identity |= identity_of(config) | family.identity(config, data)
+    identity = without_secrets(identity, arguments.written, data, config)
     start_step, unlogged = restore(
         checkpoint, state, identity, description, dataset.fingerprint, arguments.accept_changes
     )
@@ -204,7 +206,8 @@ def export_model(family: Family, config, state, dataset, prompts, arguments, met
     """The folder of the trained model, or of its adapters, written, with `metadata` beside the weights."""
     output, model = Path(arguments.output_dir), state.model
     if model.tokenizer:
-        metadata["example_prompt"] = prompts[0] if prompts else first_caption(dataset)
+        shown = (prompt for prompt in prompts if hide(prompt) == prompt)
+        metadata["example_prompt"] = next(shown, None) or first_caption(dataset)
     if model.adapters:
         write_adapters(model, output / ADAPTERS_FOLDER, state.ema, metadata)
     if not model.adapters or config.export_merged:

@@ -18,6 +18,7 @@ from ..data.order.rows import Mix
 from ..data.order.step_sampler import StepSampler
 from ..utils.errors import DiskFullError, Interrupted, Preempted
 from ..utils.files import link_or_copy, write_json, write_text
+from ..utils.hidden import hide
 from ..utils.log import get_logger
 from ..utils.processes.rank_watch import barrier, remove_signs
 from ..utils.processes.world import World
@@ -99,7 +100,7 @@ class TrainingRun:
         if self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve():
             self.curve_ends = read_manifest(self.checkpoint).get("curve_ends")
         if named := named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint):
-            self.resumed_from = str(named.resolve())
+            self.resumed_from = hide(str(named.resolve()))
         elif self.checkpoint:
             self.resumed_from = read_manifest(self.checkpoint).get("resumed_from")
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 from PIL import Image, ImageDraw
 
+from .hidden import hide
 from .pictures import caption_font, wrap_text
 
 CAPTION_HEIGHT, LINE_HEIGHT = 38, 16
@@ -21,6 +22,7 @@ def prompt_grid(
     side: pixels of a picture's longer side; by default its own, within SIDES. The picture's info has `cells`: each
     caption with the left, top, right and bottom of its pictures.
     """
+    captions = [hide(caption) for caption in captions]
     height, width, _ = pictures[0][0].shape
     side = side or min(max(height, width, SIDES[0]), SIDES[1])
     width, height = (max(1, round(pixels * side / max(height, width))) for pixels in (width, height))

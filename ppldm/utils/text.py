@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
+from .hidden import hide
+
 # Controls of C0 and C1 but tab and line feed, bidi controls, separators of lines, lone surrogates, byte order marks.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb]"
@@ -21,8 +23,8 @@ _CUT = " … "
 
 
 def escape(text: str) -> str:
-    r"""The text with all that a terminal would obey as `\uXXXX`."""
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    r"""The text with all that a terminal would obey as `\uXXXX`, and with what came from the environment hidden."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", hide(text))
 
 
 def one_line(text: str, max_length: int = 0) -> str:

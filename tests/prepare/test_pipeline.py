@@ -187,3 +187,20 @@ def test_a_finished_stage_is_known_until_its_input_changes(folder):
     assert stage.finished() == result
     pq.write_table(pa.table({"URL": ["http://a/c"] * 4, "TEXT": ["c"] * 4}), folder / "a.parquet")
     assert stage.finished() is None
+
+
+def test_records_hold_nothing_of_the_environment(folder, monkeypatch, capsys):
+    (secret := folder / "hidden-7c1f").mkdir()
+    pq.write_table(pa.table({"URL": ["http://127.0.0.1:9/b"] * 4, "TEXT": ["c"] * 4}), secret / "a.parquet")
+    monkeypatch.setenv("PLACE", str(secret))
+    monkeypatch.setenv("WORD", "hidden-7c1f")
+    text = "out: data\nmetadata: '${oc.env:PLACE}/a.parquet'\n"
+    text += "filter: {where: \"TEXT != '${oc.env:WORD}'\", language: null}\n"
+    text += "download: {timeout: 1, retries: 0}\n"
+    for _ in range(2):  # the second time the filter is known to be finished
+        with pytest.raises(DataError):  # of convert, as nothing could be downloaded
+            pipeline(str(write(folder, text)))
+    files = [path for path in (folder / "data").rglob("*") if path.is_file()]
+    assert len(files) > 4 and [path for path in files if b"hidden-7c1f" in path.read_bytes()] == []
+    said = capsys.readouterr()
+    assert "hidden-7c1f" not in said.out + said.err and "filter: finished before" in said.err

@@ -27,6 +27,7 @@ from ...training.run import TrainingRun
 from ...training.update import Update, UpdateGuard, train_step
 from ...utils.errors import CheckpointError
 from ...utils.files import in_working_folder
+from ...utils.hidden import reveal
 from ...utils.log import get_logger
 from ...utils.machine.devices import DEFAULT_DEVICE
 from ...utils.processes.world import World
@@ -65,6 +66,7 @@ def start_before(run: Run, step: int) -> Path | None:
     origin = run.manifest(step).get("resumed_from")
     if origin is None:
         return None
+    origin = reveal(origin)
     if not Path(origin).is_dir() or verify(origin) or read_manifest(origin)["global_step"] >= step:
         raise CheckpointError(f"update {step} needs {origin}, where the run began, and it is not there; restore it")
     return Path(origin)

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.files import claimed_dir, local_path, read_json, write_json
+from ...utils.hidden import hide, hide_all
 from ...utils.jobs import Piece, find_changes, take_fingerprint
 from ...utils.log import get_logger
 from ...utils.machine.resources import usable_memory_bytes
@@ -196,8 +197,10 @@ def describe_plan(plan: Plan) -> dict:
         "num_partitions": plan.num_parts,
         "columns_found": found,
         "columns_missing": missing,
-        "input": list(plan.tables.names),
-        "inputs": [{"path": str(file.path), "rows": file.rows, "bytes": file.bytes} for file in plan.tables.files],
+        "input": hide_all(list(plan.tables.names)),
+        "inputs": [
+            {"path": hide(str(file.path)), "rows": file.rows, "bytes": file.bytes} for file in plan.tables.files
+        ],
     }
 
 

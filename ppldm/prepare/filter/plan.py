@@ -10,6 +10,7 @@ first of the files is kept.
 from dataclasses import dataclass
 
 from ...data.select.expression import Expression
+from ...utils.hidden import hide
 from ..block_list import NOTHING, BlockList
 from ..download.metadata import Tables
 from .sql import (
@@ -43,7 +44,11 @@ class Plan:
     def reasons(self) -> list[str]:
         """What a row can be dropped by, in the order in which it is asked for."""
         blocked = [f"not on block list {digest[:12]}" for digest in self.blocked.settings.values()]
-        return [*blocked, *map(str, self.conditions), *([f"unique {self.dedup}"] if self.dedup else [])]
+        return [
+            *blocked,
+            *(hide(str(one)) for one in self.conditions),
+            *([f"unique {self.dedup}"] if self.dedup else []),
+        ]
 
     def count_query(self, relation: str, dialect: Dialect) -> str:
         """(code, rows) by the first of `reasons` that does not hold, as `sql.first_failure` codes them."""

@@ -39,6 +39,7 @@ from ...networks.ema import ExponentialMovingAverage
 from ...utils.checksums import checksum_file, checksum_json
 from ...utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
 from ...utils.files import atomic_dir, count_free_bytes, make_output_dir, read_json_object, remove_dir, write_json
+from ...utils.hidden import hide
 from ...utils.log import get_logger
 from ...utils.machine.devices import host_memory
 from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, step_of
@@ -362,7 +363,7 @@ def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
 def _reached_from(origin: Path, output_dir) -> Path | None:
     """The newest sound checkpoint of a run in `output_dir` that was told to resume from `origin`."""
     for folder in list_checkpoints(output_dir):
-        if verify(folder) is None and read_manifest(folder).get("resumed_from") == str(origin.resolve()):
+        if verify(folder) is None and read_manifest(folder).get("resumed_from") == hide(str(origin.resolve())):
             return folder
     return None
 
