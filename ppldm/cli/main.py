@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..config.flags import parse_known_or_suggest, show_values
 from ..utils.errors import ConfigError, exit_on_error
+from ..utils.offline import network_forbidden
 from ..utils.text import did_you_mean
 
 # By purpose, as `ppldm --help` shows them: command -> (module, function).
@@ -125,7 +126,9 @@ def run(argv: list[str]) -> None:
     if getattr(function, "takes_words", False):  # it has a parser of its own
         function(words)
         return
-    function(**parse_flags(name, words))
+    arguments = parse_flags(name, words)
+    with network_forbidden(arguments.get("offline", False)):
+        function(**arguments)
 
 
 def parse_flags(name: str, words: list[str]) -> dict:

@@ -26,7 +26,7 @@ from ..data.formats.sample_files import IMAGE_SUFFIXES, decode_caption
 from ..data.images.crop import scale_to_cover
 from ..data.images.decode import decode_pixels
 from ..data.open_parts import OpenParts
-from ..inference.pictures.draw import SETTINGS_CHUNK
+from ..inference.pictures.draw import settings_of
 from ..utils.errors import DataError, RowError
 from ..utils.log import get_logger, progress
 from ..utils.rng import Stream, make_rng
@@ -209,10 +209,9 @@ def _read_chunk(path: Path) -> dict | None:
         return None
     try:
         with Image.open(path) as picture:
-            found = json.loads(picture.info[SETTINGS_CHUNK])
-    except (OSError, SyntaxError, ValueError, KeyError, TypeError):
+            return settings_of(picture)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _read_file(folder: Path, paths: list[Path], settings: list[dict | None], number: int) -> Stored:

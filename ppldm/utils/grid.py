@@ -88,7 +88,7 @@ def read_cells(path) -> list[tuple[str, list[int]]]:
     with Image.open(path) as picture:
         try:
             found = [(str(caption), [int(one) for one in box]) for caption, box in json.loads(picture.info[CELLS])]
-        except (KeyError, ValueError, TypeError):
+        except (KeyError, ValueError, TypeError, OverflowError, RecursionError):
             return []
         return found if all(len(box) == 4 for _, box in found) else []
 

@@ -18,7 +18,7 @@ from ..utils.log import get_logger, progress
 from ..utils.offline import is_offline
 from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World
-from ..utils.store.client import is_address
+from ..utils.store.client import is_address, refused_offline
 from ..utils.store.inputs import input_path
 from .folders import FOLDERS, FURTHER_FOLDERS
 
@@ -45,6 +45,8 @@ def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: boo
     """
     check_name(name_or_path)
     text = str(name_or_path)
+    if is_address(text) and is_offline(offline):
+        raise refused_offline(text)
     path = input_path(text).expanduser()
     if path.exists():
         return path

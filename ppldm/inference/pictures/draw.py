@@ -25,8 +25,16 @@ def read_settings(path: Path) -> dict | None:
     try:
         with Image.open(path) as picture:
             picture.load()
-            found = json.loads(picture.text[SETTINGS_CHUNK])
-    except (OSError, ValueError, KeyError, AttributeError, SyntaxError):
+            return settings_of(picture)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+
+
+def settings_of(picture) -> dict | None:
+    """What an open picture says of how it was drawn; None where that is nothing that we have written."""
+    try:
+        found = json.loads(picture.info[SETTINGS_CHUNK])
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -42,11 +50,11 @@ def refuse_other_prompts(plan: Plan, out: Path) -> None:
         path, prompt = out / plan.file(*job), plan.requests[job[1]].prompt
         try:
             with Image.open(path) as picture:
-                found = json.loads(picture.info[SETTINGS_CHUNK])
-                drawn = found.get("template", found["prompt"])
-        except (KeyError, TypeError, ValueError, AttributeError):
+                found = settings_of(picture) or {}
+                drawn = found.get("template", found.get("prompt"))
+        except Image.DecompressionBombError:
             drawn = None
-        except (OSError, SyntaxError):
+        except (OSError, ValueError, SyntaxError):
             continue  # not there, or not a whole picture
         if drawn != prompt:
             what = f"of the prompt {drawn[:_SHOWN_LETTERS]!r}" if isinstance(drawn, str) else "that ppldm did not draw"

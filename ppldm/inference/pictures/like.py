@@ -2,9 +2,15 @@
 
 The picture that is drawn is the same to the bit where nothing else is asked for, on the same machine with as many
 threads: it is drawn in a batch of the same size and at the same place in it, beside copies of itself.
+
+Pictures come from strangers: what one says is checked by the table by which `ppldm serve` checks requests, and an
+address in it is shown and never asked.
 """
 
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ...utils.errors import ConfigError
 from ...utils.log import get_logger
@@ -22,19 +28,21 @@ _GIVEN = {"control": "after a control image", "image": "over another picture", "
 _CHANGES = ("prompts", "num_samples", "grid", "wildcards", "batch_size")
 
 
+_NEEDED = ("prompt", "negative_prompt", "index", "seed", "sampler", "num_inference_steps", "guidance_scale", "height",
+           "width")  # fmt: skip
+_MOST_NAMES, _LONGEST_NAME = 64, 1024  # of files that a picture names, and letters of one
+_LARGEST_BATCH = 256
+_PIXELS = 1 << 20  # of a picture that one of fewer pixels may ask for
+_PICTURES = 8  # so large, that its batch may have: `ppldm generate` draws as many by default
+
+
 def like(asked) -> tuple[tuple[int, int] | None, int]:
     """Completes flags by the picture that `asked.like` names; (its batch's size and its place there, where it is drawn
     again as it is; its index). Raises ConfigError."""
-    from .draw import SOURCE, read_settings
-
     path = Path(asked.like)
     if not path.is_file():
         raise ConfigError(f"--like {path}: there is no such file; give a picture that ppldm has drawn")
-    record = read_settings(path)
-    if record is None or "prompt" not in record or "sampler" not in record:
-        raise ConfigError(
-            f"--like {path} does not say how it was drawn; give a PNG file that ppldm generate has written"
-        )
+    record, source = _read(path, asked)
     for name, words in _GIVEN.items():
         if name in record and getattr(asked, name) is None:
             raise ConfigError(f"--like {path} was drawn {words}; give it too: --{name} PICTURE")
@@ -44,12 +52,11 @@ def like(asked) -> tuple[tuple[int, int] | None, int]:
         or bool(asked.prompt or asked.lora or asked.guidance_scale)
         or any(getattr(asked, name) is not None for name in (*_OF_PICTURE, *_CHANGES))
     )
-    source = record.get(SOURCE, {})
     asked.drawn = record
     asked.prompt = asked.prompt or ([] if asked.prompts else [record["prompt"]])
     for name in _OF_PICTURE:
         _complete(asked, name, record.get(_NAMES.get(name, name)))
-    if not asked.grid or not any(word.startswith(("guidance_scale", "guidance-scale")) for word in asked.grid):
+    if not any(word.startswith(("guidance_scale", "guidance-scale")) for word in asked.grid or ()):
         _complete(asked, "guidance_scale", [record["guidance_scale"]])
     for word in asked.grid or ():
         name = word.partition("=")[0].replace("-", "_")
@@ -65,7 +72,106 @@ def like(asked) -> tuple[tuple[int, int] | None, int]:
         for name in OF_MODEL:
             setattr(asked, name, getattr(asked, name) or source.get(name))
     batch = source.get("batch")
-    return None if changed or asked.exact or batch is None else tuple(batch), record["index"]
+    return None if changed or asked.exact or batch is None else batch, record["index"]
+
+
+def _read(path: Path, asked) -> tuple[dict, dict]:
+    """(what a picture says of its drawing, of the model that drew it), checked, but for what flags say. Raises
+    ConfigError."""
+    from PIL import Image
+
+    from .draw import SOURCE, read_settings
+
+    record = read_settings(path)
+    if record is None or any(record.get(name) is None for name in _NEEDED):
+        raise ConfigError(
+            f"--like {path} does not say how it was drawn; give a PNG file that ppldm generate has written"
+        )
+    flags = {_NAMES.get(name, name): name for name in (*_OF_PICTURE, "guidance_scale", "lora", "height", "width")}
+    given = {name for name, flag in flags.items() if getattr(asked, flag) not in (None, [])}
+    given |= {"prompt"} if asked.prompt or asked.prompts else set()
+    given |= {"height", "width"} if any(getattr(asked, name) is not None for name in _SIDES) else set()
+    table, source, found = _table(), record.get(SOURCE) or {}, {name: record[name] for name in _NEEDED}
+    try:
+        for name in (record.keys() & table.keys()) - given:
+            with _with_remedy(flags | {"prompt": "prompt"}, name):
+                found[name] = table[name].check(record[name])
+        if "lora" not in given and (names := record.get("lora")):
+            if not isinstance(names, list) or len(names) > _MOST_NAMES:
+                raise ConfigError("lora is not a short list of files; give --lora")
+            found["lora"] = [_check_name("lora", name) for name in names]
+        if not isinstance(source, dict):
+            raise ConfigError("source is not an object; give another picture")
+        if asked.model is None:
+            source = source | {name: _check_name(name, source[name]) for name in ("model", *_OF_MODEL)
+                               if source.get(name) and not (name != "model" and getattr(asked, name))}  # fmt: skip
+        if not given & {"height", "width"}:
+            with Image.open(path) as picture:
+                pixels = max(_PIXELS, picture.width * picture.height)
+            batch = source.get("batch") if asked.batch_size is None else None
+            source = {**source, "batch": _check_size(found["height"] * found["width"], batch, pixels)}
+    except ConfigError as error:
+        raise ConfigError(f"--like {path}: what it says of itself cannot be used: {error}") from error
+    return found, source
+
+
+@contextmanager
+def _with_remedy(flags: dict[str, str], name: str):
+    try:
+        yield
+    except ConfigError as error:
+        flag = f"--{flags[name].replace('_', '-')}, or " if name in flags else ""
+        raise ConfigError(f"{error}; give {flag}another picture") from error
+
+
+def _table() -> dict[str, Any]:
+    """What a picture's record may say, by name: as a request, and what a request cannot."""
+    from ..engine import ENGINES
+    from ..half import DTYPES
+    from ..prompt_weights import SYNTAXES
+    from ..serving.limits import Limits
+    from ..serving.parameters import Parameter, make_parameters
+
+    usual = {one.name: one for one in make_parameters(("",), Limits(max_side=1 << 14, max_steps=1 << 20))}
+    for name in ("model", "image", "mask", "num_samples"):
+        del usual[name]
+    usual["guidance_scale"] = replace(usual["guidance_scale"], low=-1e6, high=1e6)
+    own = (
+        Parameter("index", "integer", "", low=0, high=2**31 - 1),
+        Parameter("control_scale", "number", "", low=-1e6, high=1e6),
+        Parameter("prompt_syntax", "choice", "", choices=SYNTAXES),
+        Parameter("engine", "choice", "", choices=ENGINES),
+        Parameter("dtype", "choice", "", choices=DTYPES),
+        Parameter("exact", "flag", "", default=False),
+        *(Parameter(name, "text", "") for name in ("weights", "control", "image", "mask")),
+    )
+    return usual | {one.name: one for one in own}
+
+
+def _check_name(name: str, value) -> Any:
+    """The name of a file, folder or model that a picture has of its model. Raises ConfigError."""
+    from ..serving.parameters import cut
+
+    if name == "ema" and value is True:
+        return value
+    if not isinstance(value, str) or not value.isprintable() or len(value) > _LONGEST_NAME:
+        raise ConfigError(f"{name} {cut(value)} is no name; give --{name}")
+    if "://" in value:
+        raise ConfigError(f"{name} is {cut(value)}, an address that a picture names is not asked; give --{name}")
+    return value
+
+
+def _check_size(own: int, batch, pixels: int) -> tuple[int, int] | None:
+    """The batch that a picture of `own` pixels was drawn in, and its place there, as a pair. Raises ConfigError where
+    either is larger than a file's of `pixels` may be."""
+    if own > pixels:
+        raise ConfigError(f"{own:,} pixels are far more than its own; give --size")
+    if batch is None:
+        return None
+    whole = isinstance(batch, list) and len(batch) == 2 and all(type(one) is int for one in batch)
+    if not whole or not 0 <= batch[1] < batch[0] <= min(_LARGEST_BATCH, _PICTURES * pixels // own):
+        raise ConfigError("its batch and its place there are not such as to be drawn again; give --batch-size")
+    return batch[0], batch[1]
 
 
 def check_likeness(pipeline, plan: Plan, asked) -> None:

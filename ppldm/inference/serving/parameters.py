@@ -19,7 +19,8 @@ from .limits import Limits
 
 MOST_LETTERS = 10_000  # of a prompt
 _MOST_PIXELS = 64 << 20  # of a picture that is sent
-_TYPES = {"text": "string", "choice": "string", "picture": "string", "integer": "integer", "number": "number"}
+_TYPES = {"text": "string", "choice": "string", "picture": "string", "integer": "integer", "number": "number",
+          "flag": "boolean"}  # fmt: skip
 _SHOWN = 60  # letters of a value in a message
 _SAID = dict.fromkeys(("steps", "num_steps"), "num_inference_steps")  # which nothing is near to
 
@@ -44,6 +45,10 @@ class Parameter:
             return self._check_number(value)
         if self.kind == "picture":
             return read_picture(value, self.name)
+        if self.kind == "flag":
+            if not isinstance(value, bool):
+                raise ConfigError(f"{self.name} {cut(value)} is neither true nor false")
+            return value
         check_prompt(value, self.name)
         if self.kind == "choice" and value not in self.choices:
             raise ConfigError(f"{self.name} {value[:_SHOWN]!r} is not one of {', '.join(self.choices)}")
@@ -56,8 +61,7 @@ class Parameter:
         good = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value) and not whole)
         if not good or isinstance(value, bool) or not self.low <= value <= self.high:
             what = "a whole number" if whole else "a number"
-            shown = repr(value) if len(repr(value)) <= _SHOWN else f"{repr(value)[:_SHOWN]}…"
-            raise ConfigError(f"{self.name} {shown} must be {what} from {self.low:g} to {_plain(self.high)}")
+            raise ConfigError(f"{self.name} {cut(value)} must be {what} from {self.low:g} to {_plain(self.high)}")
         return value if whole else float(value)
 
     def schema(self) -> dict:
@@ -130,6 +134,15 @@ def read_picture(value: Any, name: str) -> np.ndarray:
         return decode_pixels(content, formats=("PNG", "JPEG", "WEBP"))
     except (binascii.Error, ValueError, RowError) as error:
         raise ConfigError(f"{name} is not a PNG, JPEG or WebP file in base64") from error
+
+
+def cut(value: Any) -> str:
+    """A value as a message shows it."""
+    try:
+        shown = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return "of thousands of digits"
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
 def _plain(number: float) -> str:

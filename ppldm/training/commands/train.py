@@ -4,6 +4,7 @@ from ...config.flags import parse_known
 from ...config.recipe import Recipe
 from ...config.sources import read_dry_run
 from ...utils.entry import entry
+from ...utils.offline import network_forbidden
 from ...utils.processes.world import World
 from .early import check_early
 
@@ -34,7 +35,10 @@ train.takes_words = True
 def run_training(argv: list[str], loop: bool, config: type | None, prog: str | None = None) -> None:
     """Train by a command line. `config`: the settings of a script's family; None for the family of the recipe."""
     recipes = []
-    with entry(lambda: recipes.append(check_early(argv, loop, config, prog))):
+    with (
+        entry(lambda: recipes.append(check_early(argv, loop, config, prog))),
+        network_forbidden(getattr(recipes[0].model, "offline", False)),
+    ):
         if asked := read_dry_run(argv):
             from .dry_run import dry_run
 

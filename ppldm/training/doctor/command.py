@@ -11,6 +11,7 @@ from pathlib import Path
 from ...config.flags import parse_known
 from ...config.recipe import Recipe, idle_settings, naming_origins
 from ...utils.errors import ConfigError, PpldmError
+from ...utils.offline import network_forbidden
 from ...utils.report import print_report
 from ..commands.launched import add_launch_flags
 from ..commands.train import LOOPS, with_underscores
@@ -94,7 +95,8 @@ def look(words: list[str], given: argparse.Namespace) -> tuple[list[Finding], di
         return found, facts
     from .run import look_at_run
 
-    return look_at_run(recipe, given, found, facts), facts
+    with network_forbidden(getattr(recipe.model, "offline", False)):
+        return look_at_run(recipe, given, found, facts), facts
 
 
 def _machine(recipe: Recipe, given) -> list[Finding]:

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from ..errors import ConfigError, StoreError, describe
 from ..log import get_logger
+from ..offline import is_network_forbidden
 from ..processes.workers import map_in_threads
 from ..variables import read, set_for_libraries
 
@@ -220,6 +221,8 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 def _retried(url: str, verb: str, operation: Callable[[object, str], T]) -> T:
     """operation(file system, address in its spelling), tried again while that may help. Raises StoreError."""
+    if is_network_forbidden():
+        raise refused_offline(url)
     scheme, _, rest = url.partition("://")
     remote = f"s3://{rest}" if SCHEMES[scheme] is _S3 else url
     bound = float(read("PPLDM_STORE_RETRY_SECONDS") or 300)
@@ -259,6 +262,14 @@ def _lasting(url: str, verb: str, error: Exception) -> StoreError | None:
     if isinstance(error, _NEVER[1:]) or (isinstance(error, OSError) and _CLIENT_ERROR.search(text)):
         return StoreError(f"cannot {verb} {shown(url)} ({_describe(error)}); correct the address")
     return None
+
+
+def refused_offline(url: str) -> StoreError:
+    """The error for an address where the network is not to be used."""
+    return StoreError(
+        f"{shown(url)} is an address, and the network is not to be used; copy it here and name that path, or omit "
+        "--offline (PPLDM_OFFLINE)"
+    )
 
 
 def _missing(url: str) -> StoreError:
