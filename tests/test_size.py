@@ -1,4 +1,4 @@
-"""No file of the package has over 400 lines and no function over 60, so that each can be read in one go."""
+"""No file of the package has over 500 lines and no function over 60, so that each can be read in one go."""
 
 import ast
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ppldm"
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -25,7 +25,7 @@ def test_files_and_functions_are_short():
 
 @pytest.mark.parametrize(
     "lines, inner, found",
-    [(400, 60, []), (401, 60, [""]), (400, 61, ["f"]), (401, 61, ["", "f"])],
+    [(500, 60, []), (501, 60, [""]), (500, 61, ["f"]), (501, 61, ["", "f"])],
 )
 def test_what_is_too_long_is_found(lines, inner, found):
     source = "def f():\n" + "    pass\n" * (inner - 1)

@@ -71,13 +71,7 @@ def load(
     folder = tokenizer or weights.tokenizer
     if folder is None:
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
-    own = weights.scheduler.get(SCHEDULER_CLASS, DDIM)
-    if own not in (DDIM, FLOW_CLASS):
-        get_logger().info(
-            "%s brings a %s; pictures are drawn with ddim unless another sampler is chosen, and it is exported with "
-            "ddim: in the noise schedule and with the timesteps that it stores",
-            *(path, own),
-        )
+    _tell_sampler(weights, path)
     model = build_model(weights, path)
     metadata = _read_metadata(weights, path)
     loaded = load_tokenizer(folder, metadata["model_max_length"])
@@ -87,6 +81,16 @@ def load(
     use_engine(drawing_layers(model), engine)
     computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}
     return TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
+
+
+def _tell_sampler(weights: Weights, path) -> None:
+    own = weights.scheduler.get(SCHEDULER_CLASS, DDIM)
+    if own not in (DDIM, FLOW_CLASS):
+        get_logger().info(
+            "%s brings a %s; pictures are drawn with ddim unless another sampler is chosen, and it is exported with "
+            "ddim: in the noise schedule and with the timesteps that it stores",
+            *(path, own),
+        )
 
 
 def _read_metadata(weights: Weights, path) -> dict:

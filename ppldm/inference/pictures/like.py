@@ -103,7 +103,7 @@ def _read(path: Path, asked) -> tuple[dict, dict]:
         if not isinstance(source, dict):
             raise ConfigError("source is not an object; give another picture")
         if asked.model is None:
-            source = source | {name: _check_name(name, source[name]) for name in ("model", *_OF_MODEL)
+            source = source | {name: _check_name(name, source[name]) for name in ("model", *OF_MODEL)
                                if source.get(name) and not (name != "model" and getattr(asked, name))}  # fmt: skip
         if not given & {"height", "width"}:
             with Image.open(path) as picture:
