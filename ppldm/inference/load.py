@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..data.text.tokenizer import load_tokenizer
-from ..families.common.ldm_build import build_model
+from ..families.common.ldm_build import build_model, require_whole
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
 from ..utils.machine.devices import current_device
@@ -68,6 +68,7 @@ def load(
     weights = add_loras(
         read_weights(source, tuple(FOLDERS), original_config_file, ema, prediction_type, rescale_betas_zero_snr), lora
     )
+    require_whole(weights, path)
     folder = tokenizer or weights.tokenizer
     if folder is None:
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")

@@ -100,6 +100,10 @@ def _mark_blocked(spark, frame, plan: Plan):
 
 def check_names(tables: Tables) -> None:
     """Raises ConfigError where a column has several names, which Spark's reader does not bring together."""
+    if tables.mixed:
+        raise ConfigError(
+            f"column {tables.mixed!r} is wider in some files than in others, which only --engine duckdb reads together"
+        )
     if tables.spellings:
         name, others = min(tables.spellings.items())
         raise ConfigError(
