@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..data.text.tokenizer import load_tokenizer
-from ..families.common.ldm_build import build_model
+from ..families.common.ldm_build import build_model, require_whole
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
 from ..utils.machine.devices import current_device
@@ -56,18 +56,13 @@ def load(
     check_dtype(dtype, current_device())
     source = locate_model(path, COMPONENT_FOLDERS, offline)
     if prior := read_cascade(source, original_config_file, ema):
-        asked = {"--prediction-type": (prediction_type, None), "--engine": (engine, EAGER), "--dtype": (dtype, FLOAT32),
-                 "--rescale-betas-zero-snr": (rescale_betas_zero_snr, False)}  # fmt: skip
-        for flag, (value, usual) in asked.items():
-            if value != usual:
-                raise ConfigError(f"{flag} {value} is not for Stable Cascade; omit it")
+        asked = {"--engine": engine != EAGER, "--dtype": dtype != FLOAT32, "--prediction-type": prediction_type}
+        _refuse({**asked, "--rescale-betas-zero-snr": rescale_betas_zero_snr}, "not for Stable Cascade")
         return load_stages(prior, path, decoder, controlnet, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
-    for flag, value in (("--decoder", decoder), ("--controlnet", controlnet)):
-        if value:
-            raise ConfigError(f"{flag} is for stage C of Stable Cascade, and {path} is none; omit it")
-    weights = add_loras(
-        read_weights(source, tuple(FOLDERS), original_config_file, ema, prediction_type, rescale_betas_zero_snr), lora
-    )
+    _refuse({"--decoder": decoder, "--controlnet": controlnet}, f"for stage C of Stable Cascade, and {path} is none")
+    told = (original_config_file, ema, prediction_type, rescale_betas_zero_snr)
+    weights = add_loras(read_weights(source, tuple(FOLDERS), *told), lora)
+    require_whole(weights, path)
     folder = tokenizer or weights.tokenizer
     if folder is None:
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
@@ -91,6 +86,12 @@ def _tell_sampler(weights: Weights, path) -> None:
             "ddim: in the noise schedule and with the timesteps that it stores",
             *(path, own),
         )
+
+
+def _refuse(asked: dict, why: str) -> None:
+    for flag, value in asked.items():
+        if value:
+            raise ConfigError(f"{flag} is {why}; omit it")
 
 
 def _read_metadata(weights: Weights, path) -> dict:

@@ -42,9 +42,8 @@ _ACTIVATION = Rule(  # ppdiffusers looks it up in lower case
 
 # The blocks that run. ppdiffusers has others, whose forward fails in a network of this kind.
 UNET_DOWN_BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D")
-UNET_UP_BLOCKS = (
-    *("UpBlock2D", "CrossAttnUpBlock2D", "ResnetUpsampleBlock2D", "SimpleCrossAttnUpBlock2D", "AttnUpBlock2D"),
-)
+UNET_UP_BLOCKS = ("UpBlock2D", "CrossAttnUpBlock2D", "ResnetUpsampleBlock2D", "SimpleCrossAttnUpBlock2D",
+                  "AttnUpBlock2D")  # fmt: skip
 UNET_MID_BLOCKS = ("UNetMidBlock2DCrossAttn", "UNetMidBlock2DSimpleCrossAttn", "UNetMidBlock2D")
 VAE_DOWN_BLOCKS = ("DownEncoderBlock2D", "AttnDownEncoderBlock2D")
 VAE_UP_BLOCKS = ("UpDecoderBlock2D", "AttnUpDecoderBlock2D")

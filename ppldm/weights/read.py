@@ -253,6 +253,10 @@ def _read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple) -> Weig
     single_file.refuse_others(names, path)
     if not state_dict.keys() - single_file.TABLES.keys():
         raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
+    if "unet" in kinds and compvis.holds_averages_alone(names):
+        if not ema:
+            raise ModelError(f"{path} holds the averaged weights of its UNet alone; take them: --ema (--load_ema)")
+        state_dict |= compvis.name_averages(state_dict)
     described, has_clip = _compvis_params(path, yaml_file, names), single_file.has_clip(names)
     schedule = dict(PUBLISHED_SCHEDULE)
     if described:

@@ -15,6 +15,7 @@ from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.components import Weights, cast, turn_linear
 from ppldm.weights.configs import complete_config
 from ppldm.weights.fill import parameter_shapes
+from ppldm.weights.formats.files import read_arrays
 from ppldm.weights.layouts import compvis, single_file
 from ppldm.weights.names import rename
 from ppldm.weights.read import find_tokenizer, read_component, read_weights
@@ -248,3 +249,65 @@ def test_names_of_the_text_encoder_are_those_of_diffusers(layout):
     ours = turn_linear(weights.components["text_encoder"].arrays)
     assert theirs.keys() == ours.keys()
     assert all((value.numpy() == ours[name]).all() for name, value in theirs.items())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_averages_alone_are_read_where_they_are_asked_for(tmp_path, layout):
+    weights, start = small_stable_diffusion(layout), "model.diffusion_model."
+    arrays = {
+        "model_ema." + name.removeprefix("model.").replace(".", "") if name.startswith(start) else name: array
+        for name, array in single_file_names(weights, layout).items()
+    } | {"model_ema.decay": np.zeros([], "f4"), "model_ema.num_updates": np.zeros([], "i4")}
+    path = write_single_file(tmp_path / "m.safetensors", arrays)
+    read = read_weights(path, ema=True, prediction_type=SAID.get(layout))
+    read.components["unet"].config["sample_size"] = 64
+    assert differences(read, weights) == []
+    with pytest.raises(ModelError, match="holds the averaged weights of its UNet alone; take them: --ema"):
+        ppldm.load(path)
+    assert read_weights(path, ("vae",)).components.keys() == {"vae"}
+
+
+@pytest.mark.parametrize("size", ["unet", "unet_12", "unet_tiny"])
+def test_dots_of_every_name_of_a_unet(size):
+    config = complete_config("unet", json.loads((CONFIG_DIR / f"{size}.json").read_text()), size)
+    for name in parameter_shapes("unet", config):
+        theirs = rename(name, compvis.NAMES["unet"](config))
+        assert compvis._with_dots(theirs.replace(".", "")) == theirs
+
+
+@pytest.mark.parametrize("layout", ["1.x", "old"])
+@pytest.mark.parametrize("extra", ["text_projection.weight", "logit_scale", "vision_model.post_layernorm.weight"])
+def test_what_a_clip_has_besides_is_no_reason_to_refuse_it(tmp_path, layout, extra):
+    weights = small_stable_diffusion(layout)
+    arrays = single_file_names(weights, layout) | {f"cond_stage_model.transformer.{extra}": np.zeros((4, 4), "f4")}
+    read = read_weights(write_single_file(tmp_path / "m.safetensors", arrays))
+    assert differences(read, weights) == []
+
+
+@pytest.mark.parametrize("missing", ["cond_stage_model.", "first_stage_model.", "model.diffusion_model."])
+def test_a_file_without_a_component_is_said_to_lack_it(tmp_path, missing):
+    arrays = single_file_names(small_stable_diffusion("1.x"), "1.x")
+    kept = {name: array for name, array in arrays.items() if not name.startswith(missing)}
+    what = {"cond": "text encoder", "firs": "VAE", "mode": "UNet"}[missing[:4]]
+    with pytest.raises(ModelError, match=f"has no {what}"):
+        ppldm.load(write_single_file(tmp_path / "m.safetensors", kept))
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_is_read_to_the_bit(tmp_path, kind):
+    needs.need("parity")
+    import torch
+    from safetensors.torch import save_file
+
+    stored = torch.arange(256, dtype=torch.uint8).view(getattr(torch, kind)).reshape(16, 16)
+    save_file({"a": stored, "b": torch.ones(3)}, tmp_path / "m.safetensors")
+    found = read_arrays(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(found["a"], stored.float().numpy())
+    assert found["b"].tolist() == [1, 1, 1]
+
+
+def test_a_type_that_is_not_known_is_named(tmp_path):
+    header = json.dumps({"a": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\x7f" * 4)
+    with pytest.raises(ModelError, match="a has the type F8_E8M0|damaged"):
+        read_arrays(tmp_path / "m.safetensors")

@@ -161,8 +161,7 @@ def _build_all(arguments, vocab_size: int, seed: int) -> list:
 
 def build_model(weights: Weights, source) -> LatentDiffusionModel:
     """The model of whole weights, in evaluation mode. Raises ModelError where components are missing or do not fit."""
-    for kind in whole_model(weights.components):
-        _require_component(kind, weights, source)
+    require_whole(weights, source)
     check_fit({kind: component.config for kind, component in weights.components.items()}, source, drawn=True)
     with paddle.utils.unique_name.guard():
         parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
@@ -178,6 +177,12 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
 def load_pipeline(folder: Path) -> LatentDiffusionModel:
     """The model in a folder or file of any known form, in evaluation mode. Raises ModelError."""
     return build_model(read_weights(folder), folder)
+
+
+def require_whole(weights: Weights, source) -> None:
+    """Raises ModelError where a component is missing without which nothing can be drawn."""
+    for kind in whole_model(weights.components):
+        _require_component(kind, weights, source)
 
 
 def _require_component(kind: str, weights: Weights, source) -> None:

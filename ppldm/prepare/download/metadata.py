@@ -28,12 +28,14 @@ class Table:
 @dataclass(frozen=True)
 class Tables:
     """Parquet files of the same columns, named as in the first. `names`: what they were asked for by, absolute paths.
-    `spellings`: the other names that some files have for a column, but for case."""
+    `spellings`: the other names that some files have for a column, but for case. `mixed`: a column that is wider in
+    some files than in others, as int64 beside int32."""
 
     files: tuple[Table, ...]
     columns: Columns
     names: tuple[str, ...] = ()
     spellings: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    mixed: str | None = None
 
     @property
     def paths(self) -> list[Path]:
@@ -62,16 +64,18 @@ def read_tables(inputs: Sequence[str]) -> Tables:
     if doubles:
         raise ConfigError(f"--input names {min(doubles)} twice; name it once")
     files = tuple(map_in_threads(_read_footer, paths, "reading footers"))
-    first, spellings = files[0], defaultdict(set)
+    first, spellings, mixed = files[0], defaultdict(set), None
     for file in files[1:]:
         if set(file.schema) != set(first.schema):
             for name, meant in _match_columns(file, first).items():
                 if name.lower() != meant.lower():
                     spellings[meant].add(name)
+                if dict(file.schema)[name] != dict(first.schema)[meant]:
+                    mixed = meant
     check_names((name for name, _ in first.schema), first.path)
     names = tuple(name if is_address(name) else os.path.abspath(local_path(name)) for name in inputs)
     columns = Columns({name: _kind(type_name) for name, type_name in first.schema})
-    return Tables(files, columns, names, {name: frozenset(others) for name, others in spellings.items()})
+    return Tables(files, columns, names, {name: frozenset(others) for name, others in spellings.items()}, mixed)
 
 
 def _match_columns(file: Table, first: Table) -> dict[str, str]:
@@ -79,9 +83,10 @@ def _match_columns(file: Table, first: Table) -> dict[str, str]:
     known = Columns(dict(first.schema))
     meant = {name: known.find(name) or name for name, _ in file.schema}
     schema = [(meant[name], kind) for name, kind in file.schema]
-    if sorted(schema) == sorted(first.schema):
+    ours, theirs = (sorted((name, _wide(kind)) for name, kind in columns) for columns in (first.schema, schema))
+    if ours == theirs:
         return meant
-    name = min(set(schema) ^ set(first.schema) or schema)[0]
+    name = min(set(ours) ^ set(theirs) or schema)[0]
     kinds = [dict(columns).get(name, "missing") for columns in (first.schema, schema)]
     raise ConfigError(
         f"column {name!r} is {kinds[0]} in {first.path} and {kinds[1]} in {file.path}; filter them one by one"
@@ -117,6 +122,11 @@ def _read_footer(path: Path) -> Table:
     except (pa.ArrowException, OSError) as error:
         text = " ".join(str(error).split())[:200]
         raise DataError(f"{path} is not a parquet file, or is damaged ({text}); get it again") from error
+
+
+def _wide(type_name: str) -> str:
+    """The same for types of which one holds all that the other does."""
+    return re.sub(r"^(u?int)\d+$", r"\1", type_name).replace("large_string", "string").replace("double", "float")
 
 
 def _kind(type_name: str) -> str:

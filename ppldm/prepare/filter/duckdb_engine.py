@@ -134,7 +134,7 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockLi
             connection.execute("SET enable_progress_bar = true")
             rows = (
                 f"SELECT {_select_columns(tables)}, file_index AS {FILE}, file_row_number AS {ROW} FROM "
-                + parquet_sql(tables.paths, f", union_by_name = {bool(tables.spellings)}")
+                + parquet_sql(tables.paths, f", union_by_name = {bool(tables.spellings or tables.mixed)}")
             )
             if blocked.urls:
                 _load(connection, blocked)

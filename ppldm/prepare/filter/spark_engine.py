@@ -101,10 +101,14 @@ def _mark_blocked(spark, frame, plan: Plan):
 
 
 def check_names(tables: Tables) -> None:
-    """Raises ConfigError where a column has several names, which Spark's reader does not bring together, or one that
-    Hadoop's settings, through which a table's schema goes, take for a variable's value."""
+    """Raises ConfigError where a column has several names or kinds, which Spark's reader does not bring together, or a
+    name that Hadoop's settings, through which a table's schema goes, take for a variable's value."""
     if variables := [name for name in tables.columns.kinds if "${" in name]:
         raise ConfigError(f"Spark takes ${{...}} in column {variables[0]!r} for a variable; use --engine duckdb")
+    if tables.mixed:
+        raise ConfigError(
+            f"column {tables.mixed!r} is wider in some files than in others, which only --engine duckdb reads together"
+        )
     if tables.spellings:
         name, others = min(tables.spellings.items())
         raise ConfigError(

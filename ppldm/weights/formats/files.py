@@ -40,7 +40,8 @@ def is_pytorch(path) -> bool:
 
 
 def read_arrays(path, wanted=None) -> dict[str, np.ndarray]:
-    """Name to array of a file of any of the three formats; `wanted(name)` chooses. bfloat16 becomes float32.
+    """Name to array of a file of any of the three formats; `wanted(name)` chooses. bfloat16 and float8 become
+    float32.
 
     Raises ModelError for a file that is missing, cut short, of another kind, or not safe.
     """
@@ -134,25 +135,53 @@ def _read_safetensors(path: Path, wanted) -> dict[str, np.ndarray]:
     try:
         with safe_open(str(path), framework="np") as file:
             names = [name for name in file.keys() if wanted is None or wanted(name)]  # noqa: SIM118 (not a dict)
-            half = {name for name in names if file.get_slice(name).get_dtype() == "BF16"}
-            arrays = {name: file.get_tensor(name) for name in names if name not in half}
-        return arrays | (_read_bfloat16(path, half) if half else {})
+            kinds = {name: file.get_slice(name).get_dtype() for name in names}
+            if odd := next((name for name, kind in kinds.items() if kind not in (*_OF_NUMPY, *_WIDENED)), None):
+                raise ModelError(
+                    f"{path}: {odd} has the type {kinds[odd]}, which is not supported; convert it to float16"
+                )
+            arrays = {name: file.get_tensor(name) for name, kind in kinds.items() if kind in _OF_NUMPY}
+        return arrays | _read_widened(path, {name: kind for name, kind in kinds.items() if kind in _WIDENED})
     except (SafetensorError, OSError, TypeError) as error:
         raise _damaged(path, error) from error
 
 
-def _read_bfloat16(path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """numpy has no bfloat16, so the library gives no such array: their bytes are read where its header says."""
+def _read_widened(path: Path, kinds: dict[str, str]) -> dict[str, np.ndarray]:
+    """What numpy has no type for, so the library gives no such array: their bytes are read where its header says."""
+    if not kinds:
+        return {}
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         arrays = {}
-        for name in names:
+        for name, kind in kinds.items():
             start, end = header[name]["data_offsets"]
             file.seek(8 + size + start)
-            bits = np.frombuffer(file.read(end - start), dtype="<u2")
-            arrays[name] = widen_bfloat16(bits).reshape(header[name]["shape"])
+            stored, widen = _WIDENED[kind]
+            arrays[name] = widen(np.frombuffer(file.read(end - start), stored)).reshape(header[name]["shape"])
     return arrays
+
+
+def _widen_e4m3(bits: np.ndarray) -> np.ndarray:
+    """float8 with four bits of exponent and no infinity, of uint8 bit patterns."""
+    every = np.arange(256, dtype=np.uint8)
+    exponent, fraction = (every >> 3 & 15).astype(np.int32), (every & 7).astype(np.float32) / 8
+    values = np.ldexp(np.where(exponent, 1 + fraction, fraction), np.where(exponent, exponent, 1) - 7)
+    values[[127, 255]] = np.nan
+    return np.where(every < 128, values, -values).astype(np.float32)[bits]
+
+
+def _widen_e5m2(bits: np.ndarray) -> np.ndarray:
+    """float8 with five bits of exponent, which is the first half of a float16."""
+    return (bits.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+
+
+_OF_NUMPY = ("BOOL", "U8", "I8", "I16", "U16", "F16", "I32", "U32", "F32", "I64", "U64", "F64")
+_WIDENED = {
+    "BF16": ("<u2", widen_bfloat16),
+    "F8_E4M3": (np.uint8, _widen_e4m3),
+    "F8_E5M2": (np.uint8, _widen_e5m2),
+}
 
 
 def _damaged(path: Path, error: Exception) -> ModelError:

@@ -5,6 +5,8 @@ cond_stage_config). Its classes fix what they do not name: 32 groups in every Gr
 of 64 and a feed-forward of 4 times the width. A model with other values cannot be written for them and is refused.
 """
 
+import re
+
 import numpy as np
 import yaml
 
@@ -17,6 +19,16 @@ from ..names import Unmapped, rename, text_encoder_names, unet_names, vae_names
 PREFIXES = {"unet": "model.diffusion_model.", "vae": "first_stage_model.", "text_encoder": "cond_stage_model."}
 NAMES = {"unet": unet_names, "vae": vae_names, "text_encoder": text_encoder_names}
 _GROUPS, _HEADS, _HEAD_DIM, _FEED_FORWARD = 32, 8, 64, 4
+_AVERAGES = "model_ema.diffusion_model"
+# Where the names of a UNet have dots, for names without them.
+_DOTS = (
+    (r"^(input_blocks|output_blocks)(\d+)(\d)", r"\1.\2.\3."),
+    (r"^(middle_block|time_embed|out)(\d)", r"\1.\2."),
+    (r"(transformer_blocks|in_layers|out_layers|emb_layers|to_out)(\d)", r"\1.\2."),
+    (r"ffnet(\d)(proj)?", r"ff.net.\1.\2."),
+    (r"(attn\d|norm\d?|to_[qkv]|proj_in|proj_out|skip_connection|\bop|\bconv)(?=weight|bias|to_)", r"\1."),
+    (r"\.\.", "."),
+)
 _PARAMETERIZATION = {"epsilon": "eps", "v_prediction": "v"}
 # What forks of their class call a schedule that ends in noise alone.
 _ZERO_SNR = ("rescale_betas_zero_snr", "zero_terminal_snr", "zero_snr", "zsnr", "ztsnr")
@@ -187,6 +199,24 @@ def _averaged(state_dict: dict, name: str, source) -> np.ndarray:
     if key not in state_dict:
         raise ModelError(f"{source} holds no averaged weights (no {key}); load it without them")
     return state_dict[key]
+
+
+def holds_averages_alone(names) -> bool:
+    """Whether of a UNet there are averaged weights, and no others."""
+    starts = {name.partition(".diffusion_model")[0] for name in names if ".diffusion_model" in name}
+    return any(name.startswith(_AVERAGES) for name in names) and "model" not in starts
+
+
+def name_averages(state_dict: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The averaged weights of a UNet by the names of those that they are averages of, whose dots theirs lack."""
+    own = {name.removeprefix(_AVERAGES): array for name, array in state_dict.items() if name.startswith(_AVERAGES)}
+    return {PREFIXES["unet"] + _with_dots(name): array for name, array in own.items()}
+
+
+def _with_dots(name: str) -> str:
+    for pattern, dotted in _DOTS:
+        name = re.sub(pattern, dotted, name)
+    return name
 
 
 def _conv_to_linear(kind: str, name: str, array: np.ndarray) -> np.ndarray:

@@ -39,6 +39,8 @@ _OTHERS = {
     ".lora_down.": "a LoRA; give its base model, and this file with --lora",
     "string_to_param": "a textual inversion; give its base model",
 }
+# What else a whole CLIP has, which hidden states of captions do not depend on.
+_NOT_TEXT_MODEL = ("text_projection", "logit_scale", "vision_model.", "visual_projection")
 _OPEN_CLIP_NAMES = {
     "ln_1": "layer_norm1", "ln_2": "layer_norm2", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2",
     "attn.out_proj": "self_attn.out_proj",
@@ -179,8 +181,8 @@ def text_encoder_arrays(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if name.startswith(_OPEN_CLIP):
             found |= _from_open_clip(name.removeprefix(_OPEN_CLIP), array)
-        elif name.startswith(_CLIP):
-            found[f"text_model.{name.removeprefix(_CLIP).removeprefix('text_model.')}"] = array
+        elif name.startswith(_CLIP) and not (own := name.removeprefix(_CLIP)).startswith(_NOT_TEXT_MODEL):
+            found[f"text_model.{own.removeprefix('text_model.')}"] = array
     layers = _used_layers(arrays) if is_open_clip(arrays) else len(arrays)
     return {name: array for name, array in found.items() if not name.endswith("position_ids") and _layer(name) < layers}
 

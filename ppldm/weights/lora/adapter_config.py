@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...utils.errors import ModelError
 from ...utils.files import parse_json_object, read_json_object
+from .keys import LONGEST_NAME
 
 ADAPTER_CONFIG = "adapter_config.json"
 HEADER = "lora_adapter_metadata"
@@ -30,8 +31,8 @@ _HARMLESS = {
 # Starts that change the weights below the adapter are refused: of those the file does not hold the change.
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 _NEUTRAL = {"peft_type": (None, "LORA"), "bias": (None, "none"), "init_lora_weights": _PLAIN_STARTS}
-_MOST_PATTERNS, _LONGEST_PATTERN, _MOST_REPEATS = 20_000, 300, 2
-_PATTERN = re.compile(r"[\w.*^$\\-]+")
+_MOST_PATTERNS, _MOST_EXPRESSIONS = 4096, 16
+_NAME, _PATTERN = re.compile(r"[\w.-]+"), re.compile(r"[\w.*^$\\-]+")
 
 
 def read_settings(path: Path, metadata: dict[str, str], by_peft: bool) -> dict[str, dict]:
@@ -81,8 +82,8 @@ def _check(settings: dict, where: str) -> None:
         elif name in ("alpha_pattern", "rank_pattern"):
             whole = value is None or (isinstance(value, dict) and all(map(_is_number, value.values())))
             _require(whole, where, name, value, "does not give a number to each layer")
-            for pattern in value or ():
-                _require(_is_simple(pattern, value), where, name, pattern, "is no name of a layer that is supported")
+            odd = _odd_pattern(value or {})
+            _require(odd is None, where, name, odd, "is no name of a layer that is supported")
         elif name == "use_rslora":
             _require(value in (True, False, None), where, name, value, "is not true or false")
         elif name in _NEUTRAL:
@@ -100,16 +101,24 @@ def _is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
 
 
-def _is_simple(pattern: str, patterns: dict) -> bool:
-    """Whether it is sought in no time: a name, with few repeats."""
-    few = len(patterns) <= _MOST_PATTERNS and len(pattern) <= _LONGEST_PATTERN and pattern.count("*") <= _MOST_REPEATS
-    try:
-        return few and _PATTERN.fullmatch(pattern) is not None and re.compile(pattern) is not None
-    except re.error:
-        return False
+def _odd_pattern(patterns: dict) -> str | None:
+    """One that is not sought in no time, as names are, and a few expressions with one repeat."""
+    expressions = [one for one in patterns if not _NAME.fullmatch(one)]
+    if len(patterns) > _MOST_PATTERNS or len(expressions) > _MOST_EXPRESSIONS:
+        return next(iter(patterns))
+    for one in patterns:
+        try:
+            if len(one) > LONGEST_NAME or one.count("*") > 1 or not _PATTERN.fullmatch(one) or not re.compile(one):
+                return one
+        except re.error:
+            return one
+    return None
 
 
 def _of_layer(settings: dict, name: str, layer: str, default):
-    """What a pattern says of a layer: by peft's rule the first expression that the end of its name matches."""
-    patterns = settings.get(name) or {}
-    return next((value for one, value in patterns.items() if re.match(rf"(?:.*\.)?(?:{one})$", layer)), default)
+    """What a pattern says of a layer: by peft's rule the first that the end of its name matches."""
+    ends = {layer[start:] for start in (0, *(match.end() for match in re.finditer(r"\.", layer)))}
+    for one, value in (settings.get(name) or {}).items():
+        if one in ends or (not _NAME.fullmatch(one) and re.match(rf"(?:.*\.)?(?:{one})$", layer)):
+            return value
+    return default

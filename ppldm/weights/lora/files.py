@@ -41,7 +41,7 @@ def read_lora(path, unet: dict | None = None) -> Lora:
         if any("dora_scale" in key or "lora_magnitude_vector" in key for key in unknown):
             raise ModelError(f"{path} is a DoRA ({unknown[0]}), which is not supported; give a LoRA")
         raise ModelError(
-            f"{path} holds {', '.join(unknown[:_SHOWN])}{more}, which is no LoRA of a UNet or its text encoder in "
+            f"{path} holds {', '.join(unknown[:_SHOWN]):.300}{more}, which is no LoRA of a UNet or its text encoder in "
             "diffusers' or kohya's keys; convert it with the program that made it"
         )
     if not arrays:

@@ -32,6 +32,7 @@ _WORDS = (
     "input_blocks|middle_block|output_blocks|in_layers|out_layers|emb_layers|skip_connection|time_embed"
 )
 _WORD = re.compile(rf"(?:{_WORDS})(?=_|$)|[^_]+")
+LONGEST_NAME = 300
 _ARRAY = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)(?:\.([^.]+))?\.weight")
 _ALPHA = re.compile(r"(.+)\.alpha")
 _COMPVIS = ("input_blocks", "middle_block", "output_blocks", "time_embed", "out")
@@ -59,6 +60,8 @@ def read_key(key: str, unet: dict | None = None) -> Key | None:
 
     unet: the config of the UNet whose blocks CompVis' numbers count; by default Stable Diffusion's, of any version.
     """
+    if len(key) > LONGEST_NAME:
+        return None
     if found := _ARRAY.fullmatch(key):
         name, array = found[1], "down" if found[2] in ("A", "down") else "up"
     elif found := _ALPHA.fullmatch(key):

@@ -20,6 +20,7 @@ from ppldm.prepare.block_list import NOTHING, BlockList
 from ppldm.prepare.download.metadata import read_tables
 from ppldm.prepare.filter import spark_engine as filter_spark
 from ppldm.prepare.filter.conditions import merge_bounds
+from ppldm.prepare.filter.duckdb_engine import run_query
 from ppldm.prepare.filter.filter import check_tables, choose_engine, describe, filter, filter_tables, make_plan
 from ppldm.prepare.filter.plan import Plan
 from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError, StoreError
@@ -208,6 +209,36 @@ def test_laion_art_by_other_names_is_written_under_the_published_ones(tmp_path):
     assert manifest["columns_found"]["TEXT"] == "caption"
     assert manifest["dropped"][0] == {"condition": 'language == "en"', "rows": 150, "missing": 50}
     assert 'dropped by language == "en"' in describe(manifest)
+
+
+@pytest.mark.parametrize("wide_first", [False, True])
+@pytest.mark.parametrize(
+    "narrow, wide",
+    [("int32", "int64"), ("int8", "int32"), ("uint8", "uint32"), ("float32", "float64"), ("string", "large_string")],
+)
+def test_a_column_may_be_wider_in_some_files(tmp_path, narrow, wide, wide_first):
+    """No value is cut or refused for the type of the first file."""
+    number = "string" not in narrow
+    small, large = ([1, 2], [3, 100_000 if wide != "uint8" else 200]) if number else (["a", "b"], ["c", "d" * 300])
+    for place, (kind, values) in enumerate([(wide, large), (narrow, small)][:: 1 if wide_first else -1]):
+        columns = {"URL": pa.array([f"http://h/{place}{row}" for row in range(2)]), "n": pa.array(values, kind)}
+        pq.write_table(pa.table(columns), tmp_path / f"{place}.parquet")
+    tables = read_tables([str(tmp_path)])
+    assert tables.mixed == "n"
+    rows = run_query(tables, lambda name: f"SELECT n FROM {name} ORDER BY n", 1.0)
+    assert [row[0] for row in rows] == sorted(small + large)
+    with pytest.raises(ConfigError, match="'n' is wider in some files .* --engine duckdb"):
+        filter_spark.check_names(tables)
+
+
+@pytest.mark.parametrize("other", ["string", "float64", "bool", "timestamp[s]", "uint32"])
+def test_a_column_of_another_kind_is_refused(tmp_path, other):
+    pq.write_table(pa.table({"n": pa.array([1], "int32")}), tmp_path / "0.parquet")
+    pq.write_table(
+        pa.table({"n": pa.array([None], pa.timestamp("s") if "time" in other else other)}), tmp_path / "1.parquet"
+    )
+    with pytest.raises(ConfigError, match="column 'n' is int32 in .* filter them one by one"):
+        read_tables([str(tmp_path)])
 
 
 def test_a_column_may_have_another_name_in_each_file(tables, tmp_path):

@@ -113,6 +113,8 @@ def test_in_another_form_it_is_the_same_change(tmp_path, place, said, form, caps
         ({"lora_alpha": 4, "alpha_pattern": {"(a+)+b": 2}}, "no name of a layer"),
         ({"lora_alpha": 4, "alpha_pattern": {".*.*.*.*.*x": 2}}, "no name of a layer"),
         ({"lora_alpha": 4, "alpha_pattern": {"**": 2}}, "no name of a layer"),
+        ({"lora_alpha": 4, "alpha_pattern": {f"{one}.*": 2 for one in range(99)}}, "no name of a layer"),
+        ({"lora_alpha": 4, "alpha_pattern": {f"a{one}": 2 for one in range(9999)}}, "no name of a layer"),
         ({"lora_alpha": 4, "peft_type": "LOHA"}, "peft_type 'LOHA'"),
     ],
 )  # fmt: skip
@@ -140,6 +142,15 @@ def test_whatever_a_header_holds_is_read_or_refused(tmp_path_factory, said):
         return
     assert all(np.isfinite(pair.change).all() for pair in pairs)
     assert not said or "lora_alpha" in said
+
+
+def test_many_patterns_of_many_layers_take_no_time(tmp_path):
+    """A pattern a layer, as diffusers writes them; a regular expression each took a minute."""
+    layers = [f"down_blocks.{one}.attentions.0.transformer_blocks.0.attn1.to_q" for one in range(800)]
+    said = {"unet.lora_alpha": 4, "unet.alpha_pattern": {layer: number for number, layer in enumerate(layers)}}
+    save_file(arrays_of({"unet": layers}), tmp_path / "a.safetensors", {"lora_adapter_metadata": json.dumps(said)})
+    pairs = read_lora(tmp_path / "a.safetensors").components["unet"]
+    assert [pairs[layer].alpha for layer in layers] == [*range(800)]
 
 
 @pytest.mark.parametrize("header", ["{", "[]", "7", "[" * 100_000])
