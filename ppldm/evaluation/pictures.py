@@ -20,9 +20,9 @@ import numpy as np
 from PIL import Image
 
 from ..data.filelist import read_sources
-from ..data.formats.folder_names import list_pictures
+from ..data.formats.folder_names import find_caption, list_pictures
 from ..data.formats.open import build_indexes
-from ..data.formats.sample_files import IMAGE_SUFFIXES, decode_caption
+from ..data.formats.sample_files import IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode_caption
 from ..data.images.crop import scale_to_cover
 from ..data.images.decode import decode_pixels
 from ..data.open_parts import OpenParts
@@ -185,7 +185,7 @@ def _open_folder(folder: Path) -> tuple[int, Callable[[int], Stored]]:
     """(number of pictures, reader) of a folder with all below it. Where some carry the settings that they were drawn
     with, the others, such as a grid of them, do not count."""
     try:
-        paths = list_pictures(folder)
+        paths = list_pictures(folder, PICTURE_SUFFIXES)
     except OSError as error:
         raise DataError(f"cannot read the folder {error.filename}: {error.strerror}; check it") from error
     if not paths:
@@ -220,11 +220,11 @@ def _read_file(folder: Path, paths: list[Path], settings: list[dict | None], num
         image = path.read_bytes()
     except OSError as error:
         raise RowError("unreadable", f"cannot read {path}: {error.strerror}") from error
-    text = path.with_suffix(".txt")
     if drawn and isinstance(drawn.get("prompt"), str):
         caption = drawn["prompt"]
     else:
-        caption = decode_caption(text.read_bytes(), str(text)) if text.is_file() else None
+        text = find_caption(path)
+        caption = decode_caption(text.read_bytes(), str(text)) if text else None
     return Stored(path.relative_to(folder).as_posix(), image, caption, drawn)
 
 

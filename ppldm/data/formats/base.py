@@ -15,7 +15,7 @@ from .index.cache import IndexSpec, find_stored, open_index, stat_part, store_in
 from .index.entries import Index, IndexSummary, make_index, read_index, read_summary
 from .layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
 from .open_file import OpenFile, file_state
-from .row import Row
+from .row import Row, find_name
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_ROW_BYTES = 1 << 28
@@ -140,10 +140,9 @@ def read_file(folder: Path, name: str, where: str) -> bytes:
 
 
 def find_column(columns: list[str], names: tuple[str, ...], path: Path) -> str:
-    """The first of `names` that a table has. Raises PartError."""
-    for name in names:
-        if name in columns:
-            return name
+    """The first of `names` that a table has, in whatever case. Raises PartError."""
+    if name := find_name(columns, names):
+        return name
     raise PartError(f"{path} has the columns {', '.join(columns)[:200]}; it needs one of {', '.join(names)}")
 
 

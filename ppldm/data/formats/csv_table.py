@@ -7,6 +7,7 @@ A picture's path is taken from the folder of the table. Other columns are metada
 
 import csv
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,8 +26,11 @@ from .base import (
 from .index.cache import IndexSpec, stat_part
 from .index.entries import CSV_RECORDS, Index
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
-from .row import Row, decode_text
+from .row import Row, decode_text, find_name
 
+# Of a Hugging Face imagefolder, the one that is used first. They come from elsewhere with their folder, and name
+# pictures in it alone.
+IMAGEFOLDER_TABLES = ("metadata.jsonl", "metadata.csv")
 IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath", "file_name", "image_path")
 CAPTION_COLUMNS = ("text", "caption", "title", "txt", "prompt", "TEXT")
 _TEXT_COLUMNS = {*IMAGE_COLUMNS, *CAPTION_COLUMNS, "key"}  # whose numbers stay text
@@ -54,7 +58,7 @@ class CsvTable(IndexedRows):
                 size = 0, 0
                 if len(fields) == len(self._columns):
                     name = find_image(dict(zip(self._columns, fields, strict=True)))
-                    size = read_image_size(self.path.parent / name) if name else size
+                    size = read_image_size(self.path.parent / name) if name and not leads_out(self.path, name) else size
                 with_size += size != (0, 0)
                 table.append((offset, length, *size))
                 if len(table) == ROWS_TO_TRY and not with_size:
@@ -73,7 +77,7 @@ class CsvTable(IndexedRows):
         except (csv.Error, StopIteration) as error:
             raise RowError("columns", f"{where}: not a record of the table ({error})") from error
         values = parse_record(self._columns, fields, where)
-        return make_row(values, self.path.parent, where, has_control=self._has_control)
+        return make_row(values, self.path, where, has_control=self._has_control)
 
 
 def list_images(path: Path, has_control: bool = False) -> Iterator[Path]:
@@ -126,7 +130,7 @@ def parse_record(columns: list[str], fields: list[str], where: str) -> dict:
     if len(fields) != len(columns):
         raise RowError("columns", f"{where}: {len(fields)} columns where the header has {len(columns)}")
     named = zip(columns, fields, strict=True)
-    return {name: text if name in _TEXT_COLUMNS else _number_or_text(text) for name, text in named}
+    return {name: text if name.casefold() in _TEXT_COLUMNS else _number_or_text(text) for name, text in named}
 
 
 def find_image(values: Mapping, names: tuple[str, ...] = IMAGE_COLUMNS) -> str | None:
@@ -135,13 +139,19 @@ def find_image(values: Mapping, names: tuple[str, ...] = IMAGE_COLUMNS) -> str |
     return values[name] if name and isinstance(values[name], str) and values[name] else None
 
 
-def make_row(
-    values: Mapping, folder: Path, where: str, names: tuple[str, ...] = IMAGE_COLUMNS, has_control: bool = False
-) -> Row:
-    """The row of a line, its values by column; `folder` and `names` of the picture as `find_image` takes them.
+def leads_out(table: Path, name: str) -> bool:
+    """Whether the table of an imagefolder names what is not in its folder."""
+    is_out = os.path.isabs(name) or os.path.normpath(name).split("/")[0] == ".."
+    return is_out and table.name in IMAGEFOLDER_TABLES
 
-    Raises RowError "no_image", "no_control" where `has_control` asks for a second image, "no_caption", "empty_caption",
-    "unreadable".
+
+def make_row(
+    values: Mapping, table: Path, where: str, names: tuple[str, ...] = IMAGE_COLUMNS, has_control: bool = False
+) -> Row:
+    """The row of a line of a table, its values by column; `names` of the picture as `find_image` takes them.
+
+    Raises RowError "no_image", "outside", "no_control" where `has_control` asks for a second image, "no_caption",
+    "empty_caption", "unreadable".
     """
     image = find_image(values, names)
     if image is None:
@@ -149,6 +159,11 @@ def make_row(
     second = find_image(values, CONTROL_COLUMNS) if has_control else None
     if has_control and second is None:
         raise RowError("no_control", f"{where} names no second image ({', '.join(CONTROL_COLUMNS)})")
+    for name in filter(None, (image, second)):
+        if leads_out(table, name):
+            raise RowError(
+                "outside", f"{where} names {name}, which is outside the folder of {table.name}; move it there"
+            )
     caption = _first(values, CAPTION_COLUMNS)
     if caption is None:
         raise RowError("no_caption", f"{where} has no caption ({', '.join(CAPTION_COLUMNS)})")
@@ -157,12 +172,12 @@ def make_row(
         raise RowError("empty_caption", f"{where} has an empty caption")
     used = {_first(values, names), caption, _first(values, CONTROL_COLUMNS) if has_control else None}
     meta = {name: value for name, value in values.items() if name not in used and is_plain(value) and value != ""}
-    control = read_file(folder, second, where) if second else b""
-    return Row(text, read_file(folder, image, where), {"key": Path(image).stem, **meta}, control=control)
+    control = read_file(table.parent, second, where) if second else b""
+    return Row(text, read_file(table.parent, image, where), {"key": Path(image).stem, **meta}, control=control)
 
 
 def _first(values: Mapping, names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if values.get(name) is not None), None)
+    return find_name([name for name, value in values.items() if value is not None], names)
 
 
 def _number_or_text(text: str) -> int | float | str:

@@ -17,13 +17,13 @@ from .index.cache import IndexSpec, stat_part
 from .index.entries import FILE_NAMES, Index
 from .open_file import gone
 from .row import Row
-from .sample_files import IMAGE_SUFFIXES, assemble_row
+from .sample_files import IMAGE_SUFFIXES, assemble_row, image_places
 
 
 class ImageFolder(IndexedRows):
     """The rows of a folder in the order of their base names; each of its subfolders is a part of its own."""
 
-    spec = IndexSpec((FILE_NAMES,), copy_suffix=".names")
+    spec = IndexSpec((FILE_NAMES,), copy_suffix=".files")
 
     def _build(self) -> tuple[Path, Index]:
         listing = self.spec.copy_path(self.path, stat_part(self.path, self.spec))
@@ -31,8 +31,8 @@ class ImageFolder(IndexedRows):
         make_output_dir(listing.parent)
         with indexing(self.path, len(samples), "row") as bar, _writing(listing) as file:
             for names in samples:
-                images = [name for name in names if split_name(name, self._has_control)[1] in IMAGE_SUFFIXES]
-                size = read_image_size(self.path / images[0]) if len(images) == 1 else (0, 0)
+                images = image_places([split_name(name, self._has_control)[1] for name in names])
+                size = read_image_size(self.path / names[images[0]]) if len(images) == 1 else (0, 0)
                 line = json.dumps(names) + "\n"
                 file.write(line)
                 table.append((offset, len(line), *size))

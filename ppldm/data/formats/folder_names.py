@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache, partial
 from itertools import groupby, islice
 from pathlib import Path
+from unicodedata import normalize
 
 from ...utils.log import get_logger
-from .sample_files import CONTROL_SUFFIXES, IMAGE_SUFFIXES, SUFFIXES
+from .sample_files import CAPTION_SUFFIXES, CONTROL_SUFFIXES, IMAGE_SUFFIXES, PICTURE_SUFFIXES, SUFFIXES
 
 _RUN, _BLOCK = 100_000, 1000
 # A folder that changed so short a time ago may change again within one tick of its time of change.
@@ -27,7 +28,8 @@ def split_name(name: str, has_control: bool = False) -> tuple[str, str]:
     dot = name.rfind(".")
     if has_control and (before := name.rfind(".", 0, dot)) > 0 and name[before + 1 :].lower() in CONTROL_SUFFIXES:
         dot = before
-    return (name[:dot], name[dot + 1 :].lower()) if 0 < dot < len(name) - 1 else (name, "")
+    base, suffix = (name[:dot], name[dot + 1 :].lower()) if 0 < dot < len(name) - 1 else (name, "")
+    return normalize("NFC", base), suffix  # some systems write accents as letters of their own
 
 
 def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
@@ -53,18 +55,25 @@ def picture_folders(root: Path, besides: Collection[str] = ()) -> list[Path]:
             if is_folder:
                 inner.append(name)
             else:
-                has_pictures |= split_name(name)[1] in IMAGE_SUFFIXES
+                has_pictures |= split_name(name)[1] in PICTURE_SUFFIXES
         found += [folder] if has_pictures else []
         below = [folder / name for name in sorted(inner, reverse=True)]
         waiting += [one for one in below if os.path.abspath(one) not in besides]
     return found
 
 
-def list_pictures(root: Path) -> list[Path]:
-    """The pictures in a folder and below it, sorted. Raises OSError."""
+def list_pictures(root: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> list[Path]:
+    """The files with some suffixes in a folder of pictures and below it, sorted. Raises OSError."""
     folders = picture_folders(root)
     files = (folder / name for folder in folders for name, is_folder in entries_of(folder) if not is_folder)
-    return sorted(path for path in files if split_name(path.name)[1] in IMAGE_SUFFIXES)
+    return sorted(path for path in files if split_name(path.name)[1] in suffixes)
+
+
+def find_caption(picture: Path) -> Path | None:
+    """The text file beside a picture, whichever way its name writes accents; None where none is there."""
+    names = dict.fromkeys([picture.stem, *(normalize(form, picture.stem) for form in ("NFC", "NFD"))])
+    texts = (picture.with_name(f"{name}.{suffix}") for suffix in CAPTION_SUFFIXES for name in names)
+    return next((text for text in texts if text.is_file()), None)
 
 
 class FolderNames:
@@ -90,7 +99,7 @@ class FolderNames:
         for _, group in groupby(ordered, key=lambda pair: pair[0]):
             own = [name for _, name in group]
             kinds = {split(name)[1] for name in own}
-            self.has_images |= not kinds.isdisjoint(IMAGE_SUFFIXES)
+            self.has_images |= not kinds.isdisjoint(PICTURE_SUFFIXES)
             if kinds != {"json"}:
                 self._starts.append(len(self._names))
                 self._names += os.fsencode("\0".join(own))

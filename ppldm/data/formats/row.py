@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pybase64
@@ -123,6 +124,14 @@ def decode_text(data: bytes, where: str, utf8: str = "utf-8") -> str:
         except UnicodeDecodeError:
             continue
     raise RowError("encoding", f"{where} is neither UTF-8 nor GB18030 text; write it again in UTF-8")
+
+
+def find_name(names: Collection[str], known: tuple[str, ...]) -> str | None:
+    """The first of the known names that is among others, or else is there in another case; None where none is."""
+    if exact := next((name for name in known if name in names), None):
+        return exact
+    folded = {name.casefold(): name for name in sorted(names, reverse=True)}
+    return next((folded[name.casefold()] for name in known if name.casefold() in folded), None)
 
 
 def _decode_image_column(data: bytes, where: str) -> bytes:

@@ -1,9 +1,9 @@
 """Samples whose picture, caption and metadata are files of one base name, as folders and WebDataset tars hold them.
 
-0000.jpg (or .jpeg .png .webp)    the picture
-0000.txt                          the caption; runs of white space count as one space
+0000.jpg (or .jpeg .png .webp)    the picture; where none of these is there .jfif .gif .bmp .tif .tiff .avif
+0000.txt (or .caption)            the caption; runs of white space count as one space
 0000.cls                          or else the number of a class, of which a table tells the caption
-0000.json                         metadata, an object; may be missing
+0000.json                         metadata, an object; may be missing; or else the caption is there, as CAPTION_KEYS say
 0000.control.png (or .jpg …)      the second image, in `layout=control`, where every sample must have one
 """
 
@@ -12,11 +12,17 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ...utils.errors import RowError
-from .row import Row, decode_text
+from .row import Row, decode_text, find_name
 
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+_USUAL, _OTHERS = ("jpg", "jpeg", "png", "webp"), ("jfif", "gif", "bmp", "tif", "tiff", "avif")
+IMAGE_SUFFIXES = (*_USUAL, *_OTHERS)
+# Of pictures that Pillow does not read, or not without more packages.
+UNREAD_SUFFIXES = ("heic", "heif", "jxl", "jp2", "psd", "svg", "dng", "cr2", "cr3", "nef", "arw")
+PICTURE_SUFFIXES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)
 CONTROL_SUFFIXES = tuple(f"control.{suffix}" for suffix in IMAGE_SUFFIXES)
-SUFFIXES = (*IMAGE_SUFFIXES, "txt", "json", "cls")
+CAPTION_SUFFIXES = ("txt", "caption")
+CAPTION_KEYS = ("text", "caption", "txt", "TEXT", "prompt")
+SUFFIXES = (*PICTURE_SUFFIXES, *CAPTION_SUFFIXES, "json", "cls")
 # In layout=control.
 ALL_SUFFIXES = (*SUFFIXES, *CONTROL_SUFFIXES)
 
@@ -30,21 +36,25 @@ def assemble_row(
 ) -> Row:
     """The row of base name `key`, `files` being (suffix, content). With `prompts`, the class tells the caption.
 
-    Raises RowError "no_image", "two_images", "no_control" where `has_control` asks for a second image, "no_caption",
-    "empty_caption", "class", "encoding", "metadata".
+    Raises RowError "no_image", "format", "two_images", "no_control" where `has_control` asks for a second image,
+    "no_caption", "empty_caption", "class", "encoding", "metadata".
     """
     image = _find_image(files, IMAGE_SUFFIXES, "no_image", f"{where}: {key!r}")
     control = _find_image(files, CONTROL_SUFFIXES, "no_control", f"{where}: {key!r}") if has_control else b""
     contents = dict(files)
+    meta = decode_meta(contents["json"], f"{where}: {key!r}.json") if "json" in contents else {}
+    named = next((suffix for suffix in CAPTION_SUFFIXES if suffix in contents), "")
     if prompts is not None and "cls" in contents:
         caption = _find_prompt(contents["cls"], prompts, f"{where}: {key!r}")
-    elif "txt" in contents:
-        caption = decode_caption(contents["txt"], f"{where}: {key!r}.txt")
+    elif named:
+        caption = decode_caption(contents[named], f"{where}: {key!r}.{named}")
+    elif text := find_name({name for name, value in meta.items() if isinstance(value, str)}, CAPTION_KEYS):
+        if not (caption := " ".join(meta.pop(text).split())):
+            raise RowError("empty_caption", f"{where}: {key!r}.json has an empty {text!r}")
     else:
         hint = " but a class: name its table by the filelist's option idx_to_prompt=" if "cls" in contents else ""
         hint = "; if it is the second image of another, say layout=control" if key.endswith(".control") else hint
-        raise RowError("no_caption", f"{where}: {key!r} has no .txt{hint}")
-    meta = decode_meta(contents["json"], f"{where}: {key!r}.json") if "json" in contents else {}
+        raise RowError("no_caption", f"{where}: {key!r} has no .txt, nor a caption in a .json{hint}")
     return Row(caption, image, {"key": key, **meta}, control=control)
 
 
@@ -77,10 +87,18 @@ def _finite_or_none(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def image_places(own: Sequence[str], known: tuple[str, ...] = IMAGE_SUFFIXES) -> list[int]:
+    """Where among the suffixes of a sample those of its picture are: the usual ones, or where none is there others."""
+    usual = [place for place, suffix in enumerate(own) if suffix in known[: len(_USUAL)]]
+    return usual or [place for place, suffix in enumerate(own) if suffix in known]
+
+
 def _find_image(files: Sequence[tuple[str, bytes]], suffixes: tuple[str, ...], missing: str, where: str) -> bytes:
-    """The content of the one file with one of the suffixes. Raises RowError `missing`, "two_images"."""
-    images = [(suffix, data) for suffix, data in files if suffix in suffixes]
+    """The content of the one file with one of the suffixes. Raises RowError `missing`, "format", "two_images"."""
+    images = [files[place] for place in image_places([suffix for suffix, _ in files], suffixes)]
     if not images:
+        if unread := [suffix for suffix, _ in files if suffix in UNREAD_SUFFIXES and suffixes is IMAGE_SUFFIXES]:
+            raise RowError("format", f"{where} is a .{unread[0]}, which is not read; convert it to JPEG or PNG")
         what = "second image" if suffixes is CONTROL_SUFFIXES else "image"
         raise RowError(missing, f"{where} has no {what} ({', '.join(suffixes)}) of its base name")
     if len(images) > 1:

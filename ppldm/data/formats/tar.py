@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from unicodedata import normalize
 
 from ...utils.checksums import checksum_json
 from ...utils.errors import ConfigError, PartError, RowError
@@ -26,7 +27,7 @@ from .index.cache import IndexSpec
 from .index.entries import TAR_SAMPLES, Index
 from .layouts import DEFAULT_LAYOUT
 from .row import Row
-from .sample_files import ALL_SUFFIXES, IMAGE_SUFFIXES, assemble_row
+from .sample_files import ALL_SUFFIXES, IMAGE_SUFFIXES, assemble_row, image_places
 
 _BLOCK = 512
 _BASE_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
@@ -99,7 +100,8 @@ def _samples(file, path: Path) -> Iterator[tuple[int, int, list[tuple[int, int]]
     """(start, end, [(start, length) of an image]) in bytes of each sample. Raises PartError."""
     with _open_tar(file, path) as tar:
         for _, infos in _grouped(tar):
-            images = [(i.offset_data, i.size) for i in infos if _suffix(i) in IMAGE_SUFFIXES]
+            images = [infos[place] for place in image_places([_suffix(info) for info in infos])]
+            images = [(image.offset_data, image.size) for image in images]
             yield infos[0].offset, _end(infos[-1]), images
         end = tar.offset
     _check_end(file, end, path)
@@ -160,7 +162,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str, str]]
         position = info.offset
         name = _BASE_NAME.fullmatch(info.name)
         if info.isreg() and name and not _HIDDEN.match(info.name):
-            yield info, name[1], name[2].lower()
+            yield info, normalize("NFC", name[1]), name[2].lower()
 
 
 def _check_end(file, end: int, path: Path) -> None:

@@ -36,6 +36,9 @@ _DAMAGED = (
     Image.DecompressionBombError,
 )
 _EXIF_ORIENTATION = 0x0112
+# What stands at the head of JPEG, PNG and WebP files with a colour profile; of the others Pillow is asked.
+_PROFILE_MARKS, _UNMARKED = (b"ICC_PROFILE\0", b"iCCP", b"ICCP"), (b"II*\0", b"MM\0*")
+_SRGB = (b"sRGB", "sRGB".encode("utf-16-be"))
 _JPEG_START, _START_OF_SCAN = b"\xff\xd8\xff", b"\xda"
 # What in a JPEG file may say that it is to be turned: EXIF data, or Adobe's XMP.
 _TURNERS = (b"Exif\0\0", b"tiff:Orientation")
@@ -61,6 +64,19 @@ def shows_otherwise(image: bytes) -> bool:
             return opened.has_transparency_data or opened.getexif().get(_EXIF_ORIENTATION, 1) in range(2, 9)
     except _DAMAGED:
         return False
+
+
+def has_other_profile(image: bytes) -> bool:
+    """Whether an image has a colour profile other than sRGB, which is ignored; False where it cannot be read."""
+    head = image[: 1 << 16]
+    if not (any(mark in head for mark in _PROFILE_MARKS) or head.startswith(_UNMARKED) or head[4:8] == b"ftyp"):
+        return False
+    try:
+        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
+            profile = opened.info.get("icc_profile") or b""
+    except _DAMAGED:
+        return False
+    return bool(profile) and not any(name in profile for name in _SRGB)
 
 
 def open_upright(image: bytes | Image.Image, formats: tuple[str, ...] = FORMATS) -> Image.Image:

@@ -31,7 +31,7 @@ from ...utils.report import print_report
 from ..address_path import AddressPath, path_of
 from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
 from ..hadoop import is_address, is_remote
-from .converted import merge_records, refuse_bad_source
+from .converted import OTHER_PROFILES, merge_records, refuse_bad_source
 from .on_spark import DRIVER_MEMORY_GB, count_on_spark, make_on_spark
 from .packed import PACKED, PackedUnit, pack
 from .part_task import PartTask, files_of, is_whole, make_part
@@ -191,6 +191,8 @@ def describe(manifest: dict) -> str:
     for reason, count in manifest["skipped"].items():
         example = manifest["examples"].get(reason)
         lines.append(f"  skipped, {reason}: {count}" + (f", for example {example[0]}" if example else ""))
+    if count := manifest.get(OTHER_PROFILES):
+        lines.append(f"  {count} pictures have a colour profile other than sRGB, which is ignored")
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from ..provenance.forgotten import FORGOTTEN, Forgotten
 from .units import NOT_DOWNLOADED
 
 MAX_BAD_FRACTION = 0.5
+OTHER_PROFILES = "other_profiles"  # of records and manifests, how many rows have one
 
 
 def read_manifest(data: Path) -> dict:
@@ -44,6 +45,7 @@ def merge_records(records: list[dict], sources: list[str], name: str, rows_per_p
         "rows_out": sum(record["rows_out"] for record in records),
         "skipped": dict(sorted(skipped.items())),
         "examples": dict(sorted(examples.items())),
+        **({OTHER_PROFILES: count} if (count := sum(one.get(OTHER_PROFILES, 0) for one in records)) else {}),
         "parts": parts,
     }
 

@@ -19,7 +19,7 @@ from ...data.control.cut import check_shape
 from ...data.formats.layouts import CONTROL_LAYOUT
 from ...data.formats.part import described_by, drop_indexes, index_path, write_part
 from ...data.formats.row import Row
-from ...data.images.decode import check_pixels, decode_pixels
+from ...data.images.decode import check_pixels, decode_pixels, has_other_profile
 from ...utils.checksums import file_sha256
 from ...utils.errors import RowError
 from ...utils.files import write_json
@@ -29,8 +29,9 @@ from ..block_list import BLOCKED, NOTHING, BlockList
 from ..executor_hadoop import local_folder
 from ..hadoop import fingerprint_at
 from ..provenance.forgotten import FORGOTTEN, Forgotten, read_forgotten
+from .converted import OTHER_PROFILES
 from .reencode import Treatment, treat
-from .units import SourceRow, Span, Unit
+from .units import Span, Unit
 
 # Part of every record: a change of what is written for the same input must change it.
 _RECORD_VERSION = 3
@@ -125,8 +126,8 @@ def files_of(part: Path | AddressPath) -> list[Path | AddressPath]:
 
 def _write_rows(task: PartTask, path: Path, forgotten: Forgotten) -> dict:
     """Write the part to `path`, or nothing where no row can be used; return its record, but for `output`."""
-    skipped, examples = Counter(), {}
-    rows = _usable_rows(task, forgotten, skipped, examples)
+    skipped, examples, told = Counter(), {}, Counter()
+    rows = _usable_rows(task, forgotten, skipped, examples, told)
     first = next(rows, None)
     if first is None:
         path.unlink(missing_ok=True)
@@ -141,19 +142,26 @@ def _write_rows(task: PartTask, path: Path, forgotten: Forgotten) -> dict:
         "bytes": path.stat().st_size if first is not None else 0,
         "sha256": file_sha256(path) if first is not None else None,
         "index_sha256": file_sha256(index_path(path)) if first is not None else None,
+        **told,
     }
 
 
-def _usable_rows(task: PartTask, forgotten: Forgotten, skipped: Counter, examples: dict) -> Iterator[Row]:
-    """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason."""
+def _usable_rows(
+    task: PartTask, forgotten: Forgotten, skipped: Counter, examples: dict, told: Counter
+) -> Iterator[Row]:
+    """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason. told: how
+    many of those that can be used have what is ignored, OTHER_PROFILES."""
     for source_row in (task.copy() if task.copy else task.unit).read(task.span):
         try:
-            row = _make_row(source_row, task)
+            loaded = source_row.load()
+            row = _make_row(source_row.key, loaded, task)
             if row is None:
                 skipped[BLOCKED] += 1
             elif forgotten.covers(row.meta, task.source):
                 skipped[FORGOTTEN] += 1
             else:
+                if has_other_profile(loaded.image):
+                    told[OTHER_PROFILES] += 1
                 yield row
         except RowError as error:
             skipped[error.reason] += 1
@@ -162,13 +170,13 @@ def _usable_rows(task: PartTask, forgotten: Forgotten, skipped: Counter, example
                 examples[error.reason].append(f"{source_row.key!r}: {error}")
 
 
-def _make_row(source_row: SourceRow, task: PartTask) -> Row | None:
+def _make_row(key: str, row: Row, task: PartTask) -> Row | None:
     """The row to write: what the source says of it, and over that what is known of these very bytes. None where the
     block list has its URL, or its file as it came, is, or would be written.
 
     Sizes are in pixels, after EXIF rotation. Raises RowError.
     """
-    row, treatment = source_row.load(), task.treatment
+    treatment = task.treatment
     if task.blocked.settings and _is_blocked(row, row.image, task.blocked):
         return None
     pixels = decode_pixels(row.image) if treatment.may_change_pixels else check_pixels(row.image)
@@ -180,7 +188,7 @@ def _make_row(source_row: SourceRow, task: PartTask) -> Row | None:
     if said.get("caption") == row.caption:
         del said["caption"]
     known = {
-        "key": source_row.key.rpartition("/")[2],
+        "key": key.rpartition("/")[2],
         "sha256": hashlib.sha256(image).hexdigest(),
         "width": width,
         "height": height,

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...data.formats.csv_table import IMAGEFOLDER_TABLES
 from ...data.formats.folder_names import entries_of, split_name
 from ...data.formats.mds.packed import unpacked_name
-from ...data.formats.sample_files import IMAGE_SUFFIXES
+from ...data.formats.sample_files import IMAGE_SUFFIXES, PICTURE_SUFFIXES
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path
 from ...utils.log import get_logger
@@ -15,8 +16,6 @@ from ..address_path import AddressPath
 from ..download.metadata import natural_key
 from .units import CsvUnit, FolderUnit, JsonLinesUnit, MdsUnit, ParquetUnit, TarUnit, Unit
 
-# Of a Hugging Face imagefolder, the one that is used first.
-_IMAGEFOLDER_TABLES = ("metadata.jsonl", "metadata.csv")
 _FILE_KINDS: dict[str, Callable[..., Any]] = {
     ".tar": TarUnit,
     ".parquet": ParquetUnit,
@@ -63,13 +62,13 @@ def _units_of_folder(folder: Path) -> Iterator[Unit]:
             elif _suffix(name) in _FILE_KINDS:
                 files.append(name)
             else:
-                has_images |= split_name(name)[1] in IMAGE_SUFFIXES
+                has_images |= split_name(name)[1] in PICTURE_SUFFIXES
     except OSError as error:
         raise ConfigError(
             f"cannot read the folder {folder} ({error.strerror}); name one that holds 0000.jpg + 0000.txt, ..."
         ) from error
     files, folders = sorted(sorted(files), key=natural_key), sorted(sorted(folders), key=natural_key)
-    if tables := [name for name in files if name in _IMAGEFOLDER_TABLES]:
+    if tables := [name for name in files if name in IMAGEFOLDER_TABLES]:
         yield _unit_of_file(folder / tables[0])  # which may name pictures of subfolders
         return
     tars = [name for name in files if _suffix(name) == ".tar"]

@@ -16,7 +16,15 @@ from typing import Protocol
 
 import numpy as np
 
-from ...data.formats.csv_table import IMAGE_COLUMNS, find_image, make_row, parse_record, read_records, read_table
+from ...data.formats.csv_table import (
+    IMAGE_COLUMNS,
+    find_image,
+    leads_out,
+    make_row,
+    parse_record,
+    read_records,
+    read_table,
+)
 from ...data.formats.folder import list_samples, read_sample
 from ...data.formats.folder_names import split_name
 from ...data.formats.layouts import CONTROL_COLUMNS
@@ -219,12 +227,12 @@ class _TableUnit:
                 image = self._image(values, _IMAGE_COLUMNS)
                 key = str(values.get("key") or (image.stem if image else place))
                 where = f"{self.path.name}, {place}"
-                own = values, self.path.parent, where, _IMAGE_COLUMNS, self.has_control
+                own = values, self.path, where, _IMAGE_COLUMNS, self.has_control
                 yield SourceRow(key, partial(make_row, *own))
 
     def _image(self, values: dict | RowError, names: tuple[str, ...]) -> Path | None:
         name = None if isinstance(values, RowError) else find_image(values, names)
-        return self.path.parent / name if name else None
+        return self.path.parent / name if name and not leads_out(self.path, name) else None
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class Settings:
 
 def read_pictures(folder: Path, caption: str) -> Pictures:
     """What a folder holds, its subfolders too. Raises ConfigError where there are no pictures, or no captions."""
-    from ...data.formats.folder_names import list_pictures
+    from ...data.formats.folder_names import find_caption, list_pictures
     from ...utils.checksums import digest_of
 
     folder = folder.absolute()
@@ -140,7 +140,7 @@ def read_pictures(folder: Path, caption: str) -> Pictures:
         raise ConfigError(f"cannot read the folder {error.filename}: {error.strerror}; name another") from error
     if not files:
         raise ConfigError(f"{folder} holds no pictures; name a folder with .jpg, .png or .webp files")
-    texts = [] if caption else [path for path in (file.with_suffix(".txt") for file in files) if path.is_file()]
+    texts = [] if caption else [text for file in files if (text := find_caption(file))]
     if not caption and not texts:
         raise ConfigError(
             f"no picture in {folder} has a caption; write cat.txt beside cat.jpg, or give one for all: --caption TEXT"

@@ -50,7 +50,7 @@ def test_rows_come_sorted_by_key_whatever_the_names(tmp_path):
 
 
 def test_hidden_files_other_suffixes_and_subfolders_are_no_rows(tmp_path):
-    write(tmp_path, **{"a.jpg": b"x", "a.txt": "a", "._a.jpg": b"x", "b.gif": b"x", "stats.json": "{}", "noext": b"x"})
+    write(tmp_path, **{"a.jpg": b"x", "a.txt": "a", "._a.jpg": b"x", "b.doc": b"x", "stats.json": "{}", "noext": b"x"})
     (tmp_path / "c.jpg").mkdir()
     assert [row.key for row in read_folder(tmp_path)] == ["a"]
 

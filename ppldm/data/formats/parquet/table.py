@@ -25,12 +25,13 @@ from ..index.entries import PARQUET_ROWS, Index
 from ..layouts import CONTROL_COLUMNS, DEFAULT_LAYOUT, LAYOUTS
 from ..open_file import OpenFile
 from ..row import Row, decode_row, decode_text_columns, encode_text_columns
+from ..sample_files import CAPTION_KEYS
 from .byte_cache import ByteCache
 from .groups import GroupReader
 from .pages import BinaryColumn, Chunk, UnknownPages, is_known
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_bytes")
-CAPTION_COLUMNS = ("text", "caption", "txt", "TEXT")
+CAPTION_COLUMNS = CAPTION_KEYS
 _BATCH_ROWS = 64
 _NO_ROW = b"\t\n"
 _CACHE = ByteCache(256 << 20)  # row groups, and pages that are decoded whole
