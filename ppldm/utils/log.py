@@ -78,6 +78,13 @@ def progress(iterable=None, **kwargs) -> tqdm:
     return tqdm(iterable, file=_Lines(), ncols=100, **{"mininterval": 30, "delay": 10, "position": 0, **kwargs})
 
 
+def leave_out_next_step(bar: tqdm) -> None:
+    """Let the time since the bar began, and the step that it took, tell nothing of the time left."""
+    if not bar.disable:
+        bar.unpause()
+        bar.initial, bar.last_print_n = bar.initial + 1, bar.last_print_n + 1
+
+
 @contextmanager
 def following(measure: Callable[[], tuple[float, float]], **kwargs) -> Iterator[None]:
     """A progress bar that follows `measure()`, (done, total), which a thread asks for as long as the block runs."""

@@ -35,6 +35,23 @@ def test_a_bar_follows_what_is_measured_and_never_passes_the_total(monkeypatch):
     assert num_asked <= num_before + 1
 
 
+def test_a_slow_first_step_is_not_in_the_time_left(monkeypatch):
+    now = [1000.0]
+    with log.progress(total=100, initial=40, disable=False, delay=0, mininterval=0.5) as bar:
+        monkeypatch.setattr(bar, "_time", lambda: now[0])
+        bar.start_t = bar.last_print_t = now[0]
+        now[0] += 300
+        log.leave_out_next_step(bar)
+        bar.update()
+        for _ in range(9):
+            now[0] += 2
+            bar.update()
+        told = bar.format_dict
+        assert told["n"] == 50 and (told["n"] - told["initial"]) / told["elapsed"] == pytest.approx(0.5)
+        assert told["rate"] is None or told["rate"] == pytest.approx(0.5)
+    log.leave_out_next_step(log.progress(total=1, disable=True))
+
+
 def test_lines_and_names_of_bars_are_escaped_and_cut(capsys):
     log.get_logger().warning("%s\n  two 图", "\x1b[2J" + "x" * 10**5)
     with log.progress(total=1, desc="\x1b]0;t\x07", delay=0, mininterval=0) as bar:

@@ -41,6 +41,7 @@ CHARTS = {
     "skipped so far": ("skipped_rows", "skipped_updates"),
     "memory, GB": ("peak_memory_gb", "peak_device_memory_gb"),
 }
+SMOOTHED = ("loss", "loss by noise level")  # as losses alone are noise about a curve
 _HIDDEN = {"global_step", "time", "data_crc32", "avg_reader_cost", "avg_batch_cost", "ips",
            "images_per_second_per_device"}  # fmt: skip
 
@@ -89,7 +90,8 @@ class Follower:
                     self.last[name] = value
 
     def charts(self, share: float = 1.0) -> dict[str, list[dict]]:
-        """Title -> lines: {"name", "points": steps, means, leasts, mosts}. share: of the run, its newest part."""
+        """Title -> lines: {"name", "points": steps, means, leasts, mosts, "last": the newest number}. share: of the
+        run, its newest part."""
         first = self.step * (1 - share)
         known = {name: title for title, names in CHARTS.items() for name in names}
         found: dict[str, list] = {title: [] for title in CHARTS}
@@ -98,8 +100,8 @@ class Follower:
             keep = np.isfinite(values) & (steps >= first)
             if keep.any() and not name.startswith("skipped_rows_"):
                 title = known.get(name, "learning rate" if name.startswith("lr_abs") else name)
-                points = thin(steps[keep], values[keep], MOST_POINTS)
-                found.setdefault(title, []).append({"name": name, "points": [_short(one) for one in points]})
+                points = [_short(one) for one in thin(steps[keep], values[keep], MOST_POINTS)]
+                found.setdefault(title, []).append({"name": name, "points": points, "last": values[keep][-1]})
         for title, lines in self._evaluations(first).items():
             found.setdefault(title, []).extend(lines)
         return {title: lines for title, lines in found.items() if lines}
@@ -118,7 +120,7 @@ class Follower:
         found = defaultdict(list)
         for (name, scale), points in lines.items():
             label = name if scale is None else f"{name} at guidance {scale:g}"
-            found[name].append({"name": label, "points": list(zip(*points, strict=True))})
+            found[name].append({"name": label, "points": list(zip(*points, strict=True)), "last": points[-1][1]})
         return found
 
     @property
@@ -172,12 +174,15 @@ class Follower:
         return "stopped" if here else "unknown"
 
     def seconds_left(self) -> float | None:
-        """Until the last update, by the median speed of the newest lines, with what drawing and saving take."""
-        last = self._status().get("max_steps")
+        """Until the last update, by the median speed of the newest lines, with what drawing and saving take, without
+        the first update of a start and the pause before it."""
+        status = self._status()
+        last, start = status.get("max_steps"), status.get("start_step", 0)
         steps, times = (np.array(one[-_LATE - 1 :]) for one in self.series["time"])
         with np.errstate(divide="ignore", invalid="ignore"):
             paces = np.diff(times) / np.diff(steps)
-        paces = paces[np.isfinite(paces) & (paces > 0)]
+        begins = (steps[:-1] <= start) & (steps[1:] > start)
+        paces = paces[np.isfinite(paces) & (paces > 0) & ~begins]
         if not last or not len(paces):
             return None
         return max(0.0, (last - self.step) * float(np.median(paces)) - max(0.0, time.time() - times[-1]))

@@ -61,9 +61,11 @@ def _show(flask, followers: list, control: bool) -> None:
     """What is read."""
     from flask import Response, jsonify, request
 
+    from .follow import SMOOTHED
+
     @flask.get("/")
     def page():
-        return render_page(_PAGE.read_text(encoding="utf-8"), style=STYLE, colours=COLOURS)
+        return render_page(_PAGE.read_text(encoding="utf-8"), style=STYLE, colours=COLOURS, smoothed=SMOOTHED)
 
     @flask.get("/now")
     def now():

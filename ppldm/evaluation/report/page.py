@@ -35,9 +35,10 @@ def make_page(runs: list[Run], curves: list[Curve]) -> str:
 
 
 def differing(runs: list[Run]) -> list[tuple[str, list]]:
-    """(setting, its value in each run) of all settings that are not the same in all."""
+    """(setting, its value in each run) of all settings that are not the same in all; None where a run sets nothing,
+    which is the same whether or not its family has the setting."""
     names = {name: None for run in runs for name in run.settings}
-    found = [(name, [run.settings.get(name, "-") for run in runs]) for name in names]
+    found = [(name, [run.settings.get(name) for run in runs]) for name in names]
     return [(name, values) for name, values in found if any(value != values[0] for value in values)]
 
 
@@ -58,6 +59,9 @@ def data_url(path: Path) -> str:
 
 _BODY = """{% extends "page" %}
 {% block style %}
+ @media (max-width: 40rem) {
+  .facts table { table-layout: fixed; width: 100%; }
+  .facts th { white-space: normal; overflow-wrap: anywhere; } .facts td { min-width: 0; } }
  .sweep { max-width: 46rem; margin-bottom: 1rem; }
  .strip { display: flex; gap: .5rem; overflow-x: auto; padding-bottom: .5rem; }
  .strip figure { flex: none; } .strip img { display: block; max-height: 24rem; max-width: min(85vw, 34rem); }
@@ -103,7 +107,7 @@ _BODY = """{% extends "page" %}
 {% endif %}
 {% if runs %}
 <h2>Data, machine and cost</h2>
-<div class="table"><table>
+<div class="table facts"><table>
 {% if runs | length > 1 %}<tr><th></th>{% for run in runs %}<th>{{ run.name }}</th>{% endfor %}</tr>{% endif %}
 {% for name in facts %}
 <tr><th>{{ name }}</th>{% for run in runs %}<td>{{ run.facts.get(name, "") }}</td>{% endfor %}</tr>
@@ -116,9 +120,9 @@ _BODY = """{% extends "page" %}
 {% if runs | length > 1 %}
 <h2>Settings that differ</h2>
 {% if differing %}
-<div class="table"><table><tr><th></th>{% for run in runs %}<th>{{ run.name }}</th>{% endfor %}</tr>
+<div class="table facts"><table><tr><th></th>{% for run in runs %}<th>{{ run.name }}</th>{% endfor %}</tr>
 {% for name, values in differing %}
-<tr><th>{{ name }}</th>{% for value in values %}<td>{{ value }}</td>{% endfor %}</tr>
+<tr><th>{{ name }}</th>{% for value in values %}<td>{{ "-" if value is none else value }}</td>{% endfor %}</tr>
 {% endfor %}
 </table></div>
 {% else %}<p>None.</p>{% endif %}

@@ -8,7 +8,7 @@ from PIL import Image
 
 from ...data.shape_chart import BUCKETS_FILE
 from ...utils.grid import cells_as_text
-from ...utils.log import get_logger, progress
+from ...utils.log import get_logger, leave_out_next_step, progress
 from ...utils.pictures import TITLE_HEIGHT, save_png, with_title
 from ..run import TrainingRun
 from ..update import Update
@@ -89,6 +89,8 @@ class Reporter:
             # PaddleNLP would end the process, with status 0 and without a checkpoint.
             add_profiler_step(f"{arguments.profiler_options};exit_on_finished=false")
         self.bar.set_postfix(loss=f"{update.loss:.4f}", refresh=False)
+        if step == run.start_step + 1:
+            leave_out_next_step(self.bar)  # which compiles and allocates
         self.bar.update()
         numbers = self._look(step, batches[-1], Order.SAMPLE_NOW in update.orders)
         if self._is_logged(step):

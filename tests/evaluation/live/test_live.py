@@ -169,7 +169,7 @@ def test_the_charts_of_a_run(run):
     steps = [step for step in range(1, 41) if step != 10]
     assert loss["points"][0] == steps and loss["points"][1] == pytest.approx([1 / step for step in steps], rel=1e-5)
     assert held_out["points"][:2] == [[5], [0.5]]
-    assert charts["fid"] == [{"name": "fid at guidance 3", "points": [(20,), (5.0,), (4.0,), (6.0,)]}]
+    assert charts["fid"] == [{"name": "fid at guidance 3", "points": [(20,), (5.0,), (4.0,), (6.0,)], "last": 5.0}]
     assert [line["name"] for line in charts["skipped so far"]] == ["skipped_rows", "skipped_updates"]
     assert follower.charts(0.5)["loss"][0]["points"][0] == list(range(20, 41))
 
@@ -186,6 +186,27 @@ def test_time_left_is_by_the_newest_lines_and_ends_at_none(run, monkeypatch):
     assert follower.seconds_left() == 0
     (run / "control/status.json").unlink()
     assert follower.seconds_left() is None
+
+
+def test_the_first_update_of_a_start_is_not_in_the_time_left(run, monkeypatch):
+    before = [record(step, time=1e9 + 2.0 * step) for step in range(1, 4)]
+    write_json(run / "control/status.json", {"max_steps": 100, "start_step": 3})
+    (run / "metrics.jsonl").write_bytes(lines_of([*before[-1:], record(4, time=2e9)]))  # a pause and a slow update
+    follower = Follower(run)
+    follower.look()
+    assert follower.seconds_left() is None
+    (run / "metrics.jsonl").write_bytes(lines_of([*before[-1:], record(4, time=2e9), record(5, time=2e9 + 3)]))
+    follower.look()
+    monkeypatch.setattr(module.time, "time", lambda: 2e9 + 3)
+    assert follower.seconds_left() == pytest.approx(95 * 3)
+
+
+@pytest.mark.parametrize("steps", [10, 599, 4001])
+def test_the_newest_number_of_a_curve_is_that_of_the_head(tmp_path, steps):
+    follower = Follower(make_run(tmp_path / "run", steps))
+    follower.look()
+    lines = [line for lines in follower.charts().values() for line in lines if line["name"] in follower.last]
+    assert len(lines) >= 6 and all(line["last"] == follower.last[line["name"]] for line in lines)
 
 
 def test_how_a_run_stands(run):
@@ -415,6 +436,12 @@ def test_in_a_real_browser(run, tmp_path, width):
         with open(run / "metrics.jsonl", "ab") as file:
             file.write(lines_of([record(41, loss=123.0)]))
         page.wait_for(shows(".run", "update 41 of 100"))
+        page.run("document.activeElement.blur()")
+        page.press("\ue00c")  # Escape
+        # only losses are smoothed: beside the strong line of the others there is no faint one
+        faint = """return [...document.querySelectorAll(".chart")]
+            .filter(one => one.querySelector('path[opacity="0.3"]')).map(one => one.querySelector("h3").textContent)"""
+        assert page.run(faint) == ["loss"]
         # steering
         page.click(".buttons button:nth-child(2)")
         page.wait_for(shows(".note", "asked: save_now"))

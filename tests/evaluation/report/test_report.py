@@ -6,9 +6,12 @@ import re
 import numpy as np
 import pytest
 from browser import browser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from legible import OVERFLOWS
 
 from ppldm.evaluation.report import page
-from ppldm.evaluation.report.read_run import read_run, training_hours
+from ppldm.evaluation.report.read_run import Run, read_run, training_hours
 from ppldm.evaluation.report.report import report
 from ppldm.evaluation.report.sweep import read_sweep
 from ppldm.evaluation.result import FORMAT
@@ -145,6 +148,22 @@ def test_settings_that_differ(runs):
     assert page.differing(both) == [("data.caption_drop", [0.1, 0.0])] and not page.differing(both[:1])
 
 
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([None, 0, 0.5, "x", False]), max_size=6),
+        min_size=2, max_size=4,
+    )
+)  # fmt: skip
+def test_a_setting_differs_where_a_run_sets_it_and_another_sets_it_otherwise_or_not_at_all(configs):
+    """What no run sets is no difference, whether a family has the setting or not."""
+    found = dict(page.differing([Run("", [], settings=one) for one in configs]))
+    for name in {name for one in configs for name in one}:
+        values = [one.get(name) for one in configs]
+        assert (name in found) == any(value != values[0] for value in values)
+        assert name not in found or any(value is not None for value in found[name])
+
+
 def test_a_sweep_is_in_the_order_of_its_scales(results, tmp_path):
     other = make_result(tmp_path / "other.json", 2, 50, 25, name="another model")
     first, second = read_sweep([page.Path(results[0]).parent, page.Path(other)])
@@ -184,5 +203,8 @@ def test_a_browser_shows_all_of_it_and_asks_nobody(runs, results, tmp_path, widt
         assert shown.run("return document.documentElement.scrollWidth") == width
         assert shown.run("return performance.getEntriesByType('resource').length") == 0
         assert shown.run("return [...document.images].every(one => one.complete && one.naturalWidth > 0)")
+        hidden = "return [...document.querySelectorAll('.facts th, .facts td')].map(one => one.getBoundingClientRect())"
+        assert not shown.run(f"{hidden}.filter(one => one.right > {width} || one.width < 60)")
+        assert not shown.run(OVERFLOWS)
         sizes = shown.run("return [...document.querySelectorAll('svg')].map(one => one.getBoundingClientRect().width)")
         assert len(sizes) == 5 and min(sizes) > 300
