@@ -25,7 +25,7 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
     load_paddle()
     from ..rows import open_sources
 
-    arguments, devices = recipe.training, given.num_devices
+    devices = given.num_devices
     found = found + examine("device", _look_at_device, recipe)
     found += examine("output", _look_at_output, recipe)
     access = examine("access", _look_at_access, recipe)
@@ -169,7 +169,7 @@ def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bo
 
 
 def _updates(recipe: Recipe, num_rows: int, num_devices: int) -> int:
-    """Those of the run; 0 where only the rows would tell and they are not known yet, or what is wrong is said of them."""
+    """Those of the run; 0 where only the rows would tell and are not known yet, or what is wrong is said of them."""
     from ..rows import count_steps
 
     try:
