@@ -190,12 +190,14 @@ def remove_leftovers(folder) -> int:
     """
     freed = 0
     for path in (*Path(folder).glob(".*.tmp"), *Path(folder).glob(".*.old")):
-        if path.is_dir():
-            freed += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            shutil.rmtree(path)
-        else:
-            freed += path.stat().st_size
-            path.unlink()
+        with passing_over(path):
+            if path.is_dir():
+                num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+                shutil.rmtree(path)
+            else:
+                num_bytes = path.stat().st_size
+                path.unlink()
+            freed += num_bytes
     return freed
 
 
@@ -264,7 +266,12 @@ def lock_folder(path, wait_seconds: float = 60.0):
     """
     if isinstance(path, RemotePath):
         return io.BytesIO()
-    file = open(Path(path, ".lock"), "w")  # noqa: SIM115 (held open on purpose)
+    try:
+        file = open(Path(path, ".lock"), "w")  # noqa: SIM115 (held open on purpose)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}/.lock: {error.strerror}; make it yours, or choose another folder"
+        ) from error
     deadline = time.monotonic() + wait_seconds
     told = False
     while True:
@@ -301,12 +308,26 @@ def write_json(path, value) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path):
-    """The JSON in a file of ours; None where the file is missing or damaged."""
+def read_json(path, optional: bool = False):
+    """The JSON in a file of ours; None where the file is missing or damaged, and where an `optional` one cannot be
+    read. Raises DataError for another that cannot."""
     try:
         return json.loads(as_path(path).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
+    except OSError as error:
+        if optional:
+            return None
+        raise DataError(f"cannot read {path}: {error.strerror or error}; make it readable, or remove it") from error
+
+
+@contextmanager
+def passing_over(what):
+    """Inside the block, an OSError is said in the log and ends the block: for what is optional, or older."""
+    try:
+        yield
+    except OSError as error:
+        get_logger().warning("passing over %s: %s", what, error.strerror or error)
 
 
 def open_regular(path, buffering: int = -1):

@@ -28,6 +28,17 @@ def share_trained(output_dir, max_steps: int) -> float:
 
 
 def list_checkpoints(output_dir) -> list[Path]:
-    """The folders `checkpoint-<step>` in `output_dir`, newest first."""
-    found = [path for path in Path(output_dir).glob(f"{_PREFIX}*") if is_checkpoint_name(path.name) and path.is_dir()]
+    """The folders `checkpoint-<step>` in `output_dir`, newest first; among them one that cannot be looked at, which
+    whoever opens it passes over."""
+    found = [
+        path for path in Path(output_dir).glob(f"{_PREFIX}*") if is_checkpoint_name(path.name) and may_be_dir(path)
+    ]
     return sorted(found, key=step_of, reverse=True)
+
+
+def may_be_dir(path: Path) -> bool:
+    """Whether `path` is a folder, or cannot be looked at: then whoever opens it says why."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return True

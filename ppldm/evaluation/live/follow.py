@@ -159,7 +159,7 @@ class Follower:
         return path
 
     def _status(self) -> dict:
-        found = read_json(self.folder / CONTROL_DIR / STATUS_FILE)
+        found = read_json(self.folder / CONTROL_DIR / STATUS_FILE, optional=True)
         return found if isinstance(found, dict) else {}
 
     def state(self) -> str:
@@ -191,7 +191,7 @@ class Follower:
         """What changes from moment to moment, and what is asked of the run, JSON-ready."""
         status, state = self._status(), self.state()
         control = self.folder / CONTROL_DIR
-        config = read_json(self.folder / RUN_FILE)
+        config = read_json(self.folder / RUN_FILE, optional=True)
         config = config if isinstance(config, dict) else {}
         validation = config.get("validation")
         own = validation.get("validation_prompts") if isinstance(validation, dict) else None

@@ -30,10 +30,7 @@ def _kept_sha256(path: Path) -> str:
     stat = path.stat()
     state = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
     kept = cache_dir() / "sha256" / f"{digest_of(state[0])}.json"
-    try:
-        known = read_json(kept)
-    except OSError:
-        known = None  # not ours to read
+    known = read_json(kept, optional=True)
     if isinstance(known, list) and known[:-1] == state:
         return known[-1]
     found = file_sha256(path)

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from ...networks.ema import ExponentialMovingAverage
 from ...utils.checksums import checksum_arrays
 from ...utils.errors import FULL_DISK, DiskFullError, ModelError
-from ...utils.files import atomic_write, count_free_bytes, make_output_dir, remove_leftovers
+from ...utils.files import atomic_write, count_free_bytes, make_output_dir, passing_over, remove_leftovers
 from ...utils.log import get_logger
 from ...weights.formats.files import read_arrays, read_metadata
 from ..checkpoint.checkpoint import require_space
@@ -120,7 +120,8 @@ def remove_later(run, step: int) -> None:
     remove_leftovers(Path(run, SNAPSHOTS))
     later = [path for path, match in _files(run) if int(match[2]) > step]
     for path in later:
-        path.unlink()
+        with passing_over(path):
+            path.unlink()
     if later:
         get_logger().info("removed %d snapshots of averages after update %d, to be made again", len(later), step)
 

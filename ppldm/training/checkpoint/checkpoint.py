@@ -37,12 +37,20 @@ import paddle
 from ... import __version__
 from ...networks.ema import ExponentialMovingAverage
 from ...utils.checksums import checksum_file, checksum_json
-from ...utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError
-from ...utils.files import atomic_dir, count_free_bytes, make_output_dir, read_json_object, remove_dir, write_json
+from ...utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError, OutputError
+from ...utils.files import (
+    atomic_dir,
+    count_free_bytes,
+    make_output_dir,
+    passing_over,
+    read_json_object,
+    remove_dir,
+    write_json,
+)
 from ...utils.hidden import hide
 from ...utils.log import get_logger
 from ...utils.machine.devices import host_memory
-from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, step_of
+from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, may_be_dir, step_of
 from ...weights.formats.paddle_files import NAME_TABLE, read_tree, write_tree
 from ...weights.model_file import ModelDescription
 from ..optimizer.sharding import ShardedOptimizer, parameter_of
@@ -150,7 +158,8 @@ def save_checkpoint(
         raise CheckpointError(f"{folder} does not verify after writing ({problem}); check the disk")
     if save_total_limit and save_total_limit > 0:
         for old in removable(list_checkpoints(output_dir), step, save_total_limit, backup_every):
-            remove_dir(old)
+            with passing_over(old):
+                remove_dir(old)
     return folder
 
 
@@ -296,18 +305,22 @@ def verify(folder) -> str | None:
     """None if manifest and files are there with their sizes and checksums, else what is wrong."""
     try:
         manifest = read_manifest(folder)
-        files = manifest["files"]
+        files = dict(manifest["files"])
         # Those written before there was one have no checksum of the manifest itself.
         if manifest.pop("crc32", None) not in (None, checksum_json(manifest)):
             return f"{MANIFEST} has changed"
-    except (CheckpointError, KeyError):
-        return f"no readable {MANIFEST}"
+    except (CheckpointError, KeyError, TypeError, ValueError) as error:
+        reason = getattr(error.__cause__, "strerror", None)
+        return f"no readable {MANIFEST}{f' ({reason})' if reason else ''}"
     for name, expected in files.items():
         path = Path(folder, name)
-        if not path.is_file():
-            return f"{name} is missing"
-        if checksum_file(path) != expected:
-            return f"{name} has changed or is cut short"
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if checksum_file(path) != expected:
+                return f"{name} has changed or is cut short"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
     return None
 
 
@@ -335,7 +348,7 @@ def named_checkpoint(output_dir, wanted: str | None) -> Path | None:
     """The folder that `--resume_from_checkpoint` names, by its path or by its name in `output_dir`; None for a word."""
     if wanted is None or wanted.strip().lower() in (*_LATEST, *_NOTHING):
         return None
-    return next((path for path in (Path(wanted), Path(output_dir, wanted)) if path.is_dir()), Path(wanted))
+    return next((path for path in (Path(wanted), Path(output_dir, wanted)) if may_be_dir(path)), Path(wanted))
 
 
 def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
@@ -347,7 +360,7 @@ def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
     """
     named = named_checkpoint(output_dir, wanted)
     if named:
-        problem = verify(named) if named.is_dir() else "no such folder"
+        problem = verify(named) if may_be_dir(named) else "no such folder"
         if problem:
             raise CheckpointError(f"cannot resume from {wanted}: {problem}; choose another --resume_from_checkpoint")
         return _reached_from(named, output_dir) or named
@@ -376,5 +389,10 @@ def set_aside_after(output_dir, step: int) -> None:
             target = folder.with_name(f"abandoned-{folder.name}")
             if target.exists():
                 remove_dir(target)
-            folder.rename(target)
+            try:
+                folder.rename(target)
+            except OSError as error:
+                raise OutputError(
+                    f"cannot rename {folder} to {target.name} ({error.strerror}); move it away"
+                ) from error
             get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)

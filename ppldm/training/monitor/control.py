@@ -12,13 +12,14 @@ trace, a checkpoint reads the state, and a run that stopped goes on with the sam
 
 import os
 import socket
+import stat
 import time
 from enum import IntFlag
 from pathlib import Path
 
 from ...inference.prompts import read_requests
 from ...utils.errors import ConfigError
-from ...utils.files import write_json
+from ...utils.files import passing_over, write_json
 from ...utils.log import get_logger
 from ...utils.processes.rank_watch import gather_objects
 from ...utils.processes.world import World
@@ -62,13 +63,14 @@ class Control:
         """Make the folder and its status.json. Orders that an earlier start has not taken are void."""
         if not self.is_main:
             return
-        self.folder.mkdir(exist_ok=True)
-        if void := self.take():
-            get_logger().info("%s: what was asked of an earlier start is void: %s", self.folder, describe(void))
-        if (self.folder / PROMPTS_FILE).exists():
-            get_logger().info("%s takes the place of --validation_prompts", self.folder / PROMPTS_FILE)
-        here = {"host": socket.gethostname(), "process": os.getpid(), "started": round(time.time(), 3)}
-        write_json(self.folder / STATUS_FILE, {**here, **status})
+        with passing_over(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            if void := self.take():
+                get_logger().info("%s: what was asked of an earlier start is void: %s", self.folder, describe(void))
+            here = {"host": socket.gethostname(), "process": os.getpid(), "started": round(time.time(), 3)}
+            write_json(self.folder / STATUS_FILE, {**here, **status})
+            if (self.folder / PROMPTS_FILE).exists():
+                get_logger().info("%s takes the place of --validation_prompts", self.folder / PROMPTS_FILE)
 
     def take(self) -> Order:
         """What is asked for now; its files are gone. None of it on any rank but the main one. Never raises."""
@@ -105,10 +107,16 @@ def current_prompts(output_dir: Path, world: World) -> list[str]:
 
 def _read_prompts(path: Path) -> list[str]:
     try:
-        size = path.stat().st_size
-    except OSError:
+        state = path.stat()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        get_logger().warning("%s cannot be read (%s); --validation_prompts are drawn", path, error.strerror or error)
         return []
     try:
+        size = state.st_size
+        if not stat.S_ISREG(state.st_mode):
+            raise ConfigError(f"{path} is no plain file")
         if size > MOST_BYTES:
             raise ConfigError(f"{path} has {size:,} bytes; {MOST_BYTES:,} are read at most")
         prompts = [request.prompt for request in read_requests(path)]

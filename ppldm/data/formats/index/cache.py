@@ -19,7 +19,7 @@ from ....utils.files import cache_dir, make_output_dir
 from ....utils.log import get_logger
 from ....utils.store.cache import bring_beside, in_store, size_of
 from ..layouts import DEFAULT_LAYOUT
-from .entries import Index, read_index, write_index
+from .entries import Index, read_index, say_unused, write_index
 from .lock import build_lock
 
 # Why a file cannot be written where others read it, while elsewhere it can.
@@ -173,6 +173,9 @@ def _candidate(file: Path, status: os.stat_result, index: Path) -> Iterator[tupl
             return
         os.utime(index, ns=(0, 0))
         index_status = os.stat(index)
+    except OSError as error:
+        say_unused(index, f"it cannot be read ({error.strerror or error})")
+        return
     yield file, index, status.st_size, index_status.st_mtime_ns < status.st_mtime_ns
 
 

@@ -98,12 +98,15 @@ def log_misfit(read, path, part_bytes: int, kinds: tuple[int, ...]):
     except FileNotFoundError:
         return None
     except Misfit as error:
-        _warn(path, str(error))
+        say_unused(path, str(error))
+        return None
+    except OSError as error:
+        say_unused(path, f"it cannot be read ({error.strerror or error})")
         return None
 
 
 @cache
-def _warn(path, reason: str) -> None:
+def say_unused(path, reason: str) -> None:
     """Once in a process: an index is asked for its summary, then for its rows, and each time by more than one."""
     get_logger().warning("index %s is not used: %s", path, reason)
 

@@ -81,7 +81,7 @@ def _touched(lock: Path) -> int | None:
 
 def _is_dead(lock: Path) -> bool:
     """Whether the owner is a process of this host that has ended."""
-    owner = read_json(lock)
+    owner = read_json(lock, optional=True)
     if not isinstance(owner, dict) or owner.get("host") != socket.gethostname():
         return False
     pid = owner.get("pid")
