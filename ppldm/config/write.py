@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from .load import Setting, escape
 from .recipe import flatten
+from .yaml_file import for_yaml
 
 RECIPE_FILE = "recipe.yaml"  # in a run's folder, its checkpoints and its export
 
@@ -46,7 +47,7 @@ def recipe_text(tree: dict, written: dict[str, str], version: str) -> str:
 def _value_lines(name: str, setting: Setting) -> list[str]:
     from omegaconf import OmegaConf
 
-    value = setting.value if setting.written is None else setting.written
+    value = for_yaml(setting.value if setting.written is None else setting.written)
     if setting.written is None:
-        value = escape(list(value) if isinstance(value, tuple) else value)
+        value = escape(value)
     return OmegaConf.to_yaml(OmegaConf.create({name: value})).rstrip("\n").split("\n")

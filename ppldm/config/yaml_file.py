@@ -9,6 +9,20 @@ from pathlib import Path
 
 from ..utils.errors import ConfigError
 
+# Bytes of a file's name that are not UTF-8 are lone surrogates in Python, which YAML does not take: characters of a
+# private plane stand for them there.
+_TO_YAML = {0xDC00 + byte: 0x10FE00 + byte for byte in range(0x80, 0x100)}
+_FROM_YAML = {there: here for here, there in _TO_YAML.items()}
+
+
+def for_yaml(value, back: bool = False):
+    """A value, or a list or mapping of them, as YAML takes it; `back`: the inverse."""
+    if isinstance(value, list | tuple):
+        return [for_yaml(one, back) for one in value]
+    if isinstance(value, dict):
+        return {name: for_yaml(one, back) for name, one in value.items()}
+    return value.translate(_FROM_YAML if back else _TO_YAML) if isinstance(value, str) else value
+
 
 @dataclass(frozen=True)
 class YamlFile:
@@ -37,7 +51,8 @@ def parse_yaml(text: str, name: str) -> YamlFile:
 
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = OmegaConf.to_container(OmegaConf.create(text))  # refuses duplicate keys and endless aliases
+        found = OmegaConf.to_container(OmegaConf.create(text))  # refuses duplicate keys and endless aliases
+        values = for_yaml(found, back=True)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f":{mark.line + 1}" if mark else ""

@@ -158,7 +158,7 @@ def write_filelist(path, names: Iterable) -> None:
     lines = [f"{name}\n" for name in names]
     if not lines:
         raise FilelistError(f"no part files to write to {path}; a filelist needs at least one")
-    write_text(path, "".join(lines))
+    write_text(path, "".join(lines), names=True)
 
 
 def list_parts(folder) -> list[str]:
@@ -197,13 +197,11 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
     try:
         if in_store(path):
             bring(path)
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files are bytes
     except FileNotFoundError as error:
         raise FilelistError(f"no such filelist {path}; give a text file that names {due}") from error
     except IsADirectoryError as error:
         raise FilelistError(f"{path} is a folder; name a text file in it that names {due}") from error
-    except UnicodeDecodeError as error:
-        raise FilelistError(f"{path} is not UTF-8 text; it should name {due}") from error
     except OSError as error:
         raise FilelistError(f"cannot read {path}: {error.strerror}; check its permissions") from error
     if "\0" in text:

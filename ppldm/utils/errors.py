@@ -133,6 +133,13 @@ def exit_on_error():
             raise
         sys.stderr.write(f"error: {one_line(_describe_full_disk(error))}\n")
         sys.exit(OutputError.exit_status)
+    except UnicodeEncodeError as error:
+        # Names of files are bytes; some libraries take only those that are UTF-8.
+        if debugging() or not any("\udc80" <= one <= "\udcff" for one in str(error.object)):
+            raise
+        name = one_line(str(error.object), _LONGEST_QUOTE)
+        sys.stderr.write(f"error: a name that is not UTF-8 cannot be used here; rename that file or folder: {name}\n")
+        sys.exit(ConfigError.exit_status)
     except MemoryError as error:
         if debugging():
             raise

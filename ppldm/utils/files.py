@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from .errors import FULL_DISK, ConfigError, DataError, OutputError, PpldmError
 from .log import get_logger
+from .text import NOT_UTF8
 from .variables import read
 
 SMALL_BYTES = 64 << 20  # configs, vocabularies and indexes are far smaller
@@ -382,12 +383,13 @@ def read_json_object(path, error_class: type[PpldmError], remedy: str = "copy it
     return parse_json_object(read_small(path, error_class, remedy, inside), path, error_class, remedy)
 
 
-def write_text(path, text: str) -> None:
-    """Write `text` as UTF-8, atomically."""
+def write_text(path, text: str, names: bool = False) -> None:
+    r"""Write `text` as UTF-8, atomically. What a file's name has that is not UTF-8 is written as `\udcXX`, which JSON
+    reads as that name again; with `names`, for files that hold nothing but names, as the bytes that it is."""
     if isinstance(path, RemotePath):
-        path.write_bytes(text.encode())
+        path.write_bytes(text.encode(errors=NOT_UTF8))
         return
-    with atomic_write(path, "w", encoding="utf-8") as file:
+    with atomic_write(path, "w", encoding="utf-8", errors="surrogateescape" if names else NOT_UTF8) as file:
         file.write(text)
 
 

@@ -11,6 +11,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from .files import atomic_write
 from .log import get_logger
+from .text import NOT_UTF8
 
 _CJK_FAMILIES = ("Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Droid Sans Fallback", "SimHei", "Microsoft YaHei")
 TITLE_HEIGHT, _TITLE_MARGIN = 22, 6
@@ -100,7 +101,7 @@ def as_png(image, texts: dict[str, str] | None = None) -> bytes:
         image = Image.fromarray(image)
     info = PngInfo()
     for keyword, text in (texts or {}).items():
-        info.add_itxt(keyword, text)
+        info.add_itxt(keyword, text.encode(errors=NOT_UTF8).decode())
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", pnginfo=info)
     return buffer.getvalue()

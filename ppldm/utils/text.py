@@ -18,6 +18,7 @@ from .hidden import hide
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb]"
 )
+NOT_UTF8 = "backslashreplace"  # how text with names of files is encoded, for what of them is not UTF-8
 _LINE_BREAKS = re.compile("[\t-\r\x85\u2028\u2029]+")
 _CUT = " … "
 

@@ -10,6 +10,7 @@ from ...training.monitor.sinks import old_pictures
 from ...utils.errors import DataError
 from ...utils.files import read_json
 from ...utils.machine.cpu import load_paddle
+from ...utils.text import escape
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def read_run(folder: Path) -> Run:
         samples.setdefault(tag, []).append((step, path))
     config, manifest = _read_config(folder), _newest_manifest(folder)
     return Run(
-        name=folder.resolve().name,
+        name=escape(folder.resolve().name),
         records=records,
         evaluations=read_metrics(evaluations) if evaluations.is_file() else [],
         samples=samples,

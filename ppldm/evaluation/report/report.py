@@ -8,6 +8,7 @@ from typing import Annotated
 from ...utils.errors import ConfigError, OutputError
 from ...utils.files import atomic_write, local_path
 from ...utils.log import get_logger
+from ...utils.text import NOT_UTF8
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "*", "type": str, "metavar": "RUN"}]
 _Results = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "RESULT"}]
@@ -37,7 +38,7 @@ def report(
             if picture:
                 save_figure(draw_sweep(curves), file, "png")
             else:
-                file.write(make_page(found, curves).encode())
+                file.write(make_page(found, curves).encode(errors=NOT_UTF8))
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror}; give another --out") from error
     get_logger().info("report: %s", target)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...utils.errors import DataError
+from ...utils.text import escape
 from ..result import Result, read_result
 
 # What may stand on the vertical axis: the first of which all results have a value; `name:features` counts too.
@@ -41,7 +42,7 @@ def read_sweep(paths: list[Path]) -> list[Curve]:
             f"the results of --sweep share none of {', '.join(DISTANCES)}; evaluate with the same --metrics"
         )
     x = next((name for name in sorted(shared) if name.partition(":")[0] == SCORE), SCALE)
-    return [Curve(name, x, names[0], _points(own, x, names[0])) for name, own in found.items()]
+    return [Curve(escape(name), x, names[0], _points(own, x, names[0])) for name, own in found.items()]
 
 
 def _points(results: list[tuple[float, Result]], x: str, y: str) -> list:

@@ -14,6 +14,7 @@ where the part has changed, it is made again.
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from json import dumps
@@ -50,7 +51,7 @@ _KEY = b"ppldm"
 def hash_span(span: Span, folder: Path) -> Path:
     """The file of the hashes of a span, made where there is none of these very rows. Raises DataError, OutputError."""
     part = span.part
-    name = hashlib.sha256(str(part.path.absolute()).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(part.path.absolute())).hexdigest()[:16]
     path = folder / f"{name}-{span.start:09}.parquet"
     with closing(open_rows(part)) as rows:
         key = dumps([_VERSION, part.source.format, part.source.layout, list(rows.identity), span.start, span.stop])

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...utils.files import atomic_write, read_json
+from ...utils.text import NOT_UTF8
 from ..parts import Span
 from .hash_files import read_hashes
 
@@ -74,7 +75,7 @@ def write_labels(out: Path, spans: Iterable[tuple[Span, Path]], labels: Labels) 
     with (
         atomic_write(out / "labels.parquet") as file,
         pq.ParquetWriter(file, _SCHEMA) as writer,
-        atomic_write(out / "duplicates.jsonl", "w", encoding="utf-8") as listing,
+        atomic_write(out / "duplicates.jsonl", "w", encoding="utf-8", errors=NOT_UTF8) as listing,
     ):
         for span, path in spans:
             table, stop = read_hashes(path, ("key", "sha256")), start + span.stop - span.start

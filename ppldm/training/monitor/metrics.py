@@ -13,6 +13,7 @@ import numpy as np
 from ...utils.errors import DataError, OutputError
 from ...utils.files import atomic_write, local_path, naming_full_disk, write_text
 from ...utils.log import get_logger
+from ...utils.text import escape
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.jsonl"  # what `ppldm evaluate --watch` finds, a process of its own
@@ -148,7 +149,7 @@ def draw_loss(axes, records: list[dict], run_name: str) -> None:
         axes.legend()
     axes.set(xlabel="global step (optimizer updates)", ylabel="training loss")
     what = f"mean loss {losses[-window:].mean():.4g}" if window > 1 else f"loss {losses[-1]:.4g}"
-    axes.set_title(f"{run_name}: {what} at step {steps[-1]:,}")
+    axes.set_title(f"{escape(run_name)}: {what} at step {steps[-1]:,}")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(True, which="both", alpha=0.3)
     scale_losses(axes, losses)

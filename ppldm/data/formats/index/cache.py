@@ -180,4 +180,4 @@ def _candidate(file: Path, status: os.stat_result, index: Path) -> Iterator[tupl
 
 
 def _cache_key(path: Path) -> str:
-    return hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]
