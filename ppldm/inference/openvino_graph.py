@@ -218,8 +218,12 @@ class _Graph:
             raise ConfigError("the engine openvino pads with a number; omit --engine")
         return self.opset.pad(value, around[:, 0], around[:, 1], "constant", np.float32(number))
 
-    def _nearest_interp(self, attrs, results, value, *_):
-        sizes = [int(side * factor) for side, factor in zip(_sizes(value)[2:], attrs["scale"], strict=True)]
+    def _nearest_interp(self, attrs, results, value, wanted, *_):
+        """By a factor; or to the sizes of what a UNet has put aside, where latents do not halve evenly."""
+        if wanted is None:
+            sizes = [int(side * factor) for side, factor in zip(_sizes(value)[2:], attrs["scale"], strict=True)]
+        else:
+            sizes = _known(wanted).tolist()
         return self.opset.interpolate(value, np.array(sizes), "nearest", "sizes",
                                       axes=np.array([2, 3]), nearest_mode="floor",
                                       coordinate_transformation_mode="asymmetric")  # fmt: skip

@@ -7,7 +7,6 @@ index), each choice as likely as the others.
 
 import re
 import zlib
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +15,9 @@ from ..utils.errors import ConfigError
 from ..utils.rng import Stream, make_rng
 from ..utils.text import did_you_mean
 
+_SHOWN = 60  # letters of a prompt in a message
+_DEEPEST = 100  # lists that lead to one another
+_MOST_LETTERS = 100_000  # of all the choices of one prompt together
 _NAME = re.compile(r"__([^\W_](?:[\w/-]*?[^\W_])?)__")  # no dots, so nothing outside of the folder
 
 
@@ -27,30 +29,52 @@ class Wildcards:
         if not self.folder.is_dir():
             raise ConfigError(f"--wildcards {folder}: there is no such folder; give one with a text file for each list")
         self.choices = cache(self._read)
+        self._depths: dict[str, int] = {}  # of the lists that have been checked
 
-    def check(self, text: str, within: tuple[str, ...] = ()) -> None:
-        """Raises ConfigError where a list that `text` may come to is not there, is empty, or leads back to itself.
-        within: the lists that lead to the text."""
+    def check(self, text: str, within: tuple[str, ...] = ()) -> int:
+        """How many lists lead to one another below `text`. Raises ConfigError where one is not there, is empty, leads
+        back to itself, or stands too deep. within: the lists that lead to the text."""
+        deepest = 0
         for name in dict.fromkeys(_NAME.findall(text)):
             if name in within:
                 circle = " -> ".join([*within[within.index(name) :], name])
                 raise ConfigError(f"--wildcards {self.folder}: {circle} is a circle; take one of the names out")
-            for line in self.choices(name):
-                self.check(line, (*within, name))
+            if name not in self._depths and len(within) < _DEEPEST:
+                self._depths[name] = 1 + self.check("\n".join(self.choices(name)), (*within, name))
+            deepest = max(deepest, self._depths.get(name, 1))
+        if len(within) + deepest > _DEEPEST:
+            way = " -> ".join(within[:3] or _NAME.findall(text)[:1])
+            raise ConfigError(
+                f"--wildcards {self.folder}: more than {_DEEPEST} lists lead to one another, from {way} on; put their "
+                "choices in fewer lists"
+            )
+        return deepest
 
     def resolve(self, text: str, seed: int, index: int) -> str:
         """What picture `index` of the prompt `text`, which `check` has passed, is drawn of."""
-        return self._expand(text, make_rng(seed, Stream.PROMPT_WILDCARD, zlib.crc32(text.encode()), index).random)
+        draw, letters = make_rng(seed, Stream.PROMPT_WILDCARD, zlib.crc32(text.encode()), index).random, 0
 
-    def _expand(self, text: str, draw: Callable[[], float]) -> str:
         def choose(found: re.Match) -> str:
+            nonlocal letters
             lines = self.choices(found[1])
-            return self._expand(lines[int(draw() * len(lines))], draw)
+            line = lines[int(draw() * len(lines))]
+            letters += len(line)
+            if letters > _MOST_LETTERS:
+                raise ConfigError(
+                    f"--wildcards {self.folder}: the choices for {text[:_SHOWN]!r} come to more than "
+                    f"{_MOST_LETTERS:,} letters; name fewer lists in the lists"
+                )
+            return expand(line)
 
-        return _NAME.sub(choose, expand_wildcards(text, draw))
+        def expand(one: str) -> str:
+            return _NAME.sub(choose, expand_wildcards(one, draw))
+
+        return expand(text)
 
     def _read(self, name: str) -> list[str]:
         path = self.folder / f"{name}.txt"
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"__{name}__: {path} is not a file; write one choice a line into one")
         try:
             lines = path.read_text(encoding="utf-8-sig").split("\n")
         except OSError as error:

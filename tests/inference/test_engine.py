@@ -123,3 +123,21 @@ def test_operations(name):
     values = normal(2, 4, 6)
     assert gap(engine.Compiled(OPERATIONS[name], "f32")(values), OPERATIONS[name](values)) <= 1e-5
     assert openvino_graph.to_openvino(OPERATIONS[name], [values]).inputs[0].shape == [2, 4, 6]
+
+
+@pytest.mark.parametrize("height, width", [(8, 9), (5, 5), (9, 5), (1, 1), (3, 16), (7, 10)])
+def test_latents_that_do_not_halve_evenly(height, width):
+    """They are brought back to the sizes that they had on the way down, as Paddle does."""
+    model = build_model(small_weights(1), "small")
+    given = {"encoder_hidden_states": normal(1, 77, 32), "encoder_attention_mask": None}
+    found, eager = both(model.unet, normal(1, 4, height, width), paddle.to_tensor(5), **given)
+    assert gap(found, eager) <= BAR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("height, width", [(72, 40), (8, 8), (40, 40)])
+def test_an_autoencoder_of_sides_that_do_not_halve_evenly(height, width):
+    vae = build_model(small_weights(1), "small").vae
+    for found, eager in (both(vae.encoder, normal(1, 3, height, width)),
+                         both(vae.decoder, normal(1, 4, height // 8, width // 8))):  # fmt: skip
+        assert gap(found, eager) <= BAR

@@ -6,7 +6,9 @@ GET    /v1/jobs/ID/preview, …/pictures/0           PNG
 GET    /v1/models, /v1/health, /v1/metrics (Prometheus' text), /v1/openapi.json (all of this, with every setting)
 """
 
+import threading
 import time
+from contextlib import nullcontext
 from importlib.resources import files
 
 import numpy as np
@@ -65,10 +67,16 @@ def make_api(painter: Painter, queue: Queue, limits: Limits | None = None, hosts
 def _take_jobs(flask, painter: Painter, queue: Queue, parameters) -> None:
     from flask import jsonify, request
 
+    decoder = threading.Lock()
+
     @flask.post("/v1/pictures")
     def add():
         # Only JSON: another site's form, which the browser would send unasked, is refused here.
-        settings, num_steps, warning = painter.prepare(read_request(request.get_json(), parameters))
+        asked = request.get_json()
+        queue.check_room()  # before a picture is decoded, which takes memory: one at a time
+        has_picture = isinstance(asked, dict) and any(asked.get(name) is not None for name in ("image", "mask"))
+        with decoder if has_picture else nullcontext():
+            settings, num_steps, warning = painter.prepare(read_request(asked, parameters))
         job = queue.add(settings, num_steps, warning)
         return jsonify(describe_job(queue, job)), 202, {"Location": f"/v1/jobs/{job.id}"}
 

@@ -115,6 +115,15 @@ class Queue:
     def add(self, settings: dict, num_steps: int, warning: str = "") -> Job:
         """A new job at the end. Raises QueueFullError, StoppingError."""
         with self._changed:
+            self.check_room()
+            job = Job(secrets.token_hex(8), settings, num_steps, warning=warning)
+            self._jobs[job.id] = job
+            self._changed.notify_all()
+            return job
+
+    def check_room(self) -> None:
+        """Raises QueueFullError, StoppingError where a job would not be taken."""
+        with self._changed:
             if self.is_stopping:
                 self.counts["refused"] += 1
                 raise StoppingError("ppldm is about to stop and takes no more jobs; ask again once it has restarted")
@@ -122,10 +131,6 @@ class Queue:
                 self.counts["refused"] += 1
                 most = f"at most {self.most_waiting} may wait"
                 raise QueueFullError(f"the queue is full: {most}; ask again when some are done")
-            job = Job(secrets.token_hex(8), settings, num_steps, warning=warning)
-            self._jobs[job.id] = job
-            self._changed.notify_all()
-            return job
 
     def get(self, name: str) -> Job | None:
         """A job by its id; None where there is none, or it is forgotten."""

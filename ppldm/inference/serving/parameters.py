@@ -18,7 +18,7 @@ from ..prompts import check_prompt
 from .limits import Limits
 
 MOST_LETTERS = 10_000  # of a prompt
-_MOST_PIXELS = 64 << 20  # of a picture that is sent
+_LEAST_PIXELS, _TIMES = 1 << 20, 16  # that a picture may have; or so many times as the largest that is drawn
 _TYPES = {"text": "string", "choice": "string", "picture": "string", "integer": "integer", "number": "number",
           "flag": "boolean"}  # fmt: skip
 _SHOWN = 60  # letters of a value in a message
@@ -44,7 +44,7 @@ class Parameter:
         if self.kind in ("integer", "number"):
             return self._check_number(value)
         if self.kind == "picture":
-            return read_picture(value, self.name)
+            return read_picture(value, self.name, self.high)
         if self.kind == "flag":
             if not isinstance(value, bool):
                 raise ConfigError(f"{self.name} {cut(value)} is neither true nor false")
@@ -84,6 +84,7 @@ def make_parameters(models: tuple[str, ...], limits: Limits) -> tuple[Parameter,
     """What a request may say of these models."""
     pixels: dict[str, Any] = {"kind": "integer", "low": 8, "high": limits.max_side}
     steps = min(Drawing.num_inference_steps, limits.max_steps)
+    picture: dict[str, Any] = {"kind": "picture", "high": max(_LEAST_PIXELS, _TIMES * limits.max_side**2)}
     share: dict[str, Any] = {"kind": "number", "low": 0, "high": 1, "default": 0.0}
     return (
         Parameter("prompt", "text", "what to draw"),
@@ -101,8 +102,8 @@ def make_parameters(models: tuple[str, ...], limits: Limits) -> tuple[Parameter,
         Parameter("eta", help="share of fresh noise in each step of ddim", **share),
         Parameter("timestep_spacing", "choice", "by default the model's", choices=tuple(TIMESTEP_SPACINGS)),
         Parameter("sigma_schedule", "choice", "for samplers over sigmas", choices=SIGMA_SCHEDULES),
-        Parameter("image", "picture", "a picture to draw over: a PNG, JPEG or WebP file in base64"),
-        Parameter("mask", "picture", "the same, light where the picture is drawn anew; the rest is kept"),
+        Parameter("image", help="a picture to draw over: a PNG, JPEG or WebP file in base64", **picture),
+        Parameter("mask", help="the same, light where the picture is drawn anew; the rest is kept", **picture),
         Parameter("strength", "number", "how much of a picture is changed; by default 0.8, with a mask 1", None, 0, 1),
     )  # fmt: skip
 
@@ -122,15 +123,17 @@ def read_request(asked: Any, parameters: tuple[Parameter, ...]) -> dict:
     return values
 
 
-def read_picture(value: Any, name: str) -> np.ndarray:
-    """uint8 [H, W, 3] of a picture in base64, with or without a data URL before it. Raises ConfigError."""
+def read_picture(value: Any, name: str, most_pixels: float | None = None) -> np.ndarray:
+    """uint8 [H, W, 3] of a picture in base64, with or without a data URL before it, of at most so many pixels. Raises
+    ConfigError."""
     if not isinstance(value, str):
         raise ConfigError(f"{name} is not text; send a PNG or JPEG file in base64")
     try:
         content = base64.b64decode(value[value.find(",") + 1 :] if value.startswith("data:") else value, validate=True)
         width, height = image_size(content)
-        if width * height > _MOST_PIXELS:
-            raise ConfigError(f"{name} has {width} x {height} pixels; make it smaller")
+        if width * height > (most_pixels or _LEAST_PIXELS):
+            size = f"{width} x {height}"
+            raise ConfigError(f"{name} has {size} pixels; make it smaller, about as large as what is drawn")
         return decode_pixels(content, formats=("PNG", "JPEG", "WEBP"))
     except (binascii.Error, ValueError, RowError) as error:
         raise ConfigError(f"{name} is not a PNG, JPEG or WebP file in base64") from error

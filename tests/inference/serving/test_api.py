@@ -325,3 +325,63 @@ def test_nothing_of_others_runs_in_the_page_or_around_it(client):
 
 def test_serve_has_no_page(painter, queue):
     assert make_api(painter, queue).test_client().get("/").status_code == 404
+
+
+def test_pictures_are_decoded_one_at_a_time(client, monkeypatch):
+    """Of twelve clients at once; a request without a picture does not wait for them."""
+    from ppldm.inference.serving import parameters
+
+    entered, leave, now, most = threading.Semaphore(0), threading.Semaphore(0), [], []
+    read = parameters.read_picture
+
+    def slow(*given):
+        now.append(None)
+        most.append(len(now))
+        entered.release()
+        assert leave.acquire(timeout=60)
+        now.pop()
+        return read(*given)
+
+    monkeypatch.setattr(parameters, "read_picture", slow)
+    sent = {**FEW, **SMALL, "prompt": "a red heart", "image": as_text(np.zeros((16, 16, 3), np.uint8))}
+    with ThreadPoolExecutor(12) as pool:
+        answers = [pool.submit(client.application.test_client().post, "/v1/pictures", json=sent) for _ in range(12)]
+        assert entered.acquire(timeout=60)
+        assert client.post("/v1/pictures", json={"prompt": "a red heart", **FEW, **SMALL}).status_code == 202
+        leave.release(12)
+        assert {one.result().status_code for one in answers} == {202}
+    assert most == [1] * 12
+
+
+def test_a_full_queue_decodes_nothing(painter, monkeypatch):
+    from ppldm.inference.serving import parameters
+
+    queue = Queue(painter.draw, Pictures(), most_waiting=0)
+    monkeypatch.setattr(parameters, "read_picture", None)
+    sent = {"prompt": "a red heart", "image": as_text(np.zeros((16, 16, 3), np.uint8))}
+    answer = make_api(painter, queue).test_client().post("/v1/pictures", json=sent)
+    queue.stop()
+    assert answer.status_code == 429 and queue.counts["refused"] == 1
+
+
+@pytest.mark.parametrize("max_side", [8, 256, 1024])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("name", ["image", "mask"])
+def test_pictures_far_larger_than_what_is_drawn_are_refused_before_they_are_decoded(max_side, kind, name, monkeypatch):
+    from PIL import ImageFile
+
+    from ppldm.inference.serving.parameters import read_request
+    from ppldm.utils.errors import ConfigError
+
+    table = make_parameters(("m",), Limits(max_side=max_side))
+    most = max(1 << 20, 16 * max_side**2)
+    buffer = io.BytesIO()
+    Image.new("RGB", (8192, most // 8192 + 1)).save(buffer, kind)
+    text = base64.b64encode(buffer.getvalue()).decode()
+
+    def decode(*_):
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
+    with pytest.raises(ConfigError, match=f"{name} has 8192 x {most // 8192 + 1} pixels; make it smaller"):
+        read_request({"prompt": "p", name: text}, table)
