@@ -24,6 +24,7 @@ from ..images.crop import CropRule
 from ..shapes import ShapeRule
 
 DTYPES = LATENTS_DTYPES
+_UNFINISHED = ".unfinished"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class CacheKey:
     format: str
     layout: str | None
     idx_to_prompt: str | None
+
+    @property
+    def depends_on_number(self) -> bool:
+        """Whether arrays depend on the number of their row in its part."""
+        return False
 
     def cells(self, header: dict) -> Cells:
         """The arrays of a file with this header."""
@@ -124,6 +130,11 @@ class LatentsKey(CacheKey):
         channels, factor = header["channels"], header["factor"]
         shapes = tuple((2, channels, height // factor, width // factor) for height, width in self.shapes)
         return Cells(shapes, (self.num_variants,) * len(shapes), self.num_variants)
+
+    @property
+    def depends_on_number(self) -> bool:
+        """By it the places of enumerated crops are drawn."""
+        return self.crops.isdigit()
 
     @property
     def num_variants(self) -> int:
@@ -197,6 +208,11 @@ def cached_path(part: Path, key: CacheKey, folder: Path | None = None) -> Path:
     return (folder or part.parent) / f"{part.name}.{key.digest[:8]}{key.suffix}"
 
 
+def unfinished_path(target: Path) -> Path:
+    """Where a cached file is made before it gets its name."""
+    return target.with_name(f".{target.name}{_UNFINISHED}")
+
+
 def find_cached(part: Path, key: CacheKey, folder: Path | None, read_key: Callable[[Path], CacheKey]) -> Path:
     """The file of `key` for a part, which need not be on this machine where `key.part` is None.
 
@@ -240,6 +256,17 @@ def _list_cached(folder: Path, suffix: str, changed: int) -> dict[str, list[Path
     for path in sorted(folder.glob(f"*{suffix}")):
         if not path.name.startswith("."):
             found.setdefault(path.name[: -len(suffix)].rpartition(".")[0], []).append(path)
+    return found
+
+
+def list_files(folder: Path) -> dict[str, list[Path]]:
+    """The cached files of both kinds in a folder by the name of their part, those too that nobody has finished."""
+    found = {}
+    for path in sorted(folder.glob("*")):
+        target = path.name.removesuffix(_UNFINISHED)
+        target = target if target == path.name else target.removeprefix(".")
+        if target.endswith((LatentsKey.suffix, EmbeddingsKey.suffix)) and not target.startswith("."):
+            found.setdefault(target.rpartition(".")[0].rpartition(".")[0], []).append(path)
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...config.data import EAGER
 from ...data.cached.file import count_file_bytes
-from ...data.cached.key import LatentsKey, cached_path
+from ...data.cached.key import LatentsKey, cached_path, unfinished_path
 from ...data.filelist import Source
 from ...data.images.crop import CropRule
 from ...data.select.expression import Expression
@@ -126,11 +126,6 @@ def list_rows(selection: Selection) -> list[tuple[np.ndarray, np.ndarray]]:
         (np.array([selection[place] - int(start) for place in range(first, end)], np.int64), codes[first:end])
         for start, first, end in zip(selection.starts, bounds, bounds[1:], strict=False)
     ]
-
-
-def unfinished_path(target: Path) -> Path:
-    """Where a file of latents is made before it gets its name."""
-    return target.with_name(f".{target.name}.unfinished")
 
 
 @dataclass(frozen=True)
