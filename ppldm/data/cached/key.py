@@ -7,7 +7,8 @@ holds the first digits of its key's digest, its header the whole key, so that a 
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
@@ -124,6 +125,16 @@ class LatentsKey(CacheKey):
             part=None if part is None else (int(part[0]), int(part[1])),
             **read_options(source),
         )
+
+    def find_alike(self, part: Path, folder: Path | None, read_key: Callable[[Path], CacheKey]) -> list[Path]:
+        """The files of a part whose rows are as of this key, whichever shapes they have; that of the key itself first.
+        read_key: the key of such a file."""
+        own, alike = cached_path(part, self, folder), []
+        for path in list_cached(own.parent).get(part.name, ()):
+            with suppress(PartError):  # a damaged one, which serves nobody
+                if path != own and not replace(self, shapes=(key := read_key(path)).shapes).differences(key):
+                    alike.append(path)
+        return [own] * own.is_file() + alike
 
     def cells(self, header: dict) -> Cells:
         """Header: `channels`, and `factor`, pixels a side to one latent."""
