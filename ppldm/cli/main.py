@@ -47,6 +47,7 @@ GROUPS = {
         "vocab": ("ppldm.inspect.vocab", "vocab"),
         "dedup": ("ppldm.inspect.duplicates.dedup", "dedup"),
         "embed": ("ppldm.evaluation.embed", "embed"),
+        "cached": ("ppldm.inspect.cached", "cached"),
         "repack": ("ppldm.inspect.repack", "repack"),
         "lineage": ("ppldm.prepare.provenance.lineage", "lineage"),
         "forget": ("ppldm.prepare.provenance.forget", "forget"),

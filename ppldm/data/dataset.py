@@ -91,7 +91,8 @@ class TextImageDataset:
             if self._moments is None or latents is None:
                 raise ConfigError("cached latents are for models with a frozen autoencoder; omit --latents")
             self.latents = CachedMoments(
-                *(latents, self._moments, crops, self._shapes, parts, self.selection.contents, count, self._parts)
+                *(latents, self._moments, crops, self._shapes, parts, self.selection.contents, count, self._parts),
+                self.selection,
             )
         else:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, Moments | Uncached)}

@@ -1,25 +1,30 @@
-"""What the files of cached latents and embeddings beside parts hold: for `ppldm stats`, and, byte by byte, `verify`.
+"""What the files of cached latents and embeddings beside parts hold: for `ppldm stats`, and, byte by byte, `verify`;
+and `ppldm cached`, which lists them by what they were made of and removes what nobody needs.
 
 A row that is missing is no fault: another `--where`, or training that has not come to it. A fault is what is damaged,
 and a file beside a part of another content; those in a folder of their own may be of parts that are not listed.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from ..data.bad_rows import EXAMPLES_PER_REASON
-from ..data.cached.file import MISSING, PRESENT, CachedFile
-from ..data.cached.key import EmbeddingsKey, LatentsKey, list_cached
+from ..data.cached.file import MISSING, PRESENT, CachedFile, read_key
+from ..data.cached.key import CacheKey, EmbeddingsKey, list_files
+from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import summarize
-from ..utils.errors import DataError, PartError
+from ..utils.checksums import digest_of
+from ..utils.errors import ConfigError, DataError, PartError
 from ..utils.log import progress
 from ..utils.processes.workers import map_in_threads, map_unordered
-from .parts import PartName
+from ..utils.report import print_report
+from .parts import PartName, list_parts
 
 Content = tuple[int, int] | None  # bytes and CRC-32 of a part; None: it is not here to say
 # How parts are read, and which they are, is no property of what is kept of them.
@@ -33,6 +38,12 @@ class _Found:
     path: Path
     contents: frozenset[Content]
     is_beside: bool
+
+    def state(self, key: CacheKey) -> str:
+        """Whether a file of this key is `current`, `stale` or, in a folder of its own, of `other` parts."""
+        if None in self.contents or key.part in self.contents:
+            return "current"
+        return "stale" if self.is_beside else "other"
 
 
 @dataclass
@@ -85,6 +96,53 @@ def survey(parts: Iterable[PartName], num_workers: int, check_bytes: bool) -> di
     return {"cached": reports, "bad_files": dict(sorted(errors.items()))}
 
 
+def cached(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    latents_dir: str = "",  # folder with the files; by default they lie beside the parts
+    delete: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # stale, other, or the digits before a line
+    json: bool = False,  # print the lines as JSON
+):
+    """List the cached latents and text embeddings of parts by what they were made of, and remove those of some lines.
+
+    Files are `stale` that are beside a part but of another content than it has, or cannot be read; in a folder of
+    --latents-dir those of another content may be of `other` data.
+    """
+    lines: dict[tuple, dict] = {}
+    for file in _find_files(list_parts(filelists, layout, must_exist=False, latents_dir=latents_dir), list_files):
+        line = lines.setdefault(_identify(file), {"files": 0, "bytes": 0, "paths": []})
+        line["files"] += 1
+        line["bytes"] += file.path.stat().st_blocks * 512
+        line["paths"].append(str(file.path))
+    names = ("id", "state", "what", "made_of")
+    report = [dict(zip(names, own, strict=True)) | line for own, line in lines.items()]
+    chosen = [line for line in report if {line["id"], line["state"]} & set(delete or ())]
+    if missing := set(delete or ()) - {"stale", "other"} - {line["id"] for line in report}:
+        raise ConfigError(f"--delete {min(missing)} is neither stale, other nor the digits before a line")
+    for path in [path for line in chosen for path in line["paths"]]:
+        Path(path).unlink()
+    print_report([line | {"deleted": line in chosen} for line in report], _describe_lines, json)
+
+
+def _describe_lines(report: list[dict]) -> str:
+    lines = [
+        f"{line['id']}  {line['state']:<8}{line['what']}, {line['made_of']}: {line['files']} file(s), "
+        f"{line['bytes'] / 1e9:.3f} GB" + ("; deleted" if line["deleted"] else "")
+        for line in report
+    ]
+    return "\n".join(lines or ["no cached latents or text embeddings are there"])
+
+
+def _identify(found: _Found) -> tuple[str, str, str, str]:
+    """(digits that stand for what a file was made of, its state, what it holds, of which settings)."""
+    try:
+        key = read_key(found.path)
+    except PartError:
+        return "-" * 8, "stale", "a file", "which cannot be read"
+    settings = _settings_of(key)
+    return digest_of(settings)[:8], found.state(key), key.what, _describe_settings(settings)
+
+
 def has_faults(survey: dict) -> bool:
     """Whether anything of a survey must be made again."""
     return bool(survey.get("bad_files")) or any(one["damaged"] for one in survey.get("cached", ()))
@@ -105,16 +163,20 @@ def describe_survey(survey: dict) -> list[str]:
     return lines + [f"  cannot be used: {error}" for error in errors[:10]]
 
 
-def _find_files(parts: list[PartName]) -> list[_Found]:
+def _list_finished(folder: Path) -> dict[str, list[Path]]:
+    return {name: [path for path in paths if path.name[0] != "."] for name, paths in list_files(folder).items()}
+
+
+def _find_files(parts: list[PartName], listed: Callable = _list_finished) -> list[_Found]:
     """The files of parts, each once, sorted."""
     contents = defaultdict(set)
     for part, content in zip(parts, map_in_threads(_content, parts, "looking for latents"), strict=True):
         contents[part.source.latents_dir or part.path.parent, part.path.name].add(content)
+    folders = {folder: listed(folder) for folder, _ in contents}
     found = {
         path: _Found(path, frozenset(own), all(part.source.latents_dir is None for part in parts))
         for (folder, name), own in contents.items()
-        for key in (LatentsKey, EmbeddingsKey)
-        for path in list_cached(folder, key.suffix).get(name, ())
+        for path in folders[folder].get(name, ())
     }
     return [found[path] for path in sorted(found)]
 
@@ -133,9 +195,9 @@ def _measure(found: _Found, check_bytes: bool) -> tuple[Kept | None, str | None]
     except PartError as error:
         return None, str(error)
     key = file.key
-    if None not in found.contents and key.part not in found.contents:
+    if (state := found.state(key)) != "current":
         stale = f"{found.path} was made of another content of its part; delete it, and make it again: `{key.command}`"
-        return None, stale if found.is_beside else None
+        return None, stale if state == "stale" else None
     rows = len(file) - isinstance(key, EmbeddingsKey)  # whose last is the empty caption
     counts = np.zeros(256, np.int64)
     counts[: len(file.cells.counts)] = file.cells.counts
@@ -144,14 +206,19 @@ def _measure(found: _Found, check_bytes: bool) -> tuple[Kept | None, str | None]
     is_bad = (states[:rows] > PRESENT).any(axis=1)
     is_missing = (wanted & (states == MISSING))[:rows].any(axis=1) & ~is_bad
     bad = Counter(file.reason(row, int((states[row] > PRESENT).argmax())) for row in np.flatnonzero(is_bad).tolist())
-    settings = {name: value for name, value in key.facts.items() if name not in _OF_PARTS}
-    own = Kept(key.what, settings, 1, rows, rows - int(is_bad.sum() + is_missing.sum()), int(is_missing.sum()), bad)
+    own = Kept(
+        key.what, _settings_of(key), 1, rows, rows - int(is_bad.sum() + is_missing.sum()), int(is_missing.sum()), bad
+    )
     own.num_bytes = found.path.stat().st_blocks * 512
     if check_bytes:
         cells = np.argwhere(states != MISSING).tolist()
         own.damaged = [(str(found.path), row) for row, variant in cells if file.is_damaged(row, variant)]
     file.close()
     return own, None
+
+
+def _settings_of(key: CacheKey) -> dict:
+    return {name: value for name, value in key.facts.items() if name not in _OF_PARTS}
 
 
 def _describe_settings(settings: dict) -> str:

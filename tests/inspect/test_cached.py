@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ppldm.data.cached.file import CachedFile, create_file
-from ppldm.data.cached.key import EmbeddingsKey, LatentsKey, cached_path
+from ppldm.data.cached.key import EmbeddingsKey, LatentsKey, cached_path, unfinished_path
 from ppldm.data.cached.latents import create_latents, read_texts
 from ppldm.data.filelist import Source
 from ppldm.data.formats.part import Part
@@ -19,7 +19,7 @@ from ppldm.data.images.crop import CropRule
 from ppldm.inspect.cached import describe_survey, has_faults, survey
 from ppldm.inspect.parts import PartName
 from ppldm.inspect.show import draw_latents
-from ppldm.utils.errors import DataError
+from ppldm.utils.errors import ConfigError, DataError
 
 SHAPE = (4, 2, 2)
 ONE = ("--num-workers", 1)
@@ -181,3 +181,45 @@ def test_shards_of_latents_are_verified_and_drawn(data, run, capsys):
     assert (report["ok"], report["skipped"]) == (3, {"latents": 1, "not_finite": 1})
     assert json.loads(run("stats", *ONE, "mds.list", "--json"))["skipped"] == {}
     assert "5 of 5 rows are drawn" in run("show", *ONE, "mds.list", "--out", "s.png", "--side", 64)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    files=st.sets(st.sampled_from(["current", "flipped", "older", "unfinished", "damaged", "texts"])),
+    delete=st.sampled_from(["stale", "flipped", "nothing"]),
+    apart=st.booleans(),
+)
+def test_files_are_listed_by_what_they_are_of_and_those_of_a_line_removed(data, run, files, delete, apart):
+    """Beside a part nothing but a file of its content is current; in a folder of its own another is of other data."""
+    (data / "good.filelist").write_text("a.gz\n")
+    folder, part, made = data / "kept" if apart else None, Part("a.gz"), {}
+    (data / "kept").mkdir(exist_ok=True)
+    for path in (*data.glob("*.latents*"), *data.glob(".*.latents*"), *data.glob("*.embeddings"), *data.glob("kept/*")):
+        path.unlink(missing_ok=True)
+    for name in files & {"current", "flipped"}:
+        made[name] = write_latents(part, folder, flips=name == "flipped")[0]
+    for name in files & {"older", "unfinished"}:
+        made[name] = write_latents(part, folder, content=(5, len(name)))[0]
+    if "unfinished" in made:
+        made["unfinished"] = made["unfinished"].replace(unfinished_path(made["unfinished"]))
+    if "damaged" in files:
+        made["damaged"] = (folder or data) / "a.gz.01234567.latents"
+        made["damaged"].write_bytes(b"x" * 99)
+    if "texts" in files and not apart:
+        made["texts"] = write_embeddings(part, [1] * len(part))[0]
+    ask = ["cached", "good.filelist", *(["--latents-dir", "kept"] if apart else []), "--json"]
+    lines = json.loads(run(*ask))
+    state = {path: line["state"] for line in lines for path in line["paths"]}
+    made = {name: path.relative_to(data) if path.is_absolute() else path for name, path in made.items()}
+    stale = "other" if apart else "stale"
+    due = {"older": stale, "unfinished": stale, "damaged": "stale"}
+    assert state == {str(path): due.get(name, "current") for name, path in made.items()}
+    gone = {name for name in made if due.get(name) == "stale"} if delete == "stale" else {delete} & {*made}
+    if delete == "stale" or gone:
+        path = str(made["flipped"]) if delete == "flipped" else ""
+        words = next((line["id"] for line in lines if path in line["paths"]), "stale")
+        assert "deleted" in run(*ask[:-1], "--delete", words) or not gone
+    left = {name for name, path in made.items() if path.exists()}
+    assert left == made.keys() - gone
+    with pytest.raises(ConfigError, match="--delete 0000 is neither"):
+        run(*ask, "--delete", "0000")

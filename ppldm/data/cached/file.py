@@ -35,6 +35,7 @@ import os
 import struct
 import weakref
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -212,6 +213,27 @@ class CachedFile:
         """The same as what to raise."""
         reason = self.reason(row, variant)
         return RowError(reason, f"{self.path} row {row} could not be encoded ({reason})") if reason else None
+
+    def copy_rows(self, path: Path, key: CacheKey, rows: list[int]) -> None:
+        """Write a file of `key` with these rows alone, and what is there of them. What depends on the number of its row
+        is missing where that is another now. Raises OSError."""
+        own = ("key", "rows", "text_bytes", "crc32")
+        header = {name: value for name, value in self.header.items() if name not in own}
+        codes, sizes = self.codes[rows], np.stack([self.widths, self.heights])[:, rows]
+        header |= {"variants": int(codes.max())} if "variants" in header else {}
+        create_file(path, key, header, codes, sizes, [self.text(row) for row in rows])
+        with closing(CachedFile(path, key, writable=True)) as copy:
+            for number, row in enumerate(rows):
+                for variant in np.flatnonzero(self.states[row]).tolist():
+                    state = int(self.states[row, variant])
+                    if state == PRESENT and number != row and key.depends_on_number:
+                        continue
+                    if state == PRESENT:
+                        copy._put(copy._place(number, variant)[0], self._array(row, variant))
+                    copy._put(copy._places.checksums + 4 * (number * copy.num_variants + variant),
+                              self._checksums[row, variant : variant + 1])  # fmt: skip
+                    copy._set_state(number, variant, state)
+            copy.flush()
 
     def flush(self) -> None:
         """Make what was written durable."""

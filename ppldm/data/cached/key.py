@@ -7,7 +7,8 @@ holds the first digits of its key's digest, its header the whole key, so that a 
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
@@ -24,6 +25,7 @@ from ..images.crop import CropRule
 from ..shapes import ShapeRule
 
 DTYPES = LATENTS_DTYPES
+_UNFINISHED = ".unfinished"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class CacheKey:
     format: str
     layout: str | None
     idx_to_prompt: str | None
+
+    @property
+    def depends_on_number(self) -> bool:
+        """Whether arrays depend on the number of their row in its part."""
+        return False
 
     def cells(self, header: dict) -> Cells:
         """The arrays of a file with this header."""
@@ -119,11 +126,26 @@ class LatentsKey(CacheKey):
             **read_options(source),
         )
 
+    def find_alike(self, part: Path, folder: Path | None, read_key: Callable[[Path], CacheKey]) -> list[Path]:
+        """The files of a part whose rows are as of this key, whichever shapes they have; that of the key itself first.
+        read_key: the key of such a file."""
+        own, alike = cached_path(part, self, folder), []
+        for path in list_cached(own.parent).get(part.name, ()):
+            with suppress(PartError):  # a damaged one, which serves nobody
+                if path != own and not replace(self, shapes=(key := read_key(path)).shapes).differences(key):
+                    alike.append(path)
+        return [own] * own.is_file() + alike
+
     def cells(self, header: dict) -> Cells:
         """Header: `channels`, and `factor`, pixels a side to one latent."""
         channels, factor = header["channels"], header["factor"]
         shapes = tuple((2, channels, height // factor, width // factor) for height, width in self.shapes)
         return Cells(shapes, (self.num_variants,) * len(shapes), self.num_variants)
+
+    @property
+    def depends_on_number(self) -> bool:
+        """By it the places of enumerated crops are drawn."""
+        return self.crops.isdigit()
 
     @property
     def num_variants(self) -> int:
@@ -197,6 +219,11 @@ def cached_path(part: Path, key: CacheKey, folder: Path | None = None) -> Path:
     return (folder or part.parent) / f"{part.name}.{key.digest[:8]}{key.suffix}"
 
 
+def unfinished_path(target: Path) -> Path:
+    """Where a cached file is made before it gets its name."""
+    return target.with_name(f".{target.name}{_UNFINISHED}")
+
+
 def find_cached(part: Path, key: CacheKey, folder: Path | None, read_key: Callable[[Path], CacheKey]) -> Path:
     """The file of `key` for a part, which need not be on this machine where `key.part` is None.
 
@@ -240,6 +267,17 @@ def _list_cached(folder: Path, suffix: str, changed: int) -> dict[str, list[Path
     for path in sorted(folder.glob(f"*{suffix}")):
         if not path.name.startswith("."):
             found.setdefault(path.name[: -len(suffix)].rpartition(".")[0], []).append(path)
+    return found
+
+
+def list_files(folder: Path) -> dict[str, list[Path]]:
+    """The cached files of both kinds in a folder by the name of their part, those too that nobody has finished."""
+    found = {}
+    for path in sorted(folder.glob("*")):
+        target = path.name.removesuffix(_UNFINISHED)
+        target = target if target == path.name else target.removeprefix(".")
+        if target.endswith((LatentsKey.suffix, EmbeddingsKey.suffix)) and not target.startswith("."):
+            found.setdefault(target.rpartition(".")[0].rpartition(".")[0], []).append(path)
     return found
 
 

@@ -86,6 +86,10 @@ class Latents(CachedFile):
         code = self.codes[row]
         return None if code == NO_SHAPE else self.key.shapes[code]
 
+    def has_shape(self, row: int, size: tuple[int, int]) -> bool:
+        """Whether a row's crops are of this height and width."""
+        return self.shape(row) == tuple(size)
+
     def captions(self, row: int) -> list[str]:
         """All captions of a row. Raises RowError."""
         return json.loads(self._text_of(row).partition("\n")[0])

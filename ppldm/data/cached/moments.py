@@ -16,6 +16,7 @@ from ...utils.errors import ConfigError, OutputError, PartError
 from ...utils.files import make_output_dir
 from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
+from ...utils.text import count_of
 from ..filelist import Source
 from ..formats.index.lock import build_lock
 from ..formats.mds.shard import MdsShard
@@ -25,6 +26,7 @@ from ..images.crop import CropRule
 from ..inputs import Moments
 from ..last_used import LastUsed
 from ..open_parts import OpenParts
+from ..select.selection import Selection
 from .file import read_key
 from .key import LatentsKey, cached_path, find_cached
 from .latents import Latents, create_latents, read_texts
@@ -44,8 +46,9 @@ class CachedMoments:
     """Those of all parts of a run, by the numbers of parts; one that is trained on as pictures has none.
 
     parts: (path, how to read it). contents: (bytes, CRC-32) of each. shapes: (height, width) in pixels of the crops.
-    count: how many to keep open. rows: the parts themselves. `keeps`: whether what is missing is kept.
-    Raises ConfigError where crops are not enumerated, PartError where latents are missing or of something else.
+    count: how many to keep open. rows: the parts themselves. selection: the rows of the run. `keeps`: whether what is
+    missing is kept. Raises ConfigError where crops are not enumerated, PartError where latents are missing or of
+    something else.
     """
 
     def __init__(
@@ -58,9 +61,10 @@ class CachedMoments:
         contents: list[tuple[int, int]],
         count: int,
         rows: OpenParts,
+        selection: Selection,
     ):
         self._rule, self._moments, self._crops, self._shapes = rule, moments, crops, shapes
-        self._parts, self._contents, self._rows = parts, contents, rows
+        self._parts, self._contents, self._rows, self._selection = parts, contents, rows, selection
         self.keeps = any(source.latents == "ondemand" for _, source in parts)
         _check_crops(crops)
         used = [number for number, (_, source) in enumerate(parts) if source.latents == "cached"]
@@ -71,13 +75,16 @@ class CachedMoments:
     def read(self, number: int, row: int, variant: int, size: tuple[int, int]) -> tuple[Row, np.ndarray] | None:
         """(the texts of row `row` of part `number`, moments float32 [2, C, h, w] of a variant, of pictures of that
         height and width); None where it is to be read as a picture. Raises RowError, PartError, OutputError."""
-        latents, mode = self._open(number), self._parts[number][1].latents
-        moments = latents and _read(latents, row, variant, mode)
+        files, mode = self._open(number), self._parts[number][1].latents
+        moments = None
+        for latents in [one for one in files if one.has_shape(row, size)]:
+            if (moments := _read(latents, row, variant, mode)) is not None:
+                break
         if moments is None:
             if mode == "cached":
                 raise PartError(
-                    f"{latents.path} lacks latents of row {row}; complete it with `{latents.key.command}`, or train "
-                    "with --latents ondemand"
+                    f"{files[0].path} lacks latents of row {row}; complete it with `{self._key(number).command}`, or "
+                    "train with --latents ondemand"
                 )
             return None
         if moments.shape != self._moments.shape(*size):
@@ -115,19 +122,42 @@ class CachedMoments:
         path, source = self._parts[number]
         if source.format == "mds" and (shard := _MdsLatents.find(self._rows[number], self)):
             shard.check()
-        else:
-            find_cached(path, self._key(number), source.latents_dir, read_key)
+            return
+        files, key = self._find_files(number), self._key(number)
+        if files[0] == cached_path(path, key, source.latents_dir):
+            return
+        opened, (rows, codes) = [Latents(file) for file in files], self._selection.rows_of(number)
+        lacking = [
+            row
+            for row, code in zip(rows.tolist(), codes.tolist(), strict=True)
+            if not any(one.has_shape(row, self._shapes[code]) for one in opened)
+        ]
+        if lacking and len(lacking) == len(rows):
+            find_cached(path, key, source.latents_dir, read_key)  # which says in what they differ
+        if lacking:
+            raise PartError(
+                f"{files[0]} lacks latents of {count_of(len(lacking), 'row')} in the shapes of this run, such as row "
+                f"{lacking[0]}; make them with `{key.command}`"
+            )
+
+    def _find_files(self, number: int) -> list[Path]:
+        """Those with latents of a part, of whichever shapes. Raises PartError where there are none."""
+        path, source = self._parts[number]
+        key = self._key(number)
+        files = key.find_alike(path, source.latents_dir, read_key)
+        return files or [find_cached(path, key, source.latents_dir, read_key)]
 
     def _open_part(self, number: int):
         path, source = self._parts[number]
         if source.latents == "off":
-            return None
+            return []
         if source.format == "mds" and (shard := _MdsLatents.find(self._rows[number], self)):
-            return shard
+            return [shard]
+        if source.latents == "ondemand":
+            self._create(number, self._key(number))
         key = self._key(number)
-        if source.latents == "cached":
-            return Latents(find_cached(path, key, source.latents_dir, read_key), key)
-        return Latents(self._create(number, key), key)
+        own = cached_path(path, key, source.latents_dir)
+        return [Latents(file, key if file == own else None) for file in self._find_files(number)]
 
     def _open_writable(self, number: int) -> Latents:
         path, source = self._parts[number]
@@ -188,6 +218,10 @@ class _MdsLatents:
         moments = np.zeros(self._moments.shape(*self._shapes[0]), np.float32)
         np.divide(self._shard.read_latents(row, self._shapes[0][0], moments.shape[1:]), self._scale, out=moments[0])
         return moments
+
+    def has_shape(self, row: int, size: tuple[int, int]) -> bool:
+        """All have one, which is checked."""
+        return True
 
     def texts(self, row: int) -> Row:
         """As `Latents.texts`."""

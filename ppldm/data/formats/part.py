@@ -89,9 +89,11 @@ def described_by(part) -> list[Path]:
 
 
 def drop_indexes(part) -> None:
-    """Remove what describes a part beside it, for a part that is replaced or removed."""
-    for path in described_by(part):
-        path.unlink(missing_ok=True)
+    """Remove what describes a part under any layout, beside it and in the cache folder, for a part that is replaced or
+    removed: columns and seek points hold what stood in it."""
+    for spec in (_POINTS, *(spec.of_layout(name) for name in LAYOUTS for spec in (Part.spec, columns_spec()))):
+        for path in (spec.index_path(Path(part)), spec.cached_index_path(Path(part))):
+            path.unlink(missing_ok=True)
 
 
 class Part(IndexedRows):

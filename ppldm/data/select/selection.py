@@ -81,6 +81,13 @@ class Selection:
         place = position - int(self._selected_starts[part])
         return int(self.starts[part]) + (place if self._masks[part] is None else int(self._unpack(part)[place]))
 
+    def rows_of(self, part: int) -> tuple[np.ndarray, np.ndarray]:
+        """The selected rows of a part, by their numbers in it, int64, and the codes of their shapes, uint8."""
+        first, end = self._selected_starts[part : part + 2].tolist()
+        rows = np.arange(end - first) if self._masks[part] is None else self._unpack(part)
+        codes = self.buckets.codes[first:end] if self.buckets else np.zeros(end - first, np.uint8)
+        return rows.astype(np.int64), codes
+
     def __getstate__(self):
         return {key: value for key, value in self.__dict__.items() if key != "_unpack"}
 

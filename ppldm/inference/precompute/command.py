@@ -52,7 +52,7 @@ def precompute(
     vae: str = None,  # as --vae_name_or_path, or an EfficientNet's folder; without one no latents are made
     resolutions: _Sides = (DataOptions.resolution,),  # sides of the square crops, a file of latents for each
     buckets: str = "off",  # as in training: off, ratios, steps, or a list of width x height (docs/shapes.md)
-    bucket_group_size: int = 1,  # as in training, whose default is --per_device_train_batch_size
+    bucket_group_size: int = 0,  # as in training; 0: of every --per_device_train_batch_size up to 64
     bucket_upscale: bool = False,  # as in training
     crops: str = "center",  # center, smart (as --smart_crop), or how many random crops, as --num_crops of training
     flips: bool = False,  # each crop also mirrored, for --random_flip
@@ -159,11 +159,11 @@ def read_crops(crops: str, flips: bool, crop_fraction: float, interpolation: str
 
 def read_sizes(data: DataOptions, resolutions: list[int]) -> list[int | ShapeRule]:
     """What `choose_rows` takes, each once. Raises ConfigError."""
-    if min(data.bucket_group_size, *resolutions) < 1:
-        raise ConfigError("--resolutions and --bucket-group-size must be 1 or more")
+    if min(resolutions) < 1 or (data.bucket_group_size or 0) < 0:
+        raise ConfigError("--resolutions must be 1 or more, and --bucket-group-size no less than 0")
     if data.buckets == "off":
         return list(dict.fromkeys(resolutions))
-    return list(dict.fromkeys(shape_rule(replace(data, resolution=side), 1) for side in resolutions))
+    return list(dict.fromkeys(shape_rule(replace(data, resolution=side), 0) for side in resolutions))
 
 
 def settle(

@@ -71,6 +71,7 @@ def encode_part(
 ) -> Account:
     """Make the files of a part whole. pool: threads that decode pictures. told: is called with how many moments are
     settled. Raises PartError, ConfigError, OSError."""
+    task = task.without_empty
     with ExitStack() as stack:
         part = stack.enter_context(locked_part(task))
         read = cache(partial(read_texts, part))

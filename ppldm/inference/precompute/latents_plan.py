@@ -2,14 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ...config.data import EAGER
 from ...data.cached.file import count_file_bytes
-from ...data.cached.key import LatentsKey, cached_path
+from ...data.cached.key import LatentsKey, cached_path, unfinished_path
 from ...data.filelist import Source
 from ...data.images.crop import CropRule
 from ...data.select.expression import Expression
@@ -20,6 +20,7 @@ from ...utils.files import count_free_bytes
 from ...utils.text import count_of
 
 Shapes = tuple[tuple[int, int], ...]  # (height, width) in pixels
+MOST_IN_GROUP = 64  # rows of one shape, as many as a device's batch has: bounds what rows of rare shapes cost
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ class PartTask:
     content: tuple[int, int]
     rows: tuple[np.ndarray, ...]
     codes: tuple[np.ndarray, ...]
+
+    @property
+    def without_empty(self) -> "PartTask":
+        """Without the lists of shapes of which it has no rows, and so no files."""
+        own = [number for number, rows in enumerate(self.rows) if len(rows)]
+        shapes, rows, codes = (
+            tuple(one[number] for number in own) for one in (self.settings.shapes, self.rows, self.codes)
+        )
+        return replace(self, settings=replace(self.settings, shapes=shapes), rows=rows, codes=codes)
 
     @property
     def keys(self) -> list[LatentsKey]:
@@ -96,14 +106,21 @@ def choose_rows(
     sources: list[Source], condition: Expression | None, sizes: list[int | ShapeRule], num_workers: int
 ) -> list[tuple[Shapes, Selection]]:
     """For each of `sizes`, sides of squares in pixels or rules of buckets, the shapes and the rows that training has at
-    that size. Raises DataError."""
+    that size. A rule of no group size stands for those of all groups up to MOST_IN_GROUP. Raises DataError."""
     chosen: list[tuple[Shapes, Selection]] = []
     for size in sizes:
         if isinstance(size, int):
             chosen.append((((size, size),), select_rows(sources, condition, size, num_workers)))
         else:
-            selection = select_rows(sources, condition, 0, num_workers, size)
-            chosen.append((tuple(selection.buckets.shapes), selection))
+            group_size = size.group_size or 1
+            while True:
+                rule = replace(size, group_size=group_size)
+                selection = select_rows(sources, condition, 0, num_workers, rule)
+                chosen.append((tuple(selection.buckets.shapes), selection))
+                # The least group for which another shape is too rare.
+                group_size = min(selection.buckets.rows) + 1
+                if size.group_size or group_size > MOST_IN_GROUP or len(selection.buckets.shapes) == 1:
+                    break
     return chosen
 
 
@@ -112,25 +129,26 @@ def list_tasks(settings: Settings, sources: list[Source], selections: list[Selec
     parts = [(path, source.without_parts()) for source in sources for path in source.parts]
     found = zip(*map(list_rows, selections), strict=True)
     tasks = [
-        PartTask(settings, path, source, content, *map(tuple, zip(*rows_and_codes, strict=True)))
+        PartTask(settings, path, source, content, *_each_once(settings.shapes, rows_and_codes))
         for (path, source), content, rows_and_codes in zip(parts, selections[0].contents, found, strict=True)
     ]
     return [task for task in tasks if task.num_cells]
 
 
+def _each_once(shapes: tuple[Shapes, ...], rows_and_codes: Iterable) -> tuple[tuple[np.ndarray, ...], ...]:
+    """(rows, codes) for each list of shapes, without rows that an earlier list has in the same shape."""
+    made, wanted = np.empty(0, np.int64), []
+    for own, (rows, codes) in zip(shapes, rows_and_codes, strict=True):
+        cells = rows << 32 | np.array([height << 16 | width for height, width in own], np.int64)[codes]
+        new = ~np.isin(cells, made)
+        made = np.concatenate([made, cells])
+        wanted.append((rows[new], codes[new]))
+    return tuple(zip(*wanted, strict=True))
+
+
 def list_rows(selection: Selection) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each part the selected rows, by their numbers in it, int64, and the codes of their shapes, uint8."""
-    codes = selection.buckets.codes if selection.buckets else np.zeros(len(selection), np.uint8)
-    bounds = selection.part_bounds.tolist()
-    return [
-        (np.array([selection[place] - int(start) for place in range(first, end)], np.int64), codes[first:end])
-        for start, first, end in zip(selection.starts, bounds, bounds[1:], strict=False)
-    ]
-
-
-def unfinished_path(target: Path) -> Path:
-    """Where a file of latents is made before it gets its name."""
-    return target.with_name(f".{target.name}.unfinished")
+    """Of each part the selected rows and the codes of their shapes (`Selection.rows_of`)."""
+    return [selection.rows_of(part) for part in range(len(selection.part_bounds) - 1)]
 
 
 @dataclass(frozen=True)
@@ -150,18 +168,19 @@ def project(plans: Iterable[tuple[list, float]]) -> list[Projection]:
     are there are taken for finished. Raises DiskFullError where the others do not fit where they should go."""
     needed, folders, found = defaultdict(int), {}, []
     for tasks, measured in plans:
-        finished, cells, total = 0, [0] * len(tasks[0].paths), 0
+        files, finished, cells, total = 0, 0, [0] * len(tasks[0].paths), 0
         for task in tasks:
             for number, (target, (count, size)) in enumerate(zip(task.paths, task.estimate(measured), strict=True)):
-                if target.exists():
-                    finished += 1
+                files += count > 0
+                if target.exists() or not count:
+                    finished += count > 0
                     continue
                 cells[number] += count
                 size, device = max(0, size - _bytes_taken(unfinished_path(target))), target.parent.stat().st_dev
                 folders[device] = target.parent
                 needed[device] += size
                 total += size
-        found.append(Projection(len(tasks) * len(cells), finished, tuple(cells), total))
+        found.append(Projection(files, finished, tuple(cells), total))
     for device, size in needed.items():
         free = count_free_bytes(folders[device])
         if size > free:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...data.cached.file import CachedFile
-from ...data.cached.key import CacheKey
+from ...data.cached.key import CacheKey, unfinished_path
 from ...data.formats.index.lock import build_lock
 from ...data.formats.open import open_part
 from ...data.formats.rows import Rows
 from ...utils.errors import PartError
 from ...utils.files import finish_file
 from ...utils.log import get_logger
-from .latents_plan import unfinished_path
 
 File = TypeVar("File", bound=CachedFile)
 

@@ -1,8 +1,9 @@
 """`ppldm forget`: converted parts without the rows of some URLs, domains, keys or files.
 
 A part is rewritten as a whole and renamed into place, then its index, its record and the manifest are; the other rows
-keep their bytes. What is forgotten is written down first, in OUT/forgotten.json, so that no later `ppldm convert` into
-the folder brings it back. Stopped at any point, the same command goes on.
+keep their bytes. Its cached latents and embeddings follow it (`forget_cached`). What is forgotten is written down
+first, in OUT/forgotten.json, so that no later `ppldm convert` into the folder brings it back. Stopped at any point, the
+same command goes on.
 
 The rows that were there are all reported, whatever the interruptions: OUT/.forget.json, the journal, names them before
 the first part is rewritten and is removed after the report has been given. A command with other entries carries out an
@@ -22,7 +23,7 @@ from ...data.filelist import write_filelist
 from ...data.formats.part import Part, drop_indexes, index_path, write_lines
 from ...utils.checksums import file_sha256
 from ...utils.errors import ConfigError, DataError, OutputError
-from ...utils.files import local_path, lock_folder, read_json, write_json
+from ...utils.files import local_path, lock_folder, read_json, remove_leftovers, write_json
 from ...utils.log import get_logger
 from ...utils.processes.workers import check_workers
 from ...utils.report import print_report
@@ -30,6 +31,7 @@ from ...utils.text import one_line
 from ..block_list import BlockLists
 from ..convert.converted import find_rows, read_manifest
 from ..convert.packed import place_of
+from .forget_cached import ForgetCached, Taken, content_of
 from .forgotten import (
     FORGOTTEN,
     Forgotten,
@@ -52,6 +54,7 @@ def forget(
     entries: str = None,  # text file of JSON lines, {"url": "..."}, {"domain": "..."} or {"key": "..."}, for any text
     block_list: BlockLists = None,  # files of URLs and sha256:HEX, one a line
     runs: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # --output_dir of runs: which checkpoints have seen them
+    latents_dir: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # folders with latents that lie not beside parts
     num_workers: int = 0,  # processes; 0 means one per core
     dry_run: bool = False,  # say which rows are there and change nothing
     json: bool = False,  # print the report as JSON
@@ -59,12 +62,13 @@ def forget(
     """Take the rows of URLs, domains, keys or pictures' files out of converted parts, for good.
 
     Prints which of the entries were there, and in which rows; and of runs, which checkpoints have never seen these rows
-    and from which one to train again. The pictures that the parts were made from, and copies of
-    the parts elsewhere, are not touched.
+    and from which one to train again. Cached latents and embeddings are rewritten without them. The pictures that the
+    parts were made from, and copies of the parts elsewhere, are not touched.
     """
     wanted = read_entries(url, domain, key, entries, block_list)
     tell = partial(print_report, describe=describe, as_json=json)
-    forget_rows(local_path(data), wanted, check_workers(num_workers), dry_run, tell, runs or ())
+    folders = [local_path(folder) for folder in latents_dir or ()]
+    forget_rows(local_path(data), wanted, check_workers(num_workers), dry_run, tell, runs or (), folders)
 
 
 def forget_rows(
@@ -74,43 +78,53 @@ def forget_rows(
     dry_run: bool = False,
     tell: Callable[[dict], None] = lambda report: None,
     runs: Sequence[str] = (),
+    latents_dirs: Sequence[Path] = (),
 ) -> dict:
     """Take rows out and return {rows_found, removed, entries: {entry: rows}, not_found: [entry], rows: [{part, row,
-    key, url, entries}], runs: [`Past.start_again`]}, which `tell` is given before the journal of it goes.
+    key, url, entries}], runs: [`Past.start_again`], cached: {file: what became of it}, cached_unknown: [file]}, which
+    `tell` is given before the journal of it goes.
 
     Row numbers are those before. Raises ConfigError, DataError, OutputError, and CheckpointError, with nothing changed,
     for a run of which it cannot be told what it has seen.
     """
     manifest = read_manifest(data)
+    cached = ForgetCached(data, latents_dirs, dry_run)
     if dry_run:
-        rows = _list_rows(_find(data, manifest, wanted, num_workers))
-        report = _make_report(wanted, rows, look_up(data, rows, runs), removed=False)
-        tell(report)
+        found = _find(data, manifest, wanted, num_workers)
+        cached.sweep(manifest, _list_taken(data, found), _name_pictures(wanted, found))
+        report = _make_report(wanted, rows := _list_rows(found), look_up(data, rows, runs), removed=False)
+        tell(report := report | cached.report())
         return report
     with closing(lock_folder(data)):
         manifest = read_manifest(data)  # again: another process may have held the folder
-        earlier, earlier_rows, seen = _read_journal(data)
+        earlier, earlier_rows, seen, taken = _read_journal(data)
         if runs and earlier.entries and not _is_repeated(wanted, runs, earlier, seen):
             raise ConfigError(
                 f"an interrupted `ppldm forget` has changed {data}, so that what --runs have seen is not known any "
                 "more; give that command again as it was, or omit --runs"
             )
         wanted |= earlier
+        for path, before in taken.items():
+            cached.follow(path, *before)
         found = _find(data, manifest, wanted, num_workers)
         refuse_ambiguous_keys(manifest, wanted, found)
         seen = seen or look_up(data, _list_rows(found), runs)
-        write_forgotten(data, read_forgotten(data) | wanted)
         rows = _merge_rows(earlier_rows, _list_rows(found))
-        _write_journal(data, wanted, rows, seen)
+        _write_journal(data, wanted, rows, seen, taken := _list_taken(data, found))
+        write_forgotten(data, read_forgotten(data) | wanted)
+        _drop_leftovers(data)
+        cached.sweep(manifest, taken, _name_pictures(wanted, found))
         for path in [part["path"] for part in manifest["parts"]]:
             _update_part(data, manifest, path, set(found.get(path, ())))
+            if path in taken:
+                cached.follow(path, *taken[path])
         if manifest["parts"]:
             _update_filelists(data, manifest)
-        report = _make_report(wanted, rows, seen, removed=True)
+        report = _make_report(wanted, rows, seen, removed=True) | cached.report()
         tell(report)
+        (data / _JOURNAL).unlink()
         if not manifest["parts"]:
             raise DataError(f"no row of {data} is left; delete the folder")
-        (data / _JOURNAL).unlink()
     return report
 
 
@@ -122,6 +136,13 @@ def describe(report: dict) -> str:
     lines += [f"  {one_line(entry)}: not there" for entry in report["not_found"][:_SHOWN]]
     if (more := len(report["not_found"]) - _SHOWN) > 0:
         lines.append(f"  and {more:,} more that are not there; --json names them")
+    to_be = "" if report["removed"] else "to be "
+    counts = sorted(Counter(report["cached"].values()).items())
+    lines += [f"  files of cached latents and embeddings {to_be}{done}: {count}" for done, count in counts]
+    lines += [
+        f"  {file} has embeddings of other captions under the name of a part; delete it if they are not of other data"
+        for file in report["cached_unknown"]
+    ]
     if report["runs"]:
         from ...training.past import describe_past
 
@@ -172,6 +193,25 @@ def refuse_ambiguous_keys(manifest: dict, wanted: Forgotten, found: dict[str, di
             )
 
 
+def _list_taken(data: Path, found: dict[str, dict]) -> Taken:
+    return {path: (content_of(data / path), sorted(rows)) for path, rows in found.items()}
+
+
+def _name_pictures(wanted: Forgotten, found: dict[str, dict]) -> Forgotten:
+    """The rows that are taken out, wherever they are: keys begin anew in other data, and pictures do not."""
+    digests = {meta.get("sha256") for rows in found.values() for _, meta in rows.values()} - {None}
+    return Forgotten(wanted.urls, wanted.domains, hashes=wanted.hashes | digests)
+
+
+def _drop_leftovers(data: Path) -> None:
+    """Remove what killed commands left half written, and what `ppldm recaption`, which is done, kept of rows."""
+    for folder in (data, data / "parts", data / ".convert"):
+        remove_leftovers(folder)
+    for path in (data / ".recaption").glob("*"):
+        if path.name != "plan.json":
+            path.unlink()
+
+
 def _list_rows(found: dict[str, dict]) -> list[dict]:
     return [
         {"part": path, "row": row, "key": meta.get("key"), "url": meta.get("url"), "entries": entries}
@@ -198,27 +238,28 @@ def _make_report(wanted: Forgotten, rows: list[dict], seen: list[dict], removed:
     }
 
 
-def _read_journal(data: Path) -> tuple[Forgotten, list[dict], list[dict]]:
-    """The entries of an interrupted run, the rows that it had found and what `look_up` gave. Raises
-    OutputError where it is damaged."""
+def _read_journal(data: Path) -> tuple[Forgotten, list[dict], list[dict], Taken]:
+    """The entries of an interrupted run, the rows that it had found, what `look_up` gave, and of each part what it was
+    and which rows it loses. Raises OutputError where it is damaged."""
     path = data / _JOURNAL
     try:
         journal = loads(path.read_text(encoding="utf-8"))
         entries, rows = parse_forgotten(journal["entries"]), list(journal["rows"])
         seen = list(journal.get("runs", ()))
+        taken = {path: ((size, crc32), rows) for path, ((size, crc32), rows) in journal.get("taken", {}).items()}
     except FileNotFoundError:
-        return Forgotten(), [], []
-    except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        return Forgotten(), [], [], {}
+    except (JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
         raise OutputError(
             f"{path} is damaged ({error}), the journal of an interrupted `ppldm forget`; delete it, and the rows that "
             "were taken out before will not be reported"
         ) from error
     get_logger().info("an interrupted `ppldm forget` of %d entries is finished and reported too", len(entries.entries))
-    return entries, rows, seen
+    return entries, rows, seen, taken
 
 
-def _write_journal(data: Path, wanted: Forgotten, rows: list[dict], seen: list[dict]) -> None:
-    write_json(data / _JOURNAL, {"entries": list_forgotten(wanted), "rows": rows, "runs": seen})
+def _write_journal(data: Path, wanted: Forgotten, rows: list[dict], seen: list[dict], taken: Taken) -> None:
+    write_json(data / _JOURNAL, {"entries": list_forgotten(wanted), "rows": rows, "runs": seen, "taken": taken})
 
 
 def _update_part(data: Path, manifest: dict, path: str, rows: set[int]) -> None:

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from ipaddress import IPv6Address
 from json import JSONDecodeError, loads
 from pathlib import Path
@@ -16,15 +17,16 @@ from ..convert.packed import place_of
 # The reason under which such rows are counted.
 FORGOTTEN = "forgotten"
 _KINDS = ("url", "domain", "key")
+_DIGEST = "sha256:"
 # What no name of a host has, and URLs and patterns do.
 _NO_DOMAIN = re.compile(r"[\s/:@?#*\\]|^$")
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """`domains` cover their subdomains, and are in lower case. Keys repeat from part to part of a download: in `keys`,
-    `part_1/000010002` is the one of that folder, `000010002` all. `hashes`: SHA-256 of pictures, as their metadata have
-    it."""
+    """`urls`: as they are, or as `_digest_of` has them. `domains` cover their subdomains, and are in lower case. Keys
+    repeat from part to part of a download: in `keys`, `part_1/000010002` is the one of that folder, `000010002` all.
+    `hashes`: SHA-256 of pictures, as their metadata have it."""
 
     urls: frozenset[str] = field(default_factory=frozenset)
     domains: frozenset[str] = field(default_factory=frozenset)
@@ -34,7 +36,8 @@ class Forgotten:
     def covers(self, meta: dict, source: str) -> list[str]:
         """Which entries a row of this metadata is named by. `source`: what it was made from, such as part_1/00000."""
         url, key = meta.get("url"), meta.get("key")
-        found = [url] if isinstance(url, str) and url in self.urls else []
+        is_url = self.urls and isinstance(url, str)
+        found = [url] if is_url and (url in self.urls or _digest_of(url) in self.urls) else []
         if self.domains and isinstance(url, str):
             labels = host_of(url).split(".")
             parents = {".".join(labels[start:]) for start in range(len(labels))}
@@ -125,8 +128,13 @@ def read_forgotten(out: Path) -> Forgotten:
 
 
 def write_forgotten(out: Path, forgotten: Forgotten) -> None:
-    """The other direction."""
-    write_json(out / "forgotten.json", list_forgotten(forgotten))
+    """The other direction. A URL is there as its digest: the list need not say what it keeps out."""
+    urls = frozenset(url if url.startswith(_DIGEST) else _digest_of(url) for url in forgotten.urls)
+    write_json(out / "forgotten.json", list_forgotten(replace(forgotten, urls=urls)))
+
+
+def _digest_of(url: str) -> str:
+    return _DIGEST + sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def list_forgotten(forgotten: Forgotten) -> dict[str, list[str]]:

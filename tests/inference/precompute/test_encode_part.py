@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ppldm.data.cached.key import unfinished_path
 from ppldm.data.cached.latents import Latents
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
@@ -19,7 +20,7 @@ from ppldm.data.shapes import NO_SHAPE, ShapeRule
 from ppldm.inference.precompute import latents_plan
 from ppldm.inference.precompute.command import settle
 from ppldm.inference.precompute.encode_part import Account, encode_part
-from ppldm.inference.precompute.latents_plan import choose_rows, list_tasks, project, unfinished_path
+from ppldm.inference.precompute.latents_plan import choose_rows, list_tasks, project
 from ppldm.utils.errors import ConfigError, DiskFullError
 
 ROWS, BAD = 13, 4

@@ -46,7 +46,7 @@ def contents(folder) -> dict[str, bytes]:
         (["--resolutions", "16", "20"], "pictures of 20 x 20 cannot be encoded"),
         (["--engine", "tensorrt"], "invalid choice: 'tensorrt'"),
         (["--engine", "openvino-bfloat16"], "--engine openvino-bfloat16 would change the latents"),
-        (["--bucket-group-size", "0"], "--bucket-group-size must be 1 or more"),
+        (["--bucket-group-size", "-1"], "--bucket-group-size no less than 0"),
         (["--buckets", "wide"], "--buckets wide is neither off, ratios, steps nor"),
         (["--crop-fraction", "2"], "crop_fraction is 2"),
     ],
