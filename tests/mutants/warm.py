@@ -1,25 +1,29 @@
 """Test runs that need not load the heavy packages each time: a process that has them forks one for every run.
 
     python warm.py        reads lines of JSON, {"tree": folder, "arguments": of pytest, "limit_s": seconds}, and writes
-                          for each of them the exit status of pytest, or -1 where the limit passed
+                          for each of them the exit status of pytest, or -1 where the limit passed, and the seconds
+                          of CPU. With "watched", lines of files, and "target", a file, it notes there what each test
+                          reaches (reach.py)
 
 Nothing of ppldm is kept: a run imports all of it from its own tree. Packages are loaded as tests/conftest.py does it,
 after the CPU is prepared, so that a run computes the bits of any other run.
 """
 
+import gc
 import importlib
 import json
 import os
 import signal
 import sys
-import time
+from pathlib import Path
+
+from reach import Reach
 
 HEAVY = [
     *("paddle", "paddlenlp.trainer", "ppdiffusers", "scipy.stats", "pandas", "pyarrow.parquet", "duckdb"),
     *("matplotlib.pyplot", "numba", "hypothesis", "flask", "PIL.Image", "datasets", "tokenizers", "safetensors.numpy"),
     *("omegaconf", "pytest"),
 ]
-POLL_S = 0.02
 
 
 def load_heavy() -> None:
@@ -33,7 +37,7 @@ def load_heavy() -> None:
         del sys.modules[name]
 
 
-def run(tree: str, arguments: list[str], limit_s: float) -> int:
+def run(tree: str, arguments: list[str], limit_s: float, watched=None, target="") -> tuple[int, float]:
     """The exit status of pytest in a process group of its own; -1 where it was ended after `limit_s`."""
     child = os.fork()
     if not child:
@@ -44,24 +48,28 @@ def run(tree: str, arguments: list[str], limit_s: float) -> int:
         os.chdir(tree)
         os.environ["PYTHONPATH"] = tree
         sys.path.insert(0, tree)
-        sys.dont_write_bytecode = True
         status = 3
         try:
             import pytest
 
-            status = int(pytest.main(arguments))
+            plugins = []
+            if watched is not None:
+                plugins.append(Reach(watched, Path(target)))
+                plugins[0].start()
+            status = int(pytest.main(arguments, plugins))
         finally:
             os._exit(status)
-    last = time.monotonic() + limit_s
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > last:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return -1
-        time.sleep(POLL_S)
+    late = []
+
+    def end(*_):
+        late.append(True)
+        os.killpg(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    _, status, used = os.wait4(child, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return -1 if late else os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -70,8 +78,9 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     load_heavy()
+    gc.freeze()  # so that no child copies what it never uses
     for line in sys.stdin:
-        answers.write(f"{run(**json.loads(line))}\n")
+        answers.write("{} {:.2f}\n".format(*run(**json.loads(line))))
         answers.flush()
 
 
