@@ -237,7 +237,7 @@ def _without_tables(arrays: dict) -> dict:
     return {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
 
 
-def _read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple) -> Weights:
+def _read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | None, str | None, bool]) -> Weights:
     """asked: what is `given`, `assumed` and `zero_snr` of `single_file.read_schedule`."""
     if path.suffix not in _TORCH_SUFFIXES:
         raise ModelError(f"{path} is not a model: give a pipeline folder, a checkpoint folder, or a single file")

@@ -177,7 +177,7 @@ def _widen_e5m2(bits: np.ndarray) -> np.ndarray:
 
 
 _OF_NUMPY = ("BOOL", "U8", "I8", "I16", "U16", "F16", "I32", "U32", "F32", "I64", "U64", "F64")
-_WIDENED = {
+_WIDENED: dict[str, tuple] = {
     "BF16": ("<u2", widen_bfloat16),
     "F8_E4M3": (np.uint8, _widen_e4m3),
     "F8_E5M2": (np.uint8, _widen_e5m2),
