@@ -112,12 +112,12 @@ def _below(folders: list[Path], named: frozenset[str]) -> list[Path]:
     found = []
     for folder in folders:
         try:
-            found += picture_folders(folder, named) if folder.is_dir() else []
+            own = picture_folders(folder, named) if folder.is_dir() else []
+            is_empty = not own and not (folder.is_dir() and picture_folders(folder))
         except OSError as error:
             raise FilelistError(f"cannot read the folder {error.filename}: {error.strerror}; check it") from error
-        if not found or not found[-1].is_relative_to(folder):
-            found.append(folder)  # which has none, and says so where it is opened
-    return found
+        found += [folder] if is_empty else own  # one without pictures says so where it is opened
+    return found or folders
 
 
 def read_filelist(path) -> list[Path]:

@@ -51,7 +51,7 @@ MISSING, PRESENT, _FIRST_REASON = 0, 1, 2
 REASONS = (
     "other", "not_finite", "too_small", "image", "gzip", "base64", "columns", "encoding", "caption", "meta",
     "unreadable", "empty_caption", "no_caption", "no_image", "two_images", "file_name", "tar", "class", "metadata",
-    "damaged", "latents", "control", "no_control",
+    "damaged", "latents", "control", "no_control", "format", "outside",
 )  # fmt: skip
 
 _MAGIC, _VERSION = b"PPLDMLAT", 1

@@ -14,7 +14,7 @@ from ppldm.data.formats.open import open_part
 from ppldm.evaluation.pictures import open_pictures
 from ppldm.prepare.convert.source import find_units
 from ppldm.training.commands.finetune import read_pictures
-from ppldm.utils.errors import FilelistError
+from ppldm.utils.errors import FilelistError, PartError
 
 
 def picture(seed: int) -> bytes:
@@ -92,6 +92,21 @@ def test_folders_that_have_their_own_line_are_read_by_it_alone(tmp_path):
         assert sorted(rows_of_list(tmp_path / "all.list")) == ["a", "a/b", "a/b/c", "a/d"]
         own = {source.path.stem: [part.name for part in source.parts] for source in read_sources(tmp_path / "all.list")}
         assert len(lines) == 1 or sorted(map(sorted, own.values())) == [["a", "d"], ["b", "c"]]
+
+
+def test_a_line_all_of_whose_folders_have_lines_of_their_own_adds_nothing(tmp_path):
+    for name in ("a/b", "a/c", "empty"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("a/b", "a/c"):
+        (tmp_path / name / "x.png").write_bytes(picture(1))
+        (tmp_path / name / "x.txt").write_text(name)
+    (tmp_path / "all.list").write_text("1.filelist format=folder\n")
+    for lines in ("a\na/b\na/c\n", "a/c\na/b\na\n"):
+        (tmp_path / "1.filelist").write_text(lines)
+        assert sorted(rows_of_list(tmp_path / "all.list")) == ["a/b", "a/c"]
+    (tmp_path / "1.filelist").write_text("a\nempty\n")
+    with pytest.raises(PartError, match="no images .* in the folder .*empty or below it"):
+        rows_of_list(tmp_path / "all.list")
 
 
 def test_links_to_folders_are_not_followed_and_the_log_says_so(tmp_path, caplog):
