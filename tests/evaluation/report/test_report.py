@@ -209,7 +209,8 @@ def test_a_browser_shows_all_of_it_and_asks_nobody(runs, results, tmp_path, widt
         assert shown.run("return performance.getEntriesByType('resource').length") == 0
         assert shown.run("return [...document.images].every(one => one.complete && one.naturalWidth > 0)")
         cells = "[...document.querySelectorAll('table:not(.numbers) :is(th, td)')]"
-        assert not shown.run(f"return {cells}.map(one => one.getBoundingClientRect()).filter(one => one.right > {width} || one.width < 60)")
+        places = f"{cells}.map(one => one.getBoundingClientRect())"
+        assert not shown.run(f"return {places}.filter(one => one.right > {width} || one.width < 60)")
         assert not shown.run(OVERFLOWS)
         sizes = shown.run("return [...document.querySelectorAll('svg')].map(one => one.getBoundingClientRect().width)")
         assert len(sizes) == 5 and min(sizes) > 300
