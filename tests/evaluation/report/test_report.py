@@ -197,14 +197,20 @@ def test_what_cannot_be_reported(runs, results, tmp_path):
 @pytest.mark.needs("browser")
 @pytest.mark.parametrize("width", [1280, 375])
 def test_a_browser_shows_all_of_it_and_asks_nobody(runs, results, tmp_path, width):
+    for number, run in enumerate(runs):
+        settings = {"gradient_checkpointing_of_the_text_encoder": bool(number), "file_list": "/data/" * 20}
+        write_json(
+            page.Path(run, "run.json"), {"family": "ldm", "data": settings, f"other_{number}": {"depth": number}}
+        )
     report(runs, results, str(tmp_path / "report.html"))
     with browser(width, 900, tmp_path / "profile") as shown:
         shown.open((tmp_path / "report.html").as_uri())
         assert shown.run("return document.documentElement.scrollWidth") == width
         assert shown.run("return performance.getEntriesByType('resource').length") == 0
         assert shown.run("return [...document.images].every(one => one.complete && one.naturalWidth > 0)")
-        hidden = "return [...document.querySelectorAll('.facts th, .facts td')].map(one => one.getBoundingClientRect())"
-        assert not shown.run(f"{hidden}.filter(one => one.right > {width} || one.width < 60)")
+        cells = "[...document.querySelectorAll('table:not(.numbers) :is(th, td)')]"
+        places = f"{cells}.map(one => one.getBoundingClientRect())"
+        assert not shown.run(f"return {places}.filter(one => one.right > {width} || one.width < 60)")
         assert not shown.run(OVERFLOWS)
         sizes = shown.run("return [...document.querySelectorAll('svg')].map(one => one.getBoundingClientRect().width)")
         assert len(sizes) == 5 and min(sizes) > 300
