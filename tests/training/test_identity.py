@@ -13,13 +13,16 @@ from ppldm.training import identity
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.rows import count_steps
 
-CONTEXTS = ["", "--lr_scheduler cosine --max_steps -1", "--use_ema", "--buckets ratios --latents cached --num_crops 2",
-            "--bf16 --text_embeddings cached --freeze_text_encoder --captions caption:1", "--buckets steps"]  # fmt: skip
+CONTEXTS = ["", "--lr_scheduler cosine --max_steps -1", "--use_ema",
+            "--buckets ratios --latents cached --num_crops 2",
+            "--bf16 --text_embeddings cached --freeze_text_encoder --captions caption:1",
+            "--buckets steps"]  # fmt: skip
 OTHER = {
     "buckets": ["steps"], "bucket_ratios": [["1/1", "1/2"]], "bucket_step": [16], "where": ["width>9"],
     "global_batch_size": [36], "max_samples": [120], "captions": [{"caption": 1.0, "x": 2.0}], "layout": ["laion"],
     "bucket_min_side": [200], "bucket_max_side": [300], "max_aspect_ratio": [1.5], "ema_posthoc": [[0.05, 0.1]],
-    "ema_start_iters": [7], "ema_iters": [7], "ema_beta": [0.5], "snr_gamma": [5.0], "max_steps": [77], "bucket_group_size": [3],
+    "ema_start_iters": [7], "ema_iters": [7], "ema_beta": [0.5], "snr_gamma": [5.0], "max_steps": [77],
+    "bucket_group_size": [3],
 }  # fmt: skip
 
 
