@@ -6,7 +6,7 @@ from functools import partial
 from ..utils.errors import ConfigError
 from .option import Bounds, Needs, option, options, table_text
 
-_data = partial(option, section="data")
+_data = partial(option, section="data", part_of=True)
 _SHARE = Bounds(least=0, most=1)
 _with_tags = Needs(
     "--shuffle_tags or --tag_drop_probability", lambda given: given.shuffle_tags or given.tag_drop_probability

@@ -29,14 +29,18 @@ class RowOptions:
         "./data/filelist/train.filelist.list",
         "A list of filelists (one a line, optionally with a weight), or one filelist of parts.",
         kind="file",
+        part_of="data",
     )
     layout: str = _data(
-        "default", "Column order of the parts of lists that do not name one themselves (docs/data_format.md)."
+        "default",
+        "Column order of the parts of lists that do not name one themselves (docs/data_format.md).",
+        part_of="data",
     )
     where: str | None = _data(
         None,
         'Train on the rows for which this holds, as in "width>=512 and aesthetic>=5"; @FILE reads it from a file '
         "(docs/data_format.md).",
+        part_of=True,
     )
     resolution: int = _data(
         256,
@@ -49,11 +53,13 @@ class RowOptions:
         "off",
         "Train on pictures of several shapes, each in that which cuts least of it away: ratios makes the shapes from "
         "--bucket_ratios, steps from --bucket_step; or a list of width x height, as 256x256,320x192 (docs/shapes.md).",
+        part_of=True,
     )
     bucket_ratios: list[str] = _data(
         _RATIOS,
         "With --buckets ratios: width by height of the shapes; each stands for its reciprocal too.",
         needs=Needs("--buckets ratios", lambda given: given.buckets == "ratios"),
+        part_of="buckets",
     )
     bucket_step: int | None = _data(
         None,
@@ -62,6 +68,7 @@ class RowOptions:
         unit="pixels",
         also=("bucket_reso_steps",),
         needs=_MADE_BUCKETS,
+        part_of="buckets",
     )
     bucket_min_side: int | None = _bucket(
         None,
@@ -69,6 +76,7 @@ class RowOptions:
         bounds=Bounds(above=0),
         unit="pixels",
         also=("min_bucket_reso",),
+        part_of="buckets",
     )
     bucket_max_side: int | None = _bucket(
         None,
@@ -76,9 +84,13 @@ class RowOptions:
         bounds=Bounds(above=0),
         unit="pixels",
         also=("max_bucket_reso",),
+        part_of="buckets",
     )
     max_aspect_ratio: float | None = _bucket(
-        None, "Leave out shapes whose long side is over this many short ones.", bounds=Bounds(least=1)
+        None,
+        "Leave out shapes whose long side is over this many short ones.",
+        bounds=Bounds(least=1),
+        part_of="buckets",
     )
     bucket_upscale: bool = _bucket(
         False,
@@ -92,6 +104,7 @@ class RowOptions:
         "--per_device_train_batch_size).",
         bounds=Bounds(above=0),
         unit="rows",
+        part_of=True,
     )
     num_records: int = _data(
         10000000, "Accepted for older command lines and not used: the number of rows is read from the index."
@@ -130,20 +143,25 @@ class RowOptions:
         "Train on cached latents in place of pictures: cached, those of `ppldm precompute`; ondemand, computed and "
         "kept as rows are met. A filelist of its own may say otherwise: latents=off (docs/latents.md).",
         choices=LATENTS,
+        part_of=True,
     )
     latents_dir: str | None = _data(None, "Where cached latents lie (default: each file beside its part).", kind="path")
-    latents_dtype: str = _data("float16", "How latents are kept in their cache.", choices=LATENTS_DTYPES)
+    latents_dtype: str = _data(
+        "float16", "How latents are kept in their cache.", choices=LATENTS_DTYPES, part_of="latents"
+    )
     text_embeddings: str = _data(
         "off",
         "Train on embeddings of captions that `ppldm precompute --text_encoder` made; for a text encoder that is not "
         "trained (docs/latents.md). They lie where latents do.",
         choices=("off", "cached"),
+        part_of=True,
     )
     text_embeddings_dtype: str = _data(
         "float16",
         "How text embeddings are kept in their cache.",
         choices=LATENTS_DTYPES,
         needs=Needs("--text_embeddings cached", lambda given: given.text_embeddings != "off"),
+        part_of="text_embeddings",
     )
     max_skipped: int = _data(
         100,

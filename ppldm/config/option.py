@@ -82,6 +82,7 @@ class Option:
     opposite: tuple[str, ...] = ()  # published flags that are true where a switch is false
     scripts: tuple[str, ...] = SCRIPTS  # those that implement it
     identity: bool = False  # whether what a step makes of its samples depends on it
+    part_of: bool | str = False  # the entry of a run's identity made from it, where `identity` is false; True: its own
     section: str = "run"  # the section that it stands under in YAML
     kind: str = (
         ""  # of text: path; file, network, model, tokenizer or device, which are looked at before anything is loaded
@@ -119,6 +120,7 @@ def option(
     loop_default=REQUIRED,
     scripts: tuple[str, ...] = SCRIPTS,
     identity: bool = False,
+    part_of: bool | str = False,
     section: str = "run",
     kind: str = "",
 ):
@@ -135,6 +137,7 @@ def option(
         opposite=opposite,
         scripts=scripts,
         identity=identity,
+        part_of=part_of,
         section=section,
         kind=kind,
     )

@@ -28,14 +28,14 @@ _ABOVE_0, _NOT_NEGATIVE, _SHARE = Bounds(above=0), Bounds(least=0), Bounds(least
 _run = option
 _optimizer = partial(option, section="optimizer", identity=True)
 _compute = partial(option, section="compute")
+_half = partial(_compute, part_of="precision")
+_batch = partial(option, part_of="global_batch_size")
+_length = partial(option, part_of="max_steps")
 _logging = partial(option, section="logging")
 _validation = partial(option, section="validation")
 
 _MIXED = Needs("--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
 _POLYNOMIAL = Needs("--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
-_BUDGETS = Needs(
-    "--max_steps or --max_samples", lambda given: given.max_steps <= 0 and given.max_samples is None, beside=True
-)
 _PICTURES = Needs("--image_logging_steps above 0", lambda given: getattr(given, "image_logging_steps", 1) > 0)
 
 
@@ -71,8 +71,9 @@ class TrainingOptions:
         "Decides initial weights, order, crops, timesteps and noise: the same seed, the same run.",
         bounds=Bounds(least=0, most=MAX_SEED),
         loop_default=23,
+        part_of=True,
     )
-    per_device_train_batch_size: int = _run(
+    per_device_train_batch_size: int = _batch(
         8,
         "Samples that a device takes at a time.",
         bounds=_ABOVE_0,
@@ -80,7 +81,7 @@ class TrainingOptions:
         also=("train_batch_size",),
         loop_default=6,
     )
-    gradient_accumulation_steps: int = _run(
+    gradient_accumulation_steps: int = _batch(
         1,
         "Batches a device takes for one update, whose gradients are averaged.",
         bounds=_ABOVE_0,
@@ -88,33 +89,33 @@ class TrainingOptions:
         loop_default=10,
         needs=Needs("--global_batch_size", lambda given: given.global_batch_size is None, beside=True),
     )
-    global_batch_size: int | None = _run(
+    global_batch_size: int | None = _batch(
         None,
         "Samples of an update over all devices, from which --gradient_accumulation_steps is worked out.",
         bounds=_ABOVE_0,
         unit="samples",
     )
-    max_steps: int = _run(
+    max_steps: int = _length(
         -1,
         "Optimizer updates, exactly so many; 0 or less: --num_train_epochs says.",
         bounds=Bounds(most=_MOST),
         unit="updates",
         also=("max_train_steps",),
     )
-    max_samples: int | None = _run(
+    max_samples: int | None = _length(
         None,
         "Budget in samples in place of --max_steps, rounded up to whole updates.",
         bounds=Bounds(above=0, most=_MOST),
         unit="samples",
         also=("num_examples_to_see",),
     )
-    num_train_epochs: float = _run(
+    num_train_epochs: float = _length(
         1.0,
         "Passes over the rows, where neither --max_steps nor --max_samples is given.",
         bounds=Bounds(above=0, most=10**9),
         unit="epochs",
         loop_default=100.0,
-        needs=_BUDGETS,
+        needs=Needs("--max_steps or --max_samples", lambda one: one.max_steps <= 0 and one.max_samples is None, True),
     )
     max_skipped_updates: int = _run(
         3,
@@ -207,9 +208,9 @@ class TrainingOptions:
         loop_default=6,
     )
     recompute: bool = _compute(False, "Keep fewer activations; compute them again going back: less memory, more time.")
-    bf16: bool = _compute(False, "Compute in bfloat16 what gains from it, where the device can (GPUs from Ampere on).")
-    fp16: bool = _compute(False, "The same in float16, with the loss scaled.")
-    fp16_opt_level: str = _compute(
+    bf16: bool = _half(False, "Compute in bfloat16 what gains from it, where the device can (GPUs from Ampere on).")
+    fp16: bool = _half(False, "The same in float16, with the loss scaled.")
+    fp16_opt_level: str = _half(
         "O1",
         "With --bf16 or --fp16: O1 keeps float32 weights, O2 half-precision ones and float32 masters.",
         choices=("O1", "O2"),

@@ -9,12 +9,14 @@ _UNKNOWN = "[UNK]"
 @dataclass
 class Coverage:
     """Counts over captions. `lengths`: captions by their number of tokens, special tokens included, before cutting.
-    `unknown`: words without a token, by how often they come. Two of them add up."""
+    `unknown`: words without a token, by how often they come. `empty`: captions of nothing but spaces. Two of them add
+    up."""
 
     captions: int = 0
     words: int = 0
     unknown: Counter = field(default_factory=Counter)
     lengths: Counter = field(default_factory=Counter)
+    empty: int = 0
 
     def __add__(self, other: "Coverage") -> "Coverage":
         return Coverage(
@@ -22,6 +24,7 @@ class Coverage:
             self.words + other.words,
             self.unknown + other.unknown,
             self.lengths + other.lengths,
+            self.empty + other.empty,
         )
 
     @property
@@ -47,6 +50,8 @@ class Coverage:
         words = f"{self.unknown_share:.1%} of their words are unknown"
         if self.unknown:
             words += f" ({', '.join(word for word, _ in self.unknown.most_common(5))})"
+        if self.empty:
+            words = f"{self.empty / self.captions:.1%} are empty, {words}"
         return f"{words}, {self.cut_share(max_length):.1%} are cut at {max_length} tokens (the median has " + (
             f"{self.length_at(0.5)}, the longest {self.length_at(1)})"
         )
@@ -64,7 +69,7 @@ class CoverageMeter:
 
     def measure(self, captions: list[str]) -> Coverage:
         """Counts over these captions."""
-        found = Coverage(captions=len(captions))
+        found = Coverage(captions=len(captions), empty=sum(not caption.strip() for caption in captions))
         for caption, encoding in zip(captions, self._whole.encode_batch(captions), strict=True):
             found.lengths[len(encoding.ids)] += 1
             found.words += len({word for word in encoding.word_ids if word is not None})

@@ -16,7 +16,9 @@ _POSTHOC = Needs("--ema_posthoc", lambda given: given.ema_posthoc is not None)
 class AverageSettings:
     """A base of the settings of families whose weights may be averaged."""
 
-    use_ema: bool = _optimizer(False, "Keep an exponential moving average of the weights; pictures are drawn with it.")
+    use_ema: bool = _optimizer(
+        False, "Keep an exponential moving average of the weights; pictures are drawn with it.", part_of="ema"
+    )
     ema_decay: float = _optimizer(
         0.9999,
         "Decay of the average; reached gradually.",
@@ -25,18 +27,26 @@ class AverageSettings:
             "--use_ema without --ema_start_iters, --ema_iters and --ema_beta, which have a decay of their own",
             lambda given: given.use_ema and given.ema_start_iters is given.ema_iters is given.ema_beta is None,
         ),
+        part_of="ema",
     )
     ema_start_iters: int | None = _optimizer(
-        None, "With one of the ema_ flags below: copy the weights up to this update (default: 5000).", unit="updates"
+        None,
+        "With one of the ema_ flags below: copy the weights up to this update (default: 5000).",
+        unit="updates",
+        part_of="ema",
     )
     ema_iters: int | None = _optimizer(
         None,
         "Average every this many updates, with --ema_beta for a decay (default: 100).",
         bounds=_ABOVE_0,
         unit="updates",
+        part_of="ema",
     )
     ema_beta: float | None = _optimizer(
-        None, "Decay of the average that is taken every --ema_iters updates (default: 0.9).", bounds=_SHARE
+        None,
+        "Decay of the average that is taken every --ema_iters updates (default: 0.9).",
+        bounds=_SHARE,
+        part_of="ema",
     )
     ema_posthoc: list[float] | None = _optimizer(
         None,

@@ -97,7 +97,12 @@ def _text(stated: Option) -> str:
         text += f" Needs {stated.needs.words}."
     if len(stated.scripts) == 1:
         text += f" {'Loop' if stated.scripts == ('loop',) else 'Trainer'} only."
-    return text + (" *part of the run*" if stated.identity else "")
+    entry = stated.name if stated.identity or stated.part_of is True else stated.part_of
+    named = f", as `{entry}`" if entry and entry != stated.name else ""
+    by_content = (
+        "" if entry or stated.kind not in ("network", "model", "tokenizer") else " *part of the run, by content*"
+    )
+    return text + (f" *part of the run{named}*" if entry else by_content)
 
 
 if __name__ == "__main__":

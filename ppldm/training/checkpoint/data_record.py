@@ -9,21 +9,17 @@ from ...utils.log import get_logger
 DATA_FILE = "data.json.gz"
 
 
-def compare_data(checkpoint: Path, manifest: dict, data: Fingerprint, accepted: list[str]) -> list[str]:
-    """The settings that may differ: those `accepted`, and with `data` the number of rows, which goes with them.
-
-    Raises CheckpointError that names the part or list where `data` differs, unless `data` is accepted. A checkpoint
-    without a record, as earlier versions wrote it, is taken as it is, with a line in the log.
-    """
+def compare_data(checkpoint: Path, manifest: dict, data: Fingerprint) -> str | None:
+    """The part or list where `data` differs, in words; None where nothing does. A checkpoint without a record, as
+    earlier versions wrote it, is taken as it is, with a line in the log. Raises CheckpointError for a record that
+    cannot be read."""
     recorded = manifest["identity"].get("data")
     if recorded is None:
         get_logger().info("%s does not record its data: that they are the same is not checked", checkpoint)
     elif recorded != data.digest:
-        difference = find_difference(Fingerprint.from_record((checkpoint / DATA_FILE).read_bytes()), data)
-        if "data" not in accepted:
-            raise CheckpointError(
-                f"{checkpoint} was trained on other data: {difference}; resume with the same data, accept them and "
-                "their order with --accept_changes data, or start anew in another --output_dir"
-            )
-        get_logger().warning("the data change at update %d: %s", manifest["global_step"], difference)
-    return [*accepted, "data", "rows"] if "data" in accepted else accepted
+        try:
+            record = (checkpoint / DATA_FILE).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"cannot read {checkpoint / DATA_FILE}: {error.strerror}; restore it") from error
+        return find_difference(Fingerprint.from_record(record), data)
+    return None

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from ...data.fingerprint import Fingerprint
 from ...utils.checksums import checksum_arrays
-from ...utils.errors import CheckpointError, ConfigError
+from ...utils.errors import CheckpointError, ConfigError, PpldmError
 from ...utils.log import get_logger
 from ...weights.folders import CHECKPOINT_WEIGHTS
 from ...weights.formats.files import read_arrays
 from ...weights.model_file import ModelDescription, has_model_file, read_model_file
-from .checkpoint import TrainingState, load_model, read_manifest, versions
+from .checkpoint import TrainingState, load_model, load_optimizer, read_manifest, versions
 from .data_record import compare_data
 
 # Settings that follow from others: where one of those differs too, it is the one to name.
@@ -29,11 +29,10 @@ def restore(
 ) -> tuple[int, dict]:
     """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
 
-    Raises CheckpointError naming the first setting, component, process or tokenizer in which the checkpoint differs
-    from this run, and which is not among those `accepted`, or the part in which its data differ from `data`;
-    ConfigError for one of those accepted that there is not. What an
-    older checkpoint does not record is not compared. A component that is frozen and whose change is accepted keeps the
-    weights that this run has given it.
+    Raises CheckpointError naming all settings, components, process and tokenizer in which the checkpoint differs from
+    this run, and which are not among those `accepted`, and the part in which its data differ from `data`; ConfigError
+    for one of those accepted that there is not. What an older checkpoint does not record is not compared. A component
+    that is frozen and whose change is accepted keeps the weights that this run has given it.
     """
     now = identity | description.settings()
     for name in accepted:
@@ -42,22 +41,20 @@ def restore(
     if checkpoint is None:
         return 0, {}
     manifest = read_manifest(checkpoint)
-    accepted = compare_data(checkpoint, manifest, data, list(accepted))
+    accepted = {*accepted, "rows"} if "data" in accepted else set(accepted)  # their number goes with them
     then = _ONCE | manifest["identity"] | _recorded(checkpoint, description)
-    changed = []
+    other_data = compare_data(checkpoint, manifest, data)
+    changes = {"data": [f"the data: {other_data}"]} if other_data else {}
     for name, value in sorted(now.items(), key=lambda item: item[0] in _FOLLOW):
-        if name == "data" or (difference := differing(name, then.get(name, value), value)) is None:
-            continue  # of data, `compare_data` has said all
-        what, before, after = difference
-        if name not in accepted:
-            raise CheckpointError(
-                f"{checkpoint} was trained with {what} {before}, this run has {after}; resume with the same setting, "
-                f"accept the change with --accept_changes {name}, or start anew in another --output_dir"
-            )
-        changed.append(name)
-        get_logger().warning("%s changes from %s to %s at update %d", what, before, after, manifest["global_step"])
+        if name != "data" and (found := differences(name, then.get(name, value), value)):
+            changes[name] = [f"{what} {before}, this run has {after}" for what, before, after in found]
     frozen = [name for name, component in description.components.items() if not component.trained]
-    load_model(checkpoint, state, kept=tuple(name for name in frozen if name in changed))
+    kept = tuple(name for name in frozen if name in changes)
+    if refused := {name: said for name, said in changes.items() if name not in accepted}:
+        raise CheckpointError(_explain(checkpoint, state, refused, kept))
+    for said in changes.values():
+        get_logger().warning("from update %d on, no longer %s", manifest["global_step"], "; ".join(said))
+    load_model(checkpoint, state, kept)
     get_logger().info("resuming from %s", checkpoint)
     for name, version in versions().items():
         before = manifest.get("versions", {}).get(name, version)
@@ -66,15 +63,32 @@ def restore(
     return manifest["global_step"], manifest["unlogged"]
 
 
-def differing(name: str, then, now) -> tuple | None:
-    """(what, its value then, its value now) of the first difference; None where there is none.
+def differences(name: str, then, now) -> list[tuple]:
+    """(what, its value then, its value now) of each difference.
 
-    Of two dicts, what one of them does not say is not compared, and the entry that differs is named with them.
+    Of two dicts, what one of them does not say is not compared, and the entries that differ are named with them.
     """
     if not isinstance(now, dict) or not isinstance(then, dict):
-        return None if then == now else (name, then, now)
-    return next(
-        ((f"{name}'s {key}", then[key], now[key]) for key in now if key in then and then[key] != now[key]), None
+        return [] if then == now else [(name, then, now)]
+    return [(f"{name}'s {key}", then[key], now[key]) for key in now if key in then and then[key] != now[key]]
+
+
+def _explain(checkpoint: Path, state: TrainingState, refused: dict[str, list[str]], kept: tuple[str, ...]) -> str:
+    """What differs, and what to do: that the changes may be accepted is said only where the checkpoint then fits."""
+    said = [one for name, found in refused.items() if name != "data" for one in found]
+    text = f"{checkpoint} was trained "
+    text += f"on other {refused['data'][0].removeprefix('the ')}; " if "data" in refused else ""
+    text += f"{'and ' if 'data' in refused else ''}with {'; '.join(said)}; " if said else ""
+    try:
+        load_model(checkpoint, state, kept)
+        load_optimizer(checkpoint, state)
+    except PpldmError as error:
+        return f"{text}that cannot be accepted: {error}"
+    same = "data" if not said else "setting" if len(said) == 1 else "settings"
+    what = "them and their order" if not said else "the change" if len(refused) == 1 else "the changes"
+    return (
+        f"{text}resume with the same {same}, accept {what} with --accept_changes {' '.join(refused)}, or start anew in "
+        "another --output_dir"
     )
 
 

@@ -18,7 +18,7 @@ from ...utils.machine.resources import count_usable_cores
 from ...utils.processes.world import World
 from ...utils.store.cache import size_of
 from ...utils.text import count_of
-from ..monitor.captions import MANY_CUT, MANY_UNKNOWN, measure_captions
+from ..monitor.captions import measure_captions, remedies_for
 from ..rows import bad_row_policy, count_steps, select_training_rows
 from .findings import Finding, good, judged
 
@@ -94,11 +94,8 @@ def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection
     )  # fmt: skip
     found, bad = measure_captions(dataset)
     looked_at = found.captions + bad.total()
-    fixes, reasons = [], ", ".join(f"{count} {reason}" for reason, count in bad.most_common(3))
-    if found.unknown_share > MANY_UNKNOWN:
-        fixes.append("`ppldm vocab` makes a tokenizer that knows them")
-    if found.cut_share(max_length) > MANY_CUT:
-        fixes.append("a larger --model_max_length takes longer captions")
+    fixes = remedies_for(found, max_length)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in bad.most_common(3))
     if bad.total() > _MANY_BAD * looked_at:
         fixes.append("`ppldm verify` names the bad rows")
     text = f"of {found.captions}, {found.describe(max_length)}"

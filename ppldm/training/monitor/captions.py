@@ -17,7 +17,7 @@ from ...utils.rng import make_rng
 _NUM_ROWS = 256
 _EXAMPLE_LENGTH = 200  # characters
 # Above these shares the line is a warning.
-MANY_UNKNOWN, MANY_CUT = 0.05, 0.2
+MANY_UNKNOWN, MANY_CUT, MANY_EMPTY = 0.05, 0.2, 0.2
 
 
 def measure_captions(dataset: TextImageDataset, num_rows: int = _NUM_ROWS) -> tuple[Coverage, Counter]:
@@ -50,13 +50,22 @@ def _captions(dataset: TextImageDataset, places: Iterable[int], rule: CaptionRul
         yield rule.draw(row, partial(make_rng, dataset.seed, epoch=0, row=number))
 
 
-def report_captions(dataset: TextImageDataset) -> None:
-    """Log the shares of unknown words and of captions that are cut, with a remedy where they are large."""
-    (found, _), max_length = measure_captions(dataset), dataset.tokenizer.max_length
+def remedies_for(found: Coverage, max_length: int) -> list[str]:
+    """What helps where a share is large; nothing where all fits."""
     remedies = []
+    if found.empty > MANY_EMPTY * found.captions:
+        remedies.append("captions that are empty teach no words: check the data, --captions and the columns' --layout")
     if found.unknown_share > MANY_UNKNOWN:
         remedies.append("`ppldm vocab` makes a tokenizer that knows them")
     if found.cut_share(max_length) > MANY_CUT:
-        remedies.append("--model_max_length takes longer captions")
+        remedies.append("a larger --model_max_length takes longer captions")
+    return remedies
+
+
+def report_captions(dataset: TextImageDataset) -> None:
+    """Log the shares of empty captions, of unknown words and of captions that are cut, with a remedy where they are
+    large."""
+    (found, _), max_length = measure_captions(dataset), dataset.tokenizer.max_length
+    remedies = remedies_for(found, max_length)
     log = get_logger().warning if remedies else get_logger().info
     log("of %d captions, %s%s", found.captions, found.describe(max_length), "".join(f"; {text}" for text in remedies))

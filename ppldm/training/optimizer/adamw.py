@@ -10,7 +10,7 @@ from ...utils.log import get_logger
 from ...utils.processes.world import World
 from .fused_adamw import FusedAdamW
 from .gradient_shares import ClipByGroup
-from .learning_rate import lr_factor, scaled_learning_rate
+from .learning_rate import describe_limits, lr_factor, scaled_learning_rate
 from .sharding import ShardedAdamW, ShardedFusedAdamW
 
 
@@ -37,6 +37,8 @@ def build_optimizer(
         parameter.optimize_attr["learning_rate"] = ratios.get(component, 1.0)
         parameter.optimize_attr["clip_group"] = component if component in clipped_alone else ""
     warmup_steps = arguments.warmup_steps or math.ceil(arguments.warmup_ratio * max_steps)
+    for text in describe_limits(arguments, arguments.learning_rate * scale, warmup_steps, max_steps):
+        get_logger().warning("%s", text)
     scheduler = paddle.optimizer.lr.LambdaDecay(
         learning_rate=arguments.learning_rate * scale,
         lr_lambda=partial(

@@ -45,6 +45,20 @@ def lr_factor(
     raise ValueError(f"schedule {schedule!r} is not one of {LR_SCHEDULES}")
 
 
+def describe_limits(arguments, rate: float, warmup_steps: int, max_steps: int) -> list[str]:
+    """What the settings ask of a schedule with this highest rate that a run of so many updates does not get."""
+    found = []
+    if warmup_steps >= max_steps:
+        reached = max(0, max_steps - 1) / warmup_steps if warmup_steps else 1.0
+        found.append(f"the warm-up of {warmup_steps} updates is no shorter than the run of {max_steps}: the rate "
+                     f"ends at {reached:.0%} of {rate:g}; lower --warmup_steps or --warmup_ratio")  # fmt: skip
+    if arguments.lr_scheduler_type == "polynomial" and arguments.lr_end > rate:
+        found.append(
+            f"--lr_end {arguments.lr_end:g} is above the learning rate, {rate:g}, which stays as it is; lower it"
+        )
+    return found
+
+
 def scaled_learning_rate(learning_rate: float, global_batch_size: int, lr_batch_size: int) -> float:
     """Linear scaling (Goyal et al. 2017, arXiv:1706.02677): the published 4.6875e-5 is 5e-5 of 512 at 480 samples."""
     return learning_rate * global_batch_size / lr_batch_size

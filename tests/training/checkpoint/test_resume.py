@@ -11,7 +11,7 @@ import ppldm
 from ppldm.families.common.ldm_build import build_model
 from ppldm.networks.build import build_autoencoder, save_component
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
-from ppldm.training.checkpoint.resume import differing
+from ppldm.training.checkpoint.resume import differences
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
@@ -269,13 +269,43 @@ def test_a_checkpoint_without_model_json_is_never_filled_up(tiny, trained, tmp_p
 @pytest.mark.parametrize(
     "then, now, found",
     [
-        (1, 1, None),
-        (1, 2, ("x", 1, 2)),
-        (None, {"a": 1}, ("x", None, {"a": 1})),
-        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, ("x's b", 2, 3)),
-        ({"a": 1}, {"b": 3, "a": 1}, None),
-        ({"weights": "1"}, {"a": 1, "weights": "2"}, ("x's weights", "1", "2")),
+        (1, 1, []),
+        (1, 2, [("x", 1, 2)]),
+        (None, {"a": 1}, [("x", None, {"a": 1})]),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, [("x's b", 2, 3)]),
+        ({"a": 1, "b": 2}, {"a": 4, "b": 3}, [("x's a", 1, 4), ("x's b", 2, 3)]),
+        ({"a": 1}, {"b": 3, "a": 1}, []),
+        ({"weights": "1"}, {"a": 1, "weights": "2"}, [("x's weights", "1", "2")]),
     ],
 )
-def test_the_first_difference_is_named(then, now, found):
-    assert differing("x", then, now) == found
+def test_all_differences_are_named(then, now, found):
+    assert differences("x", then, now) == found
+
+
+def test_a_refusal_names_all_differences_and_accepting_what_it_says_goes_through(tiny, trained, tmp_path):
+    run = shutil.copytree(trained[1], tmp_path / "run")
+    changes = {"learning_rate": 1e-4, "caption_drop": 0.5, "random_flip": True, "lr_scheduler_type": "cosine"}
+    changes |= changed_flags(tiny, trained, tmp_path, "factor")
+    with pytest.raises(CheckpointError) as caught:
+        train("loop", flags(tiny, trained[0], run, max_steps=4, **changes))
+    said = str(caught.value)
+    for name in ("learning_rate", "caption_drop 0", "random_flip False, this run has True", "lr_scheduler_type",
+                 "max_steps None, this run has 4", "vae's scaling_factor 0.9, this run has 0.5"):  # fmt: skip
+        assert name in said, name
+    words = said.partition("--accept_changes ")[2].partition(",")[0].split()
+    assert {*words} == {"learning_rate", "caption_drop", "random_flip", "lr_scheduler_type", "max_steps", "vae"}
+    again = flags(tiny, trained[0], run, max_steps=4, **changes)
+    assert train("loop", [*again, "--accept_changes", *words]).start_step == 3
+
+
+@pytest.mark.parametrize("words", ["--ema_posthoc 0.05 0.1", "--use_ema", "--ema_posthoc 0.05 0.1 --seed 7", "wider"])
+def test_what_cannot_be_accepted_is_not_advised(tiny, trained, tmp_path, words):
+    run = shutil.copytree(trained[1], tmp_path / "run")
+    if words == "wider":
+        config = json.loads((trained[0] / "unet.json").read_text())
+        (tmp_path / "wider.json").write_text(json.dumps(config | {"layers_per_block": config["layers_per_block"] + 1}))
+        words = f"--unet_config_file {tmp_path}/wider.json"
+    with pytest.raises(CheckpointError, match=r"that cannot be accepted: .*; resume ") as caught:
+        train("loop", [*flags(tiny, trained[0], run, max_steps=4), *words.split()])
+    assert "--accept_changes" not in str(caught.value)
+    assert ("seed 5, this run has 7" in str(caught.value)) is ("--seed" in words)

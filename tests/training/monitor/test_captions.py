@@ -47,3 +47,14 @@ def test_what_does_not_fit_is_a_warning_with_its_remedy(make_dataset, caplog, kn
 )
 def test_an_example_is_the_first_short_caption(make_dataset, captions, expected):
     assert first_caption(make_dataset(captions, ["a"], 8)) == expected
+
+
+@pytest.mark.parametrize("empty, others, warns", [
+    (["", " "], [], True), ([""], ["a red heart"], True), ([""], ["a red heart"] * 9, False), ([], ["a red heart"], False),
+])  # fmt: skip
+def test_captions_that_are_empty_are_counted_and_warned_of(make_dataset, caplog, empty, others, warns):
+    report_captions(make_dataset(empty + others, ["a red heart"], 8))
+    (record,) = caplog.records
+    share = len(empty) / (len(empty) + len(others))
+    assert (f"{share:.1%} are empty" in record.getMessage()) is bool(empty)
+    assert ("teach no words" in record.getMessage(), record.levelname == "WARNING") == (warns, warns)

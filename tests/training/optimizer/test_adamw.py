@@ -219,3 +219,15 @@ def test_a_component_that_begins_later_learns_alike_by_the_fused_update(monkeypa
 
     for mine, theirs in zip(learn(True), learn(False), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("schedule", LR_SCHEDULES)
+@pytest.mark.parametrize("warmup, steps", [(50, 20), (50, 50), (1, 1), (50, 51), (0, 20)])
+@pytest.mark.parametrize("lr_end", [0.0, 0.1, 0.2, 1.0])
+@pytest.mark.parametrize("scale_lr", [False, True])
+def test_what_a_run_does_not_get_of_its_schedule_is_said(schedule, warmup, steps, lr_end, scale_lr, capsys):
+    settings = {"scale_lr": scale_lr, "lr_batch_size": 4, "warmup_steps": warmup, "lr_end": lr_end}
+    rates, top = rates_of(steps, lr_scheduler_type=schedule, **settings), 0.2 if scale_lr else 0.1
+    said = capsys.readouterr().err
+    assert (max(rates[:steps]) < top * (1 - 1e-9)) == (f"the warm-up of {warmup} updates" in said)
+    assert (schedule == "polynomial" and lr_end > top) == (f"--lr_end {lr_end:g} is above the learning rate" in said)
