@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..data.text.wildcards import expand_wildcards
 from ..utils.errors import ConfigError
+from ..utils.files import read_given_text
 from ..utils.rng import Stream, make_rng
 from ..utils.text import did_you_mean
 
@@ -52,7 +53,7 @@ class Wildcards:
     def _read(self, name: str) -> list[str]:
         path = self.folder / f"{name}.txt"
         try:
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
+            lines = read_given_text(path).split("\n")
         except OSError as error:
             known = [one.relative_to(self.folder).with_suffix("").as_posix() for one in self.folder.rglob("*.txt")]
             raise ConfigError(
