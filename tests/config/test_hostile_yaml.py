@@ -17,7 +17,8 @@ from ppldm.utils.files import read_given_text
 
 HOSTILE = [
     "9" * 5001, "-" + "9" * 5001, "0x" + "f" * 5001, "0b" + "1" * 20_000, "0" + "7" * 6000, "1:" * 3000 + "1",
-    "[" * 3000, "[" * 3000 + "]" * 3000, "{a: " * 3000 + "1" + "}" * 3000, "\n" + "- " * 3000, "!!int x", "!!float x", "!!bool x",
+    "[" * 3000, "[" * 3000 + "]" * 3000, "{a: " * 3000 + "1" + "}" * 3000, "\n" + "- " * 3000,
+    "!!int x", "!!float x", "!!bool x",
     "!!timestamp x", "!!null [x]", "!!binary x", "&a [*a]", "!!python/object:os.system x",
     "'" + "${a" * 2000 + "}" * 2000,
 ]  # fmt: skip
