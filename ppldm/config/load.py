@@ -19,7 +19,7 @@ from ..utils.text import did_you_mean, nearest
 from ..utils.variables import read
 from .option import REQUIRED, Option, check_value
 from .presets import PRESETS_DIR, list_presets, preset_path
-from .yaml_file import for_yaml, read_yaml
+from .yaml_file import OUT_OF_BOUNDS, for_yaml, read_yaml, readable
 
 BASE = "base"  # the key that names what a file builds on
 MISSING = "???"  # a value that must be given
@@ -243,8 +243,8 @@ def _read_text(stated: Option, text: str, where: str):
         return None if text == "null" and stated.may_be_none else text
     try:
         values: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={for_yaml(text)}"]))
-        return for_yaml(values["value"], back=True)
-    except YAMLError as error:
+        return readable(values["value"])
+    except (YAMLError, *OUT_OF_BOUNDS) as error:
         raise ConfigError(f"{where} {text} is not a value in YAML's spelling; lists are [a, b]") from error
 
 

@@ -7,7 +7,8 @@ setting's key is `section.name`.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..utils.errors import ConfigError
+from ..utils.errors import ConfigError, describe
+from ..utils.files import read_given_text
 
 # Bytes of a file's name that are not UTF-8 are lone surrogates in Python, which YAML does not take: characters of a
 # private plane stand for them there.
@@ -24,6 +25,16 @@ def for_yaml(value, back: bool = False):
     return value.translate(_FROM_YAML if back else _TO_YAML) if isinstance(value, str) else value
 
 
+# What is raised for what is no value of its kind (`!!int x`), nested too deeply, or a number of thousands of digits.
+OUT_OF_BOUNDS = (ValueError, KeyError, AttributeError, TypeError, RecursionError)
+
+
+def readable(found):
+    """`for_yaml(found, back=True)`. Raises one of OUT_OF_BOUNDS for a number that cannot be written again."""
+    str(found)
+    return for_yaml(found, back=True)
+
+
 @dataclass(frozen=True)
 class YamlFile:
     """What a file holds, unresolved: `values` and `lines` (from 1) by key. An empty section is a plain key of None."""
@@ -35,7 +46,7 @@ class YamlFile:
 def read_yaml(path: Path) -> YamlFile:
     """Read a file. Raises ConfigError with file, line and reason for what is not a YAML mapping of text keys."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_given_text(path)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except OSError as error:
@@ -51,8 +62,10 @@ def parse_yaml(text: str, name: str) -> YamlFile:
 
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"{name} holds no settings; write lines such as `name: value`")
         found = OmegaConf.to_container(OmegaConf.create(text))  # refuses duplicate keys and endless aliases
-        values = for_yaml(found, back=True)
+        values = readable(found)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -62,8 +75,8 @@ def parse_yaml(text: str, name: str) -> YamlFile:
     except OmegaConfBaseException as error:  # a key that is not text, or `${` without `}`
         key = getattr(error, "full_key", None)
         raise ConfigError(f"{name}: {f'{key}: ' if key else ''}{str(error).splitlines()[0]}; correct it") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{name} holds no settings; write lines such as `name: value`")
+    except OUT_OF_BOUNDS as error:
+        raise ConfigError(f"{name}: not YAML that can be read: {describe(error)}; correct it") from error
     return YamlFile(*_flatten(root, values, name))
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from ..config.data import LATENTS
 from ..utils.errors import FilelistError, StoreError
-from ..utils.files import write_text
+from ..utils.files import read_given_text, write_text
 from ..utils.processes.workers import map_in_threads
 from ..utils.store import client
 from ..utils.store.cache import address_of, bring, in_store, place_of
@@ -197,15 +197,15 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
     try:
         if in_store(path):
             bring(path)
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files are bytes
+        text = read_given_text(path, "surrogateescape", 1 << 30)  # names of files are bytes
     except FileNotFoundError as error:
         raise FilelistError(f"no such filelist {path}; give a text file that names {due}") from error
     except IsADirectoryError as error:
         raise FilelistError(f"{path} is a folder; name a text file in it that names {due}") from error
     except OSError as error:
         raise FilelistError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-    if "\0" in text:
-        raise FilelistError(f"{path} is not text; it should name {due}")
+    if "\0" in text or text.startswith(("\udcff\udcfe", "\udcfe\udcff")):  # the byte order marks of UTF-16
+        raise FilelistError(f"{path} is not UTF-8 text; it should name {due}")
     numbered = ((number, line.strip()) for number, line in enumerate(text.split("\n"), start=1))
     entries = [(number, line) for number, line in numbered if line and not line.startswith("#")]
     if not entries:

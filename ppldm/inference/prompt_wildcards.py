@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..data.text.wildcards import expand_wildcards
 from ..utils.errors import ConfigError
+from ..utils.files import read_given_text
 from ..utils.rng import Stream, make_rng
 from ..utils.text import did_you_mean
 
@@ -76,7 +77,7 @@ class Wildcards:
         if path.exists() and not path.is_file():
             raise ConfigError(f"__{name}__: {path} is not a file; write one choice a line into one")
         try:
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
+            lines = read_given_text(path).split("\n")
         except OSError as error:
             known = [one.relative_to(self.folder).with_suffix("").as_posix() for one in self.folder.rglob("*.txt")]
             raise ConfigError(

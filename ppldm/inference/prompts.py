@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..utils.errors import ConfigError
+from ..utils.files import read_given_text
 from ..utils.rng import MAX_SEED
 
 PROMPT_COLUMNS = ("prompt", "caption_en", "caption", "text")
@@ -35,7 +36,7 @@ class Request:
 def read_requests(path) -> list[Request]:
     """The requests of a file, in its order. Raises ConfigError naming the file, and the line where one is at fault."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_given_text(path)
     except OSError as error:
         hint = "; the published caption sets are not part of this package" if str(path) in _COCO_NAMES else ""
         raise ConfigError(
@@ -88,7 +89,7 @@ def _read_table(path, text: str, delimiter: str) -> list[Request]:
 
 def read_licence(path) -> dict:
     """What a file of COCO's captions says of its origin and licences, JSON-ready; {} of all others."""
-    if Path(path).suffix.lower() != ".json" or (found := _parse_coco(Path(path).read_text("utf-8-sig"))) is None:
+    if Path(path).suffix.lower() != ".json" or (found := _parse_coco(read_given_text(path))) is None:
         return {}
     info = found.get("info") if isinstance(found.get("info"), dict) else {}
     licences = [one.get("name") for one in found.get("licenses", []) if isinstance(one, dict)]

@@ -336,8 +336,21 @@ def open_regular(path, buffering: int = -1):
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not wait
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return open(handle, "rb", buffering)
+
+
+def read_given_text(path, errors: str = "strict", most: int = 1 << 28) -> str:
+    """The UTF-8 text of a file that somebody gave us, in which lines end as in any text; also of a pipe of this very
+    process, as /dev/stdin. Raises OSError, also for what has more than `most` bytes; UnicodeDecodeError."""
+    is_own = str(path).startswith(("/dev/fd/", "/dev/stdin"))
+    if not is_own and os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with open(path, "rb") if is_own else open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EINVAL, f"it has more than {most:,} bytes", str(path))
+    return content.decode("utf-8-sig", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_small(path, error_class: type[PpldmError], remedy: str = "copy it again", inside: bool = False) -> bytes:

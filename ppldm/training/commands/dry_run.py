@@ -32,57 +32,89 @@ def dry_run(recipe: Recipe, num_devices: int, as_json: bool) -> None:
 
 
 def reckon(recipe: Recipe, num_devices: int) -> dict:
-    """Components with their parameters, the bytes of a device by purpose, and the samples of an update."""
+    """Components with their parameters, the bytes of a device by purpose, those on the disk, and the samples of an
+    update."""
     family, arguments = get_family(recipe.family), recipe.training
     halves = (arguments.fp16 or arguments.bf16) and arguments.fp16_opt_level == "O2"
-    components, weights, trained = {}, 0, 0
+    components, weights = {}, 0
+    whole, learned, added = (np.zeros(2, dtype=np.int64) for _ in range(3))  # (numbers, arrays)
     for name, network in family.networks(recipe.model, recipe.data).items():
         kind = family.components[name]
         shapes = parameter_shapes(kind, network.config, name)
         sizes = {key: prod(shape) for key, shape in shapes.items()}
-        learned = sum(size for key, size in sizes.items() if network.trained and not key.startswith(UNUSED))
-        added = _low_rank(name, shapes, recipe.model) + _tokens(name, shapes, recipe.model)
-        learned += added
+        own = [size for key, size in sizes.items() if network.trained and not key.startswith(UNUSED)]
+        more = np.add(_low_rank(name, shapes, recipe.model), _tokens(name, shapes, recipe.model))
         components[name] = {
-            "class": class_of(kind, network.config), "parameters": sum(sizes.values()), "trained": learned
+            "class": class_of(kind, network.config), "parameters": sum(sizes.values()),
+            "trained": sum(own) + int(more[0]),
         }  # fmt: skip
-        weights += sum(sizes.values()) * (2 if halves and kind != "vae" else 4) + 4 * added
-        trained += learned
+        weights += sum(sizes.values()) * (2 if halves and kind != "vae" else 4) + 4 * int(more[0])
+        whole += (sum(sizes.values()), len(sizes))
+        learned += np.add((sum(own), len(own)), more)
+        added += more
+    trained = int(learned[0])
     shares, shares_gradients = (num_devices if arguments.sharding in stages else 1 for stages in _SHARED)
+    moments = (12 if halves else 8) * trained
+    bytes_a_device = {
+        "weights": weights,
+        "gradients": -(-4 * trained // shares_gradients),
+        "optimizer": -(-moments // shares),
+        "average": 4 * trained * count_averages(recipe),
+    }
     return {
         "family": recipe.family,
         "components": components,
         "num_devices": num_devices,
         "samples_an_update": arguments.samples_of_update(num_devices),
-        "bytes_a_device": {
-            "weights": weights,
-            "gradients": -(-4 * trained // shares_gradients),
-            "optimizer": -(-(12 if halves else 8) * trained // shares),
-            "average": 4 * trained if family.average(recipe.model) else 0,
-        },
+        "bytes_a_device": bytes_a_device,
+        "bytes_on_disk": _on_disk(recipe, bytes_a_device | {"optimizer": moments}, whole, learned, added),
     }
 
 
-def _low_rank(name: str, shapes: dict, config) -> int:
-    """The parameters of a network's low-rank adapters, if it gets some."""
+def count_averages(recipe: Recipe, of_export: bool = False) -> int:
+    """How many averages a run keeps; `of_export`: that its exported model is made of."""
+    own = int(bool(get_family(recipe.family).average(recipe.model)))
+    return own if of_export else own + len(getattr(recipe.model, "ema_posthoc", None) or ())
+
+
+def _on_disk(recipe: Recipe, memory: dict, whole, learned, added) -> dict[str, int]:
+    """Bytes of a checkpoint, of what is exported at the end, and of the averages of `--ema_posthoc` at one time.
+    whole, learned, added: (numbers, arrays) of the model, of what is trained, and of adapters."""
+    config, adapted = recipe.model, bool(added[0])
+    saved = int(added[0]) * 4 if adapted else memory["weights"]
+    arrays = int((added if adapted else whole)[1] + learned[1] * (4 + count_averages(recipe)))  # moments, their powers
+    exported = added + (whole if getattr(config, "export_merged", False) else 0) if adapted else whole
+    stds = getattr(config, "ema_posthoc", None) or ()
+    width = 2 if stds and config.ema_posthoc_dtype == "float16" else 4
+    return {
+        "checkpoint": saved + memory["optimizer"] + memory["average"] + _ENTRY_BYTES * arrays + _TEXT_BYTES,
+        "exported": int(4 * exported[0] + _ENTRY_BYTES * exported[1]) + _TEXT_BYTES,
+        "snapshots": int(width * learned[0] + _ENTRY_BYTES // 2 * learned[1]) * len(stds),
+    }
+
+
+def _low_rank(name: str, shapes: dict, config) -> tuple[int, int]:
+    """(numbers, arrays) of a network's low-rank adapters, if it gets some."""
     if not getattr(config, "lora_rank", None) or name not in config.lora_components:
-        return 0
+        return 0, 0
     chosen = ((key, shape) for key, shape in shapes.items() if any(part in key for part in config.lora_modules))
     adapted = [shape for key, shape in chosen if len(shape) == 4 or is_linear_weight(key, np.empty([0] * len(shape)))]
-    return sum(config.lora_rank * (shape[0] + prod(shape[1:])) for shape in adapted)
+    return sum(config.lora_rank * (shape[0] + prod(shape[1:])) for shape in adapted), 2 * len(adapted)
 
 
-def _tokens(name: str, shapes: dict, config) -> int:
-    """The parameters of the rows that a network's tokens get. Only for those of the vocabulary is it read."""
+def _tokens(name: str, shapes: dict, config) -> tuple[int, int]:
+    """(numbers, arrays) of the rows that a network's tokens get. Only for those of the vocabulary is it read."""
     if name != TEXT_ENCODER or not getattr(config, "train_tokens", None):
-        return 0
+        return 0, 0
     wanted = config.wanted_tokens()
     if any(pattern is None for _, pattern in wanted):
         source = tokenizer_source(replace(config, offline=True))
         wanted = plan_tokens(wanted, load_tokenizer(source, config.model_max_length, offline=True).vocab)
-    return len(wanted) * shapes[find_table(shapes)][1]
+    return len(wanted) * shapes[find_table(shapes)][1], 1
 
 
+_ENTRY_BYTES = 240  # of an array in a .pdparams beside its numbers, and half of that in a .safetensors: measured
+_TEXT_BYTES = 17_000  # of a checkpoint's, or an exported model's, configs, recipe and records
 _SHARED = (("stage1", "stage2"), ("stage2",))  # the stages that share the optimizer's state, and gradients
 
 
@@ -99,6 +131,8 @@ def describe(report: dict) -> str:
     lines += [f"  {'in all':<35} {counts[0]} parameters, {counts[1]} trained"]
     lines += ["memory of each device, in GB, without activations:"]
     lines += [f"  {name:<10} {size / 1e9:8.2f}" for name, size in {**sizes, "in all": sum(sizes.values())}.items()]
+    lines += ["on the disk, in GB:"]
+    lines += [f"  {name:<10} {size / 1e9:8.2f}" for name, size in report["bytes_on_disk"].items()]
     return "\n".join(lines)
 
 

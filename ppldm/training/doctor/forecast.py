@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...config.training import TrainingOptions
 from ...utils.errors import ConfigError
+from ..averages.snapshots import DEFAULT_NUMBER
 from ..monitor.metrics import METRICS_FILE, read_metrics
 from .findings import Finding, judged
 
@@ -30,9 +31,16 @@ def seconds_an_update(folder: Path) -> float:
 
 def count_checkpoints(arguments: TrainingOptions, max_steps: int) -> int:
     """How many a run keeps at its end: the newest, and those of --backup_every."""
-    saved = -(-max_steps // arguments.save_steps)
-    backups = max_steps // arguments.backup_every if arguments.backup_every else 0
-    return saved + backups if not arguments.save_total_limit else min(saved, arguments.save_total_limit) + backups
+    every = arguments.backup_every
+    backups = set(range(every, max_steps + 1, every)) if every else set()
+    saved = sorted({*range(arguments.save_steps, max_steps, arguments.save_steps), max_steps, *backups})
+    return len({*saved[-(arguments.save_total_limit or 0) :], *backups})
+
+
+def other_bytes(config, on_disk: dict[str, int], max_steps: int) -> int:
+    """What a run leaves beside its checkpoints: the exported model, and snapshots of the averages of --ema_posthoc."""
+    every = getattr(config, "ema_posthoc_every", None) or max(1, max_steps // DEFAULT_NUMBER)
+    return on_disk.get("exported", 0) + on_disk.get("snapshots", 0) * -(-max_steps // every)
 
 
 def forecast(

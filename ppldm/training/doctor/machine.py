@@ -77,10 +77,10 @@ def look_at_loaders(arguments: TrainingOptions, num_devices: int) -> Iterator[Fi
 
 
 def look_at_disk(
-    arguments: TrainingOptions, checkpoint_bytes: int | None, num_checkpoints: int = 1
+    arguments: TrainingOptions, checkpoint_bytes: int | None, num_checkpoints: int = 1, more: int = 0
 ) -> Iterator[Finding]:
-    """Room for the run's folder: for `num_checkpoints` of so many bytes, and one more while it is written. None: of a
-    size that is not known yet."""
+    """Room for the run's folder: for `num_checkpoints` of so many bytes, one more while it is written, and `more` bytes
+    of what else the run leaves. None: of a size that is not known yet."""
     folder = _nearest(Path(arguments.output_dir))
     if not os.access(folder, os.W_OK):
         yield Finding("disk", "error", f"{folder} cannot be written", "--output_dir FOLDER that can")
@@ -90,10 +90,10 @@ def look_at_disk(
         fix = f"free some of {folder}, or choose another --output_dir" if free < _LEAST_FREE_BYTES else ""
         yield judged("disk", f"{folder} has {_size(free)} free", warning=fix)
         return
-    least, whole = 2 * checkpoint_bytes, (num_checkpoints + 1) * checkpoint_bytes
+    least, whole = 2 * checkpoint_bytes, (num_checkpoints + 1) * checkpoint_bytes + more
     text = (
         f"{folder} has {_size(free)} free; a checkpoint takes {_size(checkpoint_bytes)}, and the run keeps "
-        f"{num_checkpoints}"
+        f"{num_checkpoints}; its exported model and snapshots take {_size(more)}"
     )
     fix = "free some, choose another --output_dir, or keep fewer checkpoints: --save_total_limit 2"
     yield judged("disk", text, warning=fix if free < whole else "", error=fix if free < least else "")

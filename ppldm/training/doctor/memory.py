@@ -10,7 +10,7 @@ copy         there: of what a checkpoint holds, with --use_async_save
 export       the trained weights as they are written last, where that is more than the activations, which are gone then
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ...data.shapes import make_shapes
 from ...families.base import get_family
 from ...utils.machine.devices import current_kind
 from ...utils.machine.resources import resident_memory_bytes
-from ..commands.dry_run import reckon
+from ..commands.dry_run import count_averages, reckon
 from .activations import Activations, Shapes, count_activations
 
 # Fitted to runs of the tiny networks (benchmarks/memory.py).
@@ -37,6 +37,7 @@ class Memory:
     by_purpose: dict[str, int]
     unknown: tuple[str, ...] = ()
     batch_bytes: int = 0  # of a micro-batch as loaders make it
+    on_disk: dict[str, int] = field(default_factory=dict)  # `dry_run.reckon`
     operations: int = 0
 
     @property
@@ -50,7 +51,8 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
     ConfigError, ModelError."""
     process = resident_memory_bytes()
     family, arguments = get_family(recipe.family), recipe.training
-    states = reckon(recipe, num_devices)["bytes_a_device"]
+    reckoned = reckon(recipe, num_devices)
+    states, on_disk = reckoned["bytes_a_device"], reckoned["bytes_on_disk"]
     networks = family.networks(recipe.model, recipe.data)
     configs = {family.components[name]: one.config for name, one in networks.items()}
     adapted = getattr(recipe.model, "lora_components", ()) if getattr(recipe.model, "lora_rank", None) else ()
@@ -82,21 +84,17 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
         parts["batches"] = (_BATCHES_A_LOADER * max(loaders, 2) + 1) * shapes.samples * sample if loaders else 0
         parts["process"] = process + FIRST_UPDATE_BYTES
         parts["heap"] = int(HEAP_SHARE * activations)
-        parts["copy"] = checkpoint_bytes(states) if arguments.use_async_save else 0
-        exported = states["weights"] + states["average"] - states["gradients"]  # which are let go before
+        parts["copy"] = on_disk["checkpoint"] if arguments.use_async_save else 0
+        average = states["average"] * count_averages(recipe, of_export=True) // max(1, count_averages(recipe))
+        exported = states["weights"] + average - states["gradients"]  # which are let go before
         parts["export"] = max(0, exported - activations - parts["heap"])
-    return Memory(parts, tuple(unknown), shapes.samples * sample, operations)
+    return Memory(parts, tuple(unknown), shapes.samples * sample, on_disk, operations)
 
 
 def _peak(networks: list[Activations]) -> int:
     """Of networks that run one after the other, where what is kept stays until all have run."""
     kept = sum(one.kept for one in networks)
     return kept + max((one.peak - one.kept for one in networks), default=0)
-
-
-def checkpoint_bytes(by_purpose: dict[str, int]) -> int:
-    """What a checkpoint takes on the disk: weights, moments and masters, and averages."""
-    return sum(by_purpose[name] for name in ("weights", "optimizer", "average"))
 
 
 def loader_bytes(memory: Memory, num_loaders: int, anonymous: int) -> int:

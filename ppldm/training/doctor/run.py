@@ -105,11 +105,11 @@ def _ask_hub(flag: str, name: str) -> Finding:
 
 def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
     from .. import prepare  # noqa: F401 (what a run loads is part of its memory)
-    from .memory import checkpoint_bytes, estimate, loader_bytes
+    from .memory import estimate, loader_bytes
 
     memory, anonymous = estimate(recipe, given.num_devices), anonymous_memory_bytes()
     facts["memory"] = memory.by_purpose
-    facts["checkpoint_bytes"] = checkpoint_bytes(memory.by_purpose)
+    facts["checkpoint_bytes"], facts["bytes_on_disk"] = memory.on_disk["checkpoint"], memory.on_disk
     facts["operations_an_update"] = memory.operations * recipe.training.gradient_accumulation_steps
     facts["loader_bytes"] = loader_bytes(memory, recipe.training.dataloader_num_workers, anonymous)
     yield from _look_at_loaders(recipe.training.dataloader_num_workers, given.devices_here, memory, anonymous, facts)
@@ -201,11 +201,12 @@ def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
 
 def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict) -> Iterator[Finding]:
     from ...utils.machine.devices import current_kind
-    from .forecast import count_checkpoints, forecast, least_hours, seconds_an_update, tell
+    from .forecast import count_checkpoints, forecast, least_hours, other_bytes, seconds_an_update, tell
 
     is_cpu = current_kind().is_cpu
     size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
-    yield from look_at_disk(recipe.training, size, count)
+    more = other_bytes(recipe.model, facts.get("bytes_on_disk", {}), max(1, max_steps))
+    yield from look_at_disk(recipe.training, size, count, more)
     if not max_steps:
         yield good("forecast", "none: how many updates the epochs are is known when the rows are")
         return
@@ -219,5 +220,7 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict) -> Iterator[
         operations = facts.get("operations_an_update", 0) if is_cpu else 0
         yield from tell(None, least_hours(operations * given.devices_here, max_steps) if operations else 0.0, is_cpu)
         return
-    facts["forecast"] = forecast(seconds, max_steps, (size or 0) * count, given.num_devices, given.price_per_hour)
+    facts["forecast"] = forecast(
+        seconds, max_steps, (size or 0) * count + more, given.num_devices, given.price_per_hour
+    )
     yield from tell(facts["forecast"], is_cpu=is_cpu)
