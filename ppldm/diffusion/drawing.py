@@ -72,7 +72,7 @@ class Drawing:
             ("sigma_schedule", SIGMA_SCHEDULES),
         ):
             value = getattr(self, name)
-            if value is not None and value not in known:
+            if value is not None and not (isinstance(value, str) and value in known):
                 raise ConfigError(f"--{name} {value} is not one of {', '.join(known)}")
         if not self.strength or self.skipped_steps() == self.num_inference_steps:
             raise ConfigError(

@@ -1,5 +1,6 @@
 """The picture that is drawn over, and the mask of what is drawn anew: from a file, a PIL picture or an array."""
 
+import numbers
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,7 +13,15 @@ from ..utils.errors import ConfigError, RowError
 
 Picture: TypeAlias = str | Path | Image.Image | np.ndarray
 _CENTRE = CropRule(fraction=1.0, random=False, enlarge=True)
+_LARGEST_SIDE, _SHOWN = 1 << 14, 60  # pixels; letters of a value in a message
 _DRAWN = 128  # and lighter
+
+
+def check_sides(**sides) -> None:
+    """Raises ConfigError for sides of a picture that are no whole numbers above 0, or too large for any machine."""
+    for name, side in sides.items():
+        if isinstance(side, bool) or not isinstance(side, numbers.Integral) or not 0 < side <= _LARGEST_SIDE:
+            raise ConfigError(f"--{name} {str(side)[:_SHOWN]} must be a whole number from 1 to {_LARGEST_SIDE}")
 
 
 def read_image(image: Picture, size: tuple[int, int], flag: str = "--image") -> np.ndarray:

@@ -26,6 +26,7 @@ from ..weights.fetch import locate_model
 from ..weights.fill import fill_component
 from ..weights.folders import COMPONENT_FOLDERS, is_checkpoint
 from ..weights.read import read_cascade, read_component
+from .beginning import check_sides
 from .pipeline import TextToImage
 from .text_states import TextStates
 
@@ -114,6 +115,7 @@ class CascadeToImage(TextToImage):
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(C, h, w) of the small latents of such pictures. Raises ConfigError where the sides do not divide."""
+        check_sides(height=height, width=width)
         step = EFFNET_FACTOR / self._share
         for side in (height, width):
             if side % step or side % paella_factor(self.decoder.vqgan.config):

@@ -114,8 +114,9 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     seed, sha256 = _of_main(world, lambda: (_choose_seed(plan), _hash(asked)))
     source = {"model": asked.model, "sha256": sha256, **{name: value for name, value in told.items() if value}}
     plan = replace(plan, seed=seed, source=source).fit(pipeline.model.process)
+    size = plan.size(pipeline.resolution)
+    pipeline.latent_shape(*size)
     if asked.control:
-        size = plan.size(pipeline.resolution)
         plan = replace(plan, control=pipeline.read_control(asked.control, size, asked.control_filter, seed))
     if asked.image:
         plan = plan.over(asked.image, asked.mask, pipeline.resolution)

@@ -11,9 +11,10 @@ that scales down by f, of about unit variance.
 """
 
 import inspect
+import math
 import numbers
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, wraps
 from pathlib import Path
@@ -34,13 +35,14 @@ from ..utils.checksums import checksum_arrays
 from ..utils.errors import ConfigError
 from ..utils.rng import MAX_SEED
 from ..utils.text import did_you_mean
-from .beginning import Picture, read_image, read_mask
+from .beginning import Picture, check_sides, read_image, read_mask
 from .control import read_control
 from .prompt_weights import batches_alike, check_syntax, chunks_of, words_of
 from .prompt_wildcards import Wildcards
-from .prompts import check_prompt
+from .prompts import MOST_SAMPLES, check_prompt
 from .text_states import TextStates
 
+_SHOWN = 60  # letters of a value in a message
 OUTPUTS = ("numpy", "pil", "latents")
 # What diffusers' pipelines call them.
 _OF_DIFFUSERS = {"num_images_per_prompt": "num_samples", "mask_image": "mask", "output_type": "output",
@@ -122,7 +124,11 @@ class TextToImage:
         """
         prompts, negative = _texts(prompt, negative_prompt)
         places = _places(seed, num_samples, batch_size, output)
+        if size is not None and not (isinstance(size, Sequence) and len(size) == 2):
+            raise ConfigError(f"size {str(size)[:_SHOWN]!r} is not (width, height)")
         width, height = (self.resolution if side is None else side for side in size or (width, height))
+        own = self.latent_shape(height, width)
+        _check_kinds(control, control_filter, control_scale, wildcards, callback)
         given = _given(image, mask, (height, width))
         if control is not None:
             made = self.read_control(control, (height, width), control_filter, places[0][0])
@@ -130,7 +136,7 @@ class TextToImage:
         strength = usual_strength(image, mask) if strength is None else strength
         given["drawing"] = Drawing(num_inference_steps, guidance_scale, sampler, guidance_rescale, eta,
                                    timestep_spacing, sigma_schedule, strength)  # fmt: skip
-        noise = _noise(latents, (len(prompts), len(places), *self.latent_shape(height, width)))
+        noise = _noise(latents, (len(prompts), len(places), *own))
         given |= {"size": (height, width), "weighted": check_syntax(prompt_syntax) == "weighted", "callback": callback}
         jobs = _jobs(zip(prompts, negative, strict=True), places, wildcards)
         found = self._draw_all(jobs, batch_size, noise, as_latents=output == "latents", **given)
@@ -248,6 +254,7 @@ class TextToImage:
 
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(C, h, w) of the latents of such pictures. Raises ConfigError where the sides do not divide."""
+        check_sides(height=height, width=width)
         return latent_shape(self.model.vae.config, height=height, width=width)
 
     @cached_property
@@ -259,14 +266,34 @@ class TextToImage:
 
 def _texts(prompt, negative_prompt) -> tuple[list[str], list[str]]:
     """A negative prompt for each prompt. Raises ConfigError."""
+    negative = (
+        "" if negative_prompt is None or isinstance(negative_prompt, list) and not negative_prompt else negative_prompt
+    )
+    for name, text in (("prompt", prompt), ("negative_prompt", negative)):
+        if isinstance(text, (bytes, Mapping)) or not isinstance(text, (str, Iterable)):
+            raise ConfigError(f"{name} {str(text)[:_SHOWN]!r} is neither a text nor a list of texts")
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-    negative = negative_prompt or ""
     negative = [negative] * len(prompts) if isinstance(negative, str) else list(negative)
     if len(negative) != len(prompts):
         raise ConfigError(f"{len(negative)} negative prompts for {len(prompts)} prompts; give one, or one for each")
     for text in (*prompts, *negative):
         check_prompt(text, "the prompt")
     return prompts, negative
+
+
+def _check_kinds(control, control_filter, control_scale, wildcards, callback) -> None:
+    """Raises ConfigError for what is of another kind than `generate` takes."""
+    for name, value, kinds in (
+        ("control", control, (str, Path)),
+        ("control_filter", control_filter, (str,)),
+        ("control_scale", control_scale, (numbers.Real,)),
+        ("wildcards", wildcards, (str, Path)),
+        ("callback", callback, (Callable,)),
+    ):
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            raise ConfigError(f"{name} {str(value)[:_SHOWN]!r} is of the wrong kind; docs/api.md says what it takes")
+    if control_scale is None or not math.isfinite(control_scale):
+        raise ConfigError(f"control_scale {control_scale} is not a number; 1 is usual")
 
 
 def _jobs(prompts, places: list[tuple[int, int]], folder) -> list[tuple[str, str, int, int]]:
@@ -287,11 +314,11 @@ def _jobs(prompts, places: list[tuple[int, int]], folder) -> list[tuple[str, str
 
 def _places(seed, num_samples, batch_size, output) -> list[tuple[int, int]]:
     """(seed, index) of each picture of a prompt. Raises ConfigError."""
-    if output not in OUTPUTS:
+    if not isinstance(output, str) or output not in OUTPUTS:
         raise ConfigError(f"output {output!r} is not one of {', '.join(OUTPUTS)}")
     for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-        if not isinstance(value, numbers.Integral) or value < 1:
-            raise ConfigError(f"{name} {value!r} must be a whole number from 1")
+        if not isinstance(value, numbers.Integral) or not 1 <= value <= MOST_SAMPLES:
+            raise ConfigError(f"{name} {str(value)[:_SHOWN]!r} must be a whole number from 1 to {MOST_SAMPLES}")
     if not isinstance(seed, (list, tuple, range, np.ndarray)):
         return [(seed, index) for index in range(num_samples)]
     if not len(seed) or num_samples not in (1, len(seed)):

@@ -105,6 +105,6 @@ def batches_alike(jobs: Iterable[_Job], alike: Callable[[_Job], object], size: i
 
 def check_syntax(syntax: str) -> str:
     """The same. Raises ConfigError for a syntax of prompts that is not there."""
-    if syntax not in SYNTAXES:
+    if not isinstance(syntax, str) or syntax not in SYNTAXES:
         raise ConfigError(f"--prompt-syntax {syntax} is not one of {', '.join(SYNTAXES)}")
     return syntax

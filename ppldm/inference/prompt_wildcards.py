@@ -5,6 +5,7 @@ that begin with #, are none. A choice may hold braces and other lists. What is c
 index), each choice as likely as the others.
 """
 
+import os
 import re
 import zlib
 from functools import cache
@@ -27,7 +28,7 @@ class Wildcards:
 
     def __init__(self, folder):
         self.folder = Path(folder).expanduser()
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             raise ConfigError(f"--wildcards {folder}: there is no such folder; give one with a text file for each list")
         self.choices = cache(self._read)
         self._depths: dict[str, int] = {}  # of the lists that have been checked

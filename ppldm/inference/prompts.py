@@ -19,6 +19,7 @@ from ..utils.files import read_given_text
 from ..utils.rng import MAX_SEED
 
 PROMPT_COLUMNS = ("prompt", "caption_en", "caption", "text")
+MOST_SAMPLES = 1_000_000  # of a prompt
 _SHOWN = 40  # letters of a prompt in a message
 _COCO_NAMES = ("coco1k", "coco10k", "coco30k")
 

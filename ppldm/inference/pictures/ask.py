@@ -14,7 +14,7 @@ from ...utils.rng import MAX_SEED
 from ...utils.text import did_you_mean
 from ..prompt_weights import check_syntax
 from ..prompt_wildcards import Wildcards
-from ..prompts import Request, check_prompt, read_requests
+from ..prompts import MOST_SAMPLES, Request, check_prompt, read_requests
 from .like import like
 from .plan import AXES, SCALE, Plan
 
@@ -40,6 +40,8 @@ def plan_of(asked: SimpleNamespace) -> Plan:
         raise ConfigError("no model; give --model, or --like PICTURE to draw a picture again")
     requests = read_wanted(asked.prompts, list(asked.prompt or ()), asked.negative_prompt)
     require_positive(num_samples=asked.num_samples, batch_size=asked.batch_size, columns=asked.columns)
+    if asked.num_samples > MOST_SAMPLES:
+        raise ConfigError(f"--num-samples {asked.num_samples} must be from 1 to {MOST_SAMPLES}")
     axes = read_axes(asked)
     given = {name: getattr(asked, flag) for flag, name in _SETTINGS.items() if getattr(asked, flag) is not None}
     if asked.guidance_scale:

@@ -67,7 +67,6 @@ def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> Non
     from ...utils.log import get_logger, progress
     from ...utils.pictures import save_png
 
-    pipeline.latent_shape(*plan.size(pipeline.resolution))
     jobs = plan.jobs()[world.rank :: world.size]
     records = {job: plan.record(pipeline, *job) for job in jobs}
     for folder in {(out / plan.file(*job)).parent for job in plan.jobs()}:

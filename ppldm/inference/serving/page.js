@@ -76,6 +76,7 @@ function setUp(found) {
     field(name).max = name === "seed" ? SEEDS - 1 : known.maximum;
     field(name).value = size ? models[0].resolution : known.default;
   }
+  field("seed").value = ""; // one is drawn, and shown then
   field("num_samples").value = Math.min(4, parameters.num_samples.maximum);
   document.querySelector("main").hidden = false;
   field("prompt").focus();
@@ -94,10 +95,12 @@ function useSettings(used) {
   for (const name of CHOICES) field(name).value = used[name] || "";
   field("lock").checked = true;
 }
+field("seed").addEventListener("input", () => { field("lock").checked = field("seed").value !== ""; });
+field("lock").addEventListener("input", () => { if (!field("lock").checked) field("seed").value = ""; });
 field("form").addEventListener("submit", event => event.preventDefault());
 const submit = trying(async () => {
   if (!chosen().length) throw new Error(words.none);
-  if (!field("lock").checked) field("seed").value = Math.floor(Math.random() * SEEDS);
+  if (!field("lock").checked || field("seed").value === "") field("seed").value = Math.floor(Math.random() * SEEDS);
   const asked = settings();
   for (const model of chosen()) mine.add((await (await ask("v1/pictures", {...asked, model})).json()).id);
   say();

@@ -260,3 +260,26 @@ def test_by_keys_alone(painter, queue, tmp_path, width):
             page.press(ENTER)
             page.wait_for(f'return document.querySelectorAll(".side").length === {left}'
                           ' && document.activeElement.matches("#gallery button")')  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.needs("browser")
+def test_the_seed_that_is_shown_is_the_one_that_is_drawn(painter, queue, tmp_path):
+    def shown(page):
+        return page.run('return document.getElementById("seed").value')
+
+    with served(make_api(painter, queue, page=True)) as url, browser(1280, 900, tmp_path / "profile") as page:
+        page.open(url)
+        page.wait_for('return document.querySelectorAll("#models input:checked").length === 2')
+        assert shown(page) == ""
+        page.write("#prompt", "a red heart")
+        for name, value in (("num_inference_steps", 1), ("num_samples", 1), ("seed", 7)):
+            page.run(put(name, value))
+        page.click("#draw")
+        page.wait_for(DONE.format(2))
+        assert shown(page) == "7" and {job.settings["seed"] for job in queue.jobs()} == {7}
+        page.click("#lock")
+        assert shown(page) == ""
+        page.click("#draw")
+        page.wait_for(DONE.format(4))
+        assert shown(page) != "" and {job.settings["seed"] for job in queue.jobs()} == {7, int(shown(page))}
