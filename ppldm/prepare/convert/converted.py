@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...data.bad_rows import EXAMPLES_PER_REASON
 from ...data.formats.part import Part
+from ...data.formats.row import merge_other_text
 from ...utils.errors import ConfigError, DataError, RowError
 from ...utils.files import read_json_object
 from ...utils.log import progress
@@ -44,6 +45,7 @@ def merge_records(records: list[dict], sources: list[str], name: str, rows_per_p
         "rows_out": sum(record["rows_out"] for record in records),
         "skipped": dict(sorted(skipped.items())),
         "examples": dict(sorted(examples.items())),
+        **merge_other_text(records),
         "parts": parts,
     }
 

@@ -18,7 +18,7 @@ from ...data.bad_rows import EXAMPLES_PER_REASON
 from ...data.control.cut import check_shape
 from ...data.formats.layouts import CONTROL_LAYOUT
 from ...data.formats.part import described_by, drop_indexes, index_path, write_part
-from ...data.formats.row import Row
+from ...data.formats.row import GUESSED_ENCODING, OtherText, Row, noting_other_text
 from ...data.images.decode import check_pixels, decode_pixels
 from ...utils.checksums import file_sha256
 from ...utils.errors import RowError
@@ -43,8 +43,8 @@ _META_NAMES = {"AESTHETIC_SCORE": "aesthetic", "LANGUAGE": "language", "URL": "u
 class PartTask:
     """One part to be: its path and the source rows that belong to it. `source`: the unit's path in the whole source.
 
-    `copy`: gives the unit's copy on this machine, where it lies at an address. `blocked`: rows that must not be in
-    it."""
+    `copy`: gives the unit's copy on this machine, where it lies at an address. `blocked`: rows that must not be in it.
+    `caption_encoding`: of text that is not UTF-8."""
 
     path: Path | AddressPath
     source: str
@@ -53,6 +53,7 @@ class PartTask:
     treatment: Treatment
     copy: Callable[[], Unit] | None = None
     blocked: BlockList = NOTHING
+    caption_encoding: str = GUESSED_ENCODING
 
     @property
     def out(self) -> Path | AddressPath:
@@ -70,11 +71,12 @@ class PartTask:
         place = {"version": _RECORD_VERSION, "unit": self.unit.path.name, "start": self.span.start}
         settings = place | {"rows": self.span.rows} | self.treatment.settings()
         settings |= {"layout": CONTROL_LAYOUT} if self.unit.has_control else {}
-        settings |= self.blocked.settings
+        settings |= self.blocked.settings | encoding_settings(self.caption_encoding)
         unit = self.unit.path
         if isinstance(unit, AddressPath):
             return {"settings": as_json(settings), "input": fingerprint_at(unit.hadoop, [str(unit)])}
-        return make_key(settings, self.unit.input_pieces(self.span), self.record_path)
+        with noting_other_text(self.caption_encoding):
+            return make_key(settings, self.unit.input_pieces(self.span), self.record_path)
 
 
 def make_part(task: PartTask) -> dict:
@@ -126,13 +128,14 @@ def files_of(part: Path | AddressPath) -> list[Path | AddressPath]:
 def _write_rows(task: PartTask, path: Path, forgotten: Forgotten) -> dict:
     """Write the part to `path`, or nothing where no row can be used; return its record, but for `output`."""
     skipped, examples = Counter(), {}
-    rows = _usable_rows(task, forgotten, skipped, examples)
-    first = next(rows, None)
-    if first is None:
-        path.unlink(missing_ok=True)
-        drop_indexes(path)
-    else:
-        write_part(path, chain([first], rows))
+    with noting_other_text(task.caption_encoding) as noted:
+        rows = _usable_rows(task, forgotten, skipped, examples, noted)
+        first = next(rows, None)
+        if first is None:
+            path.unlink(missing_ok=True)
+            drop_indexes(path)
+        else:
+            write_part(path, chain([first], rows))
     return {
         "rows_in": task.span.rows,
         "rows_out": task.span.rows - skipped.total(),
@@ -141,11 +144,20 @@ def _write_rows(task: PartTask, path: Path, forgotten: Forgotten) -> dict:
         "bytes": path.stat().st_size if first is not None else 0,
         "sha256": file_sha256(path) if first is not None else None,
         "index_sha256": file_sha256(index_path(path)) if first is not None else None,
+        **noted.report,
     }
 
 
-def _usable_rows(task: PartTask, forgotten: Forgotten, skipped: Counter, examples: dict) -> Iterator[Row]:
-    """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason."""
+def encoding_settings(caption_encoding: str) -> dict:
+    """As part of the settings of a conversion."""
+    return {"caption_encoding": caption_encoding} if caption_encoding != GUESSED_ENCODING else {}
+
+
+def _usable_rows(
+    task: PartTask, forgotten: Forgotten, skipped: Counter, examples: dict, noted: OtherText
+) -> Iterator[Row]:
+    """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason. noted: is
+    told of the former."""
     for source_row in (task.copy() if task.copy else task.unit).read(task.span):
         try:
             row = _make_row(source_row, task)
@@ -154,8 +166,11 @@ def _usable_rows(task: PartTask, forgotten: Forgotten, skipped: Counter, example
             elif forgotten.covers(row.meta, task.source):
                 skipped[FORGOTTEN] += 1
             else:
+                noted.end_row(repr(source_row.key))
                 yield row
+            noted.found.clear()
         except RowError as error:
+            noted.found.clear()
             skipped[error.reason] += 1
             examples.setdefault(error.reason, [])
             if len(examples[error.reason]) < EXAMPLES_PER_REASON:
