@@ -33,7 +33,7 @@ from .reencode import Treatment, treat
 from .units import SourceRow, Span, Unit
 
 # Part of every record: a change of what is written for the same input must change it.
-_RECORD_VERSION = 3
+_RECORD_VERSION = 4
 # Of metadata: what says nothing of a picture that is there, and names of LAION's tables that have plainer ones.
 _DROPPED_META = {"status", "error_message", "exif"}
 _META_NAMES = {"AESTHETIC_SCORE": "aesthetic", "LANGUAGE": "language", "URL": "url"}

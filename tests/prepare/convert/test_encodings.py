@@ -7,9 +7,12 @@ import json
 import tarfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ppldm.data.formats.layouts import LAYOUTS
+from ppldm.data.formats.parquet.table import ParquetTable
 from ppldm.data.formats.part import Part
 from ppldm.inspect.stats import stats
 from ppldm.inspect.verify import verify
@@ -130,3 +133,31 @@ def test_a_mark_before_a_part_is_no_part_of_its_first_row(tmp_path, layout, pack
     assert [read.read(row).caption for row in range(2)] == ["a cat", "a dog"]
     assert [read.read_fields(row)[0] for row in range(2)] == ["a cat", "a dog"]
     assert read.widths.tolist() == [8, 8] and read.read_line(0) == lines[0].removeprefix(BOM)
+
+
+LISTS = [["a", "b"], [], [1, None, 2.5], [["x"], {"y": 1}], {"box": [1, 2]}]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_lists_of_a_table_are_metadata(tmp_path, kind):
+    (tmp_path / "in").mkdir()
+    save_png(tmp_path / "in/x.png", np.zeros((8, 8, 3), np.uint8))
+    image = (tmp_path / "in/x.png").read_bytes()
+    if kind == "parquet":
+        columns = {"tags": [["a", "b"], []], "boxes": [[[1, 2]], None], "about": [{"n": 1}, {"n": None}]}
+        table = pa.table({"image": [image] * 2, "text": ["one", "two"], **columns})
+        pq.write_table(table, tmp_path / "x.parquet")
+        read = ParquetTable(tmp_path / "x.parquet")
+        found = [read.read(row).meta for row in range(2)]
+        assert found == [
+            {"tags": ["a", "b"], "boxes": [[1, 2]], "about": {"n": 1}},
+            {"tags": [], "about": {"n": None}},
+        ]
+        source = tmp_path / "x.parquet"
+    else:
+        rows = [{"file_name": "x.png", "text": "t", "own": one} for one in LISTS]
+        (tmp_path / "in/metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        source, found = tmp_path / "in", [{"own": one} for one in LISTS]
+    convert_source(source, tmp_path / "out", num_workers=1)
+    part = Part(tmp_path / "out/parts/part-00000.gz")
+    assert [part.read(row).meta.items() >= one.items() for row, one in enumerate(found)] == [True] * len(found)
