@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
+from ..data.formats.row import merge_other_text, noting_other_text
 from ..data.text.captions import CaptionRule
 from ..data.text.coverage import Coverage, CoverageMeter
 from ..utils.errors import RowError
@@ -36,12 +37,14 @@ class Measured:
     counts: dict[str, Counter] = field(default_factory=lambda: {measure: Counter() for measure in MEASURES | CONTROL})
     skipped: Counter = field(default_factory=Counter)
     not_rows: Counter = field(default_factory=Counter)
+    other_text: dict = field(default_factory=dict)  # as `OtherText.report`
 
     def merge(self, other: "Measured") -> None:
         """Count what another has counted."""
         self.coverages = [own + others for own, others in zip(self.coverages, other.coverages, strict=True)]
         self.skipped.update(other.skipped)
         self.not_rows.update(other.not_rows)
+        self.other_text = merge_other_text([self.other_text, other.other_text])
         for measure, values in other.counts.items():
             self.counts[measure].update(values)
         if self.facts:
@@ -67,13 +70,15 @@ def measure(
 def measure_span(span: Span, rule: CaptionRule, meters: Sequence[CoverageMeter] = (), stride: int = 0) -> Measured:
     """The rows of a span. stride: of the rows of which facts are counted; 0: of none."""
     found, captions = _begin(meters, stride), []
-    with closing(open_rows(span.part)) as part:
+    with closing(open_rows(span.part)) as part, noting_other_text() as noted:
         for number in range(span.start, span.stop):
             try:
                 row = part.read(number)
+                noted.end_row(f"{span.part.path} row {number}")
                 rule.check(row)
             except RowError as error:
                 found.skipped[error.reason] += 1
+                noted.found.clear()
                 continue
             width, height = int(part.widths[number]), int(part.heights[number])
             if width and height:
@@ -93,6 +98,7 @@ def measure_span(span: Span, rule: CaptionRule, meters: Sequence[CoverageMeter] 
             if found.facts:
                 found.facts.add(number, row, own)
         found.not_rows.update(count_not_rows(part, span))
+    found.other_text = noted.report
     found.coverages = [meter.measure(captions) for meter in meters]
     return found
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from ..config.data import DataOptions
 from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.formats.row import describe_other_text
 from ..data.shapes import describe as describe_shapes
 from ..data.text.captions import CaptionRule
 from ..data.text.coverage import Coverage, CoverageMeter
@@ -64,6 +65,7 @@ def stats(
         "skipped": dict(found.skipped.most_common()),
         "not_rows": dict(found.not_rows),
         "bad_parts": indexed.bad_parts(),
+        **found.other_text,
         "second_images": found.counts["control_kb"].total(),
         "quantiles": list(QUANTILES),
         **{measure: quantiles(values) for measure, values in found.counts.items()},
@@ -135,6 +137,6 @@ def describe(report: dict) -> str:
     if "buckets" in report:
         lines += describe_shapes(report["buckets"])
         lines += [f"  not used, {reason}: {count:,}" for reason, count in report["buckets"]["skipped"].items()]
-    lines += describe_not_rows(report["not_rows"]) + describe_survey(report)
+    lines += describe_not_rows(report["not_rows"]) + describe_other_text(report) + describe_survey(report)
     lines += describe_bad_parts(report["bad_parts"])
     return "\n".join(lines + [f"look at {path}" for path in report["written"]])

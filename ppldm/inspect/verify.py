@@ -8,6 +8,7 @@ from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.control.cut import check_shape
 from ..data.filelist import write_filelist
 from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.formats.row import describe_other_text, merge_other_text, noting_other_text
 from ..data.images.decode import decode_image
 from ..utils.errors import DataError, RowError
 from ..utils.processes.workers import check_workers
@@ -50,8 +51,10 @@ def verify(
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
     skipped, not_rows, examples, unsound = Counter(), Counter(), {}, set(indexed.bad)
-    for span, (errors, others) in over_rows(check_span, indexed, num_workers, "verify"):
+    texts = []
+    for span, (errors, others, text) in over_rows(check_span, indexed, num_workers, "verify"):
         not_rows.update(others)
+        texts.append(text)
         for reason, message in errors:
             skipped[reason] += 1
             examples.setdefault(reason, []).append(message)
@@ -65,6 +68,7 @@ def verify(
         "examples": dict(sorted(examples.items())),
         "not_rows": dict(not_rows),
         "bad_parts": indexed.bad_parts(),
+        **merge_other_text(texts),
         **(cached := survey(indexed.rows, num_workers, check_bytes=True)),
     }
     print_report(report, describe, json)
@@ -80,13 +84,15 @@ def verify(
         )
 
 
-def check_span(span: Span) -> tuple[list[tuple[str, str]], Counter]:
-    """((reason, message) of each row of a span that cannot be used, what lies between its rows by reason)."""
+def check_span(span: Span) -> tuple[list[tuple[str, str]], Counter, dict]:
+    """((reason, message) of each row of a span that cannot be used, what lies between its rows by reason, what text was
+    not UTF-8)."""
     errors = []
-    with closing(open_rows(span.part)) as part:
+    with closing(open_rows(span.part)) as part, noting_other_text() as noted:
         for row in range(span.start, span.stop):
             try:
                 read = part.read(row)
+                noted.end_row(f"{span.part.path} row {row}")
                 if part.has_images:
                     size = decode_image(read.image).size
                     if read.control:
@@ -97,7 +103,8 @@ def check_span(span: Span) -> tuple[list[tuple[str, str]], Counter]:
                 where = f"{span.part.path} row {row}"
                 text = str(error)
                 errors.append((error.reason, text if text.startswith(where) else f"{where}: {text}"))
-        return errors, count_not_rows(part, span)
+            noted.found.clear()
+        return errors, count_not_rows(part, span), noted.report
 
 
 def describe(report: dict) -> str:
@@ -105,5 +112,5 @@ def describe(report: dict) -> str:
     lines = [f"{report['ok']} of {report['rows']} rows are good, in {report['parts']} part(s)"]
     for reason, count in sorted(report["skipped"].items(), key=lambda item: -item[1]):
         lines.append(f"  {reason}: {count}, for example {report['examples'][reason][0]}")
-    lines += describe_not_rows(report["not_rows"]) + describe_survey(report)
+    lines += describe_not_rows(report["not_rows"]) + describe_other_text(report) + describe_survey(report)
     return "\n".join(lines + describe_bad_parts(report["bad_parts"]))

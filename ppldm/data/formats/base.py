@@ -147,5 +147,9 @@ def find_column(columns: list[str], names: tuple[str, ...], path: Path) -> str:
 
 
 def is_plain(value) -> bool:
-    """Whether a value of a table can be metadata."""
+    """Whether a value of a table can be metadata: what JSON has, lists and objects too."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) for name in value) and is_plain([*value.values()])
+    if isinstance(value, list):
+        return all(item is None or is_plain(item) for item in value)
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))

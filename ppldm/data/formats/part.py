@@ -50,7 +50,7 @@ from .part_lines import (
     plain_lines,
     row_size,
 )
-from .row import Row, decode_row, decode_text_columns, encode_row
+from .row import BOM, Row, decode_row, decode_text_columns, encode_row
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
 # Captions and metadata are nearly always within this many bytes, compressed or not, of a row's beginning.
@@ -170,6 +170,11 @@ class Part(IndexedRows):
         return self._points.read(self._file, self._points_file, start, stop, where, limit)
 
     def _read_bytes(self, row: int, where: str, limit: int | None = None) -> bytes:
+        """As `_read_stored`, without the mark that an editor puts before the first line of a file."""
+        stored = self._read_stored(row, where, limit)
+        return stored if row else stored.removeprefix(BOM)
+
+    def _read_stored(self, row: int, where: str, limit: int | None) -> bytes:
         """The line of a row; or the part of it that its first `limit` stored bytes hold, and no more than that many."""
         offset, length = int(self._index.offsets[row]), int(self._index.lengths[row])
         if self._index.kind == PACKED_LINES:

@@ -13,7 +13,7 @@ from ..images.decode import image_size
 from .base import MAX_ROW_BYTES, ROWS_TO_TRY, is_gzip
 from .gzip.packed_lines import DamagedStream, PackedLines
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
-from .row import Row, decode_row
+from .row import BOM, Row, decode_row
 
 _CHUNK_BYTES = 1 << 17
 
@@ -46,7 +46,8 @@ def measure_lines(
             if len(line[2]) > MAX_ROW_BYTES:
                 raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path, layout)}")
             try:
-                size = row_size(decode_row(line[2], f"{path} row {rows}", layout))
+                text = line[2] if rows else line[2].removeprefix(BOM)
+                size = row_size(decode_row(text, f"{path} row {rows}", layout))
                 readable += 1
             except RowError as error:
                 size = 0, 0

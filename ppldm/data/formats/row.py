@@ -10,7 +10,9 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import pybase64
@@ -18,6 +20,8 @@ import pybase64
 from ...utils.errors import RowError
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
 
+GUESSED_ENCODING = "gb18030"
+BOM = b"\xef\xbb\xbf"
 _LINE_BREAKERS = re.compile(r"[\t\r\n]+")
 
 
@@ -115,15 +119,71 @@ def _load_meta(text: str) -> dict:
         return {}
 
 
+@dataclass
+class OtherText:
+    """What text is taken for that is not UTF-8, and what came of it: `rows` that had any, and one of them."""
+
+    encoding: str = GUESSED_ENCODING
+    rows: int = 0
+    example: str = ""
+    found: list[str] = field(default_factory=list)
+
+    def end_row(self, where: str = "") -> None:
+        """Count the row that was read last, if it had any."""
+        if self.found:
+            self.rows += 1
+            self.example = self.example or f"{where}{': ' * bool(where)}{self.found[0].split(chr(9))[0][:80]!r}"
+            self.found.clear()
+
+    @property
+    def report(self) -> dict:
+        """As JSON has it; empty where all was UTF-8."""
+        facts = {"rows": self.rows, "encoding": self.encoding, "example": self.example}
+        return {"not_utf8": facts} if self.rows else {}
+
+
+_OTHER: ContextVar[OtherText | None] = ContextVar("other_text", default=None)
+
+
+@contextmanager
+def noting_other_text(encoding: str = GUESSED_ENCODING) -> Iterator[OtherText]:
+    """Within it, text that is not UTF-8 is read as `encoding` and noted; the caller ends rows."""
+    token = _OTHER.set(noted := OtherText(encoding))
+    try:
+        yield noted
+    finally:
+        _OTHER.reset(token)
+
+
+def merge_other_text(reports: Iterable[dict]) -> dict:
+    """One report of several, of one encoding."""
+    found = [one["not_utf8"] for one in reports if "not_utf8" in one]
+    return {"not_utf8": found[0] | {"rows": sum(one["rows"] for one in found)}} if found else {}
+
+
+def describe_other_text(report: dict, remedy: str = "write them again in UTF-8") -> list[str]:
+    """Lines for people."""
+    if not (told := report.get("not_utf8")):
+        return []
+    example = f", for example {told['example']}" if told["example"] else ""
+    return [f"  not UTF-8, read as {told['encoding']}: {told['rows']}{example}; if that is wrong, {remedy}"]
+
+
 def decode_text(data: bytes, where: str, utf8: str = "utf-8") -> str:
-    """Text of UTF-8, else GB18030. utf8: "utf-8-sig" for files that may begin with a mark. Raises RowError
-    "encoding"."""
-    for encoding in (utf8, "gb18030"):
-        try:
-            return data.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-    raise RowError("encoding", f"{where} is neither UTF-8 nor GB18030 text; write it again in UTF-8")
+    """Text of UTF-8, else of the encoding of `noting_other_text`, GB18030 where there is none. utf8: "utf-8-sig" for
+    files that may begin with a mark. Raises RowError "encoding"."""
+    try:
+        return data.decode(utf8)
+    except UnicodeDecodeError:
+        noted = _OTHER.get() or OtherText()
+    try:
+        text = data.decode(noted.encoding)
+    except UnicodeError as error:
+        raise RowError(
+            "encoding", f"{where} is neither UTF-8 nor {noted.encoding.upper()} text; write it again in UTF-8"
+        ) from error
+    noted.found.append(text)
+    return text
 
 
 def find_name(names: Collection[str], known: tuple[str, ...]) -> str | None:

@@ -21,6 +21,7 @@ from typing import Annotated
 
 from ...data.filelist import write_filelist
 from ...data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
+from ...data.formats.row import GUESSED_ENCODING, describe_other_text, noting_other_text
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path, remove_path, write_json
 from ...utils.jobs import JobFolder, find_finished
@@ -34,7 +35,7 @@ from ..hadoop import is_address, is_remote
 from .converted import OTHER_PROFILES, merge_records, refuse_bad_source
 from .on_spark import DRIVER_MEMORY_GB, count_on_spark, make_on_spark
 from .packed import PACKED, PackedUnit, pack
-from .part_task import PartTask, files_of, is_whole, make_part
+from .part_task import PartTask, encoding_settings, files_of, is_whole, make_part
 from .reencode import Treatment
 from .source import find_units
 from .units import Span, Unit
@@ -57,6 +58,7 @@ def convert(
     normalise: bool = False,  # encode anew what is rotated by EXIF or transparent, for readers that ignore both
     interpolation: str = "lanczos",  # filter by which --size shrinks: lanczos or bicubic
     block_list: BlockLists = None,  # files of URLs and sha256:HEX; such rows are left out
+    caption_encoding: str = GUESSED_ENCODING,  # what captions are that are not UTF-8: latin-1, cp1252, shift_jis …
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     master: str = None,  # a Spark cluster, such as spark://host:7077, whose nodes share the folders; takes addresses
     redo: bool = False,  # make parts again that were made with other settings, or from another source
@@ -80,11 +82,12 @@ def convert(
     with spark_session_if(on_spark and bool(addresses), master, DRIVER_MEMORY_GB) as spark:
         folder, out = path_of(folder, spark), path_of(out, spark)
         work, blocked = (rows_per_part, treatment, num_workers), read_block_list(block_list)
+        texts = blocked, caption_encoding
         if dry_run:
-            summary = plan_conversion(folder, out, *work, pack_folders, name, redo, master, layout, blocked)
+            summary = plan_conversion(folder, out, *work, pack_folders, name, redo, master, layout, *texts)
             print_report(summary, _describe_plan, json)
         else:
-            summary = convert_source(folder, out, name, *work, master, pack_folders, redo, layout, blocked)
+            summary = convert_source(folder, out, name, *work, master, pack_folders, redo, layout, *texts)
             advice = f"\ntrain with --file_list {out / name}.filelist.list"
             print_report(summary, lambda manifest: describe(manifest) + advice, json)
 
@@ -104,6 +107,7 @@ def convert_source(
     redo: bool = False,
     layout: str = DEFAULT_LAYOUT,
     blocked: BlockList = NOTHING,
+    caption_encoding: str = GUESSED_ENCODING,
 ) -> dict:
     """Convert what the path `source` holds into the folder `out` and return the manifest.
 
@@ -111,10 +115,12 @@ def convert_source(
     others too. Raises ConfigError, OutputError, and DataError where more than half of the rows cannot be used.
     """
     source, out = as_path(source), as_path(out)
-    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, blocked
+    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, blocked, caption_encoding
     job, settings, num_workers = _prepare(source, out, *asked)
     job.check(settings, redo)
-    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout, blocked)
+    tasks = _make_tasks(
+        source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout, blocked, caption_encoding
+    )
     earlier = (job.plan or settings).get("name", name)
 
     def clear() -> None:
@@ -143,12 +149,22 @@ def check_conversion(
     redo=False,
     layout=DEFAULT_LAYOUT,
     block_list=None,
+    caption_encoding=GUESSED_ENCODING,
     **options,
 ) -> None:
     """Find what `convert`, whose arguments these are, would refuse before it looks at the source. Raises PpldmError."""
     options.pop("master", None)
     treatment = Treatment(**options)
-    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, read_block_list(block_list)
+    asked = (
+        name,
+        rows_per_part,
+        treatment,
+        num_workers,
+        pack_folders,
+        layout,
+        read_block_list(block_list),
+        caption_encoding,
+    )
     job, settings, _ = _prepare(Path(folder), Path(out), *asked)
     job.check(settings, redo)
 
@@ -165,13 +181,16 @@ def plan_conversion(
     master: str | None = None,
     layout: str = DEFAULT_LAYOUT,
     blocked: BlockList = NOTHING,
+    caption_encoding: str = GUESSED_ENCODING,
 ) -> dict:
     """How many rows and parts there are and how many parts are finished, without writing. Raises as the conversion."""
     source, out = as_path(source), as_path(out)
-    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, blocked
+    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, blocked, caption_encoding
     job, settings, num_workers = _prepare(source, out, *asked)
     job.check(settings, redo)
-    tasks = _make_tasks(source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout, blocked)
+    tasks = _make_tasks(
+        source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout, blocked, caption_encoding
+    )
     finished = sum(find_finished(task.record_path, task.key(), partial(is_whole, task)) is not None for task in tasks)
     return {"rows_in": sum(task.span.rows for task in tasks), "parts": len(tasks), "parts_finished": finished}
 
@@ -193,7 +212,16 @@ def describe(manifest: dict) -> str:
         lines.append(f"  skipped, {reason}: {count}" + (f", for example {example[0]}" if example else ""))
     if count := manifest.get(OTHER_PROFILES):
         lines.append(f"  {count} pictures have a colour profile other than sRGB, which is ignored")
-    return "\n".join(lines)
+    remedy = "say which it is, as --caption-encoding latin-1 --redo"
+    return "\n".join(lines + describe_other_text(manifest, remedy))
+
+
+def _check_encoding(name: str) -> None:
+    """Raises ConfigError for what is no encoding of text."""
+    try:
+        "a".encode(name)
+    except LookupError as error:
+        raise ConfigError(f"--caption-encoding {name} is not known ({error}); write one such as latin-1") from error
 
 
 def _prepare(
@@ -206,6 +234,7 @@ def _prepare(
     pack_folders: bool,
     layout: str,
     blocked: BlockList,
+    caption_encoding: str,
 ) -> tuple[JobFolder, dict, int]:
     """The folder, the settings that it is claimed with, the number of processes. Raises ConfigError.
 
@@ -223,7 +252,8 @@ def _prepare(
     settings |= {option: value for option, value in treatment.settings().items() if value}
     settings |= {"pack_folders": True} if pack_folders else {}
     settings |= {"layout": layout} if layout != DEFAULT_LAYOUT else {}
-    settings |= blocked.settings
+    settings |= blocked.settings | encoding_settings(caption_encoding)
+    _check_encoding(caption_encoding)
     if pack_folders and isinstance(source, AddressPath):
         raise ConfigError("--pack-folders packs folders of pictures, which are not read at an address; omit it")
     return JobFolder(out, ".convert", "conversion", "parts"), settings, check_workers(num_workers)
@@ -239,6 +269,7 @@ def _make_tasks(
     master: str | None,
     layout: str,
     blocked: BlockList,
+    caption_encoding: str,
 ) -> list[PartTask]:
     units = find_units(source, layout == CONTROL_LAYOUT)
     spans = {}
@@ -247,7 +278,9 @@ def _make_tasks(
         if on_spark:
             counted = count_on_spark(units, rows_per_part, master)
         else:
-            counted = map_unordered(partial(_spans_of, rows=rows_per_part), units, num_workers)
+            counted = map_unordered(
+                partial(_spans_of, rows=rows_per_part, caption_encoding=caption_encoding), units, num_workers
+            )
         for unit, found in counted:
             spans[unit] = found
             bar.update()
@@ -261,7 +294,8 @@ def _make_tasks(
         get_logger().warning("%d folders make %d parts; --pack-folders makes %d", len(units), len(cut), len(packed))
     return [
         PartTask(
-            out / "parts" / f"part-{number:05}.gz", _name_source(unit, source), unit, span, treatment, blocked=blocked
+            *(out / "parts" / f"part-{number:05}.gz", _name_source(unit, source), unit, span, treatment, None, blocked),
+            caption_encoding,
         )
         for number, (unit, span) in enumerate(cut)
     ]
@@ -273,8 +307,9 @@ def _name_source(unit: Unit, source) -> str:
     return PACKED if isinstance(unit, PackedUnit) else os.path.relpath(unit.path, source)
 
 
-def _spans_of(unit: Unit, rows: int) -> list[Span]:
-    return unit.spans(rows)
+def _spans_of(unit: Unit, rows: int, caption_encoding: str) -> list[Span]:
+    with noting_other_text(caption_encoding):
+        return unit.spans(rows)
 
 
 def _make_parts(tasks: list[PartTask], num_workers: int, master: str | None) -> list[dict]:

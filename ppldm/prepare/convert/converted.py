@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...data.bad_rows import EXAMPLES_PER_REASON
 from ...data.formats.part import Part
+from ...data.formats.row import merge_other_text
 from ...utils.errors import ConfigError, DataError, RowError
 from ...utils.files import read_json_object
 from ...utils.log import progress
@@ -46,6 +47,7 @@ def merge_records(records: list[dict], sources: list[str], name: str, rows_per_p
         "skipped": dict(sorted(skipped.items())),
         "examples": dict(sorted(examples.items())),
         **({OTHER_PROFILES: count} if (count := sum(one.get(OTHER_PROFILES, 0) for one in records)) else {}),
+        **merge_other_text(records),
         "parts": parts,
     }
 

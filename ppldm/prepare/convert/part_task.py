@@ -18,7 +18,7 @@ from ...data.bad_rows import EXAMPLES_PER_REASON
 from ...data.control.cut import check_shape
 from ...data.formats.layouts import CONTROL_LAYOUT
 from ...data.formats.part import described_by, drop_indexes, index_path, write_part
-from ...data.formats.row import Row
+from ...data.formats.row import GUESSED_ENCODING, OtherText, Row, noting_other_text
 from ...data.images.decode import check_pixels, decode_pixels, has_other_profile
 from ...utils.checksums import file_sha256
 from ...utils.errors import RowError
@@ -34,7 +34,7 @@ from .reencode import Treatment, treat
 from .units import Span, Unit
 
 # Part of every record: a change of what is written for the same input must change it.
-_RECORD_VERSION = 3
+_RECORD_VERSION = 4
 # Of metadata: what says nothing of a picture that is there, and names of LAION's tables that have plainer ones.
 _DROPPED_META = {"status", "error_message", "exif"}
 _META_NAMES = {"AESTHETIC_SCORE": "aesthetic", "LANGUAGE": "language", "URL": "url"}
@@ -44,8 +44,8 @@ _META_NAMES = {"AESTHETIC_SCORE": "aesthetic", "LANGUAGE": "language", "URL": "u
 class PartTask:
     """One part to be: its path and the source rows that belong to it. `source`: the unit's path in the whole source.
 
-    `copy`: gives the unit's copy on this machine, where it lies at an address. `blocked`: rows that must not be in
-    it."""
+    `copy`: gives the unit's copy on this machine, where it lies at an address. `blocked`: rows that must not be in it.
+    `caption_encoding`: of text that is not UTF-8."""
 
     path: Path | AddressPath
     source: str
@@ -54,6 +54,7 @@ class PartTask:
     treatment: Treatment
     copy: Callable[[], Unit] | None = None
     blocked: BlockList = NOTHING
+    caption_encoding: str = GUESSED_ENCODING
 
     @property
     def out(self) -> Path | AddressPath:
@@ -71,11 +72,12 @@ class PartTask:
         place = {"version": _RECORD_VERSION, "unit": self.unit.path.name, "start": self.span.start}
         settings = place | {"rows": self.span.rows} | self.treatment.settings()
         settings |= {"layout": CONTROL_LAYOUT} if self.unit.has_control else {}
-        settings |= self.blocked.settings
+        settings |= self.blocked.settings | encoding_settings(self.caption_encoding)
         unit = self.unit.path
         if isinstance(unit, AddressPath):
             return {"settings": as_json(settings), "input": fingerprint_at(unit.hadoop, [str(unit)])}
-        return make_key(settings, self.unit.input_pieces(self.span), self.record_path)
+        with noting_other_text(self.caption_encoding):
+            return make_key(settings, self.unit.input_pieces(self.span), self.record_path)
 
 
 def make_part(task: PartTask) -> dict:
@@ -127,13 +129,14 @@ def files_of(part: Path | AddressPath) -> list[Path | AddressPath]:
 def _write_rows(task: PartTask, path: Path, forgotten: Forgotten) -> dict:
     """Write the part to `path`, or nothing where no row can be used; return its record, but for `output`."""
     skipped, examples, told = Counter(), {}, Counter()
-    rows = _usable_rows(task, forgotten, skipped, examples, told)
-    first = next(rows, None)
-    if first is None:
-        path.unlink(missing_ok=True)
-        drop_indexes(path)
-    else:
-        write_part(path, chain([first], rows))
+    with noting_other_text(task.caption_encoding) as noted:
+        rows = _usable_rows(task, forgotten, skipped, examples, told, noted)
+        first = next(rows, None)
+        if first is None:
+            path.unlink(missing_ok=True)
+            drop_indexes(path)
+        else:
+            write_part(path, chain([first], rows))
     return {
         "rows_in": task.span.rows,
         "rows_out": task.span.rows - skipped.total(),
@@ -143,14 +146,20 @@ def _write_rows(task: PartTask, path: Path, forgotten: Forgotten) -> dict:
         "sha256": file_sha256(path) if first is not None else None,
         "index_sha256": file_sha256(index_path(path)) if first is not None else None,
         **told,
+        **noted.report,
     }
 
 
+def encoding_settings(caption_encoding: str) -> dict:
+    """As part of the settings of a conversion."""
+    return {"caption_encoding": caption_encoding} if caption_encoding != GUESSED_ENCODING else {}
+
+
 def _usable_rows(
-    task: PartTask, forgotten: Forgotten, skipped: Counter, examples: dict, told: Counter
+    task: PartTask, forgotten: Forgotten, skipped: Counter, examples: dict, told: Counter, noted: OtherText
 ) -> Iterator[Row]:
-    """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason. told: how
-    many of those that can be used have what is ignored, OTHER_PROFILES."""
+    """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason. Of those
+    that can be used, `told` counts what is ignored (OTHER_PROFILES), and `noted` what was not UTF-8."""
     for source_row in (task.copy() if task.copy else task.unit).read(task.span):
         try:
             loaded = source_row.load()
@@ -162,8 +171,11 @@ def _usable_rows(
             else:
                 if has_other_profile(loaded.image):
                     told[OTHER_PROFILES] += 1
+                noted.end_row(repr(source_row.key))
                 yield row
+            noted.found.clear()
         except RowError as error:
+            noted.found.clear()
             skipped[error.reason] += 1
             examples.setdefault(error.reason, [])
             if len(examples[error.reason]) < EXAMPLES_PER_REASON:

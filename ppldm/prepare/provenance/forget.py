@@ -308,6 +308,7 @@ def _count(account: dict, num_removed: int) -> None:
     """Move rows from those out to those skipped."""
     if num_removed:
         account["rows_out"] -= num_removed
+        account.get("not_utf8", {})["example"] = ""  # which may be of one of them
         skipped = account["skipped"]
         account["skipped"] = dict(sorted({**skipped, FORGOTTEN: skipped.get(FORGOTTEN, 0) + num_removed}.items()))
 

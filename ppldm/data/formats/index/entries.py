@@ -16,7 +16,8 @@ from ....utils.files import atomic_write
 from ....utils.log import get_logger
 
 GZIP_MEMBERS, PLAIN_LINES, TAR_SAMPLES, CSV_RECORDS, FILE_NAMES = range(5)
-PACKED_LINES, PARQUET_ROWS, MDS_SAMPLES = 6, 7, 8  # 5 were copies of the rows of parquet files
+# 5 were copies of the rows of parquet files, 7 such rows without their lists.
+PACKED_LINES, MDS_SAMPLES, PARQUET_ROWS = 6, 8, 9
 
 _MAGIC, _VERSION = b"PPLDMIDX", 1
 # magic, version, kind, rows, part's bytes, part's CRC-32, CRC-32 of the arrays, 1 + smallest side or 0 where it is not
