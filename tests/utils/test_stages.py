@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 from forking import state_of
@@ -132,68 +133,90 @@ from ppldm.utils.errors import exit_on_error
 with exit_on_error():
     run_stages([Stage("a", "making a", ("python", "-c", sys.argv[2]), 1)], Path(sys.argv[1]))
 """
+# Neither ends by itself: what is seen to end was ended.
 SLOW = """
 import signal, subprocess, sys, time
 from pathlib import Path
 def stop(*_):
-    time.sleep(0.3)
     Path("said").write_text("saved")
-    sys.exit(75)
-signal.signal(signal.SIGTERM, {handler})
-child = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    if {obeys}:
+        sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+child = subprocess.Popen(["sleep", "infinity"], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
 Path("begun").write_text(str(child.pid))
-for _ in range(1200):  # one long sleep might begin just after a signal, which would then wait for its end
+while True:  # one long sleep might begin just after a signal, which would then wait for its end
     time.sleep(0.05)
 """
+LIMIT_S = 60
 
 
-def start(folder, program: str) -> subprocess.Popen:
-    """A chain of one stage that runs `program`, once that has begun."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder / "out"), program], cwd=folder, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not (folder / "begun").exists() or not (folder / "begun").read_text():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
-    return process
+@pytest.fixture
+def start(tmp_path):
+    """Start a chain of one stage that runs a program, until that has begun; nothing of it outlives the test."""
+    started = []
+
+    def start(program: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / "out"), program], cwd=tmp_path, stderr=subprocess.PIPE,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        wait_until(lambda: process.poll() is not None or read(tmp_path / "begun"))
+        assert process.poll() is None
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        with suppress(ProcessLookupError, ValueError):
+            os.killpg(os.getpgid(int(read(tmp_path / "begun"))), signal.SIGKILL)
 
 
-def assert_ends(pid: int) -> None:
-    deadline = time.monotonic() + 120
-    while state_of(pid) != "Z":
+def read(path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def wait_until(is_so) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
+def assert_ends(pid: int) -> None:
+    wait_until(lambda: state_of(pid) == "Z")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("to_group", [False, True], ids=["process alone", "as Ctrl-C does"])
-def test_a_signal_lets_the_stage_save_and_leaves_no_child(tmp_path, number, to_group):
-    process = start(tmp_path, SLOW.format(handler="stop"))
+def test_a_signal_lets_the_stage_save_and_leaves_no_child(tmp_path, start, number, to_group):
+    process = start(SLOW.format(obeys=True))
     (os.killpg if to_group else os.kill)(process.pid, number)
-    said = process.communicate(timeout=120)[1]
-    assert process.returncode == 130 and (tmp_path / "said").read_text() == "saved"
+    wait_until(lambda: process.poll() is not None)  # not for the end of stderr, which a child that is left has too
+    assert_ends(int(read(tmp_path / "begun")))
+    said = process.communicate(timeout=LIMIT_S)[1]
+    assert process.returncode == 130 and read(tmp_path / "said") == "saved"
     assert "the same command again goes on from what is finished" in said and "Traceback" not in said
-    assert_ends(int((tmp_path / "begun").read_text()))
 
 
-def test_a_second_signal_does_not_wait(tmp_path):
-    process = start(tmp_path, SLOW.format(handler="signal.SIG_IGN"))
+def test_a_second_signal_does_not_wait(tmp_path, start):
+    process = start(SLOW.format(obeys=False))
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    wait_until(lambda: read(tmp_path / "said"))
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
+    process.wait(timeout=LIMIT_S)
     assert process.returncode == 130
-    assert_ends(int((tmp_path / "begun").read_text()))
+    assert_ends(int(read(tmp_path / "begun")))
 
 
-def test_a_stage_ends_with_the_chain(tmp_path):
-    process = start(tmp_path, "import os, time\nopen('begun', 'w').write(str(os.getpid()))\ntime.sleep(60)")
+def test_a_stage_ends_with_the_chain(tmp_path, start):
+    program = "import os, time\nopen('begun', 'w').write(str(os.getpid()))\nwhile True: time.sleep(60)"
+    process = start(program)
     process.kill()
     process.wait()  # not for the end of stderr, which the stage has too
-    assert_ends(int((tmp_path / "begun").read_text()))
+    assert_ends(int(read(tmp_path / "begun")))
 
 
 def test_a_failed_stage_is_one_line(tmp_path):
@@ -204,13 +227,13 @@ def test_a_failed_stage_is_one_line(tmp_path):
     assert last == "error: stage a failed, see above; the same command again goes on from here"
 
 
-def test_two_chains_do_not_share_a_folder(tmp_path, monkeypatch):
+def test_two_chains_do_not_share_a_folder(tmp_path, start, monkeypatch):
     from ppldm.utils import files
 
-    process = start(tmp_path, SLOW.format(handler="stop"))
+    process = start(SLOW.format(obeys=True))
     waits = files.lock_folder
     monkeypatch.setattr(files, "lock_folder", lambda folder: waits(folder, wait_seconds=0))
     with pytest.raises(PpldmError, match="another process is writing"):
         run_again(tmp_path / "out", make_stages())
     process.terminate()
-    process.communicate(timeout=120)
+    process.communicate(timeout=LIMIT_S)

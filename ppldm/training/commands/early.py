@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ...config.network_files import find_network_file
 from ...config.option import Option, options
-from ...config.published_models import KNOWN_MODELS
 from ...config.recipe import Recipe, naming_origins
 from ...data.text.tokenizer import check_tokenizer
 from ...families.base import check_family
@@ -49,9 +48,8 @@ def _check_network(stated: Option, value: str) -> None:
 
 
 def _check_model(stated: Option, value: str) -> None:
-    if value not in KNOWN_MODELS:
-        with _naming(stated):
-            check_name(value)
+    with _naming(stated):
+        check_name(value)
 
 
 def _check_tokenizer(stated: Option, value: str) -> None:
