@@ -50,7 +50,8 @@ def test_an_example_is_the_first_short_caption(make_dataset, captions, expected)
 
 
 @pytest.mark.parametrize("empty, others, warns", [
-    (["", " "], [], True), ([""], ["a red heart"], True), ([""], ["a red heart"] * 9, False), ([], ["a red heart"], False),
+    (["", " "], [], True), ([""], ["a red heart"], True), ([""], ["a red heart"] * 9, False),
+    ([], ["a red heart"], False),
 ])  # fmt: skip
 def test_captions_that_are_empty_are_counted_and_warned_of(make_dataset, caplog, empty, others, warns):
     report_captions(make_dataset(empty + others, ["a red heart"], 8))
