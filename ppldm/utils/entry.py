@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from .errors import Preempted, exit_on_error
+from .errors import Interrupted, Preempted, exit_on_error
 from .machine.cpu import load_paddle
 from .machine.environment import require_working_environment
 from .processes.failure import note_failure
@@ -38,10 +38,10 @@ def entry(
     try:
         with exit_on_error():
             check_early()
-            _stop_on_signals()
+            _stop_on_signals(_stop)
             require_working_environment()
             load_paddle(threads)  # unless `check_early` needed it
-            _stop_on_signals()  # paddle has set a handler of its own
+            _stop_on_signals(signal.default_int_handler)  # paddle has set handlers of its own
             yield
     except SystemExit as error:
         if (is_rank or is_computing()) and isinstance(error.code, int):
@@ -64,16 +64,19 @@ def _show_and_leave(*error) -> None:
     _leave(1)
 
 
-def _stop_on_signals() -> None:
+def _stop_on_signals(on_interrupt: Callable) -> None:
+    """`on_interrupt`: the handler of Ctrl-C, where it is not ignored or somebody's own."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         handle(number, _stop)
-    handle(signal.SIGINT, signal.getsignal(signal.SIGINT))
+    now = signal.getsignal(signal.SIGINT)
+    handle(signal.SIGINT, on_interrupt if now in (signal.default_int_handler, _stop) else now)
 
 
 def _stop(number: int, _frame) -> None:
     """Outside training's loop, which has handlers of its own, there is nothing to save, and what is half written goes
     at the next start. No exception: a native library that is being imported would make an error of its own of it."""
-    name = signal.Signals(number).name
+    is_interrupt = number == signal.SIGINT
+    name = "Ctrl-C" if is_interrupt else signal.Signals(number).name
     # Unbuffered: the signal may have come in the middle of a write.
     os.write(2, f"stopped by {name}; the same command again goes on from what is finished\n".encode())
-    os._exit(Preempted.exit_status)
+    os._exit(Interrupted.exit_status if is_interrupt else Preempted.exit_status)

@@ -15,6 +15,7 @@ from ...utils.machine.devices import (
     use_device,
 )
 from ...utils.processes.rank_watch import watch_ranks
+from ...utils.processes.signals import ending_at_once
 from ...utils.processes.world import World
 from ...utils.text import count_of
 from ..speed import apply_switches
@@ -32,7 +33,7 @@ def detect_world(arguments: TrainingOptions) -> World:
     if world.size > 1:
         if (kind := current_kind()) != installed_kind():  # the CPU, asked for where Paddle is made for more
             variables.set_for_libraries(collective_variables(kind), replace=True)
-        with quiet_paddle():
+        with quiet_paddle(), ending_at_once():  # there is nothing to save yet
             paddle.distributed.init_parallel_env()
     watch_ranks(world, arguments.rank_timeout)
     device = current_device()

@@ -33,6 +33,21 @@ def handle(number: int, handler):
     return before
 
 
+@contextmanager
+def ending_at_once():
+    """Inside the block, a signal to stop ends the process itself: native code that holds the interpreter's lock, as the
+    wait in which ranks find one another, never lets Python's handlers run."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {
+        number: handle(number, signal.SIG_DFL) for number in numbers if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            handle(number, signal.SIG_DFL if handler is None else handler)
+
+
 def wait_for(process: subprocess.Popen) -> int:
     """The status of a process at its end. Meanwhile this thread handles its signals, also one that came just before.
 
