@@ -109,7 +109,7 @@ def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
 
     memory, anonymous = estimate(recipe, given.num_devices), anonymous_memory_bytes()
     facts["memory"] = memory.by_purpose
-    facts["checkpoint_bytes"], facts["bytes_on_disk"] = memory.on_disk["checkpoint"], memory.on_disk
+    facts["checkpoint_bytes"], facts["bytes_on_disk"] = memory.on_disk.get("checkpoint"), memory.on_disk
     facts["operations_an_update"] = memory.operations * recipe.training.gradient_accumulation_steps
     facts["loader_bytes"] = loader_bytes(memory, recipe.training.dataloader_num_workers, anonymous)
     yield from _look_at_loaders(recipe.training.dataloader_num_workers, given.devices_here, memory, anonymous, facts)
