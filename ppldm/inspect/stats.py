@@ -65,11 +65,10 @@ def stats(
         "skipped": dict(found.skipped.most_common()),
         "not_rows": dict(found.not_rows),
         "bad_parts": indexed.bad_parts(),
-        **found.other_text,
         "second_images": found.counts["control_kb"].total(),
         "quantiles": list(QUANTILES),
         **{measure: quantiles(values) for measure, values in found.counts.items()},
-        **survey(indexed.rows, num_workers, check_bytes=False),
+        **(survey(indexed.rows, num_workers, check_bytes=False) | found.other_text),
     }
     if meters:
         report |= _report_tokens(tokenizer, found.coverages, max_length)

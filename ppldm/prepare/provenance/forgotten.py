@@ -36,8 +36,7 @@ class Forgotten:
     def covers(self, meta: dict, source: str) -> list[str]:
         """Which entries a row of this metadata is named by. `source`: what it was made from, such as part_1/00000."""
         url, key = meta.get("url"), meta.get("key")
-        is_url = self.urls and isinstance(url, str)
-        found = [url] if is_url and (url in self.urls or _digest_of(url) in self.urls) else []
+        found = [url] if isinstance(url, str) and {url, _digest_of(url)} & self.urls else []
         if self.domains and isinstance(url, str):
             labels = host_of(url).split(".")
             parents = {".".join(labels[start:]) for start in range(len(labels))}
