@@ -18,9 +18,9 @@ _DRAWN = 128  # and lighter
 
 
 def check_sides(**sides) -> None:
-    """Raises ConfigError for sides of a picture that are no whole numbers above 0, or too large for any machine."""
+    """Raises ConfigError for sides of a picture that are no whole numbers, or too large for any machine."""
     for name, side in sides.items():
-        if isinstance(side, bool) or not isinstance(side, numbers.Integral) or not 0 < side <= _LARGEST_SIDE:
+        if isinstance(side, bool) or not isinstance(side, numbers.Integral) or side > _LARGEST_SIDE:
             raise ConfigError(f"--{name} {str(side)[:_SHOWN]} must be a whole number from 1 to {_LARGEST_SIDE}")
 
 

@@ -118,7 +118,7 @@ class CascadeToImage(TextToImage):
         check_sides(height=height, width=width)
         step = EFFNET_FACTOR / self._share
         for side in (height, width):
-            if side % step or side % paella_factor(self.decoder.vqgan.config):
+            if side <= 0 or side % step or side % paella_factor(self.decoder.vqgan.config):
                 raise ConfigError(f"{width} x {height}: sides must be multiples of {step:g}; change the size")
         return (self.model.prior.config.in_channels, round(height / step), round(width / step))
 

@@ -62,7 +62,7 @@ def read_requests(path) -> list[Request]:
 def check_prompt(text, what: str) -> None:
     """Raises ConfigError for what is not text, or holds bytes that were not UTF-8 on the command line or in JSON."""
     if not isinstance(text, str):
-        raise ConfigError(f"{what} {str(text)[:_SHOWN]!r} is not text")
+        raise ConfigError(f"{what} {repr(text)[:_SHOWN]} is not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
