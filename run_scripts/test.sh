@@ -40,7 +40,9 @@ if [[ $* == --all ]]; then
 fi
 make_venv
 if (($# == 0)); then
-    play --minutes "${MINUTES:-10}" --seed "$(sample_seed)"
+    PPLDM_SEED=$(sample_seed)
+    export PPLDM_SEED
+    play --minutes "${MINUTES:-10}" --seed "$PPLDM_SEED"
 else
     unset PYTHON # as play does
     exec "$VENV/bin/python" -m pytest "$@"

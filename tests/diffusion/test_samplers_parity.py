@@ -15,6 +15,7 @@ import needs
 import numpy as np
 import paddle
 import pytest
+from sampling import ALL
 
 from ppldm.diffusion.drawing import SIGMA_SCHEDULES, Drawing, samplers_of
 from ppldm.diffusion.process import TIMESTEP_SPACINGS, NoiseSchedule, Process
@@ -51,7 +52,6 @@ TABLE = [
 FEW = (1, 2, 3, 6, 13, 14, 15, 25, 61)
 MANY = (50, 103, 250, 333, 500, 999, 1000)
 # All numbers of steps take an hour: a few are drawn by PPLDM_SEED, and all are played where PPLDM_ALL is set.
-ALL = os.environ.get("PPLDM_ALL", "0") not in ("", "0")
 DRAWN = random.Random(int(os.environ.get("PPLDM_SEED", 1)))
 MANY_DRAWN = MANY if ALL else DRAWN.sample(MANY[:-2], 1) + [1000]
 PLACES_DRAWN = range(1, 1001) if ALL else sorted(DRAWN.sample(range(1, 1001), 20))

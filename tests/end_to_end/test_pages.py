@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from doc_pages import PAGES, REASONS, ROOT, RUN_BY, WORLD, blocks, small
+from sampling import ALL
 from warm_ppldm import serving
 
 from ppldm.cli.main import run
@@ -30,7 +31,6 @@ def to_run(page) -> list[doc_pages.Block]:
 
 
 CHINESE = [page for page in PAGES if ROOT / "docs/zh" in page.parents]
-ALL = os.environ.get("PPLDM_ALL", "0") not in ("", "0")
 RUNNABLE = [page for page in PAGES if to_run(page) and page not in CHINESE]  # these have the same commands
 DRAWN = RUNNABLE if ALL else random.Random(int(os.environ.get("PPLDM_SEED", 1))).sample(RUNNABLE, 6)
 

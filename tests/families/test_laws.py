@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from sampling import ALL
 from shaped import write_shaped
 from small_lpips import write_lpips
 from tiny_model import write_base, write_image_encoder, write_prior
@@ -335,7 +336,6 @@ def test_two_processes_are_one_with_twice_the_batch(tiny, name, straight, tmp_pa
 
 # Some of the dearest, drawn by PPLDM_SEED; all are played where PPLDM_ALL is set.
 DEAR = [(name, law) for name in (*TEXT_TO_IMAGE, "controlnet") for law in ("compiled", "latents", "ranks and shapes")]
-ALL = os.environ.get("PPLDM_ALL", "0") not in ("", "0")
 DRAWN = DEAR if ALL else random.Random(int(os.environ.get("PPLDM_SEED", 1))).sample(DEAR, 2)
 
 

@@ -11,12 +11,14 @@ reason. Files that take longest come first, so that workers of pytest-xdist (`-n
 """
 
 import hashlib
+import os
 from collections import Counter
 
 import durations
 import pytest
 from quick import mark_quick
 
+ALL = os.environ.get("PPLDM_ALL", "0") not in ("", "0")  # for grids that tests cut themselves
 AT_LEAST_S = 0.5  # of each law, however little time there is: grids of formulas and flags are cheap
 LEFT_OUT = pytest.StashKey[Counter]()
 SECONDS = pytest.StashKey[float]()

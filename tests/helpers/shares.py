@@ -24,7 +24,6 @@ from ppldm.networks.model import Component
 from ppldm.training.checkpoint.checkpoint import TrainingState, count_bytes
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.optimizer.gradient_shares import count_gradient_bytes
 from ppldm.training.optimizer.precision import restore_float32
 from ppldm.training.optimizer.sharding import ShardedAdamW, master_weights, whole_state
 from ppldm.training.prepare import prepare
@@ -54,12 +53,13 @@ def gradients_counted(state: TrainingState, facts: dict):
     """Bytes of gradients on this rank, as long as the block runs: most while backward went on (`peak`), most when an
     update was settled (`settled`), and how many there are in all (`all`)."""
     parameters = [p for p in state.model.parameters() if not p.stop_gradient]
-    facts |= {"all": sum(4 * p.size for p in parameters), "peak": 0, "settled": 0}
+    sizes = [(p, 4 * p.size) for p in parameters]  # once: Paddle takes its time to tell them
+    facts |= {"all": sum(size for _, size in sizes), "peak": 0, "settled": 0}
     settle, find_rows, looking = UpdateGuard.settle, UpdateGuard._find_rows, []
 
     def count(what):
         if not looking:
-            facts[what] = max(facts[what], count_gradient_bytes(parameters))
+            facts[what] = max(facts[what], sum(size for p, size in sizes if p.grad is not None))
 
     def found(referee, *args):  # goes back once more, on this rank alone
         looking.append(True)

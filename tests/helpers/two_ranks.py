@@ -14,7 +14,6 @@ from ppldm.training.checkpoint.checkpoint import TrainingState
 from ppldm.training.distributed.check_ranks import check_ranks
 from ppldm.training.monitor.control import Order
 from ppldm.training.optimizer import gradient_shares as shares_module
-from ppldm.training.optimizer.gradient_shares import count_gradient_bytes
 from ppldm.training.optimizer.sharding import ShardedAdamW
 from ppldm.training.update import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError
@@ -64,6 +63,10 @@ def start(model, world: World, sharded: bool, clip: float | None = 0.01) -> Upda
     if sharded:
         optimizer.share_gradients()
     return UpdateGuard(TrainingState(model, optimizer, scheduler), world, 1, nullcontext)
+
+
+def count_gradient_bytes(parameters) -> int:
+    return sum(p.grad.size * p.grad.element_size() for p in parameters if p.grad is not None)
 
 
 def bits(tensors) -> list:

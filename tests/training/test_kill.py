@@ -10,12 +10,13 @@ import numpy as np
 import paddle
 import pytest
 from forking import forking, kill, stop
+from sampling import ALL
 
 from ppldm.training.checkpoint.checkpoint import verify
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.weights.checkpoint_names import list_checkpoints, step_of
 
-KILLS = int(os.environ.get("PPLDM_KILLS", 30))
+KILLS = 30 if ALL else 10
 
 IMPORTS = """
 import json
@@ -84,7 +85,7 @@ def kill_somewhere(start, chance, folder, kind, flags) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True], ids=["waiting", "beside"])
-def test_killed_at_thirty_moments(tiny, start, tmp_path, beside):
+def test_killed_at_many_moments(tiny, start, tmp_path, beside):
     """`beside`: checkpoints are written while training goes on."""
     chance = random.Random(7)
     settings = {"save_steps": 1, "save_total_limit": 2, "use_ema": True, "max_steps": 1000, "use_async_save": beside}

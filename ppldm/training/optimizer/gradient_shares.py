@@ -146,11 +146,6 @@ def _group_of(parameter) -> str:
     return parameter.optimize_attr.get("clip_group", "")
 
 
-def count_gradient_bytes(parameters) -> int:
-    """Bytes of the gradients that are there."""
-    return sum(p.grad.size * p.grad.element_size() for p in parameters if p.grad is not None)
-
-
 def _let_go(parameters: list) -> None:
     for parameter in parameters:
         parameter.clear_gradient(False)  # positional: by name Paddle 3.3 takes it for True

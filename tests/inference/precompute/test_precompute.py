@@ -16,6 +16,7 @@ import needs
 import numpy as np
 import pytest
 from forking import forking, kill, stop_when
+from sampling import ALL
 from small_disk import fill, small_disk
 from small_weights import write_clip
 
@@ -24,7 +25,7 @@ from ppldm.data.cached.latents import Latents
 from ppldm.inference.precompute import command as module
 from ppldm.utils.errors import ConfigError, OutputError, PartError
 
-KILLS = 30
+KILLS = 30 if ALL else 10
 
 
 def command(tiny, folder, *flags) -> list[str]:
@@ -173,7 +174,7 @@ def count_settled(folder) -> int:
 
 
 @pytest.mark.slow
-def test_killed_at_thirty_moments(tiny, start, tmp_path):
+def test_killed_at_many_moments(tiny, start, tmp_path):
     chance, folder, moments = random.Random(3), tmp_path / "killed", []
     assert start(tmp_path / "straight")[1]() == 0
     for _ in range(KILLS):

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from sampling import ALL
 
 from ppldm.utils.errors import ModelError
 from ppldm.weights.formats.files import is_pytorch, read_arrays
@@ -417,7 +418,7 @@ def test_random_programs_are_read_or_refused():
 @pytest.mark.slow
 def test_many_random_programs():
     """A hundred thousand where PPLDM_ALL is set."""
-    count = 100_000 if os.environ.get("PPLDM_ALL", "0") not in ("", "0") else 20_000
+    count = 100_000 if ALL else 5_000
     assert fuzz(count, int(os.environ.get("PPLDM_SEED", 1)))["files"] == count
 
 
