@@ -189,9 +189,9 @@ def _fetch_missing_rows(
     for _ in journal.rows:
         on_fetch()
     columns = (*settings.columns, *(RETRY_COLUMNS if task.is_retry else ()))
-    _install(settings, settings.shard_seconds, on_fetch)
     with closing(WatchedResizer(settings.resizer, in_flight_path(task.part_folder, task.number))) as resizer:
         downloader = _make_downloader(settings, columns, work, task.number, missing, journal, resizer)
+        _install(settings, settings.shard_seconds, on_fetch)  # behind img2dataset's import, which takes seconds
         downloader.download_shard((task.number, str(rows_file)))
     if journal.rows:
         _correct_stats(work, task.number)
