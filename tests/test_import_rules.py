@@ -171,6 +171,42 @@ def test_a_circle_is_found():
     assert find_circle(graph(modules | {"data.c": "from ppldm.utils import z"})) == []
 
 
+def stated_names(source: str) -> set[str]:
+    """All names that a source binds, wherever it does."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    return found
+
+
+def missing_names(modules: dict[str, str]) -> list[str]:
+    """What sources import of ppldm, inside functions too, that its module does not state."""
+    stated = {name.removesuffix(".__init__"): stated_names(source) for name, source in modules.items()}
+    stated[""] = stated.pop("__init__", set())
+    missing = []
+    for name, source in modules.items():
+        inside = {one.removeprefix("ppldm.") for one in imports(source, name) if one.startswith("ppldm.")}
+        parts = {full: full.rpartition(".") for full in inside if full not in stated}
+        missing += [f"{name}: {full}" for full, (module, _, one) in parts.items() if one not in stated.get(module, ())]
+    return missing
+
+
+def test_what_is_imported_is_there():
+    """mypy does not look: names that are taken inside functions would fail when a user gets there."""
+    assert not missing_names({name: path.read_text(encoding="utf-8") for name, path in MODULES.items()})
+
+
+def test_a_missing_name_is_found():
+    modules = {"utils.a": "x = 1", "utils.b": "def f():\n    from .a import y\nfrom . import a\nfrom .a import x"}
+    assert missing_names(modules) == ["utils.b: utils.a.y"]
+    assert missing_names({"utils.b": "from ..data.gone import x"}) == ["utils.b: data.gone.x"]
+
+
 def test_one_module_looks_at_environment_variables():
     words = ("os.environ", "os.getenv", "os.putenv", "import environ", "import getenv")
     found = [name for name, path in MODULES.items() if any(word in path.read_text("utf-8") for word in words)]

@@ -165,7 +165,7 @@ def test_a_dry_run_says_what_would_be_done(trained, tiny, tmp_path, capsys):
         (["--seed", "-1"], "--seed -1 must not be negative"),
         (["--num-samples", "0"], "--num-samples 0 must be above 0"),
         (["--num-samples", "1", "--metrics", "frechet"], "frechet needs 2 generated pictures, and there are 1"),
-        (["--against", "empty"], "empty holds no pictures"),
+        (["--against", "empty"], "empty and what is below it hold no pictures"),
     ],
 )
 def test_bad_input_is_one_line(pictures, monkeypatch, flags, message):

@@ -194,13 +194,12 @@ def _verdict(report: dict) -> str:
 
 
 def different(one: dict, other: dict, skipped: tuple[str, ...] = ()) -> list[dict]:
-    """The entries that both have and that differ, of tables the first that does: [{"name", "values": [of one, of
-    other]}]."""
-    from ...training.checkpoint.resume import differing
+    """The entries that both have and that differ: [{"name", "values": [of one, of other]}]."""
+    from ...training.checkpoint.resume import differences
 
     names = (name for name in one if name in other and name not in skipped)
-    found = (differing(name, one[name], other[name]) for name in names)
-    return [{"name": name, "values": values} for name, *values in filter(None, found)]
+    found = (difference for name in names for difference in differences(name, one[name], other[name]))
+    return [{"name": name, "values": values} for name, *values in found]
 
 
 def same_intervals(one: Run, other: Run) -> list[tuple[Line, Line]]:
