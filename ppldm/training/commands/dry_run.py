@@ -24,6 +24,7 @@ from ...weights.lora.tokens import find_table
 from ...weights.model_file import class_of
 
 UNUSED = "to_logits."  # of LDMBert: kept, and never trained
+_ENCODING = ("encoder.", "quant_conv.")  # of an autoencoder
 
 
 def dry_run(recipe: Recipe, num_devices: int, as_json: bool) -> None:
@@ -37,12 +38,13 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
     family, arguments = get_family(recipe.family), recipe.training
     halves = (arguments.fp16 or arguments.bf16) and arguments.fp16_opt_level == "O2"
     components, weights = {}, 0
+    untrained = (UNUSED, *(_ENCODING if getattr(recipe.model, "train_decoder_only", False) else ()))
     whole, learned, added = (np.zeros(2, dtype=np.int64) for _ in range(3))  # (numbers, arrays)
     for name, network in family.networks(recipe.model, recipe.data).items():
         kind = family.components[name]
         shapes = parameter_shapes(kind, network.config, name)
         sizes = {key: prod(shape) for key, shape in shapes.items()}
-        own = [size for key, size in sizes.items() if network.trained and not key.startswith(UNUSED)]
+        own = [size for key, size in sizes.items() if network.trained and not key.startswith(untrained)]
         more = np.add(_low_rank(name, shapes, recipe.model), _tokens(name, shapes, recipe.model))
         components[name] = {
             "class": class_of(kind, network.config), "parameters": sum(sizes.values()),
