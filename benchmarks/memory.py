@@ -29,7 +29,7 @@ BASE = {"model_name_or_path": "plain/pipeline", "resolution": 128}  # on what th
 CAPTIONS = {"text_encoder_config_file": "clip_tiny", "train_text_encoder": "true", "resolution": 128}
 UVIT = CAPTIONS | {"family": "uvit", "transformer_config_file": ("uvit_s2", {"clip_dim": 128, "num_text_tokens": 12})}
 DIT = CAPTIONS | {"family": "dit", "transformer_config_file": ("dit_tiny", {
-    "attention_head_dim": 64, "num_attention_heads": 8, "num_layers": 16,
+    "attention_head_dim": 64, "num_attention_heads": 8, "num_layers": 16, "cross_attention_dim": 512,
 })}  # fmt: skip
 AUTOENCODER = {"family": "autoencoder", "vae_config_file": "vae_kl_f8", "resolution": 64}
 # Flags; of a network's config as a pair, what is other than in the config of that name.
@@ -80,7 +80,7 @@ def main() -> None:
                 f"{one['error']:+.1%}\n"
             )
             sys.stdout.flush()
-    save_results(arguments, results)
+            save_results(arguments, results)
     if any(abs(one["error"]) > MOST for one in results.values()):
         sys.exit(f"an estimate is off by more than {MOST:.0%}")
 
