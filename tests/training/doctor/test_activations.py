@@ -97,12 +97,11 @@ def test_what_is_counted_of_a_control_network_is_what_is_allocated_with_its_unet
     assert recompute or told.kept == pytest.approx(found.kept, rel=0.15)
 
 
-@pytest.mark.slow
 def test_what_is_counted_of_an_autoencoder_that_is_trained_is_what_is_allocated():
-    config, pictures = read_new_config("vae", "vae_tiny", "--config"), paddle.randn([2, 3, 128, 128])
+    config, pictures = read_new_config("vae", "vae_tiny", "--config"), paddle.randn([2, 3, 64, 64])
     network = build_autoencoder("vae_tiny", 1)
     found = measure(network, lambda: network.decode(network.encode(pictures).latent_dist.mean).sample)
-    told = count_activations("vae", config, replace(SHAPES, picture=(3, 128, 128)), True, False)
+    told = count_activations("vae", config, replace(SHAPES, picture=(3, 64, 64)), True, False)
     assert told.peak == pytest.approx(found.peak, rel=0.1)
     assert told.kept == pytest.approx(found.kept, rel=0.15)
 
