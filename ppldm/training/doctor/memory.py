@@ -8,7 +8,7 @@ process      on a device without a memory of its own: the program and its librar
 heap         there: what the C library keeps of what was given back
 copy         there: of what a checkpoint holds, with --use_async_save
 export       what is exported last, as it is written, where that is more than the activations, which are gone then
-reading      there: the weights that the model starts from, as they are read, where that is more than all that comes later
+reading      there: the weights that a model starts from, as they are read, where that is more than what comes later
 """
 
 from dataclasses import dataclass, field

@@ -3,8 +3,10 @@
 import pytest
 from tiny_model import write_base
 
+from ppldm.families.base import get_family
 from ppldm.training.commands.dry_run import reckon
 from ppldm.training.commands.early import check_early
+from ppldm.training.commands.train import run_recipe
 from ppldm.training.doctor.memory import estimate
 from ppldm.training.prepare import prepare
 
@@ -39,10 +41,28 @@ def test_bytes_that_are_reckoned_are_those_that_a_run_holds(tiny, tmp_path, name
     recipe = recipe_of(tiny, tmp_path, *SETTINGS[name])
     told = reckon(recipe, 1)["bytes_a_device"]
     state = prepare(recipe.model, recipe.data, recipe.training).state
+    if not state.model.adapters:
+        assert set(get_family(recipe.family).unsaved(recipe.model)) == set(state.model.unsaved)
     trained = sum(one.size for one in state.model.trained_parameters().values())
     weights = sum(one.size for one in state.model.parameters())
     averages = sum(array.size for average in state.averages for array in average.shadow.values())
     assert told == {"weights": 4 * weights, "gradients": 4 * trained, "optimizer": 8 * trained, "average": 4 * averages}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [
+    {"adversarial_weight": 0.5, "adversarial_start": 0, "discriminator_layers": 1, "discriminator_channels": 256},
+    {"perceptual_weight": 1, "lpips_weights": "random"},
+])  # fmt: skip
+def test_what_judges_an_autoencoder_is_not_exported_and_what_never_learns_is_not_saved(tiny, tmp_path, more):
+    recipe = recipe_of(
+        tiny, tmp_path, "autoencoder", AUTOENCODER | more | {"max_steps": 1, "vae_config_file": "vae_tiny"}
+    )
+    told, folder = reckon(recipe, 1)["bytes_on_disk"], tmp_path / "run"
+    run_recipe(recipe, True)
+    for name, place in (("checkpoint", "checkpoint-1"), ("exported", "vae")):
+        size = sum(path.stat().st_size for path in (folder / place).rglob("*") if path.is_file())
+        assert told[name] == pytest.approx(size, rel=0.15)
 
 
 def test_adapters_are_exported_without_their_base_and_read_with_it(tiny, tmp_path):
