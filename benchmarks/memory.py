@@ -3,6 +3,7 @@
 Each case is one run of three updates, a checkpoint and an export by `ppldm train`, whose peak the system knows, beside
 what `ppldm doctor` said of the same flags before. Pictures and networks are made here. The case `12` is the published
 model of 12 layers, which takes 18 GB; `12-text` its text encoder over a tiny UNet, `12-unet` its UNet, half as wide.
+From `plain` on, networks of some 80 M parameters are trained in different ways.
 """
 
 import argparse
@@ -19,22 +20,49 @@ from results import add_result_flags, save_results
 
 NETWORKS = Path(__file__).resolve().parents[1] / "ppldm" / "config" / "networks"
 MOST = 0.15  # of the measured peak
-# Networks of text encoder and UNet, and further flags.
+POSTHOC = {"ema_posthoc": "0.05 0.10"}
+LDM = {"text_encoder_config_file": "ldmbert_tiny", "unet_config_file": "unet_tiny", "resolution": 128}
+TWELVE = LDM | {"text_encoder_config_file": "ldmbert_12"}
+HALF = LDM | {"unet_config_file": ("unet_12", {"block_out_channels": [160, 320, 640, 640]})}
+WIDE = LDM | {"unet_config_file": ("unet_12", {"block_out_channels": [96, 192, 384, 384]})}
+BASE = {"model_name_or_path": "plain/pipeline", "resolution": 128}  # on what the case `plain` exports
+CAPTIONS = {"text_encoder_config_file": "clip_tiny", "train_text_encoder": "true", "resolution": 128}
+UVIT = CAPTIONS | {"family": "uvit", "transformer_config_file": ("uvit_s2", {"clip_dim": 128, "num_text_tokens": 12})}
+DIT = CAPTIONS | {"family": "dit", "transformer_config_file": ("dit_tiny", {
+    "attention_head_dim": 64, "num_attention_heads": 8, "num_layers": 16, "cross_attention_dim": 512,
+})}  # fmt: skip
+AUTOENCODER = {"family": "autoencoder", "vae_config_file": "vae_kl_f8", "resolution": 64}
+# Flags; of a network's config as a pair, what is other than in the config of that name.
 CASES = {
-    "tiny": ("tiny", "tiny", {"resolution": 64}),
-    "tiny-large-batch": ("tiny", "tiny", {"resolution": 128, "per_device_train_batch_size": 16}),
-    "tiny-256": ("tiny", "tiny", {"resolution": 256}),
-    "tiny-256-recompute": ("tiny", "tiny", {"resolution": 256, "recompute": "true"}),
-    "tiny-ema": ("tiny", "tiny", {"resolution": 64, "use_ema": "true"}),
-    "tiny-workers": ("tiny", "tiny", {"resolution": 128, "dataloader_num_workers": 2}),
-    "middle": ("middle", "middle", {"resolution": 128}),
-    "12-text": ("12", "tiny", {"resolution": 64}),
-    "12-text-recompute": ("12", "tiny", {"resolution": 64, "recompute": "true"}),
-    "12-unet": ("tiny", "12", {"resolution": 128}),
-    "12-unet-recompute": ("tiny", "12", {"resolution": 128, "recompute": "true"}),
-    "12": ("12", "12", {"resolution": 48}),
+    "tiny": LDM | {"resolution": 64},
+    "tiny-large-batch": LDM | {"per_device_train_batch_size": 16},
+    "tiny-256": LDM | {"resolution": 256},
+    "tiny-256-recompute": LDM | {"resolution": 256, "recompute": "true"},
+    "tiny-ema": LDM | {"resolution": 64, "use_ema": "true"},
+    "tiny-workers": LDM | {"dataloader_num_workers": 2},
+    "middle": LDM | {"text_encoder_config_file": "ldmbert_middle", "unet_config_file": "unet_middle"},
+    "12-text": TWELVE | {"resolution": 64},
+    "12-text-recompute": TWELVE | {"resolution": 64, "recompute": "true"},
+    "12-unet": HALF,
+    "12-unet-recompute": HALF | {"recompute": "true"},
+    "12": TWELVE | {"unet_config_file": "unet_12", "resolution": 48},
+    "plain": WIDE,
+    "average": WIDE | {"use_ema": "true"},
+    "posthoc": WIDE | POSTHOC,
+    "posthoc-average": WIDE | POSTHOC | {"use_ema": "true", "ema_posthoc_dtype": "float32"},
+    "accumulation": WIDE | {"gradient_accumulation_steps": 3},
+    "recompute": WIDE | {"resolution": 256, "recompute": "true"},
+    "large-batch": WIDE | {"per_device_train_batch_size": 16},
+    "cached-latents": WIDE | {"latents": "cached", "random_crop": "false"},
+    "sharding": WIDE | {"sharding": "stage1"},
+    "adapters": BASE | {"lora_rank": 16},
+    "adapters-posthoc": BASE | POSTHOC | {"lora_rank": 16, "export_merged": "true"},
+    "controlnet": BASE | {"family": "controlnet", "control": "canny"},
+    "uvit-posthoc": UVIT | POSTHOC,
+    "dit-average": DIT | {"use_ema": "true"},
+    "autoencoder": AUTOENCODER,
+    "autoencoder-posthoc": AUTOENCODER | POSTHOC,
 }
-NARROWER = {"block_out_channels": [160, 320, 640, 640]}  # of "12-unet": half the channels
 
 
 def main() -> None:
@@ -52,31 +80,58 @@ def main() -> None:
                 f"{one['error']:+.1%}\n"
             )
             sys.stdout.flush()
-    save_results(arguments, results)
+            save_results(arguments, results)
     if any(abs(one["error"]) > MOST for one in results.values()):
         sys.exit(f"an estimate is off by more than {MOST:.0%}")
 
 
 def compare(folder: Path, name: str) -> dict:
     """estimated_gb, measured_gb, error (the estimate by the measured peak, less 1), purposes in bytes."""
-    text, unet, changes = CASES[name]
-    config = json.loads((NETWORKS / f"unet_{unet}.json").read_text())
-    config["cross_attention_dim"] = json.loads((NETWORKS / f"ldmbert_{text}.json").read_text())["d_model"]
-    config |= NARROWER if name.startswith("12-unet") else {}
-    (folder / f"{name}.json").write_text(json.dumps(config))
-    settings = {
-        "output_dir": folder / name, "file_list": folder / "train.filelist", "vae_name_or_path": folder / "vae",
-        "text_encoder_config_file": f"ldmbert_{text}", "unet_config_file": folder / f"{name}.json",
-        "tokenizer_name": folder / "tokenizer", "model_max_length": train_step.MAX_LENGTH,
-        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 3, "logging_steps": 1,
-        "dataloader_num_workers": 0, "image_logging_steps": 0, "report_to": "none", **changes,
-    }  # fmt: skip
-    flags = [word for flag, value in settings.items() for word in (f"--{flag}", str(value))]
+    flags = flags_of(folder, name)
+    if "model_name_or_path" in CASES[name] and not (folder / "plain").is_dir():
+        peak_of_training(flags_of(folder, "plain"))
+    if CASES[name].get("latents"):
+        resolution = str(CASES[name]["resolution"])
+        run("precompute", str(folder / "train.filelist"), "--vae", str(folder / "vae"), "--resolutions", resolution)
     said = json.loads(run("doctor", "--json", *flags))
     measured, estimated = peak_of_training(flags) / 1e9, sum(said["memory"].values()) / 1e9
-    shutil.rmtree(folder / name)
+    if name != "plain":
+        shutil.rmtree(folder / name)
     return {"estimated_gb": estimated, "measured_gb": measured, "error": estimated / measured - 1,
             "purposes": said["memory"]}  # fmt: skip
+
+
+def flags_of(folder: Path, name: str) -> list[str]:
+    """The words of a case, with the configs of its networks in `folder`."""
+    changes = dict(CASES[name])
+    settings = {
+        "output_dir": folder / name, "file_list": folder / "train.filelist", "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1, "max_steps": 3, "logging_steps": 1, "dataloader_num_workers": 0,
+        "image_logging_steps": 0, "report_to": "none",
+    }  # fmt: skip
+    family = changes.pop("family", "ldm")
+    settings["config"] = _write(folder / f"{name}.yaml", f"family: {family}\n")
+    if family != "autoencoder":
+        settings["model_max_length"] = train_step.MAX_LENGTH
+    if base := changes.pop("model_name_or_path", None):
+        settings["model_name_or_path"] = folder / base
+    elif family != "autoencoder":
+        settings |= {"vae_name_or_path": folder / "vae", "tokenizer_name": folder / "tokenizer"}
+    for flag in {"unet_config_file", "transformer_config_file"} & changes.keys():
+        network, others = changes[flag] if isinstance(changes[flag], tuple) else (changes[flag], {})
+        if flag == "unet_config_file":
+            others = others | {"cross_attention_dim": _config(changes["text_encoder_config_file"])["d_model"]}
+        changes[flag] = _write(folder / f"{name}.json", json.dumps(_config(network) | others))
+    return [word for flag, value in (settings | changes).items() for word in (f"--{flag}", *str(value).split())]
+
+
+def _config(name: str) -> dict:
+    return json.loads((NETWORKS / f"{name}.json").read_text())
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
 
 
 def peak_of_training(flags: list[str]) -> int:

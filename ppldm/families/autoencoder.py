@@ -192,6 +192,14 @@ class Autoencoder(Family):
         """What the settings ask for."""
         return config.decay()
 
+    def unsaved(self, config) -> tuple[str, ...]:
+        """What measures and does not learn."""
+        return ("lpips",)
+
+    def exported(self, config) -> tuple[str, ...]:
+        """The autoencoder alone."""
+        return (config.network,)
+
     def networks(self, config: AutoencoderConfig, data) -> dict[str, Component]:
         """With those of the loss; a discriminator from a file as large as the settings have it."""
         own = config.network_config()

@@ -71,6 +71,14 @@ class Family:
         Raises ConfigError, ModelError where one is not here."""
         raise ConfigError(f"--dry_run does not know the networks of {self.plural}; omit it")
 
+    def unsaved(self, config) -> tuple[str, ...]:
+        """The components that a checkpoint does not hold, beside the base of adapters."""
+        return ()
+
+    def exported(self, config) -> tuple[str, ...]:
+        """The components in the folder of the trained model."""
+        return tuple(self.components)
+
     def build(self, config, data, seed: int):
         """The `networks.model.Model` to train, with its inputs and its tokenizer. Raises ConfigError, ModelError."""
         raise NotImplementedError

@@ -59,6 +59,10 @@ class CascadeControlNet(CascadePrior):
     components: ClassVar = {**CascadePrior.components, _NAME: "cascade_controlnet"}
     export_folder = _NAME
 
+    def unsaved(self, config: CascadeControlNetConfig) -> tuple[str, ...]:
+        """What is frozen."""
+        return config.components[:-1]
+
     def check(self, config: CascadeControlNetConfig, data) -> None:
         """With the filter of control images, and the ControlNet's config."""
         super().check(config, data)

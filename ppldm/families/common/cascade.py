@@ -143,6 +143,10 @@ class CascadeStage(Family):
 
         return draw_sample_pictures(sitting), {}
 
+    def exported(self, config: CascadeSettings) -> tuple[str, ...]:
+        """What is trained."""
+        return config.components[-1:]
+
     def export(self, model, config: CascadeSettings, dataset, folder: Path, average, metadata: dict) -> None:
         """The network that was trained, a stage as diffusers' StableCascadeUNet reads it, beside model.json and
         ppldm.json."""

@@ -9,11 +9,11 @@ from are removed, and made again with the same bits.
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save
 
 from ...networks.ema import ExponentialMovingAverage
 from ...utils.checksums import checksum_arrays
@@ -85,24 +85,36 @@ class SnapshotWriter:
 
 
 def write_snapshot(path: Path, average: ExponentialMovingAverage, dtype: str) -> None:
-    """Write one file. What float16 cannot hold, numbers above 65504, makes an array stay float32. Raises
+    """Write one file, array by array: a second copy of the average would not fit where the first just does. Raises
     DiskFullError."""
-    arrays = {}
-    for name, tensor in average.shadow.items():
-        array = tensor.numpy()
-        with np.errstate(over="ignore"):
-            cast = array.astype(dtype)
-        arrays[name] = np.ascontiguousarray(cast if np.isfinite(cast).all() else array)
-    facts = {"num_updates": average.num_updates, "crc32": checksum_arrays(arrays.items())}
-    content = save(arrays, {_FACTS: json.dumps(facts)})  # one entry: the library writes several in any order
-    require_space(path, len(content))
+    entries, crc32, end = {}, 0, 0
+    for name, array in _cast(average, dtype):
+        start, end = end, end + array.nbytes
+        kind = "F16" if array.dtype == np.float16 else "F32"
+        entries[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
+        crc32 = int(checksum_arrays([(name, array)], crc32), 16)
+    facts = {"num_updates": average.num_updates, "crc32": f"{crc32:08x}"}
+    header = json.dumps({"__metadata__": {_FACTS: json.dumps(facts)}, **entries}).encode()
+    header += b" " * (-len(header) % 8)
+    require_space(path, 8 + len(header) + end)
     try:
         with atomic_write(path) as file:
-            file.write(content)
+            file.write(len(header).to_bytes(8, "little") + header)
+            for _, array in _cast(average, dtype):
+                file.write(array.tobytes())
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
         raise DiskFullError(f"the disk filled up while writing {path} ({error.strerror}); free some") from error
+
+
+def _cast(average: ExponentialMovingAverage, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Averages by name, in its order. What float16 cannot hold, numbers above 65504, makes an array stay float32."""
+    for name, tensor in sorted(average.shadow.items()):
+        array = tensor.numpy()
+        with np.errstate(over="ignore"):
+            cast = array.astype(dtype)
+        yield name, cast if np.isfinite(cast).all() else array
 
 
 def list_snapshots(run) -> list[Snapshot]:

@@ -24,6 +24,7 @@ from ...weights.lora.tokens import find_table
 from ...weights.model_file import class_of
 
 UNUSED = "to_logits."  # of LDMBert: kept, and never trained
+_ENCODING = ("encoder.", "quant_conv.")  # of an autoencoder
 
 
 def dry_run(recipe: Recipe, num_devices: int, as_json: bool) -> None:
@@ -37,19 +38,22 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
     family, arguments = get_family(recipe.family), recipe.training
     halves = (arguments.fp16 or arguments.bf16) and arguments.fp16_opt_level == "O2"
     components, weights = {}, 0
-    whole, learned, added = (np.zeros(2, dtype=np.int64) for _ in range(3))  # (numbers, arrays)
+    untrained = (UNUSED, *(_ENCODING if getattr(recipe.model, "train_decoder_only", False) else ()))
+    saved, exported, learned, added = (np.zeros(2, dtype=np.int64) for _ in range(4))  # (numbers, arrays), saved: bytes
     for name, network in family.networks(recipe.model, recipe.data).items():
         kind = family.components[name]
         shapes = parameter_shapes(kind, network.config, name)
         sizes = {key: prod(shape) for key, shape in shapes.items()}
-        own = [size for key, size in sizes.items() if network.trained and not key.startswith(UNUSED)]
+        own = [size for key, size in sizes.items() if network.trained and not key.startswith(untrained)]
         more = np.add(_low_rank(name, shapes, recipe.model), _tokens(name, shapes, recipe.model))
         components[name] = {
             "class": class_of(kind, network.config), "parameters": sum(sizes.values()),
             "trained": sum(own) + int(more[0]),
         }  # fmt: skip
-        weights += sum(sizes.values()) * (2 if halves and kind != "vae" else 4) + 4 * int(more[0])
-        whole += (sum(sizes.values()), len(sizes))
+        num_bytes = sum(sizes.values()) * (2 if halves and kind != "vae" else 4)
+        weights += num_bytes + 4 * int(more[0])
+        saved += np.multiply(name not in family.unsaved(recipe.model), (num_bytes, len(sizes)))
+        exported += np.multiply(name in family.exported(recipe.model), (sum(sizes.values()), len(sizes)))
         learned += np.add((sum(own), len(own)), more)
         added += more
     trained = int(learned[0])
@@ -67,7 +71,7 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
         "num_devices": num_devices,
         "samples_an_update": arguments.samples_of_update(num_devices),
         "bytes_a_device": bytes_a_device,
-        "bytes_on_disk": _on_disk(recipe, bytes_a_device | {"optimizer": moments}, whole, learned, added),
+        "bytes_on_disk": _on_disk(recipe, moments + bytes_a_device["average"], saved, exported, learned, added),
     }
 
 
@@ -77,17 +81,18 @@ def count_averages(recipe: Recipe, of_export: bool = False) -> int:
     return own if of_export else own + len(getattr(recipe.model, "ema_posthoc", None) or ())
 
 
-def _on_disk(recipe: Recipe, memory: dict, whole, learned, added) -> dict[str, int]:
+def _on_disk(recipe: Recipe, states: int, saved, exported, learned, added) -> dict[str, int]:
     """Bytes of a checkpoint, of what is exported at the end, and of the averages of `--ema_posthoc` at one time.
-    whole, learned, added: (numbers, arrays) of the model, of what is trained, and of adapters."""
-    config, adapted = recipe.model, bool(added[0])
-    saved = int(added[0]) * 4 if adapted else memory["weights"]
-    arrays = int((added if adapted else whole)[1] + learned[1] * (4 + count_averages(recipe)))  # moments, their powers
-    exported = added + (whole if getattr(config, "export_merged", False) else 0) if adapted else whole
+    states: bytes of the optimizer and of averages; saved: (bytes, arrays) of a checkpoint's weights; exported, learned,
+    added: (numbers, arrays) of what is exported, of what is trained, and of adapters."""
+    config = recipe.model
+    if added[0]:
+        saved, exported = added * (4, 1), added + exported * getattr(config, "export_merged", False)
+    arrays = int(saved[1] + learned[1] * (4 + count_averages(recipe)))  # moments, their powers
     stds = getattr(config, "ema_posthoc", None) or ()
     width = 2 if stds and config.ema_posthoc_dtype == "float16" else 4
     return {
-        "checkpoint": saved + memory["optimizer"] + memory["average"] + _ENTRY_BYTES * arrays + _TEXT_BYTES,
+        "checkpoint": int(saved[0]) + states + _ENTRY_BYTES * arrays + _TEXT_BYTES,
         "exported": int(4 * exported[0] + _ENTRY_BYTES * exported[1]) + _TEXT_BYTES,
         "snapshots": int(width * learned[0] + _ENTRY_BYTES // 2 * learned[1]) * len(stds),
     }

@@ -41,7 +41,7 @@ class Shapes:
     latents: tuple[int, int, int]
     tokens: int
     width: int
-    control: int = 3  # channels of a control image
+    base: dict | None = None  # config of the UNet that a control network leads
 
     @classmethod
     def of(cls, configs: dict, samples: int, height: int, width: int, tokens: int) -> "Shapes":
@@ -49,7 +49,8 @@ class Shapes:
         vae, text = configs.get("vae"), configs.get("text_encoder")
         factor = downscale_factor(vae) if vae else 8
         latents = (vae["latent_channels"] if vae else 4, height // factor, width // factor)
-        return cls(samples, (3, height, width), latents, tokens, hidden_width(text) if text else 0)
+        base = configs.get("unet") if "controlnet" in configs else None
+        return cls(samples, (3, height, width), latents, tokens, hidden_width(text) if text else 0, base)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def count_activations(kind: str, config: dict, shapes: Shapes, trained: bool, re
             if recompute and trained and kind in _RECOMPUTED:
                 network.train()
                 _RECOMPUTED[kind](network)
-            result = _CALLS[kind](network, shapes)
+            result = _CALLS[kind](network, shapes, *([trained] if kind == "vae" else []))
             forward = len(program.global_block().ops)
             if trained:
                 paddle.static.append_backward(result.mean())
@@ -216,16 +217,29 @@ def _noisy(shapes: Shapes) -> tuple:
     return _data("noisy", (shapes.samples, *shapes.latents)), _data("levels", (shapes.samples,), "int64"), states
 
 
-def _encode(network, shapes: Shapes):
-    return network.encode(_pictures(shapes)).latent_dist.mean
-
-
-def _pictures(shapes: Shapes):
-    return _data("pictures", (shapes.samples, *shapes.picture))
+def _autoencoder(network, shapes: Shapes, trained: bool):
+    """Only one that is trained decodes."""
+    latents = network.encode(_data("pictures", (shapes.samples, *shapes.picture))).latent_dist.mean
+    return network.decode(latents).sample if trained else latents
 
 
 def _text(network, shapes: Shapes):
     return network(_data("tokens", (shapes.samples, shapes.tokens), "int64"))[0]
+
+
+def _led_unet(network, shapes: Shapes):
+    """A control network and its frozen UNet, through whose decoder alone gradients go."""
+    base = bare_network("unet", shapes.base)
+    base.set_attn_processor(AttnProcessor())
+    network.set_attn_processor(AttnProcessor())
+    for parameter in base.parameters():
+        parameter.stop_gradient = True
+    seen = _noisy(shapes)
+    seen[-1].stop_gradient = True
+    picture = _data("control", (shapes.samples, network.config["conditioning_channels"], *shapes.picture[1:]))
+    down, middle = network(*seen, controlnet_cond=picture, return_dict=False)
+    added = {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
+    return base(*seen[:2], encoder_hidden_states=seen[-1], **added).sample
 
 
 def _unet(network, shapes: Shapes):
@@ -243,13 +257,13 @@ def _recompute_text(network) -> None:
 
 # How a network of each kind is called, and told to recompute.
 _CALLS: dict[str, Callable] = {
-    "vae": _encode,
+    "vae": _autoencoder,
     "text_encoder": _text,
     "unet": _unet,
+    "controlnet": _led_unet,
     "transformer": lambda network, shapes: transform(network, *_noisy(shapes)),
 }
 _RECOMPUTED: dict[str, Callable] = {
     "text_encoder": _recompute_text,
-    "unet": lambda network: network.enable_gradient_checkpointing(),
-    "transformer": lambda network: network.enable_gradient_checkpointing(),
+    **dict.fromkeys(("unet", "controlnet", "transformer"), lambda network: network.enable_gradient_checkpointing()),
 }

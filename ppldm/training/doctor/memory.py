@@ -7,7 +7,8 @@ batches      what loader processes have ready
 process      on a device without a memory of its own: the program and its libraries
 heap         there: what the C library keeps of what was given back
 copy         there: of what a checkpoint holds, with --use_async_save
-export       the trained weights as they are written last, where that is more than the activations, which are gone then
+export       what is exported last, as it is written, where that is more than the activations, which are gone then
+reading      there: the weights that a model starts from, as they are read, where that is more than what comes later
 """
 
 from dataclasses import dataclass, field
@@ -60,11 +61,12 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
     height, width = max(sides, key=np.prod)
     tokens = getattr(recipe.model, "model_max_length", 0)
     shapes = Shapes.of(configs, arguments.per_device_train_batch_size, height, width, tokens)
+    led = ("unet",) if "controlnet" in configs else ()  # counted with what leads it
     cached = {"vae": recipe.data.latents == "cached", "text_encoder": recipe.data.text_embeddings == "cached"}
     found, unknown, operations = {}, [], 0
     for name, network in networks.items():
         kind, trained = family.components[name], network.trained or name in adapted
-        if cached.get(kind):
+        if cached.get(kind) or name in led:
             continue
         counted = count_activations(kind, network.config, shapes, trained, arguments.recompute)
         if counted is None:
@@ -86,9 +88,17 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
         parts["heap"] = int(HEAP_SHARE * activations)
         parts["copy"] = on_disk["checkpoint"] if arguments.use_async_save else 0
         average = states["average"] * count_averages(recipe, of_export=True) // max(1, count_averages(recipe))
-        exported = states["weights"] + average - states["gradients"]  # which are let go before
+        exported = on_disk["exported"] + average - states["gradients"]  # which are let go before
         parts["export"] = max(0, exported - activations - parts["heap"])
+        later = sum(states.values()) - states["weights"] + activations + parts["heap"] + parts["export"]
+        parts["reading"] = max(0, _read_bytes(family, recipe, reckoned["components"]) - later)
     return Memory(parts, tuple(unknown), shapes.samples * sample, on_disk, operations)
+
+
+def _read_bytes(family, recipe: Recipe, components: dict) -> int:
+    """Of the weights that a model starts from: all are there when its networks are made, before anything is trained."""
+    places = family.places(recipe.model) if hasattr(family, "places") else {}
+    return sum(4 * components[name]["parameters"] for name, place in places.items() if place and name in components)
 
 
 def _peak(networks: list[Activations]) -> int:

@@ -1,12 +1,21 @@
 """Snapshots are whole or absent, and hold the averages as far as their type can."""
 
+import tracemalloc
+
 import numpy as np
 import paddle
 import pytest
+from safetensors.numpy import load_file
 
 from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay
 from ppldm.training.averages import snapshots as module
-from ppldm.training.averages.snapshots import SNAPSHOTS, SnapshotWriter, list_snapshots, remove_later
+from ppldm.training.averages.snapshots import (
+    SNAPSHOTS,
+    SnapshotWriter,
+    list_snapshots,
+    remove_later,
+    write_snapshot,
+)
 from ppldm.training.checkpoint.checkpoint import POSTHOC_STATE, TrainingState, load_model
 from ppldm.utils.errors import CheckpointError, ModelError
 
@@ -32,6 +41,30 @@ def test_read_as_written(tmp_path, dtype, error):
                                                                         (0.1, 10, 3)]  # fmt: skip
     array = found[0].read()["net.w"]
     assert array.dtype == dtype and (abs(array - values.astype("float32")) <= error * abs(values)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_snapshot_takes_memory_for_a_few_arrays_and_not_for_the_average(tmp_path, dtype):
+    weights = {f"net.{number}": paddle.ones([64, 1024]) for number in range(40)}
+    average = ExponentialMovingAverage(weights, PowerDecay(0.05))
+    average.update({})
+    tracemalloc.start()
+    write_snapshot(tmp_path / "0.05-1.safetensors", average, dtype)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * 4 * 64 * 1024
+
+
+def test_another_reader_finds_each_array_where_the_file_says(tmp_path):
+    values = {"net.b": [1e5, 1.0, 2.0], "net.a": [[0.5], [0.25]], "net.c": 3.0}
+    average = ExponentialMovingAverage({name: paddle.to_tensor(one) for name, one in values.items()}, PowerDecay(0.05))
+    average.update({})
+    write_snapshot(tmp_path / "0.05-1.safetensors", average, "float16")
+    found = load_file(tmp_path / "0.05-1.safetensors")
+    assert {name: (one.dtype.name, one.tolist()) for name, one in found.items()} == {
+        "net.a": ("float16", values["net.a"]), "net.b": ("float32", values["net.b"]),
+        "net.c": ("float16", values["net.c"]),
+    }  # fmt: skip
 
 
 def test_a_number_too_large_for_float16_is_kept(tmp_path):

@@ -1,15 +1,21 @@
 """What a network is said to keep and to need is what Paddle's allocator counts while it trains."""
 
+from dataclasses import replace
+
 import paddle
 import pytest
+from paddle import nn
 from paddle.base import core
 from ppdiffusers.models.attention_processor import AttnProcessor
 
-from ppldm.networks.build import build_text_encoder, build_transformer, build_unet
+from ppldm.diffusion.process import Process
+from ppldm.networks.build import build_autoencoder, build_text_encoder, build_transformer, build_unet
 from ppldm.networks.configs import read_new_config
+from ppldm.networks.controlnet import ControlledDiffusionModel, controlnet_config, new_controlnet
 from ppldm.networks.transformers.transform import transform
 from ppldm.training.doctor.activations import _RECOMPUTED, Activations, Shapes, count_activations
 from ppldm.training.doctor.memory import LOADER_BYTES, Memory, _peak, loader_bytes
+from ppldm.weights.fill import bare_network, config_of
 
 SHAPES = Shapes(2, (3, 256, 256), (4, 32, 32), 12, 128)
 
@@ -66,6 +72,36 @@ def test_what_is_counted_is_what_is_allocated(kind, name, recompute):
     if recompute:
         network.enable_gradient_checkpointing()
     found, told = measure(network, call), count_activations(kind, config, SHAPES, True, recompute)
+    assert told.peak == pytest.approx(found.peak, rel=0.1)
+    assert told.kept == pytest.approx(found.kept, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_counted_of_a_control_network_is_what_is_allocated_with_its_unet(recompute):
+    unet, control = build_unet(read_new_config("unet", "unet_tiny", "--config"), 1), (3, 256, 256)
+    vae = read_new_config("vae", "vae_tiny", "--config")
+    config = controlnet_config(config_of("unet", unet), vae, control[0])
+    network = new_controlnet(unet, config, 1)
+    parts = ControlledDiffusionModel(bare_network("vae", vae), nn.Linear(1, 1), unet, network, Process())
+    for one in (unet, network):
+        one.set_attn_processor(AttnProcessor())
+    network.train()
+    if recompute:
+        network.enable_gradient_checkpointing()
+    noisy, states = paddle.randn([SHAPES.samples, *SHAPES.latents]), paddle.randn([SHAPES.samples, 12, 128])
+    batch = {"control": paddle.zeros([SHAPES.samples, *control], "uint8"), "encoder_hidden_states": states}
+    found = measure(network, lambda: parts.denoise(noisy, paddle.zeros([SHAPES.samples], "int64"), **batch))
+    told = count_activations("controlnet", config, replace(SHAPES, base=config_of("unet", unet)), True, recompute)
+    assert told.peak == pytest.approx(found.peak, rel=0.1)
+    assert recompute or told.kept == pytest.approx(found.kept, rel=0.15)
+
+
+def test_what_is_counted_of_an_autoencoder_that_is_trained_is_what_is_allocated():
+    config, pictures = read_new_config("vae", "vae_tiny", "--config"), paddle.randn([2, 3, 64, 64])
+    network = build_autoencoder("vae_tiny", 1)
+    found = measure(network, lambda: network.decode(network.encode(pictures).latent_dist.mean).sample)
+    told = count_activations("vae", config, replace(SHAPES, picture=(3, 64, 64)), True, False)
     assert told.peak == pytest.approx(found.peak, rel=0.1)
     assert told.kept == pytest.approx(found.kept, rel=0.15)
 

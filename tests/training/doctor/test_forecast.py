@@ -6,8 +6,16 @@ from types import SimpleNamespace
 import pytest
 from small_disk import fill, small_disk
 
+from ppldm.training.averages.snapshots import DEFAULT_NUMBER, SnapshotWriter
 from ppldm.training.commands.early import check_early
-from ppldm.training.doctor.forecast import count_checkpoints, forecast, least_hours, seconds_an_update, tell
+from ppldm.training.doctor.forecast import (
+    count_checkpoints,
+    forecast,
+    least_hours,
+    other_bytes,
+    seconds_an_update,
+    tell,
+)
 from ppldm.training.doctor.machine import look_quickly
 from ppldm.utils.errors import ConfigError
 
@@ -25,6 +33,14 @@ def test_the_forecast_is_what_it_says():
     assert found == {"seconds_an_update": 1.8, "hours": 1.0, "disk_gb": 5.0, "cost": 20.0}
     assert "cost" not in forecast(1.8, 2000, 0, 8, None)
     assert "cost 20.00" in str(next(tell(found))) and "--run FOLDER" in str(next(tell(None)))
+
+
+@pytest.mark.parametrize(("every", "steps"), [(None, 4), (None, 120), (3, 10), (5, 10), (20, 10)])
+def test_a_run_leaves_its_model_and_the_snapshots_that_are_due(every, steps):
+    own = every or max(1, steps // DEFAULT_NUMBER)
+    due = sum(SnapshotWriter(None, {}, own, "float16").are_due(step, steps) for step in range(1, steps + 1))
+    config = SimpleNamespace(ema_posthoc_every=every)
+    assert other_bytes(config, {"exported": 7, "snapshots": 100}, steps) == 7 + 100 * due
 
 
 def test_a_run_of_days_on_a_cpu_is_a_warning():
