@@ -86,11 +86,11 @@ def open_upright(image: bytes | Image.Image, formats: tuple[str, ...] = FORMATS)
     Raises RowError "image" where it is damaged, of none of the formats, or so large that Pillow calls it a bomb (179
     million pixels).
     """
-    check_scans(image)
     try:
         if isinstance(image, Image.Image):
             _refuse_wrong(image)
             return _to_rgb(ImageOps.exif_transpose(image), _depth(image))
+        check_scans(image)
         with Image.open(io.BytesIO(image), formats=formats) as opened:
             _refuse_wrong(opened)
             depth, upright = _depth(opened), ImageOps.exif_transpose(opened)
