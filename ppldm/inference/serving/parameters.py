@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.images.decode import decode_pixels, image_size
+from ...data.images.decode import decode_pixels, stored_size
 from ...diffusion.drawing import MOST_GUIDANCE, SAMPLERS, SIGMA_SCHEDULES, Drawing
 from ...diffusion.process import TIMESTEP_SPACINGS
 from ...utils.errors import ConfigError, RowError
@@ -130,7 +130,7 @@ def read_picture(value: Any, name: str, most_pixels: float | None = None) -> np.
         raise ConfigError(f"{name} is not text; send a PNG or JPEG file in base64")
     try:
         content = base64.b64decode(value[value.find(",") + 1 :] if value.startswith("data:") else value, validate=True)
-        width, height = image_size(content)
+        width, height = stored_size(content)
         if width * height > (most_pixels or _LEAST_PIXELS):
             size = f"{width} x {height}"
             raise ConfigError(f"{name} has {size} pixels; make it smaller, about as large as what is drawn")
