@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..config.clip_vocabulary import mends_text, write_mends
 from ..diffusion.drawing import USUAL_GUIDANCE
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
 from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes
@@ -354,6 +355,8 @@ def copy_tokenizer(tokenizer, target: Path) -> None:
     for path in sorted(tokenizer.iterdir()):
         if path.name in _TOKENIZER_FILES:
             (target / path.name).write_bytes(read_small(path, ModelError, inside=True))
+    if (target / "merges.txt").is_file():
+        write_mends(target, mends_text(tokenizer))  # which may follow from what lies beside it
 
 
 def version_of(form: str) -> str:
