@@ -34,6 +34,7 @@ CORE = [
     "pip",  # paddlenlp imports it at run time
     # The data path.
     "isal>=1.7,<2",  # gunzip
+    "ftfy>=6.3,<7",  # mends captions as CLIP's own tokenizers do: ppldm/data/text/clip_tokenizer.py
     "pybase64>=1.4,<2",
     "simplejpeg>=1.8,<2",
     "numba>=0.61,<1",  # compiles ppldm/data/images and ppldm/data/normals.py; brings llvmlite

@@ -10,11 +10,14 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from ..utils.files import make_output_dir, write_json, write_text
+from ..utils.errors import ConfigError
+from ..utils.files import make_output_dir, read_json_object, write_json, write_text
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 # What captions are padded with: by the name of a tokenizer that needs no folder.
 CLIP_PADDING = {"clip": END, "open-clip": "!"}  # Stable Diffusion 1.x; 2.x
+TOKENIZER_CONFIG, MENDS = "tokenizer_config.json", "ftfy"  # the key there of whether text is mended
+_TRAINED = ("ppldm.json", "manifest.json")  # beside the folder of a tokenizer
 _MERGES = Path(__file__).with_name("clip_merges.txt.gz")
 _LENGTH = 77
 _holder = None  # of the folder, which goes when this process does
@@ -33,8 +36,25 @@ def vocabulary_folder(name: str) -> Path:
     special = {"bos_token": START, "eos_token": END, "unk_token": END, "pad_token": CLIP_PADDING[name]}
     write_json(folder / "special_tokens_map.json", special)
     config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": _LENGTH, "do_lower_case": True, **special}
-    write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / TOKENIZER_CONFIG, config)
     return folder
+
+
+def mends_text(folder: Path) -> bool:
+    """Whether the tokenizer in a folder mends text. Raises ConfigError."""
+    path = folder / TOKENIZER_CONFIG
+    said = read_json_object(path, ConfigError, inside=True).get(MENDS) if path.is_file() else None
+    if said is None:
+        return not any((folder.absolute().parent / name).is_file() for name in _TRAINED)
+    if not isinstance(said, bool):
+        raise ConfigError(f"{path}: {MENDS} {said!r:.80} is neither true nor false; copy the tokenizer again")
+    return said
+
+
+def write_mends(folder: Path, mends: bool) -> None:
+    """Let the tokenizer_config.json in a folder say it."""
+    path = folder / TOKENIZER_CONFIG
+    write_json(path, {**(read_json_object(path, ConfigError) if path.is_file() else {}), MENDS: mends})
 
 
 def tokens(merges: str) -> list[str]:

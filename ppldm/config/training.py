@@ -298,8 +298,8 @@ class TrainingOptions:
         "the current batch).",
         needs=_PICTURES,
     )
-    validation_guidance_scales: list[float] = _validation(
-        (1.0, 7.5), "Guidance scales of these pictures; 1 is none.", needs=_PICTURES
+    validation_guidance_scales: list[float] | None = _validation(
+        None, "Guidance scales of these pictures; 1 is none (default: 1 and the model's own).", needs=_PICTURES
     )
     validation_steps: int = _validation(
         1000,

@@ -77,7 +77,6 @@ def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[
         prompts=out / "data/prompts.txt",
         out=out / "pictures",
         num_samples=4,
-        guidance_scale=2,
         num_inference_steps=30,
     )
     generate = (*ppldm, "generate", *drawing)

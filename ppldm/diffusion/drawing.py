@@ -17,9 +17,10 @@ No paddle is needed here, so that what is wrong is said before anything is loade
 
 import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
-from ..utils.errors import ConfigError
+from ..utils.errors import ConfigError, ModelError
 from .process import TIMESTEP_SPACINGS, Process
 
 FLOW_EULER = "flow-euler"
@@ -31,22 +32,23 @@ STOCHASTIC = ("ddpm", "euler-ancestral", "dpm-solver++-sde")
 # Those whose classes of diffusers do not take a prediction of the picture.
 _WITHOUT_SAMPLE = ("pndm", "euler-ancestral")
 _WITH_SIGMAS = ("lms", "euler", "euler-ancestral", "heun", "dpm-solver++", "dpm-solver++-sde", "unipc")
+USUAL_GUIDANCE, MOST_GUIDANCE = 7.5, 50.0  # of a model that says nothing; that one may say, and a request
 _ALWAYS_STATED = ("sampler", "num_inference_steps", "guidance_scale")
 
 
 @dataclass(frozen=True)
 class Drawing:
     """sampler: a name of `SAMPLERS`; None: the default of the model, ddim or of flow flow-euler. num_inference_steps:
-    from 1 to as many as the model was trained with. guidance_scale: how strongly to follow the prompt; 1 is not guided.
-    guidance_rescale: 0 .. 1, how much of the deviation that guidance adds is taken back (Lin et al. 2023,
-    arXiv:2305.08891, section 3.4). eta: 0 .. 1, the share of fresh noise of ddim. timestep_spacing: one of
-    `TIMESTEP_SPACINGS`; None: as the model says, or the sampler does. sigma_schedule: one of `SIGMA_SCHEDULES`; None:
-    that of the training. strength: above 0 .. 1, with a picture to begin from: the share of the steps that are taken,
-    of which 1 hardly keeps anything of it.
+    from 1 to as many as the model was trained with. guidance_scale: how strongly to follow the prompt; 1 is not guided;
+    None: the default of the model. guidance_rescale: 0 .. 1, how much of the deviation that guidance adds is taken back
+    (Lin et al. 2023, arXiv:2305.08891, section 3.4). eta: 0 .. 1, the share of fresh noise of ddim. timestep_spacing:
+    one of `TIMESTEP_SPACINGS`; None: as the model says, or the sampler does. sigma_schedule: one of `SIGMA_SCHEDULES`;
+    None: that of the training. strength: above 0 .. 1, with a picture to begin from: the share of the steps that are
+    taken, of which 1 hardly keeps anything of it.
     """
 
     num_inference_steps: int = 50
-    guidance_scale: float = 7.5
+    guidance_scale: float | None = None
     sampler: str | None = None
     guidance_rescale: float = 0.0
     eta: float = 0.0
@@ -61,9 +63,13 @@ class Drawing:
         if self.num_inference_steps < 1:
             raise ConfigError(f"--num_inference_steps {self.num_inference_steps} must be above 0")
         for name in ("guidance_scale", "guidance_rescale", "eta", "strength"):
-            value = getattr(self, name)
+            value, usual = getattr(self, name), getattr(Drawing, name)
+            if name == "guidance_scale":
+                if value is None:
+                    continue
+                usual = USUAL_GUIDANCE
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-                raise ConfigError(f"--{name} {value} is not a number; {getattr(Drawing, name):g} is usual")
+                raise ConfigError(f"--{name} {value} is not a number; {usual:g} is usual")
             if name != "guidance_scale" and not 0 <= value <= 1:
                 raise ConfigError(f"--{name} {value:g} must be from 0 to 1")
         for name, known in (
@@ -81,9 +87,9 @@ class Drawing:
         if self.sampler:
             self._check_fit(ALIASES.get(self.sampler, self.sampler))
 
-    def fit(self, process: Process) -> "Drawing":
-        """The same with the sampler that a model of this process is drawn with. Raises ConfigError where they do not go
-        together."""
+    def fit(self, process: Process, guidance_scale: float = USUAL_GUIDANCE) -> "Drawing":
+        """The same with the sampler that a model of this process is drawn with, and where it says none with the
+        model's `guidance_scale`. Raises ConfigError where they do not go together."""
         self.check()
         if self.num_inference_steps > process.num_levels:
             raise ConfigError(
@@ -92,7 +98,8 @@ class Drawing:
             )
         sampler = choose_sampler(self.sampler, process)
         self._check_fit(sampler)
-        return replace(self, sampler=sampler)
+        scale = guidance_scale if self.guidance_scale is None else self.guidance_scale
+        return replace(self, sampler=sampler, guidance_scale=scale)
 
     def _check_fit(self, sampler: str) -> None:
         """Raises ConfigError for a setting that the sampler does not have."""
@@ -128,6 +135,16 @@ class Drawing:
 
     def __str__(self) -> str:
         return f"{self.num_inference_steps} steps of {self.sampler} at guidance {self.guidance_scale:g}"
+
+
+def guidance_of(metadata: Mapping, source, usual: float = USUAL_GUIDANCE) -> float:
+    """The guidance scale that a model is drawn with by default, of what is known of it, else the `usual` one. Raises
+    ModelError."""
+    value = metadata.get("guidance_scale", usual)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_GUIDANCE:
+        said = f"{source}: guidance_scale {repr(value)[:60]}"
+        raise ModelError(f"{said} must be a number from 0 to {MOST_GUIDANCE:g}; copy it again")
+    return float(value)
 
 
 def usual_strength(image, mask) -> float:

@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 
 from ..data.text.tokenizer import load_tokenizer
-from ..diffusion.drawing import Drawing
+from ..diffusion.drawing import Drawing, guidance_of
 from ..diffusion.guided import draw
 from ..diffusion.process import Process
 from ..families.cascade_controlnet import control_misfits
@@ -30,7 +30,7 @@ from .beginning import check_sides
 from .pipeline import TextToImage
 from .text_states import TextStates
 
-DECODING = Drawing(num_inference_steps=10, guidance_scale=1.0)  # of stage B: the defaults of diffusers' pipeline
+DECODING = Drawing(num_inference_steps=10)  # of stage B, as diffusers' pipeline by default
 _CONTROL = "cascade_controlnet"
 _MODELS = {
     "cascade_prior": (CascadePriorModel, {}),
@@ -101,6 +101,7 @@ def _build(kind: str, weights: Weights, source, tokenizer):
         model = make(**{"effnet": nn.Identity(), **parts}, process=Process.of(_COSINE | weights.scheduler))
     model.tokenizer = load_tokenizer(folder, sizes["model_max_length"])
     model.end_id = model.tokenizer.end_id
+    model.guidance_scale = guidance_of(known, source, model.guidance_scale)
     model.eval()
     return model, sizes["resolution"]
 

@@ -42,7 +42,7 @@ def generate(
     negative_prompt: str = None,  # what the pictures should not show, for prompts without one of their own
     out: str = "pictures",  # folder to write: NNN-II.png, grid.png, pictures.jsonl
     num_samples: int = None,  # pictures for each prompt, 4 by default; with --like 1
-    guidance_scale: _Scales = None,  # how strongly to follow the prompt (7.5); 1: not guided. Several: a folder gN each
+    guidance_scale: _Scales = None,  # how strongly to follow the prompt, by default the model's. Several: folders gN
     num_inference_steps: int = None,  # sampler's steps, 50 by default
     sampler: str = None,  # ddim (default), euler, heun, dpm-solver++, unipc and others: docs/drawing.md
     guidance_rescale: float = None,  # how much of the contrast that guidance adds is taken back, 0 (default) to 1
@@ -113,7 +113,7 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     pipeline = load(asked.model, lora=asked.lora, offline=asked.offline, engine=asked.engine, dtype=asked.dtype, **told)
     seed, sha256 = _of_main(world, lambda: (_choose_seed(plan), _hash(asked)))
     source = {"model": asked.model, "sha256": sha256, **{name: value for name, value in told.items() if value}}
-    plan = replace(plan, seed=seed, source=source).fit(pipeline.model.process)
+    plan = replace(plan, seed=seed, source=source).fit(pipeline.model)
     size = plan.size(pipeline.resolution)
     pipeline.latent_shape(*size)
     if asked.control:

@@ -161,6 +161,7 @@ class TrainingRun:
         is_last = stopping or step == self.max_steps
         metadata = {
             "samples_seen": step * self.global_batch_size,
+            **self._drawn_with(),
             "identity": self.identity,
             "unlogged": unlogged,
             "resumed_from": self.resumed_from,
@@ -175,6 +176,11 @@ class TrainingRun:
             self.saves.start(partial(self._write, *now, is_last))
         else:
             self._write(contents, trainer_state, metadata, is_last)
+
+    def _drawn_with(self) -> dict:
+        """What a model says of how it is drawn, which no update depends on."""
+        scale = getattr(self.state.model, "guidance_scale", None)
+        return {} if scale is None else {"guidance_scale": scale}
 
     def _write(self, contents: dict, trainer_state: TrainerState, metadata: dict, is_last: bool) -> None:
         try:
@@ -216,6 +222,7 @@ class TrainingRun:
             "ppldm": __version__,
             "global_step": step,
             "samples_seen": step * self.global_batch_size,
+            **self._drawn_with(),
             **self.identity,
         }
         last = self.output_dir / checkpoint_name(step)

@@ -69,6 +69,7 @@ class TokenizerFiles:
         for name in sorted(name for name in self.files if name.endswith("config.json") or name.endswith("map.json")):
             found = parse_json_object(self.files[name], f"{name} of the tokenizer", ModelError)
             settings |= {key: found[key] for key in _TOKENIZER_SETTINGS if found.get(key) is not None}
+            settings |= {"ftfy": True} if found.get("ftfy") else {}  # without: as before there was the choice
         pad = settings.get("pad_token")
         settings["pad_token"] = pad.get("content") if isinstance(pad, dict) else pad
         vocabularies = b"".join(self.files[name] for name in _VOCABULARIES if name in self.files)

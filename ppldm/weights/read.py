@@ -331,6 +331,7 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
     weights.metadata |= {
         "global_step": manifest["global_step"],
         "samples_seen": manifest["samples_seen"],
+        **({"guidance_scale": manifest["guidance_scale"]} if "guidance_scale" in manifest else {}),
         **manifest["identity"],
         "ema": ema,
     }

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from ..config.clip_vocabulary import mends_text, write_mends
+from ..diffusion.drawing import USUAL_GUIDANCE
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
 from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes
 from ..utils.checksums import checksum_file
@@ -144,6 +146,7 @@ def metadata_of(weights: Weights) -> dict:
         "model_max_length": text_encoder["max_position_embeddings"],
         "mask_pad_tokens": False,
         "empty_caption": "embedding",
+        "guidance_scale": USUAL_GUIDANCE,
         **({"size_conditioning": True} if takes_sizes(denoiser) else {}),
         **weights.metadata,
         "prediction_type": weights.scheduler["prediction_type"],
@@ -177,13 +180,13 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
 
 def _example(weights: Weights, form: str, prompt: str) -> str:
     """Lines of Python that draw `prompt` in the folder of an export, with its own library where that can."""
-    quoted = json.dumps(prompt, ensure_ascii=False)
+    quoted, scale = json.dumps(prompt, ensure_ascii=False), f"{metadata_of(weights)['guidance_scale']}"
     files = {"image": "picture.jpg", "mask": "mask.png"} if _inpaints(weights) else {}
     files |= {"control": "control.png"} if CONTROLNET in weights.components else {}
     given = "".join(f', {name}="{file}"' for name, file in files.items())
     own = (
         "import ppldm\nfrom PIL import Image\n\n"
-        f'picture = ppldm.load(".").generate({quoted}, guidance_scale=7.5{given})[0, 0]\n'
+        f'picture = ppldm.load(".").generate({quoted}, guidance_scale={scale}{given})[0, 0]\n'
         'Image.fromarray(picture).save("picture.png")'
     )
     if form == "compvis":
@@ -196,7 +199,7 @@ def _example(weights: Weights, form: str, prompt: str) -> str:
     return (
         f"{'from PIL import Image' + chr(10) if files else ''}"
         f'from {form} import {name}\n\npipeline = {name}.from_pretrained(".")\n'
-        f'pipeline({quoted}{given}, guidance_scale=7.5).images[0].save("picture.png")'
+        f'pipeline({quoted}{given}, guidance_scale={scale}).images[0].save("picture.png")'
     )
 
 
@@ -352,6 +355,8 @@ def copy_tokenizer(tokenizer, target: Path) -> None:
     for path in sorted(tokenizer.iterdir()):
         if path.name in _TOKENIZER_FILES:
             (target / path.name).write_bytes(read_small(path, ModelError, inside=True))
+    if (target / "merges.txt").is_file():
+        write_mends(target, mends_text(tokenizer))  # which may follow from what lies beside it
 
 
 def version_of(form: str) -> str:

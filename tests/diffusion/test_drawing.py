@@ -60,7 +60,7 @@ def test_every_sampler_that_fits_is_chosen_by_its_names():
         names = {name: name for name in SAMPLERS} | ALIASES
         for name, sampler in names.items():
             if sampler in fit:
-                assert Drawing(sampler=name).fit(process) == Drawing(sampler=sampler)
+                assert Drawing(sampler=name).fit(process) == Drawing(sampler=sampler, guidance_scale=7.5)
             else:
                 with pytest.raises(ConfigError, match=re.escape(f"the sampler {sampler} does not draw with")):
                     Drawing(sampler=name).fit(process)
@@ -76,11 +76,13 @@ def test_rescaled_guidance_has_the_deviation_of_the_prompts_branch():
     without, said = rng.standard_normal((2, 3, 4, 5, 6), dtype=np.float32)
     guided = without + 7.5 * (said - without)
     for share in (0.0, 0.7, 1.0):
-        found = _guide(paddle.to_tensor(without), paddle.to_tensor(said), Drawing(guidance_rescale=share)).numpy()
+        found = _guide(
+            paddle.to_tensor(without), paddle.to_tensor(said), Drawing(guidance_scale=7.5, guidance_rescale=share)
+        ).numpy()
         deviations = [one.reshape(3, -1).std(axis=1) for one in (said, guided)]
         alike = guided * (deviations[0] / deviations[1])[:, None, None, None]
         np.testing.assert_allclose(found, share * alike + (1 - share) * guided, rtol=1e-5, atol=1e-5)
-    assert replace(Drawing(), guidance_rescale=1.0).guidance_scale == 7.5
+    assert replace(Drawing(), guidance_rescale=1.0).fit(Process()).guidance_scale == 7.5
 
 
 @pytest.mark.parametrize("steps, strength", [(1, 1.0), (2, 1.0), (3, 1.0), (10, 0.5), (4, 0.3)])

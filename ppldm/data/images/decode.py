@@ -56,6 +56,15 @@ def image_size(image: bytes) -> tuple[int, int]:
     return (height, width) if turned else (width, height)
 
 
+def stored_size(image: bytes) -> tuple[int, int]:
+    """The same as it is stored, without a look at EXIF, for which Pillow decodes a whole PNG file."""
+    try:
+        with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
+            return opened.size
+    except _DAMAGED:
+        return 0, 0
+
+
 def shows_otherwise(image: bytes) -> bool:
     """Whether an image is turned by EXIF or may be transparent, so that readers which ignore both show something else
     than `decode_image`; False where it cannot be read."""
@@ -86,11 +95,11 @@ def open_upright(image: bytes | Image.Image, formats: tuple[str, ...] = FORMATS)
     Raises RowError "image" where it is damaged, of none of the formats, or so large that Pillow calls it a bomb (179
     million pixels).
     """
-    check_scans(image)
     try:
         if isinstance(image, Image.Image):
             _refuse_wrong(image)
             return _to_rgb(ImageOps.exif_transpose(image), _depth(image))
+        check_scans(image)
         with Image.open(io.BytesIO(image), formats=formats) as opened:
             _refuse_wrong(opened)
             depth, upright = _depth(opened), ImageOps.exif_transpose(opened)

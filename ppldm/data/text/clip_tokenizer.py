@@ -1,27 +1,32 @@
 """CLIP's tokenizer in Rust: byte-level pairs with the ids that transformers' CLIPTokenizerFast gives.
 
 A tokenizer is a folder with `vocab.json` (token to id) and `merges.txt` (pairs, the most frequent first). Text is
-normalised (NFC), lower-cased, cut into words, numbers, and runs of other characters, and each is merged by pairs
-(Radford et al. 2021, arXiv:2103.00020, section 2.4).
+mended by ftfy (quotes, ligatures, HTML entities, text decoded wrongly), as CLIP was trained and as transformers'
+CLIPTokenizer does where ftfy is installed; not where tokenizer_config.json says `"ftfy": false`, or says nothing beside
+a model that ppldm trained, which then saw its captions as they are. It is normalised (NFC), lower-cased, cut into
+words, numbers, and runs of other characters, and each is merged by pairs (Radford et al. 2021, arXiv:2103.00020,
+section 2.4).
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import ftfy
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 from tokenizers.processors import RobertaProcessing
 
-from ...config.clip_vocabulary import END, START
+from ...config.clip_vocabulary import END, MENDS, START, mends_text, write_mends
+from ...config.clip_vocabulary import TOKENIZER_CONFIG as _CONFIG
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.files import is_table, make_output_dir, read_json_object, read_small, write_json
 from .words import WordTokenizer, add_tokens, read_added, write_added
 
 _WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")
-_FILES = ("vocab.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json")
+_FILES = ("vocab.json", "merges.txt", "special_tokens_map.json", _CONFIG)
 
 
 class ClipTokenizer:
@@ -40,7 +45,7 @@ class ClipTokenizer:
         except UnicodeDecodeError as error:
             raise ConfigError(f"merges.txt in {folder} is not UTF-8 text; copy it again") from error
         merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
-        pad = self._pad_token()
+        pad, self.mends = self._pad_token(), mends_text(self.folder)
         for token in (START, END, pad):
             if token not in self.ids:
                 raise ConfigError(f"the vocabulary in {folder} lacks {token}; it is not CLIP's")
@@ -77,11 +82,15 @@ class ClipTokenizer:
     @property
     def digest(self) -> str:
         """32 hexadecimal digits that no tokenizer has which gives other ids, of the same length."""
-        return digest_of(["pairs", self.ids, self._merges, self._pad_token()])
+        return digest_of(["pairs", self.ids, self._merges, self._pad_token(), *([MENDS] if self.mends else [])])
 
     def encode(self, captions: list[str]) -> np.ndarray:
         """Token ids, int64 [len(captions), max_length]: START caption END, cut before END, padded."""
-        return self._words.encode(captions)
+        return self._words.encode(self.read(captions))
+
+    def read(self, captions: list[str]) -> list[str]:
+        """The captions as their tokens are made of them."""
+        return [*map(_mend, captions)] if self.mends else captions
 
     def decode(self, ids: np.ndarray) -> list[str]:
         """The texts of token ids [N, L] without special tokens, in lower case."""
@@ -109,16 +118,11 @@ class ClipTokenizer:
             if (self.folder / name).is_file():
                 (folder / name).write_bytes(read_small(self.folder / name, ConfigError, inside=True))
         write_added(folder, len(self.ids) - len(self.added), self.added)
-        if not (folder / "tokenizer_config.json").is_file():
-            write_json(
-                folder / "tokenizer_config.json",
-                {
-                    "tokenizer_class": "CLIPTokenizer",
-                    "model_max_length": self.max_length,
-                    "pad_token": self._pad_token(),
-                },
-            )
-        self._tell_transformers(folder / "tokenizer_config.json")
+        if not (folder / _CONFIG).is_file():
+            own = {"model_max_length": self.max_length, "pad_token": self._pad_token()}
+            write_json(folder / _CONFIG, {"tokenizer_class": "CLIPTokenizer", **own})
+        write_mends(folder, self.mends)
+        self._tell_transformers(folder / _CONFIG)
 
     def _tell_transformers(self, path: Path) -> None:
         """Of a file that lists the added tokens, transformers reads no other."""
@@ -130,7 +134,7 @@ class ClipTokenizer:
 
     def _pad_token(self) -> str:
         """The folder's own, which is END in Stable Diffusion 1 and "!" in 2."""
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for name in ("special_tokens_map.json", _CONFIG):
             path = self.folder / name
             token = read_json_object(path, ConfigError, inside=True).get("pad_token") if path.is_file() else None
             token = token.get("content") if isinstance(token, dict) else token
@@ -139,6 +143,12 @@ class ClipTokenizer:
             if token:
                 return token
         return END
+
+
+def _mend(text: str) -> str:
+    """As transformers' CLIPTokenizer; it changes no letter of plain ASCII but to lower case."""
+    plain = text.isascii() and text.isprintable() and "&" not in text
+    return text if plain else " ".join(ftfy.fix_text(text).split()).lower()
 
 
 def _build(ids: dict[str, int], merges: list[tuple], pad: str, max_length: int) -> Tokenizer:

@@ -66,10 +66,12 @@ class CoverageMeter:
         self._whole = Tokenizer.from_str(tokenizer.to_json())
         self._whole.no_truncation()
         self._whole.no_padding()
+        self._read = tokenizer.read
 
     def measure(self, captions: list[str]) -> Coverage:
         """Counts over these captions."""
         found = Coverage(captions=len(captions), empty=sum(not caption.strip() for caption in captions))
+        captions = self._read(captions)
         for caption, encoding in zip(captions, self._whole.encode_batch(captions), strict=True):
             found.lengths[len(encoding.ids)] += 1
             found.words += len({word for word in encoding.word_ids if word is not None})

@@ -80,6 +80,10 @@ class CaptionTokenizer:
         """Token ids, int64 [len(captions), max_length]: [CLS] caption [SEP], cut before [SEP], padded with [PAD]."""
         return self._words.encode(captions)
 
+    def read(self, captions: list[str]) -> list[str]:
+        """The captions as their tokens are made of them: as they are."""
+        return captions
+
     def decode(self, ids: np.ndarray) -> list[str]:
         """The texts of token ids [N, L] without special tokens, in lower case where the tokenizer makes it."""
         texts = []

@@ -104,6 +104,8 @@ class CascadeStage(Family):
             check_tokenizer_fit(configs["text_encoder"], tokenizer.vocab_size, config.model_max_length)
             model = self.assemble(parts, Process.of(config.schedule(data.resolution), config.weighting()))
         model.tokenizer, model.end_id = tokenizer, tokenizer.end_id
+        if config.guidance_scale is not None:
+            model.guidance_scale = config.guidance_scale
         model.inputs = self.inputs(config, configs, model.process)
         return model
 

@@ -10,6 +10,7 @@ import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ...data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
+from ...diffusion.drawing import USUAL_GUIDANCE, guidance_of
 from ...diffusion.process import Process, sampling_settings
 from ...networks.build import build_text_encoder, build_transformer, build_unet, resize_text_encoder
 from ...networks.configs import (
@@ -47,6 +48,7 @@ def build_ldm(
     """
     with paddle.utils.unique_name.guard():
         get_logger().info("building the model")
+        scale = arguments.guidance_scale
         schedule = PUBLISHED_SCHEDULE
         chosen = arguments.chosen_schedule(resolution)
         if arguments.starts_from_pipeline:
@@ -65,6 +67,7 @@ def build_ldm(
                     get_logger().warning("%s was trained with %s %s and goes on with %s",
                                          arguments.model_name_or_path, name, before, now)  # fmt: skip
             vae, text_encoder, denoiser = _fill_all(weights, arguments, vocab_size)
+            scale = guidance_of(weights.metadata, arguments.model_name_or_path) if scale is None else scale
         else:
             vae, text_encoder, denoiser = _build_all(arguments, vocab_size, seed)
         if arguments.enable_xformers_memory_efficient_attention:
@@ -78,6 +81,7 @@ def build_ldm(
         frozen = not arguments.trains_text_encoder
         process = Process.of({**schedule, **chosen}, arguments.weighting())
         model = assemble(vae, text_encoder, denoiser, process, frozen, sampling_settings(schedule))
+        model.guidance_scale = USUAL_GUIDANCE if scale is None else scale
         model.inputs = inputs_of(arguments, vae.config, hidden_width(config_of("text_encoder", text_encoder)), process)
         return model
 

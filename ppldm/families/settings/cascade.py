@@ -7,6 +7,7 @@ from typing import ClassVar
 from ...config.option import Bounds, Needs, option
 from ...utils.errors import ConfigError
 from .average import AverageSettings
+from .guidance import guidance_option
 from .objective import ObjectiveSettings
 
 _model = partial(option, section="model")
@@ -77,6 +78,7 @@ class CascadeSettings(ObjectiveSettings, AverageSettings):
     num_inference_steps: int = _drawn(
         20, "Sampling steps of the pictures drawn while training.", bounds=Bounds(above=0), unit="steps"
     )
+    guidance_scale: float | None = guidance_option()
 
     def check(self) -> None:
         """Raises ConfigError for components that nothing gives, and combinations that cannot work."""

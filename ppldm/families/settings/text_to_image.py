@@ -8,6 +8,7 @@ from ...config.option import Bounds, Needs, option
 from ...networks.configs import SIZE_EMBEDDING, read_new_config
 from .adapters import AdapterSettings
 from .average import AverageSettings
+from .guidance import guidance_option
 from .learning_rate import learning_rate_of
 from .objective import ObjectiveSettings
 
@@ -61,6 +62,7 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings):
     image_logging_steps: int = _drawn(
         1000, "Draw sample pictures every this many updates; 0: never.", bounds=_NOT_NEGATIVE, unit="updates"
     )
+    guidance_scale: float | None = guidance_option()
     enable_xformers_memory_efficient_attention: bool = _model(
         False, "Memory-efficient attention in what removes the noise (GPU only)."
     )

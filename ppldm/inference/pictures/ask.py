@@ -81,7 +81,7 @@ def read_axes(asked) -> dict[str, list]:
     ConfigError."""
     scales = None if asked.guidance_scale is None else list(dict.fromkeys(asked.guidance_scale))
     if not asked.grid:
-        return {SCALE: scales or [Drawing.guidance_scale]}
+        return {SCALE: scales or [None]}
     axes = {}
     for word in asked.grid:
         flag, equals, texts = word.partition("=")

@@ -77,17 +77,18 @@ class Plan:
         found.pop("seed", None)
         return replace(self.drawing, **found)
 
-    def fit(self, process) -> "Plan":
-        """The same with samplers that draw with a model of this process. Raises ConfigError."""
+    def fit(self, model) -> "Plan":
+        """The same with the samplers and the guidance scale that the model is drawn with. Raises ConfigError."""
+        told = model.process, model.guidance_scale
         axes = {
-            name: [replace(self.drawing, **{name: one}).fit(process).sampler for one in values]
-            if name == "sampler"
+            name: [getattr(replace(self.drawing, **{name: one}).fit(*told), name) for one in values]
+            if name in ("sampler", SCALE)
             else values
             for name, values in self.axes.items()
         }
-        fitted = replace(self, axes=axes, drawing=self.drawing.fit(process))
+        fitted = replace(self, axes=axes, drawing=self.drawing.fit(*told))
         for values in itertools.product(*axes.values()):
-            fitted.drawing_at(values).fit(process)
+            fitted.drawing_at(values).fit(*told)
         return fitted
 
     def seed_of(self, values: tuple, number: int) -> int:

@@ -58,29 +58,34 @@ function fill(select, values) {
   select.replaceChildren(make("option", {value: ""}, words.usual), ...values.map(value => make("option", {value}, value)));
   if (values.includes(before)) select.value = before;
 }
-function offerSamplers() {
-  const own = models.filter(one => chosen().includes(one.name)).map(one => one.samplers);
-  fill(field("sampler"), (own[0] || []).filter(name => own.every(names => names.includes(name))));
+let usualScale = ""; // that of the chosen models, where they agree
+function offerTheirs() {
+  const own = models.filter(one => chosen().includes(one.name)), samplers = own.map(one => one.samplers);
+  fill(field("sampler"), (samplers[0] || []).filter(name => samplers.every(names => names.includes(name))));
+  const scales = [...new Set(own.map(one => one.guidance_scale))], scale = field("guidance_scale"), before = usualScale;
+  scale.placeholder = scales.join(", ");
+  usualScale = scales.length === 1 ? String(scales[0]) : "";
+  if (scale.value === before) scale.value = usualScale;
 }
 function setUp(found) {
   ({models, parameters} = found);
   document.title = `${models.map(one => one.name).join(", ")} - ppldm app`;
   for (const [number, one] of models.entries()) {
     const box = make("input", {type: "checkbox", value: one.name, checked: number < 2});
-    box.addEventListener("input", offerSamplers);
+    box.addEventListener("input", offerTheirs);
     field("models").append(make("label", {}, box, [one.name, ...one.lora].join(" + ")));
   }
   field("models").hidden = models.length < 2;
   for (const name of NUMBERS) {
     const known = parameters[name], size = name === "width" || name === "height";
     field(name).max = name === "seed" ? SEEDS - 1 : known.maximum;
-    field(name).value = size ? models[0].resolution : known.default;
+    field(name).value = size ? models[0].resolution : known.default ?? "";
   }
   field("seed").value = ""; // one is drawn, and shown then
   field("num_samples").value = Math.min(4, parameters.num_samples.maximum);
   document.querySelector("main").hidden = false;
   field("prompt").focus();
-  offerSamplers();
+  offerTheirs();
   for (const name of CHOICES.slice(1)) fill(field(name), parameters[name].enum);
   field("from").hidden = field("start").hidden = !("image" in parameters);
 }

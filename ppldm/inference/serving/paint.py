@@ -36,7 +36,13 @@ class Painter:
     def describe(self) -> list[dict]:
         """What can be known of the models, JSON-ready."""
         return [
-            {"name": name, "resolution": one.resolution, "lora": one.lora, "samplers": samplers_of(one.model.process)}
+            {
+                "name": name,
+                "resolution": one.resolution,
+                "lora": one.lora,
+                "samplers": samplers_of(one.model.process),
+                "guidance_scale": one.model.guidance_scale,
+            }  # fmt: skip
             for name, one in self.models.items()
         ]
 
@@ -51,14 +57,16 @@ class Painter:
             if image is None and (mask is not None or strength is not None):
                 raise ConfigError("mask and strength are for a picture that is drawn over; send an image too")
             values = {**values, "strength": usual_strength(image, mask) if strength is None else strength}
-            drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)}).fit(model.model.process)
+            drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)})
+            drawing = drawing.fit(model.model.process, model.model.guidance_scale)
             model.latent_shape(height, width)
             given = {} if image is None else {"image": read_image(image, size)}
             given |= {} if mask is None else {"mask": read_mask(mask, size)}
         except ConfigError as error:
             raise ConfigError(str(error).replace("--", "")) from error
         plain = {name: value for name, value in values.items() if name not in ("image", "mask")}
-        settings = {**plain, **given, "height": height, "width": width, "sampler": drawing.sampler}
+        settings = {**plain, **given, "height": height, "width": width, "sampler": drawing.sampler,
+                    "guidance_scale": drawing.guidance_scale}  # fmt: skip
         batches = math.ceil(values["num_samples"] / BATCH_SIZE)
         warning = describe_unknown_words(model, [values["prompt"], values["negative_prompt"]])
         return settings, batches * drawing.num_passes(), warning

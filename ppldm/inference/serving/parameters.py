@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...data.images.decode import decode_pixels, image_size
-from ...diffusion.drawing import SAMPLERS, SIGMA_SCHEDULES, Drawing
+from ...data.images.decode import decode_pixels, stored_size
+from ...diffusion.drawing import MOST_GUIDANCE, SAMPLERS, SIGMA_SCHEDULES, Drawing
 from ...diffusion.process import TIMESTEP_SPACINGS
 from ...utils.errors import ConfigError, RowError
 from ...utils.rng import MAX_SEED
@@ -95,8 +95,8 @@ def make_parameters(models: tuple[str, ...], limits: Limits) -> tuple[Parameter,
         Parameter("width", help="pixels; by default as trained", **pixels),
         Parameter("height", help="pixels; by default as trained", **pixels),
         Parameter("num_inference_steps", "integer", "steps of the sampler", steps, 1, limits.max_steps),
-        Parameter("guidance_scale", "number", "how strongly to follow the prompt; 1: not guided",
-                  Drawing.guidance_scale, 0, 50),
+        Parameter("guidance_scale", "number", "how much to follow the prompt; 1: not guided; by default the model's",
+                  None, 0, MOST_GUIDANCE),
         Parameter("sampler", "choice", "by default the model's", choices=SAMPLERS),
         Parameter("guidance_rescale", help="how much of the contrast that guidance adds is taken back", **share),
         Parameter("eta", help="share of fresh noise in each step of ddim", **share),
@@ -130,7 +130,7 @@ def read_picture(value: Any, name: str, most_pixels: float | None = None) -> np.
         raise ConfigError(f"{name} is not text; send a PNG or JPEG file in base64")
     try:
         content = base64.b64decode(value[value.find(",") + 1 :] if value.startswith("data:") else value, validate=True)
-        width, height = image_size(content)
+        width, height = stored_size(content)
         if width * height > (most_pixels or _LEAST_PIXELS):
             size = f"{width} x {height}"
             raise ConfigError(f"{name} has {size} pixels; make it smaller, about as large as what is drawn")

@@ -31,6 +31,7 @@ class CascadeDecoderModel(CascadeModel):
 
     led_by = "pixel_values"
     coarse_noise = True  # as it learns to take away
+    guidance_scale = 1.0  # as diffusers' pipeline
 
     def __init__(self, effnet: nn.Layer, text_encoder: nn.Layer, vqgan: nn.Layer, decoder: nn.Layer, process: Process):
         super().__init__(effnet, text_encoder, process)

@@ -137,6 +137,7 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
         "ppldm": __version__,
         "global_step": report["step"],
         "samples_seen": manifest["samples_seen"] // manifest["global_step"] * report["step"],
+        **({"guidance_scale": manifest["guidance_scale"]} if "guidance_scale" in manifest else {}),
         **manifest["identity"],
         "ema_std": report["std"],
     }

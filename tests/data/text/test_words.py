@@ -35,7 +35,7 @@ def tokenizer(request, tmp_path_factory):
 
 
 def whole(tokenizer, captions):
-    encoded = tokenizer._tokenizer.encode_batch(captions)
+    encoded = tokenizer._tokenizer.encode_batch(tokenizer.read(captions))
     return np.array([encoding.ids for encoding in encoded], dtype=np.int64).reshape(len(captions), 16)
 
 
