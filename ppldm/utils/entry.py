@@ -42,6 +42,7 @@ def entry(
         if meets:
             begin(World.detect())
             before_stop[:] = [tell_end]
+        _stop_on_signals(stop)
     try:
         with exit_on_error():
             check_early()
