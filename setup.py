@@ -103,6 +103,6 @@ setup(
     python_requires=">=3.10,<3.13",
     install_requires=CORE,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["ppldm = ppldm.cli.main:main"]},
+    entry_points={"console_scripts": ["ppldm = ppldm.__main__:main"]},
     zip_safe=False,
 )

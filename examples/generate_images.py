@@ -2,9 +2,12 @@
 
 import sys
 
-from ppldm.cli.main import run
-from ppldm.utils.errors import exit_on_error
+from ppldm.utils.processes.interrupts import answer_interrupts
 
 if __name__ == "__main__":
+    answer_interrupts()  # Ctrl-C is one line, during imports too
+    from ppldm.cli.main import run
+    from ppldm.utils.errors import exit_on_error
+
     with exit_on_error():
         run(["generate", *sys.argv[1:]])

@@ -5,8 +5,11 @@ python -u examples/train_autoencoder.py --output_dir OUT --file_list LIST --vae_
 
 import sys
 
-from ppldm.families.autoencoder import AutoencoderConfig
-from ppldm.training.commands.train import run_training
+from ppldm.utils.processes.interrupts import answer_interrupts
 
 if __name__ == "__main__":  # worker processes import this file
+    answer_interrupts()  # Ctrl-C is one line, during imports too
+    from ppldm.families.autoencoder import AutoencoderConfig
+    from ppldm.training.commands.train import run_training
+
     run_training(sys.argv[1:], loop=True, config=AutoencoderConfig)

@@ -5,8 +5,11 @@ python -u examples/train_txt2img_laion400m_trainer.py --do_train --output_dir OU
 
 import sys
 
-from ppldm.families.ldm import LdmConfig
-from ppldm.training.commands.train import run_training
+from ppldm.utils.processes.interrupts import answer_interrupts
 
 if __name__ == "__main__":  # worker processes import this file
+    answer_interrupts()  # Ctrl-C is one line, during imports too
+    from ppldm.families.ldm import LdmConfig
+    from ppldm.training.commands.train import run_training
+
     run_training(sys.argv[1:], loop=False, config=LdmConfig)

@@ -78,7 +78,7 @@ def test_every_extra_is_declared(declared):
     assert declared["extras_require"]["engine"] == [pinned]
     for path in ("ppldm/inference/engine.py", "docs/weights.md", "docs/zh/weights.md"):
         assert f"pip install {pinned}" in (ROOT / path).read_text(), path
-    assert declared["entry_points"]["console_scripts"] == ["ppldm = ppldm.cli.main:main"]
+    assert declared["entry_points"]["console_scripts"] == ["ppldm = ppldm.__main__:main"]
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -142,7 +142,7 @@ def _run(job, flags) -> dict:
         return job.of_pictures(what, out)
     if not flags.watch:
         check_name(what)
-    with entry(threads=threads or (1 if flags.watch else None)):
+    with entry(threads=threads or (1 if flags.watch else None), meets=True):
         use_device(flags.device)
         world = join_world()
         quiet_libraries()

@@ -87,7 +87,7 @@ def generate(
     refuse_other_prompts(plan, asked.out)
     asked.lora = check_loras(asked.lora)
     check_name(asked.model)
-    with entry(threads=1 if asked.exact else None):
+    with entry(threads=1 if asked.exact else None, meets=True):
         use_device(device)
         _draw(plan, asked)
 
@@ -154,15 +154,11 @@ def describe_unknown_words(pipeline, texts: list[str]) -> str:
 
 def join_world():
     """This process's place among those that a launcher started, which can talk to one another from here on."""
-    import paddle
-
-    from ..utils.machine.cpu import quiet_paddle
+    from ..utils.processes.meeting import join
     from ..utils.processes.world import World
 
     world = World.detect()
-    if world.size > 1:
-        with quiet_paddle():
-            paddle.distributed.init_parallel_env()
+    join(world)
     return world
 
 

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from .errors import Interrupted, Preempted, exit_on_error
+from .errors import exit_on_error
 from .machine.cpu import load_paddle
 from .machine.environment import require_working_environment
 from .processes.failure import note_failure
-from .processes.signals import end_with_parent, handle
+from .processes.interrupts import answer_interrupts, before_stop, interrupt, stop
+from .processes.meeting import begin, tell_end
+from .processes.signals import end_with_parent
 from .processes.world import World
 from .variables import read
 
@@ -20,28 +22,34 @@ def entry(
     check_early: Callable[[], None] = lambda: None,
     threads: int | None = None,
     is_computing: Callable[[], bool] = lambda: False,
+    meets: bool = False,
 ):
     """Around a script's main: check the environment, prepare the CPU before paddle is imported, print errors well.
 
     `check_early`: raises what is known to be wrong before anything heavy is imported. `threads`: of the CPU, where the
-    work depends on how many; by default what the user has set, or what the machine has.
+    work depends on how many; by default what the user has set, or what the machine has. `meets`: ranks will `join`.
 
     One rank of several ends without the interpreter's and the libraries' last rites: there it may abort, or wait for
     ever for ranks that are gone. So does a process of which a thread `is_computing` at the end: paddle aborts where the
     interpreter goes away under it.
     """
+    answer_interrupts()
     is_rank = World.detect().size > 1
     if is_rank:
         sys.excepthook = _show_and_leave
         if read("PADDLE_LOCAL_RANK"):  # a launcher started it, and without it, it would train on and save
             end_with_parent(os.getppid())
+        if meets:
+            begin(World.detect())
+            before_stop[:] = [tell_end]
+        _stop_on_signals(stop)
     try:
         with exit_on_error():
             check_early()
-            _stop_on_signals(_stop)
+            _stop_on_signals(stop)
             require_working_environment()
             load_paddle(threads)  # unless `check_early` needed it
-            _stop_on_signals(signal.default_int_handler)  # paddle has set handlers of its own
+            _stop_on_signals(interrupt)  # paddle has set handlers of its own
             yield
     except SystemExit as error:
         if (is_rank or is_computing()) and isinstance(error.code, int):
@@ -54,6 +62,7 @@ def entry(
 def _leave(status: int) -> None:
     if status:
         note_failure(World.detect().rank)
+        tell_end(status)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -65,18 +74,9 @@ def _show_and_leave(*error) -> None:
 
 
 def _stop_on_signals(on_interrupt: Callable) -> None:
-    """`on_interrupt`: the handler of Ctrl-C, where it is not ignored or somebody's own."""
+    """`on_interrupt`: the handler of Ctrl-C, where it is not ignored or somebody's own. Ranks that have met `handle`
+    signals in their own way."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        handle(number, _stop)
+        signal.signal(number, stop)
     now = signal.getsignal(signal.SIGINT)
-    handle(signal.SIGINT, on_interrupt if now in (signal.default_int_handler, _stop) else now)
-
-
-def _stop(number: int, _frame) -> None:
-    """Outside training's loop, which has handlers of its own, there is nothing to save, and what is half written goes
-    at the next start. No exception: a native library that is being imported would make an error of its own of it."""
-    is_interrupt = number == signal.SIGINT
-    name = "Ctrl-C" if is_interrupt else signal.Signals(number).name
-    # Unbuffered: the signal may have come in the middle of a write.
-    os.write(2, f"stopped by {name}; the same command again goes on from what is finished\n".encode())
-    os._exit(Interrupted.exit_status if is_interrupt else Preempted.exit_status)
+    signal.signal(signal.SIGINT, on_interrupt if now in (signal.default_int_handler, interrupt, stop) else now)

@@ -97,7 +97,7 @@ def precompute(
     sources = [source for filelist in filelists for source in read_sources(filelist, layout)]
     folder = make_output_dir(local_path(latents_dir)) if latents_dir else None
     # On Spark as many threads as a task has, so that what is measured before is what it will take.
-    with entry(threads=1 if on_spark else None):
+    with entry(threads=1 if on_spark else None, meets=True):
         world = begin(device)
         chosen = choose_rows(sources, condition, sizes if vae else [0], num_workers)
         plans = [plan_latents((vae, batch_size, offline, engine), sources, chosen, rule, dtype, folder)] if vae else []

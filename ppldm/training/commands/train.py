@@ -36,7 +36,7 @@ def run_training(argv: list[str], loop: bool, config: type | None, prog: str | N
     """Train by a command line. `config`: the settings of a script's family; None for the family of the recipe."""
     recipes = []
     with (
-        entry(lambda: recipes.append(check_early(argv, loop, config, prog))),
+        entry(lambda: recipes.append(check_early(argv, loop, config, prog)), meets=True),
         network_forbidden(getattr(recipes[0].model, "offline", False)),
     ):
         if asked := read_dry_run(argv):

@@ -1,11 +1,8 @@
 """The ranks of a run, found at its start and watched from then on."""
 
-import paddle
-
 from ...config.training import TrainingOptions
 from ...utils import variables
 from ...utils.log import get_logger
-from ...utils.machine.cpu import quiet_paddle
 from ...utils.machine.devices import (
     check_precision,
     collective_variables,
@@ -14,8 +11,8 @@ from ...utils.machine.devices import (
     installed_kind,
     use_device,
 )
+from ...utils.processes.meeting import join
 from ...utils.processes.rank_watch import watch_ranks
-from ...utils.processes.signals import ending_at_once
 from ...utils.processes.world import World
 from ...utils.text import count_of
 from ..speed import apply_switches
@@ -33,8 +30,7 @@ def detect_world(arguments: TrainingOptions) -> World:
     if world.size > 1:
         if (kind := current_kind()) != installed_kind():  # the CPU, asked for where Paddle is made for more
             variables.set_for_libraries(collective_variables(kind), replace=True)
-        with quiet_paddle(), ending_at_once():  # there is nothing to save yet
-            paddle.distributed.init_parallel_env()
+        join(world, arguments.rank_timeout)
     watch_ranks(world, arguments.rank_timeout)
     device = current_device()
     check_precision(arguments.bf16, arguments.fp16, device)

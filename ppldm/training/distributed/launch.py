@@ -33,7 +33,10 @@ from pathlib import Path
 from ...utils.errors import ConfigError, debugging, exit_on_error
 from ...utils.machine.cpu import quiet_paddle
 from ...utils.processes.failure import FOLDER_VARIABLE, failure_time_sec
+from ...utils.processes.interrupts import answer_interrupts
 
+if __name__ == "__main__":
+    answer_interrupts()
 with quiet_paddle():
     from paddle.distributed.launch.context import Context
     from paddle.distributed.launch.controllers.collective import CollectiveController
