@@ -113,11 +113,11 @@ def test_the_plan_of_a_set(name, world, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_pictures_of_urls_arrive_and_are_trained_on(world, tmp_path, pytestconfig):
-    """Of one set, chosen by --sample-seed."""
+    """Of one set, chosen by --seed."""
     from toy import registered_toy
     from toy_runs import train
 
-    name = list(TABLES)[pytestconfig.getoption("--sample-seed") % len(TABLES)]
+    name = list(TABLES)[pytestconfig.getoption("--seed") % len(TABLES)]
     two_parts = ("filter.num_partitions=2",) if name == "laion-art" else ()
     request, wanted = ask(name, world, tmp_path, "download.processes_count=1", "download.preflight=0", *two_parts)
     report = get_dataset(request)
