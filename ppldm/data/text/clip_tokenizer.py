@@ -90,7 +90,7 @@ class ClipTokenizer:
 
     def measure(self, caption: str, room: int) -> tuple[int, str]:
         """As `WordTokenizer.measure`, of the text as it is read."""
-        return self._words.measure(*self.read([caption]), room)
+        return self._words.measure(self.read([caption])[0], room)
 
     def read(self, captions: list[str]) -> list[str]:
         """The captions as their tokens are made of them."""
