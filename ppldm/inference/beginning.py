@@ -56,7 +56,7 @@ def open_image(image: Picture, flag: str) -> Image.Image:
     given = "" if isinstance(image, Image.Image) else f" {image}"
     try:
         return open_upright(Path(image).read_bytes() if given else image)
-    except (OSError, ValueError, RowError) as error:
+    except (OSError, TypeError, ValueError, RowError) as error:
         raise ConfigError(f"{flag}{given} cannot be read as a picture: {error}; give another") from error
 
 

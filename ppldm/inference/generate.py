@@ -6,6 +6,7 @@ refused.
 """
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Annotated
@@ -24,9 +25,8 @@ from .pictures.like import OF_MODEL, check_likeness
 from .pictures.model_hash import model_sha256
 from .pictures.plan import Plan
 from .pictures.sheets import write_summary
-from .prompts import Request
+from .prompt_notes import describe_prompts
 
-_SHOWN_WORDS = 20
 _Scales = Annotated[list[float], {"nargs": "+", "type": float, "metavar": "S"}]
 _Axes = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "SETTING=VALUE,…"}]
 
@@ -127,29 +127,19 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
             print_report(estimate(pipeline, plan, batch_size), str, as_json=False)
         return
     if world.is_main:
-        warn_of_unknown_words(pipeline, plan.requests)
+        warn_of_prompts(pipeline, (text for job in plan.jobs() for text in plan.texts(*job).values()), plan.weighted)
     draw_plan(pipeline, plan, asked.out, batch_size=batch_size, world=world)
     barrier(world)
     if world.is_main:
         write_summary(pipeline, plan, asked.out, asked.columns)
 
 
-def warn_of_unknown_words(pipeline, requests: list[Request]) -> None:
-    """Name the words that the model's vocabulary lacks: in their place it sees one and the same unknown word."""
+def warn_of_prompts(pipeline, texts: Iterable[str], weighted: bool = False) -> None:
+    """Say what of prompts the model does not see as they say it."""
     from ..utils.log import get_logger
 
-    said = describe_unknown_words(
-        pipeline, [text for request in requests for text in (request.prompt, request.negative_prompt)]
-    )
-    if said:
+    if said := describe_prompts(pipeline, texts, weighted):
         get_logger().warning("%s", said)
-
-
-def describe_unknown_words(pipeline, texts: list[str]) -> str:
-    """The words that the model's vocabulary lacks, as a sentence; "" where it knows all."""
-    words = pipeline.tokenizer.unknown_words([text for text in texts if text])
-    more = ", …" if len(words) > _SHOWN_WORDS else ""
-    return f"words that the model does not know: {', '.join(words[:_SHOWN_WORDS])}{more}" if words else ""
 
 
 def join_world():

@@ -33,10 +33,12 @@ from ..networks.configs import latent_shape
 from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.checksums import checksum_arrays
 from ..utils.errors import ConfigError
+from ..utils.log import get_logger
 from ..utils.rng import MAX_SEED
 from ..utils.text import did_you_mean
 from .beginning import Picture, check_sides, read_image, read_mask
 from .control import read_control
+from .prompt_notes import describe_prompts
 from .prompt_weights import batches_alike, check_syntax, chunks_of, words_of
 from .prompt_wildcards import Wildcards
 from .prompts import MOST_SAMPLES, check_prompt
@@ -139,6 +141,8 @@ class TextToImage:
         noise = _noise(latents, (len(prompts), len(places), *own))
         given |= {"size": (height, width), "weighted": check_syntax(prompt_syntax) == "weighted", "callback": callback}
         jobs = _jobs(zip(prompts, negative, strict=True), places, wildcards)
+        if said := describe_prompts(self, (text for job in jobs for text in job[:2]), given["weighted"]):
+            get_logger().warning("%s", said)
         found = self._draw_all(jobs, batch_size, noise, as_latents=output == "latents", **given)
         found = found.reshape(len(prompts), len(places), *found.shape[1:])
         return [[*map(Image.fromarray, row)] for row in found] if output == "pil" else found

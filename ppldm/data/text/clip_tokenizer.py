@@ -88,6 +88,10 @@ class ClipTokenizer:
         """Token ids, int64 [len(captions), max_length]: START caption END, cut before END, padded."""
         return self._words.encode(self.read(captions))
 
+    def measure(self, caption: str, room: int) -> tuple[int, str]:
+        """As `WordTokenizer.measure`, of the text as it is read."""
+        return self._words.measure(self.read([caption])[0], room)
+
     def read(self, captions: list[str]) -> list[str]:
         """The captions as their tokens are made of them."""
         return [*map(_mend, captions)] if self.mends else captions

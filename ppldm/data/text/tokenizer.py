@@ -80,6 +80,10 @@ class CaptionTokenizer:
         """Token ids, int64 [len(captions), max_length]: [CLS] caption [SEP], cut before [SEP], padded with [PAD]."""
         return self._words.encode(captions)
 
+    def measure(self, caption: str, room: int) -> tuple[int, str]:
+        """As `WordTokenizer.measure`."""
+        return self._words.measure(caption, room)
+
     def read(self, captions: list[str]) -> list[str]:
         """The captions as their tokens are made of them: as they are."""
         return captions

@@ -76,6 +76,11 @@ class WordTokenizer:
             row[len(found) + 1] = self._empty[1]
         return rows
 
+    def measure(self, caption: str, room: int) -> tuple[int, str]:
+        """(its tokens, without the first and the last; the text behind as many as there is room for)."""
+        encoding = self._tokenizer.encode(caption, add_special_tokens=False)
+        return len(encoding.ids), caption[encoding.offsets[room][0] :] if len(encoding.ids) > room else ""
+
     def _ids_of(self, parts: dict[str, None]) -> dict[str, list[int]]:
         ids = {part: self._known[part] for part in parts if part in self._known}
         new = [part for part in parts if part not in ids]

@@ -108,6 +108,13 @@ class Plan:
         size = self.size(resolution)
         return replace(self, image=read_image(image, size), mask=mask and read_mask(mask, size))
 
+    def texts(self, values: tuple, number: int, index: int) -> dict[str, str]:
+        """Prompt and negative prompt of a picture, with choices from the wildcards."""
+        request, seed = self.requests[number], self.seed_of(values, number)
+        texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
+        return {name: self.wildcards.resolve(text, seed, index) if self.wildcards else text
+                for name, text in texts.items()}  # fmt: skip
+
     def record(self, pipeline, values: tuple, number: int, index: int) -> dict:
         """Everything that decides a picture."""
         request, seed = self.requests[number], self.seed_of(values, number)
@@ -115,12 +122,7 @@ class Plan:
         led: dict = self.digests()
         if self.control is not None:
             led["control_scale"] = self.control_scale
-        texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
-        said = (
-            {name: self.wildcards.resolve(text, seed, index) for name, text in texts.items()}
-            if self.wildcards
-            else texts
-        )
+        said = self.texts(values, number, index)
         return led | {
             **said,
             **({"template": request.prompt} if said["prompt"] != request.prompt else {}),

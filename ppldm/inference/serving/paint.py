@@ -10,9 +10,9 @@ from ...diffusion.guided import NEEDS_MASK
 from ...utils.errors import ConfigError
 from ...utils.pictures import as_png
 from ..beginning import read_image, read_mask
-from ..generate import describe_unknown_words
 from ..pictures.draw import batches_of, draw_batch, texts_of
 from ..pictures.plan import Plan
+from ..prompt_notes import describe_prompts
 from ..prompts import Request
 from .jobs import Job
 from .preview import Preview
@@ -68,7 +68,7 @@ class Painter:
         settings = {**plain, **given, "height": height, "width": width, "sampler": drawing.sampler,
                     "guidance_scale": drawing.guidance_scale}  # fmt: skip
         batches = math.ceil(values["num_samples"] / BATCH_SIZE)
-        warning = describe_unknown_words(model, [values["prompt"], values["negative_prompt"]])
+        warning = describe_prompts(model, [values["prompt"], values["negative_prompt"]], has_syntaxes=False)
         return settings, batches * drawing.num_passes(), warning
 
     def draw(self, job: Job, tell: Callable) -> Iterator[bytes]:

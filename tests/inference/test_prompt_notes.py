@@ -1,0 +1,102 @@
+"""What a prompt says and the model does not see is said once, by every door, with the part that is meant."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_weights import small_weights, write_clip
+
+import ppldm
+from ppldm.cli.main import run
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, load_tokenizer
+from ppldm.inference.prompt_notes import describe_prompts
+from ppldm.inference.serving.limits import Limits
+from ppldm.inference.serving.paint import Painter
+from ppldm.inference.serving.parameters import make_parameters, read_request
+from ppldm.weights.write import write_weights
+
+LONG = "a red heart " * 25 + "and a blue boat"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "model"
+    weights = small_weights(4)
+    weights.tokenizer = CaptionTokenizer(build_vocab([LONG, "<lora:name:0.8> [a:b:0.5]"]), 77)
+    write_weights(weights, "ppdiffusers", folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["bert", "clip"])
+def words(request, tmp_path_factory):
+    """A stand-in of a model, as far as prompts are read by it, of 16 tokens."""
+    own = CaptionTokenizer(build_vocab([LONG]), 16)
+    if request.param == "clip":
+        own = load_tokenizer(write_clip(tmp_path_factory.mktemp("clip")).parent / "tokenizer", 16)
+    return SimpleNamespace(tokenizer=own, model=SimpleNamespace(words="encoder_hidden_states", joins_words=True))
+
+
+def test_every_door_says_once_what_is_cut(place, tmp_path, caplog, monkeypatch):
+    model, prompt = ppldm.load(place), f"{LONG} <lora:name:0.8>"
+    said = ["cut behind 75 tokens", "'and a blue boat", "<lora:name:0.8> (load the file with --lora FILE:WEIGHT)"]
+
+    def warnings():
+        found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        caplog.clear()
+        return [one for one in found if "cut behind" in one]
+
+    model.generate([prompt, prompt], num_inference_steps=1, num_samples=2)
+    (one,) = warnings()
+    assert all(part in one for part in said)
+    run(["generate", "--model", str(place), "--prompt", prompt, "a red heart", "--num-inference-steps", "1",
+         "--num-samples", "2", "--out", str(tmp_path / "out")])  # fmt: skip
+    assert warnings() == [one]
+    values = read_request({"prompt": prompt, "num_inference_steps": 1}, make_parameters(("it",), Limits()))
+    answer = Painter({"it": model}).prepare(values)[2]
+    assert all(part in answer for part in said) and "prompt_syntax" not in answer
+    model.generate("a red heart", num_inference_steps=1)
+    assert warnings() == []
+
+
+@settings(deadline=None, max_examples=150)
+@given(prompt=st.lists(st.sampled_from(["a", "red", "heart", "boat", "blue", "BREAK", "(heart:1.2)", "[a", "]"]),
+                       max_size=40).map(" ".join), weighted=st.booleans())  # fmt: skip
+def test_it_is_said_where_and_only_where_something_is_cut(words, prompt, weighted):
+    from ppldm.inference.prompt_weights import parse_weights
+
+    chunks = [[text for text, _ in chunk] for chunk in parse_weights(prompt)] if weighted else [[prompt]]
+    counts = [sum(words.tokenizer.measure(text, 10**6)[0] for text in chunk) for chunk in chunks]
+    said = describe_prompts(words, [prompt], weighted)
+    assert ("cut behind 14 tokens" in said) == any(count > 14 for count in counts)
+
+
+def test_the_rest_is_what_the_model_does_not_see(words):
+    count, over = words.tokenizer.measure(LONG, 14)
+    assert count > 14 and LONG.endswith(over)
+    assert words.tokenizer.measure(LONG, count) == (count, "")
+    cut, whole = words.tokenizer.encode([LONG, LONG[: len(LONG) - len(over)]])
+    assert (cut[:13] == whole[:13]).all() and words.tokenizer.measure(LONG[: len(LONG) - len(over)], 14)[0] <= 14
+
+
+@pytest.mark.parametrize("mark", ["<lora:name:0.8>", "<lora:a-b_c:1>", "<hypernet:x:0.5>", "<lyco:x>", "[cat:dog:0.5]",
+                                  "[dog:0.5]", "[cat::10]", "[:dog:.3]", "[a|b]", "[red cat|blue dog|x]", "(word:1.2)",
+                                  "(two words: 0.8)"])  # fmt: skip
+def test_webuis_syntax_is_named(words, mark):
+    said = describe_prompts(words, [f"a red {mark} heart"])
+    assert "webui's syntax, which is drawn as words" in said and mark in said
+    assert said.count("webui's") == 1 and ("--lora" in said) == mark.startswith("<")
+
+
+def test_and_is_named_beside_other_marks_of_webui_alone(words):
+    assert "webui" not in describe_prompts(words, ["bread AND butter"])
+    assert "AND" in describe_prompts(words, ["bread AND butter"], weighted=True)
+    assert "AND" in describe_prompts(words, ["a cat AND a [dog:0.5]"])
+    assert "webui" not in describe_prompts(words, ["a LAND AND1 and"], weighted=True)
+
+
+@pytest.mark.parametrize("text", ["a (ratio 16:9) [at 10:30:00]", "[cat]", "(cat)", "a <b> c", "{a|b}", "x: 0.5",
+                                  "[1]", "a|b", "(see: cats)", "John (3:16)", "[12:30]", "<lora>"])  # fmt: skip
+def test_text_that_looks_alike_is_left_alone(words, text):
+    assert "webui" not in describe_prompts(words, [text])
