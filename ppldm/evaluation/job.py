@@ -83,7 +83,7 @@ class Job:
     ) -> dict[Path, Result]:
         """Draw, and on the main rank the results by their files; on others {}. features: where those of the real
         pictures are kept. All ranks call it together."""
-        from ..inference.generate import warn_of_unknown_words
+        from ..inference.generate import warn_of_unread
         from ..inference.load import load
 
         pipeline = load(model, ema=ema, **self.loading)
@@ -100,7 +100,7 @@ class Job:
         }
         with self._claimed(out, claim, world):
             if world.is_main:
-                warn_of_unknown_words(pipeline, samples.requests)
+                warn_of_unread(pipeline, samples.requests)
             samples.draw(pipeline, out, world)
             barrier(world)
             facts, results = weight_facts(model, ema) | self.loras, {}

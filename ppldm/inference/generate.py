@@ -127,29 +127,41 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
             print_report(estimate(pipeline, plan, batch_size), str, as_json=False)
         return
     if world.is_main:
-        warn_of_unknown_words(pipeline, plan.requests)
+        warn_of_unread(pipeline, plan.requests, plan.weighted)
     draw_plan(pipeline, plan, asked.out, batch_size=batch_size, world=world)
     barrier(world)
     if world.is_main:
         write_summary(pipeline, plan, asked.out, asked.columns)
 
 
-def warn_of_unknown_words(pipeline, requests: list[Request]) -> None:
-    """Name the words that the model's vocabulary lacks: in their place it sees one and the same unknown word."""
+def warn_of_unread(pipeline, requests: list[Request], weighted: bool = False) -> None:
+    """Name the words that the model's vocabulary lacks: in their place it sees one and the same unknown word. And what
+    it does not see of prompts that are too long."""
     from ..utils.log import get_logger
 
-    said = describe_unknown_words(
-        pipeline, [text for request in requests for text in (request.prompt, request.negative_prompt)]
+    said = describe_unread(
+        pipeline, [text for request in requests for text in (request.prompt, request.negative_prompt)], weighted
     )
     if said:
         get_logger().warning("%s", said)
 
 
-def describe_unknown_words(pipeline, texts: list[str]) -> str:
-    """The words that the model's vocabulary lacks, as a sentence; "" where it knows all."""
-    words = pipeline.tokenizer.unknown_words([text for text in texts if text])
+def describe_unread(pipeline, texts: list[str], weighted: bool = False) -> str:
+    """What the model does not read of texts, as a sentence; "" where it reads all."""
+    from ..data.text.coverage import CoverageMeter
+    from .prompt_weights import parse_weights
+
+    texts, tokenizer = [text for text in texts if text], pipeline.tokenizer
+    words = tokenizer.unknown_words(texts)
     more = ", …" if len(words) > _SHOWN_WORDS else ""
-    return f"words that the model does not know: {', '.join(words[:_SHOWN_WORDS])}{more}" if words else ""
+    said = [f"words that the model does not know: {', '.join(words[:_SHOWN_WORDS])}{more}"] if words else []
+    chunks = (
+        ["".join(one for one, _ in chunk) for text in texts for chunk in parse_weights(text)] if weighted else texts
+    )
+    found = CoverageMeter(tokenizer).measure(chunks)
+    if found.lost:
+        said.append(f"the model reads {tokenizer.max_length} tokens of a prompt, and not its end: {found.shown_lost}")
+    return "; ".join(said)
 
 
 def join_world():

@@ -10,7 +10,7 @@ from ...diffusion.guided import NEEDS_MASK
 from ...utils.errors import ConfigError
 from ...utils.pictures import as_png
 from ..beginning import read_image, read_mask
-from ..generate import describe_unknown_words
+from ..generate import describe_unread
 from ..pictures.draw import batches_of, draw_batch, texts_of
 from ..pictures.plan import Plan
 from ..prompts import Request
@@ -60,7 +60,7 @@ class Painter:
         plain = {name: value for name, value in values.items() if name not in ("image", "mask")}
         settings = {**plain, **given, "height": height, "width": width, "sampler": drawing.sampler}
         batches = math.ceil(values["num_samples"] / BATCH_SIZE)
-        warning = describe_unknown_words(model, [values["prompt"], values["negative_prompt"]])
+        warning = describe_unread(model, [values["prompt"], values["negative_prompt"]])
         return settings, batches * drawing.num_passes(), warning
 
     def draw(self, job: Job, tell: Callable) -> Iterator[bytes]:
