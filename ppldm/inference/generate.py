@@ -152,13 +152,12 @@ def describe_unread(pipeline, texts: list[str], weighted: bool = False) -> str:
     from .prompt_weights import parse_weights
 
     texts, tokenizer = [text for text in texts if text], pipeline.tokenizer
+    if weighted:
+        texts = ["".join(one for one, _ in chunk) for text in texts for chunk in parse_weights(text)]
     words = tokenizer.unknown_words(texts)
     more = ", …" if len(words) > _SHOWN_WORDS else ""
     said = [f"words that the model does not know: {', '.join(words[:_SHOWN_WORDS])}{more}"] if words else []
-    chunks = (
-        ["".join(one for one, _ in chunk) for text in texts for chunk in parse_weights(text)] if weighted else texts
-    )
-    found = CoverageMeter(tokenizer).measure(chunks)
+    found = CoverageMeter(tokenizer).measure(texts)
     if found.lost:
         said.append(f"the model reads {tokenizer.max_length} tokens of a prompt, and not its end: {found.shown_lost}")
     return "; ".join(said)
