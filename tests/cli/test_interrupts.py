@@ -90,3 +90,20 @@ def test_where_python_drops_exceptions_it_comes_again(place):
     done = subprocess.run([sys.executable, "-c", LOST.format(**here)], capture_output=True, text=True, timeout=60,
                           env=environ)  # fmt: skip
     check(done)
+
+
+NATIVE = """
+import os, signal
+
+try:  # as native libraries do it that import something
+    os.kill(os.getpid(), signal.SIGINT)
+    sum(range(10))
+except BaseException as error:
+    raise ImportError("it cannot be loaded") from error
+"""
+
+
+def test_a_library_makes_no_error_of_its_own_of_it(tmp_path):
+    (tmp_path / "native.py").write_text(NATIVE)
+    code = "from ppldm.utils.processes.interrupts import answer_interrupts\nanswer_interrupts()\nimport native"
+    check(interrupt_at("no module", tmp_path, ["-c", code]))

@@ -16,6 +16,8 @@ import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.diffusion.drawing import Drawing
+from ppldm.inference.generate import describe_unread
+from ppldm.inference.load import load
 from ppldm.inference.pictures.plan import Plan
 from ppldm.inference.pipeline import TextToImage
 from ppldm.inference.prompts import Request, read_requests
@@ -326,6 +328,15 @@ def test_unknown_words_and_other_pictures_are_named(pipeline, tmp_path, capfd):
     said = capfd.readouterr().err
     assert "words that the model does not know: zebra, horse\n" in said
     assert f"1 pictures of other commands are in {tmp_path} too" in said
+
+
+@pytest.mark.parametrize("syntax, prompt, lost", [
+    ("plain", "picture 1 " * 20 + "picture 2", True), ("plain", "picture 1", False),
+    ("weighted", "(picture 1:1.2) " * 20, True), ("weighted", "picture 1 BREAK " * 20, False),
+])  # fmt: skip
+def test_what_a_prompt_is_cut_to_is_said(pipeline, syntax, prompt, lost):
+    said = describe_unread(load(pipeline), ["picture 1", prompt], syntax == "weighted")
+    assert ("tokens of a prompt, and not its end: '" in said) is lost and "does not know" not in said
 
 
 def test_pictures_of_other_prompts_are_never_replaced(pipeline, tmp_path):

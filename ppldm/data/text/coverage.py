@@ -4,19 +4,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 _UNKNOWN = "[UNK]"
+_SHOWN = 60  # characters of what is cut
 
 
 @dataclass
 class Coverage:
     """Counts over captions. `lengths`: captions by their number of tokens, special tokens included, before cutting.
-    `unknown`: words without a token, by how often they come. `empty`: captions of nothing but spaces. Two of them add
-    up."""
+    `unknown`: words without a token, by how often they come. `empty`: captions of nothing but spaces. `lost`: what is
+    cut from one of those that are too long. Two of them add up."""
 
     captions: int = 0
     words: int = 0
     unknown: Counter = field(default_factory=Counter)
     lengths: Counter = field(default_factory=Counter)
     empty: int = 0
+    lost: str = ""
 
     def __add__(self, other: "Coverage") -> "Coverage":
         return Coverage(
@@ -25,6 +27,7 @@ class Coverage:
             self.unknown + other.unknown,
             self.lengths + other.lengths,
             self.empty + other.empty,
+            self.lost or other.lost,
         )
 
     @property
@@ -45,6 +48,11 @@ class Coverage:
                 return length
         return 0
 
+    @property
+    def shown_lost(self) -> str:
+        """The beginning of what is cut from a caption."""
+        return f"{self.lost[:_SHOWN]!r}{'…' * (len(self.lost) > _SHOWN)}"
+
     def describe(self, max_length: int) -> str:
         """A sentence for the log."""
         words = f"{self.unknown_share:.1%} of their words are unknown"
@@ -52,9 +60,9 @@ class Coverage:
             words += f" ({', '.join(word for word, _ in self.unknown.most_common(5))})"
         if self.empty:
             words = f"{self.empty / self.captions:.1%} are empty, {words}"
-        return f"{words}, {self.cut_share(max_length):.1%} are cut at {max_length} tokens (the median has " + (
-            f"{self.length_at(0.5)}, the longest {self.length_at(1)})"
-        )
+        lengths = f"the median has {self.length_at(0.5)}, the longest {self.length_at(1)}"
+        example = f"; one loses {self.shown_lost}" if self.lost else ""
+        return f"{words}, {self.cut_share(max_length):.1%} are cut at {max_length} tokens ({lengths}{example})"
 
 
 class CoverageMeter:
@@ -63,6 +71,7 @@ class CoverageMeter:
     def __init__(self, tokenizer):
         from tokenizers import Tokenizer
 
+        self._max_length = tokenizer.max_length
         self._whole = Tokenizer.from_str(tokenizer.to_json())
         self._whole.no_truncation()
         self._whole.no_padding()
@@ -74,6 +83,7 @@ class CoverageMeter:
         captions = self._read(captions)
         for caption, encoding in zip(captions, self._whole.encode_batch(captions), strict=True):
             found.lengths[len(encoding.ids)] += 1
+            found.lost = found.lost or self._lost(caption, encoding)
             found.words += len({word for word in encoding.word_ids if word is not None})
             found.unknown.update(
                 caption[start:end].lower()
@@ -81,3 +91,8 @@ class CoverageMeter:
                 if token == _UNKNOWN and end > start
             )
         return found
+
+    def _lost(self, text: str, encoding) -> str:
+        if len(encoding.ids) <= self._max_length:
+            return ""
+        return text[encoding.offsets[self._max_length - 1][0] :].strip()  # the last place is the end's

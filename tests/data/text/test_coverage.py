@@ -1,9 +1,12 @@
 from collections import Counter
+from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ppldm.data.text.coverage import Coverage, CoverageMeter
-from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, load_tokenizer
 
 
 @pytest.fixture
@@ -34,3 +37,36 @@ def test_without_captions_nothing_is_unknown_or_cut():
 def test_it_says_what_is_unknown_and_how_much_is_cut(meter):
     text = meter.measure(["red zebra", "red heart boat red heart"]).describe(4)
     assert "14.3% of their words are unknown (zebra), 50.0% are cut at 4 tokens" in text and "the longest 7" in text
+
+
+WORDS = ["red", "heart", "boat", "zebra", "a", "Ünder", "☃", "don't", "1,000"]
+
+
+@cache
+def make_tokenizer(kind, max_length):
+    if kind == "clip":
+        return load_tokenizer("clip", max_length)
+    return CaptionTokenizer(build_vocab(["red heart boat"]), max_length)
+
+
+@settings(max_examples=50, deadline=None)
+@pytest.mark.parametrize("kind", ["wordpiece", "clip"])
+@given(words=st.lists(st.sampled_from(WORDS), max_size=14), max_length=st.integers(3, 12))
+def test_what_is_lost_is_what_changes_nothing(kind, words, max_length):
+    tokenizer = make_tokenizer(kind, max_length)
+    text = " ".join(words)
+    (ids,) = tokenizer.encode([text])
+    found = CoverageMeter(tokenizer).measure([text])
+    assert bool(found.lost) == (found.cut_share(max_length) == 1) and text.endswith(found.lost)
+    if found.lost:
+        kept = text[: len(text) - len(found.lost)]
+        assert (ids[:-1] == tokenizer.encode([kept + " red" * max_length])[0][:-1]).all() or kept[-1:] not in ("", " ")
+        assert (ids == tokenizer.encode([text + " red boat"])[0]).all()
+        assert repr(found.lost) in found.describe(max_length)
+    else:
+        assert "loses" not in found.describe(max_length)
+
+
+def test_of_a_long_rest_the_beginning_is_shown(meter):
+    text = meter.measure(["red heart " + "boat " * 100]).describe(4)
+    assert "; one loses 'boat boat " in text and "…)" in text and len(text) < 250

@@ -15,7 +15,7 @@ from ppldm.utils.errors import Interrupted, Preempted, TrainingError
 from ppldm.utils.processes.meeting import Meeting
 from ppldm.utils.processes.world import World
 
-FOREVER = float("inf")
+LONG = 60.0  # seconds, after which a rank that waits for nothing fails the test
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def place():
 def wait(meeting: Meeting):
     """None, or the error with which this rank ends; its connections are gone then."""
     try:
-        meeting.wait(FOREVER, 0)
+        meeting.wait(time.monotonic() + LONG, LONG)
     except (Interrupted, TrainingError) as error:
         for link in [*meeting.links, *filter(None, [meeting.listener])]:
             link.close()
@@ -104,4 +104,4 @@ def test_a_rank_that_does_not_come_is_named(place, rank):
 
 def test_a_port_that_another_program_holds_is_named(place):
     with socket.create_server(("", place[1])), pytest.raises(TrainingError, match=f"port {place[1]}.* is taken"):
-        Meeting(World(0, 2), place).wait(FOREVER, 0)
+        Meeting(World(0, 2), place).wait(time.monotonic() + LONG, LONG)
