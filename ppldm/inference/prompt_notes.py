@@ -23,7 +23,8 @@ def describe_prompts(pipeline, texts: Iterable[str], weighted: bool = False, has
     """What a model does not see of texts as they say it; "" where there is nothing. has_syntaxes: whether another
     syntax of prompts may be chosen."""
     found = list(dict.fromkeys(text for text in texts if text))
-    said = [_unknown(pipeline.tokenizer.unknown_words(found)), _cut(pipeline, found, weighted, has_syntaxes),
+    read = ["".join(one for one, _ in chunk) for text in found for chunk in parse_weights(text)] if weighted else found
+    said = [_unknown(pipeline.tokenizer.unknown_words(read)), _cut(pipeline, found, weighted, has_syntaxes),
             _webui(found, weighted, has_syntaxes)]  # fmt: skip
     return "; ".join(one for one in said if one)
 

@@ -55,6 +55,8 @@ def required() -> set[str]:
 
 def need(name: str) -> None:
     """Skip the test or module that calls this where `name` is missing; fail it where PPLDM_REQUIRE names it."""
+    if name == "parity":
+        os.environ.pop("USE_TORCH", None)  # conftest.own_environment has set it
     missing = NEEDS[name]()
     if missing and name in required():
         pytest.fail(f"PPLDM_REQUIRE asks for {name}, and {missing}", pytrace=False)

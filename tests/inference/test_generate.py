@@ -16,10 +16,10 @@ import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.diffusion.drawing import Drawing
-from ppldm.inference.generate import describe_unread
 from ppldm.inference.load import load
 from ppldm.inference.pictures.plan import Plan
 from ppldm.inference.pipeline import TextToImage
+from ppldm.inference.prompt_notes import describe_prompts
 from ppldm.inference.prompts import Request, read_requests
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
@@ -335,8 +335,8 @@ def test_unknown_words_and_other_pictures_are_named(pipeline, tmp_path, capfd):
     ("weighted", "(picture 1:1.2) " * 20, True), ("weighted", "picture 1 BREAK " * 20, False),
 ])  # fmt: skip
 def test_what_a_prompt_is_cut_to_is_said(pipeline, syntax, prompt, lost):
-    said = describe_unread(load(pipeline), ["picture 1", prompt], syntax == "weighted")
-    assert ("tokens of a prompt, and not its end: '" in said) is lost and "does not know" not in said
+    said = describe_prompts(load(pipeline), ["picture 1", prompt], syntax == "weighted")
+    assert ("so that the model does not see '" in said) is lost and "does not know" not in said
 
 
 def test_pictures_of_other_prompts_are_never_replaced(pipeline, tmp_path):

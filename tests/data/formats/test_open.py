@@ -257,7 +257,8 @@ def test_rows_of_a_parquet_file_without_image_or_text_stay_rows(tmp_path, rows, 
     found = reasons(tmp_path / "p", "parquet")
     assert len(found) == 40 and found[3] == found[5] == "columns" and found[4] == rows[4].caption
     part = open_part(tmp_path / "p", source("parquet"))
-    assert part.read(0).meta == {"key": "0000", "score": 0.5} and part.read(1).meta == {"key": "0001"}
+    assert part.read(0).meta == {"key": "0000", "score": 0.5, "tags": ["x"]}
+    assert part.read(1).meta == {"key": "0001", "tags": ["x"]}
 
 
 @pytest.mark.parametrize("format", FORMATS)
