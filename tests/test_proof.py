@@ -101,8 +101,8 @@ import pytest, time
 def test_grid(case): time.sleep(0.15)
 @pytest.mark.night("time at scale")
 def test_scale(): pass
-def test_other(): pass
-def test_fails(): assert {holds}
+def test_other(): print("caf\\udce9")
+def test_fails(): assert {holds}, "caf\\udce9"
 """
 
 

@@ -88,7 +88,13 @@ def test_help_shows_lists_words_and_numbers(capsys):
     with pytest.raises(SystemExit):
         run(["generate", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for words in ("--guidance-scale S [S ...]", "prompt (7.5)", "--num-samples N", "(default: pictures)", "--exact "):
+    for words in (
+        "--guidance-scale S [S ...]",
+        "by default the model's",
+        "--num-samples N",
+        "(default: pictures)",
+        "--exact ",
+    ):
         assert words in text
     assert "prompts on the command line --like" in text  # nothing for an empty default
 

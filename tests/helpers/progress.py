@@ -98,9 +98,24 @@ class Worker:
     def __init__(self, config) -> None:
         self.config = config
 
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_report_to_serializable(self):
+        """What a test printed may hold names that are not UTF-8, which the way to the first process does not take."""
+        outcome = yield
+        outcome.force_result(_in_utf8(outcome.get_result()))
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self):
         self.config.workeroutput["left_out"] = dict(self.config.stash.get(sampling.LEFT_OUT, Counter()))
+
+
+def _in_utf8(value):
+    """The value of lists and dicts with texts that can be encoded."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_in_utf8(name): _in_utf8(one) for name, one in value.items()}
+    return type(value)(map(_in_utf8, value)) if isinstance(value, list | tuple) else value
 
 
 def _reason(text: str) -> str:
