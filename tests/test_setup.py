@@ -278,6 +278,10 @@ def install_here(tmp_path):
     (venv / "bin").mkdir(parents=True)
     (venv / "pyvenv.cfg").touch()
     python = venv / "bin/python"
+    own = tmp_path / "tools/python3"  # this very Python, without the uv that may lie beside it
+    own.parent.mkdir()
+    own.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    own.chmod(0o755)
 
     def install(fails="^$", **variables):
         python.write_text(
@@ -289,8 +293,12 @@ if [[ "$*" =~ {fails} ]]; then echo "error: that fails"; exit 1; fi
         )
         python.chmod(0o755)
         (tmp_path / "calls").unlink(missing_ok=True)
-        tools = ":".join(sorted({os.path.dirname(sys.executable), "/usr/bin", "/bin"}))
-        given = {"PATH": tools, "HOME": str(tmp_path), "PPLDM_VENV": str(venv), "PIP_CONFIG_FILE": os.devnull}
+        given = {
+            "PATH": f"{tmp_path}/tools:/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "PPLDM_VENV": str(venv),
+            "PIP_CONFIG_FILE": os.devnull,
+        }
         done = subprocess.run(["bash", root / "run_scripts/setup.sh", "--device", "cpu"], env=given | variables,
                               capture_output=True, text=True)  # fmt: skip
         return done, calls(tmp_path)
