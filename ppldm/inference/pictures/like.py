@@ -7,6 +7,7 @@ Pictures come from strangers: what one says is checked by the table by which `pp
 address in it is shown and never asked.
 """
 
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ _CHANGES = ("prompts", "num_samples", "grid", "wildcards", "batch_size")
 _NEEDED = ("prompt", "negative_prompt", "index", "seed", "sampler", "num_inference_steps", "guidance_scale", "height",
            "width")  # fmt: skip
 _MOST_NAMES, _LONGEST_NAME = 64, 1024  # of files that a picture names, and letters of one
+_BYTES = re.compile("[\udc80-\udcff]")  # those of a file's name that are not UTF-8
 _LARGEST_BATCH = 256
 _PIXELS = 1 << 20  # of a picture that one of fewer pixels may ask for
 _PICTURES = 8  # so large, that its batch may have: `ppldm generate` draws as many by default
@@ -154,7 +156,7 @@ def _check_name(name: str, value) -> Any:
 
     if name == "ema" and value is True:
         return value
-    if not isinstance(value, str) or not value.isprintable() or len(value) > _LONGEST_NAME:
+    if not isinstance(value, str) or not _BYTES.sub("", value).isprintable() or len(value) > _LONGEST_NAME:
         raise ConfigError(f"{name} {cut(value)} is no name; give --{name}")
     if "://" in value:
         raise ConfigError(f"{name} is {cut(value)}, an address that a picture names is not asked; give --{name}")
