@@ -80,7 +80,10 @@ class BatchLoader(DataLoader):
             if self.read_ahead:
                 self.read_ahead.stop()
             # Paddle keeps its last iterator, workers and all, until the process exits.
-            batches._try_shutdown_all()
+            if deaths:
+                _abandon(batches)
+            else:
+                batches._try_shutdown_all()
 
 
 def build_loader(dataset: TextImageDataset, sampler: StepSampler, num_workers: int) -> BatchLoader:
@@ -130,6 +133,19 @@ def _watch_workers(batches) -> list[str]:
 
     threading.Thread(target=watch, name="watch data workers", daemon=True).start()
     return deaths
+
+
+def _abandon(batches) -> None:
+    """End all workers, of which one was killed: it may have held a lock of theirs, so that nothing is asked of them."""
+    batches._shutdown = True
+    for worker in batches._workers:
+        worker.kill()
+        worker.join()
+    for queue in batches._indices_queues:
+        queue.cancel_join_thread()
+        queue.close()
+    batches._exit_thread_unexpectedly()
+    paddle.base.core._erase_process_pids(id(batches))
 
 
 def _leave_signals_to_the_main_process(main_process: int, _worker: int) -> None:

@@ -93,6 +93,24 @@ def test_an_error_arrives_as_itself(half_bad, workers):
         batches(half_bad(bad_rows=BadRows("raise")), workers)
 
 
+def test_a_worker_that_was_killed_with_a_lock_is_one_line(make_dataset):
+    """Paddle's workers look again and again whether they shall end, with a lock that a killed one never gives back."""
+    dataset = make_dataset(resolution=16)
+    sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1000)
+    batches = iter(build_loader(dataset, sampler, 2))
+    next(batches)
+    workers = multiprocessing.active_children()
+    lock = batches.gi_frame.f_locals["batches"]._workers_done_event._cond
+    holder = multiprocessing.get_context("fork").Process(target=lock.acquire)
+    holder.start()
+    holder.join()
+    os.kill(workers[0].pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=f"^data worker {workers[0].pid} was killed by signal 9; "):
+        for _ in batches:
+            pass
+    assert not multiprocessing.active_children()
+
+
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_a_killed_worker_is_one_line(make_dataset, taken):
     dataset = make_dataset(resolution=16)
