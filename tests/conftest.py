@@ -17,7 +17,7 @@ import numpy as np
 import progress
 import pytest
 from PIL import Image
-from quick import pytest_ignore_collect  # noqa: F401
+from quick import pytest_ignore_collect, pytest_itemcollected  # noqa: F401
 from sampling import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 
 from ppldm.utils.log import get_logger

@@ -178,6 +178,21 @@ def test_what_is_quick_is_there():
     assert is_quick(TESTS / "cli/test_cli.py") and not is_quick(TESTS / "training/test_loops.py")
 
 
+def test_the_marker_chooses_the_quick_tests():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-m",
+        "quick",
+        "tests/test_size.py",
+        "tests/test_docs.py",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "tests/test_size.py::" in done.stdout and "tests/test_docs.py::" not in done.stdout, done.stdout
+
+
 def bash(program, *, path=None, **variables):
     """Run bash lines after lib.sh and proof.sh; status, stdout, stderr."""
     text = f"set -euo pipefail; cd {ROOT}; source run_scripts/lib.sh; source run_scripts/proof.sh; {program}"

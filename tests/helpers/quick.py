@@ -26,8 +26,7 @@ def pytest_ignore_collect(collection_path, config):
     return True if is_other and config.option.markexpr == "quick" and collection_path.name != "conftest.py" else None
 
 
-def mark_quick(items) -> None:
-    """Give the tests their marker."""
-    for item in items:
-        if is_quick(item.path) and not item.get_closest_marker("slow"):
-            item.add_marker("quick")
+def pytest_itemcollected(item):
+    """Give the tests their marker, before -m looks for it."""
+    if is_quick(item.path) and not item.get_closest_marker("slow"):
+        item.add_marker("quick")

@@ -16,7 +16,6 @@ from collections import Counter
 
 import durations
 import pytest
-from quick import mark_quick
 
 ALL = os.environ.get("PPLDM_ALL", "0") not in ("", "0")  # for grids that tests cut themselves
 AT_LEAST_S = 0.5  # of each law, however little time there is: grids of formulas and flags are cheap
@@ -33,7 +32,6 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)  # what -k and -m leave out is gone
 def pytest_collection_modifyitems(config, items):
-    mark_quick(items)
     minutes, shuffle, seed = (config.getoption(name) for name in ("minutes", "shuffle", "seed"))
     expected = durations.Durations.read()
     left_out = Counter()
