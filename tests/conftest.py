@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import durations
+import hypothesis
 import needs
 import numpy as np
 import progress
@@ -23,6 +24,9 @@ from sampling import pytest_addoption, pytest_collection_modifyitems  # noqa: F4
 from ppldm.utils.log import get_logger
 from ppldm.utils.machine.cpu import prepare_cpu
 
+# However busy the machine is: no example fails for its time.
+hypothesis.settings.register_profile("ppldm", deadline=None)
+hypothesis.settings.load_profile("ppldm")
 get_logger()  # pytest listens to loggers that pass nothing on only where they are there before the test
 # Before paddle is there, as a user's run does it: this process and all that it starts then compute the same bits,
 # whichever test is the first to prepare the CPU.
