@@ -80,7 +80,7 @@ class BatchLoader(DataLoader):
             if self.read_ahead:
                 self.read_ahead.stop()
             # Paddle keeps its last iterator, workers and all, until the process exits.
-            if deaths:
+            if deaths or (self.num_workers and any(worker.exitcode for worker in batches._workers)):
                 _abandon(batches)
             else:
                 batches._try_shutdown_all()
