@@ -1,7 +1,7 @@
 """Config files of open-diffusion and of Stable Cascade's training, translated to recipes.
 
 A table for each says what becomes of every key that it knows: the settings here that mean the same, or why there are
-none.
+none. The site shows these tables.
 """
 
 import json
