@@ -76,7 +76,7 @@ _SHOWN = (
     "logging.logging_steps",
 )  # fmt: skip
 _LAION_STEPS = """\
-# The pictures come first; docs/data_preparation.md explains the three steps:
+# The pictures come first; docs/laion.md explains the three steps:
 #   ppldm filter {path} --out {name}-data/metadata
 #   ppldm download {name}-data/metadata --out {name}-data/images
 #   ppldm convert {name}-data/images --out {name}-data/parts
