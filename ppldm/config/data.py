@@ -27,8 +27,9 @@ class RowOptions:
 
     file_list: str = _data(
         "./data/filelist/train.filelist.list",
-        "A list of filelists (one a line, optionally with a weight), or one filelist of parts.",
-        kind="file",
+        "A list of filelists (one a line, optionally with a weight), one filelist of parts, or a folder of parts or of "
+        "pictures with captions in files beside them.",
+        kind="rows",
         part_of="data",
     )
     layout: str = _data(
@@ -177,7 +178,7 @@ class RowOptions:
         identity=True,
     )
     validation_file_list: str | None = _validation(
-        None, "As --file_list, rows that are not trained on: their loss is logged as validation_loss.", kind="file"
+        None, "As --file_list, rows that are not trained on: their loss is logged as validation_loss.", kind="rows"
     )
     validation_rows: int = _validation(
         256,

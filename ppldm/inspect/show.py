@@ -22,7 +22,7 @@ _GAP = 8
 
 
 def show(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: Annotated[str, {"opt": True, "required": True}],  # the PNG to write
     n: int = 24,  # rows to show
     seed: int = 0,  # chooses the rows
@@ -55,7 +55,7 @@ def show(
 
 
 def head(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     n: int = 5,  # rows to print
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     latents_dir: str = "",  # folder with the latents of parts that are not here; by default they lie beside them

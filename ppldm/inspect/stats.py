@@ -29,7 +29,7 @@ _Folders = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "FOLDER"}
 
 
 def stats(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: str = "",  # write histograms to this PNG
     html: str = "",  # write one page of all of it to this file, with 200 rows; it opens without a network
     records: _Folders = (),  # with --html: folders of a filter, download, conversion or run, for the way of rows

@@ -29,7 +29,7 @@ from .parts import (
 
 
 def verify(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: str = "",  # write a filelist of the parts without any bad row
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     latents_dir: str = "",  # folder with the files of latents and text embeddings; by default they lie beside parts

@@ -32,7 +32,7 @@ _Languages = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "L"}]
 
 
 def vocab(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: Annotated[str, {"opt": True, "required": True}],  # folder to write, for --tokenizer_name
     size: int = DEFAULT_SIZE,  # tokens at most; few captions give fewer
     language: _Languages = ("en",),  # en, zh or both: their characters are known even where no caption has them

@@ -48,7 +48,7 @@ _Sides = Annotated[list[int], {"nargs": "+", "type": int, "metavar": "PIXELS"}]
 
 
 def precompute(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     vae: str = None,  # as --vae_name_or_path, or an EfficientNet's folder; without one no latents are made
     resolutions: _Sides = (DataOptions.resolution,),  # sides of the square crops, a file of latents for each
     buckets: str = "off",  # as in training: off, ratios, steps, or a list of width x height (docs/data.md)

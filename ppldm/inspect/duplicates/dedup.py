@@ -31,7 +31,7 @@ _PAIRS_AT_ONCE = 2048
 
 
 def dedup(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: Annotated[str, {"opt": True, "required": True}],  # folder for labels, pictures and hashes; made if missing
     bits: int = _DEFAULT_BITS,  # of 64, in which the hashes of copies differ at most, 0 to 16; more find more, slower
     exact: bool = False,  # only files that are equal byte for byte
