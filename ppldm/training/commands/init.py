@@ -154,7 +154,9 @@ def recipe_text(target: Path, goal: str, machine: str, base: str, head: str) -> 
     settings = merge_settings(layers, True, config, keep_missing=True)
     shown = {key: settings[key] for key in known if key in changes or key in _SHOWN}
     comments = {key: known[key].help for key in shown}
-    start = f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}; `ppldm train --help` has all\n"
+    start = (
+        f"# Made by `ppldm init`: {goal}, for {machine}. It builds on preset {preset}; `ppldm train --help` has all\n"
+    )
     start += f"# settings. Train with: ppldm train --config {target}\n{head}base: {preset}\nfamily: {family}\n"
     return start + write_settings(shown, comments=comments)
 
