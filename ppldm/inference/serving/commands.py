@@ -90,7 +90,7 @@ def serve(
     port: int = 8081,  # of the interface
     **flags,
 ):
-    """Draw with trained models for other programs: an HTTP interface with a queue (docs/app.md)."""
+    """Draw with trained models for other programs: an HTTP interface with a queue (docs/drawing.md)."""
     _serve(model, port, page=False, **flags)
 
 
