@@ -11,7 +11,9 @@ from pathlib import Path
 from ...config.load import last_value, preset_layers
 from ...config.write import preset_recipe
 from ...data.survey import Survey, spread
-from ...utils.errors import RowError
+from ...data.text.vocabulary import length_of
+from ...utils.errors import ModelError, RowError
+from ...weights.fetch import check_name
 from ..base import get_family
 
 _PRESETS = {"autoencoder": "autoencoder-tiny-cpu", "ldm": "ldm-tiny-cpu"}
@@ -49,10 +51,12 @@ class FirstTraining:
         DataError, ModelError."""
         resolution = resolution or found.resolution
         package = str(last_value(preset_layers(_PRESETS["ldm"]), "model.vae_name_or_path"))
-        package = package if Path(package).is_dir() else None
-        own = cls(found, steps or found.num_updates, autoencoder_steps, resolution, package, 0.0, True)
-        if package is None:
+        own = cls(found, steps or found.num_updates, autoencoder_steps, resolution, None, 0.0, True)
+        try:
+            check_name(package)
+        except ModelError:
             return own
+        own = replace(own, autoencoder=package)
         is_known = known and {**known, "psnr": 0.0} == own.quality
         psnr = known["psnr"] if is_known else measure(package, [*found.captions], resolution)
         return replace(own, psnr=psnr, trains_autoencoder=train_autoencoder or psnr < _GOOD_PSNR)
@@ -87,7 +91,7 @@ class FirstTraining:
 
     def autoencoder_recipe(self, head: str, file_list: str, output_dir: str) -> str:
         """The YAML of the autoencoder's training; `head`: the beginning of its comment."""
-        begun = {"model.vae_config_file": None, "model.vae_name_or_path": self.autoencoder} if self.autoencoder else {}
+        begun = {"model.vae_name_or_path": self.autoencoder} if self.autoencoder else {}
         changes = {"data.file_list": file_list, "run.output_dir": output_dir, "run.max_steps": self.autoencoder_steps}
         return self._recipe("autoencoder", head, begun | changes)
 
@@ -100,7 +104,7 @@ class FirstTraining:
             "run.output_dir": output_dir,
             "run.max_steps": self.steps,
             "model.tokenizer_name": tokenizer,
-            "model.model_max_length": self.found.max_length,
+            "model.model_max_length": length_of(self.found.captions.values()),
             "model.vae_name_or_path": vae or self.autoencoder,
             "logging.logging_steps": max(1, min(20, self.steps // 10)),
             "validation.image_logging_steps": max(1, self.steps // _NUM_SAMPLES),
