@@ -73,7 +73,7 @@ _SHOWN = (
     "logging.logging_steps",
 )  # fmt: skip
 _LAION_STEPS = """\
-# The pictures come first; docs/data_preparation.md explains the three steps:
+# The pictures come first; docs/laion.md explains the three steps:
 #   ppldm filter {path} --out {name}-data/metadata
 #   ppldm download {name}-data/metadata --out {name}-data/images
 #   ppldm convert {name}-data/images --out {name}-data/parts
@@ -150,7 +150,7 @@ def recipe_text(target: Path, goal: str, machine: str, base: str, head: str) -> 
         elif not Path(_TINY_VAE).is_dir():
             changes |= _TINY_OF_PUBLISHED
     start = (
-        f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}; docs/settings.md has all\n"
+        f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}; `ppldm train --help` explains all\n"
     )
     start += f"# settings. Train with: ppldm train --config {target}\n{head}"
     return start + preset_recipe(preset, get_family(family).Config, changes, _SHOWN)
