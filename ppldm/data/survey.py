@@ -37,7 +37,7 @@ _HEX = re.compile(r"(?=.*\d)[0-9a-f]{8,}", re.IGNORECASE)
 @dataclass(frozen=True)
 class Survey:
     """way: of WAYS. captions: of the pictures that have one, by path, sorted. files: all that was looked at.
-    without: pictures that have none. sides: the shorter sides of some pictures, in pixels."""
+    without: pictures that have none. sides: the shorter sides of some pictures, in pixels; 0 of damaged ones."""
 
     folder: Path
     way: str
@@ -75,6 +75,10 @@ class Survey:
         """Of the preset ldm-tiny-cpu, after which it draws the captions of so many pictures."""
         return max(_LEAST_UPDATES, min(_MOST_UPDATES, _UPDATES_A_PICTURE * len(self.captions)))
 
+    def count_rows(self, resolution: int) -> int:
+        """How many pictures can be trained on at a resolution, by those whose sides are known."""
+        return len(self.captions) * sum(side >= resolution for side in self.sides) // len(self.sides)
+
     def table_text(self) -> str:
         """Pictures and captions as a table of `format=csv`."""
         import csv
@@ -101,9 +105,7 @@ def survey(folder, flag: str = "--pictures") -> Survey:
         if 2 * len(captions) >= len(pictures):
             without = tuple(path for path in pictures if path not in captions)
             found = {path: captions[path] for path in pictures if path in captions}
-            return Survey(
-                folder, way, table, found, (*pictures, *files), without, tuple(min(one) for one in sides if min(one))
-            )
+            return Survey(folder, way, table, found, (*pictures, *files), without, tuple(map(min, sides)))
     example = pictures[0].relative_to(folder)
     raise DataError(
         f"{flag} {folder}: most of its {len(pictures)} pictures have no caption, and names such as {example} say "

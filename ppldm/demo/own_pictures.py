@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..data.survey import survey
 from ..data.text.vocabulary import languages_of, length_of
-from ..families.common.first_training import BATCHES, FirstTraining
+from ..families.common.first_training import FirstTraining
 from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json, write_json, write_text
@@ -105,9 +105,10 @@ def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[
 
     def train(family: str, name: str, title: str, steps: int) -> Stage:
         words = ("python", "-u", "-m", "ppldm", "train", "--config", str(out / f"{name}.yaml"))
-        words += ("--per_device_train_batch_size", str(BATCHES[family] // processes))
+        ranks = min(processes, chosen.batch(family))
+        words += ("--per_device_train_batch_size", str(chosen.batch(family) // ranks))
         done, digest = partial(share_trained, out / name, steps), inputs[f"{name}.yaml"]
-        command = in_processes(words, processes, out / "log" / name)
+        command = in_processes(words, ranks, out / "log" / name)
         return Stage(name, f"{title}, {steps} updates", command, chosen.seconds(family), done, (digest,))
 
     stages = [

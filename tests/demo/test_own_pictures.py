@@ -65,6 +65,19 @@ def test_what_was_found_is_said_and_its_recipes_can_be_trained(pictures, out):
     assert set(made) == {"data", "tokenizer", "autoencoder", "diffusion", "pictures", "curve"}
 
 
+@pytest.mark.parametrize(("count", "batches"), [(2, (2, 2)), (3, (2, 2)), (9, (4, 8)), (10, (4, 8))])
+@pytest.mark.parametrize("processes", [1, 4])
+def test_a_batch_is_no_larger_than_the_pictures_are_many(pictures, out, count, batches, processes):
+    for path in sorted(pictures.iterdir())[count:]:
+        path.unlink()
+    made = plan_pictures(pictures, out, processes)[0]
+    for name, batch in zip(("autoencoder", "diffusion"), batches, strict=True):
+        (command,) = (stage.command for stage in made if stage.name == name)
+        ranks = int(command[command.index("--nproc_per_node") + 1]) if processes > 1 else 1
+        assert int(command[-1]) * ranks == batch
+        assert read_yaml(out / f"{name}.yaml").values["run.per_device_train_batch_size"] == batch
+
+
 def test_the_same_command_changes_nothing(pictures, out):
     before, _ = plan(pictures, out)
     files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

@@ -17,7 +17,7 @@ from ...weights.fetch import check_name
 from ..base import get_family
 
 _PRESETS = {"autoencoder": "autoencoder-tiny-cpu", "ldm": "ldm-tiny-cpu"}
-BATCHES = {"autoencoder": 4, "ldm": 16}
+_BATCHES = {"autoencoder": 4, "ldm": 16}
 _SECONDS = {"autoencoder": 0.11, "ldm": 0.25}  # of an update at 48 x 48 pixels on two usual cores
 _GOOD_PSNR = 24.0  # dB; with less, an autoencoder blurs what its pictures show
 _NUM_MEASURED = 16  # pictures
@@ -66,6 +66,10 @@ class FirstTraining:
         """To be remembered."""
         return {"autoencoder": self.autoencoder, "resolution": self.resolution, "psnr": self.psnr}
 
+    def batch(self, family: str) -> int:
+        """Samples of an update: a power of 2, no more than there are pictures."""
+        return min(_BATCHES[family], 1 << (max(1, self.found.count_rows(self.resolution)).bit_length() - 1))
+
     def seconds(self, family: str) -> float:
         """That the training of a family takes on two usual cores."""
         steps = self.steps if family == "ldm" else self.autoencoder_steps
@@ -83,8 +87,8 @@ class FirstTraining:
             used = "is trained on them first" if self.trains_autoencoder else "is used as it is"
             lines.append(f"the package's autoencoder gives them back {how} (PSNR {self.psnr:.1f} dB): it {used}")
         if small := sum(side < self.resolution for side in self.found.sides):
-            lines.append(f"{small} of {len(self.found.sides)} pictures looked at have a side under {self.resolution} "
-                         "pixels and are left out")  # fmt: skip
+            lines.append(f"{small} of {len(self.found.sides)} pictures looked at are damaged or have a side under "
+                         f"{self.resolution} pixels, and are left out")  # fmt: skip
         trained = f"{self.autoencoder_steps} updates of the autoencoder and " * self.trains_autoencoder
         size = f"{self.resolution} x {self.resolution} pixels"
         return [*lines, f"{size}, {trained}{self.steps} updates of the text-to-image model"]
@@ -113,7 +117,7 @@ class FirstTraining:
 
     def _recipe(self, family: str, head: str, changes: dict) -> str:
         minutes = f"On two cores it takes about {max(1, round(self.seconds(family) / 60))} minutes."
-        changes |= {"data.resolution": self.resolution, "run.per_device_train_batch_size": BATCHES[family]}
+        changes |= {"data.resolution": self.resolution, "run.per_device_train_batch_size": self.batch(family)}
         shown = ("optimizer.learning_rate", "run.save_steps", "run.seed")
         return f"{head}# {minutes}\n" + preset_recipe(_PRESETS[family], get_family(family).Config, changes, shown)
 
