@@ -39,7 +39,8 @@ def load(
     engine: str | None = None,
     dtype: str | None = None,
 ) -> TextToImage:
-    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, a single file (CompVis'
+    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, the folder of a training
+    or one with a training below, a single file (CompVis'
     .ckpt, Stable Diffusion's .safetensors or .ckpt), or a name.
 
     `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt,
@@ -72,6 +73,8 @@ def load(
     metadata = _read_metadata(weights, path)
     model.guidance_scale = guidance_of(metadata, path)
     loaded = load_tokenizer(folder, metadata["model_max_length"])
+    if lora:
+        loaded.seen = None  # it was trained on further captions
     model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
     model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
     autocast = use_dtype(model, dtype)
