@@ -72,3 +72,11 @@ def test_what_cannot_be_timed_is_said(recipe, monkeypatch):
     monkeypatch.setattr(timed, "_measure", lambda _: (10**12, 10**12))
     with pytest.raises(ConfigError, match="too large to be timed on this machine"):
         timed._affordable(recipe, 1, 10**12, 10**12, 1.0)
+
+
+def test_what_a_smaller_batch_takes_is_scaled(recipe, monkeypatch):
+    monkeypatch.setattr(timed, "_affordable", lambda *_: (recipe, 8.0))
+    monkeypatch.setattr(timed, "_time", lambda *_: (0.5, 7))
+    side = recipe.data.resolution
+    words = f"7 updates timed on this CPU, with 4 samples of {side} px and scaled"
+    assert timed.time_updates(recipe, 1, 10**6, 1, 1e9) == timed.Timed(4.0, words)
