@@ -365,8 +365,9 @@ field("close").addEventListener("click", () => field("large").close());
 field("large").addEventListener("close", () => current.button.focus());
 field("again").addEventListener("click", () => { useSettings(current.job.settings); field("large").close(); });
 field("start").addEventListener("click", trying(async () => {
-  await picture.take((await urlOf(current.job, current.number)).blob);
-  field("large").close();
+  const {blob} = await urlOf(current.job, current.number);
+  field("large").close(); // before there is something to paint on, so that this keeps the focus
+  await picture.take(blob);
 }));
 field("large").addEventListener("keydown", event => {
   const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];
