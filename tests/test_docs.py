@@ -32,14 +32,9 @@ PAGES = sorted(DOCS.rglob("*.md"))
 ENGLISH_PAGES = [ROOT / "README.md", *(page for page in PAGES if DOCS / "zh" not in page.parents)]
 
 # Ratchets: these numbers and names may only become fewer.
-MAX_LINES = 6_690  # of all pages and READMEs in both languages; the bar is 6,000
+MAX_LINES = 5_000  # of all pages and READMEs in both languages; the bar is 6,000
 MAX_TOLD_OFTEN = 48  # settings that are told on more than two pages; the bar is 0
-FIRST_PARAGRAPH_TO_BE_WRITTEN = {
-    "app", "autoencoder", "averages", "captions", "cascade", "cleaning", "config", "controlnet", "data_loading",
-    "data_preparation", "datasets", "devices", "doctor", "drawing", "evaluation", "latents", "launching", "lora",
-    "lora_files", "objectives", "recipes/ablations", "recipes/laion", "recipes/micro_diffusion", "replay", "shapes",
-    "stable_diffusion", "stores", "training", "transformers", "watch", "weights",
-}  # fmt: skip
+FIRST_PARAGRAPH_TO_BE_WRITTEN = {"evaluation", "latents", "replay", "watch"}
 
 
 def commands(text: str) -> list[str]:
@@ -147,13 +142,13 @@ def test_both_languages_have_the_same_sections_and_commands():
 
 
 # What is there in full in Chinese; other links lead to the English page.
-IN_CHINESE = {"index", "guide", "installation", "faq", "data", "data_format", "training", "drawing"}
+IN_CHINESE = {"index", "guide", "installation", "faq", "data", "training", "drawing"}
 
 
 def test_pages_that_are_there_in_chinese():
-    chinese = {path.stem for path in (DOCS / "zh").rglob("*.md")}
-    assert {"index", "guide", "installation", "faq", "training", "drawing"} <= chinese <= IN_CHINESE
-    assert chinese & {"data", "data_format"}
+    assert {str(path.relative_to(DOCS / "zh")) for path in PAGES if DOCS / "zh" in path.parents} == {
+        f"{name}.md" for name in IN_CHINESE
+    }
 
 
 def shape_of(text: str) -> list[tuple]:
