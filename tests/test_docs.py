@@ -33,8 +33,8 @@ ENGLISH_PAGES = [ROOT / "README.md", *(page for page in PAGES if DOCS / "zh" not
 
 # Ratchets: these numbers and names may only become fewer.
 MAX_LINES = 5_000  # of all pages and READMEs in both languages; the bar is 6,000
-MAX_TOLD_OFTEN = 48  # settings that are told on more than two pages; the bar is 0
-FIRST_PARAGRAPH_TO_BE_WRITTEN = {"evaluation", "latents", "replay", "watch"}
+MAX_TOLD_OFTEN = 14  # settings that are told on more than two pages; the bar is 0
+FIRST_PARAGRAPH_TO_BE_WRITTEN = {"latents"}
 
 
 def commands(text: str) -> list[str]:
