@@ -32,7 +32,7 @@ _Axes = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "SETTING=VAL
 
 
 def generate(
-    model: str = None,  # pipeline folder, checkpoint, single file (.safetensors, .ckpt), or a name
+    model: str = None,  # pipeline, checkpoint or run folder, single file (.safetensors, .ckpt), or a name
     prompts: str = None,  # file of prompts: text (one a line; after a tab, a remark), .tsv, .csv or .jsonl
     prompt: Annotated[list[str], {"nargs": "+", "type": str, "metavar": "TEXT"}] = (),  # prompts on the command line
     like: str = None,  # picture that ppldm has drawn: draw it again, but for what other flags say

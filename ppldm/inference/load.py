@@ -39,7 +39,8 @@ def load(
     engine: str | None = None,
     dtype: str | None = None,
 ) -> TextToImage:
-    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, a single file (CompVis'
+    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, the folder of a training
+    or one with a training below, a single file (CompVis'
     .ckpt, Stable Diffusion's .safetensors or .ckpt), or a name.
 
     `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt,

@@ -32,7 +32,7 @@ _Languages = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "L"}]
 
 
 def vocab(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: Annotated[str, {"opt": True, "required": True}],  # folder to write, for --tokenizer_name
     size: int = DEFAULT_SIZE,  # tokens at most; few captions give fewer
     language: _Languages = ("en",),  # en, zh or both: their characters are known even where no caption has them
@@ -40,7 +40,7 @@ def vocab(
     captions: str = "",  # learn from these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
     clean_captions: bool = False,  # learn from cleaned captions, as training with --clean_captions sees them
     max_rows: int = 1_000_000,  # rows to learn from, spread evenly over all
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     num_workers: int = 0,  # processes; 0 means one per core
     overwrite: bool = False,  # replace a vocabulary that is there
     json: bool = False,  # print the numbers as JSON

@@ -43,7 +43,7 @@ from .optimizer.adamw import build_optimizer
 from .optimizer.learning_rate import learning_rate_ratios
 from .optimizer.precision import autocast, decorate, make_scaler, warn_of_cpu
 from .optimizer.sharding import log_share
-from .rows import bad_row_policy, count_steps, crop_rule, open_sources, select_training_rows
+from .rows import bad_row_policy, count_steps, crop_rule, describe_large, open_sources, select_training_rows
 from .run import TrainingRun
 from .run_folder import prepare_output
 
@@ -63,6 +63,8 @@ def prepare(config, data, arguments) -> TrainingRun:
     settings = resolved_config(config, data, arguments)
     checkpoint = prepare_output(arguments, world, settings)
     selection = select_training_rows(sources, data, arguments, world)
+    if world.is_main and any(told := describe_large(sources, data)):
+        get_logger().warning("%s; %s", *told)
     model = family.build(config, data, arguments.seed)
     description = describe_model(family, model)
     make_dataset = dataset_maker(model, data, arguments, [*sources, *held_out_sources])

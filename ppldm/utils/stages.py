@@ -1,8 +1,8 @@
 """A chain of commands, each a process of its own, that goes on where it was stopped.
 
-FOLDER/.done/NAME.json holds a stage's command, the seconds that it has taken, and whether it is finished. A finished
-stage is skipped; one that runs makes those after it run again. One that was begun with another command starts anew:
-what it and those after it have made, FOLDER/NAME, is removed, and a line says so.
+FOLDER/.done/NAME.json holds a stage's command and inputs, the seconds that it has taken, and whether it is finished.
+A finished stage is skipped; one that runs makes those after it run again. One that was begun with another command or
+other inputs starts anew: what it and those after it have made, FOLDER/NAME, is removed, and a line says so.
 """
 
 import os
@@ -26,18 +26,25 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @dataclass(frozen=True)
 class Stage:
     """One command, in which the word `python` is the interpreter that runs this. `seconds`: how long it takes on two
-    usual cores. `share_done`: how much of it, of 1, an earlier run has left to go on from, where that can be told."""
+    usual cores. `share_done`: how much of it, of 1, an earlier run has left to go on from, where that can be told.
+    `inputs`: digests of what the command reads beside what earlier stages have made."""
 
     name: str
     title: str
     command: tuple[str, ...]
     seconds: float
     share_done: Callable[[], float] = field(default=lambda: 0.0, compare=False)
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What its result depends on."""
+        return (*self.command, *self.inputs)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a stage: the command it was begun with, its seconds so far, and whether it is finished."""
+    """What is known of a stage: the identity it was begun with, its seconds so far, and whether it is finished."""
 
     command: tuple[str, ...]
     seconds: float = 0.0
@@ -68,13 +75,14 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
         report = []
         for number, stage in enumerate(stages, start=1):
             record, label = records[stage.name], f"[{number}/{len(stages)}] {stage.title}"
-            if record and record.finished and record.command == stage.command:
+            if record and record.finished and record.command == stage.identity:
                 tell(f"{label}: done before")
                 report.append(f"{record.seconds:6.0f} s  {stage.title} (before)")
                 continue
             later = stages[number - 1 :]
-            if record and record.command != stage.command:
-                tell(f"stage {number} ({stage.name}) was begun with another command: it and what follows are made anew")
+            if record and record.command != stage.identity:
+                other = "other pictures or settings" if stage.inputs else "another command"
+                tell(f"stage {number} ({stage.name}) was begun with {other}: it and what follows are made anew")
                 records |= dict.fromkeys((one.name for one in later), None)
                 _remove_results(folder, later)
             _begin(folder, later, records, stage)
@@ -163,14 +171,14 @@ def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage],
         run(stage)
         finished = True
     finally:
-        records[stage.name] = Record(stage.command, before + time.monotonic() - started, finished)
+        records[stage.name] = Record(stage.identity, before + time.monotonic() - started, finished)
         _write(folder, stage, records[stage.name])
 
 
 def _begin(folder: Path, later: list[Stage], records: dict, stage: Stage) -> None:
     """Record that a stage runs, and that those after it are to run again."""
     record = records[stage.name]
-    records[stage.name] = Record(stage.command, record.seconds if record and not record.finished else 0.0)
+    records[stage.name] = Record(stage.identity, record.seconds if record and not record.finished else 0.0)
     _write(folder, stage, records[stage.name])
     for one in later[1:]:
         if records[one.name] and records[one.name].finished:

@@ -21,6 +21,7 @@ from ..utils.processes.world import World
 from ..utils.store.client import is_address, refused_offline
 from ..utils.store.inputs import input_path
 from .folders import FOLDERS, FURTHER_FOLDERS
+from .runs import model_in
 
 _COMPONENTS = ("tokenizer", *(name for names in (FOLDERS | FURTHER_FOLDERS).values() for name in names))
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
@@ -38,7 +39,8 @@ class PublishedFile:
 
 
 def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool = False) -> Path:
-    """The path itself, or the folder of a name in the cache, downloaded where it is missing.
+    """The path itself, or the model of the run there (`runs.model_in`), or the folder of a name in the cache,
+    downloaded where it is missing.
 
     `folders`: the folders of the components that are wanted; a text encoder comes with the tokenizer beside it. Raises
     ModelError.
@@ -49,7 +51,7 @@ def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: boo
         raise refused_offline(text)
     path = input_path(text).expanduser()
     if path.exists():
-        return path
+        return model_in(path)
     pieces = text.split("/")
     world = World.detect()
     repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])

@@ -106,7 +106,7 @@ class UNetSettings(TextToImageSettings):
     size_conditioning: bool = _loss(
         False,
         "Tell the UNet each picture's own size, where its crop lies and the size trained at, as SDXL's is told; a new "
-        "UNet gets layers for it, which are saved with the model (docs/shapes.md).",
+        "UNet gets layers for it, which are saved with the model (docs/data.md).",
     )
     size_conditioning_drop: float = _loss(
         0.0,

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...config.load import Layer, preset_layers
 from ...config.published_models import DEFAULT_TOKENIZER, DEFAULT_VAE
-from ...config.recipe import merge_settings, schema_of
-from ...config.write import write_settings
+from ...config.write import preset_recipe
 from ...data.filelist import list_parts
 from ...families.base import get_family
 from ...utils.errors import ConfigError
@@ -76,7 +74,7 @@ _SHOWN = (
     "logging.logging_steps",
 )  # fmt: skip
 _LAION_STEPS = """\
-# The pictures come first; docs/data_preparation.md explains the three steps:
+# The pictures come first; docs/laion.md explains the three steps:
 #   ppldm filter {path} --out {name}-data/metadata
 #   ppldm download {name}-data/metadata --out {name}-data/images
 #   ppldm convert {name}-data/images --out {name}-data/parts
@@ -148,17 +146,11 @@ def recipe_text(target: Path, goal: str, machine: str, base: str, head: str) -> 
             changes["data.resolution"] = min(_SHORT_RESOLUTION, changes.get("data.resolution", _SHORT_RESOLUTION))
         elif not Path(_TINY_VAE).is_dir():
             changes |= _TINY_OF_PUBLISHED
-    config = get_family(family).Config
-    known = {one.key: one for section in schema_of(config).values() for one in section.values()}
-    layers = [*preset_layers(preset), Layer("init", {"family": family, **changes}, is_literal=True)]
-    settings = merge_settings(layers, True, config, keep_missing=True)
-    shown = {key: settings[key] for key in known if key in changes or key in _SHOWN}
-    comments = {key: known[key].help for key in shown}
     start = (
-        f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}; docs/settings.md has all\n"
+        f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}; `ppldm train --help` explains all\n"
     )
-    start += f"# settings. Train with: ppldm train --config {target}\n{head}base: {preset}\nfamily: {family}\n"
-    return start + write_settings(shown, comments=comments)
+    start += f"# settings. Train with: ppldm train --config {target}\n{head}"
+    return start + preset_recipe(preset, get_family(family).Config, changes, _SHOWN)
 
 
 def _start(base: str) -> tuple[str, dict]:

@@ -149,7 +149,7 @@ def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int,
 
 def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:
     """(what is found, updates of the run)."""
-    from .rows import all_indexed, look_at_captions, look_at_parts, look_at_rows, select
+    from .rows import all_indexed, look_at_captions, look_at_parts, look_at_rows, look_at_sizes, select
 
     found, selected = examine("parts", look_at_parts, sources), []
     if any(one.status == "error" for one in found) or not all_indexed(sources):
@@ -158,6 +158,7 @@ def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bo
     if not selected:
         return found, _updates(recipe, 0, num_devices)
     found += examine("rows", look_at_rows, recipe, selected[0], num_devices)
+    found += examine("pictures", look_at_sizes, recipe, sources)
     max_length = getattr(recipe.model, "model_max_length", None)
     if max_length and not no_access:
         fits = examine("tokenizer", _look_at_tokenizer, recipe)

@@ -210,7 +210,7 @@ def test_prompts_are_those_of_the_file_or_the_recipes_with_a_line_that_says_why(
 
 
 def test_the_files_have_the_names_that_the_docs_give_them():
-    text = (ROOT / "docs/watch.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
     for name in [*(order.file for order in Order), module.PROMPTS_FILE]:
         assert f"`{name}`" in text and name in module.__doc__
 

@@ -1,18 +1,16 @@
-"""docs/settings.md, made from the options: `python -m ppldm.families.settings.table > docs/settings.md`."""
+"""The site's page of settings, made from the options."""
 
-import sys
 from pathlib import Path
 
-from ...config.flags import format_default
-from ...config.option import REQUIRED, Option
-from ...config.recipe import defaults, schema_of
-from ..base import get_family, list_families
+from ppldm.config.flags import format_default
+from ppldm.config.option import REQUIRED, Option
+from ppldm.config.recipe import defaults, schema_of
 
 _HEAD = """# Settings
 
 Every setting of training, by its key in config files and overrides. Its flag is the last part of the key with `--`:
-`--resolution 512` on the command line is `data.resolution=512`. Made from the code by
-`python -m ppldm.families.settings.table`; [training.md](training.md) explains what they do, with formulas.
+`--resolution 512` on the command line is `data.resolution=512`. `ppldm train --help` shows the same, and
+[training.md](training.md) explains what the settings do, with formulas.
 
 *part of the run*: a checkpoint is resumed only with the value that it was trained with (`--accept_changes NAME` lets a
 change through). *Trainer*, *loop*: under PaddleNLP's Trainer, in the hand-written loop; where one value is given, both.
@@ -103,7 +101,3 @@ def _text(stated: Option) -> str:
         "" if entry or stated.kind not in ("network", "model", "tokenizer") else " *part of the run, by content*"
     )
     return text + (f" *part of the run{named}*" if entry else by_content)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(settings_table({name: get_family(name).Config for name in list_families()}))
