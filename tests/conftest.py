@@ -34,6 +34,8 @@ get_logger()  # pytest listens to loggers that pass nothing on only where they a
 # Before paddle is there, as a user's run does it: this process and all that it starts then compute the same bits,
 # whichever test is the first to prepare the CPU.
 prepare_cpu()
+# No test cuts the power. What is made durable, and in which order, is a law of tests/utils/test_files.py.
+os.fsync = lambda handle: None
 # A shell starts what it runs in the background without Ctrl-C, and tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
