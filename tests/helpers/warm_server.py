@@ -31,6 +31,7 @@ READ_AT_START = (
     "PPLDM_DEBUG",
 )
 OF_RANKS = ("PADDLE_", "FLAGS_selected_")  # the launcher's: what imports keep of them is asked anew, see _Waiting
+OF_OTHERS = ("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK")  # scikit-learn sets them where it is imported: in the asker
 SITE = {"sitecustomize.py", "__pycache__"}  # in a folder of PYTHONPATH: Python runs it, and so does a warm child
 _SET_MM, _SET_MM_MAP = 35, 14  # PR_SET_MM and PR_SET_MM_MAP of <linux/prctl.h>
 
@@ -99,14 +100,20 @@ class Base:
         if not self.is_shown:
             return False
         for name in environ.keys() | self.environ.keys():
-            matters = (name in self.read or name.startswith(READ_AT_START)) and not name.startswith(OF_RANKS)
+            matters = (name in self.read or name.startswith(READ_AT_START)) and not name.startswith(
+                OF_RANKS + OF_OTHERS
+            )
             same = (self.environ.get(name), self.set.get(name))  # where the asker has imported the same
             if matters and name != "PYTHONPATH" and environ.get(name) not in same:
                 return False
         return all(
-            entry in self.given or SITE.issuperset(os.listdir(entry))
+            entry in self.given or SITE.issuperset(_names(entry))
             for entry in environ.get("PYTHONPATH", "").split(os.pathsep)
         )
+
+
+def _names(folder: str) -> list[str]:
+    return os.listdir(folder) if os.path.isdir(folder) else []
 
 
 def serve(line: socket.socket, fits=lambda request: True, listener: socket.socket | None = None):
@@ -215,8 +222,7 @@ def show(words: list[str], environ: dict) -> bool:
     ends = [edge for text in _shown[-2:] for edge in (ctypes.addressof(text), ctypes.addressof(text) + len(text) - 1)]
     code, data = (int(field[26]), int(field[27])), (int(field[45]), int(field[46]))
     layout = _Map(*code, *data, int(field[47]), libc.sbrk(0), int(field[28]), *ends, 0, 0, 0xFFFFFFFF)
-    return not libc.prctl(SITE = {"sitecustomize.py", "__pycache__"}  # in a folder of PYTHONPATH: Python runs it, and so does a warm child
-_SET_MM, _SET_MM_MAP, ctypes.byref(layout), ctypes.sizeof(layout), 0)
+    return not libc.prctl(_SET_MM, _SET_MM_MAP, ctypes.byref(layout), ctypes.sizeof(layout), 0)
 
 
 def _run(words: list[str], base: Base) -> None:
@@ -234,7 +240,8 @@ def _run(words: list[str], base: Base) -> None:
     raw = io.BufferedReader(io.FileIO(0, closefd=False))
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(raw, read.encoding, read.errors)
     sys.modules["numpy"].random.seed()  # not as its brothers; `random` has done so itself
-    if any(SITE & set(os.listdir(entry)) for entry in sys.path[1 : -len(base.path)] if entry not in base.given):
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if any("sitecustomize.py" in _names(entry) for entry in given if entry not in base.given):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
     main = sys.modules["__main__"] = types.ModuleType("__main__")
