@@ -245,7 +245,11 @@ def receive():
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 send(dict({request}, words=words, cwd=os.getcwd(), environ=dict(os.environ)), [0, 1, 2])
 if not (pid := receive()["pid"]):
-    assert not {request}["change"], "a variable is not as the server has it"
+    if {request}["change"]:
+        from importlib import import_module
+        kept, where = {request}["change"]
+        sys.path[:], (module, _, function) = {path}, where.partition(":")
+        words[kept:] = getattr(import_module(module), function)(words[kept:])
     os.execv({python!r}, [{python!r}, *words])
 for number in {signals}:
     signal.signal(number, lambda number, frame: os.kill(pid, number))
@@ -263,7 +267,7 @@ def program(path: Path, *words: str, change: str = "", nested: bool = False) -> 
     path.write_text(
         _PROGRAM.format(
             python=sys.executable, words=list(words), address=server().address, signals=[*map(int, IGNORED)],
-            request=request | {"change": [len(words), change] if change else None},
+            path=sys.path, request=request | {"change": [len(words), change] if change else None},
         )
     )  # fmt: skip
     path.chmod(0o755)
