@@ -49,6 +49,7 @@ class Painter:
                 "samplers": samplers_of(one.model.process, one.model.usual.sampler),
                 "guidance_scale": one.model.usual.guidance_scale,
                 "num_inference_steps": one.model.usual.num_inference_steps,
+                "example_prompt": one.example_prompt,
             }  # fmt: skip
             for name, one in self.models.items()
         ]
