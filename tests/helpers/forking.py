@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path

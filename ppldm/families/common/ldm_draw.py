@@ -82,8 +82,16 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
                 pictures += list(drawn(prompts=chunk, indices=[0] * len(chunk), drawing=drawing, control=led))
             if not sitting.prompts and len(own["noise"]):
                 led = _led(model, controls, 0, len(own["noise"]))
-                latents = sample_latents(model, model.condition(own["input_ids"]), model.condition(empty), own["noise"],
-                                         drawing, **settings, control=led, next_noise=_noise_of(sitting, own))
+                latents = sample_latents(
+                    model,
+                    model.condition(own["input_ids"]),
+                    model.condition(empty),
+                    own["noise"],
+                    drawing,
+                    **settings,
+                    control=led,
+                    next_noise=_noise_of(sitting, own),
+                )
                 pictures += list(to_pictures(model.decode(latents)))
     return found
 
