@@ -20,6 +20,7 @@ import needs
 import numpy as np
 import progress
 import pytest
+import warm_start
 from PIL import Image
 from quick import pytest_ignore_collect, pytest_itemcollected  # noqa: F401
 from sampling import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
@@ -69,6 +70,20 @@ def own_environment(request):
     for name in [name for name in os.environ if name not in before]:
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def warm_children():
+    """What the test starts by `sys.executable` is there without the seconds of its imports."""
+    with warm_start.warm_children():
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_module():
+    """The same for all tests of a file and what they share."""
+    with warm_start.warm_children():
+        yield
 
 
 VAE_CONFIG = {
