@@ -31,9 +31,7 @@ INSTALLATION, INSTALLATION_CN = (
 PAGES = sorted(DOCS.rglob("*.md"))
 ENGLISH_PAGES = [ROOT / "README.md", *(page for page in PAGES if DOCS / "zh" not in page.parents)]
 
-# Ratchets: these numbers and names may only become fewer.
-MAX_LINES = 5_000  # of all pages and READMEs in both languages; the bar is 6,000
-FIRST_PARAGRAPH_TO_BE_WRITTEN = {"latents"}
+MAX_LINES = 4_400  # of all pages and READMEs in both languages: a ratchet
 
 
 def commands(text: str) -> list[str]:
@@ -112,8 +110,8 @@ def names_its_task(text: str) -> bool:
 
 
 def test_every_page_is_opened_by_a_task():
-    without = {str(page.relative_to(ROOT)) for page in ENGLISH_PAGES if not names_its_task(page.read_text("utf-8"))}
-    assert without <= {f"docs/{name}.md" for name in FIRST_PARAGRAPH_TO_BE_WRITTEN}
+    without = [str(page.relative_to(ROOT)) for page in ENGLISH_PAGES if not names_its_task(page.read_text("utf-8"))]
+    assert not without
 
 
 FORECASTS = re.findall(r"^\| `([\w-]+)` \| ([\d.,]+) M \| (\d+) \| ([\d.]+) \|", ENGLISH, re.MULTILINE)

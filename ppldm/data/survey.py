@@ -25,12 +25,10 @@ _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 RESOLUTIONS = (64, 48, 32)  # that the preset ldm-tiny-cpu draws in some minutes
 _SHARE_TAKEN = 0.8  # of the pictures; smaller ones are left out
 _LEAST_UPDATES, _UPDATES_A_PICTURE, _MOST_UPDATES = 1400, 4, 6000
-_SHORTEST, _LONGEST = 16, 77  # tokens of a caption
-_CHINESE = re.compile("[\u3400-\u9fff]")
 _CAMERAS_WORDS = """
 img image images dsc dscn dscf dscim pxl mvimg pict pic picture photo foto screenshot screen shot bildschirmfoto
 whatsapp wechat mmexport signal untitled unnamed scan copy kopie of from at on am pm hdr pano burst frame gopr dji
-snapshot thumb thumbnail original download file tmp test train sample id no nr 图片 照片 副本 微信图片 屏幕截图
+snapshot wa vid thumb thumbnail original download file tmp test train sample id no nr 图片 照片 副本 微信图片 屏幕截图
 """
 _SAYS_NOTHING = frozenset(_CAMERAS_WORDS.split())
 _HEX = re.compile(r"(?=.*\d)[0-9a-f]{8,}", re.IGNORECASE)
@@ -39,7 +37,7 @@ _HEX = re.compile(r"(?=.*\d)[0-9a-f]{8,}", re.IGNORECASE)
 @dataclass(frozen=True)
 class Survey:
     """way: of WAYS. captions: of the pictures that have one, by path, sorted. files: all that was looked at.
-    without: pictures that have none. sides: the shorter sides of some pictures, in pixels."""
+    without: pictures that have none. sides: the shorter sides of some pictures, in pixels; 0 of damaged ones."""
 
     folder: Path
     way: str
@@ -65,19 +63,6 @@ class Survey:
         return spread(list(dict.fromkeys(self.captions.values())), count)
 
     @property
-    def languages(self) -> list[str]:
-        """As `ppldm vocab --language` takes them."""
-        return ["en", "zh"] if any(map(_CHINESE.search, self.captions.values())) else ["en"]
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that the longest caption takes where each word is one, and some more, in multiples of 8."""
-        from .text.tokenizer import count_words
-
-        longest = max(count_words([caption]).total() for caption in dict.fromkeys(self.captions.values()))
-        return max(_SHORTEST, min(_LONGEST, -(-(longest + 2) * 5 // 4 // 8) * 8))
-
-    @property
     def resolution(self) -> int:
         """The largest of RESOLUTIONS that most of the pictures have. Raises DataError."""
         for side in RESOLUTIONS:
@@ -89,6 +74,10 @@ class Survey:
     def num_updates(self) -> int:
         """Of the preset ldm-tiny-cpu, after which it draws the captions of so many pictures."""
         return max(_LEAST_UPDATES, min(_MOST_UPDATES, _UPDATES_A_PICTURE * len(self.captions)))
+
+    def count_rows(self, resolution: int) -> int:
+        """How many pictures can be trained on at a resolution, by those whose sides are known."""
+        return len(self.captions) * sum(side >= resolution for side in self.sides) // len(self.sides)
 
     def table_text(self) -> str:
         """Pictures and captions as a table of `format=csv`."""
@@ -116,9 +105,7 @@ def survey(folder, flag: str = "--pictures") -> Survey:
         if 2 * len(captions) >= len(pictures):
             without = tuple(path for path in pictures if path not in captions)
             found = {path: captions[path] for path in pictures if path in captions}
-            return Survey(
-                folder, way, table, found, (*pictures, *files), without, tuple(min(one) for one in sides if min(one))
-            )
+            return Survey(folder, way, table, found, (*pictures, *files), without, tuple(map(min, sides)))
     example = pictures[0].relative_to(folder)
     raise DataError(
         f"{flag} {folder}: most of its {len(pictures)} pictures have no caption, and names such as {example} say "
@@ -145,10 +132,13 @@ def _list(folder: Path, flag: str) -> list[Path]:
         pictures = list_pictures(folder)
         names = [name for name, is_folder in entries_of(folder) if not is_folder]
     except OSError as error:
-        raise ConfigError(f"{flag} {folder}: {error.strerror}; name a folder of pictures") from error
-    if not pictures and any(name.endswith((".tar", ".parquet", ".mds", ".gz")) for name in names):
-        raise ConfigError(f"{flag} {folder} holds no pictures but {names[0]}; `ppldm convert {folder} --out DIR` makes "
-                          "parts of tables and archives, on which `ppldm train --file_list` trains")  # fmt: skip
+        is_missing = isinstance(error, FileNotFoundError)
+        what = "is not there" if is_missing else f"cannot be read ({error.strerror})"
+        raise ConfigError(f"{flag} {folder} {what}; name a folder of pictures") from error
+    packed = [name for name in names if name.endswith((".tar", ".parquet", ".mds", ".gz"))]
+    if packed and not pictures:
+        raise ConfigError(f"{flag} {folder} holds no pictures but {packed[0]}; make parts by `ppldm convert {folder} "
+                          "--out DIR` and train on these by --file_list DIR")  # fmt: skip
     if len(pictures) < 2:
         unread = list_pictures(folder, PICTURE_SUFFIXES)
         other = f"; {unread[0].name} is of a kind that is not read, save it as JPEG" if len(unread) > 1 else ""
@@ -189,13 +179,13 @@ def caption_beside(picture: Path) -> str:
 
 
 def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
-    """The captions of a table by the picture that each names, as it lies in the table's folder, or by a name that only
-    one picture has."""
+    """The captions of a table by the picture that each line names: by its path, or by a name that only one has."""
     known: dict[str, Path | None] = {}
     for path in pictures:
-        for name in {path.name, path.stem} - {str(path.relative_to(table.parent))}:
+        for name in (path.name, path.stem):
             known[name] = None if name in known else path
-    known |= {str(path.relative_to(table.parent)): path for path in pictures}
+    for path in pictures:
+        known[str(path.absolute())] = known[str(path.relative_to(table.parent))] = path
     captions = {}
     for values in _records(table, known):
         name, column = find_image(values), find_name(list(values), CAPTION_COLUMNS)

@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 
 from ..data.survey import survey
-from ..families.common.first_training import BATCHES, FirstTraining
+from ..data.text.vocabulary import languages_of, length_of
+from ..families.common.first_training import FirstTraining
 from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json, write_json, write_text
 from ..utils.jobs import Piece, take_fingerprint
-from ..utils.stages import Stage, as_flags
+from ..utils.stages import Stage, as_flags, in_processes
 from ..weights.checkpoint_names import share_trained
-from .quickstart import in_processes
 
 _RECORD = ".done/plan.json"
 _TABLE, _PROMPTS, _AUTOENCODER, _DIFFUSION = "captions.csv", "prompts.txt", "autoencoder.yaml", "diffusion.yaml"
@@ -97,16 +97,18 @@ def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[
     source = found.folder.absolute() if found.way == "files" else out / _TABLE
     convert = (*ppldm, "convert", str(source), *as_flags(out=out / "data", size=_KEPT_SIDES * chosen.resolution))
     vocab = (*ppldm, "vocab", str(out / _FILELIST), *as_flags(out=out / "tokenizer"))
-    vocab += ("--max-length", str(found.max_length), "--language", *found.languages)
+    captions = list(found.captions.values())
+    vocab += ("--max-length", str(length_of(captions)), "--language", *languages_of(captions))
     drawing = as_flags(model=out / "diffusion/pipeline", prompts=out / _PROMPTS, out=out / "pictures", num_samples=4)
     curve = as_flags(out=out / "pictures/loss.png")
     pictures = tuple(inputs[name] for name in ("pictures", _TABLE) if name in inputs)
 
     def train(family: str, name: str, title: str, steps: int) -> Stage:
         words = ("python", "-u", "-m", "ppldm", "train", "--config", str(out / f"{name}.yaml"))
-        words += ("--per_device_train_batch_size", str(BATCHES[family] // processes))
+        ranks = min(processes, chosen.batch(family))
+        words += ("--per_device_train_batch_size", str(chosen.batch(family) // ranks))
         done, digest = partial(share_trained, out / name, steps), inputs[f"{name}.yaml"]
-        command = in_processes(words, processes, out / "log" / name)
+        command = in_processes(words, ranks, out / "log" / name)
         return Stage(name, f"{title}, {steps} updates", command, chosen.seconds(family), done, (digest,))
 
     stages = [

@@ -13,7 +13,7 @@ from ..config.flags import parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
 from ..utils.machine.devices import installed_kind
 from ..utils.machine.resources import count_usable_cores
-from ..utils.stages import Stage, as_flags, describe, run_stages, tell
+from ..utils.stages import Stage, as_flags, describe, in_processes, run_stages, tell
 from ..weights.checkpoint_names import share_trained
 
 _EPILOG = """In a clone, `bash run_scripts/quickstart.sh` makes the environment first and takes the same flags; its
@@ -153,14 +153,6 @@ def train_command(preset: str, loop: str, flags: list[str], processes: int, log:
     """The command that trains, in one process or in several, whose logs lie in the folder `log`."""
     train = ("python", "-u", "-m", "ppldm", "train", "--preset", preset, "--loop", loop, *flags)
     return in_processes(train, processes, log)
-
-
-def in_processes(train: tuple[str, ...], processes: int, log: Path) -> tuple[str, ...]:
-    """A command that trains in one process, in so many."""
-    if processes == 1:
-        return train
-    launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", str(log))
-    return ("python", "-u", *launch, *train)
 
 
 def _positive(text: str) -> int:

@@ -63,10 +63,7 @@ def prepare(config, data, arguments) -> TrainingRun:
     settings = resolved_config(config, data, arguments)
     checkpoint = prepare_output(arguments, world, settings)
     selection = select_training_rows(sources, data, arguments, world)
-    if world.is_main and any(told := describe_large(sources, data)):
-        get_logger().warning("%s; %s", *told)
     model = family.build(config, data, arguments.seed)
-    description = describe_model(family, model)
     make_dataset = dataset_maker(model, data, arguments, [*sources, *held_out_sources])
     dataset = make_dataset(
         sources,
@@ -78,7 +75,8 @@ def prepare(config, data, arguments) -> TrainingRun:
     if dataset.latents:
         model.keep_moments = dataset.latents.keep
     if world.is_main:
-        report_data(dataset, Path(arguments.output_dir))
+        report_data(dataset, data, Path(arguments.output_dir))
+    description = describe_model(family, model)
     global_batch_size = arguments.samples_of_update(world.size)
     group_size = group_size_of(data, arguments.per_device_train_batch_size)
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
@@ -121,8 +119,11 @@ def log_size(dataset: TextImageDataset, max_steps: int, global_batch_size: int, 
     get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters", *sizes)
 
 
-def report_data(dataset: TextImageDataset, folder: Path) -> None:
-    """How captions fit the tokenizer, in the log, and which shapes pictures have, as a picture in the run's folder."""
+def report_data(dataset: TextImageDataset, data, folder: Path) -> None:
+    """How captions fit the tokenizer, and pictures that are far too large, in the log; which shapes pictures have, as a
+    picture in the run's folder."""
+    if any(told := describe_large(dataset.sources, data)):
+        get_logger().warning("%s; %s", *told)
     if dataset.tokenizer:
         report_captions(dataset)
     if buckets := dataset.selection.buckets:

@@ -25,7 +25,7 @@ from ..utils.processes.world import World
 from ..utils.text import count_of
 
 # Pictures of fewer pixels are decoded fast enough; so many are decoded in a second, of JPEG files on a core.
-_LARGE_PIXELS, _DECODED_A_SECOND = 2e6, 1e8
+_LARGE_PIXELS, _DECODED_A_SECOND = 2e6, 2e8
 _SIDES_ENOUGH = 2  # times the resolution, which training would not tell from larger ones
 _PARTS_MEASURED = 8
 
@@ -91,7 +91,7 @@ def select_training_rows(
 def describe_large(sources: list[Source], data: DataOptions) -> tuple[str, str]:
     """(what it costs to decode pictures that are far larger than they are trained at, what to do); empty where that is
     little. Looks at some parts."""
-    parts = [(path, source) for source in sources for path in source.parts if source.latents != "cached"]
+    parts = [(path, source) for source in sources for path in source.parts if source.latents == "off"]
     pixels = []
     for path, source in parts[:: -(-len(parts) // _PARTS_MEASURED) or 1]:
         with closing(open_part(path, source.without_parts())) as part:

@@ -56,6 +56,14 @@ def as_flags(**values) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
+def in_processes(train: tuple[str, ...], processes: int, log: Path) -> tuple[str, ...]:
+    """A command that trains in one process, in so many."""
+    if processes == 1:
+        return train
+    launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", str(log))
+    return ("python", "-u", *launch, *train)
+
+
 def describe(stages: list[Stage]) -> str:
     """The commands as lines for a shell, each below its title."""
     return "".join(f"# {stage.title}\n{shlex.join(stage.command)}\n" for stage in stages)

@@ -11,11 +11,13 @@ from pathlib import Path
 from ...config.load import last_value, preset_layers
 from ...config.write import preset_recipe
 from ...data.survey import Survey, spread
-from ...utils.errors import RowError
+from ...data.text.vocabulary import length_of
+from ...utils.errors import ModelError, RowError
+from ...weights.fetch import check_name
 from ..base import get_family
 
 _PRESETS = {"autoencoder": "autoencoder-tiny-cpu", "ldm": "ldm-tiny-cpu"}
-BATCHES = {"autoencoder": 4, "ldm": 16}
+_BATCHES = {"autoencoder": 4, "ldm": 16}
 _SECONDS = {"autoencoder": 0.11, "ldm": 0.25}  # of an update at 48 x 48 pixels on two usual cores
 _GOOD_PSNR = 24.0  # dB; with less, an autoencoder blurs what its pictures show
 _NUM_MEASURED = 16  # pictures
@@ -49,10 +51,12 @@ class FirstTraining:
         DataError, ModelError."""
         resolution = resolution or found.resolution
         package = str(last_value(preset_layers(_PRESETS["ldm"]), "model.vae_name_or_path"))
-        package = package if Path(package).is_dir() else None
-        own = cls(found, steps or found.num_updates, autoencoder_steps, resolution, package, 0.0, True)
-        if package is None:
+        own = cls(found, steps or found.num_updates, autoencoder_steps, resolution, None, 0.0, True)
+        try:
+            check_name(package)
+        except ModelError:
             return own
+        own = replace(own, autoencoder=package)
         is_known = known and {**known, "psnr": 0.0} == own.quality
         psnr = known["psnr"] if is_known else measure(package, [*found.captions], resolution)
         return replace(own, psnr=psnr, trains_autoencoder=train_autoencoder or psnr < _GOOD_PSNR)
@@ -61,6 +65,10 @@ class FirstTraining:
     def quality(self) -> dict:
         """To be remembered."""
         return {"autoencoder": self.autoencoder, "resolution": self.resolution, "psnr": self.psnr}
+
+    def batch(self, family: str) -> int:
+        """Samples of an update: a power of 2, no more than there are pictures."""
+        return min(_BATCHES[family], 1 << (max(1, self.found.count_rows(self.resolution)).bit_length() - 1))
 
     def seconds(self, family: str) -> float:
         """That the training of a family takes on two usual cores."""
@@ -79,15 +87,15 @@ class FirstTraining:
             used = "is trained on them first" if self.trains_autoencoder else "is used as it is"
             lines.append(f"the package's autoencoder gives them back {how} (PSNR {self.psnr:.1f} dB): it {used}")
         if small := sum(side < self.resolution for side in self.found.sides):
-            lines.append(f"{small} of {len(self.found.sides)} pictures looked at have a side under {self.resolution} "
-                         "pixels and are left out")  # fmt: skip
+            lines.append(f"{small} of {len(self.found.sides)} pictures looked at are damaged or have a side under "
+                         f"{self.resolution} pixels, and are left out")  # fmt: skip
         trained = f"{self.autoencoder_steps} updates of the autoencoder and " * self.trains_autoencoder
         size = f"{self.resolution} x {self.resolution} pixels"
         return [*lines, f"{size}, {trained}{self.steps} updates of the text-to-image model"]
 
     def autoencoder_recipe(self, head: str, file_list: str, output_dir: str) -> str:
         """The YAML of the autoencoder's training; `head`: the beginning of its comment."""
-        begun = {"model.vae_config_file": None, "model.vae_name_or_path": self.autoencoder} if self.autoencoder else {}
+        begun = {"model.vae_name_or_path": self.autoencoder} if self.autoencoder else {}
         changes = {"data.file_list": file_list, "run.output_dir": output_dir, "run.max_steps": self.autoencoder_steps}
         return self._recipe("autoencoder", head, begun | changes)
 
@@ -100,7 +108,7 @@ class FirstTraining:
             "run.output_dir": output_dir,
             "run.max_steps": self.steps,
             "model.tokenizer_name": tokenizer,
-            "model.model_max_length": self.found.max_length,
+            "model.model_max_length": length_of(self.found.captions.values()),
             "model.vae_name_or_path": vae or self.autoencoder,
             "logging.logging_steps": max(1, min(20, self.steps // 10)),
             "validation.image_logging_steps": max(1, self.steps // _NUM_SAMPLES),
@@ -109,7 +117,7 @@ class FirstTraining:
 
     def _recipe(self, family: str, head: str, changes: dict) -> str:
         minutes = f"On two cores it takes about {max(1, round(self.seconds(family) / 60))} minutes."
-        changes |= {"data.resolution": self.resolution, "run.per_device_train_batch_size": BATCHES[family]}
+        changes |= {"data.resolution": self.resolution, "run.per_device_train_batch_size": self.batch(family)}
         shown = ("optimizer.learning_rate", "run.save_steps", "run.seed")
         return f"{head}# {minutes}\n" + preset_recipe(_PRESETS[family], get_family(family).Config, changes, shown)
 
