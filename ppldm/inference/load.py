@@ -80,7 +80,10 @@ def load(
     autocast = use_dtype(model, dtype)
     use_engine(drawing_layers(model), engine)
     computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}
-    return TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
+    pipeline = TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
+    example = weights.metadata.get("example_prompt")
+    pipeline.example_prompt = example if isinstance(example, str) else ""
+    return pipeline
 
 
 def _tell_sampler(weights: Weights, path) -> None:

@@ -89,6 +89,7 @@ class TextToImage:
     ):
         self.model, self.tokenizer, self.resolution, self.lora = model, tokenizer, resolution, list(lora)
         self.computed, self._autocast = computed, autocast
+        self.example_prompt = ""  # one that its training has shown, where that is known
         self._states = TextStates(model, tokenizer)
 
     @check_keywords(_OF_DIFFUSERS)

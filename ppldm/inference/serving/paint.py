@@ -42,6 +42,7 @@ class Painter:
                 "lora": one.lora,
                 "samplers": samplers_of(one.model.process),
                 "guidance_scale": one.model.guidance_scale,
+                "example_prompt": one.example_prompt,
             }  # fmt: skip
             for name, one in self.models.items()
         ]

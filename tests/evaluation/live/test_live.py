@@ -424,6 +424,7 @@ def test_in_a_real_browser(run, tmp_path, width):
         page.run('document.getElementById("when").focus()')
         page.press("\ue012")  # left
         page.wait_for(shows("#at", "Update 10"))
+        page.wait_for(shows("#pictures figcaption", "update 10"))  # below which the curves are at rest
         page.wait_for('return document.querySelector("#pictures img").naturalWidth === 128')
         # curves by keys, smoothing, axis
         page.run('document.querySelector("#charts svg").focus()')
