@@ -25,10 +25,7 @@ types:           ## mypy
 benchmarks:      ## what the data path costs, beside others
 	$(PYTHON) benchmarks/loader.py
 
-docs:            ## make the pages again that are made from the code
-	$(PYTHON) -m ppldm.families.settings.table > docs/settings.md
-	$(PYTHON) docs/make.py
-	for one in tests/config/test_docs_tables.py tests/config/test_presets.py tests/prepare/datasets/test_entry.py; \
-		do $(PYTHON) $$one || exit 1; done
+docs:            ## the documentation as a site, in build/site
+	$(PYTHON) -m mkdocs build --strict
 
 .PHONY: help setup quick test all lint types benchmarks docs

@@ -59,7 +59,7 @@ EXTRAS = {
     "tensorboard": ["tensorboardX>=2.6,<3"],
     "wandb": ["wandb>=0.17,<1"],
     "engine": ["openvino==2026.4.1"],  # ppldm/inference/engine.py
-    # Data and results at s3:// (docs/stores.md); of fsspec's version, which datasets holds back.
+    # Data and results at s3:// (docs/data.md); of fsspec's version, which datasets holds back.
     "s3": ["s3fs>=2024.9,<2024.10"],
     "test": [
         "dockerfile-parse>=2,<3",  # reads docker/
@@ -94,7 +94,7 @@ setup(
     package_dir={"": "."},
     packages=find_packages(include=["ppldm", "ppldm.*"]),
     package_data={
-        "ppldm.config": ["clip_merges.txt.gz", "networks/*.json", "presets/*.yaml"],
+        "ppldm.config": ["clip_merges.txt.gz", "networks/*.json", "presets/*.yaml", "weights/*/*"],
         "ppldm.evaluation.live": ["page.html"],
         "ppldm.inference.serving": ["page.html", "page.css", "page.js"],
         "ppldm.prepare.datasets": ["entries/*.yaml"],

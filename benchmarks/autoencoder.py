@@ -1,7 +1,7 @@
 """What LPIPS and a discriminator bring to an autoencoder:  python benchmarks/autoencoder.py --out DIR
 
 Preset `autoencoder-f4-tiny-cpu` as it is, and with L1 + KL alone, from the same seeds for as many updates. Run where
-the preset finds its data (docs/autoencoder.md). Each is measured on pictures held out, by PSNR, SSIM, rFID by an
+the preset finds its data (docs/models.md). Each is measured on pictures held out, by PSNR, SSIM, rFID by an
 InceptionV3 of random weights (`fid`), and LPIPS twice: with the random weights that it was trained with (`lpips_own`)
 and with those of a seed that no run has (`lpips_other`). What random weights measure is not how pictures look to a
 person. DIR/VARIANT/seed-N holds the run; one with its result.json is not

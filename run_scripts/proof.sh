@@ -6,10 +6,12 @@ PYTHON_VERSIONS=(3.10 3.11 3.12)
 BAR='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!'
 PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
 
-# pytest on all cores, with 3 GiB of memory for each. Its workers share out whole files, those that take longest first
-# (tests/helpers/sampling.py).
+# pytest on all cores, with 3 GiB of memory for each worker. A quarter of the tests' time is spent in waiting for
+# processes that they started, so there are three workers for two cores. They share out whole files, those that take
+# longest first (tests/helpers/sampling.py).
 play() (
-    workers=$(nproc)
+    cores=$(nproc)
+    workers=$((cores + cores / 2))
     fit=$(awk '/^MemAvailable/ { print int($2 / 3 / 1024 / 1024) }' /proc/meminfo)
     ((workers <= fit)) || workers=$((fit > 1 ? fit : 1))
     unset PYTHON # the tests of these scripts choose their own

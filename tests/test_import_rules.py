@@ -19,7 +19,7 @@ ALLOWED = {
     "inference": {"families", "networks", "weights", "diffusion", "data", "config", "utils"},
     "prepare": {"training.past", "data", "config", "utils"},
     "inspect": {"training.monitor.metrics", "prepare", "data", "config", "utils"},
-    "demo": {"weights.checkpoint_names", "prepare", "data", "config", "utils"},
+    "demo": {"families.common.first_training", "weights.checkpoint_names", "prepare", "data", "config", "utils"},
     "training": {"inference", "families", "networks", "weights", "diffusion", "data", "config", "utils"},
     "evaluation": {
         *("training", "inference", "families", "networks", "weights", "diffusion", "data", "demo", "config", "utils"),

@@ -15,7 +15,7 @@ _with_tags = Needs(
 
 @dataclass(kw_only=True)
 class CaptionOptions:
-    """How a caption is drawn from a row (docs/captions.md)."""
+    """How a caption is drawn from a row (docs/data.md)."""
 
     captions: dict[str, float] | None = _data(
         None,

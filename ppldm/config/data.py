@@ -27,19 +27,20 @@ class RowOptions:
 
     file_list: str = _data(
         "./data/filelist/train.filelist.list",
-        "A list of filelists (one a line, optionally with a weight), or one filelist of parts.",
-        kind="file",
+        "A list of filelists (one a line, optionally with a weight), one filelist of parts, or a folder of parts or of "
+        "pictures with captions in files beside them.",
+        kind="rows",
         part_of="data",
     )
     layout: str = _data(
         "default",
-        "Column order of the parts of lists that do not name one themselves (docs/data_format.md).",
+        "Column order of the parts of lists that do not name one themselves (docs/data.md).",
         part_of="data",
     )
     where: str | None = _data(
         None,
         'Train on the rows for which this holds, as in "width>=512 and aesthetic>=5"; @FILE reads it from a file '
-        "(docs/data_format.md).",
+        "(docs/data.md).",
         part_of=True,
     )
     resolution: int = _data(
@@ -52,7 +53,7 @@ class RowOptions:
     buckets: str = _data(
         "off",
         "Train on pictures of several shapes, each in that which cuts least of it away: ratios makes the shapes from "
-        "--bucket_ratios, steps from --bucket_step; or a list of width x height, as 256x256,320x192 (docs/shapes.md).",
+        "--bucket_ratios, steps from --bucket_step; or a list of width x height, as 256x256,320x192 (docs/data.md).",
         part_of=True,
     )
     bucket_ratios: list[str] = _data(
@@ -177,7 +178,7 @@ class RowOptions:
         identity=True,
     )
     validation_file_list: str | None = _validation(
-        None, "As --file_list, rows that are not trained on: their loss is logged as validation_loss.", kind="file"
+        None, "As --file_list, rows that are not trained on: their loss is logged as validation_loss.", kind="rows"
     )
     validation_rows: int = _validation(
         256,

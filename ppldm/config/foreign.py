@@ -1,7 +1,7 @@
 """Config files of open-diffusion and of Stable Cascade's training, translated to recipes.
 
 A table for each says what becomes of every key that it knows: the settings here that mean the same, or why there are
-none. docs/config.md shows these tables.
+none. The site shows these tables.
 """
 
 import json
@@ -120,15 +120,6 @@ def _flatten(tree: dict, table: dict, above: str = "") -> dict[str, object]:
         else:
             found[key] = value
     return found
-
-
-def markdown_table(system: str) -> str:
-    """The table of docs/config.md: every key of a system, what it is here, and what a reader should know."""
-    rows = [
-        f"| `{key}` | {', '.join(f'`{one}`' for one in stated.keys) or '-'} | {stated.note} |"
-        for key, stated in SYSTEMS[system].items()
-    ]
-    return "\n".join([f"| {system} | here | |", "| --- | --- | --- |", *rows])
 
 
 def _parts(value, source: Source) -> dict:

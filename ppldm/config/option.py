@@ -85,7 +85,7 @@ class Option:
     part_of: bool | str = False  # the entry of a run's identity made from it, where `identity` is false; True: its own
     section: str = "run"  # the section that it stands under in YAML
     kind: str = (
-        ""  # of text: path; file, network, model, tokenizer or device, which are looked at before anything is loaded
+        ""  # of text: path; file, rows, network, model, tokenizer or device, which are looked at before all else
     )
     name: str = ""
     type: type = str  # of each value, for lists and tables

@@ -46,7 +46,7 @@ class TrainingOptions:
     output_dir: str = _run(
         REQUIRED,
         "Folder of the run: checkpoints, metrics.jsonl, samples and the trained pipeline. At the address of a store, a "
-        "folder of this machine that is copied there (docs/stores.md).",
+        "folder of this machine that is copied there (docs/data.md).",
         loop_default="./output-model",
         kind="path",
     )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from textwrap import wrap
 from types import MappingProxyType
 
-from .load import Setting, escape
-from .recipe import flatten
+from .load import Layer, Setting, escape, preset_layers
+from .recipe import flatten, merge_settings, schema_of
 from .yaml_file import for_yaml
 
 RECIPE_FILE = "recipe.yaml"  # in a run's folder, its checkpoints and its export
@@ -35,6 +35,17 @@ def write_settings(found: dict[str, Setting], origins: bool = False, comments: M
         lines = [f"# {line}" for line in wrap(comments.get(key, ""), _COMMENT_WIDTH)] + lines
         text += "".join(f"{'  ' if above else ''}{line}\n" for line in lines)
     return text
+
+
+def preset_recipe(preset: str, config: type, changes: dict, shown: tuple[str, ...] = ()) -> str:
+    """YAML of a recipe that builds on a preset: `changes` by key, and the settings `shown` whatever they are, each
+    under its help. config: the family's settings. Raises ConfigError."""
+    known = {one.key: one for section in schema_of(config).values() for one in section.values()}
+    layers = [*preset_layers(preset), Layer("changes", {"family": config.family, **changes}, is_literal=True)]  # type: ignore[attr-defined]
+    settings = merge_settings(layers, True, config, keep_missing=True)
+    found = {key: settings[key] for key in known if key in changes or key in shown}
+    comments = {key: known[key].help for key in found}
+    return f"base: {preset}\nfamily: {config.family}\n" + write_settings(found, comments=comments)  # type: ignore[attr-defined]
 
 
 def recipe_text(tree: dict, written: dict[str, str], version: str) -> str:

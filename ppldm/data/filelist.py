@@ -19,7 +19,8 @@ one of LATENTS, whether rows are trained on as cached latents; lists without it 
 (or `class_mapping=`), for WebDataset shards of classes: a JSON file {class number: caption}.
 
 Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
-name `.filelist` files. Every other file is a filelist.
+name `.filelist` files. Every other file is a filelist. A folder in their place stands for the one filelist list in it,
+or in its folder `data`, or else for what it holds (`parts_of_folder`).
 """
 
 import glob
@@ -28,6 +29,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from ..config.data import LATENTS
@@ -36,14 +38,20 @@ from ..utils.files import read_given_text, write_text
 from ..utils.processes.workers import map_in_threads
 from ..utils.store import client
 from ..utils.store.cache import address_of, bring, in_store, place_of
-from .formats.folder_names import picture_folders
+from .formats.folder_names import entries_of, find_caption, picture_folders, split_name
 from .formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS, get_layout
+from .formats.sample_files import IMAGE_SUFFIXES
 
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv", "mds")
 _OF_ONE_FILE = ("part", "webdataset", "parquet")  # whose rows need no other file, so that a store may have them
 _CHOICES = {"layout": LAYOUTS, "format": FORMATS, "latents": LATENTS}
 # The ends of the names of files that describe a part, and are none.
 BESIDE_PARTS = (".idx", ".columns", ".latents", ".embeddings")
+# What a folder's files are called in each format; those of `folder` are pictures.
+_FILES_OF_FORMAT = {
+    **{"part": re.compile(r"part-.+"), "webdataset": re.compile(r".+\.tar"), "parquet": re.compile(r".+\.parquet")},
+    **{"mds": re.compile(r".+\.mds(\.zstd)?"), "csv": re.compile(r"metadata\.csv")},
+}
 _PARTS = "part files, one a line"
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
@@ -87,7 +95,7 @@ def read_sources(
     latents: str = "off",
     latents_dir: Path | None = None,
 ) -> list[Source]:
-    """What `--file_list` names: a filelist list, or one filelist (see the rule above).
+    """What `--file_list` names: a filelist list, one filelist, or a folder (see the rules above).
 
     `layout`, `latents`: of lists that say none.
 
@@ -97,7 +105,14 @@ def read_sources(
     path = place_of(path) if client.is_address(path) else Path(path)
     get_layout(layout)
     known = {"layout": layout, "latents": latents}
-    lists = read_filelist_list(path, **known) if _is_filelist_list(path) else [WeightedFilelist(path, **known)]
+    if not in_store(path) and path.is_dir():
+        path = list_of_folder(path) or path
+    if not in_store(path) and path.is_dir():
+        format = parts_of_folder(path)[0]
+        layout = layout if format == "part" or layout == CONTROL_LAYOUT else DEFAULT_LAYOUT
+        lists = [WeightedFilelist(path, **known | {"layout": layout, "format": format})]
+    else:
+        lists = read_filelist_list(path, **known) if _is_filelist_list(path) else [WeightedFilelist(path, **known)]
     lists, named_by = [replace(item, latents_dir=latents_dir) for item in lists], {}
     parts = [list(_checked_parts(item, named_by, must_exist)) for item in lists]
     named = frozenset(named_by)
@@ -118,6 +133,39 @@ def _below(folders: list[Path], named: frozenset[str]) -> list[Path]:
             raise FilelistError(f"cannot read the folder {error.filename}: {error.strerror}; check it") from error
         found += [folder] if is_empty else own  # one without pictures says so where it is opened
     return found or folders
+
+
+def list_of_folder(folder: Path) -> Path | None:
+    """The filelist list in a folder, or in its folder `data`, as commands that make data leave it; None where there is
+    none. Raises FilelistError where there are several."""
+    found = sorted(folder.glob("*.filelist.list")) or sorted(folder.glob("data/*.filelist.list"))
+    if len(found) > 1:
+        raise FilelistError(
+            f"{folder} holds {len(found)} lists, {found[0].name} and {found[1].name} among them; name one"
+        )
+    return found[0] if found else None
+
+
+def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
+    """(format, parts) of a folder without a list: part files, tars, parquet files, shards of MDS, metadata.csv, or
+    pictures with captions in files beside them, the first of these that it has. Raises FilelistError, which names the
+    command that makes parts of what is not trained on as it is."""
+    names = sorted(name for name, is_folder in entries_of(folder) if not is_folder and not name.endswith(BESIDE_PARTS))
+    for format, pattern in _FILES_OF_FORMAT.items():
+        if found := [folder / name for name in names if pattern.fullmatch(name)]:
+            return format, found
+    folders = picture_folders(folder)
+    pictures = [one / name for one in folders[:3] for name, _ in islice(entries_of(one), 1000)
+                if split_name(name)[1] in IMAGE_SUFFIXES]  # fmt: skip
+    if any(find_caption(path) or path.with_suffix(".json").is_file() for path in pictures):
+        return "folder", [folder]
+    if "metadata.jsonl" in names:
+        raise FilelistError(f"{folder} has a metadata.jsonl; `ppldm convert {folder} --out DIR` makes parts of it")
+    if folders:
+        quickstart = f"`ppldm quickstart --pictures {folder}`"
+        raise FilelistError(f"{folder}: its pictures have no captions in files beside them; {quickstart} takes "
+                            "them from a table or from names")  # fmt: skip
+    raise FilelistError(f"{folder} holds neither parts nor pictures; name another folder, or a text file of parts")
 
 
 def read_filelist(path) -> list[Path]:
@@ -214,7 +262,9 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
 
 
 def _read_parts(path: Path) -> list[tuple[int, Path]]:
-    """(line number, part) of all that a filelist names. Raises FilelistError."""
+    """(line number, part) of all that a filelist names, or that a folder holds. Raises FilelistError."""
+    if not in_store(path) and path.is_dir():
+        return [*enumerate(parts_of_folder(path)[1], start=1)]
     entries = _read_entries(path, _PARTS)
     urls = [url for _, text in entries if (url := _address(text, path)) and "*" not in url]
     client.survey(urls)

@@ -16,15 +16,17 @@ from typing import Annotated
 import numpy as np
 
 from ..utils.errors import ConfigError
+from ..utils.files import local_path
 from ..utils.report import print_report
 from ..utils.text import did_you_mean
+from ..weights.runs import find_runs, is_run
 
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
 NO_DIFFERENCE = "no difference"
 
 
 def compare(
-    a: Annotated[str, {"metavar": "A"}],  # result of `ppldm evaluate` (JSON), or the folder of a training run
+    a: Annotated[str, {"metavar": "A"}],  # result of `ppldm evaluate` (JSON), or a training run's folder
     b: Annotated[str, {"metavar": "B"}],  # another
     allow: _Names = (),  # settings that may differ, as drawn.guidance_scale, or whole groups, as versions
     json: bool = False,  # print the comparison as JSON
@@ -33,10 +35,10 @@ def compare(
 
     Refuses evaluations that cannot be compared.
     """
-    from .replay.runs import compare_runs, describe_comparison, is_run
+    from .replay.runs import compare_runs, describe_comparison
     from .result import read_result
 
-    if is_run(a) and is_run(b):
+    if all(find_runs(local_path(one)) and not _results_in(one) for one in (a, b)):
         print_report(compare_runs(a, b), describe_comparison, json)
         return
     report = compare_results(read_result(_result_file(a)), read_result(_result_file(b)), tuple(allow))
@@ -47,11 +49,16 @@ def _result_file(path: str) -> Path:
     """The file itself, or the only result in a folder. Raises ConfigError."""
     if not Path(path).is_dir():
         return Path(path)
-    found = sorted(Path(path).glob("*.json"))
+    found = _results_in(path)
     if len(found) != 1:
         names = ", ".join(one.name for one in found[:5]) or "none"
         raise ConfigError(f"{path} holds {len(found)} results ({names}); name one")
     return found[0]
+
+
+def _results_in(path: str) -> list[Path]:
+    """The files of a folder that may be results; none in a run's."""
+    return [] if is_run(path) else sorted(Path(path).glob("*.json"))
 
 
 def compare_results(a, b, allow: tuple[str, ...] = ()) -> dict:

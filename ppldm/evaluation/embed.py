@@ -27,10 +27,10 @@ _AT_ONCE = 256  # pictures decoded before they go to the network
 
 
 def embed(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     network: Annotated[str, {"opt": True, "required": True}],  # dinov2:PATH, clip:PATH, inception:PATH, or pixels
     out: Annotated[str, {"opt": True, "required": True}],  # folder for the embeddings; made if missing
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1
     offline: bool = False,  # never touch the network
     json: bool = False,  # print the account as JSON

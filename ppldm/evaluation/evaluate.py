@@ -21,6 +21,7 @@ from ..utils.processes.world import World
 from ..utils.report import print_report
 from ..weights.fetch import check_name
 from ..weights.lora.flag import Loras, check_loras
+from ..weights.runs import model_in, one_run
 from .compare import show_measured
 
 _Words = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "METRIC"}]
@@ -29,7 +30,7 @@ _Seconds = Annotated[float, {"opt": True, "type": float}]
 
 
 def evaluate(
-    what: Annotated[str, {"opt": False, "nargs": "?"}] = None,  # pipeline, checkpoint, .ckpt, autoencoder, or pictures
+    what: Annotated[str, {"opt": False, "nargs": "?"}] = None,  # pipeline, run, checkpoint, .ckpt, VAE, or pictures
     against: Annotated[str, {"opt": True, "required": True}] = None,  # real pictures: a filelist or a folder
     metrics: _Words = (),  # such as fid kid frechet:dinov2; by default all whose networks are at hand
     prompts: str = None,  # file of prompts, as of generate, or COCO's captions; by default the captions of --against
@@ -70,9 +71,11 @@ def evaluate(
     flags.sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
     flags.lora = check_loras(lora)
     _check(flags)
+    flags.what = what and str(model_in(local_path(what)))
+    flags.watch = watch and str(one_run(watch))
     job = _open_job(flags)
     if dry_run:
-        print_report(job.plan(local_path(watch or what)), _describe_plan, json)
+        print_report(job.plan(local_path(flags.watch or flags.what)), _describe_plan, json)
         return
     report = _run(job, flags)
     if World.detect().is_main:

@@ -20,6 +20,7 @@ from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World
 from ..weights.folders import CHECKPOINT_AVERAGE, COMPONENT_FOLDERS, EXPORTED_CKPT, find_component, is_checkpoint
 from ..weights.lora.merge import identify_loras
+from ..weights.runs import is_run
 from .drawn import Samples, choose_requests
 from .measure import Networks, Wanted, check, measure, names_of, state_settings
 from .pictures import PictureSet, open_pictures
@@ -197,7 +198,7 @@ def is_model(path: Path) -> bool:
     return (
         is_checkpoint(path)
         or (path / EXPORTED_CKPT).is_file()
-        or (path / "run.json").is_file()
+        or is_run(path)
         or any(find_component(path, kind) for kind in COMPONENT_FOLDERS)
     )
 

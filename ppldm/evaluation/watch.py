@@ -17,7 +17,6 @@ from ..inference.pictures.plan import short
 from ..training.checkpoint.checkpoint import read_manifest
 from ..training.monitor.metrics import EVALUATION_DIR, EVALUATION_FILE
 from ..training.monitor.sinks import VisualDLSink
-from ..training.run_folder import RUN_FILE
 from ..training.start import read_start
 from ..utils.errors import CheckpointError, ConfigError, PpldmError
 from ..utils.files import make_output_dir, read_json, write_text
@@ -25,6 +24,7 @@ from ..utils.jobs import JobFolder
 from ..utils.log import get_logger
 from ..utils.processes.world import World
 from ..weights.checkpoint_names import list_checkpoints, step_of
+from ..weights.runs import RUN_FILE
 from .drawn import at_any_scale
 from .job import Job, has_average
 from .measure import names_of
@@ -39,10 +39,8 @@ def watch_run(job: Job, run: Path, out: Path, every: int, poll_seconds: float | 
     """Evaluate the checkpoints of `run` after multiples of `every` updates, in order, until the run has ended; with
     `poll_seconds` None only those that are there. The results of this call by their files.
 
-    Raises ConfigError for a folder that is not a run's, OutputError for other files in `out`.
+    Raises OutputError for other files in `out`.
     """
-    if not (run / RUN_FILE).is_file():
-        raise ConfigError(f"--watch {run} is not a run's folder (no {RUN_FILE}); name the --output_dir of training")
     if World.detect().size > 1:
         raise ConfigError("--watch runs in one process; start it without paddle.distributed.launch")
     os.nice(_NICENESS)

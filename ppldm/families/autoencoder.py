@@ -1,4 +1,4 @@
-"""An autoencoder by itself: an AutoencoderKL, such as `ldm` takes for its VAE. docs/autoencoder.md has its loss."""
+"""An autoencoder by itself: an AutoencoderKL, such as `ldm` takes for its VAE. docs/models.md has its loss."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

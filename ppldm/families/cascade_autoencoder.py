@@ -1,4 +1,4 @@
-"""Stage A of Stable Cascade: Paella's autoencoder, such as `cascade_decoder` takes for its latents (docs/cascade.md).
+"""Stage A of Stable Cascade: Paella's autoencoder, such as `cascade_decoder` takes for its latents (docs/models.md).
 
 Its latents are quantised while it learns; stage B draws them as they are before that.
 """

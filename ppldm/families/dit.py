@@ -1,7 +1,7 @@
 """Text to image by a DiT (Peebles and Xie 2023, arXiv:2212.09748) on the latents of a frozen VAE: ppdiffusers'
 Transformer2DModel with the captions of PixArt-alpha (Chen et al. 2023, arXiv:2310.00426).
 
-docs/transformers.md has the recipes.
+docs/models.md has the recipes.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Text to image by micro_diffusion's transformer (Sehwag et al. 2024, arXiv:2407.15811) on the latents of a frozen VAE:
 `networks.transformers.microdit`.
 
-A mixer tells patches of one another before most of them are left out. docs/transformers.md has the recipes.
+A mixer tells patches of one another before most of them are left out. docs/models.md has the recipes.
 """
 
 from dataclasses import dataclass

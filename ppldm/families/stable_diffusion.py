@@ -7,7 +7,7 @@ where components come from. Each has three sources; the first that is given coun
     --<component>_name_or_path        weights of one: a pipeline's folder that holds it, or its own
     --<component>_config_file         one built from scratch: the UNet, or a text encoder that is trained
 
-docs/stable_diffusion.md has the recipes.
+docs/finetune.md has the recipes.
 """
 
 from dataclasses import dataclass

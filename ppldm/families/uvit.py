@@ -1,7 +1,7 @@
 """Text to image by UViT (Bao et al. 2023, arXiv:2209.12152) on the latents of a frozen VAE: ppdiffusers' UViTT2IModel.
 
 Captions and the noise level are tokens beside the patches, and skips join the first half of the blocks with the second.
-docs/transformers.md has the recipes.
+docs/models.md has the recipes.
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ from ..weights.lora.flag import Loras, check_loras
 
 
 def export(
-    model: str,  # checkpoint-<step> folder, pipeline folder (ppldm, ppdiffusers, diffusers), CompVis' .ckpt, or a name
+    model: str,  # checkpoint, run or pipeline folder (ppldm, ppdiffusers, diffusers), CompVis' .ckpt, or a name
     out: Annotated[str, {"opt": True, "required": True}],  # folder to write; one that is there is replaced
     to: Annotated[str, {"opt": True, "choices": ["ppdiffusers", "diffusers", "compvis"]}] = "ppdiffusers",  # whose form
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
@@ -49,7 +49,7 @@ def export(
                               "--prediction-type and --rescale-betas-zero-snr")  # fmt: skip
         own = Path(tokenizer) if tokenizer else cascade.tokenizer
         write_cascade(cascade.components, target, own, dtype, cascade.metadata)
-        get_logger().info("%s for %s in %s", model, to, target)
+        get_logger().info("%s for %s in %s", source, to, target)
         return
     weights = add_loras(
         read_weights(source, tuple(FOLDERS), original_config_file, ema, prediction_type, rescale_betas_zero_snr), lora
@@ -60,7 +60,7 @@ def export(
     if reason := why_drawn_by_ppldm(weights, to):
         get_logger().warning("%s: ppldm draws with the export, %s does not", reason, to)
     write_weights(weights, to, target, dtype, safetensors)
-    get_logger().info("%s for %s in %s", model, to, target)
+    get_logger().info("%s for %s in %s", source, to, target)
 
 
 def refuse_to_overwrite(source: Path, target: Path) -> None:

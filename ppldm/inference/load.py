@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..data.text.tokenizer import load_tokenizer
-from ..diffusion.drawing import guidance_of
+from ..diffusion.drawing import drawing_of
 from ..families.common.ldm_build import build_model, require_whole
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
@@ -39,7 +39,8 @@ def load(
     engine: str | None = None,
     dtype: str | None = None,
 ) -> TextToImage:
-    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, a single file (CompVis'
+    """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, the folder of a training
+    or one with a training below, a single file (CompVis'
     .ckpt, Stable Diffusion's .safetensors or .ckpt), or a name.
 
     `ema`: the averaged weights of a checkpoint or a .ckpt. `original_config_file`: the YAML file of a .ckpt,
@@ -70,14 +71,19 @@ def load(
     _tell_sampler(weights, path)
     model = build_model(weights, path)
     metadata = _read_metadata(weights, path)
-    model.guidance_scale = guidance_of(metadata, path)
+    model.usual = drawing_of(metadata, model.process, path)
     loaded = load_tokenizer(folder, metadata["model_max_length"])
+    if lora:
+        loaded.seen = None  # it was trained on further captions
     model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
     model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
     autocast = use_dtype(model, dtype)
     use_engine(drawing_layers(model), engine)
     computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}
-    return TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
+    pipeline = TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
+    example = weights.metadata.get("example_prompt")
+    pipeline.example_prompt = example if isinstance(example, str) else ""
+    return pipeline
 
 
 def _tell_sampler(weights: Weights, path) -> None:

@@ -97,8 +97,8 @@ def survey(parts: Iterable[PartName], num_workers: int, check_bytes: bool) -> di
 
 
 def cached(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     latents_dir: str = "",  # folder with the files; by default they lie beside the parts
     delete: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # stale, other, or the digits before a line
     json: bool = False,  # print the lines as JSON

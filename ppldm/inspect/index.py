@@ -10,8 +10,8 @@ from .parts import describe_bad_parts, index_parts, list_parts
 
 
 def index(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print {parts, rows, bad_parts: {path: error}} as JSON
 ):

@@ -37,9 +37,9 @@ from .parts import PartName, list_parts, open_rows
 
 
 def repack(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: Annotated[str, {"opt": True, "required": True}],  # folder for parts and filelists; made if missing
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
     redo: bool = False,  # make parts again that were made of other filelists, or read in another way
     json: bool = False,  # print the manifest as JSON

@@ -22,14 +22,14 @@ _GAP = 8
 
 
 def show(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: Annotated[str, {"opt": True, "required": True}],  # the PNG to write
     n: int = 24,  # rows to show
     seed: int = 0,  # chooses the rows
     side: int = 192,  # longer side of a picture at most; small ones are enlarged by a whole factor up to it
     control: str = None,  # show control images beside the pictures: canny, canny,low=50,… as training's --control
     resolution: int = 256,  # with --control, side of the crops that they are made of, those of the centre
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     latents_dir: str = "",  # folder with the latents of parts that are not here; by default they lie beside them
     num_workers: int = 0,  # processes that index parts without an index; 0 means one per core
 ):
@@ -55,9 +55,9 @@ def show(
 
 
 def head(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     n: int = 5,  # rows to print
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     latents_dir: str = "",  # folder with the latents of parts that are not here; by default they lie beside them
     num_workers: int = 0,  # processes that index parts without an index; 0 means one per core
     json: bool = False,  # print each row as a JSON object in a line of its own

@@ -29,20 +29,20 @@ _Folders = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "FOLDER"}
 
 
 def stats(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: str = "",  # write histograms to this PNG
     html: str = "",  # write one page of all of it to this file, with 200 rows; it opens without a network
     records: _Folders = (),  # with --html: folders of a filter, download, conversion or run, for the way of rows
     labels: str = "",  # with --html: labels.parquet of `ppldm dedup`, for pictures that are copies
     tokenizer: _Folders = (),  # folders with tokenizers (`ppldm vocab` makes one): also count tokens and unknown words
     max_length: int = 77,  # with --tokenizer: tokens of a caption, as --model_max_length; longer ones are cut
-    buckets: str = "",  # ratios, steps or a list of width x height: also count rows by shape (docs/shapes.md)
+    buckets: str = "",  # ratios, steps or a list of width x height: also count rows by shape (docs/data.md)
     settings: _Words = (),  # with --buckets: further settings of a run's data, as resolution=512 bucket_step=64
     sheet: str = "",  # with --buckets: draw rows of every shape, and what is cut of them, to this PNG
     chart: str = "",  # with --buckets: draw how many rows have which shape to this PNG
     captions: str = "",  # measure these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
     clean_captions: bool = False,  # measure captions cleaned, as training with --clean_captions sees them
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     latents_dir: str = "",  # folder with the files of latents and text embeddings; by default they lie beside parts
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print the numbers as JSON

@@ -29,9 +29,9 @@ from .parts import (
 
 
 def verify(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: str = "",  # write a filelist of the parts without any bad row
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     latents_dir: str = "",  # folder with the files of latents and text embeddings; by default they lie beside parts
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print {parts, rows, ok, skipped, examples, not_rows, bad_parts, cached} as JSON

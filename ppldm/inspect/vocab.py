@@ -14,7 +14,7 @@ from typing import Annotated
 from ..data.fingerprint import read_options
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import summarize
-from ..data.text.captions import CaptionRule
+from ..data.text.captions import VOCABULARY_SIZE, CaptionRule
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.files import write_json
@@ -24,7 +24,6 @@ from ..utils.processes.workers import check_workers
 from ..utils.report import print_report
 from .parts import Indexed, Span, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
 
-DEFAULT_SIZE = 30_000
 VOCABULARY_FILE, RECORD_FILE = "vocab.txt", ".vocab.json"  # in its folder
 _MEASURED_ROWS = 20_000
 _COVERED_SHARE = 0.99
@@ -32,15 +31,15 @@ _Languages = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "L"}]
 
 
 def vocab(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: Annotated[str, {"opt": True, "required": True}],  # folder to write, for --tokenizer_name
-    size: int = DEFAULT_SIZE,  # tokens at most; few captions give fewer
+    size: int = VOCABULARY_SIZE,  # tokens at most; few captions give fewer
     language: _Languages = ("en",),  # en, zh or both: their characters are known even where no caption has them
     max_length: int = 77,  # tokens of a caption, as --model_max_length of the training to come
     captions: str = "",  # learn from these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
     clean_captions: bool = False,  # learn from cleaned captions, as training with --clean_captions sees them
     max_rows: int = 1_000_000,  # rows to learn from, spread evenly over all
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     num_workers: int = 0,  # processes; 0 means one per core
     overwrite: bool = False,  # replace a vocabulary that is there
     json: bool = False,  # print the numbers as JSON
@@ -84,14 +83,15 @@ def vocab(
 
 def make_vocabulary(out: str, indexed: Indexed, rule: CaptionRule, num_workers: int, settings: dict) -> dict:
     """Learn it from parts and write it; the report. settings: the flags by name. Raises DataError."""
-    from ..data.text.tokenizer import CaptionTokenizer
+    from ..data.text.tokenizer import MOST_WORDS, CaptionTokenizer
     from ..data.text.vocabulary import learn_vocabulary
 
     counts, rows = count_caption_words(indexed, rule, settings["max_rows"], num_workers)
     if not counts:
         raise DataError("no caption of these filelists holds a word; check the files with `ppldm head`")
     learned = learn_vocabulary(counts, settings["size"], settings["language"])
-    tokenizer = CaptionTokenizer(learned, settings["max_length"])
+    is_whole = rows == indexed.num_rows and len(counts) <= MOST_WORDS
+    tokenizer = CaptionTokenizer(learned, settings["max_length"], seen=counts if is_whole else None)
     tokenizer.save(out)
     return {
         "out": str(out),

@@ -16,7 +16,7 @@ from ..data.order.groups import make_order
 from ..data.shape_chart import BUCKETS_FILE, draw_chart
 from ..data.shapes import group_size_of
 from ..data.text.captions import CaptionRule
-from ..diffusion.drawing import USUAL_GUIDANCE
+from ..diffusion.drawing import USUAL
 from ..families.base import Family, Sitting, check_family, get_family
 from ..inference.precompute.text_encoder import make_rule
 from ..inference.prompts import read_requests
@@ -43,7 +43,7 @@ from .optimizer.adamw import build_optimizer
 from .optimizer.learning_rate import learning_rate_ratios
 from .optimizer.precision import autocast, decorate, make_scaler, warn_of_cpu
 from .optimizer.sharding import log_share
-from .rows import bad_row_policy, count_steps, crop_rule, open_sources, select_training_rows
+from .rows import bad_row_policy, count_steps, crop_rule, describe_large, open_sources, select_training_rows
 from .run import TrainingRun
 from .run_folder import prepare_output
 
@@ -64,7 +64,6 @@ def prepare(config, data, arguments) -> TrainingRun:
     checkpoint = prepare_output(arguments, world, settings)
     selection = select_training_rows(sources, data, arguments, world)
     model = family.build(config, data, arguments.seed)
-    description = describe_model(family, model)
     make_dataset = dataset_maker(model, data, arguments, [*sources, *held_out_sources])
     dataset = make_dataset(
         sources,
@@ -76,7 +75,8 @@ def prepare(config, data, arguments) -> TrainingRun:
     if dataset.latents:
         model.keep_moments = dataset.latents.keep
     if world.is_main:
-        report_data(dataset, Path(arguments.output_dir))
+        report_data(dataset, data, Path(arguments.output_dir))
+    description = describe_model(family, model)
     global_batch_size = arguments.samples_of_update(world.size)
     group_size = group_size_of(data, arguments.per_device_train_batch_size)
     max_steps = count_steps(arguments, len(dataset), global_batch_size)
@@ -119,8 +119,11 @@ def log_size(dataset: TextImageDataset, max_steps: int, global_batch_size: int, 
     get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters", *sizes)
 
 
-def report_data(dataset: TextImageDataset, folder: Path) -> None:
-    """How captions fit the tokenizer, in the log, and which shapes pictures have, as a picture in the run's folder."""
+def report_data(dataset: TextImageDataset, data, folder: Path) -> None:
+    """How captions fit the tokenizer, and pictures that are far too large, in the log; which shapes pictures have, as a
+    picture in the run's folder."""
+    if any(told := describe_large(dataset.sources, data)):
+        get_logger().warning("%s; %s", *told)
     if dataset.tokenizer:
         report_captions(dataset)
     if buckets := dataset.selection.buckets:
@@ -197,8 +200,8 @@ def draw_pictures(family: Family, config, state, dataset, prompts, arguments, wo
     """What `TrainingRun.draw` gives. A collective call."""
     prompts = current_prompts(Path(arguments.output_dir), world) or prompts
     scales = arguments.validation_guidance_scales
-    if scales is None:
-        scales = list(dict.fromkeys((1.0, getattr(state.model, "guidance_scale", USUAL_GUIDANCE))))
+    usual = getattr(state.model, "usual", USUAL).guidance_scale
+    scales = sorted(scales or dict.fromkeys((usual, 1.0)), key=lambda scale: scale != usual)  # the model's own first
     sitting = Sitting(config, state.model, dataset, batch, prompts, scales, arguments.seed, world)
     with undisturbed(state), autocast(arguments)():
         return family.draw(sitting)

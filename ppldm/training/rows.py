@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
+
+import numpy as np
 
 from ..config.data import DataOptions
 from ..config.training import TrainingOptions
 from ..data.bad_rows import BadRows
 from ..data.filelist import Source, read_sources
+from ..data.formats.open import open_part
 from ..data.images.crop import CropRule
 from ..data.select.expression import Expression
 from ..data.select.parse import parse_where
@@ -19,6 +23,11 @@ from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine.resources import count_usable_cores
 from ..utils.processes.world import World
 from ..utils.text import count_of
+
+# Pictures of fewer pixels are decoded fast enough; so many are decoded in a second, of JPEG files on a core.
+_LARGE_PIXELS, _DECODED_A_SECOND = 2e6, 2e8
+_SIDES_ENOUGH = 2  # times the resolution, which training would not tell from larger ones
+_PARTS_MEASURED = 8
 
 
 def count_steps(arguments: TrainingOptions, num_rows: int, global_batch_size: int) -> int:
@@ -77,6 +86,25 @@ def select_training_rows(
     if selection.skipped or selection.buckets:
         selection.log()
     return selection
+
+
+def describe_large(sources: list[Source], data: DataOptions) -> tuple[str, str]:
+    """(what it costs to decode pictures that are far larger than they are trained at, what to do); empty where that is
+    little. Looks at some parts."""
+    parts = [(path, source) for source in sources for path in source.parts if source.latents == "off"]
+    pixels = []
+    for path, source in parts[:: -(-len(parts) // _PARTS_MEASURED) or 1]:
+        with closing(open_part(path, source.without_parts())) as part:
+            pixels.append(np.asarray(part.widths, np.float64) * part.heights)
+    known = np.concatenate([*pixels, np.zeros(0)])
+    mean, side = known[known > 0].mean() if known.any() else 0.0, _SIDES_ENOUGH * data.resolution
+    if mean < max(_LARGE_PIXELS, 2 * side**2):
+        return "", ""
+    text = (
+        f"pictures have {mean / 1e6:.1f} million pixels on average: a core decodes one in about "
+        f"{mean / _DECODED_A_SECOND:.2f} s, and they are trained at {data.resolution} x {data.resolution}"
+    )
+    return text, f"`ppldm convert FOLDER --out DIR --size {side}` makes them smaller once, nearly without loss"
 
 
 def bad_row_policy(arguments: DataOptions) -> BadRows:

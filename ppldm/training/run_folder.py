@@ -14,14 +14,13 @@ from ..utils.processes.rank_watch import SIGNS_DIR, barrier, leave_signs, waitin
 from ..utils.processes.world import World
 from ..utils.variables import all_variables
 from ..weights.checkpoint_names import list_checkpoints
+from ..weights.runs import RUN_FILE
 from .averages.snapshots import remove_later
 from .checkpoint.checkpoint import find_checkpoint, read_manifest, set_aside_after
 from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
 from .monitor.sinks import writes_files
 from .output_store import OutputStore
 from .start import LAUNCH_LOGS, begins_anew, checksum_of, find_job, next_start, read_start, write_start
-
-RUN_FILE = "run.json"
 
 _held_folders = []  # open lock files: a run holds its folder as long as the process lives
 

@@ -1,8 +1,8 @@
 """A chain of commands, each a process of its own, that goes on where it was stopped.
 
-FOLDER/.done/NAME.json holds a stage's command, the seconds that it has taken, and whether it is finished. A finished
-stage is skipped; one that runs makes those after it run again. One that was begun with another command starts anew:
-what it and those after it have made, FOLDER/NAME, is removed, and a line says so.
+FOLDER/.done/NAME.json holds a stage's command and inputs, the seconds that it has taken, and whether it is finished.
+A finished stage is skipped; one that runs makes those after it run again. One that was begun with another command or
+other inputs starts anew: what it and those after it have made, FOLDER/NAME, is removed, and a line says so.
 """
 
 import os
@@ -20,24 +20,34 @@ from pathlib import Path
 from .errors import Interrupted, PpldmError
 
 _TELLING_SECONDS = 60.0  # of stages on a usual machine, from which this one's speed is known
+# Of a core of those usual ones (AMD EPYC) in products of small matrices, operations a second; measured as here.
+_USUAL_SPEED, _USUAL_CORES = 85e9, 2
+_SIDE, _PRODUCTS = 64, 1000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Stage:
     """One command, in which the word `python` is the interpreter that runs this. `seconds`: how long it takes on two
-    usual cores. `share_done`: how much of it, of 1, an earlier run has left to go on from, where that can be told."""
+    usual cores. `share_done`: how much of it, of 1, an earlier run has left to go on from, where that can be told.
+    `inputs`: digests of what the command reads beside what earlier stages have made."""
 
     name: str
     title: str
     command: tuple[str, ...]
     seconds: float
     share_done: Callable[[], float] = field(default=lambda: 0.0, compare=False)
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What its result depends on."""
+        return (*self.command, *self.inputs)
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a stage: the command it was begun with, its seconds so far, and whether it is finished."""
+    """What is known of a stage: the identity it was begun with, its seconds so far, and whether it is finished."""
 
     command: tuple[str, ...]
     seconds: float = 0.0
@@ -47,6 +57,14 @@ class Record:
 def as_flags(**values) -> list[str]:
     """The words of a command line."""
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+def in_processes(train: tuple[str, ...], processes: int, log: Path) -> tuple[str, ...]:
+    """A command that trains in one process, in so many."""
+    if processes == 1:
+        return train
+    launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", str(log))
+    return ("python", "-u", *launch, *train)
 
 
 def describe(stages: list[Stage]) -> str:
@@ -63,34 +81,56 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
     from .files import lock_folder, make_output_dir
 
     make_output_dir(folder / ".done")
+    machine = slowness()
     with lock_folder(folder / ".done"):
         records = {stage.name: _read(folder, stage) for stage in stages}
         report = []
         for number, stage in enumerate(stages, start=1):
             record, label = records[stage.name], f"[{number}/{len(stages)}] {stage.title}"
-            if record and record.finished and record.command == stage.command:
+            if record and record.finished and record.command == stage.identity:
                 tell(f"{label}: done before")
                 report.append(f"{record.seconds:6.0f} s  {stage.title} (before)")
                 continue
             later = stages[number - 1 :]
-            if record and record.command != stage.command:
-                tell(f"stage {number} ({stage.name}) was begun with another command: it and what follows are made anew")
+            if record and record.command != stage.identity:
+                other = "other pictures or settings" if stage.inputs else "another command"
+                tell(f"stage {number} ({stage.name}) was begun with {other}: it and what follows are made anew")
                 records |= dict.fromkeys((one.name for one in later), None)
                 _remove_results(folder, later)
             _begin(folder, later, records, stage)
-            tell(f"{label} ({describe_time(*expect(stages, records, number - 1))})")
+            tell(f"{label} ({describe_time(*expect(stages, records, number - 1, machine))})")
             _run_timed(folder, stage, records, run or run_stage)
             report.append(f"{records[stage.name].seconds:6.0f} s  {stage.title}")
     sys.stderr.write("".join(f"{line}\n" for line in report))
 
 
-def expect(stages: list[Stage], records: dict[str, Record | None], number: int) -> tuple[float, float]:
+def slowness() -> float:
+    """How many times as long as on two usual cores the CPU of this machine takes, by products of small matrices; 1 with
+    another device."""
+    import numpy as np
+
+    from .machine.devices import installed_kind
+    from .machine.resources import count_usable_cores
+
+    if not installed_kind().is_cpu:
+        return 1.0
+    matrix, best = np.ones((_SIDE, _SIDE), np.float32), float("inf")
+    for _ in range(_PRODUCTS):
+        started = time.perf_counter()
+        matrix @ matrix
+        best = min(best, time.perf_counter() - started)
+    return _USUAL_SPEED / (2 * _SIDE**3 / best) * _USUAL_CORES / min(_USUAL_CORES, count_usable_cores())
+
+
+def expect(
+    stages: list[Stage], records: dict[str, Record | None], number: int, machine: float = 1.0
+) -> tuple[float, float]:
     """Seconds that stage `number` (from 0), and that it and all after it, will still take on this machine, whose speed
-    is that of what is done where this was long enough to tell."""
+    is that of what is done where this was long enough to tell, else `machine` times as slow as a usual one's."""
     shares = [_share_done(one, records[one.name]) for one in stages]
     usual = sum(one.seconds * share for one, share in zip(stages, shares, strict=True))
     taken = sum(records[one.name].seconds for one, share in zip(stages, shares, strict=True) if share)
-    factor = taken / usual if usual >= _TELLING_SECONDS else 1.0
+    factor = taken / usual if usual >= _TELLING_SECONDS else machine
     left = [one.seconds * factor * (1 - share) for one, share in zip(stages, shares, strict=True)][number:]
     return left[0], sum(left)
 
@@ -163,14 +203,14 @@ def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage],
         run(stage)
         finished = True
     finally:
-        records[stage.name] = Record(stage.command, before + time.monotonic() - started, finished)
+        records[stage.name] = Record(stage.identity, before + time.monotonic() - started, finished)
         _write(folder, stage, records[stage.name])
 
 
 def _begin(folder: Path, later: list[Stage], records: dict, stage: Stage) -> None:
     """Record that a stage runs, and that those after it are to run again."""
     record = records[stage.name]
-    records[stage.name] = Record(stage.command, record.seconds if record and not record.finished else 0.0)
+    records[stage.name] = Record(stage.identity, record.seconds if record and not record.finished else 0.0)
     _write(folder, stage, records[stage.name])
     for one in later[1:]:
         if records[one.name] and records[one.name].finished:

@@ -16,12 +16,12 @@ import numpy as np
 
 from ..config.clip_vocabulary import vocabulary_folder
 from ..config.network_files import CONFIG_DIR
+from ..diffusion.drawing import kept_of
 from ..families.base import get_family
 from ..networks.configs import LABELS, is_ldmbert
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
-from .checkpoint_names import list_checkpoints
 from .components import ComponentWeights, Weights, turn_linear
 from .configs import complete_config, read_config
 from .folders import (
@@ -134,9 +134,7 @@ def _read_pipeline(path: Path, kinds) -> Weights:
     folders = {kind: find_component(path, kind) for kind in kinds}
     if not any(folders.values()):
         names = " or ".join(name for kind in kinds for name in COMPONENT_FOLDERS.get(kind, ()))
-        inner = [one for one in (path / "pipeline", *reversed(list_checkpoints(path))) if one.is_dir()]
-        hint = f"; it holds models: give {' or '.join(map(str, inner[:3]))}" if inner else ""
-        raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint{hint}")
+        raise ModelError(f"{path} has no folder {names}: it is not an exported pipeline, nor a checkpoint; name one")
     weights = Weights(scheduler=dict(PUBLISHED_SCHEDULE), metadata=_said(path))
     weights.metadata.pop("files", None)
     for kind, folder in folders.items():
@@ -331,7 +329,7 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
     weights.metadata |= {
         "global_step": manifest["global_step"],
         "samples_seen": manifest["samples_seen"],
-        **({"guidance_scale": manifest["guidance_scale"]} if "guidance_scale" in manifest else {}),
+        **kept_of(manifest),
         **manifest["identity"],
         "ema": ema,
     }

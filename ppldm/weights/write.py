@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..config.clip_vocabulary import mends_text, write_mends
-from ..diffusion.drawing import USUAL_GUIDANCE
+from ..diffusion.drawing import USUAL
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
 from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes
 from ..utils.checksums import checksum_file
@@ -57,6 +57,7 @@ _FURTHER = {CONTROLNET: CONTROLNET, TRANSFORMER: TRANSFORMER}
 _CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
 _TOKENIZER_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
+    "words.txt",
 )  # fmt: skip
 
 # What of a scheduler's settings is the process that the model was trained under; the others say how to sample.
@@ -146,7 +147,7 @@ def metadata_of(weights: Weights) -> dict:
         "model_max_length": text_encoder["max_position_embeddings"],
         "mask_pad_tokens": False,
         "empty_caption": "embedding",
-        "guidance_scale": USUAL_GUIDANCE,
+        "guidance_scale": USUAL.guidance_scale,
         **({"size_conditioning": True} if takes_sizes(denoiser) else {}),
         **weights.metadata,
         "prediction_type": weights.scheduler["prediction_type"],

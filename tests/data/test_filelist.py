@@ -253,3 +253,43 @@ def test_another_spelling_of_a_path_is_the_same_part(tmp_path, again):
     (tmp_path / "p.filelist").write_text(f"a\n{again}\n")
     with pytest.raises(FilelistError, match="a"):
         read_sources(tmp_path / "p.filelist")
+
+
+def test_a_folder_stands_for_what_it_holds(tmp_path):
+    def sources():
+        return [(source.format, source.parts) for source in read_sources(tmp_path)]
+
+    def refusal() -> str:
+        with pytest.raises(FilelistError) as caught:
+            read_sources(tmp_path)
+        return str(caught.value)
+
+    assert "holds neither parts nor pictures" in refusal()
+    for name in ("b.png", "c/a.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert f"`ppldm quickstart --pictures {tmp_path}`" in refusal()
+    (tmp_path / "metadata.jsonl").touch()
+    assert f"`ppldm convert {tmp_path} --out DIR`" in refusal()
+    (tmp_path / "b.txt").touch()
+    assert sources() == [("folder", (tmp_path, tmp_path / "c"))]
+    # What comes later is what one would rather train on.
+    for name, format in (
+        ("metadata.csv", "csv"),
+        ("x.parquet", "parquet"),
+        ("1.tar", "webdataset"),
+        ("part-0.gz", "part"),
+    ):
+        (tmp_path / name).touch()
+        assert sources() == [(format, (tmp_path / name,))]
+    (tmp_path / "part-0.gz.idx").touch()
+    (tmp_path / "own.filelist").write_text("1.tar\n")
+    (tmp_path / "own.filelist.list").write_text("own.filelist format=webdataset\n")
+    assert sources() == [("webdataset", (tmp_path / "1.tar",))]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "own.filelist.list").rename(tmp_path / "data/own.filelist.list")
+    (tmp_path / "data/own.filelist").write_text("../1.tar\n")
+    assert [Path(os.path.normpath(part)) for _, (part,) in sources()] == [tmp_path / "1.tar"]
+    (tmp_path / "own.filelist.list").touch()
+    (tmp_path / "two.filelist.list").touch()
+    assert "holds 2 lists, own.filelist.list and two.filelist.list" in refusal()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trained_here import train_here
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = "examples/train_txt2img_laion400m_no_trainer.py"
@@ -41,31 +42,14 @@ def losses(folder: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def one_process(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one") / "run"
-    result = run(sys.executable, LOOP, *tiny.flags(folder, per_device_train_batch_size=8))
-    assert result.returncode == 0, result.stderr
+    train_here(tiny.flags(folder, per_device_train_batch_size=8))
     return folder
 
 
 @pytest.mark.parametrize("script", ["run_multi_trainer.sh", "run_multi_no_trainer.sh"])
-def test_two_processes_are_one_with_twice_the_batch(tiny, one_process, tmp_path, script):
-    settings = {
-        "BATCH_SIZE": "4", "GRADIENT_ACCUMULATION_STEPS": "1", "LEARNING_RATE": "1e-3", "WEIGHT_DECAY": "0.01",
-        "MAX_STEPS": "4", "LOGGING_STEPS": "1", "SEED": "5", "NUM_WORKERS": "0", "FILE_LIST": tiny.file_list,
-        "TOKENIZER": tiny.tokenizer, "MODEL_MAX_LENGTH": "12", "OUTPUT_DIR": str(tmp_path / "run"), "NPROC": "2",
-        "LAUNCH_LOG_DIR": str(tmp_path / "log"),
-    }  # fmt: skip
-    result = run(
-        "bash", f"run_scripts/{script}",
-        "--vae_name_or_path", tiny.vae, "--text_encoder_config_file", tiny.config("ldmbert"),
-        "--unet_config_file", tiny.config("unet"), "--resolution", 32,
-        "--image_logging_steps", 0, "--report_to", "none",
-        **settings,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    np.testing.assert_allclose(losses(tmp_path / "run"), losses(one_process), rtol=1e-5)
-
-
-def test_two_processes_stopped_by_a_scheduler_go_on(tiny, one_process, tmp_path):
+def test_two_processes_stopped_by_a_scheduler_go_on_and_are_one_with_twice_the_batch(
+    tiny, one_process, tmp_path, script
+):
     settings = {
         "BATCH_SIZE": "4", "GRADIENT_ACCUMULATION_STEPS": "1", "LEARNING_RATE": "1e-3", "WEIGHT_DECAY": "0.01",
         "LOGGING_STEPS": "1", "SEED": "5", "NUM_WORKERS": "1", "FILE_LIST": tiny.file_list,
@@ -73,7 +57,7 @@ def test_two_processes_stopped_by_a_scheduler_go_on(tiny, one_process, tmp_path)
         "LAUNCH_LOG_DIR": str(tmp_path / "log"),
     }  # fmt: skip
     command = [
-        "bash", "run_scripts/run_multi_trainer.sh",
+        "bash", f"run_scripts/{script}",
         "--vae_name_or_path", tiny.vae, "--text_encoder_config_file", tiny.config("ldmbert"),
         "--unet_config_file", tiny.config("unet"), "--resolution", "32",
         "--image_logging_steps", "0", "--report_to", "none",
@@ -112,17 +96,12 @@ def test_single_scripts_take_the_published_settings(tmp_path, script):
 
 @pytest.mark.parametrize("script, extra", [(LOOP, []), (TRAINER, ["--do_train"])])
 def test_ctrl_c_saves_and_the_same_command_finishes(tiny, tmp_path, script, extra):
-    def flags(folder):
-        return [
-            sys.executable,
-            script,
-            *extra,
-            *tiny.flags(folder, max_steps=40, use_ema=True, dataloader_num_workers=1),
-        ]
-
-    assert run(*flags(tmp_path / "straight")).returncode == 0
+    settings = {"max_steps": 40, "use_ema": True}
+    train_here(tiny.flags(tmp_path / "straight", **settings), loop=script == LOOP)
+    command = [sys.executable, script, *extra]
+    command += tiny.flags(tmp_path / "stopped", **settings, dataloader_num_workers=1)
     process = subprocess.Popen(
-        flags(tmp_path / "stopped"),
+        command,
         cwd=ROOT,
         env=environment(),
         stderr=subprocess.PIPE,
@@ -137,7 +116,7 @@ def test_ctrl_c_saves_and_the_same_command_finishes(tiny, tmp_path, script, extr
     assert process.returncode == 130, error
     assert "the same command again goes on there" in error and "Traceback" not in error
     assert len(losses(tmp_path / "stopped")) < 40
-    assert run(*flags(tmp_path / "stopped")).returncode == 0
+    assert run(*command).returncode == 0
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
 
 

@@ -295,9 +295,6 @@ def test_truncated_files_and_other_things_are_named(exported, tmp_path):
     (tmp_path / "pictures" / "a.png").write_bytes(b"x")
     with pytest.raises(ModelError, match="pictures has no folder .* not an exported pipeline"):
         read_weights(tmp_path / "pictures")
-    (tmp_path / "pictures" / "pipeline").mkdir()
-    with pytest.raises(ModelError, match="it holds models: give .*pictures/pipeline"):
-        read_weights(tmp_path / "pictures")
     (tmp_path / "text.ckpt").write_text("hello, this is no model")
     with pytest.raises(ModelError, match="text.ckpt is not a file of weights"):
         read_weights(tmp_path / "text.ckpt")

@@ -7,7 +7,7 @@
     tiles             means of squares, as in a mosaic
     super-resolution  the picture with fewer pixels, enlarged again
     inpainting        the picture with a hole, and the hole as a mask: four channels
-    row               the row's second image, under the same crop (`data_format.md`)
+    row               the row's second image, under the same crop (`docs/data.md`)
 
 A filter is called with a crop, uint8 [3, H, W], and a generator of random numbers; it returns uint8 [num_channels, H,
 W], 0 .. 255, and says `num_channels`. What has one channel is repeated to three, so that any picture may take its place

@@ -31,8 +31,8 @@ from .row import Row, decode_text, find_name
 # Of a Hugging Face imagefolder, the one that is used first. They come from elsewhere with their folder, and name
 # pictures in it alone.
 IMAGEFOLDER_TABLES = ("metadata.jsonl", "metadata.csv")
-IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath", "file_name", "image_path")
-CAPTION_COLUMNS = ("text", "caption", "title", "txt", "prompt", "TEXT")
+IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath", "file_name", "image_path", "filename", "image_name")
+CAPTION_COLUMNS = ("text", "caption", "title", "txt", "prompt", "TEXT", "description")
 _TEXT_COLUMNS = {*IMAGE_COLUMNS, *CAPTION_COLUMNS, "key"}  # whose numbers stay text
 
 # A field that is longer is an error of the whole table; by default that is 131,072 characters.
@@ -114,7 +114,7 @@ def read_records(file, path: Path) -> Iterator[tuple[int, int, list[str]]]:
             except RowError as error:
                 raise PartError(f"{path}: {error}") from error
 
-    reader = csv.reader(lines())
+    reader = csv.reader(lines(), delimiter="\t" if path.suffix == ".tsv" else ",")
     start = 0
     try:
         for fields in reader:

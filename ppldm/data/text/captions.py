@@ -18,6 +18,7 @@ from .clean import clean_caption
 from .tags import TagRule
 from .wildcards import expand_wildcards
 
+VOCABULARY_SIZE = 30_000  # tokens at most of a tokenizer of one's own
 OWN = "caption"  # the name of the row's own caption among the fields of its metadata
 
 

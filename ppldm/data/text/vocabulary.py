@@ -6,7 +6,9 @@ characters of a word, that word is spelled by pieces and never unknown. The same
 token, whatever order they were counted in.
 """
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -14,10 +16,13 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import WordPieceTrainer
 
 from ...utils.errors import ConfigError
-from .tokenizer import SPECIAL_TOKENS
+from .captions import VOCABULARY_SIZE
+from .tokenizer import SPECIAL_TOKENS, CaptionTokenizer, count_words
 
 # The trainer reads each word as often as it counts; more than this many it would read for minutes.
 _MAX_WORDS = 20_000_000
+_SHORTEST, _LONGEST = 16, 77  # tokens of a caption
+_CHINESE = re.compile("[\u3400-\u9fff]")
 _WORDS_PER_TEXT = 1000
 _MAX_WORD_LENGTH = 100  # as in BERT: longer words are unknown
 
@@ -37,6 +42,23 @@ def _chinese() -> list[str]:
 
 # The single-character tokens that a vocabulary for a language has, whether the captions have them or not.
 LANGUAGES = {"en": _english, "zh": _chinese}
+
+
+def languages_of(captions: Iterable[str]) -> list[str]:
+    """Which of LANGUAGES captions are in."""
+    return ["en", "zh"] if any(map(_CHINESE.search, captions)) else ["en"]
+
+
+def length_of(captions: Iterable[str]) -> int:
+    """Tokens that the longest caption takes where each word is one, and some more: a multiple of 8, from 16 to 77."""
+    longest = max(count_words([caption]).total() for caption in dict.fromkeys(captions))
+    return max(_SHORTEST, min(_LONGEST, -(-(longest + 2) * 5 // 4 // 8) * 8))
+
+
+def learn_tokenizer(captions: list[str]) -> CaptionTokenizer:
+    """A tokenizer whose vocabulary, languages and length are those of captions."""
+    vocabulary = learn_vocabulary(count_words(captions), VOCABULARY_SIZE, languages_of(captions))
+    return CaptionTokenizer(vocabulary, length_of(captions))
 
 
 def learn_vocabulary(counts: Counter, size: int, languages: list[str]) -> list[str]:

@@ -23,8 +23,8 @@ from ...training.start import read_start
 from ...utils.errors import ConfigError
 from ...utils.files import is_held, read_json
 from ...utils.grid import read_cells
+from ...weights.runs import RUN_FILE, find_runs
 
-RUN_FILE = "run.json"
 MOST_POINTS = 600  # of a curve, at most: of more, groups are shown by their mean, least and most
 _TAIL = 200  # bytes by which a file is known again
 _LATE = 50  # lines of which the speed is taken
@@ -47,13 +47,12 @@ _HIDDEN = {"global_step", "time", "data_crc32", "avg_reader_cost", "avg_batch_co
 
 
 class Follower:
-    """One run. `look` reads on; all else tells what was found. Of one thread at a time."""
+    """One run. `look` reads on; all else tells what was found. Of one thread at a time. is_named: whether its folder
+    was named, and not one above it."""
 
-    def __init__(self, folder: Path):
-        """Raises ConfigError for a folder that is not a run's."""
-        if not (folder / RUN_FILE).is_file():
-            raise ConfigError(f"{folder} is not a run's folder (no {RUN_FILE}); name the --output_dir of training")
-        self.folder, self.name, self.lock = folder, folder.resolve().name, threading.Lock()
+    def __init__(self, folder: Path, is_named: bool = True):
+        self.folder, self.name, self.is_named = folder, folder.resolve().name, is_named
+        self.lock = threading.Lock()
         self._cells: dict[tuple, list] = {}
         self._start()
 
@@ -129,9 +128,9 @@ class Follower:
         return int(self.last.get("global_step", 0))
 
     def pictures(self) -> dict[str, list[dict]]:
-        """Tag -> {"step", "file", "prompts"} in order of steps. What an earlier run has left past this one's start is
-        not among them."""
-        status, found = self._status(), defaultdict(list)
+        """Tag -> {"step", "file", "prompts"} in order of steps; tags in the order in which they were drawn. What an
+        earlier run has left past this one's start is not among them."""
+        status, found, drawn = self._status(), defaultdict(list), []
         try:
             paths = sorted((self.folder / SAMPLES_DIR).iterdir())
         except OSError:
@@ -148,8 +147,10 @@ class Follower:
             if int(match[1]) > status.get("start_step", 0) and key[1] < status.get("started", 0):
                 continue
             prompts = [caption for caption, _ in self._cells[key]]
-            found[match[2]].append({"step": int(match[1]), "file": path.name, "prompts": prompts})
-        return {tag: sorted(files, key=lambda one: one["step"]) for tag, files in sorted(found.items())}
+            drawn.append((key[1], match[2], {"step": int(match[1]), "file": path.name, "prompts": prompts}))
+        for _, tag, one in sorted(drawn, key=lambda one: one[0]):
+            found[tag].append(one)
+        return {tag: sorted(files, key=lambda one: one["step"]) for tag, files in found.items()}
 
     def picture(self, name: str) -> Path:
         """The file of a picture. Raises ConfigError for what is none."""
@@ -199,6 +200,7 @@ class Follower:
         return {
             "name": self.name,
             "folder": str(self.folder),
+            "named": self.is_named,
             "state": state,
             "family": str(config.get("family", "")),
             "step": self.step,
@@ -218,6 +220,13 @@ class Follower:
         """All settings of the run; empty where they are not there."""
         path = self.folder / RECIPE_FILE
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def follow(followers: list[Follower], places: list[Path]) -> None:
+    """Append a follower of each run in these folders that has none yet, the newest first."""
+    for place in places:
+        known = {one.folder for one in followers}
+        followers += [Follower(run, run == place) for run in find_runs(place) if run not in known]
 
 
 def parse_lines(content: bytes) -> tuple[list[dict], int]:

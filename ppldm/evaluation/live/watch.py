@@ -4,7 +4,8 @@ It reads what training writes anyway, and with --control makes the files of `tra
 else connects it with a run. Whoever asks needs the token of the printed address for whatever changes something, and
 where the page is not bound to this machine alone for all but the empty page too.
 
-    GET  /now                    how each run stands       GET  /curves?share=0.5     charts and lists of pictures
+    GET  /now                    how each run stands       GET  /curves?share=0.5     charts and lists of pictures,
+                                                              &runs=0,2 of these
     GET  /picture/RUN/FILE       one of them, or ?prompt=N that of a prompt          GET  /recipe/RUN
     POST /order {"run": 0, "order": "save_now"}            POST /prompts {"run": 0, "prompts": "one a line"}
 """
@@ -12,6 +13,9 @@ where the page is not bound to this machine alone for all but the empty page too
 import io
 import os
 import secrets
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +24,7 @@ from ...utils.files import local_path, write_text
 from ...utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
 from ...utils.web.page import COLOURS, STYLE
 from ...utils.web.server import ask_for_token, is_loopback, make_flask, render_page, serve
+from ...weights.runs import runs_in
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "+", "type": str, "metavar": "RUN"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
@@ -28,7 +33,7 @@ _SENTENCES = {500: "the page failed; the terminal of ppldm watch shows why"}
 
 
 def watch(
-    runs: _Runs,  # folders of runs: the --output_dir of training; several are shown side by side
+    runs: _Runs,  # folders of runs (the --output_dir of training), or folders that hold runs, also those to come
     control: bool = False,  # buttons for sample now, save now and stop, and a field for the prompts that are drawn
     host: str = "127.0.0.1",  # address to listen at; at any that other machines reach, reading needs the token too
     port: int = 8090,  # of the page
@@ -36,32 +41,43 @@ def watch(
 ):
     """Follow runs on a page of this machine: curves, pictures, time left; and steer them."""
     from ...utils.errors import exit_on_error
-    from .follow import Follower
+    from .follow import follow
 
     with exit_on_error():
-        followers = [Follower(local_path(run)) for run in runs]
+        followers: list = []
+        places = [local_path(run) for run in runs]
+        for place in places:
+            runs_in(place)
+        follow(followers, places)
         token = secrets.token_urlsafe(16)
         needed = control or not is_loopback(host)
-        page = make_page(followers, control, token, not is_loopback(host), [host, *allow_host])
+        find = partial(follow, followers, places)
+        page = make_page(followers, control, token, not is_loopback(host), [host, *allow_host], find)
         serve(page, host, port, f"#token={token}" if needed else "")
 
 
-def make_page(followers: list, control: bool = False, token: str = "", is_remote: bool = False, hosts=()):
-    """The Flask application over `Follower`s. is_remote: whether reading needs the token too."""
+def make_page(
+    followers: list, control: bool = False, token: str = "", is_remote: bool = False, hosts=(),
+    find: Callable[[], None] = lambda: None,
+):  # fmt: skip
+    """The Flask application over `Follower`s. is_remote: whether reading needs the token too. find: called by one
+    thread at a time, appends those of runs that have begun meanwhile."""
     flask = make_flask(hosts, _SENTENCES)
     ask_for_token(
         flask, token, lambda request: request.method in ("GET", "HEAD") and (not is_remote or request.path == "/")
     )
-    _show(flask, followers, control)
+    _show(flask, followers, control, find)
     _steer(flask, followers, control)
     return flask
 
 
-def _show(flask, followers: list, control: bool) -> None:
+def _show(flask, followers: list, control: bool, find: Callable[[], None]) -> None:
     """What is read."""
     from flask import Response, jsonify, request
 
     from .follow import SMOOTHED
+
+    finding = threading.Lock()
 
     @flask.get("/")
     def page():
@@ -70,6 +86,8 @@ def _show(flask, followers: list, control: bool) -> None:
     @flask.get("/now")
     def now():
         found = []
+        with finding:
+            find()
         for one in followers:
             with one.lock:
                 one.look()
@@ -79,8 +97,12 @@ def _show(flask, followers: list, control: bool) -> None:
     @flask.get("/curves")
     def curves():
         share = min(1.0, max(0.0, request.args.get("share", 1.0, float)))
+        wanted = {int(one) for one in request.args.get("runs", "").split(",") if one.isdecimal()}
         found = []
-        for one in followers:
+        for number, one in enumerate(followers):
+            if "runs" in request.args and number not in wanted:
+                found.append({"charts": {}, "pictures": {}})
+                continue
             with one.lock:
                 one.look()
                 found.append({"charts": one.charts(share), "pictures": one.pictures()})

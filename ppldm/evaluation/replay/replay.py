@@ -7,10 +7,11 @@ from ...utils.files import local_path, read_json
 from ...utils.report import print_report
 from ...utils.variables import set_for_libraries
 from ...weights.checkpoint_names import checkpoint_name, list_checkpoints
+from ...weights.runs import one_run
 
 
 def replay(
-    run: str,  # the --output_dir of a run; nothing in it is written
+    run: str,  # the --output_dir of a run, or a folder that holds it; nothing in it is written
     step: int = None,  # the update to make again, from the nearest checkpoint before it
     row: int = None,  # show this row of its samples only, and the update that has it in this epoch
     pictures: str = None,  # write the crops, with their captions, to a PNG in this folder
@@ -22,7 +23,7 @@ def replay(
         raise ConfigError("say what to do: --step N makes update N again, --bisect RUN finds where two runs part")
     if bisect and (row is not None or pictures):
         raise ConfigError("--row and --pictures are about one update; add --step, or omit them beside --bisect")
-    compute_as(local_path(run))
+    compute_as(one_run(run))
     from ...utils.machine.cpu import load_paddle
 
     load_paddle()

@@ -15,12 +15,13 @@ import numpy as np
 from ...data.fingerprint import Fingerprint, find_difference
 from ...utils.checksums import checksum_arrays, digest_of
 from ...utils.errors import CheckpointError, DataError
-from ...utils.files import local_path, read_json_object
+from ...utils.files import read_json_object
 from ...utils.log import get_logger
 from ...utils.machine.cpu import load_paddle
 from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, step_of
 from ...weights.formats.paddle_files import NAME_TABLE, read_tree, widen_bfloat16
 from ...weights.model_file import has_model_file, read_model_file
+from ...weights.runs import RUN_FILE, one_run
 
 RESULTS = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
 READ = ("data_crc32",)
@@ -92,18 +93,13 @@ class Run:
         return Fingerprint.from_record(path.read_bytes())
 
 
-def is_run(path) -> bool:
-    """Whether a folder is one of a run."""
-    return (local_path(path) / "run.json").is_file()
-
-
 def open_run(path) -> Run:
     """Read a run's folder; checkpoints that do not verify are passed over with a warning. Raises CheckpointError."""
     from ...training.checkpoint.checkpoint import read_manifest, verify
     from ...training.monitor.metrics import METRICS_FILE, read_metrics
 
-    folder = local_path(path).resolve()
-    read_json_object(folder / "run.json", CheckpointError, "give the --output_dir of a run")
+    folder = one_run(path).resolve()
+    read_json_object(folder / RUN_FILE, CheckpointError, "give the --output_dir of a run")
     sound = {}
     for one in reversed(list_checkpoints(folder)):
         if problem := verify(one):

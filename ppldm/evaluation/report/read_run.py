@@ -11,6 +11,7 @@ from ...utils.errors import DataError
 from ...utils.files import read_json
 from ...utils.machine.cpu import load_paddle
 from ...utils.text import escape
+from ...weights.runs import RUN_FILE
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,12 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_config(folder: Path) -> dict:
-    load_paddle()
-    from ...training.run_folder import RUN_FILE
-
     config = read_json(folder / RUN_FILE)
     return config if isinstance(config, dict) else {}
 
 
 def _newest_manifest(folder: Path) -> dict:
+    load_paddle()
     from ...training.checkpoint.checkpoint import read_manifest
     from ...weights.checkpoint_names import list_checkpoints
 

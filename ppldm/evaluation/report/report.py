@@ -5,17 +5,18 @@ read_run reads what a run's folder holds, charts draws it, page puts it together
 
 from typing import Annotated
 
-from ...utils.errors import ConfigError, OutputError
+from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.files import atomic_write, local_path
 from ...utils.log import get_logger
 from ...utils.text import NOT_UTF8
+from ...weights.runs import runs_in
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "*", "type": str, "metavar": "RUN"}]
 _Results = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "RESULT"}]
 
 
 def report(
-    runs: _Runs = (),  # folders of runs; several are shown side by side
+    runs: _Runs = (),  # folders of runs, or folders that hold runs; several are shown side by side
     sweep: _Results = (),  # results of `ppldm evaluate` at several guidance scales, or folders that hold them
     out: str = "report.html",  # file to write; a .png holds the sweep's curve, and nothing else
 ):
@@ -23,7 +24,6 @@ def report(
     from ...utils.web.page import save_figure
     from .charts import draw_sweep
     from .page import make_page
-    from .read_run import read_run
     from .sweep import read_sweep
 
     target = local_path(out)
@@ -32,7 +32,7 @@ def report(
         raise ConfigError("nothing to report; name the folder of a run, or results with --sweep")
     if picture and (runs or not sweep):
         raise ConfigError(f"--out {target} can hold only the curve of --sweep; name a .html for runs")
-    found, curves = [read_run(local_path(run)) for run in runs], read_sweep([local_path(one) for one in sweep])
+    found, curves = _read(runs), read_sweep([local_path(one) for one in sweep])
     try:
         with atomic_write(target) as file:
             if picture:
@@ -42,3 +42,22 @@ def report(
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror}; give another --out") from error
     get_logger().info("report: %s", target)
+
+
+def _read(places) -> list:
+    """All runs of these folders. One that lies below a folder that was named, and has no line yet, is passed over.
+    Raises ConfigError, DataError."""
+    from .read_run import read_run
+
+    found, problems = [], []
+    for run in dict.fromkeys(run for place in places for run in runs_in(place)):
+        try:
+            found.append(read_run(run))
+        except DataError as error:
+            if run in map(local_path, places):
+                raise
+            problems.append(error)
+            get_logger().warning("passing over %s: %s", run, error)
+    if problems and not found:
+        raise problems[0]
+    return found

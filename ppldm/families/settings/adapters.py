@@ -39,7 +39,7 @@ class AdapterSettings:
     """A base of the settings of families whose networks `networks.adapters` can adapt."""
 
     lora_rank: int | None = _adapter(
-        None, "Train low-rank adapters (LoRA) of this rank in place of the weights (docs/lora.md).", bounds=_ABOVE_0
+        None, "Train low-rank adapters (LoRA) of this rank in place of the weights (docs/finetune.md).", bounds=_ABOVE_0
     )
     lora_alpha: float | None = _adapter(
         None, "They are scaled by this over their rank (default: the rank).", bounds=_ABOVE_0, needs=_NEEDS_LORA

@@ -51,7 +51,7 @@ class AverageSettings:
     ema_posthoc: list[float] | None = _optimizer(
         None,
         "Track two more averages, of these relative standard deviations (0.05 0.10 recommended), and keep snapshots of "
-        "them, from which `ppldm ema` makes any other after the training (docs/averages.md).",
+        "them, from which `ppldm ema` makes any other after the training (docs/methods.md).",
         bounds=Bounds(above=0, most=LARGEST_STD),
         identity=True,
     )

@@ -21,7 +21,7 @@ class ObjectiveSettings:
     prediction_type: str = _loss(
         "epsilon",
         "What the UNet predicts: the noise, the velocity, the picture, or the direction of rectified flow "
-        "(docs/objectives.md).",
+        "(docs/methods.md).",
         choices=("epsilon", "v_prediction", "sample", "flow"),
     )
     beta_schedule: str | None = _loss(

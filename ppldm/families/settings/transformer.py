@@ -32,7 +32,7 @@ class TransformerSettings(PartsSettings):
     patch_masking: float = _model(
         0.0,
         "Leave this share of the patches of each picture out of the training: 0.75 makes a step about four times as "
-        "cheap (docs/transformers.md).",
+        "cheap (docs/models.md).",
         bounds=Bounds(least=0, below=1),
         identity=True,
     )

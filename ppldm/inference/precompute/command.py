@@ -48,10 +48,10 @@ _Sides = Annotated[list[int], {"nargs": "+", "type": int, "metavar": "PIXELS"}]
 
 
 def precompute(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     vae: str = None,  # as --vae_name_or_path, or an EfficientNet's folder; without one no latents are made
     resolutions: _Sides = (DataOptions.resolution,),  # sides of the square crops, a file of latents for each
-    buckets: str = "off",  # as in training: off, ratios, steps, or a list of width x height (docs/shapes.md)
+    buckets: str = "off",  # as in training: off, ratios, steps, or a list of width x height (docs/data.md)
     bucket_group_size: int = 0,  # as in training; 0: of every --per_device_train_batch_size up to 64
     bucket_upscale: bool = False,  # as in training
     crops: str = "center",  # center, smart (as --smart_crop), or how many random crops, as --num_crops of training
@@ -70,7 +70,7 @@ def precompute(
     crop_fraction: float = DataOptions.crop_fraction,  # as in training
     interpolation: str = DataOptions.interpolation,  # as in training
     where: str = None,  # only the rows for which this holds, as in training
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     batch_size: int = 16,  # pictures, or captions, encoded at a time; changes at most the last bits
     engine: Engine = None,
     num_workers: int = 0,  # threads that decode pictures; 0 means one per core, on Spark one a task

@@ -76,7 +76,7 @@ def _serve(
 
 @delegates(_serve, but=["page"])
 def app(
-    model: _Models,  # pipeline folders, checkpoints, single files or names; of several, the page compares them
+    model: _Models,  # folders of pipelines or runs, checkpoints, single files or names; several are compared
     port: int = 8080,  # of the page
     **flags,
 ):
@@ -86,11 +86,11 @@ def app(
 
 @delegates(_serve, but=["page"])
 def serve(
-    model: _Models,  # pipeline folders, checkpoints, single files or names; a request says which draws
+    model: _Models,  # folders of pipelines or runs, checkpoints, single files or names; a request says which draws
     port: int = 8081,  # of the interface
     **flags,
 ):
-    """Draw with trained models for other programs: an HTTP interface with a queue (docs/app.md)."""
+    """Draw with trained models for other programs: an HTTP interface with a queue (docs/drawing.md)."""
     _serve(model, port, page=False, **flags)
 
 

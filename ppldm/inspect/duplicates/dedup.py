@@ -31,7 +31,7 @@ _PAIRS_AT_ONCE = 2048
 
 
 def dedup(
-    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, or lists of filelists
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: Annotated[str, {"opt": True, "required": True}],  # folder for labels, pictures and hashes; made if missing
     bits: int = _DEFAULT_BITS,  # of 64, in which the hashes of copies differ at most, 0 to 16; more find more, slower
     exact: bool = False,  # only files that are equal byte for byte
@@ -40,7 +40,7 @@ def dedup(
     mirrored: bool = False,  # mirrored pictures are copies too
     no_crops: bool = False,  # do not look for pictures that lack up to 5 % of the sides; several times as fast
     keep: str = "largest,longest_caption,first",  # of copies, keep the best by these rules, the first that decides
-    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data_format.md)
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     num_workers: int = 0,  # processes that read pictures; 0 means one per core
     memory_gb: float = 0.0,  # memory of the engine that compares; 0 means half of what there is
     master: str = None,  # compare on a Spark cluster, such as spark://host:7077, that sees OUT; default: DuckDB, here

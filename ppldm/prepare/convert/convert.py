@@ -32,7 +32,7 @@ from ...utils.report import print_report
 from ..address_path import AddressPath, path_of
 from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
 from ..hadoop import is_address, is_remote
-from .converted import OTHER_PROFILES, merge_records, refuse_bad_source
+from .converted import ENCODED_ANEW, OTHER_PROFILES, merge_records, refuse_bad_source
 from .on_spark import DRIVER_MEMORY_GB, count_on_spark, make_on_spark
 from .packed import PACKED, PackedUnit, pack
 from .part_task import PartTask, encoding_settings, files_of, is_whole, make_part
@@ -51,7 +51,7 @@ def convert(
     rows_per_part: int = 1000,  # rows of the input in one part file
     pack_folders: bool = False,  # fill parts with rows of several folders; else each folder makes parts of its own
     layout: str = DEFAULT_LAYOUT,  # control: each row has a second image too, 0000.control.png (docs/controlnet.md)
-    size: int = 0,  # shrink pictures whose short side is longer to it, in pixels; 0 leaves them as they are
+    size: int = 0,  # shrink pictures with a longer short side to it, in pixels (JPEG at quality 95); 0: none
     quality: int = 0,  # encode JPEG and WebP anew at this quality, 1 to 100; 0 leaves them as they are
     format: str = "",  # encode what is of another format as jpg, png or webp; default: leave it
     min_size: int = 0,  # skip pictures whose short side is shorter, in pixels
@@ -212,6 +212,8 @@ def describe(manifest: dict) -> str:
         lines.append(f"  skipped, {reason}: {count}" + (f", for example {example[0]}" if example else ""))
     if count := manifest.get(OTHER_PROFILES):
         lines.append(f"  {count} pictures have a colour profile other than sRGB, which is ignored")
+    if count := manifest.get(ENCODED_ANEW):
+        lines.append(f"  {count} pictures were made smaller or encoded anew, as the flags ask")
     remedy = "say which it is, as --caption-encoding latin-1 --redo"
     return "\n".join(lines + describe_other_text(manifest, remedy))
 

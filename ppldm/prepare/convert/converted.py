@@ -19,6 +19,7 @@ from .units import NOT_DOWNLOADED
 
 MAX_BAD_FRACTION = 0.5
 OTHER_PROFILES = "other_profiles"  # of records and manifests, how many rows have one
+ENCODED_ANEW = "encoded_anew"  # the same of pictures that do not go through as they are
 
 
 def read_manifest(data: Path) -> dict:
@@ -46,7 +47,11 @@ def merge_records(records: list[dict], sources: list[str], name: str, rows_per_p
         "rows_out": sum(record["rows_out"] for record in records),
         "skipped": dict(sorted(skipped.items())),
         "examples": dict(sorted(examples.items())),
-        **({OTHER_PROFILES: count} if (count := sum(one.get(OTHER_PROFILES, 0) for one in records)) else {}),
+        **{
+            name: count
+            for name in (OTHER_PROFILES, ENCODED_ANEW)
+            if (count := sum(one.get(name, 0) for one in records))
+        },
         **merge_other_text(records),
         "parts": parts,
     }

@@ -29,7 +29,7 @@ from ..block_list import BLOCKED, NOTHING, BlockList
 from ..executor_hadoop import local_folder
 from ..hadoop import fingerprint_at
 from ..provenance.forgotten import FORGOTTEN, Forgotten, read_forgotten
-from .converted import OTHER_PROFILES
+from .converted import ENCODED_ANEW, OTHER_PROFILES
 from .reencode import Treatment, treat
 from .units import Span, Unit
 
@@ -71,6 +71,7 @@ class PartTask:
         change, so it is kept out of the manifest."""
         place = {"version": _RECORD_VERSION, "unit": self.unit.path.name, "start": self.span.start}
         settings = place | {"rows": self.span.rows} | self.treatment.settings()
+        settings |= {"sides": "rounded down"} if self.treatment.size else {}
         settings |= {"layout": CONTROL_LAYOUT} if self.unit.has_control else {}
         settings |= self.blocked.settings | encoding_settings(self.caption_encoding)
         unit = self.unit.path
@@ -159,7 +160,7 @@ def _usable_rows(
     task: PartTask, forgotten: Forgotten, skipped: Counter, examples: dict, told: Counter, noted: OtherText
 ) -> Iterator[Row]:
     """The rows that can be used, metadata filled in; the others go into `skipped` and `examples` by reason. Of those
-    that can be used, `told` counts what is ignored (OTHER_PROFILES), and `noted` what was not UTF-8."""
+    that can be used, `told` counts OTHER_PROFILES and ENCODED_ANEW, and `noted` what was not UTF-8."""
     for source_row in (task.copy() if task.copy else task.unit).read(task.span):
         try:
             loaded = source_row.load()
@@ -171,6 +172,8 @@ def _usable_rows(
             else:
                 if has_other_profile(loaded.image):
                     told[OTHER_PROFILES] += 1
+                if row.image is not loaded.image:
+                    told[ENCODED_ANEW] += 1
                 noted.end_row(repr(source_row.key))
                 yield row
             noted.found.clear()

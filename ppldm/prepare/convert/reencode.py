@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from ...data.images.crop import scale_to_cover
 from ...data.images.decode import shows_otherwise
 from ...utils.errors import ConfigError, RowError
 
@@ -56,7 +57,8 @@ def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes
 
     pixels: uint8 [height, width, 3], or 1 channel where none may change, what `image` shows: turned as its EXIF data
     says, transparency on white. They are made smaller by a filter, so that the short side is `size`, never
-    larger, and never padded. Raises RowError "too_small".
+    larger, and never padded, to the sides that training gives them: a PNG file made smaller to the resolution with
+    the training's filter has the pixels that training makes of the whole one. Raises RowError "too_small".
     """
     height, width, _ = pixels.shape
     if min(width, height) < treatment.min_size:
@@ -69,8 +71,8 @@ def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes
         return image, width, height
     picture = Image.fromarray(pixels)
     if shrinks:
-        scale = treatment.size / min(width, height)
-        picture = picture.resize((round(width * scale), round(height * scale)), FILTERS[treatment.interpolation])
+        sides = scale_to_cover(height, width, treatment.size, treatment.size, 1.0)
+        picture = picture.resize(sides, FILTERS[treatment.interpolation])
     file = io.BytesIO()
     options = {} if name == "png" else {"quality": treatment.quality or _DEFAULT_QUALITY}
     picture.save(file, _FORMATS[name][0], **options)

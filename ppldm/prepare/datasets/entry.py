@@ -117,19 +117,6 @@ def expand(pattern: str) -> list[str]:
     return [head + tail for head in heads for tail in tails]
 
 
-def markdown_table() -> str:
-    """The registry as a table of docs/datasets.md."""
-    lines = ["| name | what | rows | GB | licence | access |", "| --- | --- | ---: | ---: | --- | --- |"]
-    for name, entry in list_entries().items():
-        rows = f"{entry.rows:,}" if entry.rows else "not published"
-        size = f"{entry.gigabytes:,.0f}" if entry.gigabytes else ""
-        licence = f"[{entry.licence['name']}]({entry.licence['page']})"
-        links = any(source.links for source in entry.pictures)
-        access = "withdrawn" if entry.withdrawn else "list of links" if links else "gated" if entry.gate else "open"
-        lines.append(f"| `{name}` | {entry.title} | {rows} | {size} | {licence} | {access} |")
-    return "\n".join(lines)
-
-
 def _read(path: Path) -> Entry:
     stated = yaml.safe_load(path.read_text(encoding="utf-8"))
     captions = stated.pop("captions", {})

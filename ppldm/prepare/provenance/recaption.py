@@ -45,7 +45,7 @@ def recaption(
     data: str,  # folder that `ppldm convert` has written; it is not changed
     out: Annotated[str, {"opt": True, "required": True}],  # folder for the parts with captions; made if missing
     captions: str = "",  # JSON lines: {"caption": ...} with the "sha256", "key" or "url" of a row
-    command: str = "",  # or a command that gets rows as JSON lines and answers with captions; see docs/captions.md
+    command: str = "",  # or a command that gets rows as JSON lines and answers with captions; see docs/data.md
     name: str = "caption_2",  # the field of the metadata that they go to; train with --captions caption:1,NAME:1
     num_workers: int = 0,  # processes that look through the keys of rows; 0 means one per core
     redo: bool = False,  # replace what --out holds of other data or captions
@@ -103,7 +103,7 @@ def describe(report: dict, out: str) -> str:
     lines = [f"{report['captioned']:,} of {report['rows']:,} rows have a new caption"]
     lines += [f"  no caption: {report['missing']:,}"] if report["missing"] else []
     lines += [f"  captions of rows that are not there: {report['unused']:,}"] if report.get("unused") else []
-    return "\n".join([*lines, f"train with the filelist list in {out}, and --captions (docs/captions.md)"])
+    return "\n".join([*lines, f"train with the filelist list in {out}, and --captions (docs/data.md)"])
 
 
 def _clear(out: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ...config.network_files import find_network_file
 from ...config.option import Option, options
 from ...config.recipe import Recipe, naming_origins
+from ...data.filelist import list_of_folder, parts_of_folder
 from ...data.text.tokenizer import check_tokenizer
 from ...families.base import check_family
 from ...families.ldm import LdmConfig
@@ -43,6 +44,15 @@ def _check_file(stated: Option, value: str) -> None:
         raise ConfigError(f"--{stated.name} {value} {what}; give the path of a file")
 
 
+def _check_rows(stated: Option, value: str) -> None:
+    if is_address(value) or not (folder := Path(value)).is_dir():
+        _check_file(stated, value)
+        return
+    with _naming(stated):
+        if list_of_folder(folder) is None:
+            parts_of_folder(folder)
+
+
 def _check_network(stated: Option, value: str) -> None:
     find_network_file(value, f"--{stated.name}")
 
@@ -72,6 +82,7 @@ def _naming(stated: Option):
 # What the value of an option must pass, by its kind.
 _CHECKS = {
     "file": _check_file,
+    "rows": _check_rows,
     "network": _check_network,
     "model": _check_model,
     "tokenizer": _check_tokenizer,

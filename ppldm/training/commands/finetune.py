@@ -37,7 +37,7 @@ _Words = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "TEXT"}]
 
 def finetune(
     pictures: str,  # folder of pictures, with captions in text files beside them (cat.jpg and cat.txt)
-    base: Annotated[str, {"opt": True, "required": True}],  # model to start from: a pipeline's folder, or a name
+    base: Annotated[str, {"opt": True, "required": True}],  # model to start from: pipeline's or run's folder, or a name
     caption: str = "",  # one caption for all pictures, such as "a photo of <dog>", in place of text files
     out: str = "finetuned",  # folder for data, training and pictures
     method: Annotated[str, {"opt": True, "choices": ["lora", "full"]}] = "lora",  # train LoRA, or all weights

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...config.load import Layer, preset_layers
-from ...config.published_models import DEFAULT_TOKENIZER, DEFAULT_VAE
-from ...config.recipe import merge_settings, schema_of
-from ...config.write import write_settings
+from ...config.published_models import DEFAULT_TOKENIZER
+from ...config.write import preset_recipe
 from ...data.filelist import list_parts
 from ...families.base import get_family
 from ...utils.errors import ConfigError
@@ -27,7 +25,6 @@ DATA, GOALS, MACHINES = (
     (CPU.name, "16gb", "24gb", "8x80gb"),
 )
 DEFAULT_BASE = "stable-diffusion-v1-5/stable-diffusion-v1-5"
-_TINY_VAE = "quickstart/autoencoder/vae"  # as the preset ldm-tiny-cpu has it
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Question:
 
 QUESTIONS = (
     Question("data", "What do you have?", lambda _: "pictures", (
-        ("pictures", "a folder of pictures with captions in text files beside them"),
+        ("pictures", "a folder of pictures, with captions in a table, in text files beside them, or in their names"),
         ("parts", "part files, or a filelist of them"),
         ("laion", "LAION metadata (parquet), of which the pictures are yet to be downloaded"))),
     Question("path", "Where is it? (folder or file)", lambda _: "."),
@@ -61,11 +58,9 @@ _FROM_MODEL = {"finetune": "sd15-finetune", "lora": "sd15-lora"}
 # What a machine changes in presets that were made for one card of 24 GB; batch, batches an update.
 _BATCHES = {CPU.name: (1, 4), "16gb": (1, 8), "24gb": (2, 8), "8x80gb": (16, 1)}
 _PRECISION = {CPU.name: (False, False), "16gb": (True, False), "24gb": (False, True), "8x80gb": (False, True)}
-# Few enough operations for a night on a few cores. The preset's own tokenizer knows only the quickstart's words, and
-# where the quickstart's autoencoder is not there, the published one takes its place.
+# Of parts and of metadata whose pictures are yet to come, for the tokenizer, which knows only the quickstart's words.
 _TINY = {"model.tokenizer_name": DEFAULT_TOKENIZER, "model.model_max_length": 77, "run.max_steps": 6000,
          "run.save_steps": 500, "validation.validation_prompts": None}  # fmt: skip
-_TINY_OF_PUBLISHED = {"model.vae_name_or_path": DEFAULT_VAE, "data.resolution": 64}
 _SHORT = {"run.max_steps": 400, "run.save_steps": 100, "optimizer.warmup_steps": 50}
 _SHORT_RESOLUTION = 256
 # Shown in every recipe, whatever they are.
@@ -76,7 +71,7 @@ _SHOWN = (
     "logging.logging_steps",
 )  # fmt: skip
 _LAION_STEPS = """\
-# The pictures come first; docs/data_preparation.md explains the three steps:
+# The pictures come first; docs/laion.md explains the three steps:
 #   ppldm filter {path} --out {name}-data/metadata
 #   ppldm download {name}-data/metadata --out {name}-data/images
 #   ppldm convert {name}-data/images --out {name}-data/parts
@@ -103,18 +98,22 @@ def init(
     answers: dict[str, str] = {}
     for one in QUESTIONS:
         answers[one.name] = given[one.name] or _ask(one, answers)
-    files, head = _filelists(target, answers["data"], local_path(answers["path"]))
-    text = recipe_text(target, answers["goal"], answers["machine"], base or DEFAULT_BASE, head)
+    if (answers["data"], answers["goal"], answers["machine"]) == ("pictures", "scratch", CPU.name):
+        files = _first_training(target, local_path(answers["path"]))
+    else:
+        files, head = _filelists(target, answers["data"], local_path(answers["path"]))
+        files[target] = recipe_text(target, answers["goal"], answers["machine"], base or DEFAULT_BASE, head)
     for name, content in files.items():
         write_text(name, content)
-    write_text(target, text)
-    sys.stdout.write(f"{target} is written; look at it, then: ppldm train --config {target}\n")
+    recipes = [str(name) for name in sorted(files) if name.suffix == target.suffix]
+    commands = ", then ".join(f"ppldm train --config {name}" for name in recipes)
+    sys.stdout.write(f"written: {' and '.join(recipes)}; look at it, then: {commands}\n")
     if doctor:
         from ..doctor.command import show
 
-        sys.stdout.write("`ppldm doctor` now looks at it, and at the data (--no-doctor skips that):\n")
+        sys.stdout.write(f"`ppldm doctor` now looks at {recipes[0]}, and at the data (--no-doctor skips that):\n")
         sys.stdout.flush()
-        show(["--config", str(target)])
+        show(["--config", recipes[0]])
 
 
 def this_machine() -> str:
@@ -146,19 +145,9 @@ def recipe_text(target: Path, goal: str, machine: str, base: str, head: str) -> 
         changes |= {"compute.dataloader_num_workers": 1} | (_TINY if goal == "scratch" else _SHORT)
         if goal != "scratch":
             changes["data.resolution"] = min(_SHORT_RESOLUTION, changes.get("data.resolution", _SHORT_RESOLUTION))
-        elif not Path(_TINY_VAE).is_dir():
-            changes |= _TINY_OF_PUBLISHED
-    config = get_family(family).Config
-    known = {one.key: one for section in schema_of(config).values() for one in section.values()}
-    layers = [*preset_layers(preset), Layer("init", {"family": family, **changes}, is_literal=True)]
-    settings = merge_settings(layers, True, config, keep_missing=True)
-    shown = {key: settings[key] for key in known if key in changes or key in _SHOWN}
-    comments = {key: known[key].help for key in shown}
-    start = (
-        f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}; docs/settings.md has all\n"
-    )
-    start += f"# settings. Train with: ppldm train --config {target}\n{head}base: {preset}\nfamily: {family}\n"
-    return start + write_settings(shown, comments=comments)
+    start = f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}.\n"
+    start += f"# `ppldm train --help` explains all settings. Train with: ppldm train --config {target}\n{head}"
+    return start + preset_recipe(preset, get_family(family).Config, changes, _SHOWN)
 
 
 def _start(base: str) -> tuple[str, dict]:
@@ -172,12 +161,40 @@ def _start(base: str) -> tuple[str, dict]:
     return start.family, own | {f"model.{name}": start.facts[name] for name in KEPT}
 
 
+def _first_training(target: Path, path: Path) -> dict[Path, str]:
+    """The files of a tiny model on pictures, as `ppldm quickstart --pictures` trains it: the recipes, that of the
+    autoencoder too where it is trained, and lists; the tokenizer is there. Raises ConfigError, DataError."""
+    from ...data.survey import survey
+    from ...data.text.vocabulary import learn_tokenizer
+    from ...families.common.first_training import FirstTraining
+
+    chosen = FirstTraining.choose(survey(path, "--path"))
+    found, stem = chosen.found, str(target.with_suffix(""))
+    data, whole = target.with_suffix(".filelist"), _list_of(target)
+    table, first = Path(f"{stem}-captions.csv"), Path(f"{stem}-autoencoder{target.suffix}")
+    _refuse_existing(data, whole, table, first, Path(f"{stem}-tokenizer"))
+    files = {table: found.table_text(), data: f"{table.name}\n", whole: f"{data.name} format=csv\n"}
+    head, vae = f"# Made by `ppldm init`: scratch, for {CPU.name}. Train with: ppldm train --config {{}}\n", None
+    if chosen.trains_autoencoder:
+        vae = f"{stem}-autoencoder/vae"
+        files[first] = chosen.autoencoder_recipe(head.format(first), str(whole), f"{stem}-autoencoder")
+    own = str(whole), stem, f"{stem}-tokenizer", vae, chosen.prompts()
+    after = f"# Train the autoencoder before: ppldm train --config {first}\n" if vae else ""
+    learn_tokenizer(list(found.captions.values())).save(f"{stem}-tokenizer")
+    sys.stdout.write("".join(f"{line}\n" for line in chosen.describe()))
+    return files | {target: chosen.diffusion_recipe(head.format(target) + after, *own)}
+
+
+def _refuse_existing(*places: Path) -> None:
+    for place in places:
+        if place.exists():
+            raise ConfigError(f"{place} is there already; remove it, or name another --out")
+
+
 def _filelists(target: Path, data: str, path: Path) -> tuple[dict[Path, str], str]:
     """(filelists to write, what else the recipe's head says). Raises ConfigError, FilelistError."""
     filelist, whole = target.with_suffix(".filelist"), _list_of(target)
-    for place in (filelist, whole):
-        if place.exists():
-            raise ConfigError(f"{place} is there already; remove it, or name another --out")
+    _refuse_existing(filelist, whole)
     if data == "laion":
         parts = f"{target.stem}-data/parts/part-*\n"
         return {filelist: parts, whole: f"{filelist.name}\n"}, _LAION_STEPS.format(path=path, name=target.stem)

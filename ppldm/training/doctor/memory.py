@@ -1,4 +1,4 @@
-"""How much memory a run takes at its peak (docs/doctor.md has the formula, and what it was measured against).
+"""How much memory a run takes at its peak (docs/training.md has the formula, and what it was measured against).
 
 states       weights, gradients, the optimizer's moments and masters, averages: `dry_run.reckon`
 activations  of the trained networks what they keep, and the most that one of them needs beyond that; or of a

@@ -19,7 +19,7 @@ from ...utils.processes.world import World
 from ...utils.store.cache import size_of
 from ...utils.text import count_of
 from ..monitor.captions import measure_captions, remedies_for
-from ..rows import bad_row_policy, count_steps, select_training_rows
+from ..rows import bad_row_policy, count_steps, describe_large, select_training_rows
 from .findings import Finding, good, judged
 
 _INDEXED_BYTES = 1 << 30  # of parts without an index, for which it is made here; more take minutes
@@ -82,6 +82,13 @@ def look_at_rows(recipe: Recipe, selection: Selection, num_devices: int) -> Iter
         yield judged("selection", f"{len(selection):,} of {selection.num_rows:,} rows are used ({left})",
                      "" if 2 * len(selection) > selection.num_rows else "check --where and --resolution")  # fmt: skip
     yield judge_rows(len(selection), batch, steps, num_devices)
+
+
+def look_at_sizes(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
+    """Pictures so large that decoding them holds up the training."""
+    text, fix = describe_large(sources, recipe.data)
+    if text:
+        yield Finding("pictures", "warning", text, fix)
 
 
 def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection, source, max_length: int):

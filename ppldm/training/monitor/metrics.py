@@ -14,6 +14,7 @@ from ...utils.errors import DataError, OutputError
 from ...utils.files import atomic_write, local_path, naming_full_disk, write_text
 from ...utils.log import get_logger
 from ...utils.text import escape
+from ...weights.runs import one_run
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.jsonl"  # what `ppldm evaluate --watch` finds, a process of its own
@@ -109,14 +110,15 @@ def skipped_rows(record: dict) -> dict[str, int]:
 
 
 def plot_loss(
-    metrics: str,  # a metrics.jsonl, or the folder of a run that holds one
+    metrics: str,  # a metrics.jsonl, or the folder of a run, or one that holds a run
     out: str = None,  # PNG to write; by default loss.png beside the metrics
 ):
     """Draw a run's loss curve as PNG."""
     from matplotlib.figure import Figure
 
     source = local_path(metrics)
-    source = source / METRICS_FILE if source.is_dir() else source
+    if source.is_dir():
+        source = (source if (source / METRICS_FILE).is_file() else one_run(source)) / METRICS_FILE
     target = local_path(out) if out else source.parent / "loss.png"
     records = [r for r in read_metrics(source) if r.get("loss") is not None]
     if not records:

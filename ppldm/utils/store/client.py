@@ -64,7 +64,7 @@ def check_address(url: str) -> str:
     if "@" in rest.partition("/")[0] or (scheme in ("http", "https") and re.search("[?#]", rest)):
         raise ConfigError(
             f"{shown(url)}: an address with a password or a query would be written into logs and records; give the "
-            "store's own address, and the credentials as its library takes them (docs/stores.md)"
+            "store's own address, and the credentials as its library takes them (docs/data.md)"
         )
     if any(piece in (".", "..") for piece in rest.split("/")) or "//" in rest.strip("/"):
         raise ConfigError(f"{shown(url)} is not a plain address; write it without //, . and .. in its path")
@@ -255,7 +255,7 @@ def _lasting(url: str, verb: str, error: Exception) -> StoreError | None:
     if isinstance(error, PermissionError) or _DENIED.search(text):
         return StoreError(
             f"may not {verb} {shown(url)} ({_describe(error)}); set credentials that may, as the store's library takes "
-            "them (docs/stores.md)"
+            "them (docs/data.md)"
         )
     if isinstance(error, FileNotFoundError) and not re.search(r"\b5\d\d\b|\b429\b|Cannot connect|Timeout", text):
         return _missing(url)

@@ -20,6 +20,7 @@ from ..fetch import locate_model
 from ..folders import COMPONENT_FOLDERS, NOT_TEXT_TO_IMAGE, find_component, is_checkpoint, is_tokenizer
 from ..model_file import LDM
 from ..noise_schedule import PUBLISHED_SCHEDULE, read_scheduler
+from ..runs import RUN_FILE
 
 _PIPELINE = "pipeline"  # what a run exports at its end, beside its checkpoints
 
@@ -65,7 +66,7 @@ def find_older_tokenizer(path: Path) -> Path | None:
 
 def _run_arguments(checkpoint: Path):
     """The flags with which the run of a checkpoint built its model. Raises ModelError."""
-    run = read_json_object(checkpoint.parent / "run.json", ModelError, inside=True)
+    run = read_json_object(checkpoint.parent / RUN_FILE, ModelError, inside=True)
     if "ModelArguments" not in run:
         raise ModelError(NOT_TEXT_TO_IMAGE.format(checkpoint))
     settings = get_family(LDM).Config

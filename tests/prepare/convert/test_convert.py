@@ -14,6 +14,7 @@ from PIL import Image
 
 from ppldm.data.filelist import read_filelist, read_filelist_list
 from ppldm.data.formats.part import Part
+from ppldm.data.images.crop import crop_pixels
 from ppldm.data.images.decode import decode_pixels
 from ppldm.prepare.convert.convert import convert, convert_source, plan_conversion
 from ppldm.prepare.convert.reencode import Treatment
@@ -331,3 +332,49 @@ def test_the_command_prints_a_summary_or_the_manifest(tmp_path, capsys):
     assert f"--file_list {out}/custom.filelist.list" in text
     convert(folder, str(out), num_workers=1, json=True)
     assert json.loads(capsys.readouterr().out) == json.loads((out / "manifest.json").read_text())
+
+
+def photograph(suffix: str, size=(1000, 750)) -> bytes:
+    """Fine and coarse structure in colour."""
+    rng, width, height = np.random.default_rng(0), *size
+    layers = [Image.fromarray(rng.integers(0, 256, (height // k + 1, width // k + 1, 3), dtype=np.uint8)).resize(size)
+              for k in (1, 4, 30, 200)]  # fmt: skip
+    pixels = sum(
+        weight * np.asarray(layer, float) for weight, layer in zip((0.1, 0.15, 0.25, 0.5), layers, strict=True)
+    )
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(buffer, suffix, **({"quality": 92} if suffix == "JPEG" else {}))
+    return buffer.getvalue()
+
+
+def as_trained(image: bytes, side: int) -> np.ndarray:
+    """The centre of a picture as training has it, float64 [3, side, side]."""
+    pixels = np.empty((3, side, side), np.uint8)
+    crop_pixels(decode_pixels(image), 1.0, None, "lanczos", pixels)
+    return pixels.astype(float)
+
+
+@pytest.mark.parametrize(("suffix", "bounds"), [("png", {128: 0, 64: 0.3, 32: 0.2}), ("jpg", {128: 6, 64: 3, 32: 2})])
+def test_training_hardly_tells_a_picture_that_was_made_smaller_once(tmp_path, suffix, bounds):
+    """bounds: the mean difference of what training sees at each resolution, in 255ths; 0 for what loses nothing."""
+    (tmp_path / "in").mkdir()
+    image = photograph({"jpg": "JPEG"}.get(suffix, suffix))
+    (tmp_path / f"in/a.{suffix}").write_bytes(image)
+    (tmp_path / "in/a.txt").write_text("a")
+    manifest = run(tmp_path / "in", tmp_path / "out", treatment=Treatment(size=128))
+    row = Part(tmp_path / "out" / manifest["parts"][0]["path"]).read(0)
+    assert (
+        manifest["encoded_anew"] == 1
+        and Image.open(io.BytesIO(row.image)).format == {"jpg": "JPEG", "png": "PNG"}[suffix]
+    )
+    assert [row.meta[name] for name in ("width", "height", "original_width", "original_height")] == [
+        170,
+        128,
+        1000,
+        750,
+    ]
+    for side, bound in bounds.items():
+        assert np.abs(as_trained(row.image, side) - as_trained(image, side)).mean() <= bound, side
+    with pytest.raises((ConfigError, OutputError), match="size"):
+        run(tmp_path / "in", tmp_path / "out", treatment=Treatment(size=64))
+    assert "encoded_anew" not in run(tmp_path / "in", tmp_path / "out", treatment=Treatment(size=2000), redo=True)

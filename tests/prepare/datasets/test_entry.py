@@ -1,33 +1,18 @@
-"""The registry: every entry is whole, and docs/datasets.md shows it; `python tests/prepare/datasets/test_entry.py`
-writes it."""
+"""The registry: every entry is whole."""
 
 import re
 from datetime import date
-from pathlib import Path
 
 import pytest
 
 from ppldm.prepare.datasets import command
-from ppldm.prepare.datasets.entry import expand, find_entry, list_entries, markdown_table
+from ppldm.prepare.datasets.entry import expand, find_entry, list_entries
 from ppldm.utils.errors import ConfigError
-
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "datasets.md"
-BEGIN, END = "<!-- datasets -->\n", "<!-- end -->"
-
-
-def with_table(text: str) -> str:
-    head, mark, rest = text.partition(BEGIN)
-    return head + mark + markdown_table() + "\n" + rest[rest.index(END) :]
 
 
 def show(name: str, capsys) -> str:
     command.show(name)
     return capsys.readouterr().out
-
-
-def test_the_page_shows_the_registry():
-    text = PAGE.read_text(encoding="utf-8")
-    assert with_table(text) == text, f"python {Path(__file__).relative_to(PAGE.parents[1])} writes it anew"
 
 
 @pytest.mark.parametrize("name", list_entries())
@@ -65,7 +50,3 @@ def test_names():
     entry = find_entry("hf:a/b.c", ["x/*.tar"], {"url": "link", "caption": ""})
     assert entry.pictures[0].all == ("x/*.tar",) and entry.pipeline["download"] == {"url_col": "link"}
     assert not re.search("token|secret", str(entry))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

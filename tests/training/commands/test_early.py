@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppldm.training.commands.early import check_early
-from ppldm.utils.errors import ConfigError, ModelError
+from ppldm.utils.errors import ConfigError, FilelistError, ModelError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
     "argv, message",
     [
         (["--file_list", "/nope"], "--file_list /nope is not there"),
-        (["--file_list", "."], "--file_list . is a folder"),
+        (["--file_list", str(Path(__file__).parent)], "holds neither parts nor pictures"),
         (["--validation_file_list=/nope"], "--validation_file_list /nope"),
         (["--unet_config_file", "/nope"], "--unet_config_file /nope"),
         (["--tokenizer_name", "/nope"], "no tokenizer /nope"),
@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
     ],
 )
 def test_what_is_not_there_is_refused(argv, message):
-    with pytest.raises((ConfigError, ModelError)) as caught:
+    with pytest.raises((ConfigError, FilelistError, ModelError)) as caught:
         check_early(argv)
     assert message in str(caught.value)
 

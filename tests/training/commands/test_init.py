@@ -12,9 +12,10 @@ from tiny_model import write_base
 
 from ppldm.cli.main import run
 from ppldm.config.network_files import CONFIG_DIR
-from ppldm.config.published_models import DEFAULT_VAE
 from ppldm.config.yaml_file import read_yaml
+from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import Part
+from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.training.commands import dry_run, init
 from ppldm.training.commands.arguments import read_recipe
 from ppldm.training.commands.init import DATA, GOALS, MACHINES, QUESTIONS
@@ -52,9 +53,11 @@ def start(tiny, place, data: str, goal: str, machine: str, *words: str) -> None:
 @pytest.mark.parametrize(("data", "goal", "machine"), list(product(DATA, GOALS, MACHINES)))
 def test_every_answer_makes_a_recipe_that_passes_the_dry_run(tiny, place, capsys, data, goal, machine):
     start(tiny, place, data, goal, machine)
+    write_vae(place / "recipe-autoencoder/vae")  # as the recipe of the autoencoder does
     recipe = read_recipe(["--config", "recipe.yaml"], True, None)
+    capsys.readouterr()
     dry_run.dry_run(recipe, 1, True)
-    report = json.loads(capsys.readouterr().out.partition("\n")[2])
+    report = json.loads(capsys.readouterr().out)
     assert report["samples_an_update"] > 0 and sum(report["bytes_a_device"].values()) > 0
     trained = {name for name, part in report["components"].items() if part["trained"]}
     assert trained == ({"text_encoder", "unet"} if goal == "scratch" else {"unet"})
@@ -79,15 +82,27 @@ def test_a_model_of_a_folder_keeps_what_it_was_trained_with(tiny, place):
     read_recipe(["--config", "recipe.yaml"], True, None)
 
 
-def test_a_tiny_model_takes_the_autoencoder_of_the_quickstart_where_it_is(tiny, place):
-    vae = place / "quickstart/autoencoder/vae"
-    vae.mkdir(parents=True)
-    shutil.copy(CONFIG_DIR / "vae_tiny.json", vae / "config.json")
-    for out, words in (("with.yaml", ("./quickstart/autoencoder/vae", 48)), ("without.yaml", (DEFAULT_VAE, 64))):
-        start(tiny, place, "pictures", "scratch", "cpu", "--out", out)
-        recipe = read_recipe(["--config", out], True, None)
-        assert (recipe.model.vae_name_or_path, recipe.data.resolution) == words
-        shutil.rmtree(vae, ignore_errors=True)
+def test_a_tiny_model_of_pictures_needs_nothing_that_is_not_here(tiny, place, capsys):
+    start(tiny, place, "pictures", "scratch", "cpu")
+    said = capsys.readouterr().out
+    assert "0.png: picture 0" in said
+    assert said.endswith("then: ppldm train --config recipe-autoencoder.yaml, then ppldm train --config recipe.yaml\n")
+    first = read_recipe(["--config", "recipe-autoencoder.yaml"], True, None)
+    recipe = read_recipe(["--config", "recipe.yaml"], True, None)
+    assert recipe.model.vae_name_or_path == f"{first.training.output_dir}/vae" == "recipe-autoencoder/vae"
+    assert recipe.model.tokenizer_name == "recipe-tokenizer" and recipe.data.resolution == 32
+    tokenizer = load_tokenizer("recipe-tokenizer", recipe.model.model_max_length)
+    assert tokenizer.max_length == recipe.model.model_max_length and not tokenizer.unknown_words(["picture 1"])
+    (source,) = open_sources(recipe.data)
+    with closing(open_part(source.parts[0], source)) as part:
+        assert [part.read(row).caption for row in range(len(part))] == ["picture 0", "picture 1", "picture 2"]
+    assert all("# On two cores it takes about" in (place / name).read_text()
+               for name in ("recipe.yaml", "recipe-autoencoder.yaml"))  # fmt: skip
+
+
+def write_vae(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    shutil.copy(CONFIG_DIR / "vae_tiny.json", folder / "config.json")
 
 
 def test_nothing_is_overwritten_and_what_is_missing_is_named(tiny, place):
@@ -149,7 +164,7 @@ def test_doctor_has_nothing_against_what_enter_alone_gives_on_a_cpu(place, monke
     run(["init", "--data", "pictures", "--path", "pictures", "--goal", goal, "--no-doctor"])
     capsys.readouterr()
     with suppress(FoundErrors):
-        doctor(["--config", "recipe.yaml", "--json"])
+        doctor(["--config", "recipe.yaml", "--json", "--no_timing"])
     report = json.loads(capsys.readouterr().out)
     bad = {one["name"]: one for one in report["findings"] if one["status"] != "ok"}
     bad.pop("access", None), bad.pop("tokenizer", None)  # this machine may have no network

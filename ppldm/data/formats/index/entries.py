@@ -31,7 +31,7 @@ _BYTES_PER_ROW = 16
 class Index:
     """Row i is bytes [offsets[i], offsets[i] + lengths[i]) of the part.
 
-    `kind`: what those bytes are (docs/data_format.md). `widths`, `heights`: pixels as shown (after EXIF rotation),
+    `kind`: what those bytes are (docs/data.md). `widths`, `heights`: pixels as shown (after EXIF rotation),
     0 where unknown, 65535 where more. Arrays of shape [rows].
     """
 

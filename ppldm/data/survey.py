@@ -1,0 +1,226 @@
+"""What a folder of pictures holds for a first training: its pictures, how large they are, and what each is called.
+
+Captions come from one place, the first that gives most pictures one: a table in the folder (csv, tsv, jsonl, parquet),
+text files beside the pictures, or the pictures' names. Pictures of subfolders count; of a name that says nothing, such
+as cars/IMG_1234.jpg, the folder's is taken.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..utils.errors import ConfigError, DataError, PpldmError
+from ..utils.files import read_small
+from ..utils.processes.workers import map_in_threads
+from .formats.base import read_image_size
+from .formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS, find_image, read_records
+from .formats.folder_names import entries_of, find_caption, list_pictures
+from .formats.row import find_name
+from .formats.sample_files import CAPTION_KEYS, IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode_caption, decode_meta
+
+WAYS = {"table": "the table {table}", "files": "files beside the pictures", "names": "the pictures' names"}
+_MEASURED = 400  # pictures whose sizes are looked at, evenly spread
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+RESOLUTIONS = (64, 48, 32)  # that the preset ldm-tiny-cpu draws in some minutes
+_SHARE_TAKEN = 0.8  # of the pictures; smaller ones are left out
+_LEAST_UPDATES, _UPDATES_A_PICTURE, _MOST_UPDATES = 1400, 4, 6000
+_CAMERAS_WORDS = """
+img image images dsc dscn dscf dscim pxl mvimg pict pic picture photo foto screenshot screen shot bildschirmfoto
+whatsapp wechat mmexport signal untitled unnamed scan copy kopie of from at on am pm hdr pano burst frame gopr dji
+snapshot wa vid thumb thumbnail original download file tmp test train sample id no nr 图片 照片 副本 微信图片 屏幕截图
+"""
+_SAYS_NOTHING = frozenset(_CAMERAS_WORDS.split())
+_HEX = re.compile(r"(?=.*\d)[0-9a-f]{8,}", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """way: of WAYS. captions: of the pictures that have one, by path, sorted. files: all that was looked at.
+    without: pictures that have none. sides: the shorter sides of some pictures, in pixels; 0 of damaged ones."""
+
+    folder: Path
+    way: str
+    table: Path | None
+    captions: dict[Path, str]
+    files: tuple[Path, ...]
+    without: tuple[Path, ...]
+    sides: tuple[int, ...]
+
+    def describe(self) -> list[str]:
+        """Lines that say where captions are from, with three of them."""
+        where = WAYS[self.way].format(table=self.table and self.table.name)
+        names = [path.relative_to(self.folder) for path in self.captions]
+        shown = spread([*zip(names, self.captions.values(), strict=True)], 3)
+        lines = [f"{len(self.captions)} pictures with captions from {where}:"]
+        lines += [f"  {name}: {caption[:100]}" for name, caption in shown]
+        if self.without:
+            lines.append(f"{len(self.without)} pictures without a caption are left out, such as {self.without[0]}")
+        return lines
+
+    def prompts(self, count: int) -> list[str]:
+        """So many different captions, or all, spread evenly."""
+        return spread(list(dict.fromkeys(self.captions.values())), count)
+
+    @property
+    def resolution(self) -> int:
+        """The largest of RESOLUTIONS that most of the pictures have. Raises DataError."""
+        for side in RESOLUTIONS:
+            if sum(one >= side for one in self.sides) >= _SHARE_TAKEN * len(self.sides):
+                return side
+        raise DataError(f"most pictures of {self.folder} have a side under {RESOLUTIONS[-1]} pixels; take larger ones")
+
+    @property
+    def num_updates(self) -> int:
+        """Of the preset ldm-tiny-cpu, after which it draws the captions of so many pictures."""
+        return max(_LEAST_UPDATES, min(_MOST_UPDATES, _UPDATES_A_PICTURE * len(self.captions)))
+
+    def count_rows(self, resolution: int) -> int:
+        """How many pictures can be trained on at a resolution, by those whose sides are known."""
+        return len(self.captions) * sum(side >= resolution for side in self.sides) // len(self.sides)
+
+    def table_text(self) -> str:
+        """Pictures and captions as a table of `format=csv`."""
+        import csv
+        import io
+
+        file = io.StringIO()
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("dir", "text"))
+        rows.writerows((str(path.absolute()), caption) for path, caption in self.captions.items())
+        return file.getvalue()
+
+
+def survey(folder, flag: str = "--pictures") -> Survey:
+    """Look at a folder, whose name `flag` gave. Raises ConfigError, and DataError for pictures that cannot be trained
+    on as they are."""
+    folder = Path(folder).expanduser()
+    pictures = _list(folder, flag)
+    sides = map_in_threads(read_image_size, spread(pictures, _MEASURED), "looking at pictures")
+    bad = [path for path, size in zip(spread(pictures, _MEASURED), sides, strict=True) if not min(size)]
+    if 2 * len(bad) > len(sides):
+        raise DataError(f"{flag} {folder}: {bad[0].name} and {len(bad) - 1} more of {len(sides)} pictures cannot be "
+                        "read; save them again as JPEG or PNG")  # fmt: skip
+    for way, table, captions, files in _ways(folder, pictures):
+        if 2 * len(captions) >= len(pictures):
+            without = tuple(path for path in pictures if path not in captions)
+            found = {path: captions[path] for path in pictures if path in captions}
+            return Survey(folder, way, table, found, (*pictures, *files), without, tuple(map(min, sides)))
+    example = pictures[0].relative_to(folder)
+    raise DataError(
+        f"{flag} {folder}: most of its {len(pictures)} pictures have no caption, and names such as {example} say "
+        f"nothing; write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
+    )
+
+
+def caption_of_name(name: str) -> str:
+    """The words of a picture's base name, without numbers and signs: "red_car_03" is "red car". Empty where it says
+    nothing, as "IMG_1234"."""
+    words = []
+    for piece in re.split(r"[^\w'’]+|_", name):
+        word = piece.strip("0123456789")
+        is_letter = len(word) < 2 and word.isascii() and word != piece
+        if word and not (is_letter or _HEX.fullmatch(piece) or re.search(r"\d", word)):
+            words.append(word)
+    says = any(word.casefold() not in _SAYS_NOTHING and (len(word) > 1 or not word.isascii()) for word in words)
+    return " ".join(words) if says else ""
+
+
+def _list(folder: Path, flag: str) -> list[Path]:
+    """The pictures of a folder. Raises ConfigError."""
+    try:
+        pictures = list_pictures(folder)
+        names = [name for name, is_folder in entries_of(folder) if not is_folder]
+    except OSError as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        what = "is not there" if is_missing else f"cannot be read ({error.strerror})"
+        raise ConfigError(f"{flag} {folder} {what}; name a folder of pictures") from error
+    packed = [name for name in names if name.endswith((".tar", ".parquet", ".mds", ".gz"))]
+    if packed and not pictures:
+        raise ConfigError(f"{flag} {folder} holds no pictures but {packed[0]}; make parts by `ppldm convert {folder} "
+                          "--out DIR` and train on these by --file_list DIR")  # fmt: skip
+    if len(pictures) < 2:
+        unread = list_pictures(folder, PICTURE_SUFFIXES)
+        other = f"; {unread[0].name} is of a kind that is not read, save it as JPEG" if len(unread) > 1 else ""
+        found = f"only {pictures[0].name}" if pictures else "no pictures"
+        raise ConfigError(f"{flag} {folder} holds {found} ({', '.join(IMAGE_SUFFIXES)}){other}; give 20 or more")
+    return pictures
+
+
+def _ways(folder: Path, pictures: list[Path]) -> Iterator[tuple[str, Path | None, dict[Path, str], list[Path]]]:
+    """(one of WAYS, the table, captions by picture, files that they are in) of each way there is."""
+    tables = [folder / name for name, is_folder in entries_of(folder) if not is_folder and name.endswith(_TABLES)]
+    for table in sorted(tables, key=lambda path: (path.stem != "metadata", path)):
+        yield "table", table, _read_table(table, pictures), [table]
+    texts = [*filter(None, map(find_text, pictures))]
+    beside = dict(zip(pictures, map_in_threads(caption_beside, pictures, "reading captions"), strict=True))
+    yield "files", None, {path: caption for path, caption in beside.items() if caption}, texts
+    named = {path: caption_of_name(path.stem) or caption_of_name(path.parent.name) * (path.parent != folder)
+             for path in pictures}  # fmt: skip
+    yield "names", None, {path: caption for path, caption in named.items() if caption}, []
+
+
+def find_text(picture: Path) -> Path | None:
+    """The file beside a picture that may hold its caption."""
+    return find_caption(picture) or next(filter(Path.is_file, [picture.with_suffix(".json")]), None)
+
+
+def caption_beside(picture: Path) -> str:
+    """What the file beside a picture says; empty where there is none, or no text in it."""
+    path = find_text(picture)
+    try:
+        if path is None or path.suffix != ".json":
+            return decode_caption(read_small(path, DataError), path.name) if path else ""
+        meta = decode_meta(read_small(path, DataError), path.name)
+    except PpldmError:  # the conversion counts it, with its reason
+        return ""
+    name = find_name({name for name, value in meta.items() if isinstance(value, str)}, CAPTION_KEYS)
+    return " ".join(meta[name].split()) if name else ""
+
+
+def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
+    """The captions of a table by the picture that each line names: by its path, or by a name that only one has."""
+    known: dict[str, Path | None] = {}
+    for path in pictures:
+        for name in (path.name, path.stem):
+            known[name] = None if name in known else path
+    for path in pictures:
+        known[str(path.absolute())] = known[str(path.relative_to(table.parent))] = path
+    captions = {}
+    for values in _records(table, known):
+        name, column = find_image(values), find_name(list(values), CAPTION_COLUMNS)
+        picture = known.get(name.removeprefix("./")) if name else None
+        if picture and column and (caption := " ".join(str(values[column] or "").split())):
+            captions[picture] = caption
+    return captions
+
+
+def _records(table: Path, known) -> Iterator[dict]:
+    """The lines of a table, values by column; none of one that is not of its kind. A first line that names a picture of
+    `known` is no header: the picture's name stands first, the caption second."""
+    try:
+        if table.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            file = pq.ParquetFile(table)
+            texts = [field.name for field in file.schema_arrow if str(field.type) in ("string", "large_string")]
+            for batch in file.iter_batches(columns=texts):
+                yield from batch.to_pylist()
+            return
+        with open(table, "rb") as lines:
+            if table.suffix in (".jsonl", ".ndjson"):
+                yield from (decode_meta(line, table.name) for line in lines if line.strip())
+                return
+            records = (fields for _, _, fields in read_records(lines, table))
+            columns = next(records, [])
+            if columns and columns[0] in known:
+                yield {IMAGE_COLUMNS[0]: columns[0], CAPTION_COLUMNS[0]: ", ".join(columns[1:])}
+                columns = [IMAGE_COLUMNS[0], CAPTION_COLUMNS[0]]
+            yield from (dict(zip(columns, fields, strict=False)) for fields in records)
+    except (PpldmError, OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the table {table} ({error}); mend it, or move it out of the folder") from error
+
+
+def spread(items: list, count: int) -> list:
+    """So many of a list, or all, evenly."""
+    return [items[number * len(items) // count] for number in range(count)] if count < len(items) else list(items)

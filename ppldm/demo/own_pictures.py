@@ -1,0 +1,124 @@
+"""`ppldm quickstart --pictures FOLDER`: from a folder of pictures to pictures of its captions.
+
+The folder is looked at first (`data.survey`). What follows from it lies in OUT as files to be changed, which the stages
+read:
+
+    captions.csv       pictures and captions, where these are from a table or from names
+    prompts.txt        what is drawn during and after the training
+    autoencoder.yaml   the recipe of the autoencoder, where it is trained
+    diffusion.yaml     the recipe of the text-to-image model
+
+A file that was changed by hand is kept as it is. A stage whose files, or whose pictures, are others than before is made
+anew. OUT/.done/plan.json holds what was found and written.
+"""
+
+import shlex
+from functools import partial
+from pathlib import Path
+
+from ..data.survey import survey
+from ..data.text.vocabulary import languages_of, length_of
+from ..families.common.first_training import FirstTraining
+from ..utils.checksums import digest_of
+from ..utils.errors import ConfigError
+from ..utils.files import make_output_dir, read_json, write_json, write_text
+from ..utils.jobs import Piece, take_fingerprint
+from ..utils.stages import Stage, as_flags, in_processes
+from ..weights.checkpoint_names import share_trained
+
+_RECORD = ".done/plan.json"
+_TABLE, _PROMPTS, _AUTOENCODER, _DIFFUSION = "captions.csv", "prompts.txt", "autoencoder.yaml", "diffusion.yaml"
+_FILELIST = "data/custom.filelist.list"
+_KEPT_SIDES = 4  # pictures are made smaller once, to so many times the resolution: larger ones may be tried later
+
+
+def plan_pictures(folder, out: Path, processes: int, write: bool = True, **wishes) -> tuple[list[Stage], list[str]]:
+    """(the stages, lines that say what was found and chosen), after writing the files that the stages read. wishes: of
+    `FirstTraining.choose`.
+
+    Raises ConfigError, DataError for a folder that cannot be trained on."""
+    found = survey(folder)
+    if out.resolve().is_relative_to(found.folder.resolve()):
+        raise ConfigError(f"--out {out} is inside the folder of pictures; name another place")
+    record = read_json(out / _RECORD, optional=True) or {}
+    pieces = [Piece(path, str(path.relative_to(found.folder))) for path in found.files]
+    fingerprint = take_fingerprint(pieces, record.get("pictures"))
+    is_same = record.get("pictures", {}).get("content") == fingerprint["content"]
+    chosen = FirstTraining.choose(found, **wishes, known=record.get("quality") if is_same else None)
+    made, written = _make_files(chosen, out), record.get("written", {})
+    kept = {name: text for name in made if (text := _changed_by_hand(out / name, written.get(name))) is not None}
+    if write:
+        make_output_dir(out / ".done")
+        new = {name: text for name, text in made.items() if name not in kept}
+        for name, text in new.items():
+            write_text(out / name, text)
+        written |= {name: digest_of(text) for name, text in new.items()}
+        write_json(out / _RECORD, {"pictures": fingerprint, "written": written, "quality": chosen.quality})
+    lines = chosen.describe()
+    lines += [f"{out / name} was changed by hand and is used as it is; delete it to have it made anew" for name in kept]
+    inputs = {name: digest_of(text) for name, text in (made | kept).items()} | {"pictures": fingerprint["content"]}
+    return _make_stages(chosen, out, processes, inputs), lines
+
+
+def describe_next(out: Path) -> list[str]:
+    """What may be typed next, for who has drawn the pictures."""
+    prompt = (out / _PROMPTS).read_text(encoding="utf-8").partition("\n")[0]
+    own = shlex.quote(str(out))
+    return [
+        f"draw more: ppldm generate --model {own} --prompt {shlex.quote(prompt)} --out drawn",
+        f"draw on a page: ppldm app --model {own}",
+        f"train further: ppldm train --config {own}/{_DIFFUSION} --max_steps N --accept_changes max_steps",
+    ]
+
+
+def _changed_by_hand(path: Path, written: str | None) -> str | None:
+    """The text of a file that is not as it was `written`; None of others."""
+    text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.is_file() else None
+    return None if text is None or digest_of(text) == written else text
+
+
+def _make_files(chosen: FirstTraining, out: Path) -> dict[str, str]:
+    """The texts of the files in OUT by name."""
+    head = f"# Made by `ppldm quickstart --pictures`. Train with: ppldm train --config {out}/{{}}\n"
+    made = {_PROMPTS: "".join(f"{one}\n" for one in chosen.prompts())}
+    if chosen.found.way != "files":
+        made[_TABLE] = chosen.found.table_text()
+    vae, filelist = None, str(out / _FILELIST)
+    if chosen.trains_autoencoder:
+        folder, vae = str(out / "autoencoder"), str(out / "autoencoder/vae")
+        made[_AUTOENCODER] = chosen.autoencoder_recipe(head.format(_AUTOENCODER), filelist, folder)
+    own = str(out / "diffusion"), str(out / "tokenizer"), vae, [str(out / _PROMPTS)]
+    return made | {_DIFFUSION: chosen.diffusion_recipe(head.format(_DIFFUSION), filelist, *own)}
+
+
+def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[str, str]) -> list[Stage]:
+    """The stages; `inputs`: digests of the pictures and of the files in OUT, by name."""
+    found, ppldm = chosen.found, ("python", "-m", "ppldm")
+    source = found.folder.absolute() if found.way == "files" else out / _TABLE
+    convert = (*ppldm, "convert", str(source), *as_flags(out=out / "data", size=_KEPT_SIDES * chosen.resolution))
+    vocab = (*ppldm, "vocab", str(out / _FILELIST), *as_flags(out=out / "tokenizer"))
+    captions = list(found.captions.values())
+    vocab += ("--max-length", str(length_of(captions)), "--language", *languages_of(captions))
+    drawing = as_flags(model=out / "diffusion/pipeline", prompts=out / _PROMPTS, out=out / "pictures", num_samples=4)
+    curve = as_flags(out=out / "pictures/loss.png")
+    pictures = tuple(inputs[name] for name in ("pictures", _TABLE) if name in inputs)
+
+    def train(family: str, name: str, title: str, steps: int) -> Stage:
+        words = ("python", "-u", "-m", "ppldm", "train", "--config", str(out / f"{name}.yaml"))
+        ranks = min(processes, chosen.batch(family))
+        words += ("--per_device_train_batch_size", str(chosen.batch(family) // ranks))
+        done, digest = partial(share_trained, out / name, steps), inputs[f"{name}.yaml"]
+        command = in_processes(words, ranks, out / "log" / name)
+        return Stage(name, f"{title}, {steps} updates", command, chosen.seconds(family), done, (digest,))
+
+    stages = [
+        Stage("data", "reading the pictures", convert, 6 + 0.1 * len(found.captions), inputs=pictures),
+        Stage("tokenizer", "learning the words of the captions", vocab, 5),
+        train("ldm", "diffusion", "training the text-to-image model", chosen.steps),
+        Stage("pictures", "drawing pictures of some captions", (*ppldm, "generate", *drawing), 20,
+              inputs=(inputs[_PROMPTS],)),
+        Stage("curve", "drawing the loss curve", (*ppldm, "plot-loss", str(out / "diffusion"), *curve), 3),
+    ]  # fmt: skip
+    if chosen.trains_autoencoder:
+        stages.insert(2, train("autoencoder", "autoencoder", "training the autoencoder", chosen.autoencoder_steps))
+    return stages

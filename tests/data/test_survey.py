@@ -1,0 +1,165 @@
+"""What a folder of pictures holds: captions come from the first place that has them for most pictures, and what cannot
+be trained on is refused in a line that says what to do."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from ppldm.data.survey import caption_of_name, survey
+from ppldm.data.text.vocabulary import languages_of, learn_tokenizer, length_of
+from ppldm.utils.errors import ConfigError, DataError
+
+NAMES = ("a_red_car_01", "b/blue house (2)", "IMG_1234")
+CAPTIONS = ("one, a red car", "two", "three 三")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three pictures, one of a subfolder, one of a name that says nothing."""
+    for number, name in enumerate(NAMES):
+        path = tmp_path / "pictures" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (70 + number, 64), (number * 90, 0, 0)).save(path)
+    return tmp_path / "pictures"
+
+
+def found(folder) -> tuple[str, dict[str, str]]:
+    """(the way that was taken, captions by the pictures' names)."""
+    seen = survey(folder)
+    return seen.way, {str(path.relative_to(folder))[:-4]: caption for path, caption in seen.captions.items()}
+
+
+def write_table(folder, name: str) -> None:
+    rows = [
+        {"file_name": f"{name}.png", "text": caption, "n": 1} for name, caption in zip(NAMES, CAPTIONS, strict=True)
+    ]
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), folder / name)
+    elif name.endswith(".jsonl"):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        tab = "\t" if name.endswith(".tsv") else ","
+        lines = [tab.join(["file_name", "text"]), *(f'{row["file_name"]}{tab}"{row["text"]}"' for row in rows)]
+        (folder / name).write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("table", ["metadata.csv", "captions.tsv", "metadata.jsonl", "all.parquet"])
+def test_a_table_comes_first_whatever_its_kind(folder, table):
+    write_table(folder, table)
+    for name in NAMES:
+        (folder / f"{name}.txt").write_text("beside")
+    assert found(folder) == ("table", dict(zip(NAMES, CAPTIONS, strict=True)))
+
+
+def test_a_table_may_lack_a_header_suffixes_and_folders(folder):
+    (folder / "list.csv").write_text("a_red_car_01.png,a car, red\nblue house (2).png,a house\n")
+    assert found(folder) == ("table", {NAMES[0]: "a car, red", NAMES[1]: "a house"})
+    (folder / "list.csv").write_text("image,description\na_red_car_01,car\nIMG_1234,thing\n")
+    assert found(folder) == ("table", {NAMES[0]: "car", NAMES[2]: "thing"})
+
+
+def test_a_name_that_two_pictures_have_names_neither(folder):
+    Image.new("RGB", (64, 64)).save(folder / "b/IMG_1234.png")
+    (folder / "list.csv").write_text(
+        "IMG_1234.png,at the root\nb/IMG_1234.png,below\nIMG_1234,either\na_red_car_01,car\n"
+    )
+    assert found(folder)[1] == {"IMG_1234": "at the root", "b/IMG_1234": "below", "a_red_car_01": "car"}
+
+
+def test_a_table_of_other_things_is_passed_over(folder):
+    (folder / "prices.csv").write_text("image,text\nnowhere.png,gone\n")
+    (folder / "odd.tsv").write_text("a\tb\n1\t2\n")
+    (folder / "one.csv").write_text("a_red_car_01.png,one of three\n")
+    assert found(folder)[0] == "names"
+
+
+def test_files_beside_pictures_come_before_names(folder):
+    (folder / f"{NAMES[0]}.txt").write_text(" one\n line ")
+    (folder / f"{NAMES[1]}.json").write_text('{"caption": "two"}')
+    assert found(folder) == ("files", {NAMES[0]: "one line", NAMES[1]: "two"})
+    assert [path.name for path in survey(folder).without] == ["IMG_1234.png"]
+
+
+def test_names_are_captions_and_folders_stand_for_names_that_say_nothing(folder):
+    (folder / "IMG_1234.png").rename(folder / "b/IMG_1234.png")
+    (folder / "b").rename(folder / "green_things")
+    assert found(folder) == ("names", {
+        "a_red_car_01": "a red car",
+        "green_things/blue house (2)": "blue house",
+        "green_things/IMG_1234": "green things",
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "caption"), [
+    ("red_car_03", "red car"), ("Red-Car 2", "Red Car"), ("红色汽车_01", "红色汽车"), ("car12", "car"),
+    ("dog's toy", "dog's toy"),
+    ("IMG_1234", ""), ("DSC00042", ""), ("P1010001", ""), ("20230101_120000", ""), ("IMG-20230101-WA0001", ""),
+    ("0001", ""),
+    ("photo-1518791841217-8f162f1e1131", ""), ("Screenshot from 2024-01-01 10-11-12", ""), ("图片1", ""), ("x", ""),
+    ("3f2a9c1b7d", ""), ("beach IMG_2031", "beach IMG"),
+])  # fmt: skip
+def test_a_caption_of_a_name_is_its_words(name, caption):
+    assert caption_of_name(name) == caption
+
+
+def test_sizes_and_numbers_are_chosen_by_what_is_there(folder):
+    assert survey(folder).resolution == 64 and survey(folder).num_updates == 1400
+    Image.new("RGB", (70, 50)).save(folder / "a_red_car_01.png")
+    assert survey(folder).resolution == 48
+
+
+def test_the_table_that_is_written_is_read_as_it_was(folder, tmp_path):
+    write_table(folder, "metadata.csv")
+    first = survey(folder)
+    (folder / "metadata.csv").write_text(first.table_text())
+    assert survey(folder).captions == first.captions
+
+
+def test_a_tokenizer_of_captions_knows_their_words_in_their_length():
+    captions = ["a red car on the road", "一辆红色的汽车"]
+    tokenizer = learn_tokenizer(captions)
+    assert not tokenizer.unknown_words(captions) and tokenizer.max_length == length_of(captions) == 16
+    assert (languages_of(captions), languages_of(captions[:1])) == (["en", "zh"], ["en"])
+    assert length_of(["word " * 20]) == 32 and length_of(["word " * 500]) == 77
+
+
+def refusal(folder) -> str:
+    with pytest.raises((ConfigError, DataError)) as caught:
+        survey(folder).resolution  # noqa: B018
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_trained_on_is_refused_with_the_remedy(folder, tmp_path):
+    assert "nowhere is not there; name a folder" in refusal(tmp_path / "nowhere")
+    assert "cannot be read (Not a directory); name a folder" in refusal(folder / "IMG_1234.png")
+    for name in NAMES[:2]:
+        (folder / f"{name}.png").rename(folder / f"DSC{len(name)}.png")
+    assert "DSC12.png say nothing; write one into DSC12.txt, or all into metadata.csv" in refusal(folder)
+    for path in folder.glob("DSC*"):
+        path.unlink()
+    assert "holds only IMG_1234.png" in refusal(folder)
+    (folder / "IMG_1234.png").unlink()
+    assert "holds no pictures (jpg" in refusal(folder)
+    for number in range(2):
+        (folder / f"{number}.heic").touch()
+    assert "0.heic is of a kind that is not read, save it as JPEG" in refusal(folder)
+    (folder / "0.tar").touch()
+    assert f"holds no pictures but 0.tar; make parts by `ppldm convert {folder} --out DIR`" in refusal(folder)
+
+
+def test_pictures_that_are_damaged_or_tiny_are_refused(folder):
+    for name in NAMES[:2]:
+        (folder / f"{name}.png").write_bytes(b"no picture")
+    assert "a_red_car_01.png and 1 more of 3 pictures cannot be read" in refusal(folder)
+    for name in NAMES:
+        Image.new("RGB", (9, 9)).save(folder / f"{name}.png")
+    assert "a side under 32 pixels" in refusal(folder)
+
+
+def test_a_damaged_table_is_named(folder):
+    (folder / "metadata.parquet").write_bytes(b"PAR1 no table")
+    assert "cannot read the table" in refusal(folder) and "metadata.parquet" in refusal(folder)

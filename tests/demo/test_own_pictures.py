@@ -1,0 +1,199 @@
+"""`ppldm quickstart --pictures`: the plan follows the pictures and the files that it wrote; one run to its grid."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ppldm.config.yaml_file import read_yaml
+from ppldm.demo.own_pictures import describe_next, plan_pictures
+from ppldm.demo.quickstart import quickstart
+from ppldm.families.common import first_training
+from ppldm.training.commands.arguments import read_recipe
+from ppldm.utils import stages
+from ppldm.utils.errors import ConfigError, DataError
+
+ROOT = Path(__file__).resolve().parents[2]
+COLOURS = ("red", "green", "blue", "white", "black")
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Ten pictures whose names say what they show."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number, colour in enumerate(COLOURS * 2):
+        noise = rng.integers(0, 60, (96, 80 + number, 3), dtype=np.uint8)
+        pixels = np.asarray(Image.new("RGB", noise.shape[1::-1], colour)) // 2 + noise
+        Image.fromarray(pixels).save(folder / f"a_{colour}_wall_{number}.jpg")
+    return folder
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def plan(pictures, out, **wishes):
+    made, lines = plan_pictures(pictures, out, 1, **wishes)
+    return {stage.name: stage for stage in made}, lines
+
+
+def changed(before: dict, after: dict) -> set[str]:
+    """The stages that are made anew, but for those that only come after another."""
+    return {name for name, stage in after.items() if name not in before or before[name].identity != stage.identity}
+
+
+def test_what_was_found_is_said_and_its_recipes_can_be_trained(pictures, out):
+    made, lines = plan(pictures, out, steps=40, train_autoencoder=True)
+    assert "10 pictures with captions from the pictures' names:" in lines[0]
+    assert [line.strip() for line in lines[1:4]] == [
+        f"a_{colour}_wall_{number}.jpg: a {colour} wall" for colour, number in (("black", 4), ("blue", 7), ("red", 0))
+    ]
+    for name, steps in (("autoencoder", 2000), ("diffusion", 40)):
+        recipe = read_recipe(["--config", str(out / f"{name}.yaml")], True, None)
+        assert (recipe.training.max_steps, recipe.data.resolution) == (steps, 64)
+        assert recipe.training.output_dir == str(out / name) and str(out / f"{name}.yaml") in made[name].command
+    assert recipe.model.vae_name_or_path == str(out / "autoencoder/vae")
+    assert (out / "prompts.txt").read_text().splitlines()[0] == "a black wall"
+    assert set(made) == {"data", "tokenizer", "autoencoder", "diffusion", "pictures", "curve"}
+
+
+@pytest.mark.parametrize(("count", "batches"), [(2, (2, 2)), (3, (2, 2)), (9, (4, 8)), (10, (4, 8))])
+@pytest.mark.parametrize("processes", [1, 4])
+def test_a_batch_is_no_larger_than_the_pictures_are_many(pictures, out, count, batches, processes):
+    for path in sorted(pictures.iterdir())[count:]:
+        path.unlink()
+    made = plan_pictures(pictures, out, processes, train_autoencoder=True)[0]
+    for name, batch in zip(("autoencoder", "diffusion"), batches, strict=True):
+        (command,) = (stage.command for stage in made if stage.name == name)
+        ranks = int(command[command.index("--nproc_per_node") + 1]) if processes > 1 else 1
+        assert int(command[-1]) * ranks == batch
+        assert read_yaml(out / f"{name}.yaml").values["run.per_device_train_batch_size"] == batch
+
+
+def test_the_same_command_changes_nothing(pictures, out):
+    before, _ = plan(pictures, out)
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    after, _ = plan(pictures, out)
+    assert not changed(before, after)
+    assert files == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    os.utime(pictures / "a_red_wall_0.jpg")  # touched: its content is what counts
+    assert not changed(before, plan(pictures, out)[0])
+
+
+def test_another_picture_or_caption_makes_the_data_anew(pictures, out):
+    before, _ = plan(pictures, out)
+    Image.new("RGB", (80, 80), "red").save(pictures / "a_red_wall_0.jpg")
+    seen = plan(pictures, out)[0]
+    assert "data" in changed(before, seen)
+    (pictures / "a_red_wall_0.jpg").rename(pictures / "a_door.jpg")
+    assert "data" in changed(seen, plan(pictures, out)[0])
+
+
+def test_a_file_changed_by_hand_is_kept_and_what_reads_it_is_made_anew(pictures, out):
+    before, _ = plan(pictures, out)
+    for name, stage in {"diffusion.yaml": "diffusion", "prompts.txt": "pictures", "captions.csv": "data"}.items():
+        text = (out / name).read_text()
+        (out / name).write_text(text.replace("wall", "door") + "\n")
+        after, lines = plan(pictures, out)
+        assert changed(before, after) == {stage} and f"{name} was changed by hand" in lines[-1]
+        assert (out / name).read_text() != text
+        (out / name).unlink()
+        assert not changed(before, plan(pictures, out)[0]) and (out / name).read_text() == text
+
+
+def test_other_settings_make_only_their_stage_anew(pictures, out):
+    before, _ = plan(pictures, out, steps=40)
+    assert changed(before, plan(pictures, out, steps=41)[0]) == {"diffusion"}
+    assert {"data", "diffusion"} <= changed(before, plan(pictures, out, steps=40, resolution=32)[0])
+
+
+@pytest.mark.parametrize(
+    ("decibels", "asked", "trained"), [(30.0, False, False), (30.0, True, True), (15.0, False, True)]
+)
+def test_an_autoencoder_that_blurs_these_pictures_is_trained_on_them(
+    pictures, out, monkeypatch, decibels, asked, trained
+):
+    measured = []
+    monkeypatch.setattr(first_training, "check_name", lambda name: None)
+    monkeypatch.setattr(first_training, "measure", lambda *given: measured.append(given) or decibels)
+    made, lines = plan(pictures, out, train_autoencoder=asked)
+    assert ("autoencoder" in made) == trained and f"PSNR {decibels} dB" in "".join(lines)
+    own = read_yaml(out / "diffusion.yaml").values["model.vae_name_or_path"]
+    assert (own == str(out / "autoencoder/vae")) == trained
+    if trained:  # it begins as the package's
+        assert read_yaml(out / "autoencoder.yaml").values["model.vae_name_or_path"] != own
+    plan(pictures, out, train_autoencoder=asked)
+    assert len(measured) == 1  # once for the same pictures
+
+
+def test_a_dry_run_writes_nothing_and_pictures_do_not_hold_their_results(pictures, out, capsys, monkeypatch):
+    monkeypatch.chdir(pictures)
+    quickstart(["--pictures", str(pictures), "--dry-run", "--out", str(out)])
+    assert f"convert {out}/captions.csv" in capsys.readouterr().out and not out.exists()
+    with pytest.raises(ConfigError, match="is inside the folder of pictures"):
+        quickstart(["--pictures", ".", "--out", "here"])
+    for side, words in ((40, "multiples of 16"), (112, "no picture of")):
+        with pytest.raises((ConfigError, DataError), match=words):
+            quickstart(["--pictures", ".", "--out", str(out), "--resolution", str(side)])
+    with pytest.raises(DataError, match="say nothing"):
+        for number, path in enumerate(sorted(pictures.iterdir())):
+            path.rename(pictures / f"{number}.jpg")
+        quickstart(["--pictures", "."])
+
+
+def test_results_go_beside_the_demos(pictures, monkeypatch, capsys):
+    monkeypatch.chdir(pictures.parent)
+    quickstart(["--pictures", "pictures", "--dry-run"])
+    assert f"--out {pictures.parent}/pictures-model/data" in capsys.readouterr().out
+
+
+def test_captions_beside_pictures_are_read_by_the_conversion_itself(pictures, out):
+    for path in list(pictures.iterdir()):
+        path.with_suffix(".txt").write_text("ein roter Stuhl")
+    made, _ = plan(pictures, out)
+    assert str(pictures) in made["data"].command and not (out / "captions.csv").exists()
+
+
+def test_a_stage_of_other_inputs_removes_what_was_made(pictures, out):
+    run = []
+    quick = [stage for stage in plan_pictures(pictures, out, 1)[0] if stage.name in ("data", "tokenizer")]
+    stages.run_stages(quick, out, lambda stage: run.append(stage.name))
+    stages.run_stages(quick, out, lambda stage: run.append(stage.name))
+    assert run == ["data", "tokenizer"]
+    (out / "data").mkdir()
+    (pictures / "a_red_wall_0.jpg").unlink()
+    again = [stage for stage in plan_pictures(pictures, out, 1)[0] if stage.name in ("data", "tokenizer")]
+    stages.run_stages(again, out, lambda stage: run.append(stage.name))
+    assert run[2:] == ["data", "tokenizer"] and not (out / "data").exists()
+
+
+@pytest.mark.slow
+def test_ten_pictures_become_pictures_of_their_captions(pictures, out):
+    words = [
+        "--steps",
+        "3",
+        "--autoencoder-steps",
+        "2",
+        "--processes",
+        "1",
+        "--resolution",
+        "32",
+        "--train-autoencoder",
+    ]
+    command = [sys.executable, "-m", "ppldm", "quickstart", "--pictures", str(pictures), "--out", str(out), *words]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    drawn = [json.loads(line) for line in (out / "pictures/pictures.jsonl").read_text().splitlines()]
+    assert {one["prompt"] for one in drawn} == {f"a {colour} wall" for colour in COLOURS} and len(drawn) == 20
+    assert (out / "pictures/grid.png").stat().st_size and all(line in done.stderr for line in describe_next(out))
+    again = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert again.returncode == 0 and again.stderr.count("done before") == 6
