@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from .. import __version__
@@ -79,7 +79,7 @@ class TrainingRun:
         """Where checkpoints, metrics and the exported model go."""
         return Path(self.arguments.output_dir)
 
-    @property
+    @cached_property
     def recipe(self) -> str:
         """What recipe.yaml holds: all settings, by which the run is repeated."""
         tree = {name: value for name, value in self.config.items() if name != "ppldm"}

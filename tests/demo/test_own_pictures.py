@@ -140,6 +140,9 @@ def test_a_dry_run_writes_nothing_and_pictures_do_not_hold_their_results(picture
     assert f"convert {out}/captions.csv" in capsys.readouterr().out and not out.exists()
     with pytest.raises(ConfigError, match="is inside the folder of pictures"):
         quickstart(["--pictures", ".", "--out", "here"])
+    for side, words in ((40, "multiples of 16"), (112, "no picture of")):
+        with pytest.raises((ConfigError, DataError), match=words):
+            quickstart(["--pictures", ".", "--out", str(out), "--resolution", str(side)])
     with pytest.raises(DataError, match="say nothing"):
         for number, path in enumerate(sorted(pictures.iterdir())):
             path.rename(pictures / f"{number}.jpg")

@@ -145,10 +145,8 @@ def recipe_text(target: Path, goal: str, machine: str, base: str, head: str) -> 
         changes |= {"compute.dataloader_num_workers": 1} | (_TINY if goal == "scratch" else _SHORT)
         if goal != "scratch":
             changes["data.resolution"] = min(_SHORT_RESOLUTION, changes.get("data.resolution", _SHORT_RESOLUTION))
-    start = (
-        f"# Made by `ppldm init`: {goal}, for {machine}. It builds on preset {preset}; `ppldm train --help` has all\n"
-    )
-    start += f"# settings. Train with: ppldm train --config {target}\n{head}"
+    start = f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}.\n"
+    start += f"# `ppldm train --help` explains all settings. Train with: ppldm train --config {target}\n{head}"
     return start + preset_recipe(preset, get_family(family).Config, changes, _SHOWN)
 
 

@@ -75,10 +75,15 @@ def _measure(recipe: Recipe) -> tuple[int, int]:
 
 
 def _smaller(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipe, then with one sample, then with pictures of a half and a quarter of the side."""
+    """The recipe, then with ever half as many samples, then with one and pictures of a half and a quarter of the side:
+    the less is scaled, the nearer it comes."""
     yield recipe
-    one = replace(recipe, training=replace(recipe.training, per_device_train_batch_size=1))
-    for part in (1, 2, 4):
+    one, samples = recipe, recipe.training.per_device_train_batch_size
+    while samples > 1:
+        samples //= 2
+        one = replace(recipe, training=replace(recipe.training, per_device_train_batch_size=samples))
+        yield one
+    for part in (2, 4):
         yield replace(one, data=replace(recipe.data, resolution=recipe.data.resolution // part))
 
 

@@ -365,13 +365,13 @@ def test_nothing_is_asked_of_a_run_that_is_not_there(run):
 @pytest.mark.parametrize(
     "words, line",
     [
-        (["FOLDER"], "is not a run's folder (no run.json); name the --output_dir"),
+        (["FOLDER"], "is not a run's folder, nor holds one (no run.json); name a training's --output_dir"),
         (["RUN", "--port", "70000"], "--port 70000 must be from 0"),
         (["RUN", "--host", "203.0.113.7"], "cannot listen at 203.0.113.7:"),
     ],
 )
 def test_what_cannot_be_watched_is_one_line(run, tmp_path, words, line, capsys):
-    words = [{"FOLDER": str(tmp_path), "RUN": str(run)}.get(word, word) for word in words]
+    words = [{"FOLDER": str(run / "samples"), "RUN": str(run)}.get(word, word) for word in words]
     with pytest.raises(SystemExit) as caught:
         run_command(["watch", *words])
     assert caught.value.code and line in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_the_forecast_is_made_of_them(tiny, tmp_path, clock, capsys):
 
 @pytest.mark.parametrize(
     "free, speed, batch, side, share",
-    [(1 << 40, 1e12, 4, 64, 1), (1 << 40, 1e4, 1, 64, 4), (30_000, 1e12, 1, 64, 4), (1 << 40, 2.1e3, 1, 32, 16),
+    [(1 << 40, 1e12, 4, 64, 1), (1 << 40, 1e4, 1, 64, 4), (30_000, 1e12, 2, 64, 2), (1 << 40, 2.1e3, 1, 32, 16),
      (2000, 1e12, 1, 16, 64)],
 )  # fmt: skip
 def test_what_is_too_large_is_timed_smaller_and_scaled(recipe, monkeypatch, free, speed, batch, side, share):
