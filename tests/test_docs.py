@@ -31,9 +31,7 @@ INSTALLATION, INSTALLATION_CN = (
 PAGES = sorted(DOCS.rglob("*.md"))
 ENGLISH_PAGES = [ROOT / "README.md", *(page for page in PAGES if DOCS / "zh" not in page.parents)]
 
-# Ratchets: these numbers and names may only become fewer.
-MAX_LINES = 5_000  # of all pages and READMEs in both languages; the bar is 6,000
-FIRST_PARAGRAPH_TO_BE_WRITTEN = {"latents"}
+MAX_LINES = 4_400  # of all pages and READMEs in both languages: a ratchet
 
 
 def commands(text: str) -> list[str]:

@@ -20,7 +20,7 @@ one of LATENTS, whether rows are trained on as cached latents; lists without it 
 
 Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
 name `.filelist` files. Every other file is a filelist. A folder in their place stands for the one filelist list in it,
-or else for what it holds (`parts_of_folder`).
+or in its folder `data`, or else for what it holds (`parts_of_folder`).
 """
 
 import glob
@@ -136,9 +136,9 @@ def _below(folders: list[Path], named: frozenset[str]) -> list[Path]:
 
 
 def list_of_folder(folder: Path) -> Path | None:
-    """The filelist list in a folder, as commands that make data leave it; None where there is none. Raises
-    FilelistError where there are several."""
-    found = sorted(folder.glob("*.filelist.list"))
+    """The filelist list in a folder, or in its folder `data`, as commands that make data leave it; None where there is
+    none. Raises FilelistError where there are several."""
+    found = sorted(folder.glob("*.filelist.list")) or sorted(folder.glob("data/*.filelist.list"))
     if len(found) > 1:
         raise FilelistError(
             f"{folder} holds {len(found)} lists, {found[0].name} and {found[1].name} among them; name one"

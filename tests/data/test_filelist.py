@@ -286,5 +286,10 @@ def test_a_folder_stands_for_what_it_holds(tmp_path):
     (tmp_path / "own.filelist").write_text("1.tar\n")
     (tmp_path / "own.filelist.list").write_text("own.filelist format=webdataset\n")
     assert sources() == [("webdataset", (tmp_path / "1.tar",))]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "own.filelist.list").rename(tmp_path / "data/own.filelist.list")
+    (tmp_path / "data/own.filelist").write_text("../1.tar\n")
+    assert [Path(os.path.normpath(part)) for _, (part,) in sources()] == [tmp_path / "1.tar"]
+    (tmp_path / "own.filelist.list").touch()
     (tmp_path / "two.filelist.list").touch()
     assert "holds 2 lists, own.filelist.list and two.filelist.list" in refusal()

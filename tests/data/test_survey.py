@@ -61,9 +61,18 @@ def test_a_table_may_lack_a_header_suffixes_and_folders(folder):
     assert found(folder) == ("table", {NAMES[0]: "car", NAMES[2]: "thing"})
 
 
+def test_a_name_that_two_pictures_have_names_neither(folder):
+    Image.new("RGB", (64, 64)).save(folder / "b/IMG_1234.png")
+    (folder / "list.csv").write_text(
+        "IMG_1234.png,at the root\nb/IMG_1234.png,below\nIMG_1234,either\na_red_car_01,car\n"
+    )
+    assert found(folder)[1] == {"IMG_1234": "at the root", "b/IMG_1234": "below", "a_red_car_01": "car"}
+
+
 def test_a_table_of_other_things_is_passed_over(folder):
     (folder / "prices.csv").write_text("image,text\nnowhere.png,gone\n")
     (folder / "odd.tsv").write_text("a\tb\n1\t2\n")
+    (folder / "one.csv").write_text("a_red_car_01.png,one of three\n")
     assert found(folder)[0] == "names"
 
 

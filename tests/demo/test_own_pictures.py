@@ -70,7 +70,7 @@ def test_what_was_found_is_said_and_its_recipes_can_be_trained(pictures, out):
 def test_a_batch_is_no_larger_than_the_pictures_are_many(pictures, out, count, batches, processes):
     for path in sorted(pictures.iterdir())[count:]:
         path.unlink()
-    made = plan_pictures(pictures, out, processes)[0]
+    made = plan_pictures(pictures, out, processes, train_autoencoder=True)[0]
     for name, batch in zip(("autoencoder", "diffusion"), batches, strict=True):
         (command,) = (stage.command for stage in made if stage.name == name)
         ranks = int(command[command.index("--nproc_per_node") + 1]) if processes > 1 else 1
@@ -140,6 +140,9 @@ def test_a_dry_run_writes_nothing_and_pictures_do_not_hold_their_results(picture
     assert f"convert {out}/captions.csv" in capsys.readouterr().out and not out.exists()
     with pytest.raises(ConfigError, match="is inside the folder of pictures"):
         quickstart(["--pictures", ".", "--out", "here"])
+    for side, words in ((40, "multiples of 16"), (112, "no picture of")):
+        with pytest.raises((ConfigError, DataError), match=words):
+            quickstart(["--pictures", ".", "--out", str(out), "--resolution", str(side)])
     with pytest.raises(DataError, match="say nothing"):
         for number, path in enumerate(sorted(pictures.iterdir())):
             path.rename(pictures / f"{number}.jpg")

@@ -12,13 +12,14 @@ from ...config.load import last_value, preset_layers
 from ...config.write import preset_recipe
 from ...data.survey import Survey, spread
 from ...data.text.vocabulary import length_of
-from ...utils.errors import ModelError, RowError
+from ...utils.errors import ConfigError, DataError, ModelError, RowError
 from ...weights.fetch import check_name
 from ..base import get_family
 
 _PRESETS = {"autoencoder": "autoencoder-tiny-cpu", "ldm": "ldm-tiny-cpu"}
 _BATCHES = {"autoencoder": 4, "ldm": 16}
 _SECONDS = {"autoencoder": 0.11, "ldm": 0.25}  # of an update at 48 x 48 pixels on two usual cores
+_STEP = 16  # pixels, of the sides that these networks take
 _GOOD_PSNR = 24.0  # dB; with less, an autoencoder blurs what its pictures show
 _NUM_MEASURED = 16  # pictures
 _NUM_PROMPTS, _NUM_SAMPLES = 6, 4  # what is drawn while it trains, and how often
@@ -48,8 +49,12 @@ class FirstTraining:
         known: dict | None = None,
     ) -> "FirstTraining":
         """None: by what was found. `known`: what `quality` of an earlier choice for these pictures was. Raises
-        DataError, ModelError."""
+        ConfigError, DataError, ModelError."""
         resolution = resolution or found.resolution
+        if resolution % _STEP:
+            raise ConfigError(f"--resolution {resolution}: the tiny networks take multiples of {_STEP}; round it")
+        if not found.count_rows(resolution):
+            raise DataError(f"no picture of {found.folder} has sides of {resolution} pixels; lower --resolution")
         package = str(last_value(preset_layers(_PRESETS["ldm"]), "model.vae_name_or_path"))
         own = cls(found, steps or found.num_updates, autoencoder_steps, resolution, None, 0.0, True)
         try:

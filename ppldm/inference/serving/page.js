@@ -59,14 +59,16 @@ function fill(select, values) {
   if (values.includes(before)) select.value = before;
 }
 const examples = () => [...new Set(models.map(one => one.example_prompt).filter(Boolean))];
-let usualScale = ""; // that of the chosen models, where they agree
+const usual = {guidance_scale: "", num_inference_steps: ""}; // of the chosen models, where they agree
 function offerTheirs() {
   const own = models.filter(one => chosen().includes(one.name)), samplers = own.map(one => one.samplers);
   fill(field("sampler"), (samplers[0] || []).filter(name => samplers.every(names => names.includes(name))));
-  const scales = [...new Set(own.map(one => one.guidance_scale))], scale = field("guidance_scale"), before = usualScale;
-  scale.placeholder = scales.join(", ");
-  usualScale = scales.length === 1 ? String(scales[0]) : "";
-  if (scale.value === before) scale.value = usualScale;
+  for (const [name, before] of Object.entries(usual)) {
+    const values = [...new Set(own.map(one => one[name]))];
+    field(name).placeholder = values.join(", ");
+    usual[name] = values.length === 1 ? String(values[0]) : "";
+    if (field(name).value === before) field(name).value = usual[name];
+  }
   field("prompt").placeholder = examples()[0] || "";
 }
 function setUp(found) {
