@@ -246,7 +246,7 @@ def claimed_dir(path, plan=None, replace=False):
         if replace and path.is_dir():
             remove_dir(path)
         os.replace(temporary, path)
-        (path / ".lock").unlink()  # held until the folder has its name: without it another run would take it for its own
+        (path / ".lock").unlink()  # held until here: else another run would take the folder for its own
         fsync_dir(path.parent)
     except BaseException as error:
         if plan is None or isinstance(error, DataError):
