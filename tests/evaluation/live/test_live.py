@@ -413,6 +413,7 @@ def test_in_a_real_browser(run, tmp_path, width):
         page.wait_for(shows(".run .state", "training"))
         page.wait_for(shows(".run", "Waiting for data25.0 % of the time"))
         page.wait_for(shows(".run", "3 rows (image 3), 1 updates"))
+        page.wait_for(f'return document.querySelectorAll("#prompt option").length === 4 && innerWidth === {width}')
         # pictures by prompt, over time, by keys
         page.wait_for('return document.querySelectorAll("#pictures img").length === 2')
         assert page.run('return [...document.getElementById("prompt").options].map(one => one.value)') == [
