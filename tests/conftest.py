@@ -3,6 +3,9 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Java's machines of tests live for seconds: their code is compiled once and quickly.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 
 import io
 import json
@@ -238,6 +241,18 @@ def tiny(tmp_path_factory) -> Tiny:
         (folder / f"{name}.json").write_text(json.dumps(config))
     save_component(build_autoencoder(folder / "vae.json", seed=1), folder / "vae")
     return Tiny(folder)
+
+
+@pytest.fixture(scope="session")
+def session():
+    """One Spark for all tests of this process, which ppldm finds and leaves; its workers keep their gateways."""
+    from ppldm.utils.machine.spark import spark_session
+
+    handler = signal.getsignal(signal.SIGINT)
+    with spark_session("local[2]", 1.0) as session:
+        session.conf.set("spark.sql.shuffle.partitions", "4")  # 200 tasks of a shuffle take seconds
+        signal.signal(signal.SIGINT, handler)  # Spark's own is for Spark's programs
+        yield session
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
 
     Raises EnvironmentProblem without the packages, OutputError for a folder that cannot be written.
     """
-    from ..data.text.tokenizer import CaptionTokenizer, build_vocab
+    from ..data.text.tokenizer import CaptionTokenizer, build_vocab, count_words
 
     catalog = read_catalog(language)
     chosen = QUICKSTART if subset == "quickstart" else None
@@ -126,6 +126,7 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
     )
     _draw_and_convert(drawings, out, "demo", size)
     captions = [drawing.caption for drawing in drawings]
+    seen = count_words(captions)
     if chosen:
         _draw_and_convert(catalog.held_out(chosen), make_output_dir(out / "unseen"), "unseen", size)
         write_filelist(out / "autoencoder.filelist.list", ["demo.filelist", "unseen/unseen.filelist"])
@@ -135,7 +136,7 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
             out / "prompts.txt", "".join(f"{prompt}\t{kind}\n" for prompt, kind in zip(prompts, kinds, strict=True))
         )
         captions += prompts
-    CaptionTokenizer(build_vocab(captions), MAX_CAPTION_TOKENS).save(out / "tokenizer")
+    CaptionTokenizer(build_vocab(captions), MAX_CAPTION_TOKENS, seen=seen).save(out / "tokenizer")
     write_text(out / "LICENSE.txt", _license_text())
     write_json(out / "demo.json", state | {"finished": True})
     return state

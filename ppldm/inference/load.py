@@ -73,6 +73,8 @@ def load(
     metadata = _read_metadata(weights, path)
     model.guidance_scale = guidance_of(metadata, path)
     loaded = load_tokenizer(folder, metadata["model_max_length"])
+    if lora:
+        loaded.seen = None  # it was trained on further captions
     model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
     model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
     autocast = use_dtype(model, dtype)

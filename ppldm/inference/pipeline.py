@@ -295,9 +295,7 @@ def _check_kinds(control, control_filter, control_scale, wildcards, callback) ->
         ("callback", callback, (Callable,)),
     ):
         if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            raise ConfigError(
-                f"{name} {str(value)[:_SHOWN]!r} is of the wrong kind; help(model.generate) says what it takes"
-            )
+            raise ConfigError(f"{name} {str(value)[:_SHOWN]!r} is of the wrong kind; see help(model.generate)")
     if control_scale is None or not math.isfinite(control_scale):
         raise ConfigError(f"control_scale {control_scale} is not a number; 1 is usual")
 

@@ -1,5 +1,6 @@
-"""What of a prompt does not reach the model as it was meant, in one sentence: words that its vocabulary lacks, what is
-cut at the text encoder's length, and webui's syntax that is drawn as words.
+"""What of a prompt does not reach the model as it was meant, in one sentence: words that its vocabulary lacks or that
+no caption of its training had, with the nearest that one had; what is cut at the text encoder's length; and webui's
+syntax that is drawn as words.
 
 `AND` between prompts is named only in a prompt that is weighted or has other marks of webui: by itself it is also how
 people stress a word ("bread AND butter"), and most prompts are not written for webui. Of brackets with numbers only
@@ -9,9 +10,11 @@ those are named that hold letters right before the number: "(ratio 16:9)" and "[
 import re
 from collections.abc import Iterable
 
+from ..utils.text import nearest
 from .prompt_weights import parse_weights
 
 _SHOWN_WORDS, _SHOWN_MARKS, _SHOWN_LETTERS = 20, 3, 60
+_NEAR = 0.7  # of 1: as near words must be
 _NUMBER = r"\s*[+-]?(?:\d+\.?\d*|\.\d+)\s*"
 _LORA = re.compile(r"<(?:lora|lyco|hypernet):[^<>:\s]+(?::[^<>]*)?>", re.IGNORECASE)
 _EDITS = re.compile(rf"\[[^\[\]:|]*:?[^\[\]:|]*[^\W\d]\s*::?{_NUMBER}\]|\[[^\[\]|]*\|[^\[\]]*\]")
@@ -24,14 +27,22 @@ def describe_prompts(pipeline, texts: Iterable[str], weighted: bool = False, has
     syntax of prompts may be chosen."""
     found = list(dict.fromkeys(text for text in texts if text))
     read = ["".join(one for one, _ in chunk) for text in found for chunk in parse_weights(text)] if weighted else found
-    said = [_unknown(pipeline.tokenizer.unknown_words(read)), _cut(pipeline, found, weighted, has_syntaxes),
+    said = [_unknown(pipeline.tokenizer, read), _cut(pipeline, found, weighted, has_syntaxes),
             _webui(found, weighted, has_syntaxes)]  # fmt: skip
     return "; ".join(one for one in said if one)
 
 
-def _unknown(words: list[str]) -> str:
+def _unknown(tokenizer, texts: list[str]) -> str:
+    words = tokenizer.unknown_words([_LORA.sub(" ", text) for text in texts])
+    shown = [_with_nearest(word, tokenizer.seen or ()) for word in words[:_SHOWN_WORDS]]
     more = ", …" if len(words) > _SHOWN_WORDS else ""
-    return f"words that the model does not know: {', '.join(words[:_SHOWN_WORDS])}{more}" if words else ""
+    return f"words that the model does not know: {', '.join(shown)}{more}" if words else ""
+
+
+def _with_nearest(word: str, seen: Iterable[str]) -> str:
+    """The first letter is that of the word meant: so few of many words are compared."""
+    near = nearest(word.lower(), sorted(one for one in seen if one[0] == word[0].lower()), _NEAR)
+    return f"{word} (nearest that it knows: {near})" if near else word
 
 
 def _cut(pipeline, texts: list[str], weighted: bool, has_syntaxes: bool) -> str:

@@ -83,14 +83,15 @@ def vocab(
 
 def make_vocabulary(out: str, indexed: Indexed, rule: CaptionRule, num_workers: int, settings: dict) -> dict:
     """Learn it from parts and write it; the report. settings: the flags by name. Raises DataError."""
-    from ..data.text.tokenizer import CaptionTokenizer
+    from ..data.text.tokenizer import MOST_WORDS, CaptionTokenizer
     from ..data.text.vocabulary import learn_vocabulary
 
     counts, rows = count_caption_words(indexed, rule, settings["max_rows"], num_workers)
     if not counts:
         raise DataError("no caption of these filelists holds a word; check the files with `ppldm head`")
     learned = learn_vocabulary(counts, settings["size"], settings["language"])
-    tokenizer = CaptionTokenizer(learned, settings["max_length"])
+    is_whole = rows == indexed.num_rows and len(counts) <= MOST_WORDS
+    tokenizer = CaptionTokenizer(learned, settings["max_length"], seen=counts if is_whole else None)
     tokenizer.save(out)
     return {
         "out": str(out),

@@ -64,7 +64,6 @@ def prepare(config, data, arguments) -> TrainingRun:
     checkpoint = prepare_output(arguments, world, settings)
     selection = select_training_rows(sources, data, arguments, world)
     model = family.build(config, data, arguments.seed)
-    description = describe_model(family, model)
     make_dataset = dataset_maker(model, data, arguments, [*sources, *held_out_sources])
     dataset = make_dataset(
         sources,
@@ -77,6 +76,7 @@ def prepare(config, data, arguments) -> TrainingRun:
         model.keep_moments = dataset.latents.keep
     if world.is_main:
         report_data(dataset, data, Path(arguments.output_dir))
+    description = describe_model(family, model)
     global_batch_size = arguments.samples_of_update(world.size)
     group_size = group_size_of(data, arguments.per_device_train_batch_size)
     max_steps = count_steps(arguments, len(dataset), global_batch_size)

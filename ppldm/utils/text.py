@@ -48,9 +48,9 @@ def count_of(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The one of the known words that was most likely meant; None where none is near."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), None)
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The one of the known words that was most likely meant; None where none is nearer than `cutoff`, of 1."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(word: str, known: Iterable[str], listing: bool = True) -> str:

@@ -57,6 +57,7 @@ _FURTHER = {CONTROLNET: CONTROLNET, TRANSFORMER: TRANSFORMER}
 _CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
 _TOKENIZER_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
+    "words.txt",
 )  # fmt: skip
 
 # What of a scheduler's settings is the process that the model was trained under; the others say how to sample.

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from PIL import Image
 from schema import read
 from tiny_model import write_base
 
-from ppldm.cli.main import run
+from ppldm.cli.main import COMMANDS as COMMANDS_OF_PPLDM
+from ppldm.cli.main import load_command, run
 from ppldm.config.load import Setting
 from ppldm.config.write import write_settings
 from ppldm.utils.errors import PpldmError, exit_on_error
@@ -27,7 +29,7 @@ _RUN = (
 # Which read and write parquet by a library that takes no such name, and say so.
 BY_LIBRARIES = ("dedup", "filter", "download")
 COMMANDS = [
-    "convert {n}/pictures-{n} --out {n}/converted --name {n} --rows-per-part 4",
+    "convert {n}/pictures-{n} --out {n}/converted --name {n} --rows-per-part 4 --num-workers 2",
     "verify {n}/converted/{n}.filelist.list",
     "index {n}/converted/{n}.filelist",
     "stats {n}/converted/{n}.filelist.list --html {n}/stats-{n}.html",
@@ -108,10 +110,15 @@ def prepare(at: Path, name: str, tiny) -> None:
 
 
 def outcome(words: str, name: str) -> str:
-    """How a command ends: nothing, or the kind of its error, and its text where it is none of ours."""
+    """How a command ends: nothing, or the kind of its error, and its text where it is none of ours. It works in this
+    process where the words name no number of workers."""
+    line = [word.replace("{n}", name) for word in words.split()]
+    takes = line[0] in COMMANDS_OF_PPLDM and "num_workers" in signature(load_command(line[0])).parameters
+    if takes and "--num-workers" not in line:
+        line += ["--num-workers", "1"]
     try:
         with exit_on_error():
-            run([word.replace("{n}", name) for word in words.split()])
+            run(line)
     except PpldmError as error:
         return f"{type(error).__name__}: {error}".replace(json.dumps(name)[1:-1], "NAME").replace(name, "NAME")
     except SystemExit as error:

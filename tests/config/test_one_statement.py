@@ -4,12 +4,12 @@ import dataclasses
 from typing import ClassVar
 
 import pytest
+from settings_table import settings_table
 
 from ppldm.config.load import file_layers, load
 from ppldm.config.option import Bounds, identity_of, option
 from ppldm.config.recipe import defaults, flatten, schema_of
 from ppldm.config.write import recipe_text
-from ppldm.families.settings.table import settings_table
 from ppldm.training.commands.arguments import make_parser, read_recipe
 from ppldm.utils.errors import ConfigError
 

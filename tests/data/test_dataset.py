@@ -261,9 +261,9 @@ def test_the_perturbation_comes_on_top_of_the_offset(make_dataset):
 
 
 def test_perturbed_noise_is_the_noise_and_a_second_one(make_dataset):
-    plain, perturbed = make_dataset()[(0, 3)], make_dataset(inputs={"input_perturbation": 0.25})[(0, 3)]
-    assert same({**perturbed, "input_noise": 0}, {**plain, "input_noise": 0})
-    rows = [make_dataset(inputs={"input_perturbation": 0.25})[(epoch, row)] for epoch in range(8) for row in range(24)]
+    plain, dataset = make_dataset()[(0, 3)], make_dataset(inputs={"input_perturbation": 0.25})
+    assert same({**dataset[(0, 3)], "input_noise": 0}, {**plain, "input_noise": 0})
+    rows = [dataset[(epoch, row)] for epoch in range(8) for row in range(24)]
     seconds = np.array([(row["input_noise"] - row["noise"]) / 0.25 for row in rows])
     assert seconds.dtype == np.float32 and np.unique(seconds[:, 0, 0, 0]).size == len(rows)
     assert abs(seconds.mean()) < 0.05 and abs(seconds.std() - 1) < 0.05

@@ -15,10 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import web
+from trained_here import train_here
 
 from ppldm.data.filelist import read_filelist, read_filelist_list
 from ppldm.data.formats.part import Part
 from ppldm.data.images.decode import decode_pixels
+from ppldm.prepare.pipeline import pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +90,7 @@ def run(*command) -> subprocess.CompletedProcess:
         (write_laion_art, "laion-art", "parquet"),
     ],
 )
-def test_from_metadata_to_training(tiny, tmp_path, write, preset, output_format):
+def test_from_metadata_to_training(tiny, tmp_path, capsys, write, preset, output_format):
     config = tmp_path / "pipeline.yaml"
     annotate = "annotate: {}\n" if output_format == "files" else ""
     config.write_text(
@@ -104,9 +106,8 @@ def test_from_metadata_to_training(tiny, tmp_path, write, preset, output_format)
         assert done.returncode == 0, done.stderr
         if annotate:
             hits = server.hits.total()
-            again = run("-m", "ppldm", "pipeline", config, "--json")
-            assert again.returncode == 0 and again.stdout == done.stdout
-            assert server.hits.total() == hits
+            pipeline(str(config), json=True)
+            assert capsys.readouterr().out == done.stdout and server.hits.total() == hits
     report = json.loads(done.stdout)
     stages, num_good = report["stages"], len(rows) - failures.total()
     assert stages["filter"]["rows_in"] == len(rows) + num_dropped and stages["filter"]["rows_out"] == len(rows)
@@ -121,9 +122,7 @@ def test_from_metadata_to_training(tiny, tmp_path, write, preset, output_format)
         check_annotations(tmp_path / "out/images", num_good - 1)
     if output_format == "parquet":
         return  # the parts are trained on twice already
-    flags = tiny.flags(tmp_path / "run", file_list=report["file_list"], max_steps=3)
-    done = run("examples/train_txt2img_laion400m_no_trainer.py", *flags)
-    assert done.returncode == 0, done.stderr
+    train_here(tiny.flags(tmp_path / "run", file_list=report["file_list"], max_steps=3))
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert len(records) == 3 and all(np.isfinite(record["loss"]) for record in records)
 

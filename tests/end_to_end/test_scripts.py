@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trained_here import train_here
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = "examples/train_txt2img_laion400m_no_trainer.py"
@@ -41,8 +42,7 @@ def losses(folder: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def one_process(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one") / "run"
-    result = run(sys.executable, LOOP, *tiny.flags(folder, per_device_train_batch_size=8))
-    assert result.returncode == 0, result.stderr
+    train_here(tiny.flags(folder, per_device_train_batch_size=8))
     return folder
 
 
@@ -112,17 +112,12 @@ def test_single_scripts_take_the_published_settings(tmp_path, script):
 
 @pytest.mark.parametrize("script, extra", [(LOOP, []), (TRAINER, ["--do_train"])])
 def test_ctrl_c_saves_and_the_same_command_finishes(tiny, tmp_path, script, extra):
-    def flags(folder):
-        return [
-            sys.executable,
-            script,
-            *extra,
-            *tiny.flags(folder, max_steps=40, use_ema=True, dataloader_num_workers=1),
-        ]
-
-    assert run(*flags(tmp_path / "straight")).returncode == 0
+    settings = {"max_steps": 40, "use_ema": True}
+    train_here(tiny.flags(tmp_path / "straight", **settings), loop=script == LOOP)
+    command = [sys.executable, script, *extra]
+    command += tiny.flags(tmp_path / "stopped", **settings, dataloader_num_workers=1)
     process = subprocess.Popen(
-        flags(tmp_path / "stopped"),
+        command,
         cwd=ROOT,
         env=environment(),
         stderr=subprocess.PIPE,
@@ -137,7 +132,7 @@ def test_ctrl_c_saves_and_the_same_command_finishes(tiny, tmp_path, script, extr
     assert process.returncode == 130, error
     assert "the same command again goes on there" in error and "Traceback" not in error
     assert len(losses(tmp_path / "stopped")) < 40
-    assert run(*flags(tmp_path / "stopped")).returncode == 0
+    assert run(*command).returncode == 0
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
 
 

@@ -1,4 +1,4 @@
-"""README's first walk-through, "Your own pictures", with its own commands, at a few steps."""
+"""README's "Your own pictures", with its own commands, at a few steps."""
 
 import os
 import re
@@ -29,15 +29,14 @@ def pictures(tmp_path):
 
 
 def walk_through(text: str) -> str:
-    """The commands of the first block of README's section, with few updates."""
+    """The commands of the section, with few updates."""
     section = text.split("## Your own pictures\n")[1].split("\n## ")[0]
     block = re.search(r"```bash\n(.*?)```", section, re.DOTALL)[1]
-    return re.sub(r"--max_steps \d+", "--max_steps 3", block)
+    return block.replace("ppldm quickstart", "ppldm quickstart --steps 3 --autoencoder-steps 3")
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme_lead_from_a_folder_to_pictures(tmp_path, pictures):
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     for name, command in (("python", ""), ("ppldm", "-m ppldm ")):
@@ -48,13 +47,13 @@ def test_the_commands_of_the_readme_lead_from_a_folder_to_pictures(tmp_path, pic
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PPLDM_CACHE_DIR": str(tmp_path / "cache"),
+        "HF_HUB_OFFLINE": "1",
     }
     block = walk_through((ROOT / "README.md").read_text(encoding="utf-8"))
     done = subprocess.run(
         ["bash", "-ec", block], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=540
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "unknown words: 0.00%" in done.stdout
-    assert "of 12 captions, 0.0% of their words are unknown" in done.stderr
-    assert Image.open(tmp_path / "sheet.png").size[0] > 300
-    assert len(list((tmp_path / "drawn").glob("000-*.png"))) == 4
+    own = tmp_path / "outputs/pictures"
+    assert (own / "pictures/grid.png").is_file() and list(own.glob("*.yaml"))
+    assert len(list((tmp_path / "drawn/pictures").glob("000-*.png"))) == 4

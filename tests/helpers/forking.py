@@ -66,6 +66,20 @@ def stop_when(pid: int, reached, steps=lambda: 0.001) -> None:
         time.sleep(steps())
 
 
+def kill_group_when(process: subprocess.Popen, reached) -> bool:
+    """Kill a process and its group, of which it is the first, as soon as `reached()`, which is asked while they stand
+    still; False where it ended before."""
+    while process.poll() is None:
+        os.killpg(process.pid, signal.SIGSTOP)
+        if reached():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+        os.killpg(process.pid, signal.SIGCONT)
+        time.sleep(0.003)
+    return False
+
+
 def kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 It is a process of its own, since processes that tests fork would have its sockets too.
 """
 
+import asyncio
 import itertools
 import json
 import os
@@ -57,9 +58,12 @@ def s3_here():
 
 @contextmanager
 def empty_bucket(server: S3Here, monkeypatch, bucket: str = "bucket"):
-    """The server with nothing but an empty bucket, and an environment that names it."""
+    """The server with nothing but an empty bucket, and an environment that names it. Libraries that try again do not
+    wait for it as long as for a server far away."""
     from ppldm.utils.store import client
 
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds, *result: sleep(seconds / 100, *result))
     server.tell(latency=0, faults=[], gone=False)
     urllib.request.urlopen(f"{server.url}/moto-api/reset", b"").close()
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": server.url, "PPLDM_STORE_RETRY_SECONDS": "60"}.items():

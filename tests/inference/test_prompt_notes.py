@@ -10,11 +10,12 @@ from small_weights import small_weights, write_clip
 
 import ppldm
 from ppldm.cli.main import run
-from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, load_tokenizer
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, count_words, load_tokenizer
 from ppldm.inference.prompt_notes import describe_prompts
 from ppldm.inference.serving.limits import Limits
 from ppldm.inference.serving.paint import Painter
 from ppldm.inference.serving.parameters import make_parameters, read_request
+from ppldm.weights.read import read_weights
 from ppldm.weights.write import write_weights
 
 LONG = "a red heart " * 25 + "and a blue boat"
@@ -100,3 +101,27 @@ def test_and_is_named_beside_other_marks_of_webui_alone(words):
                                   "[1]", "a|b", "(see: cats)", "John (3:16)", "[12:30]", "<lora>"])  # fmt: skip
 def test_text_that_looks_alike_is_left_alone(words, text):
     assert "webui" not in describe_prompts(words, [text])
+
+
+def test_words_that_no_caption_had_are_named_with_the_nearest_and_travel_with_the_model(tmp_path, caplog):
+    captions = ["a purple heart", "Two blue boats!"]
+    weights = small_weights(4)
+    weights.tokenizer = CaptionTokenizer(build_vocab([*captions, "zebra"]), 77, seen=count_words(captions))
+    write_weights(weights, "ppdiffusers", tmp_path / "model")
+    model, again = ppldm.load(tmp_path / "model"), tmp_path / "again"
+    write_weights(read_weights(tmp_path / "model"), "ppdiffusers", again)
+    said = "words that the model does not know: purplish (nearest that it knows: purple), zebra"
+    assert describe_prompts(model, ["a Purple heart TWO boats! <lora:some:0.8>"]).startswith("webui's syntax")
+    for one in (model, ppldm.load(again)):
+        assert describe_prompts(one, ["a purplish zebra", "a blue purple heart!"]) == said
+    model.generate("a purplish zebra", num_inference_steps=1)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [said]
+
+
+def test_a_model_whose_captions_are_not_known_says_nothing_of_them(place):
+    assert describe_prompts(ppldm.load(place), ["heartb"]) == ""
+
+
+def test_added_tokens_are_no_words_of_captions():
+    own = CaptionTokenizer(build_vocab(["a heart"]), 16, seen=["a", "heart"]).with_tokens(["<rex>"])
+    assert own.unknown_words(["a <rex> heart"]) == [] and own.unknown_words(["rex"]) == ["rex"]

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -52,10 +53,13 @@ def data(here):
 
 @pytest.fixture
 def run(capsys):
-    """The output of a command line."""
+    """The output of a command line; this process does the work where the words name no number of workers."""
 
     def call(*words):
-        cli.run([str(word) for word in words])
+        words = [str(word) for word in words]
+        if "num_workers" in signature(cli.load_command(words[0])).parameters and not any("workers" in w for w in words):
+            words += ["--num-workers", "1"]
+        cli.run(words)
         return capsys.readouterr().out
 
     return call

@@ -38,6 +38,19 @@ def test_its_tokenizer_knows_all_words_and_loads_by_name(captions, run):
     assert len(tokenizer.encode(["一颗红色的心"])[0].nonzero()[0]) == 8
 
 
+def test_words_are_kept_only_where_they_are_all(captions, run, monkeypatch):
+    run("vocab", "mixed.filelist", "--out", "tok")
+    tokenizer, whole = load_tokenizer("tok", 12), (captions / "tok/words.txt").read_text()
+    assert tokenizer.unknown_words([*ENGLISH, *CHINESE]) == [] and whole.split() == sorted(tokenizer.seen)
+    assert tokenizer.unknown_words([f"{ENGLISH[0]} Zebras, 龘!"]) == ["zebras", "龘"]
+    run("vocab", "mixed.filelist", "--out", "tok", "--max-rows", "99", "--overwrite")
+    assert load_tokenizer("tok", 12).seen is None
+    for most in (len(tokenizer.seen), len(tokenizer.seen) - 1):
+        monkeypatch.setattr("ppldm.data.text.tokenizer.MOST_WORDS", most)
+        run("vocab", "mixed.filelist", "--out", f"tok{most}")
+        assert (captions / f"tok{most}/words.txt").is_file() is (most == len(tokenizer.seen))
+
+
 def test_any_number_of_processes_gives_the_same_file(captions, run):
     for workers in (1, 2):
         run("vocab", "mixed.filelist", "--out", f"tok{workers}", "--workers", workers)

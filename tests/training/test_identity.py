@@ -3,12 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from settings_table import settings_table
 
 from ppldm.config.option import identity_of, options
 from ppldm.config.recipe import groups_of
 from ppldm.data.shapes import group_size_of, make_shapes
 from ppldm.families.base import get_family, list_families
-from ppldm.families.settings.table import settings_table
 from ppldm.training import identity
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.rows import count_steps

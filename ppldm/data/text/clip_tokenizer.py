@@ -57,7 +57,7 @@ class ClipTokenizer:
         self.added = [*read_added(self.folder, own), *added]
         add_tokens(self._tokenizer, own, self.added)
         self.ids |= {token: number for number, token in enumerate(self.added, own)}
-        self._words = WordTokenizer(self._tokenizer)
+        self._words, self.seen = WordTokenizer(self._tokenizer), None  # which words captions have is not known
 
     @property
     def vocab(self) -> list[str]:
@@ -114,6 +114,8 @@ class ClipTokenizer:
     def unknown_words(self, captions: list[str]) -> list[str]:
         """None: all words are made of pieces, of single bytes if need be."""
         return []
+
+    unseen_words = unknown_words
 
     def save(self, folder) -> None:
         """Write what `load_tokenizer` and CLIPTokenizer.from_pretrained read."""

@@ -1,7 +1,8 @@
 """Captions to token ids: BERT's WordPiece in Rust, with the ids that PaddleNLP's BertTokenizer gives
 for every character that both know (their Unicode tables differ in age).
 
-A tokenizer is a `vocab.txt`, one token a line, the line number its id, and whether text is lower-cased.
+A tokenizer is a `vocab.txt`, one token a line, the line number its id, and whether text is lower-cased; with it may
+come `words.txt`, all words of the captions that are trained on.
 """
 
 from collections import Counter
@@ -38,21 +39,31 @@ KNOWN_NAMES = {
     "ernie-1.0": "ErnieTokenizer",
 }
 
+WORDS_FILE = "words.txt"
+# Of captions with more different words, or with rows that were not read, none are kept: a list that is not whole would
+# name words that a model knows.
+MOST_WORDS = 50_000
+
 # Beside punctuation, PaddleNLP makes every Unicode symbol (currency, arrows, emoji …) and these letters words.
 _LONE_CHARACTERS = Regex(r"[\p{P}\p{S}\u00ad²ºµØŋƱ〇]")
 
 
 class CaptionTokenizer:
     """A vocabulary, and tokens `added` behind it, with the length that captions are padded or cut to. `vocab_size`,
-    `max_length`: int."""
+    `max_length`: int. `seen`: all words of the captions that are trained on, as `count_words` has them; None where that
+    is not known."""
 
-    def __init__(self, vocab: list[str], max_length: int, lower_case: bool = True, added: Iterable[str] = ()):
+    def __init__(
+        self, vocab: list[str], max_length: int, lower_case: bool = True, added: Iterable[str] = (),
+        seen: Iterable[str] | None = None,
+    ):  # fmt: skip
         ids = {token: number for number, token in enumerate(vocab)}
         _require_special(ids, "the vocabulary")
         if max_length < 3:
             raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
         self.vocab, self.max_length, self.lower_case = [*vocab, *added], max_length, lower_case
         self._own, self.added = vocab, list(added)
+        self.seen = None if seen is None else frozenset(seen)
         self._tokenizer = _build(ids, max_length, lower_case)
         add_tokens(self._tokenizer, len(vocab), added)
         self._words = WordTokenizer(self._tokenizer)
@@ -69,7 +80,7 @@ class CaptionTokenizer:
 
     def with_tokens(self, tokens: list[str]):
         """The tokenizer that knows these too, with the next ids. Raises ConfigError."""
-        return CaptionTokenizer(self._own, self.max_length, self.lower_case, [*self.added, *tokens])
+        return CaptionTokenizer(self._own, self.max_length, self.lower_case, [*self.added, *tokens], self.seen)
 
     @property
     def digest(self) -> str:
@@ -101,12 +112,21 @@ class CaptionTokenizer:
         return self._tokenizer.to_str()
 
     def unknown_words(self, captions: list[str]) -> list[str]:
-        """The words that the vocabulary lacks, each once, in order."""
-        found = {}
+        """The words that the vocabulary lacks, or that are not `seen`, each once, in order."""
+        found = dict.fromkeys(self.unseen_words(captions))
         for caption, encoding in zip(captions, self._tokenizer.encode_batch(captions), strict=True):
             pairs = zip(encoding.tokens, encoding.offsets, strict=True)
-            found |= dict.fromkeys(caption[start:end] for token, (start, end) in pairs if token == _UNK)
+            lacking = (caption[start:end] for token, (start, end) in pairs if token == _UNK)
+            found |= dict.fromkeys(word for word in lacking if word.lower() not in found)
         return list(found)
+
+    def unseen_words(self, captions: list[str]) -> list[str]:
+        """The words that are not `seen`, in lower case, each once, in order; none where that is not known."""
+        if self.seen is None:
+            return []
+        for token in self.added:
+            captions = [caption.replace(token, " ") for caption in captions]
+        return [word for word in count_words(captions) if word not in self.seen and any(map(str.isalnum, word))]
 
     def save(self, folder) -> None:
         """Write what `load_tokenizer`, and BertTokenizer.from_pretrained of PaddleNLP, reads."""
@@ -116,6 +136,10 @@ class CaptionTokenizer:
         )
         write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self._own))
         write_added(folder, len(self._own), self.added)
+        if self.seen is None:
+            (folder / WORDS_FILE).unlink(missing_ok=True)  # of another
+        else:
+            write_text(folder / WORDS_FILE, "".join(f"{word}\n" for word in sorted(self.seen)))
         write_json(folder / "special_tokens_map.json", names)
         config = {"do_lower_case": self.lower_case, "model_max_length": self.max_length, **names}
         write_json(folder / "tokenizer_config.json", {**config, "tokenizer_class": "BertTokenizer"})
@@ -137,7 +161,8 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
         return ClipTokenizer(path, max_length)
     if path.is_dir():
         vocab = _read_vocab(path / "vocab.txt", inside=True)
-        return CaptionTokenizer(vocab, max_length, _read_lower_case(path), read_added(path, len(vocab)))
+        seen = _read_lines(path / WORDS_FILE, True) if (path / WORDS_FILE).is_file() else None
+        return CaptionTokenizer(vocab, max_length, _read_lower_case(path), read_added(path, len(vocab)), seen)
     return CaptionTokenizer(_read_vocab(path), max_length, _read_lower_case(path.parent))
 
 
@@ -186,12 +211,16 @@ def _splitter() -> Sequence:
     return Sequence([BertPreTokenizer(), Split(_LONE_CHARACTERS, "isolated")])
 
 
-def _read_vocab(path: Path, inside: bool = False) -> list[str]:
+def _read_lines(path: Path, inside: bool) -> list[str]:
     try:
         text = read_small(path, ConfigError, "name a folder that has a vocabulary", inside).decode()
-        vocab = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the vocabulary {path} is not UTF-8 text; name the tokenizer's vocab.txt") from error
+        raise ConfigError(f"{path} is not UTF-8 text; name the folder of a tokenizer") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
+
+
+def _read_vocab(path: Path, inside: bool = False) -> list[str]:
+    vocab = _read_lines(path, inside)
     _require_special({*vocab}, f"the vocabulary {path}")
     return vocab
 

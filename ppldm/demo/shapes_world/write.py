@@ -89,15 +89,15 @@ class World:
                 break
         return list(found)
 
-    def vocabulary(self) -> list[str]:
-        """Tokens for every caption of the grammar, whatever rows are drawn."""
-        from ...data.text.tokenizer import build_vocab
+    def words(self) -> list[str]:
+        """Those of every caption of the grammar, whatever rows are drawn."""
+        from ...data.text.tokenizer import count_words
 
         singles = [scene for scene in all_scenes() if len(scene.groups) == 1]
         group = Group(1, *PAIRS[0], SIZES[0])
         pairs = [Scene((group, group), relation) for relation in RELATIONS]
         languages = LANGUAGES if self.language == "both" else (self.language,)
-        return build_vocab(make_caption(scene, language) for scene in singles + pairs for language in languages)
+        return sorted(count_words(make_caption(scene, language) for scene in singles + pairs for language in languages))
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,10 @@ def _is_whole(task: _Task, record: dict) -> bool:
 
 
 def _write_texts(out: Path, world: World) -> None:
-    from ...data.text.tokenizer import CaptionTokenizer
+    from ...data.text.tokenizer import CaptionTokenizer, build_vocab
 
     for name, held_out, kind in (("seen", False, "seen"), ("heldout", True, "unseen")):
         lines = "".join(f"{prompt}\t{kind}\n" for prompt in world.prompts(held_out, NUM_PROMPTS))
         write_text(out / f"prompts-{name}.txt", lines)
-    CaptionTokenizer(world.vocabulary(), MAX_CAPTION_TOKENS).save(out / "tokenizer")
+    words = world.words()
+    CaptionTokenizer(build_vocab(words), MAX_CAPTION_TOKENS, seen=words).save(out / "tokenizer")

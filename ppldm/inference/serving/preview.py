@@ -2,8 +2,8 @@
 
 A decoder makes of each place of the latents f x f pixels, by that place and its neighbours; the mean colours of the
 four quarters are nearly a linear function of the 3 x 3 places around. So the map is fitted by least squares to what the
-decoder makes of random latents, coarse and fine, and costs a matrix product for each preview. docs/drawing.md says how near
-it comes.
+decoder makes of random latents, coarse and fine, and costs a matrix product for each preview. docs/drawing.md says how
+near it comes.
 """
 
 from collections.abc import Callable

@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -34,7 +33,6 @@ import pyarrow.parquet as pq
 from ...utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ...utils.files import RemotePath, fsync_dir, read_json, remove_path, write_json
 from ...utils.text import one_line
-from ...utils.variables import set_for_libraries
 from ..block_list import NOTHING, BlockList
 from .failures import CLASSES_VERSION
 from .fetch import Bounds, install
@@ -328,12 +326,11 @@ def _move_into_place(work: Path, task: ShardTask, record: dict) -> None:
 def _import_downloader():
     """img2dataset's module `downloader`. Raises EnvironmentProblem.
 
-    It imports wandb, for reports that are not asked for here, and albumentations, for the resizer that ours replaces.
-    Both are large and break easily; where one is not installed, an empty module stands in for it during the import.
+    It imports wandb, for reports that are not asked for here, and albumentations, for the resizer that ours replaces:
+    empty modules stand in for them during the import. webdataset, which it imports, does without PyTorch.
     """
-    set_for_libraries({"NO_ALBUMENTATIONS_UPDATE": "1"})  # which asks the network at its import
-    absent = [name for name in ("wandb", "albumentations") if name not in sys.modules and find_spec(name) is None]
-    sys.modules.update({name: ModuleType(name) for name in absent})
+    idle = [name for name in ("wandb", "albumentations", "torch") if name not in sys.modules]
+    sys.modules.update({name: ModuleType(name) if name != "torch" else None for name in idle})  # type: ignore[misc]
     try:
         from img2dataset import downloader
     except ImportError as error:
@@ -343,7 +340,7 @@ def _import_downloader():
             f"img2dataset cannot be imported ({error}); {PIP} install 'img2dataset>=1.47,<2'"
         ) from error
     finally:
-        for name in absent:
+        for name in idle:
             del sys.modules[name]
     return downloader
 

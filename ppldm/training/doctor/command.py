@@ -66,6 +66,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num_devices", type=int, metavar="N", help="Devices of the run (default: by --devices).")
     parser.add_argument("--json", action="store_true", help="As JSON.")
     parser.add_argument("--run", metavar="FOLDER", help="A run whose log says how long an update takes.")
+    parser.add_argument("--no_timing", dest="timing", action="store_false", help="Do not time updates on a CPU.")
     parser.add_argument("--price_per_hour", type=float, metavar="X", help="Of a device, for the cost of the run.")
     add_launch_flags(parser)
     parser.add_argument("--shared_memory", metavar="FOLDER", help=argparse.SUPPRESS)  # in the place of /dev/shm

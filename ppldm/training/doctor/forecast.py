@@ -1,5 +1,6 @@
-"""Hours, disk and cost of a run, from the seconds of an update that were measured: those of a run's log. Where there is
-no such log, on a CPU, the hours that it takes at least, by the operations of its convolutions and matrix products."""
+"""Hours, disk and cost of a run, from the seconds of an update that were measured: those of a run's log, or on a CPU
+of updates that are timed (`timed`). Where neither can be, on a CPU, the hours that it takes at least, by the operations
+of its convolutions and matrix products."""
 
 import statistics
 import time
@@ -53,8 +54,12 @@ def forecast(
 
 
 def least_hours(operations: int, max_steps: int) -> float:
-    """Of updates of so many floating-point operations on this CPU: at the speed of the fastest of some products of
-    matrices, which no training reaches."""
+    """Of updates of so many floating-point operations on this CPU, at a speed that no training reaches."""
+    return operations / matrix_speed() * max_steps / 3600
+
+
+def matrix_speed() -> float:
+    """Floating-point operations a second of this CPU in the fastest of some products of matrices."""
     import paddle
 
     matrix, seconds = paddle.ones([_SIDE, _SIDE]), []
@@ -62,17 +67,18 @@ def least_hours(operations: int, max_steps: int) -> float:
         start = time.perf_counter()
         paddle.matmul(matrix, matrix)
         seconds.append(time.perf_counter() - start)
-    return operations / (2 * _SIDE**3 / min(seconds)) * max_steps / 3600
+    return 2 * _SIDE**3 / min(seconds)
 
 
-def tell(found: dict[str, float] | None, least: float = 0.0, is_cpu: bool = False) -> Iterator[Finding]:
-    """The forecast as a line; None where no update was measured, and then `least` hours, where they are known."""
-    hours = found["hours"] if found else least
+def tell(found: dict[str, float] | None, least: float = 0.0, is_cpu: bool = False, how: str = "") -> Iterator[Finding]:
+    """The forecast as a line; None where no update was measured, and then `least` hours, where they are known. how: it
+    was measured, or why it was not."""
+    hours, how = found["hours"] if found else least, f" ({how})" if how else ""
     fix = "take a smaller model, --resolution or --max_steps (`ppldm init` proposes some), or another device"
     if found:
-        text = f"{found['seconds_an_update']:.3g} s an update, {hours:.3g} h, {found['disk_gb']:.3g} GB of disk"
+        text = f"{found['seconds_an_update']:.3g} s an update{how}, {hours:.3g} h, {found['disk_gb']:.3g} GB of disk"
         text += f", cost {found['cost']:.2f}" if "cost" in found else ""
     else:
         text = f"at least {least:.2g} h, at the speed of matrix products on this CPU; " if least else ""
-        text += "no update was measured: --run FOLDER takes the seconds of an update from a run's log"
+        text += f"no update was measured{how}: --run FOLDER takes its seconds from a run's log"
     yield judged("forecast", text, warning=fix if is_cpu and hours > _LONG_HOURS else "")

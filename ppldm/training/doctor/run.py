@@ -10,9 +10,10 @@ from ...networks.configs import check_tokenizer_fit
 from ...utils.errors import ConfigError, ModelError, PpldmError
 from ...utils.machine.cpu import load_paddle
 from ...utils.machine.resources import anonymous_memory_bytes, available_memory_bytes, usable_memory_bytes
-from ...utils.offline import is_offline
+from ...utils.offline import is_offline, network_forbidden
 from ...utils.text import count_of
 from ...utils.variables import read
+from ...weights.runs import one_run
 from .findings import Finding, examine, good, judged
 from .machine import look_at_disk
 
@@ -37,7 +38,8 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
     if sources:
         rows, steps = _look_at_data(recipe, sources, devices, any(one.status == "error" for one in access))
         found += rows
-    return _once(found + examine("forecast", _look_ahead, recipe, given, steps, facts))
+    would_run = not any(one.status == "error" for one in found)
+    return _once(found + examine("forecast", _look_ahead, recipe, given, steps, facts, would_run))
 
 
 def _once(found: list[Finding]) -> list[Finding]:
@@ -47,10 +49,11 @@ def _once(found: list[Finding]) -> list[Finding]:
 
 
 def _look_at_device(recipe: Recipe) -> Iterator[Finding]:
-    from ...utils.machine.devices import DEFAULT_DEVICE, device_name, use_device
+    from ...utils.machine.devices import DEFAULT_DEVICE, check_precision, current_device, device_name, use_device
     from ..optimizer.precision import is_mixed
 
     use_device(None if recipe.training.device == DEFAULT_DEVICE else recipe.training.device)
+    check_precision(recipe.training.bf16, recipe.training.fp16, current_device())
     halves = recipe.training.bf16 or recipe.training.fp16
     fix = "omit --bf16 and --fp16, or use a device that has it" if halves and not is_mixed(recipe.training) else ""
     yield judged("device", f"{device_name()}" + (", which has no half precision" if fix else ""), warning=fix)
@@ -99,7 +102,7 @@ def _ask_hub(flag: str, name: str) -> Finding:
                        denied if status in (401, 403) else f"check --{flag}, or download the model first")  # fmt: skip
     except (RequestException, OSError):
         fix = f"check --{flag}, or download the model where the network is and give its folder"
-        return Finding("access", "warning", f"there is no folder {name} here, and the hub cannot be reached", fix)
+        return Finding("access", "error", f"there is no folder {name} here, and the hub cannot be reached", fix)
     return good("access", f"the hub has {repository}")
 
 
@@ -200,7 +203,8 @@ def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
     yield good("tokenizer", f"{source}: {tokenizer.vocab_size:,} words, captions of {max_length} tokens")
 
 
-def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict) -> Iterator[Finding]:
+def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: bool) -> Iterator[Finding]:
+    """would_run: whether nothing was found that would stop the run."""
     from ...utils.machine.devices import current_kind
     from .forecast import count_checkpoints, forecast, least_hours, other_bytes, seconds_an_update, tell
 
@@ -211,17 +215,34 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict) -> Iterator[
     if not max_steps:
         yield good("forecast", "none: how many updates the epochs are is known when the rows are")
         return
-    own = Path(recipe.training.output_dir)
-    folder = Path(given.run) if given.run else own
+    words = ""
     try:
-        seconds = seconds_an_update(folder)
+        seconds = seconds_an_update(one_run(given.run) if given.run else Path(recipe.training.output_dir))
     except PpldmError:
         if given.run:
             raise
         operations = facts.get("operations_an_update", 0) if is_cpu else 0
-        yield from tell(None, least_hours(operations * given.devices_here, max_steps) if operations else 0.0, is_cpu)
-        return
+        timed, why = _time(recipe, given, facts) if is_cpu and would_run and given.timing else (None, "")
+        if timed is None:
+            least = least_hours(operations * given.devices_here, max_steps) if operations else 0.0
+            yield from tell(None, least, is_cpu, why)
+            return
+        seconds, words = timed.seconds, timed.words
     facts["forecast"] = forecast(
         seconds, max_steps, (size or 0) * count + more, given.num_devices, given.price_per_hour
     )
-    yield from tell(facts["forecast"], is_cpu=is_cpu)
+    yield from tell(facts["forecast"], is_cpu=is_cpu, how=words)
+
+
+def _time(recipe: Recipe, given, facts: dict) -> tuple:
+    """(what updates took, "") or (None, why none was timed)."""
+    from .forecast import matrix_speed
+    from .timed import time_updates
+
+    operations = facts.get("operations_an_update", 0) // recipe.training.gradient_accumulation_steps
+    needed = sum(facts.get("memory", {}).values())
+    try:
+        with network_forbidden():
+            return time_updates(recipe, given.devices_here, operations, needed, matrix_speed()), ""
+    except PpldmError as error:
+        return None, str(error)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppldm.data.text import vocabulary
 from ppldm.data.text.tokenizer import SPECIAL_TOKENS, CaptionTokenizer, count_words
 from ppldm.data.text.vocabulary import LANGUAGES, learn_vocabulary
 from ppldm.utils.errors import ConfigError
@@ -93,6 +94,9 @@ def test_counts_in_any_order_in_any_process_give_the_same_tokens():
         assert done.stdout.split() == expected
 
 
-def test_huge_counts_are_scaled_down():
+def test_huge_counts_are_scaled_down(monkeypatch):
+    monkeypatch.setattr(vocabulary, "_MAX_WORDS", 50_000)
     counts = Counter({"heart": 10**12, "boat": 10**12, "rare": 1})
+    read = Counter(word for text in vocabulary._texts(counts) for word in text.split())
+    assert read == {"heart": 25_000, "boat": 25_000, "rare": 1}
     assert {"heart", "boat"} <= set(learn_vocabulary(counts, 120, ["en"]))

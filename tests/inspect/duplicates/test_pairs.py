@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ppldm.inspect.duplicates import pairs
 from ppldm.inspect.duplicates.hashes import NUM_CROPS
 from ppldm.inspect.duplicates.pairs import choose_masks, duckdb_engine, find_pairs, spark_engine
-from ppldm.utils.machine.spark import spark_session
 
 FIELDS = ["hash", "mirrored", *(f"crop_{crop}" for crop in range(NUM_CROPS))]
 
@@ -86,13 +85,11 @@ def test_large_groups_are_compared_with_their_best_only(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.needs("java")
-def test_spark_finds_what_duckdb_finds(tmp_path):
+def test_spark_finds_what_duckdb_finds(tmp_path, session):
     hashes = make_nodes(tmp_path / "nodes.parquet", np.random.default_rng(7))
     how = hashes.shape[1], 1, True, True
     with duckdb_engine(tmp_path / "nodes.parquet", 1.0) as engine:
         expected = find_pairs(engine, *how)
-    with spark_session("local[1]", 1.0) as spark:
-        spark.conf.set("spark.sql.shuffle.partitions", "1")
-        found = find_pairs(spark_engine(spark, tmp_path / "nodes.parquet"), *how)
+    found = find_pairs(spark_engine(session, tmp_path / "nodes.parquet"), *how)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -21,14 +21,6 @@ from ppldm.prepare.convert.reencode import Treatment
 from ppldm.prepare.convert.source import find_units
 from ppldm.prepare.convert.units import Span
 from ppldm.utils.errors import ConfigError, DataError, OutputError
-from ppldm.utils.machine import spark
-
-
-@pytest.fixture(scope="module")
-def session():
-    """One Spark for all tests of this file; its workers keep their gateways."""
-    with spark.spark_session("local[2]", 1.0) as session:
-        yield session
 
 
 def write_tar(path: Path, rows) -> None:

@@ -1,10 +1,8 @@
 """Law: the same rows come out of every kind of source, through both readers, complete or with a named reason."""
 
-import contextlib
 import csv
 import io
 import json
-import os
 import random
 import signal
 import subprocess
@@ -17,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import web
+from forking import forking, kill_group_when
 from PIL import Image
 
 from ppldm.data.formats.part import Part
@@ -390,19 +388,20 @@ def test_killed_at_any_point_the_same_command_gives_the_same_bytes(tmp_path):
     run(source, tmp_path / "whole", rows_per_part=1)
     rng = random.Random(0)
     # Points are calls into the system that change the folder; the process dies before one of them.
-    for number in range(20):
-        out = tmp_path / f"killed{number}"
-        code = KILLED.format(call=rng.randrange(110), source=str(source), out=str(out))
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=Path(__file__).parents[3])
-        assert done.returncode in (0, -9), done.stderr
-        assert done.returncode == 0 or not (out / "manifest.json").exists()
-        run(source, out, rows_per_part=1)
-        assert contents(out) == contents(tmp_path / "whole")
+    with forking(KILLED, tmp_path / "log", source) as start:
+        for number in range(20):
+            out = tmp_path / f"killed{number}"
+            status = start(f"{rng.randrange(110)} {out}")[1]()
+            assert status in (0, signal.SIGKILL)
+            assert status == 0 or not (out / "manifest.json").exists()
+            run(source, out, rows_per_part=1)
+            assert contents(out) == contents(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_killed_from_outside_with_all_its_workers_the_same_command_gives_the_same_bytes(tmp_path):
-    """At moments that nobody chose: SIGKILL to the whole group of processes."""
+@pytest.mark.parametrize("wanted", [0, 1, 5, 12, 25])
+def test_killed_from_outside_with_all_its_workers_the_same_command_gives_the_same_bytes(tmp_path, wanted):
+    """SIGKILL to the whole group of processes once `wanted` parts are finished, at a moment that nobody chose."""
     source = tmp_path / "in"
     source.mkdir()
     for row in range(400):
@@ -410,30 +409,22 @@ def test_killed_from_outside_with_all_its_workers_the_same_command_gives_the_sam
         (source / f"{row:04}.txt").write_text(f"row {row}")
     options = {"rows_per_part": 10, "treatment": Treatment(size=100)}
     run(source, tmp_path / "whole", **options)
-    command = [sys.executable, "-m", "ppldm", "convert", str(source), "--rows-per-part", "10", "--size", "100"]
-    command += ["--num-workers", "3", "--out"]
-    num_killed = 0
-    for number, wanted in enumerate((0, 1, 5, 12, 25)):  # parts that are finished at the time
-        out = tmp_path / f"killed{number}"
-        with subprocess.Popen(
-            [*command, str(out)], cwd=Path(__file__).parents[3], start_new_session=True, stderr=subprocess.DEVNULL
-        ) as process:
-            web.wait_for(
-                lambda out=out, wanted=wanted, process=process: (
-                    process.poll() is not None or ((out / "parts").exists() and count_parts(out) >= wanted)
-                )
-            )
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        num_killed += process.returncode == -signal.SIGKILL
-        assert process.returncode in (0, -signal.SIGKILL)
-        finished = {path.name: path.stat().st_ino for path in (out / "parts").glob("part-*.gz")}
-        recorded = {path.stem for path in (out / ".convert").glob("part-*.json")}
-        subprocess.run([*command, str(out)], cwd=Path(__file__).parents[3], check=True, capture_output=True)
-        assert contents(out) == contents(tmp_path / "whole")
-        now = {path.name: path.stat().st_ino for path in (out / "parts").glob("part-*.gz")}
-        assert all(now[name] == finished[name] for name in recorded)  # nothing is done twice
-    assert num_killed >= 3
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "ppldm", "convert", source, "--out", out, "--rows-per-part", "10", "--size", "100"]
+    with subprocess.Popen(
+        [*command, "--num-workers", "3"],
+        cwd=Path(__file__).parents[3],
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert kill_group_when(process, lambda: (out / "parts").exists() and count_parts(out) >= wanted)
+    finished = {path.name: path.stat().st_ino for path in (out / "parts").glob("part-*.gz")}
+    recorded = {path.stem for path in (out / ".convert").glob("part-*.json")}
+    assert wanted <= len(recorded) < len(contents(tmp_path / "whole"))
+    run(source, out, **options)
+    assert contents(out) == contents(tmp_path / "whole")
+    now = {path.name: path.stat().st_ino for path in (out / "parts").glob("part-*.gz")}
+    assert all(now[name] == finished[name] for name in recorded)  # nothing is done twice
 
 
 def count_parts(out) -> int:
@@ -441,20 +432,25 @@ def count_parts(out) -> int:
 
 
 KILLED = """
-import os, signal
-calls = 0
+import signal
+from pathlib import Path
+from ppldm.prepare.convert.convert import convert_source
+left = 0
 def dying(function):
     def call(*arguments, **options):
-        global calls
-        calls += 1
-        if calls > {call}:
+        global left
+        left -= 1
+        if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*arguments, **options)
     return call
-for name in ("replace", "fsync", "unlink", "chmod"):
-    setattr(os, name, dying(getattr(os, name)))
-from ppldm.prepare.convert.convert import convert_source
-convert_source({source!r}, {out!r}, num_workers=1, rows_per_part=1)
+def go(line):
+    global left
+    left, out = line.split(" ", 1)
+    left = int(left)
+    for name in ("replace", "fsync", "unlink", "chmod"):
+        setattr(os, name, dying(getattr(os, name)))
+    convert_source(Path(sys.argv[1]), Path(out), num_workers=1, rows_per_part=1)
 """
 
 

@@ -24,7 +24,6 @@ from ppldm.prepare.executor_hadoop import connect
 from ppldm.prepare.hadoop import Hadoop
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 from ppldm.utils.files import count_free_bytes, make_output_dir, read_json, remove_path, write_json, write_text
-from ppldm.utils.machine import spark
 
 ON_SPARK = SETTINGS | {"distributor": "pyspark"}
 
@@ -32,13 +31,6 @@ ON_SPARK = SETTINGS | {"distributor": "pyspark"}
 def count_members(path) -> int:
     with tarfile.open(path) as tar:
         return len(tar.getnames())
-
-
-@pytest.fixture(scope="module")
-def session():
-    """One Spark for all tests of this file; its workers keep their gateways."""
-    with spark.spark_session("local[2]", 1.0) as session:
-        yield session
 
 
 @pytest.fixture

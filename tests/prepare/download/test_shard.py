@@ -1,5 +1,7 @@
 """A shard of which rows were lost on the way is not kept."""
 
+import subprocess
+import sys
 import urllib.request
 from dataclasses import replace
 
@@ -75,6 +77,16 @@ def write_outcomes(folder, rows):
     pq.write_table(
         pa.table({name: pa.array(values, pa.string()) for name, values in table.items()}), folder / "00000.parquet"
     )
+
+
+def test_a_shards_process_loads_nothing_large_that_it_does_not_use():
+    names = ("wandb", "albumentations", "torch")
+    code = (
+        "import sys; from ppldm.prepare.download.shard import _import_downloader; _import_downloader()\n"
+        f"from img2dataset import writer; print([name for name in {names} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_an_account_shows_nothing_that_a_terminal_obeys_and_no_password(tmp_path):

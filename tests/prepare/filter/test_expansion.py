@@ -20,7 +20,6 @@ from ppldm.prepare.filter import spark_engine as filter_spark
 from ppldm.prepare.filter.filter import filter_tables, make_plan
 from ppldm.prepare.filter.sql import compile_condition
 from ppldm.utils.errors import ConfigError, DataError, OutputError
-from ppldm.utils.machine.spark import spark_session
 
 MEMORY_GB = 1.0
 USER = getpass.getuser()
@@ -65,12 +64,6 @@ def check_engine(engine, folder, drawn):
 @given(drawn=st.lists(texts, min_size=1, max_size=12, unique=True))
 def test_a_text_is_itself_to_duckdb(tmp_path, drawn):
     check_engine(filter_duckdb, tmp_path, drawn)
-
-
-@pytest.fixture(scope="module")
-def session():
-    with spark_session("local[2]", MEMORY_GB) as session:
-        yield session
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forking import kill_group_when
 
 from ppldm.prepare.block_list import NOTHING, BlockList
 from ppldm.prepare.download.metadata import read_tables
@@ -496,13 +496,6 @@ def test_spark_submit_runs_the_same_command(tables, tmp_path):
     assert [as_text(part.to_pylist()) for part in submitted] == [as_text(part.to_pylist()) for part in here]
 
 
-@pytest.fixture(scope="module")
-def session():
-    """One Spark for all tests of this file."""
-    with spark.spark_session("local[2]", MEMORY_GB) as session:
-        yield session
-
-
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_what_ctrl_c_breaks_in_spark_is_no_error_of_spark(session):
@@ -588,44 +581,35 @@ def test_spark_counts_and_writes_in_one_pass_and_goes_on_where_it_stopped(tables
     assert {path.name.split("_")[0] for path in out.iterdir()} == {"part", "manifest.json"}
 
 
-def kill_when(process, reached) -> bool:
-    """Kill a group of processes as soon as `reached()`, which is asked while they stand still; False where they ended
-    before."""
-    while process.poll() is None:
-        os.killpg(process.pid, signal.SIGSTOP)
-        if reached():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return True
-        os.killpg(process.pid, signal.SIGCONT)
-        time.sleep(0.003)
-    return False
-
-
 @pytest.mark.slow
 @pytest.mark.needs("java")
-def test_spark_killed_within_and_between_writes_goes_on_where_it_stopped(tables, tmp_path):
+@pytest.mark.parametrize("where", ["within writes", "between renames"])
+def test_spark_killed_goes_on_where_it_stopped(tables, tmp_path, session, where):
     words = ["filter", "--input", tables, "--output", tmp_path / "out", "--preset", "laion2b-en", "--engine", "spark"]
     words += ["--master", "local[2]", "--num-partitions", 40, "--seed", 2]
     command = [sys.executable, "-m", "ppldm", *map(str, words)]
     unfinished = tmp_path / ".out.unfinished"
 
-    def start():
-        return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
     def inodes():
         found = [*unfinished.glob(".spark/ppldm_part=*/part-*.parquet"), *unfinished.glob("part_*.parquet")]
         return {path.stat().st_ino for path in found}
 
-    def named():
-        return [*unfinished.glob("part_*.parquet")]
+    def reached():
+        return len(inodes()) >= 8 if where == "within writes" else len([*unfinished.glob("part_*.parquet")]) >= 5
 
-    kept = set()
-    for reached in (lambda: len(inodes()) >= 8, lambda: len(named()) >= 5):
-        assert kill_when(start(), reached)
-        assert kept <= inodes()  # what was there was not written again
-        kept |= inodes()
-    assert start().wait() == 0
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert kill_group_when(process, reached)
+    kept = inodes()
+    assert not (tmp_path / "out").exists() and len(kept) >= 8
+    filter(
+        input=[str(tables)],
+        output=str(tmp_path / "out"),
+        preset="laion2b-en",
+        engine="spark",
+        num_partitions=40,
+        seed=2,
+    )
+    # What was there was not written again.
     assert kept <= {path.stat().st_ino for path in (tmp_path / "out").glob("part_*.parquet")}
     whole = run(tables, tmp_path / "whole", parts=40, seed=2)
     done = json.loads((tmp_path / "out/manifest.json").read_text())

@@ -37,7 +37,7 @@ def wholly_examined(tiny, tmp_path, capsys):
     """A function: what is not sound of a command line, by name."""
 
     def look(*words, **changes) -> dict[str, dict]:
-        argv = ["--json", *words, *tiny.flags(changes.pop("output_dir", tmp_path / "out"), **changes)]
+        argv = ["--json", "--no_timing", *words, *tiny.flags(changes.pop("output_dir", tmp_path / "out"), **changes)]
         capsys.readouterr()
         with suppress(FoundErrors):
             doctor(argv)

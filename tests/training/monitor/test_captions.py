@@ -59,3 +59,11 @@ def test_captions_that_are_empty_are_counted_and_warned_of(make_dataset, caplog,
     share = len(empty) / (len(empty) + len(others))
     assert (f"{share:.1%} are empty" in record.getMessage()) is bool(empty)
     assert ("teach no words" in record.getMessage(), record.levelname == "WARNING") == (warns, warns)
+
+
+@pytest.mark.parametrize("seen, kept", [(["a", "red", "heart", "boat"], True), (["a", "boat"], False), (None, False)])
+def test_words_of_other_captions_than_those_trained_on_are_forgotten(make_dataset, seen, kept):
+    dataset = make_dataset(["a red heart"] * 3, ["a red heart"], 8)
+    dataset.tokenizer.seen = seen and frozenset(seen)
+    report_captions(dataset)
+    assert (dataset.tokenizer.seen is not None) is kept

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import paddle
 import pytest
+from trained_here import train_here
 
 from ppldm.training import speed
 from ppldm.training.monitor.metrics import read_metrics
@@ -188,20 +189,33 @@ def train_as_a_user(tiny, folder: Path, *words, launcher=(), **environ) -> tuple
     return [record["loss"] for record in read_metrics(losses)] if losses.exists() else [], done.stdout + done.stderr
 
 
-@pytest.fixture
-def plugged_in(tmp_path):
-    """The variables with which a real Paddle finds two devices of a plug-in, in the machine's own memory."""
-    include = Path(paddle.sysconfig.get_include())
-    (tmp_path / "plugin").mkdir()
+@pytest.fixture(scope="module")
+def plain(tiny, tmp_path_factory):
+    """The losses of the same two updates on the CPU, in this process."""
+    folder = tmp_path_factory.mktemp("cpu")
+    train_here(tiny.flags(folder, max_steps=2))
+    return [record["loss"] for record in read_metrics(folder / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """A folder with a plug-in of Paddle's for devices in the machine's own memory."""
+    folder, include = tmp_path_factory.mktemp("plugin"), Path(paddle.sysconfig.get_include())
     subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", f"-I{include}", HELPERS / "fake_device.cc",
-                    "-o", tmp_path / "plugin/libfake.so"], check=True)  # fmt: skip
+                    "-o", folder / "libfake.so"], check=True)  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def plugged_in(tmp_path, plugin):
+    """The variables with which a real Paddle finds two devices of the plug-in."""
 
     def variables(kind: devices.Kind) -> dict[str, str]:
         info = tmp_path / "packages" / f"{kind.package.replace('-', '_')}-{kind.version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {kind.package}\nVersion: {kind.version}\n")
         paths = [str(PACKAGE.parent), str(info.parent), os.environ.get("PYTHONPATH", "")]
-        return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "CUSTOM_DEVICE_ROOT": str(tmp_path / "plugin"),
+        return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "CUSTOM_DEVICE_ROOT": str(plugin),
                 "FAKE_DEVICE": kind.name}  # fmt: skip
 
     return variables
@@ -217,11 +231,9 @@ def test_devices_of_a_plug_in_are_counted(plugged_in):
 
 @pytest.mark.slow
 @pytest.mark.needs("g++")
-def test_a_device_of_a_plug_in_is_chosen_prepared_and_trained_on(tiny, tmp_path, plugged_in):
+def test_a_device_of_a_plug_in_is_chosen_prepared_and_trained_on(tiny, tmp_path, plain, plugged_in):
     """Its operations run on the CPU: so losses are the CPU's, to the bit. Without what the kind needs, Paddle fails."""
     mlu = plugged_in(kind := devices.KINDS["mlu"])
-    plain, said = train_as_a_user(tiny, tmp_path / "cpu")
-    assert len(plain) == 2 and " on cpu" in said, said
     launcher = (
         "-m",
         "ppldm.training.distributed.launch",
@@ -231,7 +243,7 @@ def test_a_device_of_a_plug_in_is_chosen_prepared_and_trained_on(tiny, tmp_path,
         ROOT / "examples/train_txt2img_laion400m_no_trainer.py",
     )
     losses, said = train_as_a_user(tiny, tmp_path / "mlu", launcher=launcher, **mlu)
-    assert losses == plain and " on mlu:1" in said, said
+    assert len(plain) == 2 and losses == plain and " on mlu:1" in said, said
     _, said = train_as_a_user(tiny, tmp_path / "half", "--bf16", FAKE_BFLOAT16="0", **mlu)
     assert "error: --bf16: a Cambricon MLU (mlu:0) has no bfloat16, says Paddle; use --fp16, or omit --bf16" in said
     # On the CPU of such a machine, with all that another kind needs set: no bit differs.
@@ -246,9 +258,8 @@ OTHERS = [kind for kind in devices.KINDS.values() if kind.plugin and kind.name n
 @pytest.mark.slow
 @pytest.mark.needs("g++")
 @pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
-def test_other_kinds_that_are_plug_ins_train_by_their_plans(tiny, tmp_path, plugged_in, kind):
+def test_other_kinds_that_are_plug_ins_train_by_their_plans(tiny, tmp_path, plain, plugged_in, kind):
     """As before; builds of Paddle for the other kinds (gpu, dcu, xpu) do not start without their drivers."""
-    plain, _ = train_as_a_user(tiny, tmp_path / "cpu")
     strides = {"FLAGS_use_stride_kernel": "0"}  # the device for tests has no kernels for them, whatever its kind has
     losses, said = train_as_a_user(tiny, tmp_path / "run", **plugged_in(kind), **strides)
     assert len(plain) == 2 and losses == plain and f" on {kind.name}:0" in said, said

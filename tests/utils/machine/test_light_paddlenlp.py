@@ -1,29 +1,29 @@
 """PaddleNLP's own order of imports holds whatever is asked for first, and models ask for little of it."""
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
+from forking import forking
 
 from ppldm.utils.machine.light_paddlenlp import VERSION
 
-# Each runs in a process of its own that has imported paddle.
-ASKED = """
-import json, os, sys
+# Each statement runs in a process of its own that has imported paddle.
+IMPORTS = """
+import json
 from ppldm.utils.machine.cpu import load_paddle
 load_paddle()
-for statement in json.loads(sys.argv[1]):
-    if not os.fork():
-        try:
-            exec(statement)
-            loaded = [name for name in ("sklearn", "datasets", "fastapi", "seqeval") if name in sys.modules]
-            os.write(1, (json.dumps([statement, "", loaded]) + "\\n").encode())
-        except BaseException as error:
-            os.write(1, (json.dumps([statement, repr(error), []]) + "\\n").encode())
-        os._exit(0)
-    os.wait()
+def go(line):
+    statement, answer = json.loads(line)
+    os.dup2(2, 1)  # what packages print while they load
+    try:
+        exec(statement)
+        error = ""
+    except BaseException as raised:
+        error = repr(raised)
+    loaded = [name for name in ("sklearn", "datasets", "fastapi", "seqeval") if name in sys.modules]
+    with open(answer, "w") as file:
+        json.dump([error, loaded], file)
 """
 LIGHT = [
     "import ppldm.training.prepare, ppldm.training.loop",
@@ -39,24 +39,28 @@ WHOLE = [
 
 
 @pytest.fixture(scope="module")
-def answers():
-    done = subprocess.run(
-        [sys.executable, "-c", ASKED, json.dumps(LIGHT + WHOLE)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
-    return {statement: (error, loaded) for statement, error, loaded in lines}
+def ask(tmp_path_factory):
+    """(the error of a statement, which of what is heavy it has loaded)."""
+    folder = tmp_path_factory.mktemp("asked")
+    with forking(IMPORTS, folder / "log") as start:
+
+        def ask(statement: str) -> tuple[str, list[str]]:
+            assert start(json.dumps([statement, str(folder / "answer")]))[1]() == 0
+            return tuple(json.loads((folder / "answer").read_text()))
+
+        yield ask
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("statement", LIGHT)
-def test_models_load_no_servers_metrics_and_data_sets(answers, statement):
-    assert answers[statement] == ("", [])
+def test_models_load_no_servers_metrics_and_data_sets(ask, statement):
+    assert ask(statement) == ("", [])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("statement", WHOLE)
-def test_whatever_is_asked_for_first_all_of_it_is_there(answers, statement):
-    error, loaded = answers[statement]
+def test_whatever_is_asked_for_first_all_of_it_is_there(ask, statement):
+    error, loaded = ask(statement)
     assert not error and "seqeval" in loaded
 
 

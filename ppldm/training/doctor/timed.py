@@ -1,0 +1,129 @@
+"""Seconds of an update on a CPU: some updates of the very network, on rows of the run, in a folder that is thrown away.
+
+Where a micro-batch would not fit into memory, or would take minutes, a smaller one is timed, of one sample or of
+smaller pictures, and its seconds are scaled by the operations of both.
+"""
+
+import gc
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+
+import paddle
+
+from ...config.recipe import Recipe
+from ...utils.errors import ConfigError
+from ...utils.log import get_logger
+from ...utils.machine.resources import available_memory_bytes, count_usable_cores
+from ...utils.text import count_of
+from ...utils.variables import read
+from ..optimizer.precision import autocast
+from ..prepare import prepare
+from ..update import UpdateGuard, train_step
+from .memory import estimate
+
+_SECONDS = 8.0  # of the updates that are timed, if these are several
+_MOST_UPDATES, _WARM_UPDATES = 40, 2  # the first of them compile and allocate
+_LONGEST_SECONDS = 30.0  # of a micro-batch at the speed of matrix products, which takes twice as long and more
+_ROOM = 0.8  # of the free memory that may be taken
+
+
+@dataclass(frozen=True)
+class Timed:
+    """seconds: of an update of the whole recipe. words: how they were found."""
+
+    seconds: float
+    words: str
+
+
+def time_updates(recipe: Recipe, processes: int, operations: int, num_bytes: int, speed: float) -> Timed:
+    """Of `processes` on this machine that train together. operations, num_bytes: of a micro-batch, and what a process
+    takes at its peak; speed: operations a second of matrix products. Raises PpldmError where the run would not start,
+    or is too large for this machine."""
+    small, share = _affordable(recipe, processes, operations, num_bytes, speed)
+    get_logger().info(
+        "timing updates of this network on this CPU, for some %d s", _expected(operations / share / speed)
+    )
+    seconds, count = _time(small, processes)
+    accumulated = recipe.training.accumulation_for(processes)
+    batch, side = small.training.per_device_train_batch_size, small.data.resolution
+    scaled = f", with {count_of(batch, 'sample')} of {side} px and scaled" if share > 1 else ""
+    return Timed(seconds * share * accumulated, f"{count_of(count, 'update')} timed on this CPU{scaled}")
+
+
+def _expected(least: float) -> int:
+    return round(max(2 * _SECONDS, 8 * least))
+
+
+def _affordable(recipe: Recipe, processes: int, operations: int, num_bytes: int, speed: float) -> tuple[Recipe, float]:
+    """(the recipe, or a smaller one; by how much its micro-batch has fewer operations)."""
+    free = available_memory_bytes() or 1 << 62
+    for small in _smaller(recipe):
+        found = (operations, num_bytes) if small is recipe else _measure(small)
+        if processes * found[1] <= _ROOM * free and found[0] <= speed * _LONGEST_SECONDS:
+            return small, operations / found[0] if found[0] else 1.0
+    raise ConfigError("an update is too large to be timed on this machine")
+
+
+def _measure(recipe: Recipe) -> tuple[int, int]:
+    memory = estimate(recipe, 1)
+    return memory.operations, memory.total
+
+
+def _smaller(recipe: Recipe) -> Iterator[Recipe]:
+    """The recipe, then with one sample, then with pictures of a half and a quarter of the side."""
+    yield recipe
+    one = replace(recipe, training=replace(recipe.training, per_device_train_batch_size=1))
+    for part in (1, 2, 4):
+        yield replace(one, data=replace(recipe.data, resolution=recipe.data.resolution // part))
+
+
+def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
+    """(mean seconds of an update of one micro-batch, how many were timed)."""
+    seconds: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="ppldm-doctor-") as folder, _quietly(), _threads_of(processes):
+        alone = {"output_dir": folder, "resume_from_checkpoint": None, "overwrite_output_dir": False,
+                 "gradient_accumulation_steps": 1, "global_batch_size": None}  # fmt: skip
+        run = prepare(recipe.model, recipe.data, replace(recipe.training, **alone))
+        guard = UpdateGuard(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
+        with closing(iter(run.batches())) as batches:
+            started = time.perf_counter()
+            for batch in batches:
+                run.state.model.train()
+                train_step(guard, [batch])
+                now = time.perf_counter()
+                seconds.append(now - started)
+                started = now
+                enough = sum(seconds[_WARM_UPDATES:]) > _SECONDS or sum(seconds[1:]) > 3 * _SECONDS
+                if enough or len(seconds) == _MOST_UPDATES:
+                    break
+        del run, guard
+    gc.collect()
+    timed = seconds[_WARM_UPDATES:] or seconds[-1:]
+    return sum(timed) / len(timed), len(timed)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """What a training says at its start was said by doctor."""
+    log = get_logger()
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextmanager
+def _threads_of(processes: int) -> Iterator[None]:
+    """As many as one of these processes has, where the user has not set fewer."""
+    now = int(read("OMP_NUM_THREADS") or 1)
+    paddle.base.core.set_num_threads(min(now, max(1, count_usable_cores() // processes)))
+    try:
+        yield
+    finally:
+        paddle.base.core.set_num_threads(now)
