@@ -239,13 +239,14 @@ def certified() -> str:
     return table(head, rows)
 
 
-def reference() -> str:
-    """Links to the pages that are there on the site only."""
-    return "[All settings](/settings.md) · [API](/api.md)"
+def reference(up: str) -> str:
+    """Links to the pages that are there on the site only, from a page so far below docs/."""
+    return f"[All settings]({up}settings.md) · [API]({up}api.md)"
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{"reference": reference, "presets": presets, "devices": devices, "certified": certified},
+    **{"reference": lambda: reference(""), "zh/reference": lambda: reference("../")},
+    **{"presets": presets, "devices": devices, "certified": certified},
     **{name: lambda name=name: foreign_keys(name) for name in ("open-diffusion", "Stable Cascade")},
     **{f"results/{name}": lambda name=name: measured(name) for name in MEASURED},
 }

@@ -20,6 +20,7 @@ import needs
 import numpy as np
 import progress
 import pytest
+import warm_start
 from PIL import Image
 from quick import pytest_ignore_collect, pytest_itemcollected  # noqa: F401
 from sampling import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
@@ -34,6 +35,8 @@ get_logger()  # pytest listens to loggers that pass nothing on only where they a
 # Before paddle is there, as a user's run does it: this process and all that it starts then compute the same bits,
 # whichever test is the first to prepare the CPU.
 prepare_cpu()
+# No test cuts the power. What is made durable, and in which order, is a law of tests/utils/test_files.py.
+os.fsync = lambda handle: None
 # A shell starts what it runs in the background without Ctrl-C, and tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,6 +70,20 @@ def own_environment(request):
     for name in [name for name in os.environ if name not in before]:
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def warm_children():
+    """What the test starts by `sys.executable` is there without the seconds of its imports."""
+    with warm_start.warm_children():
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_module():
+    """The same for all tests of a file and what they share."""
+    with warm_start.warm_children():
+        yield
 
 
 VAE_CONFIG = {

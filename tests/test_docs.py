@@ -31,9 +31,7 @@ INSTALLATION, INSTALLATION_CN = (
 PAGES = sorted(DOCS.rglob("*.md"))
 ENGLISH_PAGES = [ROOT / "README.md", *(page for page in PAGES if DOCS / "zh" not in page.parents)]
 
-# Ratchets: these numbers and names may only become fewer.
-MAX_LINES = 4_400  # of all pages and READMEs in both languages
-MAX_TOLD_OFTEN = 0  # settings that are told on more than two pages
+MAX_LINES = 4_400  # of all pages and READMEs in both languages: a ratchet
 
 
 def commands(text: str) -> list[str]:
@@ -69,10 +67,13 @@ def settings() -> dict[str, set[str]]:
 
 
 def told_often(pages: dict[str, str]) -> dict[str, list[str]]:
-    """The settings that are told on more than two of the pages, outside commands, and on which."""
+    """The settings that are told on more than two of the pages, outside commands, and on which.
+
+    Other commands have flags of the same names: those of `ppldm show --control canny`, in backticks, are theirs.
+    """
     told: dict[str, list[str]] = {}
     for page, text in pages.items():
-        prose = without_blocks(text)
+        prose = re.sub(r"`ppldm (?!train\b)[^`]*`", "", without_blocks(text))
         words = set(re.findall(r"--[a-z]\w+(?:-\w+)*|`[\w.]+`", prose))
         for key, names in settings().items():
             if names & words:
@@ -82,7 +83,7 @@ def told_often(pages: dict[str, str]) -> dict[str, list[str]]:
 
 def test_a_setting_is_told_on_two_pages_at_most():
     often = told_often({str(page.relative_to(ROOT)): page.read_text("utf-8") for page in ENGLISH_PAGES})
-    assert len(often) <= MAX_TOLD_OFTEN, often
+    assert not often
 
 
 def test_settings_that_are_told_often_are_found():
@@ -92,7 +93,8 @@ def test_settings_that_are_told_often_are_found():
     assert told_often({"a": text, "b": "Its key is `data.crop_fraction`.", "c": "As `crop_fraction`."}) == {
         "data.crop_fraction": ["a", "b", "c"]
     }
-    assert told_often({"a": text, "b": text, "c": block}) == {}
+    other = "`ppldm precompute --crop_fraction 1` does.\n"
+    assert told_often({"a": text, "b": text, "c": block, "d": other}) == {}
 
 
 def first_paragraph(text: str) -> str:
@@ -145,9 +147,9 @@ IN_CHINESE = {"index", "guide", "installation", "faq", "data", "training", "draw
 
 
 def test_pages_that_are_there_in_chinese():
-    chinese = {path.stem for path in (DOCS / "zh").rglob("*.md")}
-    assert {"index", "guide", "installation", "faq", "training", "drawing"} <= chinese <= IN_CHINESE
-    assert chinese & {"data", "data_format"}
+    assert {str(path.relative_to(DOCS / "zh")) for path in PAGES if DOCS / "zh" in path.parents} == {
+        f"{name}.md" for name in IN_CHINESE
+    }
 
 
 def shape_of(text: str) -> list[tuple]:
@@ -271,7 +273,7 @@ def test_files_and_commands_that_are_named_exist():
             assert COMMANDS.keys() & set(words), words
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_of_the_docs_have_the_flags_that_they_are_given(path):
     text = re.sub(r"\\\n\s*", " ", path.read_text(encoding="utf-8"))
     for words in (shlex.split(line)[1:] for line in commands(text) if line.startswith("ppldm ")):

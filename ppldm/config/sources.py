@@ -26,9 +26,7 @@ class Sources:
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that `split_sources` takes."""
-    group = parser.add_argument_group(
-        "recipe (docs/training.md)", "key=value, as data.resolution=512, wins over a file."
-    )
+    group = parser.add_argument_group("recipe (docs/training.md)", "key=value, as data.resolution=512, beats a file.")
     group.add_argument("--config", metavar="FILE", help="YAML file of settings; flags win over it.")
     group.add_argument("--preset", metavar="NAME", help="Recipe of the package; a file wins over it.")
     group.add_argument("--print_config", action="store_true", help="Show all settings and their origins, and end.")

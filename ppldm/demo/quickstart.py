@@ -1,10 +1,12 @@
-"""`ppldm quickstart`: from nothing to pictures: demo data, an autoencoder, a latent diffusion model, a grid of samples.
+"""`ppldm quickstart`: from nothing to pictures: demo data, a latent diffusion model, a grid of samples. The autoencoder
+comes with the package, unless it is to be trained too.
 
 run_scripts/quickstart.sh makes the environment first and then runs this module. Showing help, checking flags and a dry
 run need Python alone, since nothing may be installed yet: what needs more is imported where it is used.
 """
 
 import argparse
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,16 +18,18 @@ from ..utils.machine.resources import count_usable_cores
 from ..utils.stages import Stage, as_flags, describe, in_processes, run_stages, tell
 from ..weights.checkpoint_names import share_trained
 
+STEPS, AUTOENCODER_STEPS = 1200, 2000
 _EPILOG = """In a clone, `bash run_scripts/quickstart.sh` makes the environment first and takes the same flags; its
 folder is quickstart/ of the clone. Its environment variables: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the
 virtual environment, .venv without it)."""
 
 
 def quickstart(argv: list[str]) -> None:
-    """Train a small model on demo data, or your own pictures, and draw with it: 15 minutes on two cores."""
+    """Train a small model on demo data, or your own pictures, and draw with it; the first picture in three minutes."""
     arguments = parse_known_or_suggest(make_parser(), argv)
     processes = arguments.processes or count_processes()
     out = _out_of(arguments)
+    arguments.train_autoencoder |= arguments.autoencoder_steps is not None
     if arguments.pictures:
         from .own_pictures import describe_next, plan_pictures
 
@@ -37,18 +41,29 @@ def quickstart(argv: list[str]) -> None:
     elif arguments.resolution:
         raise ConfigError("--resolution is for --pictures; add the folder of pictures, or omit it")
     else:
-        stages = plan(out, arguments.steps or 1400, arguments.autoencoder_steps, processes)
+        autoencoder_steps = (arguments.autoencoder_steps or AUTOENCODER_STEPS) if arguments.train_autoencoder else 0
+        stages = plan(out, arguments.steps or STEPS, autoencoder_steps, processes)
     if arguments.dry_run:
         sys.stdout.write(describe(stages))
         return
     run_stages(stages, out)
     tell(f"the pictures: {out}/pictures/grid.png (every prompt), {out}/pictures/loss.png (the loss curve)")
-    for line in describe_next(out) if arguments.pictures else ():
+    for line in describe_next(out) if arguments.pictures else next_commands(out):
         tell(line)
-    tell(f"the runs' curves and samples: {Path(sys.executable).parent}/visualdl --logdir {out} --language en")
 
 
 quickstart.takes_words = True
+
+
+def next_commands(out: Path) -> list[str]:
+    """What may be typed next, for who has drawn the demo's pictures: a prompt that was in no caption, and two pages."""
+    prompt = (out / "data/prompts.txt").read_text(encoding="utf-8").splitlines()[-1].partition("\t")[0]
+    own = shlex.quote(str(out))
+    return [
+        f"draw more: ppldm generate --model {own} --prompt {shlex.quote(prompt)} --out drawn",
+        f"draw on a page: ppldm app --model {own}",
+        f"look at the training on a page: ppldm watch {own}",
+    ]
 
 
 def _out_of(arguments) -> Path:
@@ -62,24 +77,26 @@ def make_parser() -> argparse.ArgumentParser:
     """The flags of the command."""
     parser = argparse.ArgumentParser(
         prog="ppldm quickstart",
-        description="Draws captioned pictures, trains a small autoencoder and a small text-to-image model on them, and "
-        "draws what the model makes of a list of prompts. On 2 cores it takes about 15 minutes. Stopped at any point, "
-        "the same command goes on from what is finished. With --pictures it does so with your own: captions are taken "
-        "from a table in the folder (metadata.csv, .tsv, .jsonl, .parquet), from text files beside the pictures, or "
-        "from their names (red_car_03.jpg); its recipes lie in OUT, to be changed.",
+        description="Draws captioned pictures, trains a small text-to-image model on them, and draws what it makes of "
+        "a list of prompts. On 2 cores the first sample pictures come within three minutes, the end after about 5. "
+        "Stopped at any point, the same command goes on from what is finished. With --pictures it does so with your "
+        "own: captions are taken from a table in the folder (metadata.csv, .tsv, .jsonl, .parquet), from text files "
+        "beside the pictures, or from their names (red_car_03.jpg); its recipes lie in OUT, to be changed.",
         epilog=_EPILOG,
     )
     parser.add_argument("--pictures", type=_folder, metavar="FOLDER",
                         help="the pictures of a folder and below it (default: the demo's drawings)")  # fmt: skip
     parser.add_argument("--steps", type=_positive, metavar="N",
-                        help="updates of the text-to-image model (default: 1400; of many --pictures more)")  # fmt: skip
+                        help=f"updates of the text-to-image model (default: {STEPS}; of many --pictures "
+                        "more)")  # fmt: skip
     parser.add_argument("--resolution", type=_positive, metavar="N",
                         help="side that --pictures are trained at, in pixels, a multiple of 16 (default: 64, or 48 or "
                         "32 where they are small)")  # fmt: skip
     parser.add_argument("--train-autoencoder", "--train_autoencoder", action="store_true",
-                        help="train the autoencoder, even if the package's reproduces the pictures well")  # fmt: skip
-    parser.add_argument("--autoencoder-steps", "--autoencoder_steps", type=_positive, default=2000, metavar="N",
-                        help="updates of the autoencoder (default: 2000)")  # fmt: skip
+                        help="train an autoencoder too, 4 minutes more, and do not take the one that comes with ppldm "
+                        "(which is trained in any case where it would blur your --pictures)")  # fmt: skip
+    parser.add_argument("--autoencoder-steps", "--autoencoder_steps", type=_positive, metavar="N",
+                        help=f"the same for N updates (default: {AUTOENCODER_STEPS})")  # fmt: skip
     parser.add_argument("--out", type=_folder, metavar="DIR",
                         help="where data, models and pictures go (default: quickstart; of --pictures cats, "
                         "cats-model)")  # fmt: skip
@@ -97,7 +114,8 @@ def count_processes() -> int:
 
 
 def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[Stage]:
-    """The five stages, each of which resumes by itself when the same command runs again. Raises ConfigError."""
+    """The stages data, autoencoder where `autoencoder_steps` is not 0, diffusion, pictures and curve, each of which
+    resumes by itself when the same command runs again. Raises ConfigError."""
     if processes not in (1, 2, 4):
         raise ConfigError(f"--processes {processes}: the autoencoder's batch of 4 wants 1, 2 or 4")
     ppldm = ("python", "-m", "ppldm")
@@ -107,21 +125,21 @@ def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[
         prompts=out / "data/prompts.txt",
         out=out / "pictures",
         num_samples=4,
-        num_inference_steps=30,
     )
     generate = (*ppldm, "generate", *drawing)
     curve = (*ppldm, "plot-loss", f"{out}/diffusion", *as_flags(out=out / "pictures/loss.png"))
-    autoencoder = autoencoder_command(out, autoencoder_steps, processes)
-    diffusion = diffusion_command(out, steps, processes)
-    return [
+    own = autoencoder_command(out, autoencoder_steps, processes) if autoencoder_steps else ()
+    diffusion = diffusion_command(out, steps, processes, out / "autoencoder/vae" if own else None)
+    stages = [
         Stage("data", "drawing captioned pictures", data, 8),
-        Stage("autoencoder", f"training the autoencoder, {autoencoder_steps} updates", autoencoder,
+        Stage("autoencoder", f"training the autoencoder, {autoencoder_steps} updates", own,
               20 + 0.11 * autoencoder_steps, partial(share_trained, out / "autoencoder", autoencoder_steps)),
-        Stage("diffusion", f"training the text-to-image model, {steps} updates", diffusion, 20 + 0.25 * steps,
+        Stage("diffusion", f"training the text-to-image model, {steps} updates", diffusion, 20 + 0.2 * steps,
               partial(share_trained, out / "diffusion", steps)),
-        Stage("pictures", "drawing pictures for the prompts", generate, 25),
+        Stage("pictures", "drawing pictures for the prompts", generate, 20),
         Stage("curve", "drawing the loss curve", curve, 3),
     ]  # fmt: skip
+    return [stage for stage in stages if stage.command]
 
 
 def autoencoder_command(out: Path, steps: int, processes: int) -> tuple[str, ...]:
@@ -135,12 +153,12 @@ def autoencoder_command(out: Path, steps: int, processes: int) -> tuple[str, ...
     return train_command("autoencoder-tiny-cpu", "hand", flags, processes, out / "log/autoencoder")
 
 
-def diffusion_command(out: Path, steps: int, processes: int) -> tuple[str, ...]:
-    """The text-to-image model's training."""
+def diffusion_command(out: Path, steps: int, processes: int, vae: Path | None) -> tuple[str, ...]:
+    """The text-to-image model's training. vae: the autoencoder's folder; None: as the preset has it."""
     flags = as_flags(
         output_dir=out / "diffusion",
         file_list=out / "data/demo.filelist.list",
-        vae_name_or_path=out / "autoencoder/vae",
+        **({"vae_name_or_path": vae} if vae else {}),
         tokenizer_name=out / "data/tokenizer",
         validation_prompts=out / "data/prompts.txt",
         per_device_train_batch_size=16 // processes,

@@ -32,22 +32,22 @@ STOCHASTIC = ("ddpm", "euler-ancestral", "dpm-solver++-sde")
 # Those whose classes of diffusers do not take a prediction of the picture.
 _WITHOUT_SAMPLE = ("pndm", "euler-ancestral")
 _WITH_SIGMAS = ("lms", "euler", "euler-ancestral", "heun", "dpm-solver++", "dpm-solver++-sde", "unipc")
-USUAL_GUIDANCE, MOST_GUIDANCE = 7.5, 50.0  # of a model that says nothing; that one may say, and a request
-_ALWAYS_STATED = ("sampler", "num_inference_steps", "guidance_scale")
+MOST_GUIDANCE = 50.0  # that a model may say, and a request
+KEPT = ("guidance_scale", "num_inference_steps", "sampler")  # with a model; every picture states them
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """sampler: a name of `SAMPLERS`; None: the default of the model, ddim or of flow flow-euler. num_inference_steps:
-    from 1 to as many as the model was trained with. guidance_scale: how strongly to follow the prompt; 1 is not guided;
-    None: the default of the model. guidance_rescale: 0 .. 1, how much of the deviation that guidance adds is taken back
-    (Lin et al. 2023, arXiv:2305.08891, section 3.4). eta: 0 .. 1, the share of fresh noise of ddim. timestep_spacing:
-    one of `TIMESTEP_SPACINGS`; None: as the model says, or the sampler does. sigma_schedule: one of `SIGMA_SCHEDULES`;
-    None: that of the training. strength: above 0 .. 1, with a picture to begin from: the share of the steps that are
-    taken, of which 1 hardly keeps anything of it.
+    """sampler: a name of `SAMPLERS`. num_inference_steps: from 1 to as many as the model was trained with.
+    guidance_scale: how strongly to follow the prompt; 1 is not guided. None of these three: the default of the model,
+    and where that says no sampler, ddim or of flow flow-euler. guidance_rescale: 0 .. 1, how much of the deviation that
+    guidance adds is taken back (Lin et al. 2023, arXiv:2305.08891, section 3.4). eta: 0 .. 1, the share of fresh noise
+    of ddim. timestep_spacing: one of `TIMESTEP_SPACINGS`; None: as the model says, or the sampler does. sigma_schedule:
+    one of `SIGMA_SCHEDULES`; None: that of the training. strength: above 0 .. 1, with a picture to begin from: the
+    share of the steps that are taken, of which 1 hardly keeps anything of it.
     """
 
-    num_inference_steps: int = 50
+    num_inference_steps: int | None = None
     guidance_scale: float | None = None
     sampler: str | None = None
     guidance_rescale: float = 0.0
@@ -58,16 +58,17 @@ class Drawing:
 
     def check(self) -> None:
         """Raises ConfigError for what no model can be drawn with."""
-        if isinstance(self.num_inference_steps, bool) or not isinstance(self.num_inference_steps, numbers.Integral):
-            raise ConfigError(f"--num_inference_steps {self.num_inference_steps!r} is not a whole number")
-        if self.num_inference_steps < 1:
-            raise ConfigError(f"--num_inference_steps {self.num_inference_steps} must be above 0")
+        steps = self.num_inference_steps
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, numbers.Integral)):
+            raise ConfigError(f"--num_inference_steps {steps!r} is not a whole number")
+        if steps is not None and steps < 1:
+            raise ConfigError(f"--num_inference_steps {steps} must be above 0")
         for name in ("guidance_scale", "guidance_rescale", "eta", "strength"):
             value, usual = getattr(self, name), getattr(Drawing, name)
             if name == "guidance_scale":
                 if value is None:
                     continue
-                usual = USUAL_GUIDANCE
+                usual = USUAL.guidance_scale
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise ConfigError(f"--{name} {value} is not a number; {usual:g} is usual")
             if name != "guidance_scale" and not 0 <= value <= 1:
@@ -80,26 +81,27 @@ class Drawing:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value in known):
                 raise ConfigError(f"--{name} {value} is not one of {', '.join(known)}")
-        if not self.strength or self.skipped_steps() == self.num_inference_steps:
+        if not self.strength or (steps and self.skipped_steps() == steps):
             raise ConfigError(
-                f"--strength {self.strength:g} of {self.num_inference_steps} steps leaves none to take; raise either"
+                f"--strength {self.strength:g} of {steps or 'any number of'} steps leaves none to take; raise either"
             )
         if self.sampler:
             self._check_fit(ALIASES.get(self.sampler, self.sampler))
 
-    def fit(self, process: Process, guidance_scale: float = USUAL_GUIDANCE) -> "Drawing":
-        """The same with the sampler that a model of this process is drawn with, and where it says none with the
-        model's `guidance_scale`. Raises ConfigError where they do not go together."""
-        self.check()
-        if self.num_inference_steps > process.num_levels:
+    def fit(self, process: Process, usual: "Drawing | None" = None) -> "Drawing":
+        """The same for a model of this process, with what its `usual` drawing says where this says none. Raises
+        ConfigError where they do not go together."""
+        usual = usual or USUAL
+        found = replace(self, **{name: getattr(usual, name) for name in KEPT if getattr(self, name) is None})
+        found.check()
+        if found.num_inference_steps > process.num_levels:
             raise ConfigError(
-                f"--num_inference_steps {self.num_inference_steps} must be from 1 to {process.num_levels}, the steps "
+                f"--num_inference_steps {found.num_inference_steps} must be from 1 to {process.num_levels}, the steps "
                 "that the model was trained with"
             )
-        sampler = choose_sampler(self.sampler, process)
-        self._check_fit(sampler)
-        scale = guidance_scale if self.guidance_scale is None else self.guidance_scale
-        return replace(self, sampler=sampler, guidance_scale=scale)
+        found = replace(found, sampler=choose_sampler(found.sampler, process))
+        found._check_fit(found.sampler)
+        return found
 
     def _check_fit(self, sampler: str) -> None:
         """Raises ConfigError for a setting that the sampler does not have."""
@@ -131,20 +133,38 @@ class Drawing:
         """All of it that decides a picture, JSON-ready: sampler, steps, scale, and what else is not the default."""
         values = asdict(self)
         return {one.name: values[one.name] for one in fields(self)
-                if one.name in _ALWAYS_STATED or values[one.name] != one.default}  # fmt: skip
+                if one.name in KEPT or values[one.name] != one.default}  # fmt: skip
 
     def __str__(self) -> str:
         return f"{self.num_inference_steps} steps of {self.sampler} at guidance {self.guidance_scale:g}"
 
 
-def guidance_of(metadata: Mapping, source, usual: float = USUAL_GUIDANCE) -> float:
-    """The guidance scale that a model is drawn with by default, of what is known of it, else the `usual` one. Raises
-    ModelError."""
-    value = metadata.get("guidance_scale", usual)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_GUIDANCE:
-        said = f"{source}: guidance_scale {repr(value)[:60]}"
-        raise ModelError(f"{said} must be a number from 0 to {MOST_GUIDANCE:g}; copy it again")
-    return float(value)
+USUAL = Drawing(num_inference_steps=50, guidance_scale=7.5)  # of a model that says nothing
+
+
+def kept_of(said: Mapping) -> dict:
+    """What is kept of the drawing of a model, of all that is said of it."""
+    return {name: said[name] for name in KEPT if said.get(name) is not None}
+
+
+def drawing_of(metadata: Mapping, process: Process, source, usual: Drawing = USUAL) -> Drawing:
+    """How a model of this process is drawn by default, of what is known of it, else as `usual`. Raises ModelError."""
+    known = {name: metadata[name] for name in KEPT if name in metadata}
+    scale, steps, sampler = (known.get(name, getattr(usual, name)) for name in KEPT)
+    samplers = samplers_of(process)
+    for name, value, is_good, rule in (
+        ("guidance_scale", scale, _is_within(scale, 0, MOST_GUIDANCE), f"a number from 0 to {MOST_GUIDANCE:g}"),
+        ("num_inference_steps", steps, isinstance(steps, int) and _is_within(steps, 1, process.num_levels),
+         f"a whole number from 1 to {process.num_levels}"),
+        ("sampler", sampler, sampler is None or sampler in samplers, f"one of {', '.join(samplers)}"),
+    ):  # fmt: skip
+        if not is_good:
+            raise ModelError(f"{source}: {name} {repr(value)[:60]} must be {rule}; copy it again")
+    return replace(usual, num_inference_steps=steps, guidance_scale=float(scale), sampler=sampler)
+
+
+def _is_within(value, least: float, most: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
 
 
 def usual_strength(image, mask) -> float:
@@ -152,12 +172,12 @@ def usual_strength(image, mask) -> float:
     return 0.8 if image is not None and mask is None else Drawing.strength
 
 
-def samplers_of(process: Process) -> list[str]:
-    """The samplers that draw what such a model predicts, its default first."""
+def samplers_of(process: Process, usual: str | None = None) -> list[str]:
+    """The samplers that draw what such a model predicts, its default first: `usual`, where it says one."""
     if process.is_flow:
         return [FLOW_EULER]
     unfit = (FLOW_EULER, *(_WITHOUT_SAMPLE if process.prediction_type == "sample" else ()))
-    return [name for name in SAMPLERS if name not in unfit]
+    return sorted((name for name in SAMPLERS if name not in unfit), key=lambda name: name != usual)
 
 
 def choose_sampler(sampler: str | None, process: Process) -> str:

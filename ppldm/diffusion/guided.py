@@ -191,7 +191,7 @@ def draw_latents(
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
     keys = zip(seeds, named_by or prompts, indices, strict=True)
     streams = [noises(*key, shape, stream, model.coarse_noise) for key in keys]
-    drawing = drawing.fit(model.process, model.guidance_scale)
+    drawing = drawing.fit(model.process, model.usual)
 
     def next_noise():
         return paddle.to_tensor(np.stack([next(stream) for stream in streams]))

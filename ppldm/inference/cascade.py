@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 
 from ..data.text.tokenizer import load_tokenizer
-from ..diffusion.drawing import Drawing, guidance_of
+from ..diffusion.drawing import Drawing, drawing_of
 from ..diffusion.guided import draw
 from ..diffusion.process import Process
 from ..families.cascade_controlnet import control_misfits
@@ -101,7 +101,7 @@ def _build(kind: str, weights: Weights, source, tokenizer):
         model = make(**{"effnet": nn.Identity(), **parts}, process=Process.of(_COSINE | weights.scheduler))
     model.tokenizer = load_tokenizer(folder, sizes["model_max_length"])
     model.end_id = model.tokenizer.end_id
-    model.guidance_scale = guidance_of(known, source, model.guidance_scale)
+    model.usual = drawing_of(known, model.process, source)
     model.eval()
     return model, sizes["resolution"]
 

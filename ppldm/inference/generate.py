@@ -43,7 +43,7 @@ def generate(
     out: str = "pictures",  # folder to write: NNN-II.png, grid.png, pictures.jsonl
     num_samples: int = None,  # pictures for each prompt, 4 by default; with --like 1
     guidance_scale: _Scales = None,  # how strongly to follow the prompt, by default the model's. Several: folders gN
-    num_inference_steps: int = None,  # sampler's steps, 50 by default
+    num_inference_steps: int = None,  # sampler's steps; default: the model's, or 50
     sampler: str = None,  # ddim (default), euler, heun, dpm-solver++, unipc and others: docs/drawing.md
     guidance_rescale: float = None,  # how much of the contrast that guidance adds is taken back, 0 (default) to 1
     eta: float = None,  # share of fresh noise in each step of ddim, 0 (default) to 1

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..data.text.tokenizer import load_tokenizer
-from ..diffusion.drawing import guidance_of
+from ..diffusion.drawing import drawing_of
 from ..families.common.ldm_build import build_model, require_whole
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
@@ -71,7 +71,7 @@ def load(
     _tell_sampler(weights, path)
     model = build_model(weights, path)
     metadata = _read_metadata(weights, path)
-    model.guidance_scale = guidance_of(metadata, path)
+    model.usual = drawing_of(metadata, model.process, path)
     loaded = load_tokenizer(folder, metadata["model_max_length"])
     if lora:
         loaded.seen = None  # it was trained on further captions
@@ -80,7 +80,10 @@ def load(
     autocast = use_dtype(model, dtype)
     use_engine(drawing_layers(model), engine)
     computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}
-    return TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
+    pipeline = TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
+    example = weights.metadata.get("example_prompt")
+    pipeline.example_prompt = example if isinstance(example, str) else ""
+    return pipeline
 
 
 def _tell_sampler(weights: Weights, path) -> None:

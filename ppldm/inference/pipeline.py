@@ -89,13 +89,14 @@ class TextToImage:
     ):
         self.model, self.tokenizer, self.resolution, self.lora = model, tokenizer, resolution, list(lora)
         self.computed, self._autocast = computed, autocast
+        self.example_prompt = ""  # one that its training has shown, where that is known
         self._states = TextStates(model, tokenizer)
 
     @check_keywords(_OF_DIFFUSERS)
     def generate(
         self, prompt: str | list[str], *, negative_prompt: str | list[str] | None = None, num_samples: int = 1,
         size: tuple[int, int] | None = None, height: int | None = None, width: int | None = None,
-        seed: int | Sequence[int] = 23, sampler: str | None = None, num_inference_steps: int = 50,
+        seed: int | Sequence[int] = 23, sampler: str | None = None, num_inference_steps: int | None = None,
         guidance_scale: float | None = None, guidance_rescale: float = 0.0, eta: float = 0.0,
         timestep_spacing: str | None = None, sigma_schedule: str | None = None, prompt_syntax: str = "plain",
         wildcards: str | Path | None = None, image: Picture | None = None, mask: Picture | None = None,
@@ -112,7 +113,7 @@ class TextToImage:
         those trained at.
         seed: from 0 to 2**64 - 1; several: one for each picture of a prompt, which is then the first of its seed.
         sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, timestep_spacing, sigma_schedule: as of
-        `diffusion.drawing.Drawing`; a scale that is not given is the model's own.
+        `diffusion.drawing.Drawing`; the first three are the model's own where they are not given.
         prompt_syntax: "plain", or "weighted": (word:1.2), (word), [word] and BREAK (`prompt_weights`).
         wildcards: a folder of lists: {a|b} in a prompt is one of both, __name__ a line of name.txt there.
         image: a file, PIL picture or [H, W, 3] uint8 to draw over, its centre. mask: the same, or [H, W] bool: light
@@ -182,7 +183,7 @@ class TextToImage:
         weighted: the prompts' syntax (`prompt_weights`); all are drawn of as many chunks. image, mask: as `beginning`
         reads them. noise: what each starts from, [B, C, h, w] float32. as_latents: these, [B, C, h, w] float32. Raises
         ConfigError."""
-        drawing = drawing.fit(self.model.process, self.model.guidance_scale)
+        drawing = drawing.fit(self.model.process, self.model.usual)
         encode = self._states.encoder(weighted, chunks_of((*prompts, *negative_prompts), weighted))
         named_by = [words_of(one) for one in prompts] if weighted else None
         for seed in seeds:

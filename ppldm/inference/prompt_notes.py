@@ -9,6 +9,7 @@ those are named that hold letters right before the number: "(ratio 16:9)" and "[
 
 import re
 from collections.abc import Iterable
+from string import punctuation
 
 from ..utils.text import nearest
 from .prompt_weights import parse_weights
@@ -33,7 +34,8 @@ def describe_prompts(pipeline, texts: Iterable[str], weighted: bool = False, has
 
 
 def _unknown(tokenizer, texts: list[str]) -> str:
-    words = tokenizer.unknown_words([_LORA.sub(" ", text) for text in texts])
+    found = tokenizer.unknown_words([_LORA.sub(" ", text) for text in texts])
+    words = [word for word in found if not {*word} <= {*punctuation}]
     shown = [_with_nearest(word, tokenizer.seen or ()) for word in words[:_SHOWN_WORDS]]
     more = ", …" if len(words) > _SHOWN_WORDS else ""
     return f"words that the model does not know: {', '.join(shown)}{more}" if words else ""

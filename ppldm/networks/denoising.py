@@ -10,7 +10,7 @@ from types import MappingProxyType
 import paddle
 from paddle.nn import functional as F
 
-from ..diffusion.drawing import USUAL_GUIDANCE
+from ..diffusion.drawing import USUAL, Drawing
 from ..diffusion.process import Process, add_noise
 from ..diffusion.weighting import Adaptive
 from .autoencoder import encode_moments
@@ -23,14 +23,14 @@ class DenoisingModel(Model):
     the network that predicts. `diffusion.guided` draws with `condition` and `denoise`; sampling: what it is told beside
     the process. led_by: the input by which pictures lead what is drawn, of a model that has it. words: the name in
     `condition` of the states of a caption's words, where it is told no other of the caption. coarse_noise: whether it
-    is drawn from `utils.rng.pyramid`. guidance_scale: by which it is drawn unless another is asked for.
+    is drawn from `utils.rng.pyramid`. usual: how it is drawn where nothing else is asked for.
     """
 
     sampling: Mapping = MappingProxyType({})
     led_by: str = "control"
     words: str | None = None
     coarse_noise: bool = False
-    guidance_scale: float = USUAL_GUIDANCE
+    usual: Drawing = USUAL
 
     @property
     def takes_mask(self) -> bool:

@@ -16,7 +16,7 @@ from ..data.order.groups import make_order
 from ..data.shape_chart import BUCKETS_FILE, draw_chart
 from ..data.shapes import group_size_of
 from ..data.text.captions import CaptionRule
-from ..diffusion.drawing import USUAL_GUIDANCE
+from ..diffusion.drawing import USUAL
 from ..families.base import Family, Sitting, check_family, get_family
 from ..inference.precompute.text_encoder import make_rule
 from ..inference.prompts import read_requests
@@ -200,8 +200,8 @@ def draw_pictures(family: Family, config, state, dataset, prompts, arguments, wo
     """What `TrainingRun.draw` gives. A collective call."""
     prompts = current_prompts(Path(arguments.output_dir), world) or prompts
     scales = arguments.validation_guidance_scales
-    if scales is None:
-        scales = list(dict.fromkeys((1.0, getattr(state.model, "guidance_scale", USUAL_GUIDANCE))))
+    usual = getattr(state.model, "usual", USUAL).guidance_scale
+    scales = sorted(scales or dict.fromkeys((usual, 1.0)), key=lambda scale: scale != usual)  # the model's own first
     sitting = Sitting(config, state.model, dataset, batch, prompts, scales, arguments.seed, world)
     with undisturbed(state), autocast(arguments)():
         return family.draw(sitting)

@@ -4,8 +4,8 @@ import os
 import signal
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 from .. import __version__
@@ -16,6 +16,7 @@ from ..data.loader import build_loader
 from ..data.order.groups import Groups
 from ..data.order.rows import Mix
 from ..data.order.step_sampler import StepSampler
+from ..diffusion.drawing import kept_of
 from ..utils.errors import DiskFullError, Interrupted, Preempted
 from ..utils.files import link_or_copy, write_json, write_text
 from ..utils.hidden import hide
@@ -78,7 +79,7 @@ class TrainingRun:
         """Where checkpoints, metrics and the exported model go."""
         return Path(self.arguments.output_dir)
 
-    @property
+    @cached_property
     def recipe(self) -> str:
         """What recipe.yaml holds: all settings, by which the run is repeated."""
         tree = {name: value for name, value in self.config.items() if name != "ppldm"}
@@ -179,8 +180,8 @@ class TrainingRun:
 
     def _drawn_with(self) -> dict:
         """What a model says of how it is drawn, which no update depends on."""
-        scale = getattr(self.state.model, "guidance_scale", None)
-        return {} if scale is None else {"guidance_scale": scale}
+        usual = getattr(self.state.model, "usual", None)
+        return kept_of(asdict(usual)) if usual else {}
 
     def _write(self, contents: dict, trainer_state: TrainerState, metadata: dict, is_last: bool) -> None:
         try:

@@ -20,6 +20,9 @@ from pathlib import Path
 from .errors import Interrupted, PpldmError
 
 _TELLING_SECONDS = 60.0  # of stages on a usual machine, from which this one's speed is known
+# Of a core of those usual ones (AMD EPYC) in products of small matrices, operations a second; measured as here.
+_USUAL_SPEED, _USUAL_CORES = 85e9, 2
+_SIDE, _PRODUCTS = 64, 1000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -78,6 +81,7 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
     from .files import lock_folder, make_output_dir
 
     make_output_dir(folder / ".done")
+    machine = slowness()
     with lock_folder(folder / ".done"):
         records = {stage.name: _read(folder, stage) for stage in stages}
         report = []
@@ -94,19 +98,39 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
                 records |= dict.fromkeys((one.name for one in later), None)
                 _remove_results(folder, later)
             _begin(folder, later, records, stage)
-            tell(f"{label} ({describe_time(*expect(stages, records, number - 1))})")
+            tell(f"{label} ({describe_time(*expect(stages, records, number - 1, machine))})")
             _run_timed(folder, stage, records, run or run_stage)
             report.append(f"{records[stage.name].seconds:6.0f} s  {stage.title}")
     sys.stderr.write("".join(f"{line}\n" for line in report))
 
 
-def expect(stages: list[Stage], records: dict[str, Record | None], number: int) -> tuple[float, float]:
+def slowness() -> float:
+    """How many times as long as on two usual cores the CPU of this machine takes, by products of small matrices; 1 with
+    another device."""
+    import numpy as np
+
+    from .machine.devices import installed_kind
+    from .machine.resources import count_usable_cores
+
+    if not installed_kind().is_cpu:
+        return 1.0
+    matrix, best = np.ones((_SIDE, _SIDE), np.float32), float("inf")
+    for _ in range(_PRODUCTS):
+        started = time.perf_counter()
+        matrix @ matrix
+        best = min(best, time.perf_counter() - started)
+    return _USUAL_SPEED / (2 * _SIDE**3 / best) * _USUAL_CORES / min(_USUAL_CORES, count_usable_cores())
+
+
+def expect(
+    stages: list[Stage], records: dict[str, Record | None], number: int, machine: float = 1.0
+) -> tuple[float, float]:
     """Seconds that stage `number` (from 0), and that it and all after it, will still take on this machine, whose speed
-    is that of what is done where this was long enough to tell."""
+    is that of what is done where this was long enough to tell, else `machine` times as slow as a usual one's."""
     shares = [_share_done(one, records[one.name]) for one in stages]
     usual = sum(one.seconds * share for one, share in zip(stages, shares, strict=True))
     taken = sum(records[one.name].seconds for one, share in zip(stages, shares, strict=True) if share)
-    factor = taken / usual if usual >= _TELLING_SECONDS else 1.0
+    factor = taken / usual if usual >= _TELLING_SECONDS else machine
     left = [one.seconds * factor * (1 - share) for one, share in zip(stages, shares, strict=True)][number:]
     return left[0], sum(left)
 

@@ -6,6 +6,7 @@ from ..networks.configs import check_config
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
 from .components import to_paddle_config
+from .fetch import packaged_or
 from .folders import find_component
 from .model_file import has_model_file, read_model_file
 from .runs import model_in
@@ -24,7 +25,7 @@ def read_config(kind: str, folder: Path) -> dict:
 def read_folder_config(kind: str, name: str) -> dict | None:
     """The completed config of a component in a folder of one of the known forms, where `name` is one that holds it as
     JSON; None for other forms and names, which are left to whoever fetches and reads them. Raises ModelError."""
-    folder = model_in(Path(name).expanduser())
+    folder = model_in(Path(packaged_or(name)).expanduser())
     if has_model_file(folder) and (folder / "manifest.json").is_file():
         component = read_model_file(folder).components.get(kind)
         return component.config if component else None

@@ -25,6 +25,7 @@ from .runs import model_in
 
 _COMPONENTS = ("tokenizer", *(name for names in (FOLDERS | FURTHER_FOLDERS).values() for name in names))
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
+PACKAGED = Path(__file__).parents[1] / "config/weights"  # trained networks that come with the package, by name
 _SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
 RANDOM = "random"  # in the place of a path, where random weights will do
 _SECONDS, _BLOCK_BYTES = 30.0, 1 << 20
@@ -46,7 +47,7 @@ def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: boo
     ModelError.
     """
     check_name(name_or_path)
-    text = str(name_or_path)
+    text = str(packaged_or(name_or_path))
     if is_address(text) and is_offline(offline):
         raise refused_offline(text)
     path = input_path(text).expanduser()
@@ -66,6 +67,13 @@ def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: boo
     if not found.is_dir():
         raise ModelError(f"the model {repository} has no folder {subfolder}; check the name")
     return found
+
+
+def packaged_or(name_or_path) -> Path | str:
+    """The folder of a network that comes with the package, where this is its name and no path here; else the same."""
+    text = str(name_or_path)
+    own = PACKAGED / text
+    return own if text.isidentifier() and own.is_dir() and not Path(text).exists() else text
 
 
 def find_weights(name_or_path, files: Mapping[str, PublishedFile], offline: bool = False) -> Path:
@@ -120,7 +128,7 @@ def _fetch_file(file: PublishedFile, offline: bool) -> Path:
 
 def check_name(name_or_path) -> None:
     """Raises ModelError where this is neither a folder or file that is there, nor in the form of a name."""
-    text = str(name_or_path)
+    text = str(packaged_or(name_or_path))
     if is_address(text):
         return  # the store says so where it is not there
     path = Path(text).expanduser()

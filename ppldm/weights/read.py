@@ -16,6 +16,7 @@ import numpy as np
 
 from ..config.clip_vocabulary import vocabulary_folder
 from ..config.network_files import CONFIG_DIR
+from ..diffusion.drawing import kept_of
 from ..families.base import get_family
 from ..networks.configs import LABELS, is_ldmbert
 from ..utils.checksums import checksum_file
@@ -328,7 +329,7 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
     weights.metadata |= {
         "global_step": manifest["global_step"],
         "samples_seen": manifest["samples_seen"],
-        **({"guidance_scale": manifest["guidance_scale"]} if "guidance_scale" in manifest else {}),
+        **kept_of(manifest),
         **manifest["identity"],
         "ema": ema,
     }

@@ -8,7 +8,7 @@ from ..utils.files import local_path, read_json
 from .checkpoint_names import list_checkpoints
 from .folders import EXPORTED_CKPT, FOLDERS, FURTHER_FOLDERS, find_component, is_checkpoint
 
-RUN_FILE = "run.json"  # what makes a folder that of a run
+RUN_FILE = "run.json"
 _EXPORTED = ("pipeline", "vae", "vqgan")  # folders of whole models that a run leaves at its end
 _GROWS = "metrics.jsonl"
 _DEPTH = 2  # folders below that are looked into
@@ -17,7 +17,7 @@ _SHOWN = 5  # choices that a message lists
 
 def is_run(folder) -> bool:
     """Whether a folder is one of a run, the --output_dir of a training."""
-    return Path(folder, RUN_FILE).is_file()
+    return Path(folder, RUN_FILE).is_file() or Path(folder, _GROWS).is_file()
 
 
 def find_runs(folder: Path, depth: int = _DEPTH) -> list[Path]:
@@ -91,8 +91,7 @@ def _draws(run: Path) -> bool:
 
 
 def _changed(run: Path) -> float:
-    file = run / _GROWS
-    return (file if file.is_file() else run / RUN_FILE).stat().st_mtime
+    return max((run / name).stat().st_mtime for name in (RUN_FILE, _GROWS) if (run / name).is_file())
 
 
 def _list(places: list[Path]) -> str:

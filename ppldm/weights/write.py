@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..config.clip_vocabulary import mends_text, write_mends
-from ..diffusion.drawing import USUAL_GUIDANCE
+from ..diffusion.drawing import USUAL
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
 from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes
 from ..utils.checksums import checksum_file
@@ -147,7 +147,7 @@ def metadata_of(weights: Weights) -> dict:
         "model_max_length": text_encoder["max_position_embeddings"],
         "mask_pad_tokens": False,
         "empty_caption": "embedding",
-        "guidance_scale": USUAL_GUIDANCE,
+        "guidance_scale": USUAL.guidance_scale,
         **({"size_conditioning": True} if takes_sizes(denoiser) else {}),
         **weights.metadata,
         "prediction_type": weights.scheduler["prediction_type"],

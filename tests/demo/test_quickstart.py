@@ -38,6 +38,25 @@ def test_each_stage_writes_to_a_folder_of_its_name_and_logs_to_one_of_its_own():
     assert len(set(logs)) == 2 and all(log.startswith(f"{OUT}/log/") for log in logs)
 
 
+def test_the_autoencoder_is_the_packages_unless_it_is_trained():
+    names = [stage.name for stage in quickstart.plan(OUT, 7, 0, 1)]
+    assert names == ["data", "diffusion", "pictures", "curve"]
+    (diffusion,) = (stage for stage in quickstart.plan(OUT, 7, 0, 1) if stage.name == "diffusion")
+    assert not values(diffusion.command, "vae_name_or_path")
+    _, autoencoder, diffusion, *_ = quickstart.plan(OUT, 7, 9, 1)
+    assert values(diffusion.command, "vae_name_or_path") == [f"{OUT}/autoencoder/vae"]
+    assert autoencoder.name == "autoencoder"
+
+
+@pytest.mark.parametrize(
+    "flags, steps", [([], []), (["--train-autoencoder"], ["2000"]), (["--autoencoder-steps", "9"], ["9"])]
+)
+def test_the_flags_say_whether_it_is_trained(flags, steps, capsys):
+    quickstart.quickstart([*flags, "--dry-run"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "autoencoder-tiny-cpu" in line]
+    assert [value for line in lines for value in values(line, "max_steps")] == steps
+
+
 def test_a_stage_that_trains_knows_what_its_newest_checkpoint_saves(tmp_path):
     stages = {stage.name: stage for stage in quickstart.plan(tmp_path, 1400, 2000, 2)}
     assert stages["diffusion"].share_done() == stages["autoencoder"].share_done() == 0
@@ -66,7 +85,7 @@ def test_a_gpu_takes_one_process_and_a_cpu_one_for_each_of_two_cores(monkeypatch
         assert quickstart.count_processes() == (2 if kind.is_cpu else 1)
 
 
-@pytest.mark.parametrize("flags, lines", [(["--dry-run"], 10), (["--help"], 15)])
+@pytest.mark.parametrize("flags, lines", [(["--dry-run"], 8), (["--help"], 15)])
 def test_showing_the_plan_needs_python_alone(tmp_path, flags, lines):
     # -S: without the packages of this Python.
     done = subprocess.run([sys.executable, "-S", "-m", "ppldm.demo.quickstart", *flags], cwd=tmp_path,

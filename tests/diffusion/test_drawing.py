@@ -60,7 +60,7 @@ def test_every_sampler_that_fits_is_chosen_by_its_names():
         names = {name: name for name in SAMPLERS} | ALIASES
         for name, sampler in names.items():
             if sampler in fit:
-                assert Drawing(sampler=name).fit(process) == Drawing(sampler=sampler, guidance_scale=7.5)
+                assert Drawing(sampler=name).fit(process) == Drawing(50, 7.5, sampler)
             else:
                 with pytest.raises(ConfigError, match=re.escape(f"the sampler {sampler} does not draw with")):
                     Drawing(sampler=name).fit(process)

@@ -47,25 +47,9 @@ def one_process(tiny, tmp_path_factory):
 
 
 @pytest.mark.parametrize("script", ["run_multi_trainer.sh", "run_multi_no_trainer.sh"])
-def test_two_processes_are_one_with_twice_the_batch(tiny, one_process, tmp_path, script):
-    settings = {
-        "BATCH_SIZE": "4", "GRADIENT_ACCUMULATION_STEPS": "1", "LEARNING_RATE": "1e-3", "WEIGHT_DECAY": "0.01",
-        "MAX_STEPS": "4", "LOGGING_STEPS": "1", "SEED": "5", "NUM_WORKERS": "0", "FILE_LIST": tiny.file_list,
-        "TOKENIZER": tiny.tokenizer, "MODEL_MAX_LENGTH": "12", "OUTPUT_DIR": str(tmp_path / "run"), "NPROC": "2",
-        "LAUNCH_LOG_DIR": str(tmp_path / "log"),
-    }  # fmt: skip
-    result = run(
-        "bash", f"run_scripts/{script}",
-        "--vae_name_or_path", tiny.vae, "--text_encoder_config_file", tiny.config("ldmbert"),
-        "--unet_config_file", tiny.config("unet"), "--resolution", 32,
-        "--image_logging_steps", 0, "--report_to", "none",
-        **settings,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    np.testing.assert_allclose(losses(tmp_path / "run"), losses(one_process), rtol=1e-5)
-
-
-def test_two_processes_stopped_by_a_scheduler_go_on(tiny, one_process, tmp_path):
+def test_two_processes_stopped_by_a_scheduler_go_on_and_are_one_with_twice_the_batch(
+    tiny, one_process, tmp_path, script
+):
     settings = {
         "BATCH_SIZE": "4", "GRADIENT_ACCUMULATION_STEPS": "1", "LEARNING_RATE": "1e-3", "WEIGHT_DECAY": "0.01",
         "LOGGING_STEPS": "1", "SEED": "5", "NUM_WORKERS": "1", "FILE_LIST": tiny.file_list,
@@ -73,7 +57,7 @@ def test_two_processes_stopped_by_a_scheduler_go_on(tiny, one_process, tmp_path)
         "LAUNCH_LOG_DIR": str(tmp_path / "log"),
     }  # fmt: skip
     command = [
-        "bash", "run_scripts/run_multi_trainer.sh",
+        "bash", f"run_scripts/{script}",
         "--vae_name_or_path", tiny.vae, "--text_encoder_config_file", tiny.config("ldmbert"),
         "--unet_config_file", tiny.config("unet"), "--resolution", "32",
         "--image_logging_steps", "0", "--report_to", "none",

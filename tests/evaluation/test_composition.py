@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
+from sampling import ALL
 from scipy import ndimage
 
 from ppldm.demo.shapes_world.captions import make_caption
@@ -63,9 +64,9 @@ def test_drawn_scenes_are_graded_right(size, treatment, count):
 @pytest.mark.parametrize("size", [32, 48, 64])
 @pytest.mark.parametrize("treatment", TREATMENTS)
 def test_of_many_drawn_scenes_at_least_995_in_1000_are_graded_right(size, treatment):
-    pictures, captions = draw(400, size, first=100_000)
+    pictures, captions = draw(400 if ALL else 200, size, first=100_000)
     report = grade_pictures([TREATMENTS[treatment](picture) for picture in pictures], captions)
-    assert share_right(report) >= 0.98  # of 0.995, one run in a thousand is below
+    assert share_right(report) >= (0.98 if ALL else 0.97)  # of 0.995, one run in a thousand is below
 
 
 def test_what_is_found_is_what_was_drawn():

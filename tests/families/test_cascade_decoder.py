@@ -191,8 +191,8 @@ def test_eight_pictures_are_learned(tiny):
     model, batch = build(tiny), make_batch(8)
     blocks = batch["pixel_values"].numpy()[:, :, ::16, ::16]
     batch["pixel_values"] = paddle.to_tensor(blocks.repeat(16, 2).repeat(16, 3))
-    losses = learn(model, 5e-3, with_new_noise(batch, (8, 4, 16, 16), 200))
-    assert np.mean(losses[:3]) > 0.8 and np.mean(losses[-30:]) < 0.4, losses[::20]
+    losses = learn(model, 5e-3, with_new_noise(batch, (8, 4, 16, 16), 150))
+    assert np.mean(losses[:3]) > 0.8 and np.mean(losses[-30:]) < 0.45, losses[::20]
 
 
 def test_frozen_networks_are_not_differentiated(tiny):

@@ -172,7 +172,7 @@ def test_an_export_names_the_class_of_its_tokenizer(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_it_overfits_eight_pictures(tiny):
-    """Of eight latents and captions, whatever the noise: the error falls to less than a third in 200 updates."""
+    """Of eight latents and captions, whatever the noise: the error falls to less than a third in 150 updates."""
     config = StableDiffusionConfig(
         vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("clip"), unet_config_file=tiny.config("unet"),
         tokenizer_name=tiny.tokenizer, model_max_length=12, train_text_encoder=True, prediction_type="v_prediction",

@@ -91,6 +91,7 @@ _TRAIN = {
 ADDED = {
     "train": _TRAIN,
     "finetune": {"--steps": "2"},
+    "quickstart": {"--steps": "2", "--autoencoder-steps": "2"},
     "demo-data": {"--rows": "48", "--redo": ""},
     "generate": {"--num-inference-steps": "2"},
     "evaluate": {"--num-samples": "8", "--num-inference-steps": "2", "--num-real": "8"},

@@ -20,14 +20,14 @@ def learn(model, rate: float, batches: Iterable[dict]) -> list[float]:
     return losses
 
 
-def overfit(model, **given) -> float:
-    """The mean error of the last 10 of 200 updates by that of the first 3. given: further inputs, [8, …] each."""
+def overfit(model, updates: int = 150, **given) -> float:
+    """The mean error of the last 10 of so many updates by that of the first 3. given: further inputs, [8, …] each."""
     rng = np.random.default_rng(0)
     moments = np.stack([5 * rng.standard_normal((8, 4, 4, 4)), np.full((8, 4, 4, 4), 0.01)], 1).astype("float32")
     given = {"moments": moments / (model.scaling_factor * 5), "input_ids": rng.integers(0, 50, (8, 12)), **given}
 
     def batches():
-        for _ in range(200):
+        for _ in range(updates):
             noise = rng.standard_normal((16, 4, 4, 4), dtype=np.float32)
             drawn = {"noise": noise, "posterior_noise": noise[::-1].copy(), "timesteps": rng.integers(0, 1000, 16)}
             yield {name: np.concatenate([one, one]) for name, one in given.items()} | drawn

@@ -1,7 +1,8 @@
 """Runs that a signal stops, one after another on the same ranks: python signalled.py SEED COUNT FACTS FLAGS.
 
 FLAGS is a JSON list. Run n of COUNT writes to FLAGS' output folder with -n after its name; loop, signal, moment and
-the ranks that get it are drawn from (SEED, n). Each rank writes how each of its runs ended to FACTS-<rank>.
+the ranks that get it are drawn from (SEED, n), each signal in turn. Each rank writes how each of its runs ended to
+FACTS-<rank>.
 """
 
 import json
@@ -29,9 +30,9 @@ def draw(seed: int, number: int) -> dict:
     chance = random.Random(f"{seed} {number}")
     return {
         "kind": chance.choice(["loop", "trainer"]),
-        "signal": chance.choice(SIGNALS),
+        "signal": SIGNALS[(seed + number) % len(SIGNALS)],
         "ranks": chance.choice([[0], [1], [0, 1]]),
-        "delays": [chance.uniform(0, 0.6), chance.uniform(0, 0.6)],
+        "delays": [chance.uniform(0, 0.4), chance.uniform(0, 0.4)],
     }
 
 

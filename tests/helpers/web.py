@@ -262,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(pack(PICTURES[path]), Content_Encoding=encoding)
         elif path == "early-for-ever.jpg":
             while not self.server.closing.is_set():
-                self.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+                self.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </%s.css>\r\n\r\n" % (b"a" * 8000))
         elif path == "scans.jpg":
             self.send(_SCANS)
         elif path == "hung-up.jpg":

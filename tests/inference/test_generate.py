@@ -222,12 +222,15 @@ def test_processes_do_not_change_pictures(pipeline, tmp_path):
 
 
 def launch(folder: Path, processes: int, command: list[str]) -> dict:
-    """The pictures that a command draws into `folder`, in one process or several."""
-    one = [sys.executable]
+    """The pictures that a command draws into `folder`, in this process or several others."""
+    command = [*command, "--out", str(folder)]
+    if processes == 1:
+        run(["generate", *command])
+        return pixels(folder)
     several = ["-m", "paddle.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", f"{folder}-log"]
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     launched = subprocess.run(
-        [*one, *(several if processes > 1 else []), "examples/generate_images.py", *command, "--out", str(folder)],
+        [sys.executable, *several, "examples/generate_images.py", *command],
         cwd=ROOT, env=environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert launched.returncode == 0, launched.stderr[-2000:]

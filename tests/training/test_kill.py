@@ -16,7 +16,7 @@ from ppldm.training.checkpoint.checkpoint import verify
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.weights.checkpoint_names import list_checkpoints, step_of
 
-KILLS = 30 if ALL else 10
+KILLS = 30 if ALL else 6
 
 IMPORTS = """
 import json

@@ -17,7 +17,7 @@ from ppldm.training.prepare import prepare
 
 RECORDED = Path(__file__).with_name("learning.json")
 BAND = 0.03
-NUM_STEPS, WINDOW = 160, 40
+NUM_STEPS, WINDOW = 80, 40
 
 pytestmark = pytest.mark.slow
 

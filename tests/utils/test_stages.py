@@ -7,12 +7,15 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from forking import state_of
 
+from ppldm.utils import stages as stages_module
 from ppldm.utils.errors import Interrupted, PpldmError
-from ppldm.utils.stages import Record, Stage, describe, describe_time, expect, run_stages
+from ppldm.utils.machine import resources
+from ppldm.utils.stages import Record, Stage, describe, describe_time, expect, run_stages, slowness
 
 NAMES = ("data", "model", "pictures")
 
@@ -97,6 +100,7 @@ def test_the_seconds_of_a_stage_are_those_of_all_its_runs(tmp_path):
 def test_the_time_left_follows_the_speed_of_this_machine_and_what_is_done():
     stages = [Stage(name, "", (), 100) for name in NAMES]
     assert expect(stages, dict.fromkeys(NAMES), 0) == (100, 300)
+    assert expect(stages, dict.fromkeys(NAMES), 0, machine=1.5) == (150, 450)
     twice_as_slow = {"data": Record((), 200, True), "model": None, "pictures": None}
     assert expect(stages, twice_as_slow, 1) == (200, 400)
     assert expect(stages, twice_as_slow | {"model": Record((), 500)}, 1) == (200, 400)  # what is left of it is unknown
@@ -107,6 +111,14 @@ def test_of_a_begun_stage_the_rest_is_left_and_its_seconds_tell_the_speed(share,
     stages = [Stage(name, "", (), 100, lambda: share) for name in NAMES]
     records = {"data": Record((), 100, True), "model": Record((), 300), "pictures": None}
     assert expect(stages, records, 1) == pytest.approx(left)
+
+
+def test_the_machine_is_known_by_its_fastest_product_and_its_cores(monkeypatch):
+    now, steps = [0.0], iter([1e-3, 1e-5, *[2e-5] * 2000])
+    clock = SimpleNamespace(perf_counter=lambda: now.__setitem__(0, now[0] + next(steps)) or now[0])
+    monkeypatch.setattr(stages_module, "time", clock)
+    monkeypatch.setattr(resources, "count_usable_cores", lambda: 1)
+    assert slowness() == pytest.approx(2 * 1e-5 / (2 * 64**3 / 85e9))
 
 
 def test_a_short_stage_tells_nothing_of_the_speed():

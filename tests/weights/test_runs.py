@@ -3,14 +3,21 @@
 import os
 
 import pytest
+from small_weights import small_weights
 
+import ppldm
+from ppldm.cli.main import run as run_command
+from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.evaluation.live.follow import follow
 from ppldm.evaluation.live.watch import make_page
+from ppldm.inference.serving.commands import describe_source
+from ppldm.training.commands.finetune import read_start
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.files import write_json
 from ppldm.weights.configs import read_folder_config
 from ppldm.weights.fetch import locate_model
 from ppldm.weights.runs import find_runs, model_in, one_run, runs_in
+from ppldm.weights.write import write_weights
 
 
 def make_run(folder, family="ldm", holds=(), time=1e9):
@@ -110,3 +117,16 @@ def test_the_page_finds_runs_that_begin_later_and_keeps_their_numbers(tmp_path):
     assert len(found) == 2 and found[0] == {"charts": {}, "pictures": {}}
     follow(named := [], [tmp_path / "diffusion"])
     assert [one.is_named for one in named] == [True]
+
+
+def test_every_door_takes_it(tmp_path):
+    run = make_run(tmp_path / "out/training")
+    weights = small_weights(4)
+    weights.tokenizer = CaptionTokenizer(build_vocab(["a red heart"]), 77)
+    write_weights(weights, "ppdiffusers", run / "pipeline")
+    assert ppldm.load(tmp_path / "out").resolution == ppldm.load(run / "pipeline").resolution
+    run_command(["export", str(tmp_path / "out"), "--out", str(tmp_path / "exported")])
+    assert (tmp_path / "exported/unet").is_dir()
+    assert read_start(str(tmp_path / "out")).model == str(run / "pipeline")
+    assert describe_source(str(tmp_path), False) == describe_source(str(run / "pipeline"), False)
+    assert read_folder_config("unet", str(tmp_path / "out"))

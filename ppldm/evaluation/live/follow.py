@@ -128,9 +128,9 @@ class Follower:
         return int(self.last.get("global_step", 0))
 
     def pictures(self) -> dict[str, list[dict]]:
-        """Tag -> {"step", "file", "prompts"} in order of steps. What an earlier run has left past this one's start is
-        not among them."""
-        status, found = self._status(), defaultdict(list)
+        """Tag -> {"step", "file", "prompts"} in order of steps; tags in the order in which they were drawn. What an
+        earlier run has left past this one's start is not among them."""
+        status, found, drawn = self._status(), defaultdict(list), []
         try:
             paths = sorted((self.folder / SAMPLES_DIR).iterdir())
         except OSError:
@@ -147,8 +147,10 @@ class Follower:
             if int(match[1]) > status.get("start_step", 0) and key[1] < status.get("started", 0):
                 continue
             prompts = [caption for caption, _ in self._cells[key]]
-            found[match[2]].append({"step": int(match[1]), "file": path.name, "prompts": prompts})
-        return {tag: sorted(files, key=lambda one: one["step"]) for tag, files in sorted(found.items())}
+            drawn.append((key[1], match[2], {"step": int(match[1]), "file": path.name, "prompts": prompts}))
+        for _, tag, one in sorted(drawn, key=lambda one: one[0]):
+            found[tag].append(one)
+        return {tag: sorted(files, key=lambda one: one["step"]) for tag, files in found.items()}
 
     def picture(self, name: str) -> Path:
         """The file of a picture. Raises ConfigError for what is none."""

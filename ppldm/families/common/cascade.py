@@ -90,6 +90,7 @@ class CascadeStage(Family):
         """From weights or from configs, with the tokenizer of the text encoder unless another is named."""
         import paddle
 
+        from ...diffusion.drawing import Drawing
         from ...diffusion.process import Process
         from ...weights.fill import config_of
         from .ldm_build import tokenizer_source
@@ -104,8 +105,7 @@ class CascadeStage(Family):
             check_tokenizer_fit(configs["text_encoder"], tokenizer.vocab_size, config.model_max_length)
             model = self.assemble(parts, Process.of(config.schedule(data.resolution), config.weighting()))
         model.tokenizer, model.end_id = tokenizer, tokenizer.end_id
-        if config.guidance_scale is not None:
-            model.guidance_scale = config.guidance_scale
+        model.usual = Drawing(**config.kept()).fit(model.process)
         model.inputs = self.inputs(config, configs, model.process)
         return model
 

@@ -10,7 +10,7 @@ import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ...data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
-from ...diffusion.drawing import USUAL_GUIDANCE, guidance_of
+from ...diffusion.drawing import Drawing, drawing_of, kept_of, samplers_of
 from ...diffusion.process import Process, sampling_settings
 from ...networks.build import build_text_encoder, build_transformer, build_unet, resize_text_encoder
 from ...networks.configs import (
@@ -48,7 +48,7 @@ def build_ldm(
     """
     with paddle.utils.unique_name.guard():
         get_logger().info("building the model")
-        scale = arguments.guidance_scale
+        asked, said = Drawing(**arguments.kept()), {}
         schedule = PUBLISHED_SCHEDULE
         chosen = arguments.chosen_schedule(resolution)
         if arguments.starts_from_pipeline:
@@ -67,7 +67,7 @@ def build_ldm(
                     get_logger().warning("%s was trained with %s %s and goes on with %s",
                                          arguments.model_name_or_path, name, before, now)  # fmt: skip
             vae, text_encoder, denoiser = _fill_all(weights, arguments, vocab_size)
-            scale = guidance_of(weights.metadata, arguments.model_name_or_path) if scale is None else scale
+            said = kept_of(weights.metadata)
         else:
             vae, text_encoder, denoiser = _build_all(arguments, vocab_size, seed)
         if arguments.enable_xformers_memory_efficient_attention:
@@ -81,7 +81,9 @@ def build_ldm(
         frozen = not arguments.trains_text_encoder
         process = Process.of({**schedule, **chosen}, arguments.weighting())
         model = assemble(vae, text_encoder, denoiser, process, frozen, sampling_settings(schedule))
-        model.guidance_scale = USUAL_GUIDANCE if scale is None else scale
+        if chosen and said.get("sampler") not in samplers_of(process):
+            said.pop("sampler", None)  # of what it predicted before
+        model.usual = asked.fit(process, drawing_of(said, process, arguments.model_name_or_path))
         model.inputs = inputs_of(arguments, vae.config, hidden_width(config_of("text_encoder", text_encoder)), process)
         return model
 

@@ -1,13 +1,16 @@
 """The sample pictures of a latent diffusion model that is trained."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import paddle
 
 from ...data.control.preview import to_picture
 from ...data.shapes import nearest_to_square
 from ...diffusion.drawing import Drawing
-from ...diffusion.guided import draw, sample_latents, to_pictures
+from ...diffusion.guided import draw, noises, sample_latents, to_pictures
 from ...utils.grid import pad_alike, prompt_grid, tile
 from ...utils.log import progress
 from ...utils.processes.rank_watch import gather_objects
@@ -43,25 +46,26 @@ def draw_sample_pictures(sitting: Sitting) -> dict:
         alike = pad_alike([*leads, *row])
         cells = [[*one] for one in zip(alike[: len(row)], alike[len(row) :], strict=True)] if leads else alike[:, None]
         samples[tag] = prompt_grid(captions, cells, columns=NUM_PICTURES // (2 if leads else 1))
-    return {"reconstruction": tile(both, len(pairs))} | samples
+    return samples | {"reconstruction": tile(both, len(pairs))}
 
 
 def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
     """This rank's pictures by tag; of reconstructions pairs of original and decoded."""
-    model, tokenizer, steps = sitting.model, sitting.model.tokenizer, sitting.config.num_inference_steps
+    model, tokenizer = sitting.model, sitting.model.tokenizer
+    drawings = [replace(model.usual, guidance_scale=scale).fit(model.process) for scale in sitting.guidance_scales]
     shape, empty = tuple(sitting.batch["noise"].shape[1:]), paddle.to_tensor(tokenizer.encode([""]))
     controls = sitting.batch.get(model.led_by)
     if (buckets := sitting.dataset.selection.buckets) and controls is None:
         shape = model.inputs["noise"].shape(*nearest_to_square(buckets.shapes))
     chunks = [my_prompts[start : start + NUM_PICTURES] for start in range(0, len(my_prompts), NUM_PICTURES)]
     bar = progress(
-        total=len(sitting.guidance_scales) * steps * (len(chunks) if sitting.prompts else 1),
+        total=sum(drawing.num_passes() for drawing in drawings) * (len(chunks) if sitting.prompts else 1),
         desc="drawing samples",
         unit="step",
         delay=5,
         disable=not sitting.world.is_main,
     )
-    found = {"reconstruction": []} | {f"ddim-samples-{scale}": [] for scale in sitting.guidance_scales}
+    found = {"reconstruction": []} | {_tag(drawing): [] for drawing in drawings}
     if controls is not None:
         count = len(my_prompts) if sitting.prompts else len(own["noise"])
         controls = controls[[number % len(controls) for number in range(count)]] if count else controls[:0]
@@ -71,17 +75,36 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
         drawn = partial(draw, model, tokenizer, shape=shape, seed=sitting.seed, check=False, **settings)
         if len(own["noise"]):
             found["reconstruction"] = _reconstruct(model, sitting.batch, len(own["noise"]))
-        for scale in sitting.guidance_scales:
-            pictures, drawing = found[f"ddim-samples-{scale}"], Drawing(steps, scale)
+        for drawing in drawings:
+            pictures = found[_tag(drawing)]
             for number, chunk in enumerate(chunks):
                 led = _led(model, controls, number * NUM_PICTURES, len(chunk))
                 pictures += list(drawn(prompts=chunk, indices=[0] * len(chunk), drawing=drawing, control=led))
             if not sitting.prompts and len(own["noise"]):
                 led = _led(model, controls, 0, len(own["noise"]))
-                latents = sample_latents(model, model.condition(own["input_ids"]), model.condition(empty), own["noise"],
-                                         drawing, **settings, control=led)  # fmt: skip
+                latents = sample_latents(
+                    model,
+                    model.condition(own["input_ids"]),
+                    model.condition(empty),
+                    own["noise"],
+                    drawing,
+                    **settings,
+                    control=led,
+                    next_noise=_noise_of(sitting, own),
+                )
                 pictures += list(to_pictures(model.decode(latents)))
     return found
+
+
+def _tag(drawing: Drawing) -> str:
+    return f"{drawing.sampler}-samples-{drawing.guidance_scale}"
+
+
+def _noise_of(sitting: Sitting, own: dict) -> Callable:
+    """What gives a stochastic sampler the noise of each step, of the batch's own captions."""
+    shape, texts = tuple(own["noise"].shape[1:]), sitting.model.tokenizer.decode(own["input_ids"].numpy())
+    streams = [noises(sitting.seed, text, place, shape) for place, text in enumerate(texts)]
+    return lambda: paddle.to_tensor(np.stack([next(stream) for stream in streams]))
 
 
 def _led(model, controls, start: int, count: int) -> dict | None:

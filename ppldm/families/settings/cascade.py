@@ -7,11 +7,10 @@ from typing import ClassVar
 from ...config.option import Bounds, Needs, option
 from ...utils.errors import ConfigError
 from .average import AverageSettings
-from .guidance import guidance_option
+from .drawn import DrawnSettings
 from .objective import ObjectiveSettings
 
 _model = partial(option, section="model")
-_drawn = partial(option, section="validation")
 
 
 def weights_option(name: str, what: str):
@@ -33,7 +32,7 @@ def config_option(name: str, what: str, known: str):
 
 
 @dataclass(kw_only=True)
-class CascadeSettings(ObjectiveSettings, AverageSettings):
+class CascadeSettings(ObjectiveSettings, AverageSettings, DrawnSettings):
     """A base of the settings of a stage. A subclass has the two options of the network that is trained.
 
     networks: the names of the components that it must have, the one that is trained last; optional: of those that it
@@ -72,13 +71,6 @@ class CascadeSettings(ObjectiveSettings, AverageSettings):
         unit="tokens",
         identity=True,
     )
-    image_logging_steps: int = _drawn(
-        1000, "Draw sample pictures every this many updates; 0: never.", bounds=Bounds(least=0), unit="updates"
-    )
-    num_inference_steps: int = _drawn(
-        20, "Sampling steps of the pictures drawn while training.", bounds=Bounds(above=0), unit="steps"
-    )
-    guidance_scale: float | None = guidance_option()
 
     def check(self) -> None:
         """Raises ConfigError for components that nothing gives, and combinations that cannot work."""

@@ -8,19 +8,18 @@ from ...config.option import Bounds, Needs, option
 from ...networks.configs import SIZE_EMBEDDING, read_new_config
 from .adapters import AdapterSettings
 from .average import AverageSettings
-from .guidance import guidance_option
+from .drawn import DrawnSettings
 from .learning_rate import learning_rate_of
 from .objective import ObjectiveSettings
 
 _model = partial(option, section="model")
 _loss = partial(option, section="model", identity=True)
 _optimizer = partial(option, section="optimizer")
-_drawn = partial(option, section="validation")
-_ABOVE_0, _NOT_NEGATIVE, _SHARE = Bounds(above=0), Bounds(least=0), Bounds(least=0, most=1)
+_ABOVE_0, _SHARE = Bounds(above=0), Bounds(least=0, most=1)
 
 
 @dataclass(kw_only=True)
-class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings):
+class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, DrawnSettings):
     """A base of the settings of text-to-image families. A subclass has options that name the components, among them
     `model_name_or_path` and `tokenizer_name`, and says by the methods below what these give.
 
@@ -56,13 +55,6 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings):
         "What is seen of an empty caption, in guidance too: the embedding of it, or zeros; saved with the model.",
         choices=("embedding", "zeros"),
     )
-    num_inference_steps: int = _drawn(
-        200, "Sampling steps of the pictures drawn while training.", bounds=_ABOVE_0, unit="steps"
-    )
-    image_logging_steps: int = _drawn(
-        1000, "Draw sample pictures every this many updates; 0: never.", bounds=_NOT_NEGATIVE, unit="updates"
-    )
-    guidance_scale: float | None = guidance_option()
     enable_xformers_memory_efficient_attention: bool = _model(
         False, "Memory-efficient attention in what removes the noise (GPU only)."
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ...diffusion.drawing import Drawing
+from ...diffusion.drawing import KEPT, Drawing
 from ..prompt_wildcards import Wildcards
 from ..prompts import Request
 
@@ -78,11 +78,11 @@ class Plan:
         return replace(self.drawing, **found)
 
     def fit(self, model) -> "Plan":
-        """The same with the samplers and the guidance scale that the model is drawn with. Raises ConfigError."""
-        told = model.process, model.guidance_scale
+        """The same with what the model is drawn with by default. Raises ConfigError."""
+        told = model.process, model.usual
         axes = {
             name: [getattr(replace(self.drawing, **{name: one}).fit(*told), name) for one in values]
-            if name in ("sampler", SCALE)
+            if name in KEPT
             else values
             for name, values in self.axes.items()
         }

@@ -55,7 +55,9 @@ def make_api(painter: Painter, queue: Queue, limits: Limits | None = None, hosts
 
     for kind in _STATUSES:
         flask.register_error_handler(kind, refused)
-    parameters = make_parameters(tuple(painter.models), limits or Limits())
+    limits = limits or Limits()
+    painter.limit(limits.max_steps)
+    parameters = make_parameters(tuple(painter.models), limits)
     _take_jobs(flask, painter, queue, parameters)
     _give_pictures(flask, queue)
     _describe_itself(flask, painter, queue, parameters)

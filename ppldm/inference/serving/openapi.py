@@ -24,6 +24,8 @@ _MODEL = {
     "lora": {"type": "array", "items": {"type": "string"}},
     "samplers": {"type": "array", "items": {"type": "string"}, "description": "that draw with it, its default first"},
     "guidance_scale": {"type": "number", "description": "by which it is drawn where a request says none"},
+    "num_inference_steps": {"type": "integer", "description": "in which it is drawn where a request says none"},
+    "example_prompt": {"type": "string", "description": "one that its training has shown, or empty"},
 }
 _PNG = {"image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}}}
 _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}, "description": "id of the job"}

@@ -7,8 +7,8 @@ const WORDS = {
     paint: "Paint over what is to be drawn anew: with a mouse, a finger, a pen, or arrow keys and the space bar. Without paint, all of it is drawn anew.",
     without: "Without the picture", draw: "Draw", keys: "Ctrl + Enter draws, Escape cancels. Arrow keys move among pictures, Enter enlarges one.",
     usual: "the model's own", previous: "Previous", next: "Next", download: "Download", again: "Use these settings",
-    start: "Start from it", close: "Close", cancel: "Cancel", remove: "Remove", use: "Use it", empty: "Nothing is drawn yet.",
-    waiting: place => place ? `waiting, ${place} ahead` : "waiting",
+    start: "Start from it", close: "Close", cancel: "Cancel", remove: "Remove", use: "Use it", empty: "Nothing is drawn yet. Write what the picture should show, and press Draw.",
+    example: "Draw an example", waiting: place => place ? `waiting, ${place} ahead` : "waiting",
     drawing: job => `step ${job.step} of ${job.num_steps}` + (job.seconds_left === null ? "" : `, ${span(job.seconds_left)} left`),
     done: job => `${job.num_pictures} picture${job.num_pictures === 1 ? "" : "s"} in ${span(job.seconds)}`,
     cancelled: "cancelled", failed: "failed", none: "choose a model", token: "Token", model: "Model", index: "Number",
@@ -20,8 +20,8 @@ const WORDS = {
     paint: "涂抹需要重画的部分：可用鼠标、手指、笔，或方向键加空格键。不涂抹则整张重画。",
     without: "不用这张图片", draw: "生成", keys: "Ctrl + Enter 生成，Esc 取消。方向键在图片间移动，Enter 放大。",
     usual: "模型默认", previous: "上一张", next: "下一张", download: "下载", again: "使用这些设置",
-    start: "从它开始", close: "关闭", cancel: "取消", remove: "删除", use: "使用", empty: "还没有图片。",
-    waiting: place => place ? `排队中，前面还有 ${place} 个` : "排队中",
+    start: "从它开始", close: "关闭", cancel: "取消", remove: "删除", use: "使用", empty: "还没有图片。写下要画的内容，然后按“生成”。",
+    example: "画一个例子", waiting: place => place ? `排队中，前面还有 ${place} 个` : "排队中",
     drawing: job => `第 ${job.step} 步，共 ${job.num_steps} 步` + (job.seconds_left === null ? "" : `，剩余 ${span(job.seconds_left)}`),
     done: job => `${job.num_pictures} 张，用时 ${span(job.seconds)}`, cancelled: "已取消", failed: "失败",
     none: "请选择一个模型", token: "令牌", model: "模型", index: "编号", unknown: "模型不认识的词："},
@@ -58,14 +58,18 @@ function fill(select, values) {
   select.replaceChildren(make("option", {value: ""}, words.usual), ...values.map(value => make("option", {value}, value)));
   if (values.includes(before)) select.value = before;
 }
-let usualScale = ""; // that of the chosen models, where they agree
+const examples = () => [...new Set(models.map(one => one.example_prompt).filter(Boolean))];
+const usual = {guidance_scale: "", num_inference_steps: ""}; // of the chosen models, where they agree
 function offerTheirs() {
   const own = models.filter(one => chosen().includes(one.name)), samplers = own.map(one => one.samplers);
   fill(field("sampler"), (samplers[0] || []).filter(name => samplers.every(names => names.includes(name))));
-  const scales = [...new Set(own.map(one => one.guidance_scale))], scale = field("guidance_scale"), before = usualScale;
-  scale.placeholder = scales.join(", ");
-  usualScale = scales.length === 1 ? String(scales[0]) : "";
-  if (scale.value === before) scale.value = usualScale;
+  for (const [name, before] of Object.entries(usual)) {
+    const values = [...new Set(own.map(one => one[name]))];
+    field(name).placeholder = values.join(", ");
+    usual[name] = values.length === 1 ? String(values[0]) : "";
+    if (field(name).value === before) field(name).value = usual[name];
+  }
+  field("prompt").placeholder = examples()[0] || "";
 }
 function setUp(found) {
   ({models, parameters} = found);
@@ -109,7 +113,8 @@ const submit = trying(async () => {
   const asked = settings();
   for (const model of chosen()) mine.add((await (await ask("v1/pictures", {...asked, model})).json()).id);
   say();
-  refresh();
+  await refresh();
+  if (field("gallery").getBoundingClientRect().top > innerHeight / 2) field("gallery").scrollIntoView(); // of a phone
 });
 field("draw").addEventListener("click", submit);
 const cancelMine = trying(async () => {
@@ -292,6 +297,21 @@ function groupsOf(jobs) {
   }
   return found.reverse();
 }
+// What to do, as long as nothing is drawn; an example is one of the prompts that the model's training has shown.
+function showEmpty(isEmpty) {
+  const before = field("gallery").querySelector(".empty"), state = JSON.stringify([words.empty, examples()]);
+  if (isEmpty && before?.seen === state) return;
+  before?.remove();
+  if (!isEmpty) return;
+  const made = make("div", {className: "empty"}, make("p", {}, words.empty));
+  made.seen = state;
+  for (const prompt of examples()) {
+    const button = make("button", {type: "button"}, `${words.example}: ${prompt}`);
+    button.addEventListener("click", () => { field("prompt").value = prompt; submit(); });
+    made.append(button);
+  }
+  field("gallery").append(made);
+}
 function showJobs(jobs) {
   const shown = groupsOf(jobs), names = new Set(), held = document.activeElement.closest("article");
   const heldAt = [...field("gallery").children].indexOf(held);
@@ -315,10 +335,7 @@ function showJobs(jobs) {
   for (const [key, found] of urls) {
     if (!ids.has(key.split("/")[0])) { urls.delete(key); found.then(one => URL.revokeObjectURL(one.url), () => {}); }
   }
-  const empty = field("gallery").querySelector(".empty");
-  if (!jobs.length && !empty) field("gallery").append(make("p", {className: "empty"}, words.empty));
-  if (jobs.length && empty) empty.remove();
-  if (empty) empty.textContent = words.empty;
+  showEmpty(!jobs.length);
   if (held && !held.isConnected) { // the keyboard goes on from what took its place
     const next = field("gallery").children[Math.min(heldAt, field("gallery").children.length - 1)];
     (next.querySelector("button") || field("prompt")).focus();
@@ -350,8 +367,9 @@ field("close").addEventListener("click", () => field("large").close());
 field("large").addEventListener("close", () => current.button.focus());
 field("again").addEventListener("click", () => { useSettings(current.job.settings); field("large").close(); });
 field("start").addEventListener("click", trying(async () => {
-  await picture.take((await urlOf(current.job, current.number)).blob);
-  field("large").close();
+  const {blob} = await urlOf(current.job, current.number);
+  field("large").close(); // before there is something to paint on, so that this keeps the focus
+  await picture.take(blob);
 }));
 field("large").addEventListener("keydown", event => {
   const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];

@@ -3,9 +3,9 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
-from ...diffusion.drawing import Drawing, samplers_of, usual_strength
+from ...diffusion.drawing import KEPT, Drawing, samplers_of, usual_strength
 from ...diffusion.guided import NEEDS_MASK
 from ...utils.errors import ConfigError
 from ...utils.pictures import as_png
@@ -33,6 +33,12 @@ class Painter:
             for name, one in models.items()
         }
 
+    def limit(self, most_steps: int) -> None:
+        """By default no model is drawn in more steps."""
+        for one in self.models.values():
+            steps = min(one.model.usual.num_inference_steps, most_steps)
+            one.model.usual = replace(one.model.usual, num_inference_steps=steps)
+
     def describe(self) -> list[dict]:
         """What can be known of the models, JSON-ready."""
         return [
@@ -40,8 +46,10 @@ class Painter:
                 "name": name,
                 "resolution": one.resolution,
                 "lora": one.lora,
-                "samplers": samplers_of(one.model.process),
-                "guidance_scale": one.model.guidance_scale,
+                "samplers": samplers_of(one.model.process, one.model.usual.sampler),
+                "guidance_scale": one.model.usual.guidance_scale,
+                "num_inference_steps": one.model.usual.num_inference_steps,
+                "example_prompt": one.example_prompt,
             }  # fmt: skip
             for name, one in self.models.items()
         ]
@@ -58,15 +66,15 @@ class Painter:
                 raise ConfigError("mask and strength are for a picture that is drawn over; send an image too")
             values = {**values, "strength": usual_strength(image, mask) if strength is None else strength}
             drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)})
-            drawing = drawing.fit(model.model.process, model.model.guidance_scale)
+            drawing = drawing.fit(model.model.process, model.model.usual)
             model.latent_shape(height, width)
             given = {} if image is None else {"image": read_image(image, size)}
             given |= {} if mask is None else {"mask": read_mask(mask, size)}
         except ConfigError as error:
             raise ConfigError(str(error).replace("--", "")) from error
         plain = {name: value for name, value in values.items() if name not in ("image", "mask")}
-        settings = {**plain, **given, "height": height, "width": width, "sampler": drawing.sampler,
-                    "guidance_scale": drawing.guidance_scale}  # fmt: skip
+        settings = {**plain, **given, "height": height, "width": width,
+                    **{name: getattr(drawing, name) for name in KEPT}}  # fmt: skip
         batches = math.ceil(values["num_samples"] / BATCH_SIZE)
         warning = describe_prompts(model, [values["prompt"], values["negative_prompt"]], has_syntaxes=False)
         return settings, batches * drawing.num_passes(), warning

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...data.images.decode import decode_pixels, stored_size
-from ...diffusion.drawing import MOST_GUIDANCE, SAMPLERS, SIGMA_SCHEDULES, Drawing
+from ...diffusion.drawing import MOST_GUIDANCE, SAMPLERS, SIGMA_SCHEDULES
 from ...diffusion.process import TIMESTEP_SPACINGS
 from ...utils.errors import ConfigError, RowError
 from ...utils.rng import MAX_SEED
@@ -83,7 +83,6 @@ class Parameter:
 def make_parameters(models: tuple[str, ...], limits: Limits) -> tuple[Parameter, ...]:
     """What a request may say of these models."""
     pixels: dict[str, Any] = {"kind": "integer", "low": 8, "high": limits.max_side}
-    steps = min(Drawing.num_inference_steps, limits.max_steps)
     picture: dict[str, Any] = {"kind": "picture", "high": max(_LEAST_PIXELS, _TIMES * limits.max_side**2)}
     share: dict[str, Any] = {"kind": "number", "low": 0, "high": 1, "default": 0.0}
     return (
@@ -94,7 +93,8 @@ def make_parameters(models: tuple[str, ...], limits: Limits) -> tuple[Parameter,
         Parameter("seed", "integer", "the same seed and prompt give the same pictures", 23, 0, MAX_SEED),
         Parameter("width", help="pixels; by default as trained", **pixels),
         Parameter("height", help="pixels; by default as trained", **pixels),
-        Parameter("num_inference_steps", "integer", "steps of the sampler", steps, 1, limits.max_steps),
+        Parameter("num_inference_steps", "integer", "steps of the sampler; by default the model's", None, 1,
+                  limits.max_steps),
         Parameter("guidance_scale", "number", "how much to follow the prompt; 1: not guided; by default the model's",
                   None, 0, MOST_GUIDANCE),
         Parameter("sampler", "choice", "by default the model's", choices=SAMPLERS),

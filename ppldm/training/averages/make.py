@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+from ...diffusion.drawing import kept_of
 from ...utils.errors import CheckpointError, ConfigError
 from ...utils.report import print_report
 
@@ -137,7 +138,7 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
         "ppldm": __version__,
         "global_step": report["step"],
         "samples_seen": manifest["samples_seen"] // manifest["global_step"] * report["step"],
-        **({"guidance_scale": manifest["guidance_scale"]} if "guidance_scale" in manifest else {}),
+        **kept_of(manifest),
         **manifest["identity"],
         "ema_std": report["std"],
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...config.published_models import DEFAULT_TOKENIZER, DEFAULT_VAE
+from ...config.published_models import DEFAULT_TOKENIZER
 from ...config.write import preset_recipe
 from ...data.filelist import list_parts
 from ...families.base import get_family
@@ -61,8 +61,6 @@ _PRECISION = {CPU.name: (False, False), "16gb": (True, False), "24gb": (False, T
 # Of parts and of metadata whose pictures are yet to come, for the tokenizer, which knows only the quickstart's words.
 _TINY = {"model.tokenizer_name": DEFAULT_TOKENIZER, "model.model_max_length": 77, "run.max_steps": 6000,
          "run.save_steps": 500, "validation.validation_prompts": None}  # fmt: skip
-_TINY_VAE = "quickstart/autoencoder/vae"  # as the preset ldm-tiny-cpu has it
-_TINY_OF_PUBLISHED = {"model.vae_name_or_path": DEFAULT_VAE, "data.resolution": 64}
 _SHORT = {"run.max_steps": 400, "run.save_steps": 100, "optimizer.warmup_steps": 50}
 _SHORT_RESOLUTION = 256
 # Shown in every recipe, whatever they are.
@@ -147,8 +145,6 @@ def recipe_text(target: Path, goal: str, machine: str, base: str, head: str) -> 
         changes |= {"compute.dataloader_num_workers": 1} | (_TINY if goal == "scratch" else _SHORT)
         if goal != "scratch":
             changes["data.resolution"] = min(_SHORT_RESOLUTION, changes.get("data.resolution", _SHORT_RESOLUTION))
-        elif not Path(_TINY_VAE).is_dir():
-            changes |= _TINY_OF_PUBLISHED
     start = f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}.\n"
     start += f"# `ppldm train --help` explains all settings. Train with: ppldm train --config {target}\n{head}"
     return start + preset_recipe(preset, get_family(family).Config, changes, _SHOWN)

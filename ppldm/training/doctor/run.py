@@ -13,6 +13,7 @@ from ...utils.machine.resources import anonymous_memory_bytes, available_memory_
 from ...utils.offline import is_offline, network_forbidden
 from ...utils.text import count_of
 from ...utils.variables import read
+from ...weights.fetch import packaged_or
 from ...weights.runs import one_run
 from .findings import Finding, examine, good, judged
 from .machine import look_at_disk
@@ -77,7 +78,7 @@ def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
     if not getattr(model, "starts_from_pipeline", True):
         flags = {name: f"{component}_name_or_path" for component, name in model.component_names().items()} | flags
     for name, flag in flags.items():
-        here = not name or name in KNOWN_MODELS or Path(name).expanduser().exists() or "://" in name
+        here = not name or name in KNOWN_MODELS or Path(packaged_or(name)).expanduser().exists() or "://" in name
         if not here and not is_offline(getattr(model, "offline", False)):
             yield _ask_hub(flag, name)
 

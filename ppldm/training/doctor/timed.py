@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from statistics import median
 
 import paddle
 
@@ -25,8 +26,8 @@ from ..prepare import prepare
 from ..update import UpdateGuard, train_step
 from .memory import estimate
 
-_SECONDS = 8.0  # of the updates that are timed, if these are several
-_MOST_UPDATES, _WARM_UPDATES = 40, 2  # the first of them compile and allocate
+_SECONDS = 8.0  # of the updates that are timed; thrice that where they are fewer than the least
+_LEAST_UPDATES, _MOST_UPDATES, _WARM_UPDATES = 5, 40, 2  # the first of them compile and allocate
 _LONGEST_SECONDS = 30.0  # of a micro-batch at the speed of matrix products, which takes twice as long and more
 _ROOM = 0.8  # of the free memory that may be taken
 
@@ -74,15 +75,20 @@ def _measure(recipe: Recipe) -> tuple[int, int]:
 
 
 def _smaller(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipe, then with one sample, then with pictures of a half and a quarter of the side."""
+    """The recipe, then with ever half as many samples, then with one and pictures of a half and a quarter of the side:
+    the less is scaled, the nearer it comes."""
     yield recipe
-    one = replace(recipe, training=replace(recipe.training, per_device_train_batch_size=1))
-    for part in (1, 2, 4):
+    one, samples = recipe, recipe.training.per_device_train_batch_size
+    while samples > 1:
+        samples //= 2
+        one = replace(recipe, training=replace(recipe.training, per_device_train_batch_size=samples))
+        yield one
+    for part in (2, 4):
         yield replace(one, data=replace(recipe.data, resolution=recipe.data.resolution // part))
 
 
 def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
-    """(mean seconds of an update of one micro-batch, how many were timed)."""
+    """(the median seconds of an update of one micro-batch, how many were timed)."""
     seconds: list[float] = []
     with tempfile.TemporaryDirectory(prefix="ppldm-doctor-") as folder, _quietly(), _threads_of(processes):
         alone = {"output_dir": folder, "resume_from_checkpoint": None, "overwrite_output_dir": False,
@@ -97,13 +103,14 @@ def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
                 now = time.perf_counter()
                 seconds.append(now - started)
                 started = now
-                enough = sum(seconds[_WARM_UPDATES:]) > _SECONDS or sum(seconds[1:]) > 3 * _SECONDS
-                if enough or len(seconds) == _MOST_UPDATES:
+                timed = seconds[_WARM_UPDATES:]
+                wanted = _SECONDS if len(timed) >= _LEAST_UPDATES else 3 * _SECONDS
+                if sum(timed) > wanted or sum(seconds[1:]) > 6 * _SECONDS or len(timed) == _MOST_UPDATES:
                     break
         del run, guard
     gc.collect()
     timed = seconds[_WARM_UPDATES:] or seconds[-1:]
-    return sum(timed) / len(timed), len(timed)
+    return median(timed), len(timed)
 
 
 @contextmanager

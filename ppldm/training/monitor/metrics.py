@@ -117,8 +117,7 @@ def plot_loss(
     from matplotlib.figure import Figure
 
     source = local_path(metrics)
-    if source.is_dir():
-        source = (source if (source / METRICS_FILE).is_file() else one_run(source)) / METRICS_FILE
+    source = one_run(source) / METRICS_FILE if source.is_dir() else source
     target = local_path(out) if out else source.parent / "loss.png"
     records = [r for r in read_metrics(source) if r.get("loss") is not None]
     if not records:

@@ -147,7 +147,9 @@ class Reporter:
         titled = {}
         for tag, picture in pictures.items():
             titled[tag] = with_title(np.asarray(picture), f"{tag}, step {step:,}")
-            save_png(folder / f"step-{step:06d}-{tag}.png", titled[tag], cells_as_text(picture, TITLE_HEIGHT))
+            path = folder / f"step-{step:06d}-{tag}.png"
+            save_png(path, titled[tag], cells_as_text(picture, TITLE_HEIGHT))
+            get_logger().info("sample pictures: %s", path)
         self.writer.add_pictures(step, titled)
 
     def __exit__(self, *_error) -> None:

@@ -1,15 +1,16 @@
 """`ppldm certify`: what is compared, and that a fault is seen."""
 
 import json
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
 
+from ppldm.cli.main import run
 from ppldm.evaluation.certify import operations, resume
+from ppldm.evaluation.certify import report as report_module
 from ppldm.evaluation.certify.operations import BAR, Operation, compare, difference, drift, list_layers, list_networks
 from ppldm.utils.machine import devices
 
@@ -82,14 +83,22 @@ def test_every_layer_that_a_network_runs_is_compared_alone_and_all_get_gradients
     assert paddle.get_device() == "cpu"
 
 
+def train_here(command, **_):
+    """A training that is to be a process of its own, in this one."""
+    assert command[1:4] == ["-m", "ppldm", "train"]
+    run(command[3:])
+    return SimpleNamespace(returncode=0)
+
+
 @pytest.mark.slow
-def test_the_cpu_is_certified_and_one_file_says_so(tmp_path, monkeypatch):
+def test_the_cpu_is_certified_and_one_file_says_so(tmp_path, monkeypatch, capsys):
     out = tmp_path / "cpu.json"
-    words = ["certify", "--device", "cpu", "--out", str(out), "--by", "a test"]
-    done = subprocess.run([sys.executable, "-m", "ppldm", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(report_module, "SIDE", 64)
+    monkeypatch.setattr(report_module, "PICTURES", (1, 8, 16, 16))
+    monkeypatch.setattr(resume, "subprocess", SimpleNamespace(run=train_here))
+    run(["certify", "--device", "cpu", "--out", str(out), "--by", "a test"])
     report = json.loads(out.read_text())
-    assert report["passed"] and report["by"] == "a test" and done.stdout.splitlines()[-1] == "certified"
+    assert report["passed"] and report["by"] == "a test" and capsys.readouterr().out.splitlines()[-1] == "certified"
     assert report["device"]["kind"] == "cpu" and report["half_precision"] == {"bfloat16": None, "float16": None}
     assert {one["forward"] for one in report["operations"]} == {0.0} and len(report["operations"]) > 150
     found = report["resume"]

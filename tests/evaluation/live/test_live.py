@@ -365,13 +365,13 @@ def test_nothing_is_asked_of_a_run_that_is_not_there(run):
 @pytest.mark.parametrize(
     "words, line",
     [
-        (["FOLDER"], "is not a run's folder (no run.json); name the --output_dir"),
+        (["FOLDER"], "is not a run's folder, nor holds one (no run.json); name a training's --output_dir"),
         (["RUN", "--port", "70000"], "--port 70000 must be from 0"),
         (["RUN", "--host", "203.0.113.7"], "cannot listen at 203.0.113.7:"),
     ],
 )
 def test_what_cannot_be_watched_is_one_line(run, tmp_path, words, line, capsys):
-    words = [{"FOLDER": str(tmp_path), "RUN": str(run)}.get(word, word) for word in words]
+    words = [{"FOLDER": str(run / "samples"), "RUN": str(run)}.get(word, word) for word in words]
     with pytest.raises(SystemExit) as caught:
         run_command(["watch", *words])
     assert caught.value.code and line in capsys.readouterr().err
@@ -413,6 +413,7 @@ def test_in_a_real_browser(run, tmp_path, width):
         page.wait_for(shows(".run .state", "training"))
         page.wait_for(shows(".run", "Waiting for data25.0 % of the time"))
         page.wait_for(shows(".run", "3 rows (image 3), 1 updates"))
+        page.wait_for(f'return document.querySelectorAll("#prompt option").length === 4 && innerWidth === {width}')
         # pictures by prompt, over time, by keys
         page.wait_for('return document.querySelectorAll("#pictures img").length === 2')
         assert page.run('return [...document.getElementById("prompt").options].map(one => one.value)') == [
@@ -424,6 +425,7 @@ def test_in_a_real_browser(run, tmp_path, width):
         page.run('document.getElementById("when").focus()')
         page.press("\ue012")  # left
         page.wait_for(shows("#at", "Update 10"))
+        page.wait_for(shows("#pictures figcaption", "update 10"))  # below which the curves are at rest
         page.wait_for('return document.querySelector("#pictures img").naturalWidth === 128')
         # curves by keys, smoothing, axis
         page.run('document.querySelector("#charts svg").focus()')

@@ -180,13 +180,24 @@ def test_a_sweep_without_texts_is_over_the_scales(tmp_path):
     assert curve.x == "guidance_scale" and [x[0] for _, x, _ in curve.points] == [1, 3]
 
 
+def test_a_folder_of_runs_is_those_that_have_a_line(runs, tmp_path):
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/run.json").write_text("{}")
+    out = str(tmp_path / "report.html")
+    report([str(tmp_path)], (), out)
+    found = (tmp_path / "report.html").read_text()
+    assert "first &lt;b&gt;" in found and "second" in found and "begun" not in found
+    with pytest.raises(DataError, match="begun/metrics.jsonl"):
+        report([str(tmp_path / "begun")], (), out)
+
+
 def test_what_cannot_be_reported(runs, results, tmp_path):
     with pytest.raises(ConfigError, match="nothing to report"):
         report()
     with pytest.raises(ConfigError, match="only the curve of --sweep"):
         report(runs, results, str(tmp_path / "x.png"))
-    with pytest.raises(DataError, match="metrics.jsonl"):
-        report([str(tmp_path)])
+    with pytest.raises(ConfigError, match="is not a run's folder, nor holds one"):
+        report([str(tmp_path / "missing")])
     with pytest.raises(DataError, match="not drawn"):
         read_sweep([page.Path(make_result(tmp_path / "folder.json", None, 3))])
     with pytest.raises(DataError, match="holds no results"):

@@ -12,7 +12,6 @@ from ppldm.cli.main import run
 from ppldm.inference.precompute import on_spark
 from ppldm.inference.precompute.part_files import Account
 from ppldm.utils.errors import ConfigError, DiskFullError, ModelError, PartError
-from ppldm.utils.machine.spark import spark_session
 
 
 def words(tiny, folder, *more) -> list[str]:
@@ -49,7 +48,7 @@ def test_what_a_part_cannot_be_made_for_comes_back_in_our_words(monkeypatch, err
 
 
 @pytest.mark.slow
-def test_the_bytes_are_those_of_one_process_and_the_same_command_repairs(tiny, tmp_path, capsys, monkeypatch):
+def test_the_bytes_are_those_of_one_process_and_the_same_command_repairs(session, tiny, tmp_path, capsys, monkeypatch):
     texts = ("--text-encoder", str(write_clip(tmp_path / "clip")))
     run(words(tiny, tmp_path / "here", *texts))
     monkeypatch.chdir(tmp_path)  # executors may have another
@@ -59,13 +58,12 @@ def test_the_bytes_are_those_of_one_process_and_the_same_command_repairs(tiny, t
         run(words(tiny, "spark", "--master", "local[2]", "--json", *texts, *more))
         return json.loads(capsys.readouterr().out)
 
-    with spark_session("local[2]", on_spark.DRIVER_MEMORY_GB):
-        planned = run_on_spark("--dry-run")
-        assert "encoded" not in planned and contents("spark") == {}
-        made = run_on_spark()
-        assert contents("spark") == contents("here") and made["encoded"] > 0 == made["found"]
-        assert made["text_embeddings"]["encoded"] == 42
-        path, data = max(item for item in contents("spark").items() if item[0].endswith(".latents"))
-        Path("spark", path).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # of the last row
-        repaired = run_on_spark()
+    planned = run_on_spark("--dry-run")
+    assert "encoded" not in planned and contents("spark") == {}
+    made = run_on_spark()
+    assert contents("spark") == contents("here") and made["encoded"] > 0 == made["found"]
+    assert made["text_embeddings"]["encoded"] == 42
+    path, data = max(item for item in contents("spark").items() if item[0].endswith(".latents"))
+    Path("spark", path).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # of the last row
+    repaired = run_on_spark()
     assert repaired["repaired"] == 1 == repaired["encoded"] and contents("spark") == contents("here")

@@ -25,7 +25,7 @@ from ppldm.data.cached.latents import Latents
 from ppldm.inference.precompute import command as module
 from ppldm.utils.errors import ConfigError, OutputError, PartError
 
-KILLS = 30 if ALL else 10
+KILLS = 30 if ALL else 6
 
 
 def command(tiny, folder, *flags) -> list[str]:

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forking import forking, kill, stop_when
+from sampling import ALL
 from small_weights import write_clip
 
 from ppldm.cli.main import run
 from ppldm.data.cached.file import CachedFile
 from ppldm.utils.errors import ConfigError, PartError
 
-KILLS = 10
+KILLS = 10 if ALL else 5
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def count_settled(folder) -> int:
 
 
 @pytest.mark.slow
-def test_killed_at_ten_moments(start, tmp_path):
+def test_killed_at_many_moments(start, tmp_path):
     chance, folder, moments = random.Random(3), tmp_path / "killed", []
     assert start(tmp_path / "straight")[1]() == 0
     for _ in range(KILLS):

@@ -84,7 +84,7 @@ def test_it_is_a_distance_whose_gradient_is_finite_where_nothing_answers(tmp_pat
 
 
 @pytest.mark.slow
-def test_100_pictures_have_the_distances_of_torch_fidelity():
+def test_pictures_have_the_distances_of_torch_fidelity():
     needs.need("parity")
     import torch
 
@@ -115,8 +115,8 @@ def test_100_pictures_have_the_distances_of_torch_fidelity():
         module = load("sample_similarity_lpips")
         with mock.patch.object(module, "load_state_dict_from_url", fetch):
             reference = module.SampleSimilarityLPIPS("lpips")
-    first = rng.integers(0, 256, (100, 3, 32, 32), dtype=np.uint8)
-    second = (first + rng.normal(0, rng.uniform(0, 90, (100, 1, 1, 1)), first.shape)).clip(0, 255).astype(np.uint8)
+    first = rng.integers(0, 256, (24, 3, 32, 32), dtype=np.uint8)
+    second = (first + rng.normal(0, rng.uniform(0, 90, (24, 1, 1, 1)), first.shape)).clip(0, 255).astype(np.uint8)
     with torch.no_grad(), paddle.no_grad():
         expected = reference(*(torch.from_numpy(one) for one in (first, second))).flatten().numpy()
         found = layer(*(paddle.to_tensor(one.astype(np.float32) / 127.5 - 1) for one in (first, second))).numpy()

@@ -35,7 +35,6 @@ PUBLISHED = {
 }
 # What other presets leave behind, and a preset starts from: the folder of a component, and its config.
 LEFT_BEHIND = {
-    "quickstart/autoencoder/vae": "vae_tiny",
     "shapes_world/autoencoder/vae": "vae_shapes_world",
     "shapes_world/diffusion/pipeline/vqvae": "vae_shapes_world",
     "shapes_world/diffusion/pipeline/bert": "ldmbert_tiny",

@@ -15,6 +15,8 @@ from running import running
 from ppldm.training.distributed.launch import SILENCE_SECONDS, Peers, meet_at
 from ppldm.utils.errors import ConfigError
 
+IMPATIENT = (sys.executable, Path(__file__).parents[2] / "helpers/impatient.py", "ppldm.training.distributed.launch")
+
 RANK = """
 import itertools, os, signal, sys, threading
 from ppldm.utils.entry import entry
@@ -81,9 +83,7 @@ def test_an_end_of_one_rank_is_the_end_of_all(tmp_path, end):
     script.write_text(RANK)
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [sys.executable, "-m", "ppldm.training.distributed.launch",
-         "--nproc_per_node", "2", "--log_dir", tmp_path / "log", script,
-         end],
+        [*IMPATIENT, "--nproc_per_node", "2", "--log_dir", tmp_path / "log", script, end],
         capture_output=True, text=True, timeout=120, env=environ,
     )  # fmt: skip
     status, line = ENDS[end]
@@ -211,9 +211,8 @@ def test_two_machines_end_together(tmp_path):
     port = 20000 + os.getpid() % 10000
     launchers = [
         subprocess.Popen(
-            [sys.executable, "-m", "ppldm.training.distributed.launch",
-             "--master", f"127.0.0.1:{port}", "--nnodes", "2",
-             "--rank", str(node), "--nproc_per_node", "1", "--log_dir", tmp_path / f"log{node}", script, "killed"],
+            [*IMPATIENT, "--master", f"127.0.0.1:{port}", "--nnodes", "2", "--rank", str(node), "--nproc_per_node", "1",
+             "--log_dir", tmp_path / f"log{node}", script, "killed"],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ,
         )
         for node in (0, 1)

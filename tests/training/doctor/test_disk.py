@@ -58,7 +58,8 @@ def test_the_disk_of_a_run_is_what_was_forecast(tiny, tmp_path, name):
 
 
 def test_each_average_of_posthoc_is_in_memory_and_in_a_dry_run(tiny, tmp_path):
-    found = {name: estimate(recipe_of(tiny, tmp_path / "run", SETTINGS[name]), 1).by_purpose for name in SETTINGS}
+    names = ("plain", "average", "posthoc", "posthoc beside the average")
+    found = {name: estimate(recipe_of(tiny, tmp_path / "run", SETTINGS[name]), 1).by_purpose for name in names}
     one = found["average"]["average"]
     assert found["plain"]["average"] == 0 < one
     assert [found[name]["average"] / one for name in ("posthoc", "posthoc beside the average")] == [2, 3]

@@ -145,21 +145,20 @@ def test_two_processes_obey_together(tiny, tmp_path):
     launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", "2", "--log_dir")
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PPLDM_NO_CPU_TUNING": "1",
                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/helpers")])}  # fmt: skip
-    statuses = []
-    for name, asked in (("straight", {}), ("asked", {**ASKED, 5: {"sample_now": "", "stop": ""}})):
-        words = tiny.flags(tmp_path / name, per_device_train_batch_size=2, save_steps=6, **SETTINGS)
-        done = subprocess.run(
-            [sys.executable, *launch, tmp_path / f"log-{name}", __file__, "trainer", json.dumps(asked), *words],
-            env=environ, cwd=ROOT, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        statuses.append(done.returncode)
-    assert statuses == [0, 130], done.stderr[-3000:]
+    asked = {**ASKED, 5: {"sample_now": "", "stop": ""}}
+    runs = [[asked_of, tiny.flags(tmp_path / name, per_device_train_batch_size=2, save_steps=6, **SETTINGS)]
+            for name, asked_of in (("straight", {}), ("asked", asked))]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *launch, tmp_path / "log", __file__, "trainer", json.dumps(runs)],
+        env=environ, cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr[-3000:]
     assert curve(tmp_path / "asked") == curve(tmp_path / "straight")[:6]
     first, second = (state(tmp_path / name, 6) for name in ("asked", "straight"))
     assert not [key for key in first if not np.array_equal(first[key], second[key])]
     assert checkpoints(tmp_path / "asked") == [3, 4, 6]
     assert len(list((tmp_path / "asked/samples").glob("*-ddim-samples-7.5.png"))) == 3
-    logs = [(tmp_path / f"log-asked/workerlog.{rank}").read_text(errors="replace") for rank in (0, 1)]
+    logs = [(tmp_path / f"log/workerlog.{rank}").read_text(errors="replace") for rank in (0, 1)]
     assert "as the user asks: sample_now, save_now" in logs[0] and "as the user asks" not in logs[1]
 
 
@@ -215,8 +214,10 @@ def test_the_files_have_the_names_that_the_docs_give_them():
         assert f"`{name}`" in text and name in module.__doc__
 
 
-if __name__ == "__main__":  # one of two ranks
-    kind, asked, *words = sys.argv[1:]
-    place = Path(words[words.index("--output_dir") + 1])
-    with entry(), asking(place, {int(step): names for step, names in json.loads(asked).items()}):
-        train(kind, words)
+if __name__ == "__main__":  # one of two ranks, which do one run after another
+    kind, runs = sys.argv[1:]
+    with entry():
+        for asked, words in json.loads(runs):
+            place = Path(words[words.index("--output_dir") + 1])
+            with asking(place, {int(step): names for step, names in asked.items()}):
+                train(kind, words)

@@ -1,7 +1,11 @@
-"""Ranks that share out the optimizer's state train as ranks that each keep all of it, to the bit."""
+"""Ranks that share out the optimizer's state train as ranks that each keep all of it, to the bit.
+
+Two ranks do one run after another: those that the cases need, of which PPLDM_SEED draws some, and PPLDM_ALL plays all.
+"""
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from poison import poisoned
+from sampling import ALL
 from small_lpips import write_lpips
 
 from ppldm.data.order.rows import Mix
@@ -40,9 +45,23 @@ ADVERSARY = {
 }  # fmt: skip
 SHARES = {"sharding": "stage1"}
 GRADIENTS = {"sharding": "stage2"}
-PAIRS = [("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares"),
-         ("loop whole", "loop gradients"), ("trainer whole", "trainer gradients"),
-         ("at once whole", "at once gradients")]  # fmt: skip
+SEED = int(os.environ.get("PPLDM_SEED", 1))
+
+
+def drawn(number: int, *cases: tuple) -> list[tuple]:
+    return [*cases] if ALL else random.Random(SEED).sample(cases, number)
+
+
+PAIRS = drawn(2, ("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares"),
+              ("loop whole", "loop gradients"), ("trainer whole", "trainer gradients"),
+              ("at once whole", "at once gradients"))  # fmt: skip
+TWO_NETWORKS = drawn(1, ("autoencoder whole", "autoencoder shares"), ("autoencoder whole", "autoencoder gradients"))
+BEGINNINGS = drawn(1, ("before it began", 2), ("after it began", 4))
+CHANGES = drawn(1, ("loop whole", "whole then shares"), ("trainer whole", "shares then whole"),
+                ("loop whole", "whole then gradients"), ("trainer whole", "gradients then whole"))  # fmt: skip
+RANKS = drawn(1, ("one then shares", "loop shares"), ("one then gradients", "loop gradients"))
+OWNERS = drawn(1, ("loop gradients", "loop whole"), ("trainer gradients", "trainer whole"),
+               ("at once gradients", "at once whole"), ("whole then gradients", "loop whole"))  # fmt: skip
 
 
 @settings(deadline=None)
@@ -67,50 +86,63 @@ def test_one_rank_has_nothing_to_share_and_is_told(tiny, tmp_path, capfd):
     assert "--sharding stage1 does nothing here: there is one rank" in capfd.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def runs(tiny, tmp_path_factory):
-    """Folders by name, of runs of two ranks and a few of one, and the facts of ranks 0 and 1."""
-    top = tmp_path_factory.mktemp("shares")
-    bad_row = rows_of(3)[5]
-    with poisoned([bad_row]):
-        run_loop(prepare(tiny.flags(top / "one", **SETTINGS, per_device_train_batch_size=8)))
-    plans = []
+def plans(tiny, top: Path) -> dict[str, list]:
+    """[name, loop or trainer, flags, family] of each run by its name, those before that others go on from."""
+    found = {}
 
     def plan(name, kind, family="ldm", **changes):
-        plans.append([name, kind, tiny.flags(top / name, **{**SETTINGS, **SPLIT, **changes}), family])
+        found[name] = [name, kind, tiny.flags(top / name, **{**SETTINGS, **SPLIT, **changes}), family]
 
     def plan_autoencoder(name, kind, **changes):
         losses = {"perceptual_weight": 1, "lpips_weights": write_lpips(top), **ADVERSARY}
         plan(name, kind, "autoencoder", **NO_TEXT, vae_config_file=tiny.config("vae"), **losses, **changes)
 
+    def after(name):
+        return {"resume_from_checkpoint": top / name / "checkpoint-2"}
+
     plan("loop whole", "loop", recompute=True)
     plan("loop shares", "loop", recompute=True, **SHARES)
     plan("fused shares", "loop", recompute=True, fused_adamw=True, **SHARES)  # on a CPU its bits are AdamW's
-    plan("whole then shares", "loop", recompute=True, **SHARES, resume_from_checkpoint=top / "loop whole/checkpoint-2")
+    plan("whole then shares", "loop", recompute=True, **SHARES, **after("loop whole"))
     plan("trainer whole", "trainer")
     plan("trainer shares", "trainer", **SHARES)
-    plan("shares then whole", "trainer", resume_from_checkpoint=top / "trainer shares/checkpoint-2")
-    plan("one then shares", "loop", **SHARES, resume_from_checkpoint=top / "one" / "checkpoint-2")
+    plan("shares then whole", "trainer", **after("trainer shares"))
+    plan("one then shares", "loop", **SHARES, **after("one"))
     plan("loop gradients", "loop", recompute=True, **GRADIENTS)
-    plan(
-        "whole then gradients",
-        "loop",
-        recompute=True,
-        **GRADIENTS,
-        resume_from_checkpoint=top / "loop whole/checkpoint-2",
-    )
+    plan("whole then gradients", "loop", recompute=True, **GRADIENTS, **after("loop whole"))
     plan("trainer gradients", "trainer", **GRADIENTS)
-    plan("gradients then whole", "trainer", resume_from_checkpoint=top / "trainer gradients/checkpoint-2")
-    plan("one then gradients", "loop", **GRADIENTS, resume_from_checkpoint=top / "one" / "checkpoint-2")
+    plan("gradients then whole", "trainer", **after("trainer gradients"))
+    plan("one then gradients", "loop", **GRADIENTS, **after("one"))
     plan("at once whole", "loop", **AT_ONCE)
     plan("at once gradients", "loop", **AT_ONCE, **GRADIENTS)
     fused, whole = {"fused_adamw": True}, top / "autoencoder whole"
     plan_autoencoder("autoencoder whole", "loop")
     plan_autoencoder("autoencoder shares", "loop", **fused, **SHARES)
     plan_autoencoder("autoencoder gradients", "trainer", **fused, **GRADIENTS)
-    plan_autoencoder("before it began", "loop", **fused, **GRADIENTS, resume_from_checkpoint=whole / "checkpoint-2")
+    plan_autoencoder("before it began", "loop", **fused, **GRADIENTS, **after("autoencoder whole"))
     plan_autoencoder("after it began", "trainer", **fused, **SHARES, resume_from_checkpoint=whole / "checkpoint-4")
-    (top / "plans.json").write_text(json.dumps(plans))
+    return found
+
+
+def needed(items, plans: dict[str, list]) -> list:
+    """The plans of the runs that cases among `items` look at, and of those that these go on from."""
+    names = {"loop shares"}.union(*(item.callspec.params.values() for item in items if hasattr(item, "callspec")))
+    for name in reversed(plans):
+        flags = plans[name][2]
+        if name in names and "--resume_from_checkpoint" in flags:
+            names.add(Path(flags[flags.index("--resume_from_checkpoint") + 1]).parent.name)
+    return [plan for name, plan in plans.items() if name in names]
+
+
+@pytest.fixture(scope="module")
+def runs(request, tiny, tmp_path_factory):
+    """Folders by name, of runs of two ranks and one of one, and the facts of ranks 0 and 1."""
+    top = tmp_path_factory.mktemp("shares")
+    bad_row = rows_of(3)[5]
+    with poisoned([bad_row]):
+        run_loop(prepare(tiny.flags(top / "one", **SETTINGS, per_device_train_batch_size=8)))
+    played = [item for item in request.session.items if item.path == request.path]
+    (top / "plans.json").write_text(json.dumps(needed(played, plans(tiny, top))))
     result = subprocess.run(
         [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", top / "log",
          ROOT / "tests/helpers/shares.py", str(bad_row), top / "facts", top / "plans.json"],
@@ -132,11 +164,11 @@ def test_shares_change_no_bit(runs, whole, shares):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shares", ["autoencoder shares", "autoencoder gradients"])
-def test_two_networks_of_which_one_begins_later_share_as_well(runs, shares):
+@pytest.mark.parametrize("name, shares", TWO_NETWORKS)
+def test_two_networks_of_which_one_begins_later_share_as_well(runs, name, shares):
     """The whole loss of an autoencoder, by the fused update, whose discriminator learns from update 3 on."""
     top, _, _ = runs
-    whole = top / "autoencoder whole"
+    whole = top / name
     assert losses(whole) == losses(top / shares)
     for step in (2, 4, 6):
         assert_same_checkpoint(whole, top / shares, step)
@@ -146,7 +178,7 @@ def test_two_networks_of_which_one_begins_later_share_as_well(runs, shares):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed, start", [("before it began", 2), ("after it began", 4)])
+@pytest.mark.parametrize("changed, start", BEGINNINGS)
 def test_a_run_of_two_networks_goes_on_with_shares(runs, changed, start):
     top, _, _ = runs
     assert losses(top / "autoencoder whole")[start:] == losses(top / changed)
@@ -154,11 +186,7 @@ def test_a_run_of_two_networks_goes_on_with_shares(runs, changed, start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "straight, changed",
-    [("loop whole", "whole then shares"), ("trainer whole", "shares then whole"),
-     ("loop whole", "whole then gradients"), ("trainer whole", "gradients then whole")],
-)  # fmt: skip
+@pytest.mark.parametrize("straight, changed", CHANGES)
 def test_a_run_goes_on_with_shares_or_without(runs, straight, changed):
     top, _, _ = runs
     assert losses(top / straight)[2:] == losses(top / changed)
@@ -166,44 +194,42 @@ def test_a_run_goes_on_with_shares_or_without(runs, straight, changed):
 
 
 @pytest.mark.slow
-def test_the_number_of_ranks_may_change(tiny, runs, tmp_path):
+@pytest.mark.parametrize("more, fewer", RANKS)
+def test_the_number_of_ranks_may_change(tiny, runs, tmp_path, more, fewer):
     top, _, bad_row = runs
     settings = {**SETTINGS, **GRADIENTS, "per_device_train_batch_size": 8}
-    for stage in ("shares", "gradients"):
-        flags = tiny.flags(tmp_path / stage, **settings, resume_from_checkpoint=top / f"loop {stage}/checkpoint-2")
-        with poisoned([bad_row]):
-            run_loop(prepare(flags))
+    with poisoned([bad_row]):
+        run_loop(prepare(tiny.flags(tmp_path / "one", **settings, resume_from_checkpoint=top / fewer / "checkpoint-2")))
     straight = losses(top / "one")[2:]
-    for folder in (tmp_path / "shares", tmp_path / "gradients", top / "one then shares", top / "one then gradients"):
+    for folder in (tmp_path / "one", top / more):
         found = losses(folder)
         assert found[0] is None is straight[0]
         np.testing.assert_allclose(found[1:], straight[1:], rtol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole, shares", [*PAIRS, ("loop whole", "whole then shares")])
+@pytest.mark.parametrize("whole, shares", PAIRS)
 def test_each_rank_keeps_half(runs, whole, shares):
     top, metadata, _ = runs
     in_all = count_bytes(load(top / shares / "checkpoint-4" / "optimizer.pdopt"))
     assert [fact["held"][whole] for fact in metadata] == [in_all, in_all]
     held = [fact["held"][shares] for fact in metadata]
     assert sum(held) == in_all and max(held) < 0.51 * in_all
+    stage = "stage1" if "shares" in shares else "stage2"
     logs = [(top / "log" / f"workerlog.{rank}").read_text(errors="replace") for rank in (0, 1)]
-    assert all(f"--sharding {stage}: this rank keeps 0.000 GB of the optimizer's 0.00" in log
-               for log in logs for stage in ("stage1", "stage2"))  # fmt: skip
+    assert all(f"--sharding {stage}: this rank keeps 0.000 GB of the optimizer's 0.00" in log for log in logs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["loop gradients", "trainer gradients", "at once gradients", "whole then gradients"])
-def test_gradients_end_whole_on_their_owner_and_nowhere_else(runs, name):
+@pytest.mark.parametrize("name, other", OWNERS)
+def test_gradients_end_whole_on_their_owner_and_nowhere_else(runs, name, other):
     metadata = [fact["gradients"][name] for fact in runs[1]]
     in_all = metadata[0]["all"]
     assert sum(fact["settled"] for fact in metadata) == in_all
     assert max(fact["settled"] for fact in metadata) < 0.51 * in_all
     if name == "at once gradients":  # with accumulation, the sum of a rank's micro-batches is nowhere else
         assert max(fact["peak"] for fact in metadata) < 0.75 * in_all
-    for other in ("loop whole", "trainer whole", "loop shares"):
-        assert [fact["gradients"][other]["settled"] for fact in runs[1]] == [in_all, in_all]
+    assert [fact["gradients"][other]["settled"] for fact in runs[1]] == [in_all, in_all]
 
 
 @pytest.mark.slow

@@ -1,0 +1,148 @@
+"""Make the autoencoder that lies in the package:  python benchmarks/packaged_autoencoder.py --out DIR
+
+Preset `autoencoder-tiny-cpu` trains it on small pictures that are made here: OpenMoji's drawings (CC BY-SA 4.0), those
+of the quickstart more often than others, whole and in pieces; and scenes of shapes that cover one another, with
+gradients and textures, as photographs have them. DIR/run is the training, which goes on where it was stopped. At its
+end ppldm/config/weights/vae_tiny is written, and the PSNR of pictures that it has not seen is printed.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from ppldm.config.write import RECIPE_FILE
+from ppldm.demo.openmoji import read_catalog, render
+from ppldm.demo.quickstart import count_processes, train_command
+from ppldm.demo.subsets import QUICKSTART
+from ppldm.prepare.convert.convert import convert_source
+from ppldm.utils.stages import Stage, as_flags, run_stage
+from ppldm.weights.components import cast
+from ppldm.weights.fetch import PACKAGED
+from ppldm.weights.formats.files import read_component_arrays, write_safetensors
+
+SIDE, HELD_OUT = 48, 64
+WHOLE, PIECES, SCENES = 1200, 500, 1600  # pictures of each kind
+COPIES = 8  # of each drawing of the quickstart
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures and the training")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--photographs", nargs="*", default=[], help="measured too, in pieces")
+    arguments = parser.parse_args()
+    out, processes = arguments.out, count_processes()
+    if not (out / "manifest.json").exists():
+        (out / "pictures").mkdir(parents=True, exist_ok=True)
+        for number, picture in enumerate(draw_pictures(np.random.default_rng(0))):
+            picture.save(out / f"pictures/{number:05d}.png")
+            (out / f"pictures/{number:05d}.txt").write_text("a picture\n")
+        convert_source(out / "pictures", out, name="pictures", num_workers=1)
+    words = {"file_list": out / "pictures.filelist.list", "output_dir": out / "run", "max_steps": arguments.steps,
+             "save_steps": 500, "per_device_train_batch_size": arguments.batch // processes}  # fmt: skip
+    command = train_command("autoencoder-tiny-cpu", "hand", as_flags(**words), processes, out / "log")
+    run_stage(Stage("autoencoder", "training", command, 0))
+    pack(out / "run")
+    for name, pictures in held_out(arguments.photographs).items():
+        print(f"{name:>12}: {measure(pictures):.1f} dB")
+
+
+def draw_pictures(rng: np.random.Generator):
+    """The pictures to train on, one after another."""
+    catalog = read_catalog("en")
+    known = [*catalog.choose(QUICKSTART), *catalog.held_out(QUICKSTART)]
+    for drawing in known:
+        yield from [render(drawing.svg.read_text(encoding="utf-8"), SIDE)] * COPIES
+    drawings = catalog.choose(None)[HELD_OUT:]
+    for drawing in drawings[:WHOLE]:
+        yield render(drawing.svg.read_text(encoding="utf-8"), SIDE)
+    for drawing in drawings[-PIECES:]:
+        large = render(drawing.svg.read_text(encoding="utf-8"), SIDE * 2)
+        left, top = (int(place) for place in rng.integers(0, SIDE, 2))
+        yield large.crop((left, top, left + SIDE, top + SIDE))
+    for _ in range(SCENES):
+        yield draw_scene(rng)
+
+
+def draw_scene(rng: np.random.Generator) -> Image.Image:
+    """Shapes of many sizes, the larger ones fewer, each with a colour, a gradient and a texture of its own, in one
+    light, now and then out of focus."""
+    side = 2 * SIDE
+    tint = rng.uniform(40, 215, 3)
+    picture = _surface(rng, side, tint)
+    for size in np.sort(side * rng.uniform(0.08, 1, rng.integers(3, 40)) ** 2)[::-1]:
+        mask = Image.new("L", (side, side))
+        corners = rng.choice([3, 4, 5, 24])
+        angles = np.sort(rng.uniform(0, 2 * np.pi, corners)) if corners < 6 else np.linspace(0, 2 * np.pi, corners)
+        centre, radii = rng.uniform(0, side, 2), size * rng.uniform(0.4, 1, 2)
+        points = centre + radii * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        ImageDraw.Draw(mask).polygon([*map(tuple, points)], fill=255)
+        own = np.clip(0.5 * tint + 0.5 * rng.uniform(0, 255, 3) + rng.normal(0, 25, 3), 0, 255)
+        picture.paste(_surface(rng, side, own), mask=mask.filter(ImageFilter.GaussianBlur(int(rng.choice([0, 1, 3])))))
+    picture = picture.filter(ImageFilter.GaussianBlur(int(rng.choice([0, 0, 1, 2]))))
+    light = 1 + rng.uniform(0, 0.5) * _waves(rng, side, 2)[..., None]
+    lit = Image.fromarray((np.asarray(picture) * light).clip(0, 255).astype(np.uint8))
+    small = lit.resize((SIDE, SIDE), Image.Resampling.BOX)
+    return Image.blend(small.convert("L").convert("RGB"), small, rng.uniform(0.2, 1))
+
+
+def _surface(rng: np.random.Generator, side: int, colour: np.ndarray) -> Image.Image:
+    rough = rng.exponential(14) * _waves(rng, side, int(rng.choice([2, 4, 12, 32])))
+    pixels = colour + rough[..., None] * rng.uniform(0.5, 1.2, 3)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def _waves(rng: np.random.Generator, side: int, cells: int) -> np.ndarray:
+    """A smooth random field [side, side] of about unit deviation."""
+    coarse = Image.fromarray(rng.normal(size=(cells, cells)).astype(np.float32))
+    return np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC))
+
+
+def pack(run: Path) -> None:
+    """The package's folder: weights in float16, the config and the recipe of the run."""
+    target = PACKAGED / "vae_tiny"
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copy(run / "vae/config.json", target / "config.json")
+    shutil.copy(run / RECIPE_FILE, target / RECIPE_FILE)
+    write_safetensors(target / "model.safetensors", cast(read_component_arrays(run / "vae"), "float16"), "pd")
+
+
+def held_out(photographs: list[str]) -> dict[str, list[np.ndarray]]:
+    """Pictures [48, 48, 3] uint8 by their kind, none of them trained on."""
+    drawings, rng = read_catalog("en").choose(None)[:HELD_OUT], np.random.default_rng(1)
+    quickstart = read_catalog("en").choose(QUICKSTART)
+    found = {
+        "quickstart": [render(one.svg.read_text(encoding="utf-8"), SIDE) for one in quickstart],
+        "drawings": [render(one.svg.read_text(encoding="utf-8"), SIDE) for one in drawings],
+        "scenes": [draw_scene(rng) for _ in range(HELD_OUT)],
+    }
+    for path in photographs:
+        whole = Image.open(path).convert("RGB")
+        whole.thumbnail((5 * SIDE, 5 * SIDE))
+        places = [
+            (x, y) for x in range(0, whole.width - SIDE + 1, SIDE) for y in range(0, whole.height - SIDE + 1, SIDE)
+        ]
+        found[Path(path).stem] = [whole.crop((x, y, x + SIDE, y + SIDE)) for x, y in places]
+    return {name: [*map(np.asarray, pictures)] for name, pictures in found.items()}
+
+
+def measure(pictures: list[np.ndarray]) -> float:
+    """PSNR, dB, of what the packaged autoencoder makes of pictures from the means of their latents."""
+    import paddle
+
+    from ppldm.weights.fill import load_vae
+
+    vae = load_vae("vae_tiny")
+    vae.eval()
+    pixels = np.stack(pictures).transpose(0, 3, 1, 2).astype("float32") / 127.5 - 1
+    with paddle.no_grad():
+        made = vae.decode(vae.encode(paddle.to_tensor(pixels)).latent_dist.mode()).sample.numpy()
+    return float(10 * np.log10(4 / np.square(made.clip(-1, 1) - pixels).mean()))
+
+
+if __name__ == "__main__":
+    main()

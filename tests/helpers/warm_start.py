@@ -1,0 +1,309 @@
+"""Children of tests without the seconds of their imports: a server imports once, and forks for each command.
+
+    with warm_children():             # the fixture of this name does the same for a test
+        subprocess.run([sys.executable, "-m", "ppldm", "train", ...])
+
+Inside the block, `subprocess.Popen` starts `python -m MODULE`, `python -c CODE` and `python SCRIPT` by a fork of the
+server. The child is this process' own, as any other: its pid, signals, exit status, process group and standard streams
+are real. It begins as a new interpreter does, and `import paddle` still prepares the CPU first. What the server cannot
+imitate starts as ever: another program, options of Python, a variable that its imports read and that is different now.
+
+What must start cold to show anything: laws about imports, about a process' first moments, and about packaging.
+`nested`: children of such a child are warm, too; it keeps a pristine copy of itself for them.
+`forking` has code run once in such a process, and then forks it. `program` is a file for shell scripts to call.
+"""
+
+import atexit
+import ctypes
+import importlib
+import importlib.machinery
+import inspect
+import json
+import marshal
+import multiprocessing.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+LAUNCHERS = ("paddle.distributed.launch", "ppldm.training.distributed.launch")  # their ranks are warm, too
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by the server
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
+_ENVIRON = {**os.environ, "USE_TORCH": "0"}  # of the session, not of the test that happens to be the first
+
+_USUAL = {"executable": None, "shell": False, "gid": None, "gids": None, "uid": None, "restore_signals": True}
+
+_FLAGS = subprocess._args_from_interpreter_flags()  # with which workers start, as the server does
+
+Cold, _spawn_cold = subprocess.Popen, multiprocessing.util.spawnv_passfds
+
+
+class Popen(Cold):
+    """`subprocess.Popen`; only the start differs."""
+
+    def _execute_child(self, *arguments):
+        given = inspect.signature(Cold._execute_child).bind(self, *arguments).arguments
+        if (request := _request(given)) is None or not (pid := server().start(*request)):
+            super()._execute_child(*arguments)
+            return
+        self.pid, self._child_created = pid, True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in pipes))
+
+
+@contextmanager
+def warm_children(nested: bool = False):
+    """Inside the block, commands of Python are started warm, and worker processes that are spawned."""
+    before = subprocess.Popen, multiprocessing.util.spawnv_passfds
+    _warm(nested)
+    try:
+        yield
+    finally:
+        subprocess.Popen, multiprocessing.util.spawnv_passfds = before
+
+
+def _warm(nested: bool) -> None:
+    subprocess.Popen = type("Popen", (Popen,), {"nested": nested})
+    multiprocessing.util.spawnv_passfds = spawn
+
+
+def spawn(path, words, files) -> int:
+    """The pid of a new worker process of `multiprocessing`."""
+    streams = {name: -1 for name in ("p2cread", "c2pwrite", "errwrite")}
+    given = {
+        **_USUAL,
+        **streams,
+        "args": [path, *words[1 + len(_FLAGS) :]],
+        "cwd": None,
+        "env": None,
+        "preexec_fn": None,
+        "umask": -1,
+    }
+    request = _request({**given, "pass_fds": files, "start_new_session": False})
+    return (request and server().start(*request)) or _spawn_cold(path, words, files)
+
+
+def _request(given: dict) -> tuple[dict, list[int]] | None:
+    """What the server is told, with the open files that the child gets; None for what only a cold start can do."""
+    words, cwd, dies = given["args"], given["cwd"] or ".", given["preexec_fn"]
+    if isinstance(words, (str, bytes, os.PathLike)) or any(given[name] != value for name, value in _USUAL.items()):
+        return None
+    words = [os.fsdecode(word) for word in words]
+    is_new_session = given["start_new_session"] or dies is os.setsid
+    first = None if dies in (None, os.setsid) else _packed(dies)
+    if words[0] != sys.executable or parse(words[1:]) is None or first == "" or not os.path.isdir(cwd):
+        return None
+    environ = os.environ if given["env"] is None else given["env"]
+    kept = sorted({*given["pass_fds"]} - {0, 1, 2})
+    streams = [given[name] if given[name] != -1 else number
+               for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))]  # fmt: skip
+    return {
+        "words": words[1:], "cwd": os.path.abspath(os.fsdecode(cwd)), "umask": given["umask"], "first": first,
+        "environ": {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()},
+        "change": None, "session": is_new_session, "group": given.get("process_group", -1), "targets": [0, 1, 2, *kept],
+        "nested": getattr(given.get("self"), "nested", False) or any(word in LAUNCHERS for word in words),
+    }, [*streams, *kept]  # fmt: skip
+
+
+def _packed(function) -> str:
+    """A function of the package, to be called in another process, as text; empty if it is none."""
+    arguments = []
+    if isinstance(function, partial):
+        function, arguments = function.func, list(function.args)
+    try:
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        if not function.__module__.startswith("ppldm."):
+            return ""
+        return marshal.dumps((function.__module__, function.__code__, cells, arguments)).hex()
+    except (AttributeError, ValueError):
+        return ""
+
+
+def unpacked(text: str):
+    module, code, cells, arguments = marshal.loads(bytes.fromhex(text))
+    names = vars(importlib.import_module(module))
+    return partial(types.FunctionType(code, names, closure=tuple(map(types.CellType, cells))), *arguments)
+
+
+def parse(words: list[str]) -> tuple[bool, str, str, list[str]] | None:
+    """(is it unbuffered, "-m" or "-c" or "", what to run, its arguments); None for what is not understood."""
+    unbuffered = words[:1] == ["-u"]
+    words = words[unbuffered:]
+    if words[:1] in (["-m"], ["-c"]):
+        return (unbuffered, words[0], words[1], words[2:]) if len(words) > 1 else None
+    if words and not words[0].startswith("-") and words[0].endswith(".py"):
+        return unbuffered, "", words[0], words[1:]
+    return None
+
+
+class Server:
+    """The end of the line to a process that forks on request. One process may ask, from any of its threads."""
+
+    def __init__(self, line: socket.socket, process: subprocess.Popen | None = None, address: str = ""):
+        self.line, self.process, self.address, self.owner, self.lock = (
+            line,
+            process,
+            address,
+            os.getpid(),
+            threading.Lock(),
+        )
+
+    def start(self, request: dict, files: list[int]) -> int:
+        """The pid of a new child of this process; 0 if it must start cold."""
+        if os.getpid() != self.owner:  # a fork of the one that asks
+            return 0
+        with self.lock:
+            prctl = ctypes.CDLL(None).prctl
+            prctl(_SUBREAPER, 1)  # the child of a child that has ended becomes this process' own
+            try:
+                send(self.line, request, files)
+                return receive(self.line)[0]["pid"]
+            finally:
+                prctl(_SUBREAPER, 0)
+
+    def close(self) -> None:
+        self.line.close()
+        if self.process:
+            self.process.wait()
+
+
+_server: Server | None = None
+
+
+def server() -> Server:
+    """This process' own, started when it is first asked for."""
+    global _server
+    if _server is None:
+        _server = _new_server()
+        atexit.register(_server.close)
+    return _server
+
+
+def use(nested: Server) -> None:
+    """From here on, this process starts its children warm."""
+    global _server
+    _server = nested
+    _warm(nested=True)
+
+
+def _new_server() -> Server:
+    ours, theirs = socket.socketpair()
+    environ = _ENVIRON | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    with theirs, tempfile.TemporaryFile("w+") as said:
+        process = Cold(
+            [sys.executable, *_FLAGS, Path(__file__).with_name("warm_server.py"), str(theirs.fileno())], env=environ,
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+        )  # fmt: skip
+        theirs.close()
+        try:
+            hello, _ = receive(ours)
+        except EOFError:
+            process.wait()
+            said.seek(0)
+            raise RuntimeError(f"the server of warm children ended:\n{said.read()}") from None
+    return Server(ours, process, hello["address"])
+
+
+def send(line: socket.socket, message: dict, files=()) -> None:
+    text = json.dumps(message).encode()
+    socket.send_fds(line, [len(text).to_bytes(8, "big")], files)
+    line.sendall(text)
+
+
+def receive(line: socket.socket) -> tuple[dict, list[int]]:
+    """A message, and the open files that came with it. Raises EOFError where the other side has ended."""
+    head, files, _, _ = socket.recv_fds(line, 8, 64)
+    if len(head) < 8:
+        raise EOFError
+    left, text = int.from_bytes(head, "big"), b""
+    while len(text) < left:
+        if not (more := line.recv(left - len(text))):
+            raise EOFError
+        text += more
+    return json.loads(text), files
+
+
+_PROGRAM = """#!{python} -IS
+import json, os, signal, socket, sys
+words = {words} + sys.argv[1:]
+line = socket.socket(socket.AF_UNIX)
+line.connect(bytes.fromhex({address!r}))
+def send(message, files=()):
+    text = json.dumps(message).encode()
+    socket.send_fds(line, [len(text).to_bytes(8, "big")], files)
+    line.sendall(text)
+def receive():
+    size = int.from_bytes(line.recv(8, socket.MSG_WAITALL), "big")
+    return json.loads(line.recv(size, socket.MSG_WAITALL))
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+send(dict({request}, words=words, cwd=os.getcwd(), environ=dict(os.environ)), [0, 1, 2])
+if not (pid := receive()["pid"]):
+    if {request}["change"]:
+        from importlib import import_module
+        kept, where = {request}["change"]
+        sys.path[:], (module, _, function) = {path}, where.partition(":")
+        words[kept:] = getattr(import_module(module), function)(words[kept:])
+    os.execv({python!r}, [{python!r}, *words])
+for number in {signals}:
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+if (status := receive()["status"]) >= 0:
+    sys.exit(status)
+signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+os.kill(os.getpid(), -status)
+"""
+
+
+def program(path: Path, *words: str, change: str = "", nested: bool = False) -> Path:
+    """A file that does what `python *words` does, for shell scripts: signals that it gets are passed on, and where it
+    is killed, so is the command. `change`: `module:function` of a function of the words that follow."""
+    request = {"umask": -1, "first": None, "session": False, "group": -1, "targets": [0, 1, 2], "nested": nested}
+    path.write_text(
+        _PROGRAM.format(
+            python=sys.executable, words=list(words), address=server().address, signals=[*map(int, IGNORED)],
+            path=sys.path, request=request | {"change": [len(words), change] if change else None},
+        )
+    )  # fmt: skip
+    path.chmod(0o755)
+    return path
+
+
+_FORKING = """
+{imports}
+import warm_server
+go(warm_server.line_of_a_fork({number}))
+"""
+
+
+@contextmanager
+def forking(imports: str, log: Path, *arguments):
+    """start(line) -> (pid, a function that waits for the end and returns the status of waitpid).
+
+    imports: code that defines `go(line)`, run once with `arguments` in sys.argv. No run may print a traceback.
+    """
+    ours, theirs = socket.socketpair()
+    code = _FORKING.format(imports=imports, number=theirs.fileno())
+    with ours, open(log, "w") as stderr:
+        process = Popen(
+            [sys.executable, "-c", code, *map(str, arguments)], pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
+        )  # fmt: skip
+        theirs.close()
+        asked = Server(ours)
+
+        def start(line: str):
+            pid = asked.start({"line": line}, [])
+            return pid, lambda: os.waitpid(pid, 0)[1]
+
+        try:
+            yield start
+        finally:
+            ours.close()
+            process.wait()
+    assert "Traceback" not in log.read_text(), log.read_text()

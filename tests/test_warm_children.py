@@ -1,0 +1,112 @@
+"""A child that is started warm is a child as any other; only its imports are there before it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import warm_start
+from forking import state_of
+
+IS_WARM = "import sys; warm = 'ppldm.training.loop' in sys.modules; "
+
+pytestmark = pytest.mark.usefixtures("warm_module")
+
+
+def run(code: str, *words, **settings) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", IS_WARM + code, *words], capture_output=True, text=True, **settings)
+
+
+def test_it_has_what_a_new_process_has(tmp_path):
+    code = """
+import os, signal
+print(warm, 'paddle' in sys.modules, sys.argv, os.getcwd() == sys.argv[2], os.environ['OWN'], os.getppid(),
+      sys.path[0] == '', __name__, signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+      signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, sys.excepthook is sys.__excepthook__,
+      open('/proc/self/cmdline').read().split(chr(0))[3:5], 'OWN=1' in open('/proc/self/environ').read(),
+      os.getpgid(0) == os.getpid(), sys.stdin.read(), os.listdir('/proc/self/task') == [str(os.getpid())])
+"""
+    done = run(code, "a b", str(tmp_path), cwd=tmp_path, env=os.environ | {"OWN": "1"}, input="in",
+               start_new_session=True)  # fmt: skip
+    expected = [True, False, ["-c", "a b", str(tmp_path)], True, "1", os.getpid(), True, "__main__", True, True, True,
+                ["a b", str(tmp_path)], True, True, "in", True]  # fmt: skip
+    assert (done.stdout, done.stderr) == (" ".join(map(str, expected)) + "\n", "")
+
+
+@pytest.mark.parametrize(
+    "code, status, says",
+    [
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('bad')", 1, "bad\n"),
+        ("raise ValueError(warm)", 1, 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n'
+                                      "ValueError: True\n"),
+        ("import atexit; atexit.register(lambda: sys.stderr.write(f'last {warm}'))", 0, "last True"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
+    ],
+)  # fmt: skip
+def test_it_ends_as_any_other(code, status, says):
+    done = run(code)
+    assert (done.returncode, done.stderr) == (status, says)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_reach_it_and_its_group(number):
+    words = [sys.executable, "-u", "-c", IS_WARM + "import time; print(warm, end=''); time.sleep(100)"]
+    with subprocess.Popen(words, stdout=-1, stderr=-1, start_new_session=True) as process:
+        assert process.stdout.read(4) == b"True" and os.getpgid(process.pid) == process.pid
+        os.killpg(process.pid, number)
+        assert process.wait() == -number
+        assert (b"KeyboardInterrupt" in process.stderr.read()) == (number == signal.SIGINT)
+
+
+def test_what_a_server_cannot_imitate_starts_cold(tmp_path):
+    (tmp_path / "module.py").touch()
+    for name, value in (("OMP_NUM_THREADS", "2"), ("HOME", tmp_path), ("FLAGS_any", "1"), ("PYTHONPATH", tmp_path)):
+        assert run("print(warm)", env=os.environ | {name: str(value)}).stdout == "False\n", name
+    done = subprocess.run([sys.executable, "-S", "-c", IS_WARM + "print(warm)"], capture_output=True, text=True)
+    assert done.stdout == "False\n"
+
+
+def test_two_children_draw_other_numbers():
+    code = "import random, numpy; print(random.random(), numpy.random.rand())"
+    one, other = (run(code).stdout.split() for _ in range(2))
+    assert one[0] != other[0] and one[1] != other[1]
+
+
+def test_children_of_a_launcher_are_warm(tmp_path):
+    (tmp_path / "rank.py").write_text(
+        IS_WARM + f"import os; from pathlib import Path; Path({str(tmp_path)!r}, os.environ['PADDLE_TRAINER_ID'])"
+        ".write_text(f'{warm} {os.getsid(0) == os.getpid()}')"
+    )
+    words = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", tmp_path, tmp_path / "rank.py"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["True True"] * 2
+
+
+def test_a_program_for_scripts(tmp_path):
+    program = warm_start.program(tmp_path / "ppldm", "-m", "ppldm", change="builtins:sorted")
+    done = subprocess.run([program, "trai", "--b"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: no command '--b'"), done
+    sleeps = warm_start.program(
+        tmp_path / "sleeps", "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
+    )
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with subprocess.Popen([sleeps], stdout=-1, text=True) as process:
+            pid = int(process.stdout.readline())
+            process.send_signal(number)
+            assert process.wait() == -number
+            process.stdout.read()  # the command has ended, too
+            while state_of(pid) not in "ZX":
+                pass
+
+
+def test_forks_of_code_that_ran_once(tmp_path):
+    code = "import sys; from pathlib import Path; runs = []\ndef go(line):\n"
+    code += "    runs.append(line); Path(sys.argv[1], line).write_text(str(runs)); sys.exit(len(line))"
+    with warm_start.forking(code, tmp_path / "log", tmp_path) as start:
+        assert [os.waitstatus_to_exitcode(start(line)[1]()) for line in ("a", "bb")] == [1, 2]
+    assert Path(tmp_path, "bb").read_text() == "['bb']"
