@@ -273,7 +273,7 @@ def test_files_and_commands_that_are_named_exist():
             assert COMMANDS.keys() & set(words), words
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_of_the_docs_have_the_flags_that_they_are_given(path):
     text = re.sub(r"\\\n\s*", " ", path.read_text(encoding="utf-8"))
     for words in (shlex.split(line)[1:] for line in commands(text) if line.startswith("ppldm ")):

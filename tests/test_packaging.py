@@ -96,7 +96,7 @@ def test_a_wheel_goes_from_nothing_to_pictures_in_an_empty_folder(installed, tmp
 
     ppldm("demo-data", "--out", "demo", "--subset", "quickstart", "--size", "8", "--limit", "3")
     assert "3 rows" in ppldm("convert", "demo/images", "--out", "converted")
-    said = ppldm("quickstart", "--steps", "2", "--autoencoder-steps", "2")
+    said = ppldm("quickstart", "--steps", "2")  # with the autoencoder of the wheel
     assert "done before" not in said and f"{ROOT}/ppldm" not in said
     assert (tmp_path / "quickstart/pictures/grid.png").stat().st_size
     # The preset's own paths are those of the quickstart.

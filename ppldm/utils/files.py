@@ -228,26 +228,25 @@ def claimed_dir(path, plan=None, replace=False):
     path = Path(path)
     make_output_dir(path.parent)
     temporary = path.with_name(f".{path.name}.unfinished")
-    temporary.mkdir(exist_ok=True)
-    lock = lock_folder(temporary)
-    mark, plan_path = temporary / ".lock", temporary / ".plan.json"
+    lock = _make_and_lock(temporary)
+    plan_path = temporary / ".plan.json"
     try:
-        if not mark.exists() or (not replace and path.is_dir() and any(path.iterdir())):
+        if not (temporary / ".lock").exists() or (not replace and path.is_dir() and any(path.iterdir())):
             raise OutputError(f"another process has just finished {path}; run the same command again")
         if plan is None or read_json(plan_path) != plan:
             for left in temporary.iterdir():
-                if left != mark:
+                if left.name != ".lock":
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
             if plan is not None:
                 write_json(plan_path, plan)
         yield temporary
         _fsync_tree(temporary)
         os.chmod(temporary, 0o777 & ~_umask())
-        mark.unlink()
         plan_path.unlink(missing_ok=True)
         if replace and path.is_dir():
             remove_dir(path)
         os.replace(temporary, path)
+        (path / ".lock").unlink()  # held until here: else another run would take the folder for its own
         fsync_dir(path.parent)
     except BaseException as error:
         if plan is None or isinstance(error, DataError):
@@ -255,6 +254,18 @@ def claimed_dir(path, plan=None, replace=False):
         raise
     finally:
         lock.close()
+
+
+def _make_and_lock(temporary: Path):
+    """The lock of a folder that another process may rename at any moment."""
+    while True:
+        try:
+            temporary.mkdir(exist_ok=True)
+            return lock_folder(temporary)
+        except (FileExistsError, OutputError) as error:
+            was_renamed = isinstance(error, FileExistsError) or isinstance(error.__cause__, FileNotFoundError)
+            if temporary.exists() or not was_renamed:
+                raise
 
 
 def lock_folder(path, wait_seconds: float = 60.0):
@@ -408,7 +419,7 @@ def write_text(path, text: str, names: bool = False) -> None:
 
 def _fsync_tree(path: Path) -> None:
     for folder, _, names in os.walk(path):
-        for name in names:
+        for name in set(names) - {".lock"}:  # to close it anywhere ends what this process holds
             with open(Path(folder, name), "rb") as file:
                 os.fsync(file.fileno())
         fsync_dir(folder)

@@ -228,6 +228,45 @@ def test_a_folder_is_claimed_by_one_process(tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["first"]
 
 
+@pytest.mark.parametrize("before", ["it is made", "it is locked"])
+def test_a_folder_that_gets_its_name_while_another_process_claims_it_is_kept(tmp_path, monkeypatch, before):
+    unfinished, out, times = tmp_path / ".out.unfinished", tmp_path / "out", []
+
+    def finish_elsewhere(function):
+        def wrapper(*words, **settings):
+            if not times and unfinished.exists():
+                times.append(1)
+                os.rename(unfinished, out)
+            return function(*words, **settings)
+
+        return wrapper
+
+    unfinished.mkdir()
+    (unfinished / "whole").write_text("whole")
+    if before == "it is made":
+        monkeypatch.setattr("pathlib.Path.is_dir", finish_elsewhere(Path.is_dir))
+    else:
+        monkeypatch.setattr("ppldm.utils.files.lock_folder", finish_elsewhere(lock_folder))
+    with pytest.raises(OutputError, match="another process has just finished"), claimed_dir(out):
+        raise AssertionError
+    monkeypatch.undo()
+    assert times and [path.name for path in out.iterdir()] == ["whole"]
+
+
+def test_a_folder_is_held_until_it_has_its_name(tmp_path, monkeypatch):
+    asked = "import sys; from ppldm.utils.files import is_held; print(is_held(sys.argv[1]))"
+    held = []
+
+    def replace(source, target):
+        held.append(subprocess.run([sys.executable, "-c", asked, source], capture_output=True, text=True).stdout)
+        os.rename(source, target)
+
+    with claimed_dir(tmp_path / "out") as folder:
+        (folder / "whole").write_text("whole")
+        monkeypatch.setattr("ppldm.utils.files.os.replace", replace)
+    assert held == ["True\n"] and [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
+
+
 def full_disk(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

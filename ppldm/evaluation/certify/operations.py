@@ -63,7 +63,7 @@ def list_networks() -> list[Operation]:
         for name in ("uvit", "dit")
     ]
     unet = build_unet(config("unet", "unet_tiny"), SEED)
-    found += [("unet", unet, lambda net, *given: net(*given).sample, (latents, times, words))]
+    found += [("unet", unet, lambda net, *given: net(*given).sample, (normal(2, 8, 8, 8), times, words))]
     vae = build_autoencoder("vae_tiny", SEED)
     found += [
         ("vae", vae, lambda net, one: net.decode(net.encode(one).latent_dist.mode()).sample, (normal(2, 3, 32, 32),))

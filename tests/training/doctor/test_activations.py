@@ -18,6 +18,7 @@ from ppldm.training.doctor.memory import LOADER_BYTES, Memory, _peak, loader_byt
 from ppldm.weights.fill import bare_network, config_of
 
 SHAPES = Shapes(2, (3, 256, 256), (4, 32, 32), 12, 128)
+OF_UNET = replace(SHAPES, latents=(8, 32, 32))
 
 
 def measure(network, call) -> Activations:
@@ -35,7 +36,7 @@ def measure(network, call) -> Activations:
 def built(kind: str, name: str):
     """(network, function that calls it, its config)."""
     config = read_new_config(kind, name, "--config")
-    noisy = paddle.randn([SHAPES.samples, *SHAPES.latents])
+    noisy = paddle.randn([SHAPES.samples, *(OF_UNET if kind == "unet" else SHAPES).latents])
     states = paddle.randn([SHAPES.samples, SHAPES.tokens, SHAPES.width])
     states.stop_gradient = False
     levels = paddle.zeros([SHAPES.samples], "int64")
@@ -71,7 +72,8 @@ def test_what_is_counted_is_what_is_allocated(kind, name, recompute):
     network.train()
     if recompute:
         network.enable_gradient_checkpointing()
-    found, told = measure(network, call), count_activations(kind, config, SHAPES, True, recompute)
+    shapes = OF_UNET if kind == "unet" else SHAPES
+    found, told = measure(network, call), count_activations(kind, config, shapes, True, recompute)
     assert told.peak == pytest.approx(found.peak, rel=0.1)
     assert told.kept == pytest.approx(found.kept, rel=0.15)
 
@@ -80,7 +82,7 @@ def test_what_is_counted_is_what_is_allocated(kind, name, recompute):
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_is_counted_of_a_control_network_is_what_is_allocated_with_its_unet(recompute):
     unet, control = build_unet(read_new_config("unet", "unet_tiny", "--config"), 1), (3, 128, 128)
-    shapes = replace(SHAPES, picture=control, latents=(4, 16, 16))
+    shapes = replace(SHAPES, picture=control, latents=(8, 16, 16))
     vae = read_new_config("vae", "vae_tiny", "--config")
     config = controlnet_config(config_of("unet", unet), vae, control[0])
     network = new_controlnet(unet, config, 1)
