@@ -126,6 +126,7 @@ def test_captions_that_are_cut(examined, tmp_path, tiny):
     found = examined(model_max_length=3)["captions"]
     assert found["status"] == "warning" and "100.0% are cut at 3 tokens" in found["text"]
     assert "--model_max_length" in found["fix"]
+    assert examined(model_max_length=3, latents="ondemand", random_crop=False)["captions"] == found
     CaptionTokenizer(build_vocab(["another"]), 12).save(tmp_path / "strange")
     assert "ppldm vocab" in examined(tokenizer_name=tmp_path / "strange")["captions"]["fix"]
 
