@@ -4,11 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import warm_start
-from forking import state_of
 
 IS_WARM = "import sys; warm = 'ppldm.training.loop' in sys.modules; "
 
@@ -87,26 +85,16 @@ def test_children_of_a_launcher_are_warm(tmp_path):
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["True True"] * 2
 
 
-def test_a_program_for_scripts(tmp_path):
-    program = warm_start.program(tmp_path / "ppldm", "-m", "ppldm", change="builtins:sorted")
-    done = subprocess.run([program, "trai", "--b"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: no command '--b'"), done
-    sleeps = warm_start.program(
-        tmp_path / "sleeps", "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
-    )
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with subprocess.Popen([sleeps], stdout=-1, text=True) as process:
-            pid = int(process.stdout.readline())
-            process.send_signal(number)
-            assert process.wait() == -number
-            process.stdout.read()  # the command has ended, too
-            while state_of(pid) not in "ZX":
-                pass
-
-
-def test_forks_of_code_that_ran_once(tmp_path):
-    code = "import sys; from pathlib import Path; runs = []\ndef go(line):\n"
-    code += "    runs.append(line); Path(sys.argv[1], line).write_text(str(runs)); sys.exit(len(line))"
-    with warm_start.forking(code, tmp_path / "log", tmp_path) as start:
-        assert [os.waitstatus_to_exitcode(start(line)[1]()) for line in ("a", "bb")] == [1, 2]
-    assert Path(tmp_path, "bb").read_text() == "['bb']"
+def test_without_the_server_children_start_cold(monkeypatch, tmp_path):
+    monkeypatch.setattr(warm_start, "_server", None)
+    with warm_start.server().process as process:
+        process.kill()
+    with pytest.warns(UserWarning, match="server of warm children is gone"):
+        assert run("print(warm)").stdout == "False\n"
+    assert run("print(warm)").stdout == "False\n"  # and says so once
+    monkeypatch.setattr(warm_start, "_server", None)
+    (tmp_path / "ppldm").mkdir()
+    (tmp_path / "ppldm" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.warns(UserWarning, match="(?s)did not start.*ModuleNotFoundError"):
+        assert run("print(warm)").stdout == "False\n"

@@ -11,13 +11,11 @@ import io
 import multiprocessing.process
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
 import threading
 import types
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -116,62 +114,35 @@ def _names(folder: str) -> list[str]:
     return os.listdir(folder) if os.path.isdir(folder) else []
 
 
-def serve(line: socket.socket, fits=lambda request: True, listener: socket.socket | None = None):
-    """(request, its open files, where it came from) in each child; the server itself never returns."""
-    lines = [line, listener] if listener else [line]
+def serve(line: socket.socket, fits) -> tuple[dict, list[int]]:
+    """A request and its open files, in each child; the server itself never returns."""
     while True:
-        ready, _, _ = select.select(lines, [], [])
-        asking = listener.accept()[0] if ready[0] is listener else line
         try:
-            request, files = receive(asking)
-        except EOFError:
-            if asking is line:
-                os._exit(0)
-            asking.close()
-            continue
+            request, files = receive(line)
+        except (EOFError, OSError):  # nobody is left to ask
+            os._exit(0)
         if not fits(request):
-            send(asking, {"pid": 0})
-        elif _fork(asking if asking is not line else None, files):
-            for other in lines:
-                if other is not asking:
-                    other.close()
-            return request, files, asking
+            send(line, {"pid": 0})
+        elif _fork():
+            return request, files
         for number in files:
             os.close(number)
-        if asking is not line:
-            asking.close()
 
 
-def _fork(watcher: socket.socket | None, files: list[int]) -> bool:
-    """Fork twice, and let the middle process end, so that the child becomes the asker's own. A `watcher`, who is no
-    parent, is told by the middle process how the child ended. True in the child."""
+def _fork() -> bool:
+    """Fork twice, and let the middle process end, so that the child becomes the asker's own. True in the child."""
     gate, key = os.pipe()
     if middle := os.fork():
-        if not watcher:
-            os.waitpid(middle, 0)
+        os.waitpid(middle, 0)
         os.close(gate)
         os.close(key)
         return False
-    if child := os.fork():
-        if watcher:
-            for number in (gate, key, *files):
-                os.close(number)
-            _watch(watcher, child)
+    if os.fork():
         os._exit(0)
     os.close(key)
-    if not watcher:
-        os.read(gate, 1)  # until the middle process has ended, and the server knows
+    os.read(gate, 1)  # until the middle process has ended, and the server knows
     os.close(gate)
     return True
-
-
-def _watch(watcher: socket.socket, child: int) -> None:
-    ended = os.pidfd_open(child)
-    if ended not in select.select([ended, watcher], [], [])[0]:  # the watcher was killed
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with suppress(OSError):
-        send(watcher, {"status": status})
 
 
 def _become(request: dict, files: list[int], base: Base) -> None:
@@ -268,47 +239,40 @@ def _aside(number: int) -> socket.socket:
 def _main(number: str) -> None:
     sys.modules["warm_server"] = sys.modules["__main__"]
     line = _aside(int(number))
+    os.fsync = lambda handle: None  # as in the process of the tests
     base = Base()
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit("an import started threads, which a fork would lose")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind("")  # Linux gives it a free name
-    listener.listen()
     gc.freeze()  # so that no child copies what it never uses
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)  # it ends when nobody is left to ask
-    send(line, {"address": listener.getsockname().hex()})
+    send(line, {})
     while True:
-        request, files, asking = serve(line, base.fits, listener)
+        request, files = serve(line, base.fits)
         if request["session"]:
             os.setsid()
         elif request["group"] >= 0:
             os.setpgid(0, request["group"])
-        listener = None
         if not request["nested"]:
             break
-        ours, line = (_aside(end.detach()) for end in socket.socketpair())
+        ours, theirs = (_aside(end.detach()) for end in socket.socketpair())
         if os.fork():
-            line.close()
+            theirs.close()
             warm_start.use(Server(ours))
             break
         for number in files:
             os.close(number)
         ours.close()
-        asking.close()
+        line.close()
+        line = theirs
     try:
         _become(request, files, base)
     except BaseException:  # a cold start shows what is wrong
-        send(asking, {"pid": 0})
+        send(line, {"pid": 0})
         os._exit(1)
-    send(asking, {"pid": os.getpid()})
-    asking.close()
-    words = request["words"]
-    if request["change"]:
-        kept, where = request["change"]
-        module, _, function = where.partition(":")
-        words[kept:] = getattr(importlib.import_module(module), function)(words[kept:])
-    _end(partial(_run, words, base))
+    send(line, {"pid": os.getpid()})
+    line.close()
+    _end(partial(_run, request["words"], base))
 
 
 def _end(program) -> None:
@@ -338,14 +302,6 @@ def _end(program) -> None:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status & 0xFF)
-
-
-def line_of_a_fork(number: int) -> str:
-    """The line with which `forking` asked for this process; called once, by the process that is forked."""
-    request, _, asking = serve(socket.socket(fileno=number))
-    send(asking, {"pid": os.getpid()})
-    asking.close()
-    return request["line"]
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ imitate starts as ever: another program, options of Python, a variable that its 
 
 What must start cold to show anything: laws about imports, about a process' first moments, and about packaging.
 `nested`: children of such a child are warm, too; it keeps a pristine copy of itself for them.
-`forking` has code run once in such a process, and then forks it. `program` is a file for shell scripts to call.
 """
 
 import atexit
 import ctypes
 import importlib
-import importlib.machinery
 import inspect
 import json
 import marshal
@@ -29,12 +27,14 @@ import sys
 import tempfile
 import threading
 import types
+import warnings
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 LAUNCHERS = ("paddle.distributed.launch", "ppldm.training.distributed.launch")  # their ranks are warm, too
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by the server
+_PATIENCE = 120  # seconds for an answer: the server has crashed, or its child has before it was one
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 _ENVIRON = {**os.environ, "USE_TORCH": "0"}  # of the session, not of the test that happens to be the first
 
@@ -107,7 +107,7 @@ def _request(given: dict) -> tuple[dict, list[int]] | None:
     return {
         "words": words[1:], "cwd": os.path.abspath(os.fsdecode(cwd)), "umask": given["umask"], "first": first,
         "environ": {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()},
-        "change": None, "session": is_new_session, "group": given.get("process_group", -1), "targets": [0, 1, 2, *kept],
+        "session": is_new_session, "group": given.get("process_group", -1), "targets": [0, 1, 2, *kept],
         "nested": getattr(given.get("self"), "nested", False) or any(word in LAUNCHERS for word in words),
     }, [*streams, *kept]  # fmt: skip
 
@@ -146,14 +146,8 @@ def parse(words: list[str]) -> tuple[bool, str, str, list[str]] | None:
 class Server:
     """The end of the line to a process that forks on request. One process may ask, from any of its threads."""
 
-    def __init__(self, line: socket.socket, process: subprocess.Popen | None = None, address: str = ""):
-        self.line, self.process, self.address, self.owner, self.lock = (
-            line,
-            process,
-            address,
-            os.getpid(),
-            threading.Lock(),
-        )
+    def __init__(self, line: socket.socket, process: subprocess.Popen | None = None):
+        self.line, self.process, self.owner, self.lock = line, process, os.getpid(), threading.Lock()
 
     def start(self, request: dict, files: list[int]) -> int:
         """The pid of a new child of this process; 0 if it must start cold."""
@@ -165,12 +159,19 @@ class Server:
             try:
                 send(self.line, request, files)
                 return receive(self.line)[0]["pid"]
+            except (EOFError, OSError) as error:
+                if self.line.fileno() >= 0:
+                    text = f"the server of warm children is gone, and children start cold: {error!r}"
+                    warnings.warn(text, stacklevel=2)
+                self.line.close()
+                return 0
             finally:
                 prctl(_SUBREAPER, 0)
 
     def close(self) -> None:
         self.line.close()
         if self.process:
+            self.process.kill()
             self.process.wait()
 
 
@@ -195,6 +196,7 @@ def use(nested: Server) -> None:
 
 def _new_server() -> Server:
     ours, theirs = socket.socketpair()
+    ours.settimeout(_PATIENCE)
     environ = _ENVIRON | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     with theirs, tempfile.TemporaryFile("w+") as said:
         process = Cold(
@@ -203,12 +205,15 @@ def _new_server() -> Server:
         )  # fmt: skip
         theirs.close()
         try:
-            hello, _ = receive(ours)
-        except EOFError:
+            receive(ours)
+        except (EOFError, OSError) as error:
+            process.kill()
             process.wait()
+            ours.close()
             said.seek(0)
-            raise RuntimeError(f"the server of warm children ended:\n{said.read()}") from None
-    return Server(ours, process, hello["address"])
+            text = f"the server of warm children did not start, and children start cold: {error!r}\n{said.read()}"
+            warnings.warn(text, stacklevel=2)
+    return Server(ours, process)
 
 
 def send(line: socket.socket, message: dict, files=()) -> None:
@@ -228,82 +233,3 @@ def receive(line: socket.socket) -> tuple[dict, list[int]]:
             raise EOFError
         text += more
     return json.loads(text), files
-
-
-_PROGRAM = """#!{python} -IS
-import json, os, signal, socket, sys
-words = {words} + sys.argv[1:]
-line = socket.socket(socket.AF_UNIX)
-line.connect(bytes.fromhex({address!r}))
-def send(message, files=()):
-    text = json.dumps(message).encode()
-    socket.send_fds(line, [len(text).to_bytes(8, "big")], files)
-    line.sendall(text)
-def receive():
-    size = int.from_bytes(line.recv(8, socket.MSG_WAITALL), "big")
-    return json.loads(line.recv(size, socket.MSG_WAITALL))
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-send(dict({request}, words=words, cwd=os.getcwd(), environ=dict(os.environ)), [0, 1, 2])
-if not (pid := receive()["pid"]):
-    if {request}["change"]:
-        from importlib import import_module
-        kept, where = {request}["change"]
-        sys.path[:], (module, _, function) = {path}, where.partition(":")
-        words[kept:] = getattr(import_module(module), function)(words[kept:])
-    os.execv({python!r}, [{python!r}, *words])
-for number in {signals}:
-    signal.signal(number, lambda number, frame: os.kill(pid, number))
-if (status := receive()["status"]) >= 0:
-    sys.exit(status)
-signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
-os.kill(os.getpid(), -status)
-"""
-
-
-def program(path: Path, *words: str, change: str = "", nested: bool = False) -> Path:
-    """A file that does what `python *words` does, for shell scripts: signals that it gets are passed on, and where it
-    is killed, so is the command. `change`: `module:function` of a function of the words that follow."""
-    request = {"umask": -1, "first": None, "session": False, "group": -1, "targets": [0, 1, 2], "nested": nested}
-    path.write_text(
-        _PROGRAM.format(
-            python=sys.executable, words=list(words), address=server().address, signals=[*map(int, IGNORED)],
-            path=sys.path, request=request | {"change": [len(words), change] if change else None},
-        )
-    )  # fmt: skip
-    path.chmod(0o755)
-    return path
-
-
-_FORKING = """
-{imports}
-import warm_server
-go(warm_server.line_of_a_fork({number}))
-"""
-
-
-@contextmanager
-def forking(imports: str, log: Path, *arguments):
-    """start(line) -> (pid, a function that waits for the end and returns the status of waitpid).
-
-    imports: code that defines `go(line)`, run once with `arguments` in sys.argv. No run may print a traceback.
-    """
-    ours, theirs = socket.socketpair()
-    code = _FORKING.format(imports=imports, number=theirs.fileno())
-    with ours, open(log, "w") as stderr:
-        process = Popen(
-            [sys.executable, "-c", code, *map(str, arguments)], pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
-        )  # fmt: skip
-        theirs.close()
-        asked = Server(ours)
-
-        def start(line: str):
-            pid = asked.start({"line": line}, [])
-            return pid, lambda: os.waitpid(pid, 0)[1]
-
-        try:
-            yield start
-        finally:
-            ours.close()
-            process.wait()
-    assert "Traceback" not in log.read_text(), log.read_text()
