@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import warm_start
@@ -66,6 +67,28 @@ def test_what_a_server_cannot_imitate_starts_cold(tmp_path):
         assert run("print(warm)", env=os.environ | {name: str(value)}).stdout == "False\n", name
     done = subprocess.run([sys.executable, "-S", "-c", IS_WARM + "print(warm)"], capture_output=True, text=True)
     assert done.stdout == "False\n"
+
+
+def test_it_finds_what_is_installed_whatever_pythonpath_says(tmp_path):
+    code = "import yaml; print(warm, sys.path)"
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    warm, cold = (run(code, env=os.environ | {"PYTHONPATH": path, **more}).stdout.partition(" ")
+                  for more in ({}, {"FLAGS_any": "1"}))  # fmt: skip
+    assert (warm[0], cold[0]) == ("True", "False") and warm[2] == cold[2]
+
+
+def test_a_program_that_another_takes_the_place_of_is_warm(tmp_path):
+    """The same process, without what the first one had open."""
+    second = "import os; open(sys.argv[1], 'w').write(f'{warm} {os.getpid()} {os.path.exists(\"/proc/self/fd/90\")}')"
+    (tmp_path / "first.py").write_text(
+        "import atexit, os, sys\natexit.register(print, 'first')\nos.dup2(0, 90, False)\n"
+        f"os.execv(sys.executable, [sys.executable, '-c', {IS_WARM + second!r}, sys.argv[1]])"
+    )
+    with warm_start.warm_children(nested=True), subprocess.Popen(
+        [sys.executable, tmp_path / "first.py", tmp_path / "said"], stdout=-1
+    ) as process:  # fmt: skip
+        assert process.stdout.read() == b"" and process.wait() == 0
+    assert (tmp_path / "said").read_text() == f"True {process.pid} False"
 
 
 def test_two_children_draw_other_numbers():

@@ -8,14 +8,17 @@ import gc
 import importlib
 import importlib.machinery
 import io
+import json
 import multiprocessing.process
 import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import types
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +34,7 @@ READ_AT_START = (
 OF_RANKS = ("PADDLE_", "FLAGS_selected_")  # the launcher's: what imports keep of them is asked anew, see _Waiting
 OF_OTHERS = ("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK")  # scikit-learn sets them where it is imported: in the asker
 SITE = {"sitecustomize.py", "__pycache__"}  # in a folder of PYTHONPATH: Python runs it, and so does a warm child
+_exec_cold = os.execv
 _SET_MM, _SET_MM_MAP = 35, 14  # PR_SET_MM and PR_SET_MM_MAP of <linux/prctl.h>
 
 
@@ -65,7 +69,7 @@ class Base:
     def __init__(self):
         self.environ, self.read = dict(os.environ), set()
         given = self.environ["PYTHONPATH"].split(os.pathsep)
-        self.given, self.path = {*given, ""}, [entry for entry in sys.path[1:] if entry not in given]
+        self.given, self.path = {*given, ""}, _own_path()
         self._load()
         self.is_shown = show([sys.executable, *sys.argv], self.environ)
         self.set = {name: value for name, value in os.environ.items() if self.environ.get(name) != value}
@@ -108,6 +112,13 @@ class Base:
             entry in self.given or SITE.issuperset(_names(entry))
             for entry in environ.get("PYTHONPATH", "").split(os.pathsep)
         )
+
+
+def _own_path() -> list[str]:
+    """Where the interpreter itself finds modules, without PYTHONPATH: the session's names site-packages, too."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"]
+    return json.loads(subprocess.check_output(words, env=environ))
 
 
 def _names(folder: str) -> list[str]:
@@ -259,6 +270,7 @@ def _main(number: str) -> None:
         if os.fork():
             theirs.close()
             warm_start.use(Server(ours))
+            os.execv = partial(_exec, base)
             break
         for number in files:
             os.close(number)
@@ -273,6 +285,27 @@ def _main(number: str) -> None:
     send(line, {"pid": os.getpid()})
     line.close()
     _end(partial(_run, request["words"], base))
+
+
+def _exec(base: Base, path: str, words: list[str]) -> None:
+    """`os.execv` of a command that may go on in this process as a warm one."""
+    words = [os.fsdecode(word) for word in words]
+    is_python = path == sys.executable and parse(words[1:]) is not None
+    if not is_python or threading.active_count() > 1 or not base.fits({"environ": dict(os.environ)}):
+        _exec_cold(path, words)
+    for number in {int(name) for name in os.listdir("/proc/self/fd")} - {warm_start.server().line.fileno()}:
+        with suppress(OSError):  # the one that listed them
+            if fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
+                os.close(number)
+    for number in IGNORED:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    show(words, os.environ)
+    atexit._clear()
+    sys.excepthook = sys.__excepthook__
+    if "paddle" in sys.modules:
+        _Waiting(sys.modules["paddle"], base.set)
+    _end(partial(_run, words[1:], base))
 
 
 def _end(program) -> None:

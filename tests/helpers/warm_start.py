@@ -32,7 +32,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-LAUNCHERS = ("paddle.distributed.launch", "ppldm.training.distributed.launch")  # their ranks are warm, too
+# Their children are warm, too: ranks, stages of a pipeline, workers of a download.
+PARENTS = ("paddle.distributed.launch", "ppldm.training.distributed.launch", "ppldm")
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by the server
 _PATIENCE = 120  # seconds for an answer: the server has crashed, or its child has before it was one
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
@@ -108,7 +109,7 @@ def _request(given: dict) -> tuple[dict, list[int]] | None:
         "words": words[1:], "cwd": os.path.abspath(os.fsdecode(cwd)), "umask": given["umask"], "first": first,
         "environ": {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()},
         "session": is_new_session, "group": given.get("process_group", -1), "targets": [0, 1, 2, *kept],
-        "nested": getattr(given.get("self"), "nested", False) or any(word in LAUNCHERS for word in words),
+        "nested": getattr(given.get("self"), "nested", False) or any(word in PARENTS for word in words),
     }, [*streams, *kept]  # fmt: skip
 
 

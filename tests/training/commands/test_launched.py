@@ -22,6 +22,8 @@ from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.utils.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("warm_module")
+
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = [sys.executable, "-u", "-m", "ppldm", "train"]
 LAUNCHER = [sys.executable, "-u", "-m", "ppldm.training.distributed.launch"]

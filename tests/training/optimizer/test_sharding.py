@@ -27,6 +27,8 @@ from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.optimizer.sharding import assign_owners, parameter_of
 from ppldm.training.prepare import prepare as prepare_run
 
+pytestmark = pytest.mark.usefixtures("warm_module")
+
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ("model_state.pdparams", "optimizer.pdopt", "ema_state.pdparams", "scheduler.pdparams")
 SETTINGS = {
