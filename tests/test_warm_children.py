@@ -42,6 +42,7 @@ print(warm, 'paddle' in sys.modules, sys.argv, os.getcwd() == sys.argv[2], os.en
         ("raise ValueError(warm)", 1, 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n'
                                       "ValueError: True\n"),
         ("import atexit; atexit.register(lambda: sys.stderr.write(f'last {warm}'))", 0, "last True"),
+        ("sys.stdout.close()", 0, ""),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
     ],

@@ -325,9 +325,10 @@ def _end(program) -> None:
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()
     atexit._run_exitfuncs()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if stream and not stream.closed:
+                stream.flush()
         except (OSError, ValueError) as error:
             sys.stderr.write(f"Exception ignored in: {stream}\n{type(error).__name__}: {error}\n")
             status = 120

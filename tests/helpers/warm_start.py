@@ -35,7 +35,7 @@ from pathlib import Path
 # Their children are warm, too: ranks, stages of a pipeline, workers of a download.
 PARENTS = ("paddle.distributed.launch", "ppldm.training.distributed.launch", "ppldm")
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by the server
-_PATIENCE = 120  # seconds for an answer: the server has crashed, or its child has before it was one
+_PATIENCE = 300  # seconds for an answer: the server has crashed, or its child has before it was one
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 _ENVIRON = {**os.environ, "USE_TORCH": "0"}  # of the session, not of the test that happens to be the first
 

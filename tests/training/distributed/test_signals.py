@@ -24,7 +24,7 @@ from ppldm.weights.checkpoint_names import list_checkpoints, step_of
 ROOT = Path(__file__).resolve().parents[3]
 NUM_SIGNALS = int(os.environ.get("PPLDM_NUM_SIGNALS", 3))
 SEED = int(os.environ.get("PPLDM_SEED", 1))
-ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRON = {**os.environ, "USE_TORCH": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 ENDLESS = {"max_steps": 10**6, "logging_steps": 1, "save_steps": 1, "save_total_limit": 2,
            "per_device_train_batch_size": 2}  # fmt: skip
 
