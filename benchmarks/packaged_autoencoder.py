@@ -2,8 +2,9 @@
 
 Preset `autoencoder-tiny-cpu` trains it on small pictures that are made here: OpenMoji's drawings (CC BY-SA 4.0), those
 of the quickstart more often than others, whole and in pieces; and scenes of shapes that cover one another, with
-gradients and textures, as photographs have them. DIR/run is the training, which goes on where it was stopped. At its
-end ppldm/config/weights/vae_tiny is written, and the PSNR of pictures that it has not seen is printed.
+gradients and textures, as photographs have them. DIR/run is the training, DIR/decoder a further one of the decoder
+alone; both go on where they were stopped. At their end ppldm/config/weights/vae_tiny is written, and the PSNR of
+pictures that it has not seen is printed.
 """
 
 import argparse
@@ -32,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the pictures and the training")
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--decoder-steps", type=int, default=500)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--photographs", nargs="*", default=[], help="measured too, in pieces")
     arguments = parser.parse_args()
@@ -42,11 +44,15 @@ def main() -> None:
             picture.save(out / f"pictures/{number:05d}.png")
             (out / f"pictures/{number:05d}.txt").write_text("a picture\n")
         convert_source(out / "pictures", out, name="pictures", num_workers=1)
-    words = {"file_list": out / "pictures.filelist.list", "output_dir": out / "run", "max_steps": arguments.steps,
-             "save_steps": 500, "per_device_train_batch_size": arguments.batch // processes}  # fmt: skip
-    command = train_command("autoencoder-tiny-cpu", "hand", as_flags(**words), processes, out / "log")
-    run_stage(Stage("autoencoder", "training", command, 0))
-    pack(out / "run")
+    words = {"file_list": out / "pictures.filelist.list", "save_steps": 500,
+             "per_device_train_batch_size": arguments.batch // processes}  # fmt: skip
+    further = {"vae_name_or_path": out / "run/vae", "train_decoder_only": True, "learning_rate": 1e-3,
+               "warmup_steps": 20, "image_logging_steps": 0}  # fmt: skip
+    for name, steps, more in (("run", arguments.steps, {}), ("decoder", arguments.decoder_steps, further)):
+        flags = as_flags(**words, output_dir=out / name, max_steps=steps, **more)
+        command = train_command("autoencoder-tiny-cpu", "hand", flags, processes, out / "log" / name)
+        run_stage(Stage(name, "training", command, 0))
+    pack(out)
     for name, pictures in held_out(arguments.photographs).items():
         print(f"{name:>12}: {measure(pictures):.1f} dB")
 
@@ -102,13 +108,15 @@ def _waves(rng: np.random.Generator, side: int, cells: int) -> np.ndarray:
     return np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC))
 
 
-def pack(run: Path) -> None:
-    """The package's folder: weights in float16, the config and the recipe of the run."""
+def pack(out: Path) -> None:
+    """The package's folder: weights in float16, the config and the recipes of both trainings."""
     target = PACKAGED / "vae_tiny"
     target.mkdir(parents=True, exist_ok=True)
-    shutil.copy(run / "vae/config.json", target / "config.json")
-    shutil.copy(run / RECIPE_FILE, target / RECIPE_FILE)
-    write_safetensors(target / "model.safetensors", cast(read_component_arrays(run / "vae"), "float16"), "pd")
+    shutil.copy(out / "decoder/vae/config.json", target / "config.json")
+    shutil.copy(out / "run" / RECIPE_FILE, target / RECIPE_FILE)
+    shutil.copy(out / "decoder" / RECIPE_FILE, target / "recipe-decoder.yaml")
+    arrays = read_component_arrays(out / "decoder/vae")
+    write_safetensors(target / "model.safetensors", cast(arrays, "float16"), "pd")
 
 
 def held_out(photographs: list[str]) -> dict[str, list[np.ndarray]]:

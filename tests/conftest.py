@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 
+import gc
 import io
 import json
 import signal
@@ -62,6 +63,7 @@ def own_environment(request):
     """
     from ppldm.utils import hidden
 
+    gc.callbacks.clear()  # hypothesis' own, in which a Ctrl-C would be lost
     before = dict(os.environ)
     if not {"torch", "diffusers"} & vars(request.module).keys() and not request.node.get_closest_marker("needs"):
         os.environ["USE_TORCH"] = "0"

@@ -30,7 +30,6 @@ def quickstart(argv: list[str]) -> None:
     processes = arguments.processes or count_processes()
     out = _out_of(arguments)
     arguments.train_autoencoder |= arguments.autoencoder_steps is not None
-    arguments.autoencoder_steps = arguments.autoencoder_steps or AUTOENCODER_STEPS
     if arguments.pictures:
         from .own_pictures import describe_next, plan_pictures
 
@@ -42,7 +41,7 @@ def quickstart(argv: list[str]) -> None:
     elif arguments.resolution:
         raise ConfigError("--resolution is for --pictures; add the folder of pictures, or omit it")
     else:
-        autoencoder_steps = arguments.autoencoder_steps if arguments.train_autoencoder else 0
+        autoencoder_steps = (arguments.autoencoder_steps or AUTOENCODER_STEPS) if arguments.train_autoencoder else 0
         stages = plan(out, arguments.steps or STEPS, autoencoder_steps, processes)
     if arguments.dry_run:
         sys.stdout.write(describe(stages))

@@ -6,6 +6,7 @@ some libraries are configured before they are imported. No parameter of a comman
 
 import os
 from collections.abc import Mapping
+from contextlib import contextmanager
 
 
 def read(name: str, default: str = "") -> str:
@@ -26,3 +27,14 @@ def all_variables() -> Mapping[str, str]:
 def set_for_libraries(variables: Mapping[str, str], replace: bool = False) -> None:
     """Set what libraries will look for. What the user has set stays, unless `replace`."""
     os.environ.update({name: value for name, value in variables.items() if replace or name not in os.environ})
+
+
+@contextmanager
+def taken_back():
+    """Around what sets variables for libraries of this process: programs that it starts later choose for themselves."""
+    before = set(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before:
+            del os.environ[name]

@@ -22,6 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 COLOURS = ("red", "green", "blue", "white", "black")
 
 
+@pytest.fixture(autouse=True)
+def blurred(monkeypatch):
+    """The package's autoencoder, whose networks need not be loaded here, blurs all pictures."""
+    monkeypatch.setattr(first_training, "measure", lambda *given: 15.0)
+
+
 @pytest.fixture
 def pictures(tmp_path):
     """Ten pictures whose names say what they show."""
@@ -56,7 +62,7 @@ def test_what_was_found_is_said_and_its_recipes_can_be_trained(pictures, out):
     assert [line.strip() for line in lines[1:4]] == [
         f"a_{colour}_wall_{number}.jpg: a {colour} wall" for colour, number in (("black", 4), ("blue", 7), ("red", 0))
     ]
-    for name, steps in (("autoencoder", 2000), ("diffusion", 40)):
+    for name, steps in (("autoencoder", 800), ("diffusion", 40)):
         recipe = read_recipe(["--config", str(out / f"{name}.yaml")], True, None)
         assert (recipe.training.max_steps, recipe.data.resolution) == (steps, 64)
         assert recipe.training.output_dir == str(out / name) and str(out / f"{name}.yaml") in made[name].command
@@ -122,8 +128,14 @@ def test_an_autoencoder_that_blurs_these_pictures_is_trained_on_them(
     pictures, out, monkeypatch, decibels, asked, trained
 ):
     measured = []
+
+    def measure(*given):
+        measured.append(given)
+        os.environ["SET_BY_A_LIBRARY"] = "2"  # as the number of threads is
+        return decibels
+
     monkeypatch.setattr(first_training, "check_name", lambda name: None)
-    monkeypatch.setattr(first_training, "measure", lambda *given: measured.append(given) or decibels)
+    monkeypatch.setattr(first_training, "measure", measure)
     made, lines = plan(pictures, out, train_autoencoder=asked)
     assert ("autoencoder" in made) == trained and f"PSNR {decibels} dB" in "".join(lines)
     own = read_yaml(out / "diffusion.yaml").values["model.vae_name_or_path"]
@@ -131,6 +143,7 @@ def test_an_autoencoder_that_blurs_these_pictures_is_trained_on_them(
     if trained:  # it begins as the package's
         assert read_yaml(out / "autoencoder.yaml").values["model.vae_name_or_path"] != own
     plan(pictures, out, train_autoencoder=asked)
+    assert "SET_BY_A_LIBRARY" not in os.environ  # the stages choose for themselves
     assert len(measured) == 1  # once for the same pictures
 
 

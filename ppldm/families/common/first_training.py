@@ -13,11 +13,13 @@ from ...config.write import preset_recipe
 from ...data.survey import Survey, spread
 from ...data.text.vocabulary import length_of
 from ...utils.errors import ConfigError, DataError, ModelError, RowError
+from ...utils.variables import taken_back
 from ...weights.fetch import check_name
 from ..base import get_family
 
 _PRESETS = {"autoencoder": "autoencoder-tiny-cpu", "ldm": "ldm-tiny-cpu"}
 _BATCHES = {"autoencoder": 4, "ldm": 16}
+_FROM_NOTHING, _FROM_PACKAGE = 2000, 800  # updates of the autoencoder
 _SECONDS = {"autoencoder": 0.11, "ldm": 0.25}  # of an update at 48 x 48 pixels on two usual cores
 _STEP = 16  # pixels, of the sides that these networks take
 _GOOD_PSNR = 24.0  # dB; with less, an autoencoder blurs what its pictures show
@@ -43,7 +45,7 @@ class FirstTraining:
         cls,
         found: Survey,
         steps: int | None = None,
-        autoencoder_steps: int = 2000,
+        autoencoder_steps: int | None = None,
         resolution: int | None = None,
         train_autoencoder: bool = False,
         known: dict | None = None,
@@ -56,14 +58,15 @@ class FirstTraining:
         if not found.count_rows(resolution):
             raise DataError(f"no picture of {found.folder} has sides of {resolution} pixels; lower --resolution")
         package = str(last_value(preset_layers(_PRESETS["ldm"]), "model.vae_name_or_path"))
-        own = cls(found, steps or found.num_updates, autoencoder_steps, resolution, None, 0.0, True)
+        own = cls(found, steps or found.num_updates, autoencoder_steps or _FROM_NOTHING, resolution, None, 0.0, True)
         try:
             check_name(package)
         except ModelError:
             return own
-        own = replace(own, autoencoder=package)
+        own = replace(own, autoencoder=package, autoencoder_steps=autoencoder_steps or _FROM_PACKAGE)
         is_known = known and {**known, "psnr": 0.0} == own.quality
-        psnr = known["psnr"] if is_known else measure(package, [*found.captions], resolution)
+        with taken_back():
+            psnr = known["psnr"] if is_known else measure(package, [*found.captions], resolution)
         return replace(own, psnr=psnr, trains_autoencoder=train_autoencoder or psnr < _GOOD_PSNR)
 
     @property
@@ -128,10 +131,16 @@ class FirstTraining:
 
 
 def measure(autoencoder: str, pictures: list[Path], resolution: int) -> float:
-    """PSNR, in dB, of what an autoencoder makes of the centres of some pictures. Raises ModelError."""
+    """PSNR, in dB, of what an autoencoder makes of the centres of some pictures. Raises DataError, ModelError."""
     import numpy as np
-    import paddle
     from PIL import ImageOps
+
+    from ...utils.log import quiet_libraries
+    from ...utils.machine.cpu import load_paddle
+
+    load_paddle()
+    quiet_libraries()
+    import paddle
 
     from ...data.images.decode import decode_image
     from ...networks.autoencoder import psnr, reconstruct
@@ -142,6 +151,8 @@ def measure(autoencoder: str, pictures: list[Path], resolution: int) -> float:
         with suppress(RowError, OSError):  # the conversion, or the training, counts it with its reason
             picture = ImageOps.fit(decode_image(path.read_bytes()), (resolution, resolution))
             centres.append(np.asarray(picture).transpose(2, 0, 1))
+    if not centres:
+        raise DataError("none of the pictures can be decoded; save them again as JPEG or PNG")
     pixels, vae = paddle.to_tensor(np.stack(centres)), load_vae(autoencoder)
     vae.eval()
     return psnr(pixels, reconstruct(vae, pixels))

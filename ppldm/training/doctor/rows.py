@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ...config.recipe import Recipe
@@ -94,6 +95,7 @@ def look_at_sizes(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
 def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection, source, max_length: int):
     """How the tokenizer `source` fits the captions of some rows. Raises ConfigError."""
     tokenizer = load_tokenizer(source, max_length, getattr(recipe.model, "offline", False))
+    sources = [replace(one, latents="off") for one in sources]  # captions are read, and no latents
     dataset = TextImageDataset(
         sources, inputs={"input_ids": Tokens(max_length)}, tokenizer=tokenizer, captions=CaptionRule.of(recipe.data),
         crops=CropRule(), resolution=recipe.data.resolution, seed=recipe.training.seed, selection=selection,

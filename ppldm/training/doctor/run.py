@@ -1,6 +1,7 @@
 """What doctor sees once paddle is there: device, memory, data, captions, names of models, and the forecast."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ...config.recipe import Recipe
@@ -39,7 +40,10 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
     if sources:
         rows, steps = _look_at_data(recipe, sources, devices, any(one.status == "error" for one in access))
         found += rows
-    would_run = not any(one.status == "error" for one in found)
+    would_run = all(one.status != "error" for one in found)
+    if would_run:  # a model that cannot be had stops a run; where another line has said so, once is enough
+        found = [replace(one, status="error") if one in access and one.status == "warning" else one for one in found]
+        would_run = all(one.status != "error" for one in found)
     return _once(found + examine("forecast", _look_ahead, recipe, given, steps, facts, would_run))
 
 
@@ -103,7 +107,7 @@ def _ask_hub(flag: str, name: str) -> Finding:
                        denied if status in (401, 403) else f"check --{flag}, or download the model first")  # fmt: skip
     except (RequestException, OSError):
         fix = f"check --{flag}, or download the model where the network is and give its folder"
-        return Finding("access", "error", f"there is no folder {name} here, and the hub cannot be reached", fix)
+        return Finding("access", "warning", f"there is no folder {name} here, and the hub cannot be reached", fix)
     return good("access", f"the hub has {repository}")
 
 

@@ -98,8 +98,8 @@ def test_the_command(straight, capsys):
     for words in ([], ["--step", "1", "--bisect", "x"], ["--bisect", "x", "--row", "1"]):
         with pytest.raises(ConfigError):
             run_command(["replay", str(straight), *words])
-    with pytest.raises(CheckpointError, match="give the --output_dir of a run"):
-        run_command(["replay", str(straight.parent), "--step", "1"])
+    with pytest.raises(ConfigError, match="is not a run's folder, nor holds one"):
+        run_command(["replay", str(straight / "nowhere"), "--step", "1"])
 
 
 @pytest.mark.slow

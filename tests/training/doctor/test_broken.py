@@ -18,6 +18,7 @@ from ppldm.config.published_models import DEFAULT_VAE
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.training.doctor.activations import Activations
 from ppldm.training.doctor.command import FoundErrors, doctor
+from ppldm.training.doctor.findings import Finding
 from ppldm.utils.machine.environment import check
 from ppldm.utils.machine.resources import count_usable_cores
 
@@ -125,6 +126,7 @@ def test_captions_that_are_cut(examined, tmp_path, tiny):
     found = examined(model_max_length=3)["captions"]
     assert found["status"] == "warning" and "100.0% are cut at 3 tokens" in found["text"]
     assert "--model_max_length" in found["fix"]
+    assert examined(model_max_length=3, latents="ondemand", random_crop=False)["captions"] == found
     CaptionTokenizer(build_vocab(["another"]), 12).save(tmp_path / "strange")
     assert "ppldm vocab" in examined(tokenizer_name=tmp_path / "strange")["captions"]["fix"]
 
@@ -271,6 +273,14 @@ def test_a_model_that_is_not_there_is_an_error_once(examined, monkeypatch):
     assert "no folder outputs/autoencoder/vae here" in found["access"]["text"]
     errors = [one["text"] for one in found.values() if one["status"] == "error"]
     assert len(errors) == 1 and "outputs/autoencoder" in errors[0]
+
+
+def test_a_model_that_only_the_hub_has_stops_a_run_without_it(examined, monkeypatch):
+    from ppldm.training.doctor import run
+
+    missing = Finding("access", "warning", "there is no folder x here", "check it")
+    monkeypatch.setattr(run, "_look_at_access", lambda _: [missing])
+    assert examined()["access"]["status"] == "error"
 
 
 def test_versions_that_do_not_go_together(examined, monkeypatch):
