@@ -23,6 +23,7 @@ from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json, write_json, write_text
 from ..utils.jobs import Piece, take_fingerprint
+from ..utils.pictures import caption_font
 from ..utils.stages import Stage, as_flags, in_processes
 from ..weights.checkpoint_names import share_trained
 
@@ -40,6 +41,7 @@ def plan_pictures(folder, out: Path, processes: int, write: bool = True, **wishe
     found = survey(folder)
     if out.resolve().is_relative_to(found.folder.resolve()):
         raise ConfigError(f"--out {out} is inside the folder of pictures; name another place")
+    caption_font(text="".join(found.captions.values()))  # which says at once where Chinese would be boxes
     record = read_json(out / _RECORD, optional=True) or {}
     pieces = [Piece(path, str(path.relative_to(found.folder))) for path in found.files]
     fingerprint = take_fingerprint(pieces, record.get("pictures"))
@@ -67,7 +69,9 @@ def describe_next(out: Path) -> list[str]:
     return [
         f"draw more: ppldm generate --model {own} --prompt {shlex.quote(prompt)} --out drawn",
         f"draw on a page: ppldm app --model {own}",
-        f"train further: ppldm train --config {own}/{_DIFFUSION} --max_steps N --accept_changes max_steps",
+        f"look at the training on a page: ppldm watch {own}",
+        "train further, to N updates in all: "
+        f"ppldm train --config {own}/{_DIFFUSION} --max_steps N --accept_changes max_steps",
     ]
 
 

@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
                         help="train an autoencoder too, 4 minutes more, and do not take the one that comes with ppldm "
                         "(which is trained in any case where it would blur your --pictures)")  # fmt: skip
     parser.add_argument("--autoencoder-steps", "--autoencoder_steps", type=_positive, metavar="N",
-                        help=f"the same for N updates (default: {AUTOENCODER_STEPS})")  # fmt: skip
+                        help=f"the same for N updates (default: {AUTOENCODER_STEPS}; of --pictures 800)")  # fmt: skip
     parser.add_argument("--out", type=_folder, metavar="DIR",
                         help="where data, models and pictures go (default: quickstart; of --pictures cats, "
                         "cats-model)")  # fmt: skip

@@ -40,7 +40,7 @@ def generate(
     wildcards: str = None,  # folder of lists: {a|b} in a prompt is one of both, __name__ a line of FOLDER/name.txt
     prompt_syntax: str = None,  # plain (default), or weighted: (word:1.2), (word), [word], and BREAK
     negative_prompt: str = None,  # what the pictures should not show, for prompts without one of their own
-    out: str = "pictures",  # folder to write: NNN-II.png, grid.png, pictures.jsonl
+    out: str = "drawn",  # folder to write: NNN-II.png, grid.png, pictures.jsonl
     num_samples: int = None,  # pictures for each prompt, 4 by default; with --like 1
     guidance_scale: _Scales = None,  # how strongly to follow the prompt, by default the model's. Several: folders gN
     num_inference_steps: int = None,  # sampler's steps; default: the model's, or 50

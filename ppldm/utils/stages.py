@@ -2,7 +2,8 @@
 
 FOLDER/.done/NAME.json holds a stage's command and inputs, the seconds that it has taken, and whether it is finished.
 A finished stage is skipped; one that runs makes those after it run again. One that was begun with another command or
-other inputs starts anew: what it and those after it have made, FOLDER/NAME, is removed, and a line says so.
+other inputs starts anew: what it and those after it have made, FOLDER/NAME, lies in FOLDER/.before from then on, in
+the place of what lay there, and a line says so.
 """
 
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from .errors import Interrupted, PpldmError
 
+BEFORE = ".before"
 _TELLING_SECONDS = 60.0  # of stages on a usual machine, from which this one's speed is known
 # Of a core of those usual ones (AMD EPYC) in products of small matrices, operations a second; measured as here.
 _USUAL_SPEED, _USUAL_CORES = 85e9, 2
@@ -94,9 +96,12 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
             later = stages[number - 1 :]
             if record and record.command != stage.identity:
                 other = "other pictures or settings" if stage.inputs else "another command"
-                tell(f"stage {number} ({stage.name}) was begun with {other}: it and what follows are made anew")
+                tell(
+                    f"stage {number} ({stage.name}) was begun with {other}: it and what follows are made anew; "
+                    f"what they had made is kept in {folder / BEFORE}"
+                )
                 records |= dict.fromkeys((one.name for one in later), None)
-                _remove_results(folder, later)
+                _set_aside(folder, later)
             _begin(folder, later, records, stage)
             tell(f"{label} ({describe_time(*expect(stages, records, number - 1, machine))})")
             _run_timed(folder, stage, records, run or run_stage)
@@ -218,11 +223,14 @@ def _begin(folder: Path, later: list[Stage], records: dict, stage: Stage) -> Non
             _write(folder, one, records[one.name])
 
 
-def _remove_results(folder: Path, stages: list[Stage]) -> None:
+def _set_aside(folder: Path, stages: list[Stage]) -> None:
     import shutil
 
+    (folder / BEFORE).mkdir(exist_ok=True)
     for stage in stages:
-        shutil.rmtree(folder / stage.name, ignore_errors=True)
+        if (folder / stage.name).exists():
+            shutil.rmtree(folder / BEFORE / stage.name, ignore_errors=True)
+            os.replace(folder / stage.name, folder / BEFORE / stage.name)
         _record_path(folder, stage).unlink(missing_ok=True)
 
 

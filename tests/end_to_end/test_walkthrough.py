@@ -17,7 +17,7 @@ CAPTIONS = ("a red heart", "蓝色的船", "two boats in the 港口", "una barca
 @pytest.fixture
 def pictures(tmp_path):
     """A folder of 12 captioned pictures as people have them: JPEG and PNG, of different sizes."""
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "my_pictures"
     folder.mkdir()
     rng = np.random.default_rng(0)
     for number in range(12):
@@ -54,6 +54,6 @@ def test_the_commands_of_the_readme_lead_from_a_folder_to_pictures(tmp_path, pic
         ["bash", "-ec", block], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=540
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    own = tmp_path / "outputs/pictures"
+    own = tmp_path / "outputs/mine"
     assert (own / "pictures/grid.png").is_file() and list(own.glob("*.yaml"))
-    assert len(list((tmp_path / "drawn/pictures").glob("000-*.png"))) == 4
+    assert len(list((tmp_path / "drawn/mine").glob("000-*.png"))) == 4

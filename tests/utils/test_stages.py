@@ -57,9 +57,13 @@ def test_another_command_starts_anew_and_takes_the_later_results_with_it(tmp_pat
     run_again(tmp_path, make_stages())
     capsys.readouterr()
     assert run_again(tmp_path, make_stages(model="longer")) == ["model", "pictures"]
-    assert "(model) was begun with another command: it and what follows are made anew" in capsys.readouterr().err
-    # Nothing of the first one may be resumed, and nothing is left of what was made of it.
+    said = capsys.readouterr().err
+    assert "(model) was begun with another command: it and what follows are made anew; what they had made" in said
+    # Nothing of the first one may be resumed, and nothing of it is lost.
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["longer"]
+    assert [path.name for path in (tmp_path / ".before/model").iterdir()] == ["model"]
+    assert run_again(tmp_path, make_stages(model="again")) == ["model", "pictures"]
+    assert [path.name for path in (tmp_path / ".before/model").iterdir()] == ["longer"]
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["data"]
 
 

@@ -279,4 +279,5 @@ def describe(report: dict, out: Path) -> str:
     if report.get("comparisons_cut_short"):
         lines.append(f"  compared with the best of their group only: {report['comparisons_cut_short']:,} hashes")
     lines += describe_bad_parts(report["bad_parts"])
-    return "\n".join([*lines, f"look at {out / 'sheet.png'}; labels are in {out / 'labels.parquet'}"])
+    look = f"look at {out / 'sheet.png'}; " if report["clusters"] else ""
+    return "\n".join([*lines, f"{look}labels are in {out / 'labels.parquet'}"])

@@ -92,7 +92,13 @@ def read_entries(
     blocked, domains = read_block_list(block_list), frozenset(map(_check_domain, named["domain"]))
     forgotten = Forgotten(blocked.urls | named["url"], domains, frozenset(named["key"]), blocked.hashes)
     if not forgotten.entries:
-        raise ConfigError("nothing to forget; name a file by --url, --domain, --key, --entries or --block-list")
+        files = " ".join(str(one) for one in (url, domain, key, entries, *(block_list or ())) if one)
+        what = (
+            f"nothing stands in {files}"
+            if files
+            else "name a file by --url, --domain, --key, --entries or --block-list"
+        )
+        raise ConfigError(f"nothing to forget; {what}")
     return forgotten
 
 

@@ -76,9 +76,14 @@ def tell(found: dict[str, float] | None, least: float = 0.0, is_cpu: bool = Fals
     hours, how = found["hours"] if found else least, f" ({how})" if how else ""
     fix = "take a smaller model, --resolution or --max_steps (`ppldm init` proposes some), or another device"
     if found:
-        text = f"{found['seconds_an_update']:.3g} s an update{how}, {hours:.3g} h, {found['disk_gb']:.3g} GB of disk"
+        text = f"{found['seconds_an_update']:.3g} s an update{how}, {_words(hours)}, {found['disk_gb']:.3g} GB of disk"
         text += f", cost {found['cost']:.2f}" if "cost" in found else ""
     else:
         text = f"at least {least:.2g} h, at the speed of matrix products on this CPU; " if least else ""
         text += f"no update was measured{how}: --run FOLDER takes its seconds from a run's log"
     yield judged("forecast", text, warning=fix if is_cpu and hours > _LONG_HOURS else "")
+
+
+def _words(hours: float) -> str:
+    """In the unit that a person would take."""
+    return f"{hours:.3g} h" if hours >= 1 else f"{hours * 60:.3g} min" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"
