@@ -120,7 +120,7 @@ def test_dry_run_prints_the_commands_and_does_nothing(tmp_path):
     commands = [line for line in stdout.splitlines() if not line.startswith("#")]
     assert str(out) in commands[-1] and "--max_steps 7" in commands[-3]
     setup = run_script("bash", SETUP, "--dry-run", **variables)[1]
-    assert commands[:-5] == [line for line in setup.splitlines() if not line.startswith("#")]
+    assert commands[:-4] == [line for line in setup.splitlines() if not line.startswith("#")]
 
 
 def test_the_folder_of_the_script_is_that_of_the_clone(tmp_path):

@@ -101,7 +101,7 @@ def _build(kind: str, weights: Weights, source, tokenizer):
         model = make(**{"effnet": nn.Identity(), **parts}, process=Process.of(_COSINE | weights.scheduler))
     model.tokenizer = load_tokenizer(folder, sizes["model_max_length"])
     model.end_id = model.tokenizer.end_id
-    model.usual = drawing_of(known, model.process, source)
+    model.usual = drawing_of(known, model.process, source, model.usual)
     model.eval()
     return model, sizes["resolution"]
 

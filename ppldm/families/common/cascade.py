@@ -105,7 +105,7 @@ class CascadeStage(Family):
             check_tokenizer_fit(configs["text_encoder"], tokenizer.vocab_size, config.model_max_length)
             model = self.assemble(parts, Process.of(config.schedule(data.resolution), config.weighting()))
         model.tokenizer, model.end_id = tokenizer, tokenizer.end_id
-        model.usual = Drawing(**config.kept()).fit(model.process)
+        model.usual = Drawing(**config.kept()).fit(model.process, model.usual)
         model.inputs = self.inputs(config, configs, model.process)
         return model
 

@@ -14,9 +14,12 @@ As in its published trainer, the EfficientNet sees a picture at 0.5 to 1 times i
 its latents are zeros.
 """
 
+from dataclasses import replace
+
 import paddle
 from paddle import nn
 
+from ...diffusion.drawing import USUAL
 from ...diffusion.process import Process
 from ..configs import EFFNET_FACTOR
 from ..model import Component, Loss
@@ -31,7 +34,7 @@ class CascadeDecoderModel(CascadeModel):
 
     led_by = "pixel_values"
     coarse_noise = True  # as it learns to take away
-    guidance_scale = 1.0  # as diffusers' pipeline
+    usual = replace(USUAL, guidance_scale=1.0)  # as diffusers' pipeline
 
     def __init__(self, effnet: nn.Layer, text_encoder: nn.Layer, vqgan: nn.Layer, decoder: nn.Layer, process: Process):
         super().__init__(effnet, text_encoder, process)
