@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
+from results import add_result_flags, save_results
 
 from ppldm.config.write import RECIPE_FILE
 from ppldm.demo.openmoji import read_catalog, render
@@ -36,7 +37,18 @@ def main() -> None:
     parser.add_argument("--decoder-steps", type=int, default=500)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--photographs", nargs="*", default=[], help="measured too, in pieces")
+    parser.add_argument("--measure-only", action="store_true", help="measure the package's own as it is; make nothing")
+    add_result_flags(parser, "packaged_autoencoder")
     arguments = parser.parse_args()
+    if not arguments.measure_only:
+        make(arguments)
+    found = {name: round(measure(pictures), 1) for name, pictures in held_out(arguments.photographs).items()}
+    print("".join(f"{name:>12}: {psnr} dB\n" for name, psnr in found.items()), end="")
+    save_results(arguments, {"psnr_db": found})
+
+
+def make(arguments) -> None:
+    """Draw the pictures, train, and write the package's folder."""
     out, processes = arguments.out, count_processes()
     if not (out / "manifest.json").exists():
         (out / "pictures").mkdir(parents=True, exist_ok=True)
@@ -53,8 +65,6 @@ def main() -> None:
         command = train_command("autoencoder-tiny-cpu", "hand", flags, processes, out / "log" / name)
         run_stage(Stage(name, "training", command, 0))
     pack(out)
-    for name, pictures in held_out(arguments.photographs).items():
-        print(f"{name:>12}: {measure(pictures):.1f} dB")
 
 
 def draw_pictures(rng: np.random.Generator):
