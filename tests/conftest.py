@@ -10,6 +10,7 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
 import gc
 import io
 import json
+import logging
 import signal
 import threading
 from dataclasses import dataclass
@@ -267,8 +268,13 @@ def session():
     """One Spark for all tests of this process, which ppldm finds and leaves; its workers keep their gateways."""
     from ppldm.utils.machine.spark import spark_session
 
-    handler = signal.getsignal(signal.SIGINT)
+    handler, formatters = (
+        signal.getsignal(signal.SIGINT),
+        [(one, one.formatter) for one in logging.getLogger().handlers],
+    )
     with spark_session("local[2]", 1.0) as session:
+        for one, formatter in formatters:  # Spark makes all of them write JSON
+            one.setFormatter(formatter)
         session.conf.set("spark.sql.shuffle.partitions", "4")  # 200 tasks of a shuffle take seconds
         signal.signal(signal.SIGINT, handler)  # Spark's own is for Spark's programs
         yield session

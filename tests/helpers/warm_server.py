@@ -211,7 +211,8 @@ def _run(words: list[str], base: Base) -> None:
     """What a new interpreter has of its own, and then the program."""
     unbuffered, kind, what, arguments = parse(words)
     first = {"-m": os.getcwd(), "-c": ""}.get(kind, os.path.dirname(os.path.realpath(what)))
-    sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *base.path]
+    own = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = dict.fromkeys([first, *own, *base.path])  # each once, as site does it
     sys.argv = [kind or what, *arguments]
     out, read = sys.stdout, sys.stdin
     if unbuffered:

@@ -227,9 +227,11 @@ def test_the_index_of_a_part_in_a_read_only_folder_goes_into_the_cache(make_rows
 def test_processes_that_index_at_once_do_no_harm(tmp_path, make_rows):
     rows = make_rows(0, 200)
     (tmp_path / "packed").write_bytes(gzip.compress(lines_of(rows)))
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        for result in pool.map(read_all, [tmp_path / "packed"] * 8, chunksize=1):
-            assert result == rows
+    pool = multiprocessing.get_context("fork").Pool(4)
+    results = pool.map(read_all, [tmp_path / "packed"] * 8, chunksize=1)
+    pool.close()  # and not its terminate(), which may wait for ever for a process that has just been forked
+    pool.join()
+    assert results == [rows] * 8
     assert not list(tmp_path.rglob("*.tmp"))
 
 
