@@ -3,7 +3,7 @@
 A sample has an array for each of the model's `inputs` (`ppldm.data.inputs`), and
 
     row_ids          int64 []               the number of the row used, among all rows, selected or not; it differs from
-                                            that of the row asked for where that one was bad
+                                            the row asked for where that one was bad
     checksums        int64 []               CRC-32 of what was read and not drawn: the row's number, pixels and tokens;
                                             not the pixels where latents are cached, for then only some rows have any
     skipped          list of str            the reasons why rows before it were not

@@ -1,7 +1,7 @@
 """`ppldm quickstart --pictures FOLDER`: from a folder of pictures to pictures of its captions.
 
-The folder is looked at first (`data.survey`). What follows from it lies in OUT as files to be changed, which the stages
-read:
+The folder is looked at first (`data.text.survey`). What follows from it lies in OUT as files to be changed, which the
+stages read:
 
     captions.csv       pictures and captions, where these are from a table or from names
     prompts.txt        what is drawn during and after the training
@@ -16,7 +16,7 @@ import shlex
 from functools import partial
 from pathlib import Path
 
-from ..data.survey import survey
+from ..data.text.survey import survey
 from ..data.text.vocabulary import languages_of, length_of
 from ..families.common.first_training import FirstTraining
 from ..utils.checksums import digest_of

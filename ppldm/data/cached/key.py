@@ -127,7 +127,7 @@ class LatentsKey(CacheKey):
         )
 
     def find_alike(self, part: Path, folder: Path | None, read_key: Callable[[Path], CacheKey]) -> list[Path]:
-        """The files of a part whose rows are as of this key, whichever shapes they have; that of the key itself first.
+        """The files of a part whose rows are as of this key, whichever shapes they have; the key's own file first.
         read_key: the key of such a file."""
         own, alike = cached_path(part, self, folder), []
         for path in list_cached(own.parent).get(part.name, ()):

@@ -106,7 +106,7 @@ class CachedMoments:
         for (number, row, variant), one in zip(places.tolist(), moments, strict=True):
             if self._parts[number][1].latents == "ondemand":
                 latents = self._writable(number)
-                # Another epoch, or another rank in the place of a bad row, may have been faster.
+                # Another epoch, or another rank that replaces a bad row, may have been faster.
                 found = None if latents.reason(row, variant) else _read(latents, row, variant, "ondemand")
                 kept = latents.write(row, variant, one) if found is None else found
                 if kept is not None:

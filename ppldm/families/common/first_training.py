@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...config.load import last_value, preset_layers
 from ...config.write import preset_recipe
-from ...data.survey import Survey, spread
+from ...data.text.survey import Survey, spread
 from ...data.text.vocabulary import length_of
 from ...utils.errors import ConfigError, DataError, ModelError, RowError
 from ...utils.variables import taken_back

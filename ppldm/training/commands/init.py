@@ -164,7 +164,7 @@ def _start(base: str) -> tuple[str, dict]:
 def _first_training(target: Path, path: Path) -> dict[Path, str]:
     """The files of a tiny model on pictures, as `ppldm quickstart --pictures` trains it: the recipes, that of the
     autoencoder too where it is trained, and lists; the tokenizer is there. Raises ConfigError, DataError."""
-    from ...data.survey import survey
+    from ...data.text.survey import survey
     from ...data.text.vocabulary import learn_tokenizer
     from ...families.common.first_training import FirstTraining
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from ppldm.data.survey import caption_of_name, survey
+from ppldm.data.text.survey import caption_of_name, survey
 from ppldm.data.text.vocabulary import languages_of, learn_tokenizer, length_of
 from ppldm.utils.errors import ConfigError, DataError
 
