@@ -81,6 +81,7 @@ class Meeting:
         self.world, self.place = world, place
         self.links: dict[socket.socket, bytes] = {}  # what each has said
         self.listener: socket.socket | None = None
+        self._connecting = threading.RLock()  # a second connection would seem to be a rank that ends without a word
         if not world.is_main:
             threading.Thread(target=self._connect, name="meeting of ranks", daemon=True).start()
             return
@@ -176,7 +177,9 @@ class Meeting:
             time.sleep(_PAUSE_SECONDS)
 
     def _try(self, timeout: float) -> None:
-        with suppress(OSError):
+        with self._connecting, suppress(OSError):
+            if self.links:
+                return
             link = socket.create_connection(self.place, timeout=timeout)
             if link.getsockname() == link.getpeername():  # a free port of this machine may be given to the caller
                 link.close()
