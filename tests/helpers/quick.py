@@ -5,6 +5,7 @@ rows and their selection, captions and crops, formulas of schedules and metrics,
 nothing and start next to no processes: what a change of training or of a network breaks, they miss.
 """
 
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -15,6 +16,7 @@ QUICK = (
 )
 
 
+@cache
 def is_quick(path: Path) -> bool:
     """Whether a file, or what is in a folder, is part of them."""
     return any(path.is_relative_to(TESTS / one) for one in QUICK)
