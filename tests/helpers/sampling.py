@@ -1,6 +1,6 @@
 """Which tests are played where there is no time for all: every law once, and as many further cases as fit.
 
-    pytest --minutes 10 --seed 7    of each test function one case, drawn by the seed, or a fifth of a second of them; then
+    pytest --minutes 10 --seed 7    of each test function one case, drawn by the seed, or 0.2 s of them; then
                                     further ones, by what each took before (durations.json), until that many minutes
                                     on the workers are full
     pytest --shuffle 7              in an order drawn by the seed: the files, and the tests within each
