@@ -67,7 +67,7 @@ def describe_next(out: Path) -> list[str]:
     prompt = (out / _PROMPTS).read_text(encoding="utf-8").partition("\n")[0]
     own = shlex.quote(str(out))
     return [
-        f"draw more: ppldm generate --model {own} --prompt {shlex.quote(prompt)} --out drawn",
+        f"draw more: ppldm generate --model {own} --prompt {shlex.quote(prompt)}",
         f"draw on a page: ppldm app --model {own}",
         f"look at the training on a page: ppldm watch {own}",
         "train further, to N updates in all: "

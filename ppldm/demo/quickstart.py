@@ -60,7 +60,7 @@ def next_commands(out: Path) -> list[str]:
     prompt = (out / "data/prompts.txt").read_text(encoding="utf-8").splitlines()[-1].partition("\t")[0]
     own = shlex.quote(str(out))
     return [
-        f"draw more: ppldm generate --model {own} --prompt {shlex.quote(prompt)} --out drawn",
+        f"draw more: ppldm generate --model {own} --prompt {shlex.quote(prompt)}",
         f"draw on a page: ppldm app --model {own}",
         f"look at the training on a page: ppldm watch {own}",
     ]

@@ -1,8 +1,8 @@
 """`ppldm generate`: pictures from prompts, in one process or several, resumed where it stopped.
 
 Every picture carries its settings and the model's fingerprint in a text chunk of its PNG file. A picture that is there
-with the same settings is not drawn again; so the same command goes on. Other settings replace it; other prompts are
-refused.
+with the same settings is not drawn again; so the same command goes on. Other settings replace it. Pictures of other
+prompts stay: without `--out` the next free folder is taken, and a folder that is named is refused.
 """
 
 import secrets
@@ -11,7 +11,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Annotated
 
-from ..utils.files import local_path
 from ..utils.machine.devices import use_device
 from ..utils.report import print_report
 from ..weights.fetch import check_name, locate_model
@@ -20,7 +19,7 @@ from ..weights.lora.flag import Loras, check_loras
 from .engine import Engine
 from .half import Dtype
 from .pictures.ask import plan_of
-from .pictures.draw import draw_plan, estimate, refuse_other_prompts
+from .pictures.draw import choose_folder, draw_plan, estimate
 from .pictures.like import OF_MODEL, check_likeness
 from .pictures.model_hash import model_sha256
 from .pictures.plan import Plan
@@ -40,7 +39,7 @@ def generate(
     wildcards: str = None,  # folder of lists: {a|b} in a prompt is one of both, __name__ a line of FOLDER/name.txt
     prompt_syntax: str = None,  # plain (default), or weighted: (word:1.2), (word), [word], and BREAK
     negative_prompt: str = None,  # what the pictures should not show, for prompts without one of their own
-    out: str = "drawn",  # folder to write: NNN-II.png, grid.png, pictures.jsonl
+    out: str = None,  # folder to write, default: drawn, or drawn-2 … where drawn has other prompts
     num_samples: int = None,  # pictures for each prompt, 4 by default; with --like 1
     guidance_scale: _Scales = None,  # how strongly to follow the prompt, by default the model's. Several: folders gN
     num_inference_steps: int = None,  # sampler's steps; default: the model's, or 50
@@ -82,9 +81,8 @@ def generate(
     from ..utils.entry import entry
 
     asked = SimpleNamespace(**locals())
-    asked.out = local_path(out)
     plan = plan_of(asked)
-    refuse_other_prompts(plan, asked.out)
+    asked.out = choose_folder(plan, out)
     asked.lora = check_loras(asked.lora)
     check_name(asked.model)
     with entry(threads=1 if asked.exact else None, meets=True):

@@ -92,7 +92,7 @@ def test_help_shows_lists_words_and_numbers(capsys):
         "--guidance-scale S [S ...]",
         "by default the model's",
         "--num-samples N",
-        "(default: drawn)",
+        "default: drawn, or drawn-2",
         "--exact ",
     ):
         assert words in text

@@ -56,4 +56,4 @@ def test_the_commands_of_the_readme_lead_from_a_folder_to_pictures(tmp_path, pic
     assert done.returncode == 0, done.stderr[-3000:]
     own = tmp_path / "outputs/mine"
     assert (own / "pictures/grid.png").is_file() and list(own.glob("*.yaml"))
-    assert len(list((tmp_path / "drawn/mine").glob("000-*.png"))) == 4
+    assert len(list((tmp_path / "drawn").glob("000-*.png"))) == 4

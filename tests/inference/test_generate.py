@@ -349,7 +349,7 @@ def test_pictures_of_other_prompts_are_never_replaced(pipeline, tmp_path):
                str(tmp_path), "--prompt"]  # fmt: skip
     run([*command, "picture 1", "picture 2"])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ConfigError, match="holds 001-00.png, a picture of the prompt 'picture 2'; choose another"):
+    with pytest.raises(ConfigError, match="holds 001-00.png, a picture of the prompt 'picture 2'; name another"):
         run([*command, "picture 1", "picture 3"])
     save_png(tmp_path / "000-01.png", np.zeros((4, 4, 3), np.uint8))
     with pytest.raises(ConfigError, match="holds 000-01.png, a picture that ppldm did not draw"):
@@ -358,6 +358,15 @@ def test_pictures_of_other_prompts_are_never_replaced(pipeline, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     run([*command, "picture 1", "picture 2", "--seed", "5"])  # other settings replace
     assert (tmp_path / "001-00.png").read_bytes() != before["001-00.png"]
+
+
+def test_without_a_folder_other_prompts_go_beside(pipeline, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["generate", "--model", str(pipeline), "--num-samples", "1", "--num-inference-steps", "1", "--prompt"]
+    for prompt, folder in [("picture 1", "drawn"), ("picture 2", "drawn-2"), ("picture 3", "drawn-3")] * 2:
+        run([*command, prompt])
+        assert json.loads(Path(folder, "pictures.jsonl").read_text())["prompt"] == prompt
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["drawn", "drawn-2", "drawn-3"]
 
 
 @pytest.mark.parametrize("command", ["generate", "export", "plot-loss"])

@@ -5,14 +5,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from ...utils.errors import ConfigError
+from ...utils.files import local_path
 from ...utils.text import count_of
 from ..prompt_weights import batches_alike, chunks_of
 from . import infotext
 from .plan import SCALE, Job, Plan
 
+FOLDER = "drawn"  # where pictures go if no folder is named
 SETTINGS_CHUNK = "ppldm"  # keyword of the text in a PNG that holds a picture's record
 SOURCE = "source"  # within it, and no part of the record: where the model came from, and the batch
 _SHOWN_LETTERS = 60
@@ -39,11 +42,21 @@ def settings_of(picture) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def refuse_other_prompts(plan: Plan, out: Path) -> None:
-    """Raises ConfigError where a picture would be replaced that is of another prompt, or that was not drawn here.
+def choose_folder(plan: Plan, out: str | None) -> Path:
+    """`out`, or the first of drawn, drawn-2, drawn-3 … where no other picture lies in the place of the plan's.
 
-    Those of the same prompt and other settings are replaced.
+    Pictures of the same prompt and other settings are replaced. Raises ConfigError where `out` holds another picture.
     """
+    if out is None:
+        folders = (Path(FOLDER if number == 1 else f"{FOLDER}-{number}") for number in count(1))
+        return next(folder for folder in folders if not _find_other(plan, folder))
+    if found := _find_other(plan, folder := local_path(out)):
+        raise ConfigError(f"--out {out} holds {found}; name another folder, or omit --out")
+    return folder
+
+
+def _find_other(plan: Plan, out: Path) -> str:
+    """The first picture of another prompt, or not drawn here, that the plan would replace; "" where there is none."""
     from PIL import Image
 
     for job in plan.jobs():
@@ -58,7 +71,8 @@ def refuse_other_prompts(plan: Plan, out: Path) -> None:
             continue  # not there, or not a whole picture
         if drawn != prompt:
             what = f"of the prompt {drawn[:_SHOWN_LETTERS]!r}" if isinstance(drawn, str) else "that ppldm did not draw"
-            raise ConfigError(f"--out {out} holds {path.name}, a picture {what}; choose another folder, or remove it")
+            return f"{path.name}, a picture {what}"
+    return ""
 
 
 def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> None:
