@@ -7,6 +7,7 @@ elsewhere have names of their own (`find_weights`).
 """
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World
 from ..utils.store.client import is_address, refused_offline
 from ..utils.store.inputs import input_path
+from ..utils.text import nearest
 from .folders import FOLDERS, FURTHER_FOLDERS
 from .runs import model_in
 
@@ -57,7 +59,7 @@ def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: boo
     world = World.detect()
     repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
     if world.is_main and not is_offline(offline):
-        get_logger().info("there is no folder %s here: fetching the model of this name", text)
+        get_logger().info("there is no folder %s here (%s): fetching the model of this name", text, _meant(text))
         folder = _fetch(repository, subfolder, folders, local_only=False)
         _check_sums(folder)
     barrier(world)
@@ -137,7 +139,19 @@ def check_name(name_or_path) -> None:
     # A name of three pieces ends in a component, as vae or vae_1_0; where its first is a folder here, a path was meant.
     is_path |= len(others) == 2 and (Path(first).is_dir() or not others[1].startswith(_COMPONENTS))
     if not path.exists() and (is_path or not 1 <= len(others) <= 2):
-        raise ModelError(f"no folder or file {path}; check the path")
+        raise ModelError(f"no folder or file {path}; {_meant(path)}")
+
+
+def _meant(path) -> str:
+    """ "did you mean PATH?" with the nearest path that is there, "check the path" where none is near."""
+    found = Path(Path(path).anchor)
+    for piece in Path(path).relative_to(found).parts:
+        names = os.listdir(found) if found.is_dir() and os.access(found, os.R_OK) else []
+        near = piece if (found / piece).exists() else nearest(piece, names, 0.75)
+        if not near:
+            return "check the path"
+        found /= near
+    return f"did you mean {found}?"
 
 
 def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
@@ -211,14 +225,14 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
         return folder
     except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"there is no folder {asked} here, no model of that name in the cache, and the "
+            f"there is no folder {asked} here ({_meant(asked)}), no model of that name in the cache, and the "
             f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
-            "check the path, or download the model first on every machine, where the network is"
+            "download the model first on every machine, where the network is"
         ) from error
     except (HfHubHTTPError, HFValidationError, RequestException, OSError) as error:
         raise ModelError(
-            f"there is no folder {asked} here, and the hub gives no model of that name "
-            f"({str(error).splitlines()[0]}); check the path or the name"
+            f"there is no folder {asked} here ({_meant(asked)}), and the hub gives no model of that name "
+            f"({str(error).splitlines()[0]})"
         ) from error
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -153,7 +154,7 @@ def test_a_name_is_fetched_once_and_checked(hub):
     missing = fetch(hub, "owner/model", "offline")
     assert (
         missing.returncode == 1
-        and "no folder owner/model here, no model of that name in the cache" in missing.stderr
+        and "no folder owner/model here (check the path), no model of that name in the cache" in missing.stderr
         and not hub.asked
     )
     first = fetch(hub, "owner/model")
@@ -164,7 +165,10 @@ def test_a_name_is_fetched_once_and_checked(hub):
     again = fetch(hub, "owner/model", "offline")
     assert again.stdout == first.stdout and not hub.asked
     unknown = fetch(hub, "owner/nothing")
-    assert unknown.returncode == 1 and "no folder owner/nothing here, and the hub gives no model" in unknown.stderr
+    assert (
+        unknown.returncode == 1
+        and "no folder owner/nothing here (check the path), and the hub gives no model" in unknown.stderr
+    )
     # A file that changed on the way, or in the cache.
     shutil.rmtree(hub.home)
     file = hub.folder / "unet" / "diffusion_pytorch_model.safetensors"
@@ -271,6 +275,24 @@ def test_a_published_file_is_fetched_once_and_whole(files, tmp_path):
         with pytest.raises(ModelError, match=message):
             find_weights(name, known)
         assert not path.exists() and not [*path.parent.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "path, meant",
+    [
+        ("quickstart/difusion", "did you mean quickstart/diffusion?"),
+        ("quikstart/diffusion/pipline", "did you mean quickstart/diffusion/pipeline?"),
+        ("quikstart", "did you mean quickstart?"),
+        ("quickstart/vae", "check the path"),
+        ("openai/clip-vit-base-patch32", "check the path"),
+        ("/nowhere/diffusion", "check the path"),
+    ],
+)
+def test_a_mistyped_path_is_answered_with_the_nearest_one(path, meant, tmp_path, monkeypatch):
+    (tmp_path / "quickstart/diffusion/pipeline").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=re.escape(meant)):
+        locate_model(path, COMPONENT_FOLDERS, offline=True)
 
 
 @pytest.mark.slow
