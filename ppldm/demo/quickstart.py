@@ -48,7 +48,7 @@ def quickstart(argv: list[str]) -> None:
         return
     run_stages(stages, out)
     tell(f"the pictures: {out}/pictures/grid.png (every prompt), {out}/pictures/loss.png (the loss curve)")
-    for line in describe_next(out) if arguments.pictures else next_commands(out):
+    for line in describe_next(out, stages) if arguments.pictures else next_commands(out):
         tell(line)
 
 

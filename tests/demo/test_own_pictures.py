@@ -121,6 +121,14 @@ def test_other_settings_make_only_their_stage_anew(pictures, out):
     assert {"data", "diffusion"} <= changed(before, plan(pictures, out, steps=40, resolution=32)[0])
 
 
+@pytest.mark.parametrize("processes, devices", [(1, ""), (2, " --devices 0,1")])
+def test_training_further_has_the_processes_and_the_batch_of_before(pictures, out, processes, devices):
+    stages, _ = plan_pictures(pictures, out, processes, train_autoencoder=True)
+    (further,) = (line for line in describe_next(out, stages) if "train further" in line)
+    batch = 8 // processes
+    assert further.endswith(f"--per_device_train_batch_size {batch}{devices} --max_steps N --accept_changes max_steps")
+
+
 @pytest.mark.parametrize(
     ("decibels", "asked", "trained"), [(30.0, False, False), (30.0, True, True), (15.0, False, True)]
 )
@@ -207,6 +215,10 @@ def test_ten_pictures_become_pictures_of_their_captions(pictures, out):
     assert done.returncode == 0, done.stderr
     drawn = [json.loads(line) for line in (out / "pictures/pictures.jsonl").read_text().splitlines()]
     assert {one["prompt"] for one in drawn} == {f"a {colour} wall" for colour in COLOURS} and len(drawn) == 20
-    assert (out / "pictures/grid.png").stat().st_size and all(line in done.stderr for line in describe_next(out))
+    assert (out / "pictures/grid.png").stat().st_size
+    stages, _ = plan_pictures(
+        pictures, out, 1, False, resolution=32, steps=3, autoencoder_steps=2, train_autoencoder=True
+    )
+    assert all(line in done.stderr for line in describe_next(out, stages))
     again = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert again.returncode == 0 and again.stderr.count("done before") == 6

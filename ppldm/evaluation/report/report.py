@@ -18,7 +18,7 @@ _Results = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "RESULT"}
 def report(
     runs: _Runs = (),  # folders of runs, or folders that hold runs; several are shown side by side
     sweep: _Results = (),  # results of `ppldm evaluate` at several guidance scales, or folders that hold them
-    out: str = "report.html",  # file to write; a .png holds the sweep's curve, and nothing else
+    out: str = None,  # file to write, default: report.html in the first RUN; a .png holds only the sweep's curve
 ):
     """Write curves, pictures, data, recipe, time and cost of runs into one HTML file."""
     from ...utils.web.page import save_figure
@@ -26,7 +26,7 @@ def report(
     from .page import make_page
     from .sweep import read_sweep
 
-    target = local_path(out)
+    target = local_path(out) if out else local_path((*runs, ".")[0]) / "report.html"
     picture = target.suffix.lower() == ".png"
     if not runs and not sweep:
         raise ConfigError("nothing to report; name the folder of a run, or results with --sweep")
