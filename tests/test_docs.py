@@ -284,6 +284,8 @@ def test_commands_of_the_docs_have_the_flags_that_they_are_given(path):
     for words in (shlex.split(line)[1:] for line in commands(text) if line.startswith("ppldm ")):
         name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
         if not getattr(load_command(name), "takes_words", False):
+            flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+            assert not [flag for flag in flags if "_" in flag], "--help shows hyphens"
             parse_flags(name, words[len(name.split()) :])
 
 
