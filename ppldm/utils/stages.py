@@ -133,20 +133,17 @@ def expect(
     """Seconds that stage `number` (from 0), and that it and all after it, will still take on this machine. What is left
     of a begun stage follows its own seconds, others follow those of all that is done, and the less there is of that the
     more `machine`: how many times as slow as a usual one it is held to be."""
-    shares = {one.name: _share_done(one, records[one.name]) for one in stages}
+    begun = [(one, record) for one in stages if (record := records[one.name])]
+    shares = {one.name: 1.0 if record.finished else min(1.0, one.share_done()) for one, record in begun}
     taken = {name: record.seconds for name, record in records.items() if record and record.seconds and shares[name]}
     usual = {one.name: one.seconds * shares[one.name] for one in stages if one.name in taken}
     all_taken, all_usual = sum(taken.values(), _GUESS_SECONDS * machine), sum(usual.values(), _GUESS_SECONDS)
 
     def left(one: Stage) -> float:
         factor = taken.get(one.name, all_taken) / usual.get(one.name, all_usual)
-        return one.seconds * (1 - shares[one.name]) * factor
+        return one.seconds * (1 - shares.get(one.name, 0)) * factor
 
     return left(stages[number]), sum(map(left, stages[number:]))
-
-
-def _share_done(stage: Stage, record: Record | None) -> float:
-    return 0.0 if record is None else 1.0 if record.finished else min(1.0, stage.share_done())
 
 
 def describe_time(seconds: float, seconds_to_the_end: float) -> str:
