@@ -33,8 +33,10 @@ from itertools import islice
 from pathlib import Path
 
 from ..config.data import LATENTS
-from ..utils.errors import FilelistError, StoreError
-from ..utils.files import read_given_text, write_text
+from ..utils.checksums import digest_of
+from ..utils.errors import FilelistError, PpldmError, StoreError
+from ..utils.files import cache_dir, make_output_dir, read_given_text, write_text
+from ..utils.log import get_logger
 from ..utils.processes.workers import map_in_threads
 from ..utils.store import client
 from ..utils.store.cache import address_of, bring, in_store, place_of
@@ -148,8 +150,8 @@ def list_of_folder(folder: Path) -> Path | None:
 
 def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
     """(format, parts) of a folder without a list: part files, tars, parquet files, shards of MDS, metadata.csv, or
-    pictures with captions in files beside them, the first of these that it has. Raises FilelistError, which names the
-    command that makes parts of what is not trained on as it is."""
+    pictures with captions in files beside them, in another table or in their names, the first of these that it has.
+    Raises FilelistError."""
     names = sorted(name for name, is_folder in entries_of(folder) if not is_folder and not name.endswith(BESIDE_PARTS))
     for format, pattern in _FILES_OF_FORMAT.items():
         if found := [folder / name for name in names if pattern.fullmatch(name)]:
@@ -159,13 +161,26 @@ def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
                 if split_name(name)[1] in IMAGE_SUFFIXES]  # fmt: skip
     if any(find_caption(path) or path.with_suffix(".json").is_file() for path in pictures):
         return "folder", [folder]
-    if "metadata.jsonl" in names:
-        raise FilelistError(f"{folder} has a metadata.jsonl; `ppldm convert {folder} --out DIR` makes parts of it")
     if folders:
-        quickstart = f"`ppldm quickstart --pictures {folder}`"
-        raise FilelistError(f"{folder}: its pictures have no captions in files beside them; {quickstart} takes "
-                            "them from a table or from names")  # fmt: skip
+        return "csv", [_write_table(folder)]
     raise FilelistError(f"{folder} holds neither parts nor pictures; name another folder, or a text file of parts")
+
+
+def _write_table(folder: Path) -> Path:
+    """The table in the cache folder of pictures whose captions are in another one, or in their names (`text.survey`),
+    which is the same file while both are. Raises FilelistError."""
+    from .text.survey import survey
+
+    try:
+        found = survey(folder, "the folder")
+    except PpldmError as error:
+        raise FilelistError(str(error)) from error
+    path = cache_dir() / f"{digest_of(text := found.table_text())[:16]}-captions.csv"
+    if not path.is_file():
+        get_logger().info("\n".join(found.describe()))
+        make_output_dir(path.parent)
+        write_text(path, text, names=True)
+    return path
 
 
 def read_filelist(path) -> list[Path]:

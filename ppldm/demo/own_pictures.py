@@ -62,21 +62,14 @@ def plan_pictures(folder, out: Path, processes: int, write: bool = True, **wishe
     return _make_stages(chosen, out, processes, inputs), lines
 
 
-def describe_next(out: Path, stages: list[Stage]) -> list[str]:
-    """What may be typed next, for who has drawn the pictures."""
+def describe_further(stages: list[Stage]) -> list[str]:
+    """What may be typed to train the drawing model further, in as many processes."""
     (words,) = (stage.command for stage in stages if stage.name == "diffusion")
     ranks = int(words[words.index("--nproc_per_node") + 1]) if "--nproc_per_node" in words else 1
     further = words[words.index("--config") :]
     further += ("--devices", ",".join(map(str, range(ranks)))) if ranks > 1 else ()
-    prompt = (out / _PROMPTS).read_text(encoding="utf-8").partition("\n")[0]
-    own = shlex.quote(str(out))
-    return [
-        f"draw more: ppldm generate --model {own} --prompt {shlex.quote(prompt)}",
-        f"draw on a page: ppldm app --model {own}",
-        f"look at the training on a page: ppldm watch {own}",
-        "train further, to N updates in all: "
-        f"ppldm train {shlex.join(further)} --max_steps N --accept_changes max_steps",
-    ]
+    end = "--max_steps N --accept_changes max_steps"
+    return [f"train further, to N updates in all: ppldm train {shlex.join(further)} {end}"]
 
 
 def _changed_by_hand(path: Path, written: str | None) -> str | None:

@@ -31,7 +31,7 @@ def quickstart(argv: list[str]) -> None:
     out = _out_of(arguments)
     arguments.train_autoencoder |= arguments.autoencoder_steps is not None
     if arguments.pictures:
-        from .own_pictures import describe_next, plan_pictures
+        from .own_pictures import describe_further, plan_pictures
 
         names = ("steps", "autoencoder_steps", "resolution", "train_autoencoder")
         wishes = {name: getattr(arguments, name) for name in names}
@@ -48,7 +48,7 @@ def quickstart(argv: list[str]) -> None:
         return
     run_stages(stages, out)
     tell(f"the pictures: {out}/pictures/grid.png (every prompt), {out}/pictures/loss.png (the loss curve)")
-    for line in describe_next(out, stages) if arguments.pictures else next_commands(out):
+    for line in next_commands(out) + (describe_further(stages) if arguments.pictures else []):
         tell(line)
 
 
@@ -56,8 +56,9 @@ quickstart.takes_words = True
 
 
 def next_commands(out: Path) -> list[str]:
-    """What may be typed next, for who has drawn the demo's pictures: a prompt that was in no caption, and two pages."""
-    prompt = (out / "data/prompts.txt").read_text(encoding="utf-8").splitlines()[-1].partition("\t")[0]
+    """What may be typed next: a prompt, of the demo one that was in no caption, and two pages."""
+    prompts = next(path for path in (out / "prompts.txt", out / "data/prompts.txt") if path.is_file())
+    prompt = prompts.read_text(encoding="utf-8").splitlines()[-1].partition("\t")[0]
     own = shlex.quote(str(out))
     return [
         f"draw more: ppldm generate --model {own} --prompt {shlex.quote(prompt)}",

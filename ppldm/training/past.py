@@ -43,6 +43,7 @@ from ..utils.rng import Generators
 from ..utils.text import count_of
 from ..weights.checkpoint_names import checkpoint_name, list_checkpoints
 from ..weights.model_file import TOKENIZER_FOLDER, read_model_file
+from ..weights.runs import find_runs
 from .rows import bad_row_policy, crop_rule, open_sources, select_training_rows
 
 # Settings that decide which rows an update reads, and at which noise levels. Of a run that changed one on the way
@@ -147,6 +148,12 @@ class Past:
             report |= {"timestep": timestep, "noise_level": timestep / self.level.below}
             report |= {"log_snr": self.log_snr[timestep]}
         return report
+
+
+def runs_with_checkpoints(places) -> list:
+    """Each run in these folders, or below, that has saved a checkpoint; a place without one stands for itself."""
+    found = {place: find_runs(local_path(place)) for place in places}
+    return [run for place in places for run in [*filter(list_checkpoints, found[place])] or [place]]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 from .errors import Interrupted, PpldmError
 
 BEFORE = ".before"
-_TELLING_SECONDS = 60.0  # of stages on a usual machine, from which this one's speed is known
+_GUESS_SECONDS = 20.0  # of stages on a usual machine that tell as much of this one's speed as the products do
 # Of a core of those usual ones (AMD EPYC) in products of small matrices, operations a second; measured as here.
 _USUAL_SPEED, _USUAL_CORES = 85e9, 2
 _SIDE, _PRODUCTS = 64, 1000
@@ -130,20 +130,23 @@ def slowness() -> float:
 def expect(
     stages: list[Stage], records: dict[str, Record | None], number: int, machine: float = 1.0
 ) -> tuple[float, float]:
-    """Seconds that stage `number` (from 0), and that it and all after it, will still take on this machine, whose speed
-    is that of what is done where this was long enough to tell, else `machine` times as slow as a usual one's."""
-    shares = [_share_done(one, records[one.name]) for one in stages]
-    usual = sum(one.seconds * share for one, share in zip(stages, shares, strict=True))
-    taken = sum(records[one.name].seconds for one, share in zip(stages, shares, strict=True) if share)
-    factor = taken / usual if usual >= _TELLING_SECONDS else machine
-    left = [one.seconds * factor * (1 - share) for one, share in zip(stages, shares, strict=True)][number:]
-    return left[0], sum(left)
+    """Seconds that stage `number` (from 0), and that it and all after it, will still take on this machine. What is left
+    of a begun stage follows its own seconds, others follow those of all that is done, and the less there is of that the
+    more `machine`: how many times as slow as a usual one it is held to be."""
+    shares = {one.name: _share_done(one, records[one.name]) for one in stages}
+    taken = {name: record.seconds for name, record in records.items() if record and record.seconds and shares[name]}
+    usual = {one.name: one.seconds * shares[one.name] for one in stages if one.name in taken}
+    all_taken, all_usual = sum(taken.values(), _GUESS_SECONDS * machine), sum(usual.values(), _GUESS_SECONDS)
+
+    def left(one: Stage) -> float:
+        factor = taken.get(one.name, all_taken) / usual.get(one.name, all_usual)
+        return one.seconds * (1 - shares[one.name]) * factor
+
+    return left(stages[number]), sum(map(left, stages[number:]))
 
 
 def _share_done(stage: Stage, record: Record | None) -> float:
-    if record is None or not record.seconds:
-        return 0.0
-    return 1.0 if record.finished else min(1.0, stage.share_done())
+    return 0.0 if record is None else 1.0 if record.finished else min(1.0, stage.share_done())
 
 
 def describe_time(seconds: float, seconds_to_the_end: float) -> str:

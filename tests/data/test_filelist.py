@@ -1,11 +1,14 @@
+import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from ppldm.data.filelist import (
     WeightedFilelist,
@@ -17,6 +20,7 @@ from ppldm.data.filelist import (
     write_filelist,
 )
 from ppldm.data.formats.layouts import LAYOUTS
+from ppldm.data.formats.open import open_part
 from ppldm.utils.errors import ConfigError, FilelistError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,9 +272,7 @@ def test_a_folder_stands_for_what_it_holds(tmp_path):
     for name in ("b.png", "c/a.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert f"`ppldm quickstart --pictures {tmp_path}`" in refusal()
-    (tmp_path / "metadata.jsonl").touch()
-    assert f"`ppldm convert {tmp_path} --out DIR`" in refusal()
+    assert "pictures cannot be read" in refusal()
     (tmp_path / "b.txt").touch()
     assert sources() == [("folder", (tmp_path, tmp_path / "c"))]
     # What comes later is what one would rather train on.
@@ -293,3 +295,28 @@ def test_a_folder_stands_for_what_it_holds(tmp_path):
     (tmp_path / "own.filelist.list").touch()
     (tmp_path / "two.filelist.list").touch()
     assert "holds 2 lists, own.filelist.list and two.filelist.list" in refusal()
+
+
+def test_captions_of_a_folder_may_be_in_another_table_or_in_names(tmp_path):
+    for name in ("red car.png", "c/IMG_2.png", "blue_dog_03.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (64, 64)).save(tmp_path / name)
+
+    def captions() -> list[str]:
+        (source,) = read_sources(tmp_path)
+        (table,) = read_filelist(tmp_path)
+        assert (source.format, source.parts) == ("csv", (table,)) and tmp_path not in table.parents[:1]
+        with closing(open_part(table, source)) as rows:
+            return [rows.read(row).caption for row in range(len(rows))]
+
+    before = sorted(os.listdir(tmp_path))
+    assert captions() == captions() == ["blue dog", "red car"]
+    lines = [{"file_name": "c/IMG_2.png", "text": 'one, "two"'}, {"file_name": "red car.png", "text": "three"}]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert captions() == ['one, "two"', "three"]
+    assert sorted(os.listdir(tmp_path)) == sorted([*before, "cache", "metadata.jsonl"])
+    (tmp_path / "red car.png").rename(tmp_path / "IMG_4.png")
+    (tmp_path / "blue_dog_03.png").rename(tmp_path / "IMG_5.png")
+    (tmp_path / "metadata.jsonl").unlink()
+    with pytest.raises(FilelistError, match="have no caption"):
+        read_sources(tmp_path)

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from ppldm.config.yaml_file import read_yaml
-from ppldm.demo.own_pictures import describe_next, plan_pictures
-from ppldm.demo.quickstart import quickstart
+from ppldm.demo.own_pictures import describe_further, plan_pictures
+from ppldm.demo.quickstart import next_commands, quickstart
 from ppldm.families.common import first_training
 from ppldm.training.commands.arguments import read_recipe
 from ppldm.utils import stages
@@ -124,7 +124,7 @@ def test_other_settings_make_only_their_stage_anew(pictures, out):
 @pytest.mark.parametrize("processes, devices", [(1, ""), (2, " --devices 0,1")])
 def test_training_further_has_the_processes_and_the_batch_of_before(pictures, out, processes, devices):
     stages, _ = plan_pictures(pictures, out, processes, train_autoencoder=True)
-    (further,) = (line for line in describe_next(out, stages) if "train further" in line)
+    (further,) = describe_further(stages)
     batch = 8 // processes
     assert further.endswith(f"--per_device_train_batch_size {batch}{devices} --max_steps N --accept_changes max_steps")
 
@@ -219,6 +219,6 @@ def test_ten_pictures_become_pictures_of_their_captions(pictures, out):
     stages, _ = plan_pictures(
         pictures, out, 1, False, resolution=32, steps=3, autoencoder_steps=2, train_autoencoder=True
     )
-    assert all(line in done.stderr for line in describe_next(out, stages))
+    assert all(line in done.stderr for line in next_commands(out) + describe_further(stages))
     again = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert again.returncode == 0 and again.stderr.count("done before") == 6

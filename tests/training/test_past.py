@@ -144,6 +144,9 @@ def test_the_commands_tell_it_of_keys_and_numbers(toy_run, updates, capsys):
     assert json.loads(capsys.readouterr().out) == found["runs"]
     (report,) = found["runs"]
     assert report["never_seen"] == [2] and report["seen"] == [{"update": 3, "row": row, "epoch": 0}]
+    for above in (str(toy_run), f"{toy_run}/"):  # which holds the run
+        run_command(["lineage", "--row", str(row), "--runs", above, "--json"])
+        assert json.loads(capsys.readouterr().out) == found["runs"]
     run_command(["lineage", "--row", str(row), "--runs", run])
     assert "seen 1 time\n  update 3, epoch 0\n" in (text := capsys.readouterr().out)
     assert text.endswith("  checkpoints that have never seen it: checkpoint-2\n")

@@ -106,15 +106,27 @@ def test_the_time_left_follows_the_speed_of_this_machine_and_what_is_done():
     assert expect(stages, dict.fromkeys(NAMES), 0) == (100, 300)
     assert expect(stages, dict.fromkeys(NAMES), 0, machine=1.5) == (150, 450)
     twice_as_slow = {"data": Record((), 200, True), "model": None, "pictures": None}
-    assert expect(stages, twice_as_slow, 1) == (200, 400)
-    assert expect(stages, twice_as_slow | {"model": Record((), 500)}, 1) == (200, 400)  # what is left of it is unknown
+    assert expect(stages, twice_as_slow, 1, machine=2) == (200, 400)
+    assert expect(stages, twice_as_slow | {"model": Record((), 500)}, 1, 2) == (200, 400)  # what is left is unknown
+    killed = [Stage(name, "", (), 100, lambda: 0.5) for name in NAMES]  # before its seconds were noted
+    assert expect(killed, twice_as_slow | {"model": Record(())}, 1, 2) == (100, 300)
 
 
-@pytest.mark.parametrize("share, left", [(0.0, (100, 200)), (0.5, (400 / 3, 400)), (1.0, (0, 200)), (1.5, (0, 200))])
-def test_of_a_begun_stage_the_rest_is_left_and_its_seconds_tell_the_speed(share, left):
+@pytest.mark.parametrize("share, left", [(0.0, 100), (0.25, 900), (0.5, 300), (1.0, 0), (1.5, 0)])
+def test_what_is_left_of_a_begun_stage_follows_its_own_seconds(share, left):
     stages = [Stage(name, "", (), 100, lambda: share) for name in NAMES]
     records = {"data": Record((), 100, True), "model": Record((), 300), "pictures": None}
-    assert expect(stages, records, 1) == pytest.approx(left)
+    assert expect(stages, records, 1)[0] == pytest.approx(left)
+
+
+@pytest.mark.parametrize("machine", [0.5, 1.0, 2.0])
+def test_the_more_is_done_the_more_it_tells_of_the_speed(machine):
+    told = []
+    for seconds in (1, 10, 100, 1000):
+        stages = [Stage("data", "", (), seconds), Stage("model", "", (), 100)]
+        told.append(expect(stages, {"data": Record((), 3 * seconds, True), "model": None}, 1, machine)[0])
+    assert told == sorted(told) and 100 * machine < told[0] < told[-1] < 300
+    assert told[0] == pytest.approx(100 * machine, rel=0.3) and told[-1] == pytest.approx(300, rel=0.05)
 
 
 def test_the_machine_is_known_by_its_fastest_product_and_its_cores(monkeypatch):
@@ -123,10 +135,6 @@ def test_the_machine_is_known_by_its_fastest_product_and_its_cores(monkeypatch):
     monkeypatch.setattr(stages_module, "time", clock)
     monkeypatch.setattr(resources, "count_usable_cores", lambda: 1)
     assert slowness() == pytest.approx(2 * 1e-5 / (2 * 64**3 / 85e9))
-
-
-def test_a_short_stage_tells_nothing_of_the_speed():
-    assert expect(make_stages(), {"data": Record((), 20, True), "model": None, "pictures": None}, 1) == (10, 20)
 
 
 @pytest.mark.parametrize(

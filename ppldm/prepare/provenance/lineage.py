@@ -25,7 +25,9 @@ def lineage(
     key: _Keys = None,  # keys of rows, as in their metadata; part_1/KEY is that of one folder
     row: int = None,  # in place of folder and key: the number of a row in --runs, as `ppldm replay` prints it
     metadata: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # parquet files, or folders of them, to look in
-    runs: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # --output_dir of runs: which updates read the rows
+    runs: Annotated[
+        str, {"opt": True, "nargs": "+"}
+    ] = None,  # folders of runs, or above them: which updates read the rows
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print JSON
 ):
@@ -71,11 +73,11 @@ def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, n
 
 def add_runs(data: Path, found: list[dict], runs: list[str]) -> None:
     """To each row of `trace_rows`, as `runs`, when each run read it (`Past.see`). Raises CheckpointError."""
-    from ...training.past import opened_past
+    from ...training.past import opened_past, runs_with_checkpoints
 
     for row in found:
         row["runs"] = []
-    for run in runs:
+    for run in runs_with_checkpoints(runs):
         with opened_past(run) as past:
             for row in found:
                 row["runs"].append(past.see(past.rows_of(data / row["part"], [row["row"]])))
@@ -83,10 +85,10 @@ def add_runs(data: Path, found: list[dict], runs: list[str]) -> None:
 
 def trace_number(row: int, runs: list[str]) -> list[dict]:
     """When each run read its row of this number (`Past.see`). Raises CheckpointError, ConfigError."""
-    from ...training.past import opened_past
+    from ...training.past import opened_past, runs_with_checkpoints
 
     reports = []
-    for run in runs:
+    for run in runs_with_checkpoints(runs):
         with opened_past(run) as past:
             reports.append(past.see([row]))
     return reports

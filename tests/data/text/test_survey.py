@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from ppldm.data.formats.folder_names import list_pictures
 from ppldm.data.text.survey import caption_of_name, survey
 from ppldm.data.text.vocabulary import languages_of, learn_tokenizer, length_of
 from ppldm.utils.errors import ConfigError, DataError
@@ -30,6 +31,20 @@ def found(folder) -> tuple[str, dict[str, str]]:
     """(the way that was taken, captions by the pictures' names)."""
     seen = survey(folder)
     return seen.way, {str(path.relative_to(folder))[:-4]: caption for path, caption in seen.captions.items()}
+
+
+@pytest.mark.parametrize("mark", ["pictures.jsonl", "run.json", "metrics.jsonl"])
+@pytest.mark.parametrize("place", ["drawn", "b/deep/drawn"])
+def test_what_ppldm_has_drawn_below_is_left_out(folder, mark, place):
+    before = survey(folder)
+    inner = folder / place / "g3"
+    inner.mkdir(parents=True)
+    for path in (inner / "000-00.png", inner.parent / "a_grid.png"):
+        Image.new("RGB", (64, 64)).save(path)
+    assert len(survey(folder).files) == len(before.files) + 2
+    (inner.parent / mark).touch()
+    assert survey(folder) == before
+    assert list_pictures(inner.parent) == sorted([inner / "000-00.png", inner.parent / "a_grid.png"])
 
 
 def write_table(folder, name: str) -> None:
