@@ -13,7 +13,7 @@ from PIL import Image
 from results import add_result_flags, save_results
 
 import ppldm
-from ppldm.inference.serving.preview import Preview
+from ppldm.inference.serving.paint import Preview
 
 
 def compare(shown: np.ndarray, decoded: np.ndarray) -> dict:

@@ -30,7 +30,7 @@ ALLOWED = {
 # Spark executors and the command line have no time, or no room, for these.
 HEAVY = {"paddle", "paddlenlp", "ppdiffusers"}
 LIGHT_AREAS = {"cli", "config", "data", "demo", "inspect", "prepare", "utils"}
-NOT_LIGHT = {"data.loader", "data.shared_memory"}
+NOT_LIGHT = {"data.loader"}
 LIGHT_MODULES = {
     "__init__",
     "__main__",

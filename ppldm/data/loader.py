@@ -6,37 +6,141 @@ A batch is a dict of paddle tensors, the keys of `ppldm.data.dataset` with a lea
 Paddle turns an exception in a worker, or in its reader thread, into a fatal error of its own without the message. So
 errors travel as data, in place of the batch, and are raised where the batch is taken.
 
-Large arrays come through memory of our own (`data.shared_memory`), the rest through pipes, and nothing through Paddle's
+Large arrays come through memory of our own (`Slots`), the rest through pipes, and nothing through Paddle's
 shared memory: for that a worker would allocate in Paddle's C++, whose locks a fork may have copied while another thread
 held them, and then it waits for ever; and a small /dev/shm kills it.
 
 A killed worker is reported at once: Paddle would raise its own error wherever the main process is just then, and would
 wait for ever where the worker died with half a batch in the pipe.
+
+Parts of a store come to this machine before their rows' turn (`ReadAhead`). The order of rows is known, so a thread
+walks it one window of the shuffle (`order.rows`) ahead of the batches that are taken, and fetches the parts it meets
+that are not here. It only saves waiting: whoever opens a part fetches it where it is not here yet, or no longer.
+
+Worker processes share memory with the main one, in slots that hold the large arrays of a batch each. It is there before
+the workers are forked, so that they need no allocation, no lock and no file, and anonymous, so that the size of
+/dev/shm does not matter. The number of a batch decides its slot: who takes batch n out before asking for the next, of a
+loader that makes at most `num_slots - 1` batches ahead of it, never sees one overwritten.
 """
 
 import atexit
+import mmap
 import multiprocessing.connection
 import os
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import paddle
 from paddle.io import DataLoader, Dataset
 
 from ..utils.errors import DataError, PpldmError, debugging, describe
+from ..utils.log import get_logger
 from ..utils.processes.signals import end_with_parent
-from ..utils.store.cache import in_store
+from ..utils.store.cache import bring, in_store
 from .dataset import TextImageDataset
 from .images.resize import compile_kernels as compile_resize
 from .normals import compile_kernel as compile_normals
+from .order.rows import RUN_LENGTH, WINDOW_RUNS
 from .order.step_sampler import StepSampler
-from .read_ahead import ReadAhead
-from .shared_memory import Slots, Stored
+
+_ALIGNMENT_BYTES = 64  # a cache line
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where an array lies in the memory."""
+
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Slots:
+    """`num_slots` slots with room for arrays of `num_bytes` bytes each."""
+
+    def __init__(self, num_slots: int, num_bytes: int):
+        self.num_slots = num_slots
+        self.slot_bytes = (num_bytes // mmap.PAGESIZE + 2) * mmap.PAGESIZE  # up to a page is lost by alignment
+        self._memory = mmap.mmap(-1, self.num_slots * self.slot_bytes)
+
+    def put(self, number: int, batch: dict) -> dict:
+        """Batch `number` with `Stored` in place of the arrays that its slot has room for."""
+        start = number % self.num_slots * self.slot_bytes
+        end, left = start + self.slot_bytes, {}
+        for name, value in batch.items():
+            if isinstance(value, np.ndarray) and start + value.nbytes <= end:
+                stored = Stored(start, value.dtype.str, value.shape)
+                np.copyto(self.view(stored), value)
+                start += -(-value.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+                value = stored
+            left[name] = value
+        return left
+
+    def view(self, stored: Stored) -> np.ndarray:
+        """The array itself, not a copy."""
+        return np.ndarray(stored.shape, stored.dtype, self._memory, stored.start)
+
+
+_ROWS_AHEAD = RUN_LENGTH * WINDOW_RUNS
+_AT_ONCE = 8  # parts that are fetched at a time
+
+
+class ReadAhead:
+    """find_part: the path of the part of a place among the selected rows. Runs from `start`
+    to `stop`, or to the sampler's end; `advance` tells that a batch was taken."""
+
+    def __init__(self, sampler: StepSampler, find_part: Callable[[int], Path]):
+        self._sampler, self._find_part = sampler, find_part
+        self._ahead = max(2, _ROWS_AHEAD // (sampler.world.size * sampler.micro_batch_size))
+        self._taken, self._stopped, self._changed = 0, False, threading.Condition()
+
+    def start(self) -> None:
+        """Begin; after the loader's processes are forked."""
+        threading.Thread(target=self._run, name="read ahead", daemon=True).start()
+
+    def advance(self) -> None:
+        """One more batch is taken."""
+        with self._changed:
+            self._taken += 1
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Begin no further file."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        asked: dict[Path, Future] = {}
+        with ThreadPoolExecutor(_AT_ONCE, "fetch") as executor:
+            for number, keys in enumerate(self._sampler):
+                with self._changed:
+                    self._changed.wait_for(partial(self._is_near, number))
+                    if self._stopped:
+                        break
+                for path in dict.fromkeys(self._find_part(place) for _, place in keys):
+                    is_asked = path in asked and not asked[path].done()
+                    if not is_asked and in_store(path) and not path.exists():
+                        asked[path] = executor.submit(self._fetch, path)
+            executor.shutdown(cancel_futures=self._stopped)
+
+    def _is_near(self, number: int) -> bool:
+        return self._stopped or number < self._taken + self._ahead
+
+    def _fetch(self, path: Path) -> None:
+        try:
+            bring(path)
+        except PpldmError as error:  # raised again by whoever needs the part, where it lasts
+            get_logger().info("reading ahead: %s", error)
+
 
 _PREFETCH_FACTOR = 2
 

@@ -36,8 +36,7 @@ from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from ..utils.rng import MAX_SEED
 from ..utils.text import did_you_mean
-from .beginning import Picture, check_sides, read_image, read_mask
-from .control import read_control
+from .beginning import Picture, check_sides, read_control, read_image, read_mask
 from .prompt_notes import describe_prompts
 from .prompt_weights import batches_alike, check_syntax, chunks_of, words_of
 from .prompt_wildcards import Wildcards

@@ -12,8 +12,6 @@ from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel, CLIPTextMode
 
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
-from .cascade.effnet import EffNetEncoder
-from .cascade.unet import CascadeUNet
 from .configs import check_config, check_fit, is_ldmbert, read_new_config
 from .init import (
     init_autoencoder,
@@ -63,13 +61,17 @@ def build_transformer(config: dict, seed: int) -> UViTT2IModel | Transformer2DMo
     return init_transformer(make_network(make_transformer, {"config": config}), seed)
 
 
-def build_cascade(config: dict, seed: int) -> CascadeUNet:
-    """A new prior or decoder of Stable Cascade, of a completed config. Raises ConfigError."""
+def build_cascade(config: dict, seed: int):
+    """A new prior or decoder of Stable Cascade, a CascadeUNet, of a completed config. Raises ConfigError."""
+    from .cascade.unet import CascadeUNet
+
     return init_cascade(make_network(CascadeUNet, config), seed)
 
 
-def build_effnet(config: dict, seed: int) -> EffNetEncoder:
-    """A new encoder of pictures for Stable Cascade, of a completed config. Raises ConfigError."""
+def build_effnet(config: dict, seed: int):
+    """A new EffNetEncoder of pictures for Stable Cascade, of a completed config. Raises ConfigError."""
+    from .cascade.effnet import EffNetEncoder
+
     return init_effnet(make_network(EffNetEncoder, config), seed)
 
 

@@ -25,7 +25,6 @@ from ..utils.errors import ConfigError
 from ..utils.hidden import hide
 from ..utils.log import get_logger
 from ..utils.processes.world import World
-from ..weights.adapters import write_adapters
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
 from ..weights.model_file import kind_of
@@ -214,6 +213,8 @@ def export_model(family: Family, config, state, dataset, prompts, arguments, met
         shown = (prompt for prompt in prompts if hide(prompt) == prompt)
         metadata["example_prompt"] = next(shown, None) or first_caption(dataset)
     if model.adapters:
+        from ..weights.adapters import write_adapters
+
         write_adapters(model, output / ADAPTERS_FOLDER, state.ema, metadata)
     if not model.adapters or config.export_merged:
         family.export(model, config, dataset, output / family.export_folder, state.ema, metadata)

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from pkgutil import resolve_name
 from unittest import mock
 
 import numpy as np
@@ -20,13 +21,7 @@ from ppdiffusers.transformers import (
 
 from ..families.base import Family
 from ..networks.build import UNBUILDABLE
-from ..networks.cascade.control import CascadeControlNet
-from ..networks.cascade.effnet import EffNetEncoder
-from ..networks.cascade.unet import CascadeUNet
 from ..networks.configs import LABELS, is_ldmbert
-from ..networks.losses.adversarial import PatchDiscriminator
-from ..networks.losses.lpips import Lpips
-from ..networks.transformers.transform import make_transformer
 from ..utils.checksums import checksum_arrays
 from ..utils.errors import ModelError
 from .components import ComponentWeights
@@ -38,10 +33,11 @@ from .model_file import Component, ModelDescription, TokenizerFiles, describe, k
 from .read import read_component
 
 _CLASSES = {
-    "vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel, "cascade_prior": CascadeUNet,
-    "cascade_decoder": CascadeUNet, "effnet": EffNetEncoder, "vqgan": PaellaVQModel,
-    "PatchDiscriminator": PatchDiscriminator, "Lpips": Lpips,
-    "cascade_controlnet": CascadeControlNet,
+    "vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel, "vqgan": PaellaVQModel,
+    # Of ours, imported when a model has them.
+    "cascade_prior": "cascade.unet:CascadeUNet", "cascade_decoder": "cascade.unet:CascadeUNet",
+    "cascade_controlnet": "cascade.control:CascadeControlNet", "effnet": "cascade.effnet:EffNetEncoder",
+    "PatchDiscriminator": "losses.adversarial:PatchDiscriminator", "Lpips": "losses.lpips:Lpips",
 }  # fmt: skip
 _SHOWN = 5  # keys of each kind that a message lists
 
@@ -112,8 +108,12 @@ def _make(kind: str, component: ComponentWeights):
         if kind == "text_encoder":
             return LDMBertModel(LDMBertConfig(**component.config))
         if kind == "transformer":
+            from ..networks.transformers.transform import make_transformer
+
             return make_transformer(component.config)
-        return _CLASSES[kind](**component.config)
+        found = _CLASSES[kind]
+        make = resolve_name(f"ppldm.networks.{found}") if isinstance(found, str) else found
+        return make(**component.config)
     except UNBUILDABLE as error:
         raise ModelError(
             f"{component.source}: the config makes no {LABELS[kind]} ({type(error).__name__}: {error}); copy it again"

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.shared_memory import Slots, Stored
+from ppldm.data.loader import Slots, Stored
 
 SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=5)
 DTYPES = ("uint8", "float32", "int64")

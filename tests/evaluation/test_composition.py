@@ -15,8 +15,7 @@ from ppldm.demo.shapes_world.captions import make_caption
 from ppldm.demo.shapes_world.draw import draw_picture
 from ppldm.demo.shapes_world.grammar import COLOURS, POSITIONS, SHAPES, Group, Scene
 from ppldm.demo.shapes_world.write import World
-from ppldm.evaluation.composition.grade import describe, grade, grade_pictures, wilson_interval
-from ppldm.evaluation.composition.segment import Found, find_objects
+from ppldm.evaluation.composition.grade import Found, describe, find_objects, grade, grade_pictures, wilson_interval
 from ppldm.utils.errors import DataError
 
 SEED = int(os.environ.get("PPLDM_SEED", 1))

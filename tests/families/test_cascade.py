@@ -13,7 +13,7 @@ from ppldm.data.inputs import Uniform
 from ppldm.families.base import check_family, get_family
 from ppldm.inference.precompute.command import precompute
 from ppldm.networks.build import build_cascade, build_effnet, build_projected_text_encoder, save_component
-from ppldm.networks.cascade.clip_image import clip_pixels, embed_pictures
+from ppldm.networks.cascade.prior import clip_pixels, embed_pictures
 from ppldm.networks.configs import read_new_config
 from ppldm.training.commands.arguments import parse_arguments, read_recipe
 from ppldm.training.commands.dry_run import reckon

@@ -11,8 +11,7 @@ from PIL import Image
 from ppldm.data.images.crop import CropRule
 from ppldm.data.images.decode import FORMATS, decode_pixels
 from ppldm.evaluation.pictures import open_pictures
-from ppldm.inference.beginning import read_image, read_mask
-from ppldm.inference.control import read_control
+from ppldm.inference.beginning import read_control, read_image, read_mask
 from ppldm.inference.serving.parameters import read_picture
 from ppldm.prepare.download.resize import Resizer
 from ppldm.utils.errors import ConfigError, RowError

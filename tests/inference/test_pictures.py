@@ -14,7 +14,7 @@ from tiny_model import write_base
 import ppldm
 from ppldm.cli.main import run
 from ppldm.diffusion.drawing import Drawing
-from ppldm.inference.pictures import infotext
+from ppldm.inference.pictures.draw import infotext
 from ppldm.inference.pictures.model_hash import model_sha256
 from ppldm.utils import checksums
 from ppldm.utils.errors import ConfigError
@@ -48,7 +48,7 @@ def test_webui_reads_our_text(prompt, negative, name):
     record = {"prompt": prompt, "negative_prompt": negative, "index": 3, "seed": 2**64 - 1, "guidance_scale": 7.0,
               "num_inference_steps": 20, "sampler": "euler-ancestral", "sigma_schedule": "karras", "height": 512,
               "width": 640, "strength": 0.75}  # fmt: skip
-    read = read_as_webui(infotext.describe(record, name, "0123456789abcdef" * 4))
+    read = read_as_webui(infotext(record, name, "0123456789abcdef" * 4))
     assert (read["Prompt"], read["Negative prompt"]) == (prompt, negative)
     assert {name: read[name] for name in ("Steps", "Sampler", "Schedule type", "CFG scale", "Seed", "Size")} == {
         **{"Steps": "20", "Sampler": "Euler a", "Schedule type": "Karras", "CFG scale": "7"},

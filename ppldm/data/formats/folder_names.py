@@ -51,13 +51,17 @@ def picture_folders(root: Path, besides: Collection[str] = ()) -> list[Path]:
     are left out with what is below them, as are outputs of drawings and trainings below. Raises OSError."""
     found, waiting = [], [root]
     while waiting:
-        entries = dict(entries_of(folder := waiting.pop()))
-        if folder != root and not entries.keys().isdisjoint(_OURS):
+        folder, inner, has_pictures, is_ours = waiting.pop(), [], False, False
+        for name, is_folder in entries_of(folder):
+            if is_folder:
+                inner.append(name)
+            else:
+                has_pictures |= split_name(name)[1] in PICTURE_SUFFIXES
+                is_ours |= name in _OURS and folder != root
+        if is_ours:
             get_logger().info("%s is passed over: ppldm drew its pictures; name it by itself to take them", folder)
             continue
-        inner = [name for name, is_folder in entries.items() if is_folder]
-        if any(split_name(name)[1] in PICTURE_SUFFIXES for name, is_folder in entries.items() if not is_folder):
-            found.append(folder)
+        found += [folder] if has_pictures else []
         below = [folder / name for name in sorted(inner, reverse=True)]
         waiting += [one for one in below if os.path.abspath(one) not in besides]
     return found

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 from ...utils.log import get_logger, progress
 from ...utils.processes.workers import map_in_threads, map_unordered
@@ -15,24 +17,17 @@ from ...utils.store.cache import size_of
 from ..cached.rows import CachedRows, is_only_cached, summarize_cached
 from ..filelist import Source
 from ..select.sidecar import build_columns
-from .base import IndexedRows
-from .csv_table import CsvTable
-from .folder import ImageFolder
 from .index.entries import IndexSummary, find_smallest_side
 from .layouts import index_layout
-from .mds.shard import MdsShard
-from .parquet.table import ParquetTable
-from .part import Part
 from .rows import Rows
-from .tar import TarShard
 
-_FORMATS: dict[str, type[IndexedRows]] = {
-    "part": Part,
-    "webdataset": TarShard,
-    "parquet": ParquetTable,
-    "folder": ImageFolder,
-    "csv": CsvTable,
-    "mds": MdsShard,
+_FORMATS = {  # imported when a filelist names it
+    "part": "part:Part",
+    "webdataset": "tar:TarShard",
+    "parquet": "parquet.table:ParquetTable",
+    "folder": "folder:ImageFolder",
+    "csv": "csv_table:CsvTable",
+    "mds": "mds.shard:MdsShard",
 }
 
 
@@ -43,9 +38,12 @@ def open_part(path, source: Source) -> Rows:
     """
     if is_only_cached(Path(path), source):
         return CachedRows(path, source)
-    if source.format == "webdataset":
-        return TarShard(path, source.idx_to_prompt, source.layout)
-    return _FORMATS[source.format](path, source.layout)
+    by_number = (source.idx_to_prompt,) if source.format == "webdataset" else ()
+    return _class_of(source.format)(path, *by_number, source.layout)
+
+
+def _class_of(name: str) -> Any:  # a kind of IndexedRows
+    return resolve_name(f"{__package__}.{_FORMATS[name]}")
 
 
 def summarize(path, source: Source) -> IndexSummary:
@@ -83,4 +81,4 @@ def find_summary(path: Path, source: Source) -> IndexSummary | None:
     """What the index tells of a file that has one, or the latents of one that is not here."""
     if is_only_cached(path, source):
         return summarize_cached(path, source)
-    return _FORMATS[source.format].summarize(path, index_layout(source.layout, source.format))
+    return _class_of(source.format).summarize(path, index_layout(source.layout, source.format))

@@ -2,10 +2,22 @@
 
 In this order: dropped or not; which of the row's texts; one choice of each wildcard; its tags dropped and shuffled;
 cleaned. Each has random numbers of its own, so that switching one on changes nothing that the others draw.
+
+Tags ("1girl, red hair, smile") are shuffled and dropped as by kohya's sd-scripts. A caption is cut at the separator,
+and blanks around tags are removed. The head, and with a separator of its own the tail, stays in its place; of the tags
+between each is dropped with the same probability, and what is left is shuffled.
+
+Captions from web pages are cleaned as those of CC12M are before training: lower case, without what no picture shows.
+These go: web addresses, HTML, @names, Chinese, Japanese and Korean characters, network addresses, numbers of articles
+and other codes, file names, words of shops (free shipping, click here), sizes in pixels, and punctuation that is left
+over. Dashes and quotation marks become plain ones. All of it is done twice, for what goes may uncover more.
 """
 
+import html
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from urllib.parse import unquote_plus
 
 import numpy as np
 
@@ -14,9 +26,100 @@ from ...config.option import check_value, options
 from ...utils.errors import ConfigError, RowError
 from ...utils.rng import Stream
 from ..formats.row import Row
-from .clean import clean_caption
-from .tags import TagRule
 from .wildcards import expand_wildcards
+
+_FILES = "png|jpe?g|bmp|webp|eps|pdf|apk|mp4"
+
+# In this order: what to find, what to put in its place. The text is in lower case.
+_STEPS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        ("<person>", "person"),  # what CC12M has in place of names
+        (r"(?:https?:/{1,3}|www\.)\S+", " "),
+        (r"(?<![\w.-])[\w.-]+\.(?:com?|ru|net|org|edu|gov|it)\b[\w/-]*", " "),
+        (r"<[a-z/!][^<>]*>", " "),
+        (r"@\w+", " "),
+        ("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]+", " "),
+        ("[\u2010-\u2015\u2212\u2043\u2e3a\u2e3b\u30a0\ufe58\ufe63]", "-"),
+        ("[`\u00b4\u00ab\u00bb\u201c-\u201f\u00a8]", '"'),
+        ("[\u2018-\u201b]", "'"),
+        (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", " "),
+        (r"\d:\d\d\s*$", " "),
+        (r"#\d{1,3}\b|#\d{5,}\b|\b\d{6,}\b", " "),
+        (rf"(?<!\S)\S+\.(?:{_FILES})\b", " "),
+        (r"[\"']{2,}", '"'),
+        (r"\.{2,}", " "),
+        (r"[][#®•©™&@·º½¾¿¡§~(){}|\\/*]+", " "),
+        (r"\s\.\s", " "),
+        # Codes: jc6640, jc6640vc, 6640vc231, j2d1a2a.
+        (r"\b(?:[a-z]{1,3}\d{3,15}|[a-z]+\d+[a-z]+|\d+[a-z]+\d+|\d*[a-z]+\d+[a-z]+\d+[a-z\d]*)\b", " "),
+        (r"\b(?:worldwide\s+)?(?:free\s+)?shipping\b", " "),
+        (r"\b(?:free\s+)?download(?:\s+free)?\b", " "),
+        (r"\bclick\s+(?:for|on)\s+\w+", " "),
+        (rf"\b(?:{_FILES})(?:\s+images?)?\b", " "),
+        (r"\bpage\s+\d+\b", " "),
+        (r"\b\d+(?:\.\d+)?[x\u0445×]\d+(?:\.\d+)?\b", " "),
+        (r"\s+:\s+", ": "),
+        (r"\s+,", ","),
+        (r"(\D[,.])\b", r"\1 "),
+        (r"\s+", " "),
+    )
+]
+_JOINED_WORDS = 3  # more hyphens and underscores than these join the words of a file's name
+_ENDS = re.compile(r"^[\s'_,:;-]+|[\s'_,:+-]+$")
+_QUOTED = re.compile(r"^[\"'](.+)[\"']$", re.DOTALL)
+
+
+def clean_caption(caption: str) -> str:
+    """The caption, cleaned; "" where nothing is left."""
+    return _clean(_clean(caption))
+
+
+def _clean(caption: str) -> str:
+    text = html.unescape(html.unescape(unquote_plus(caption))).lower()
+    for pattern, replacement in _STEPS:
+        text = pattern.sub(replacement, text)
+    if sum(map(text.count, "-_")) > _JOINED_WORDS:
+        text = re.sub(r"[-_\s]+", " ", text)
+    return _ENDS.sub("", _QUOTED.sub(r"\1", text.strip()))
+
+
+@dataclass(frozen=True)
+class TagRule:
+    """What happens to tags. keep: how many at the beginning stay. keep_separator: where it is in a caption, what stands
+    before it stays instead, and what stands behind a second one. group_separator: joins tags into one; it becomes
+    `separator` in the end."""
+
+    shuffle: bool = False
+    drop_probability: float = 0.0
+    keep: int = 0
+    separator: str = ","
+    keep_separator: str = ""
+    group_separator: str = ""
+
+    def apply(self, caption: str, generator: Callable[[Stream], np.random.Generator]) -> str:
+        """The caption with its tags dropped and shuffled; `generator`: as of `CaptionRule.draw`."""
+        if self.keep_separator and self.keep_separator in caption:
+            head, tags, tail = map(self._cut, (*caption.split(self.keep_separator, 2), "")[:3])
+        else:
+            tags, tail = self._cut(caption), []
+            head, tags = tags[: self.keep], tags[self.keep :]
+        if self.drop_probability and tags:
+            stays = generator(Stream.CAPTION_TAG_DROP).random(len(tags)) >= self.drop_probability
+            tags = [tag for tag, stay in zip(tags, stays, strict=True) if stay]
+        if self.shuffle and len(tags) > 1:
+            # Sorting by random numbers: what `permutation` makes of a generator may change with numpy.
+            order = np.argsort(generator(Stream.CAPTION_TAGS).random(len(tags)), kind="stable")
+            tags = [tags[place] for place in order]
+        joint = self.separator if self.separator[-1:].isspace() else f"{self.separator} "
+        text = joint.join([*head, *tags, *tail])
+        if not self.group_separator:
+            return text
+        return joint.join(tag.strip() for tag in text.split(self.group_separator))
+
+    def _cut(self, text: str) -> list[str]:
+        return [tag for tag in map(str.strip, text.split(self.separator)) if tag]
+
 
 VOCABULARY_SIZE = 30_000  # tokens at most of a tokenizer of one's own
 OWN = "caption"  # the name of the row's own caption among the fields of its metadata

@@ -1,20 +1,272 @@
-"""What `ppldm certify` finds, as one object."""
+"""What `ppldm certify` finds, as one object.
 
+What the networks compute on a device is held beside the same on the CPU, forward and backward. Small networks of every
+kind that a family is made of run once on the CPU, and each of their layers, by class, shape of its input and settings,
+is kept with what it was given. Each of these, some operations that are no layers, and the networks themselves are then
+computed on both, from the same weights, inputs and cotangent. A difference is relative to the largest value of the
+CPU's: of the output, or of any gradient.
+
+Then a small model is trained from scratch on the shapes world, and again from the checkpoint in the middle, by `ppldm
+train` in processes of its own: are losses and weights the same to the bit?
+"""
+
+import copy
 import datetime
 import platform
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import paddle
+from paddle import nn
+from paddle.nn import functional as F
 
 from ... import __version__
+from ...demo.shapes_world.write import World, make_shapes_world
+from ...networks.build import (
+    build_autoencoder,
+    build_cascade,
+    build_text_encoder,
+    build_transformer,
+    build_unet,
+    save_component,
+)
+from ...networks.configs import read_new_config
+from ...networks.transformers.transform import transform
+from ...training.monitor.metrics import read_metrics
+from ...utils.errors import TrainingError
 from ...utils.log import get_logger, progress
 from ...utils.machine import devices
 from ...utils.machine import resources as machine
+from ...utils.machine.devices import CPU, device_name
 from ...utils.machine.environment import installed_versions
-from .operations import BAR, REFUSALS, compare, drift, first_line, list_networks, list_operations
-from .resume import try_resume
+from ...utils.stages import as_flags
+from ...weights.checkpoint_names import checkpoint_name
+
+STEPS, MIDDLE = 4, 2
+ROWS = 24
+
+
+def try_resume(device: str) -> dict:
+    """Losses of the updates after the middle, without and with a stop, and whether losses and weights are equal. Raises
+    TrainingError where a training fails."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_shapes_world(folder / "data", World(32, seed=1), ROWS)
+        save_component(build_autoencoder("vae_tiny", 0), folder / "vae")
+        flags = as_flags(
+            device=device, vae_name_or_path=folder / "vae", text_encoder_config_file="ldmbert_tiny",
+            unet_config_file="unet_tiny", tokenizer_name=folder / "data/tokenizer", model_max_length=12,
+            file_list=folder / "data/demo.filelist.list", resolution=32, max_steps=STEPS, save_steps=MIDDLE,
+            logging_steps=1, train_batch_size=2, gradient_accumulation_steps=1, num_workers=0, image_logging_steps=0,
+            report_to="none", seed=3,
+        )  # fmt: skip
+        _train(flags, folder / "whole")
+        shutil.copytree(folder / "whole" / checkpoint_name(MIDDLE), folder / "again" / checkpoint_name(MIDDLE))
+        _train(flags, folder / "again")
+        losses = [_losses(folder / run) for run in ("whole", "again")]
+        weights = [_weights(folder / run) for run in ("whole", "again")]
+    equal = losses[0] == losses[1] and len(losses[0]) == STEPS - MIDDLE and weights[0].keys() == weights[1].keys()
+    different = [name for name in weights[0] if equal and not np.array_equal(weights[0][name], weights[1][name])]
+    return {"losses": losses[0], "resumed": losses[1], "different_weights": different, "equal": equal and not different}
+
+
+def _train(flags: tuple[str, ...], output: Path) -> None:
+    command = [sys.executable, "-m", "ppldm", "train", *flags, "--output_dir", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise TrainingError(f"the short training failed: {done.stderr.strip().splitlines()[-1]}")
+
+
+def _losses(run: Path) -> list[float]:
+    return [record["loss"] for record in read_metrics(run / "metrics.jsonl") if record["global_step"] > MIDDLE]
+
+
+def _weights(run: Path) -> dict[str, np.ndarray]:
+    state = paddle.load(str(run / checkpoint_name(STEPS) / "model_state.pdparams"), return_numpy=True)
+    return {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+
+
+SEED = 0
+# Of float32: sums of some thousand products in another order. Measured beside it, an error in a kernel is far larger.
+BAR = 1e-3
+
+
+REFUSALS = (RuntimeError, ValueError, NotImplementedError)  # of Paddle, where a kernel is not there
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something to compute. network: where it was found; what: in words; layer: with its weights, None without any;
+    run(layer, *tensors): gives a tensor; inputs: arrays, of which those of floats get gradients."""
+
+    network: str
+    what: str
+    layer: nn.Layer | None
+    run: Callable
+    inputs: tuple[np.ndarray, ...]
+
+
+def list_networks() -> list[Operation]:
+    """Small networks of every kind, each with inputs of its own."""
+    rng = np.random.default_rng(SEED)
+
+    def normal(*shape):
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    def config(kind: str, name: str) -> dict:
+        return read_new_config(kind, name, "--certify")
+
+    ids, times = rng.integers(0, 128, (2, 12)), np.array([10, 700])
+    words, latents, half = normal(2, 12, 128), normal(2, 4, 8, 8), np.array([0.1, 0.7], np.float32)
+    first = {"clip": "clip_tiny", "ldmbert": "ldmbert_tiny"}
+    found: list[tuple] = [
+        (name, build_text_encoder(config("text_encoder", file), SEED), lambda net, one: net(one)[0], (ids,))
+        for name, file in first.items()
+    ]
+    found += [
+        (name, build_transformer(config("transformer", f"{name}_tiny"), SEED), transform, (latents, times, words))
+        for name in ("uvit", "dit")
+    ]
+    unet = build_unet(config("unet", "unet_tiny"), SEED)
+    found += [("unet", unet, lambda net, *given: net(*given).sample, (normal(2, 8, 8, 8), times, words))]
+    vae = build_autoencoder("vae_tiny", SEED)
+    found += [
+        ("vae", vae, lambda net, one: net.decode(net.encode(one).latent_dist.mode()).sample, (normal(2, 3, 32, 32),))
+    ]
+    cascade = build_cascade(config("cascade_prior", "cascade_c_tiny"), SEED)
+    found += [("cascade", cascade, lambda net, *given: net(*given), (normal(2, 16, 4, 4), half, normal(2, 1, 128)))]
+    return [Operation(name, "the network", layer.eval(), run, inputs) for name, layer, run, inputs in found]
+
+
+def list_layers(network: Operation) -> Iterator[Operation]:
+    """The layers without layers that a network has run, each kind, setting and shape once."""
+    seen, hooks = {}, []
+
+    def keep(layer, given, _output):
+        tensors = [one for one in given if isinstance(one, paddle.Tensor)]
+        rest = given[len(tensors) :]  # such as a scale, behind them
+        what = f"{type(layer).__name__}({layer.extra_repr()}) of {[list(one.shape) for one in tensors]}"
+        seen.setdefault(what, (layer, tuple(one.numpy() for one in tensors), rest))
+
+    for layer in network.layer.sublayers():
+        if not layer.sublayers():
+            hooks.append(layer.register_forward_post_hook(keep))
+    with paddle.no_grad():
+        network.run(network.layer, *map(paddle.to_tensor, network.inputs))
+    for hook in hooks:
+        hook.remove()
+    for what, (layer, inputs, rest) in seen.items():
+        yield Operation(network.network, what, layer, lambda net, *given, rest=rest: net(*given, *rest), inputs)
+
+
+def list_functions() -> list[Operation]:
+    """What networks and losses use that is no layer."""
+    rng = np.random.default_rng(SEED + 1)
+    picture = rng.standard_normal((2, 8, 6, 6), dtype=np.float32)
+    tokens, queries, keys = (rng.standard_normal((2, 4, 9, 16), dtype=np.float32) for _ in range(3))
+    places = rng.integers(0, 9, (2, 4, 5, 16))
+    functions = {
+        "attention": (lambda q, k, v: F.softmax(q @ k.transpose([0, 1, 3, 2]) / 4.0) @ v, (queries, keys, tokens)),
+        "nearest": (partial(F.interpolate, scale_factor=2.0, mode="nearest"), (picture,)),
+        "bilinear": (partial(F.interpolate, size=[9, 9], mode="bilinear"), (picture,)),
+        "pad on two sides": (partial(F.pad, pad=[0, 1, 0, 1]), (picture,)),
+        "concat": (lambda a, b: paddle.concat([a, b], 1), (queries, keys)),
+        "take along an axis": (lambda a: paddle.take_along_axis(a, paddle.to_tensor(places), 2), (tokens,)),
+        "gelu": (F.gelu, (picture,)),
+        "silu": (F.silu, (picture,)),
+        "sine and cosine": (lambda a: paddle.sin(a) + paddle.cos(a).exp(), (picture,)),
+        "mean squared error": (lambda a, b: ((a - b) ** 2).mean([1, 2, 3]), (queries, keys)),
+        "standard deviation": (lambda a: a.std([2, 3]), (picture,)),
+    }
+    return [Operation("functions", what, None, lambda _net, *given, run=run: run(*given), inputs)
+            for what, (run, inputs) in functions.items()]  # fmt: skip
+
+
+def list_operations() -> list[Operation]:
+    """All that is compared."""
+    networks = list_networks()
+    return [*list_functions(), *(layer for network in networks for layer in list_layers(network)), *networks]
+
+
+def compute(operation: Operation, device: str, half: str | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
+    """(output, gradients of inputs and weights), float32, on a device of Paddle's. half: the type of autocast."""
+    before = device_name()
+    paddle.set_device(device)
+    try:
+        layer = copy.deepcopy(operation.layer)
+        if layer is not None:
+            layer.to(device=device)
+        given = [paddle.to_tensor(one) for one in operation.inputs]
+        trained = [one for one in given if one.dtype == paddle.float32]
+        for one in trained:
+            one.stop_gradient = False
+        with paddle.amp.auto_cast(enable=half is not None, dtype=half or "float16", level="O1"):
+            output = operation.run(layer, *given)
+        output = output.astype("float32")
+        cotangent = np.random.default_rng(SEED + 2).standard_normal(output.shape, dtype=np.float32)
+        weights = layer.parameters() if layer is not None else []
+        if not output.stop_gradient:
+            (output * paddle.to_tensor(cotangent)).sum().backward()
+        return output.numpy(), [one.grad.numpy() for one in [*trained, *weights] if one.grad is not None]
+    finally:
+        paddle.set_device(before)
+
+
+def difference(of: list[np.ndarray], beside: list[np.ndarray]) -> float:
+    """The largest difference, relative to the largest value of that array of `beside`; infinity where one is not
+    finite, or not there."""
+    if len(of) != len(beside):
+        return float("inf")
+    worst = 0.0
+    for one, other in zip(of, beside, strict=True):
+        gap = np.abs(one - other).max(initial=0) / max(np.abs(other).max(initial=0), 1e-30)
+        worst = max(worst, float(gap) if np.isfinite(gap) else float("inf"))
+    return worst
+
+
+def first_line(error: Exception) -> str:
+    """What an error of Paddle's says, without where in its sources."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def compare(operation: Operation, device: str) -> dict:
+    """How far a device is from the CPU, JSON-ready; `error` where it cannot compute it at all."""
+    named = {"network": operation.network, "what": operation.what}
+    expected, gradients = compute(operation, CPU.paddle)
+    try:
+        output, own = compute(operation, device)
+    except REFUSALS as error:
+        return named | {"error": first_line(error), "ok": False}
+    forward, backward = difference([output], [expected]), difference(own, gradients)
+    return named | {"forward": forward, "gradient": backward, "ok": max(forward, backward) <= BAR}
+
+
+def drift(operation: Operation, device: str, half: str) -> dict:
+    """How far half precision is from float32 on the same device: root mean squares of the difference over those of the
+    values, of the output and over all gradients."""
+    single = compute(operation, device)
+    try:
+        halved = compute(operation, device, half)
+    except REFUSALS as error:  # a device may say that it has the type, and lack kernels for it
+        return {"network": operation.network, "error": first_line(error)}
+
+    def relative(of, beside):
+        squares = sum(
+            float(((one - other).astype(np.float64) ** 2).sum()) for one, other in zip(of, beside, strict=True)
+        )
+        return (squares / sum(float((other.astype(np.float64) ** 2).sum()) for other in beside)) ** 0.5
+
+    return {"network": operation.network, "forward": relative([halved[0]], [single[0]]),
+            "gradient": relative(halved[1], single[1])}  # fmt: skip
+
 
 REPEATS = 5
 SIDE = 1024  # of the matrices

@@ -21,14 +21,11 @@ from ...networks.configs import (
     downscale_factor,
     hidden_width,
 )
-from ...networks.controlnet import ControlledDiffusionModel
 from ...networks.latent_diffusion import LatentDiffusionModel
-from ...networks.transformers.transform import TransformerDiffusionModel
 from ...utils.errors import ConfigError, ModelError
 from ...utils.log import get_logger
 from ...utils.machine.devices import current_kind
 from ...utils.rng import Stream
-from ...weights.adapters import merged
 from ...weights.components import Weights
 from ...weights.fetch import locate_model
 from ...weights.fill import component_of, config_of, fill_component, find_component_by_name
@@ -171,13 +168,24 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
     check_fit({kind: component.config for kind, component in weights.components.items()}, source, drawn=True)
     with paddle.utils.unique_name.guard():
         parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
-        kinds = {"controlnet": ControlledDiffusionModel, "transformer": TransformerDiffusionModel}
-        make = next((kinds[name] for name in kinds if name in parts), LatentDiffusionModel)
+        make = _class_of(parts)
         parts["denoiser"] = parts.pop(make.denoiser_name)
         settings = {"process": Process.of(weights.scheduler), "sampling": sampling_settings(weights.scheduler)}
         model = make(**parts, **settings)
     model.eval()
     return model
+
+
+def _class_of(parts) -> type[LatentDiffusionModel]:
+    if "controlnet" in parts:
+        from ...networks.controlnet import ControlledDiffusionModel
+
+        return ControlledDiffusionModel
+    if "transformer" in parts:
+        from ...networks.transformers.transform import TransformerDiffusionModel
+
+        return TransformerDiffusionModel
+    return LatentDiffusionModel
 
 
 def load_pipeline(folder: Path) -> LatentDiffusionModel:
@@ -209,6 +217,8 @@ def _find(kind: str, name: str, arguments):
 
 def weights_of(model: LatentDiffusionModel, average=None) -> Weights:
     """The weights of a built model, or their `average`, copied, in float32, adapters merged in; and its tokenizer."""
+    from ...weights.adapters import merged
+
     with average.applied() if average else nullcontext():
         components = {name: component_of(name, one.layer) for name, one in model.networks.items()}
         weights = merged(Weights(components, model.process_settings(), model.tokenizer), model)

@@ -13,6 +13,8 @@ A batch (`families.cascade_prior` says how it is made) carries everything that i
 
 As in its published trainer, it is told of the picture for 10 % of the samples, and else zeros; without an image encoder
 always zeros.
+
+CLIP's image encoder takes pictures of any size.
 """
 
 import paddle
@@ -20,10 +22,36 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from ...diffusion.process import Process
+from ...utils.pictures import bicubic_filter
 from ..configs import EFFNET_FACTOR
 from ..model import Component, Loss
-from .clip_image import embed_pictures
 from .stage import CascadeModel
+
+_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of OpenAI's pixels in 0 .. 1
+
+
+@paddle.no_grad()
+def embed_pictures(image_encoder: nn.Layer, pixels):
+    """[B, 3, H, W] in 0 .. 255 to projected embeddings [B, D]."""
+    return image_encoder(clip_pixels(pixels, image_encoder.config.image_size)).image_embeds
+
+
+def clip_pixels(pixels, side: int):
+    """[B, 3, H, W] in 0 .. 255 to float32 [B, 3, side, side], as CLIP takes it: the shorter side resized by a bicubic
+    filter that does not alias, the middle of that, normalised."""
+    height, width = pixels.shape[2:]
+    shorter = min(height, width)
+    with paddle.amp.auto_cast(enable=False):
+        rows, columns = (_middle(old, side * old // shorter, side) for old in (height, width))
+        mean, std = (paddle.to_tensor(one, "float32").reshape([3, 1, 1]) for one in (_MEAN, _STD))
+        return (rows @ (pixels.astype("float32") / 255.0) @ columns.T - mean) / std
+
+
+def _middle(old: int, new: int, side: int):
+    """float32 [side, old]: the middle `side` of the `new` numbers that a line of `old` is resized to."""
+    first = round((new - side) / 2)
+    return paddle.to_tensor(bicubic_filter(old, new)[first : first + side])
+
 
 _KEPT = 0.1
 

@@ -1,4 +1,10 @@
-"""Downloads carried out: the look at the network and the disk before, shards in processes or on Spark, the accounts."""
+"""Downloads carried out: the look at the network and the disk before, shards in processes or on Spark, the accounts.
+
+A shard whose part lies at an address is made in a folder of the executor, then put there. Law: the shard is the one
+that `shard.download_shard` makes, and at its address, too, it is finished or absent: `NNNNN_stats.json` gets its name
+last. A journal is of this machine and ends with the try, so that what was fetched for a shard that was not finished is
+fetched again.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +15,55 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from math import isfinite
+from pathlib import Path
 
 from ...utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError, PpldmError
 from ...utils.files import count_free_bytes, make_output_dir, write_json
 from ...utils.log import following, get_logger
 from ...utils.machine.spark import following_tasks, spark_session
 from ...utils.processes.workers import map_with_deadline
-from ..address_path import AddressPath
+from ..address_path import AddressPath, put_files
+from ..executor_hadoop import local_folder, reaching
 from .failures import describe_failures, describe_rows
 from .in_flight import blame, read_blamed
 from .network import find_network_fault, without_password
 from .part import PartDownload
-from .shard import ShardSettings, ShardTask, download_shard, fetch_samples, in_flight_path, stats_path
-from .shard_at import download_shard_at
+from .shard import (
+    ShardSettings,
+    ShardTask,
+    download_shard,
+    fetch_samples,
+    find_pieces,
+    in_flight_path,
+    record_path,
+    stats_path,
+    work_folder,
+)
 from .shard_rows import sample_urls
+
+
+def download_shard_at(task: ShardTask, settings: ShardSettings, hadoop: str) -> dict:
+    """Download a shard to its address and return its record; `hadoop` are the settings of the file systems. Raises as
+    `shard.download_shard`."""
+    with reaching(hadoop) as client, local_folder() as folder:
+        part, rows_file = task.part_folder.at(client), task.rows_file.at(client)
+        local = replace(task, part_folder=folder / part.name, rows_file=folder / rows_file.name)
+        client.fetch(str(rows_file), str(local.rows_file))
+        try:
+            record = download_shard(local, settings)
+        except PpldmError as error:
+            raise type(error)(str(error).replace(str(local.part_folder), str(part))) from error
+        put_shard(local.part_folder, part, task.number)
+        rows_file.remove()
+    return record
+
+
+def put_shard(folder: Path, part: AddressPath, number: int) -> None:
+    """Copy a finished shard from a part's folder here to that at an address, in place of what there is of it."""
+    files = {piece: part / piece.name for piece in find_pieces(folder, number)}
+    files |= {find(folder, number): find(part, number) for find in (record_path, stats_path)}
+    put_files(files, [*find_pieces(part, number), record_path(part, number)], work_folder(part))
+
 
 DISTRIBUTORS = ("multiprocessing", "pyspark")
 _KILL_GRACE_SECONDS = 120

@@ -25,9 +25,7 @@ def lineage(
     key: _Keys = None,  # keys of rows, as in their metadata; part_1/KEY is that of one folder
     row: int = None,  # in place of folder and key: the number of a row in --runs, as `ppldm replay` prints it
     metadata: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # parquet files, or folders of them, to look in
-    runs: Annotated[
-        str, {"opt": True, "nargs": "+"}
-    ] = None,  # folders of runs, or above them: which updates read the rows
+    runs: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # of trainings, or above: which updates read the rows
     num_workers: int = 0,  # processes; 0 means one per core
     json: bool = False,  # print JSON
 ):

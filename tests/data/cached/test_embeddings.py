@@ -18,8 +18,7 @@ from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.inputs import TextEmbeddings
-from ppldm.data.text.captions import CaptionRule
-from ppldm.data.text.tags import TagRule
+from ppldm.data.text.captions import CaptionRule, TagRule
 from ppldm.inference.precompute.encode_texts import read_captions
 from ppldm.utils.errors import ConfigError, PartError, RowError
 

@@ -8,8 +8,7 @@ import pytest
 
 from ppldm.config.captions import CaptionOptions, caption_identity
 from ppldm.data.formats.row import Row
-from ppldm.data.text.captions import CaptionRule
-from ppldm.data.text.tags import TagRule
+from ppldm.data.text.captions import CaptionRule, TagRule
 from ppldm.families.ldm import LdmConfig
 from ppldm.training.commands.arguments import read_recipe
 from ppldm.utils.errors import ConfigError, RowError

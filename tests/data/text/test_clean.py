@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.data.text.clean import clean_caption
+from ppldm.data.text.captions import clean_caption
 
 EXAMPLES = {
     "A Red   Heart": "a red heart",

@@ -5,7 +5,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.data.text.tags import TagRule
+from ppldm.data.text.captions import TagRule
 from ppldm.utils.rng import make_rng
 
 TAGS = st.lists(st.text("abcü一 ", min_size=1, max_size=6).map(str.strip).filter(bool), max_size=12)

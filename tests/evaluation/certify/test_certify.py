@@ -9,9 +9,8 @@ import pytest
 from paddle import nn
 
 from ppldm.cli.main import run
-from ppldm.evaluation.certify import operations, resume
 from ppldm.evaluation.certify import report as report_module
-from ppldm.evaluation.certify.operations import BAR, Operation, compare, difference, drift, list_layers, list_networks
+from ppldm.evaluation.certify.report import BAR, Operation, compare, difference, drift, list_layers, list_networks
 from ppldm.utils.machine import devices
 
 
@@ -76,7 +75,7 @@ def test_every_layer_that_a_network_runs_is_compared_alone_and_all_get_gradients
     kinds = {type(one.layer) for one in layers}
     assert kinds == {type(one) for one in network.layer.sublayers() if not one.sublayers()}
     for one in layers:
-        output, gradients = operations.compute(one, "cpu")
+        output, gradients = report_module.compute(one, "cpu")
         floats = [array for array in one.inputs if array.dtype == np.float32]
         assert output.dtype == np.float32 and len(gradients) == len(floats) + len(one.layer.parameters())
         assert any(np.abs(gradient).max() > 0 for gradient in gradients)
@@ -95,13 +94,15 @@ def test_the_cpu_is_certified_and_one_file_says_so(tmp_path, monkeypatch, capsys
     out = tmp_path / "cpu.json"
     monkeypatch.setattr(report_module, "SIDE", 64)
     monkeypatch.setattr(report_module, "PICTURES", (1, 8, 16, 16))
-    monkeypatch.setattr(resume, "subprocess", SimpleNamespace(run=train_here))
+    monkeypatch.setattr(report_module, "subprocess", SimpleNamespace(run=train_here))
     run(["certify", "--device", "cpu", "--out", str(out), "--by", "a test"])
     report = json.loads(out.read_text())
     assert report["passed"] and report["by"] == "a test" and capsys.readouterr().out.splitlines()[-1] == "certified"
     assert report["device"]["kind"] == "cpu" and report["half_precision"] == {"bfloat16": None, "float16": None}
     assert {one["forward"] for one in report["operations"]} == {0.0} and len(report["operations"]) > 150
     found = report["resume"]
-    assert found["equal"] and len(found["losses"]) == resume.STEPS - resume.MIDDLE == len(set(found["losses"]))
+    assert found["equal"] and len(found["losses"]) == report_module.STEPS - report_module.MIDDLE == len(
+        set(found["losses"])
+    )
     assert found["losses"] == found["resumed"] and not found["different_weights"]
     assert report["speed"]["float32"]["matmul"] > 0 and devices.KINDS[report["device"]["kind"]]

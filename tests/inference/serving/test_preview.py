@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ppldm.inference.serving.preview import Preview
+from ppldm.inference.serving.paint import Preview
 
 RNG = np.random.default_rng(3)
 

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import web
 
-from ppldm.prepare.convert.annotate import annotate
-from ppldm.prepare.convert.part_stats import DAMAGED, count_samples
+from ppldm.prepare.convert.annotate import DAMAGED, annotate, count_samples
 from ppldm.utils.errors import ConfigError, DataError
 
 COUNTS = {"part_2": (3, 0, 5), "part_10": (2,)}

@@ -17,8 +17,8 @@ from hadoop_here import HadoopHere
 from ppldm.prepare.address_path import AddressPath, path_of
 from ppldm.prepare.download.download import download
 from ppldm.prepare.download.part import PartDownload
+from ppldm.prepare.download.run import put_shard
 from ppldm.prepare.download.shard import record_path, stats_path, work_folder
-from ppldm.prepare.download.shard_at import put_shard
 from ppldm.prepare.download.shard_rows import find_columns, find_parts
 from ppldm.prepare.executor_hadoop import connect
 from ppldm.prepare.hadoop import Hadoop

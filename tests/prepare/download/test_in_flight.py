@@ -9,8 +9,7 @@ import stubborn
 import web
 from downloads import SETTINGS, read_rows, write_metadata
 
-from ppldm.data.images.decode import check_pixels, decode_image, decode_pixels
-from ppldm.data.images.scans import check_scans
+from ppldm.data.images.decode import check_pixels, check_scans, decode_image, decode_pixels
 from ppldm.prepare.download import run as download_run
 from ppldm.prepare.download.download import download
 from ppldm.prepare.download.in_flight import WatchedResizer, blame, read_blamed

@@ -14,8 +14,7 @@ from ppldm.config.training import TrainingOptions
 from ppldm.families.autoencoder import AutoencoderConfig
 from ppldm.families.ldm import FAMILY, LdmConfig
 from ppldm.networks.ema import GradualDecay, IntervalDecay
-from ppldm.training.commands.arguments import make_parser, parse_arguments, read_recipe
-from ppldm.training.commands.trainer_flags import names_of_trainer_flags
+from ppldm.training.commands.arguments import make_parser, names_of_trainer_flags, parse_arguments, read_recipe
 from ppldm.training.rows import count_steps
 from ppldm.utils.errors import ConfigError
 

@@ -3,8 +3,8 @@
 import paddle
 import pytest
 
-from ppldm.training.monitor import rank_times
-from ppldm.training.monitor.rank_times import SLOW, ForwardTimer, SlowRanks
+from ppldm.training.monitor import report
+from ppldm.training.monitor.report import SLOW, ForwardTimer, SlowRanks
 
 
 def find(*lines):
@@ -53,7 +53,7 @@ class Clock(paddle.nn.Layer):
 
 def test_forward_passes_in_training_are_timed_while_asked_for(monkeypatch):
     model = Clock()
-    monkeypatch.setattr(rank_times, "time", model)
+    monkeypatch.setattr(report, "time", model)
     timer = ForwardTimer(model)
     model(2.0)  # not asked for
     timer.is_on = True

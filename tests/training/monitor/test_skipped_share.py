@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from ppldm.data.filelist import write_filelist
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
-from ppldm.training.monitor.interval_metrics import IntervalMetrics
-from ppldm.training.monitor.skipped_share import LEAST_SAMPLES, WINDOW_SAMPLES, SkippedShare
+from ppldm.training.monitor.interval_metrics import LEAST_SAMPLES, WINDOW_SAMPLES, IntervalMetrics, SkippedShare
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, DataError
