@@ -33,10 +33,8 @@ from itertools import islice
 from pathlib import Path
 
 from ..config.data import LATENTS
-from ..utils.checksums import digest_of
-from ..utils.errors import FilelistError, PpldmError, StoreError
-from ..utils.files import cache_dir, make_output_dir, read_given_text, write_text
-from ..utils.log import get_logger
+from ..utils.errors import FilelistError, StoreError
+from ..utils.files import read_given_text, write_text
 from ..utils.processes.workers import map_in_threads
 from ..utils.store import client
 from ..utils.store.cache import address_of, bring, in_store, place_of
@@ -162,25 +160,10 @@ def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
     if any(find_caption(path) or path.with_suffix(".json").is_file() for path in pictures):
         return "folder", [folder]
     if folders:
-        return "csv", [_write_table(folder)]
+        from .text.survey import write_table
+
+        return "csv", [write_table(folder)]
     raise FilelistError(f"{folder} holds neither parts nor pictures; name another folder, or a text file of parts")
-
-
-def _write_table(folder: Path) -> Path:
-    """The table in the cache folder of pictures whose captions are in another one, or in their names (`text.survey`),
-    which is the same file while both are. Raises FilelistError."""
-    from .text.survey import survey
-
-    try:
-        found = survey(folder, "the folder")
-    except PpldmError as error:
-        raise FilelistError(str(error)) from error
-    path = cache_dir() / f"{digest_of(text := found.table_text())[:16]}-captions.csv"
-    if not path.is_file():
-        get_logger().info("\n".join(found.describe()))
-        make_output_dir(path.parent)
-        write_text(path, text, names=True)
-    return path
 
 
 def read_filelist(path) -> list[Path]:

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...utils.errors import ConfigError, DataError, PpldmError
-from ...utils.files import read_small
+from ...utils.checksums import digest_of
+from ...utils.errors import ConfigError, DataError, FilelistError, PpldmError
+from ...utils.files import cache_dir, make_output_dir, read_small, write_text
+from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ..formats.base import read_image_size
 from ..formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS, find_image, read_records
@@ -111,6 +113,21 @@ def survey(folder, flag: str = "--pictures") -> Survey:
         f"{flag} {folder}: most of its {len(pictures)} pictures have no caption, and names such as {example} say "
         f"nothing; write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
     )
+
+
+def write_table(folder: Path) -> Path:
+    """The table of a folder's captions in the cache folder: the same file while pictures and captions are the same.
+    Raises FilelistError."""
+    try:
+        found = survey(folder, "the folder")
+    except PpldmError as error:
+        raise FilelistError(str(error)) from error
+    path = cache_dir() / f"{digest_of(text := found.table_text())[:16]}-captions.csv"
+    if not path.is_file():
+        get_logger().info("\n".join(found.describe()))
+        make_output_dir(path.parent)
+        write_text(path, text, names=True)
+    return path
 
 
 def caption_of_name(name: str) -> str:
