@@ -52,6 +52,9 @@ from .order.rows import RUN_LENGTH, WINDOW_RUNS
 from .order.step_sampler import StepSampler
 
 _ALIGNMENT_BYTES = 64  # a cache line
+_ROWS_AHEAD = RUN_LENGTH * WINDOW_RUNS
+_AT_ONCE = 8  # parts that are fetched at a time
+_PREFETCH_FACTOR = 2
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,6 @@ class Slots:
     def view(self, stored: Stored) -> np.ndarray:
         """The array itself, not a copy."""
         return np.ndarray(stored.shape, stored.dtype, self._memory, stored.start)
-
-
-_ROWS_AHEAD = RUN_LENGTH * WINDOW_RUNS
-_AT_ONCE = 8  # parts that are fetched at a time
 
 
 class ReadAhead:
@@ -140,9 +139,6 @@ class ReadAhead:
             bring(path)
         except PpldmError as error:  # raised again by whoever needs the part, where it lasts
             get_logger().info("reading ahead: %s", error)
-
-
-_PREFETCH_FACTOR = 2
 
 
 class BatchLoader(DataLoader):

@@ -224,7 +224,7 @@ def shapes_of_ratios(resolution: int, ratios: Iterable[str], step: int) -> list[
     area, shapes = resolution**2, []
     for text in ratios:
         ratio = _parse_ratio(text)
-        # floor(sqrt(x)) is isqrt(floor(x)), and a floor of a floor is that of the quotient.
+        # floor(sqrt(x)) is isqrt(floor(x)), and floor(floor(x) / step) is floor(x / step).
         long, short = (isqrt(int(area * one)) // step * step for one in (1 / ratio, ratio))
         shapes += [(long, short), (short, long)]
     return shapes

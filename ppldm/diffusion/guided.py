@@ -184,9 +184,9 @@ def draw_latents(
 
     `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default. `encode`: what
     the network takes of texts (`model.condition`), where that is not what the tokenizer and the model make of them.
-    `check`: raise ModelError for latents that are not finite. `noise`: [B, C, h, w] float32, what to start from in the
-    place of the first of `noises`. `named_by`: texts in the place of prompts by which the noise is drawn. `stream`: of
-    the noise. Further: `sample_latents`.
+    `check`: raise ModelError for latents that are not finite. `noise`: [B, C, h, w] float32, to start from instead of
+    the first of `noises`. `named_by`: texts that the noise is drawn by, instead of the prompts. `stream`: the stream of
+    random numbers of the noise. Further: `sample_latents`.
     """
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
     keys = zip(seeds, named_by or prompts, indices, strict=True)

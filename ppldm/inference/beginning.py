@@ -16,6 +16,10 @@ from ..utils.errors import ConfigError, RowError
 from ..utils.rng import Stream, make_rng
 
 _WITH_HOLE = 4  # channels
+Picture: TypeAlias = str | Path | Image.Image | np.ndarray
+_CENTRE = CropRule(fraction=1.0, random=False, enlarge=True)
+_LARGEST_SIDE, _SHOWN = 1 << 14, 60  # pixels; letters of a value in a message
+_DRAWN = 128  # and lighter
 
 
 def read_control(
@@ -42,12 +46,6 @@ def read_control(
             "that it was trained with: --control_filter"
         )
     return control
-
-
-Picture: TypeAlias = str | Path | Image.Image | np.ndarray
-_CENTRE = CropRule(fraction=1.0, random=False, enlarge=True)
-_LARGEST_SIDE, _SHOWN = 1 << 14, 60  # pixels; letters of a value in a message
-_DRAWN = 128  # and lighter
 
 
 def check_sides(**sides) -> None:

@@ -31,6 +31,7 @@ PACKAGED = Path(__file__).parents[1] / "config/weights"  # trained networks that
 _SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
 RANDOM = "random"  # in the place of a path, where random weights will do
 _SECONDS, _BLOCK_BYTES = 30.0, 1 << 20
+_MOST_NAMES = 1000  # of a folder, among which the one that was meant is looked for
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _meant(path) -> str:
     """ "did you mean PATH?" with the nearest path that is there, "check the path" where none is near."""
     found = Path(Path(path).anchor)
     for piece in Path(path).relative_to(found).parts:
-        names = os.listdir(found) if found.is_dir() and os.access(found, os.R_OK) else []
+        names = os.listdir(found)[:_MOST_NAMES] if found.is_dir() and os.access(found, os.R_OK) else []
         near = piece if (found / piece).exists() else nearest(piece, names, 0.75)
         if not near:
             return "check the path"

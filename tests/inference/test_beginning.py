@@ -12,9 +12,8 @@ from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.diffusion.guided import initial_noise
 from ppldm.inference.beginning import read_image, read_mask
-from ppldm.inference.serving.limits import Limits
 from ppldm.inference.serving.paint import Painter
-from ppldm.inference.serving.parameters import make_parameters, read_request
+from ppldm.inference.serving.parameters import Limits, make_parameters, read_request
 from ppldm.utils.errors import ConfigError
 from ppldm.weights.write import write_weights
 

@@ -13,9 +13,8 @@ from ppldm.diffusion.process import Process
 from ppldm.evaluation.live.follow import Follower
 from ppldm.inference import pipeline
 from ppldm.inference.pictures.draw import read_settings
-from ppldm.inference.serving.limits import Limits
 from ppldm.inference.serving.paint import Painter
-from ppldm.inference.serving.parameters import make_parameters, read_request
+from ppldm.inference.serving.parameters import Limits, make_parameters, read_request
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.loop import run_loop
 from ppldm.training.monitor.sinks import old_pictures

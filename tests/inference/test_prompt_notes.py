@@ -12,9 +12,8 @@ import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, count_words, load_tokenizer
 from ppldm.inference.prompt_notes import describe_prompts
-from ppldm.inference.serving.limits import Limits
 from ppldm.inference.serving.paint import Painter
-from ppldm.inference.serving.parameters import make_parameters, read_request
+from ppldm.inference.serving.parameters import Limits, make_parameters, read_request
 from ppldm.weights.read import read_weights
 from ppldm.weights.write import write_weights
 

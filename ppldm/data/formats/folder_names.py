@@ -20,7 +20,6 @@ from .sample_files import CAPTION_SUFFIXES, CONTROL_SUFFIXES, IMAGE_SUFFIXES, PI
 _RUN, _BLOCK = 100_000, 1000
 # A folder that changed so short a time ago may change again within one tick of its time of change.
 _SETTLED_SECONDS = 2.0
-_OURS = ("pictures.jsonl", "run.json", "metrics.jsonl")  # each in a folder that a drawing, or a training, has written
 
 
 def split_name(name: str, has_control: bool = False) -> tuple[str, str]:
@@ -48,19 +47,15 @@ def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
 
 def picture_folders(root: Path, besides: Collection[str] = ()) -> list[Path]:
     """A folder and those below it, at all levels, that hold pictures themselves. besides: absolute paths of those that
-    are left out with what is below them, as are outputs of drawings and trainings below. Raises OSError."""
+    are left out with what is below them. Raises OSError."""
     found, waiting = [], [root]
     while waiting:
-        folder, inner, has_pictures, is_ours = waiting.pop(), [], False, False
+        folder, inner, has_pictures = waiting.pop(), [], False
         for name, is_folder in entries_of(folder):
             if is_folder:
                 inner.append(name)
             else:
                 has_pictures |= split_name(name)[1] in PICTURE_SUFFIXES
-                is_ours |= name in _OURS and folder != root
-        if is_ours:
-            get_logger().info("%s is passed over: ppldm drew its pictures; name it by itself to take them", folder)
-            continue
         found += [folder] if has_pictures else []
         below = [folder / name for name in sorted(inner, reverse=True)]
         waiting += [one for one in below if os.path.abspath(one) not in besides]

@@ -6,7 +6,7 @@ What reads rows needs no more than `Rows`; order, resume, counts and filters kno
 import random
 from collections.abc import Iterable
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -38,10 +38,13 @@ def open_part(path, source: Source) -> Rows:
     """
     if is_only_cached(Path(path), source):
         return CachedRows(path, source)
-    by_number = (source.idx_to_prompt,) if source.format == "webdataset" else ()
-    return _class_of(source.format)(path, *by_number, source.layout)
+    open_rows = _class_of(source.format)
+    if source.format == "webdataset":
+        return open_rows(path, source.idx_to_prompt, source.layout)
+    return open_rows(path, source.layout)
 
 
+@cache
 def _class_of(name: str) -> Any:  # a kind of IndexedRows
     return resolve_name(f"{__package__}.{_FORMATS[name]}")
 

@@ -18,6 +18,33 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from ...utils.errors import RowError
 
+# Between 89 and 179 million pixels Pillow warns; a picture is a bad row only where it refuses.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+# Pillow has AVIF from 11.3 on, where its libavif is there.
+_AVIF = ("AVIF",) if "avif" in features.modules and features.check("avif") else ()
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", *_AVIF)
+
+# What Pillow raises on damaged bytes, which is more than the UnidentifiedImageError (an OSError) that it documents.
+_DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+_EXIF_ORIENTATION = 0x0112
+# What stands at the head of JPEG, PNG and WebP files with a colour profile; of the others Pillow is asked.
+_PROFILE_MARKS, _UNMARKED = (b"ICC_PROFILE\0", b"iCCP", b"ICCP"), (b"II*\0", b"MM\0*")
+_SRGB = (b"sRGB", "sRGB".encode("utf-16-be"))
+# What in a JPEG file may say that it is to be turned: EXIF data, or Adobe's XMP.
+_TURNERS = (b"Exif\0\0", b"tiff:Orientation")
 _MAX_SCANS = 500
 # So many are taken of any size, and more as long as scans x pixels, the passes, stay within this.
 _FEW_SCANS, _MAX_PASSES = 64, 2_000_000_000
@@ -50,36 +77,6 @@ def _count_scans(jpeg: bytes) -> tuple[int, int]:
         if marker not in _WITHOUT_LENGTH:
             place += max(2, int.from_bytes(jpeg[place : place + 2], "big"))
     return scans, pixels
-
-
-# Between 89 and 179 million pixels Pillow warns; a picture is a bad row only where it refuses.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-
-# Pillow has AVIF from 11.3 on, where its libavif is there.
-_AVIF = ("AVIF",) if "avif" in features.modules and features.check("avif") else ()
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", *_AVIF)
-
-# What Pillow raises on damaged bytes, which is more than the UnidentifiedImageError (an OSError) that it documents.
-_DAMAGED = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    EOFError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
-_EXIF_ORIENTATION = 0x0112
-# What stands at the head of JPEG, PNG and WebP files with a colour profile; of the others Pillow is asked.
-_PROFILE_MARKS, _UNMARKED = (b"ICC_PROFILE\0", b"iCCP", b"ICCP"), (b"II*\0", b"MM\0*")
-_SRGB = (b"sRGB", "sRGB".encode("utf-16-be"))
-_JPEG_START, _START_OF_SCAN = b"\xff\xd8\xff", b"\xda"
-# What in a JPEG file may say that it is to be turned: EXIF data, or Adobe's XMP.
-_TURNERS = (b"Exif\0\0", b"tiff:Orientation")
 
 
 def image_size(image: bytes) -> tuple[int, int]:
@@ -183,7 +180,7 @@ def check_pixels(image: bytes) -> np.ndarray:
 def _decode_plain_jpeg(image: bytes, **how) -> np.ndarray | None:
     """None for all that is not a sound JPEG file in colour or grey, of usual size, to be shown as it lies."""
     check_scans(image)
-    if not image.startswith(_JPEG_START) or _may_be_turned(image):
+    if not image.startswith(_START) or _may_be_turned(image):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(image)
@@ -196,13 +193,13 @@ def _decode_plain_jpeg(image: bytes, **how) -> np.ndarray | None:
 
 def _may_be_turned(jpeg: bytes) -> bool:
     """Looks only at the segments before the pixels; those are fifty times as long."""
-    place = len(_JPEG_START) - 1
-    while jpeg[place : place + 1] == b"\xff" and jpeg[place + 1 : place + 2] != _START_OF_SCAN:
+    place = len(_START) - 1
+    while jpeg[place : place + 1] == b"\xff" and jpeg[place + 1 : place + 2] != _SCAN[1:]:
         length = int.from_bytes(jpeg[place + 2 : place + 4], "big")
         if any(turner in jpeg[place : place + 2 + length] for turner in _TURNERS):
             return True
         place += 2 + max(length, 2)
-    return jpeg[place + 1 : place + 2] != _START_OF_SCAN
+    return jpeg[place + 1 : place + 2] != _SCAN[1:]
 
 
 def _refuse_wrong(opened: Image.Image) -> None:

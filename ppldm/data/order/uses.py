@@ -1,8 +1,8 @@
 """In which updates a place of the selection was used: the inverse of `StepSampler`, stand-ins for bad rows included.
 
-Where a place stands in an epoch is computed, not searched for. It was also used in the place of each bad row that comes
-just before it in the order of its list and shape: these are tried, the nearest first, until one is answered by another
-row. So a row costs a look-up and, where rows may be bad, about one reading an epoch.
+Where a place stands in an epoch is computed, not searched for. A place also stood in for the bad rows just before it in
+the order of its list and shape. These are tried, the nearest first, until another row stood in for one of them. So a
+row costs a look-up and, where rows may be bad, about one reading an epoch.
 """
 
 from collections.abc import Callable, Iterator

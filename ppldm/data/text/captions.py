@@ -68,6 +68,8 @@ _STEPS = [
 _JOINED_WORDS = 3  # more hyphens and underscores than these join the words of a file's name
 _ENDS = re.compile(r"^[\s'_,:;-]+|[\s'_,:+-]+$")
 _QUOTED = re.compile(r"^[\"'](.+)[\"']$", re.DOTALL)
+VOCABULARY_SIZE = 30_000  # tokens at most of a tokenizer of one's own
+OWN = "caption"  # the name of the row's own caption among the fields of its metadata
 
 
 def clean_caption(caption: str) -> str:
@@ -119,10 +121,6 @@ class TagRule:
 
     def _cut(self, text: str) -> list[str]:
         return [tag for tag in map(str.strip, text.split(self.separator)) if tag]
-
-
-VOCABULARY_SIZE = 30_000  # tokens at most of a tokenizer of one's own
-OWN = "caption"  # the name of the row's own caption among the fields of its metadata
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from ..formats.sample_files import CAPTION_KEYS, IMAGE_SUFFIXES, PICTURE_SUFFIXE
 
 WAYS = {"table": "the table {table}", "files": "files beside the pictures", "names": "the pictures' names"}
 _MEASURED = 400  # pictures whose sizes are looked at, evenly spread
+_OUTPUT_FILES = ("pictures.jsonl", "run.json")  # each in a folder that a drawing, or a training, has written
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 RESOLUTIONS = (64, 48, 32)  # that the preset ldm-tiny-cpu draws in some minutes
 _SHARE_TAKEN = 0.8  # of the pictures; smaller ones are left out
@@ -144,9 +145,9 @@ def caption_of_name(name: str) -> str:
 
 
 def _list(folder: Path, flag: str) -> list[Path]:
-    """The pictures of a folder. Raises ConfigError."""
+    """The pictures of a folder, without what ppldm has written below it. Raises ConfigError."""
     try:
-        pictures = list_pictures(folder)
+        pictures = _without_outputs(folder, list_pictures(folder))
         names = [name for name, is_folder in entries_of(folder) if not is_folder]
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
@@ -162,6 +163,14 @@ def _list(folder: Path, flag: str) -> list[Path]:
         found = f"only {pictures[0].name}" if pictures else "no pictures"
         raise ConfigError(f"{flag} {folder} holds {found} ({', '.join(IMAGE_SUFFIXES)}){other}; give 20 or more")
     return pictures
+
+
+def _without_outputs(folder: Path, pictures: list[Path]) -> list[Path]:
+    below = {one for path in pictures for one in path.parents if folder in one.parents}
+    outputs = sorted(one for one in below if any((one / name).is_file() for name in _OUTPUT_FILES))
+    if outputs:
+        get_logger().info("passing over pictures that ppldm has written: %s", ", ".join(map(str, outputs)))
+    return [path for path in pictures if not {*outputs} & {*path.parents}]
 
 
 def _ways(folder: Path, pictures: list[Path]) -> Iterator[tuple[str, Path | None, dict[Path, str], list[Path]]]:

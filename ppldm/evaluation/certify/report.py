@@ -52,6 +52,15 @@ from ...weights.checkpoint_names import checkpoint_name
 
 STEPS, MIDDLE = 4, 2
 ROWS = 24
+SEED = 0
+# Of float32: sums of some thousand products in another order. Measured beside it, an error in a kernel is far larger.
+BAR = 1e-3
+
+
+REFUSALS = (RuntimeError, ValueError, NotImplementedError)  # of Paddle, where a kernel is not there
+REPEATS = 5
+SIDE = 1024  # of the matrices
+PICTURES = (8, 64, 64, 64)  # of the convolution: batch, channels, height, width
 
 
 def try_resume(device: str) -> dict:
@@ -92,14 +101,6 @@ def _losses(run: Path) -> list[float]:
 def _weights(run: Path) -> dict[str, np.ndarray]:
     state = paddle.load(str(run / checkpoint_name(STEPS) / "model_state.pdparams"), return_numpy=True)
     return {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-
-
-SEED = 0
-# Of float32: sums of some thousand products in another order. Measured beside it, an error in a kernel is far larger.
-BAR = 1e-3
-
-
-REFUSALS = (RuntimeError, ValueError, NotImplementedError)  # of Paddle, where a kernel is not there
 
 
 @dataclass(frozen=True)
@@ -266,11 +267,6 @@ def drift(operation: Operation, device: str, half: str) -> dict:
 
     return {"network": operation.network, "forward": relative([halved[0]], [single[0]]),
             "gradient": relative(halved[1], single[1])}  # fmt: skip
-
-
-REPEATS = 5
-SIDE = 1024  # of the matrices
-PICTURES = (8, 64, 64, 64)  # of the convolution: batch, channels, height, width
 
 
 def make_report(device: str, resume: bool) -> dict:

@@ -54,6 +54,9 @@ _SCALES = (0.92, 1.0, 1.08)  # extents that are tried, by that which the area gi
 # Adds to each channel eight times the luma (ITU-R BT.601), which JPEG files keep at twice the resolution of colours.
 _WEIGHTED = np.eye(3) + 8 * np.outer((0.299, 0.587, 0.114), (1, 1, 1))
 _BLURS = (0.02, 0.04)  # standard deviations that are tried beside none, by the picture's side
+ATTRIBUTES = ("count", "colour", "shape", "size", "position", "relation", *RELATIONS, "everything")
+_Z = 1.959964  # of a normal distribution, 95 % lie within as many standard deviations
+_SHIFTS = 8  # captions of others that each picture is graded by
 
 
 @dataclass(frozen=True)
@@ -175,11 +178,6 @@ def _moments(shape: str) -> tuple[float, float]:
     """(area of a shape of extent 1, how far its centre of mass lies below the middle of its box)."""
     drawn = coverage(shape, (50, 50), 100, (100, 100))
     return drawn.sum() / 1e4, float((np.arange(100) + 0.5) @ drawn.sum(1) / drawn.sum() - 50) / 100
-
-
-ATTRIBUTES = ("count", "colour", "shape", "size", "position", "relation", *RELATIONS, "everything")
-_Z = 1.959964  # of a normal distribution, 95 % lie within as many standard deviations
-_SHIFTS = 8  # captions of others that each picture is graded by
 
 
 def grade_pictures(pictures: Sequence[np.ndarray], captions: Sequence[str]) -> dict:

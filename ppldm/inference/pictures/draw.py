@@ -21,9 +21,9 @@ from ..prompt_weights import batches_alike, chunks_of
 from .plan import SCALE, Job, Plan
 
 INFOTEXT_CHUNK = "parameters"  # the keyword of the PNG file's text
-HASH_DIGITS = 10  # of the SHA-256 of a model's file, that are shown
+_HASH_DIGITS = 10  # of the SHA-256 of a model's file, that are shown
 # Our samplers by its names (modules/sd_samplers_kdiffusion.py, sd_samplers_timesteps.py); others go by our own.
-SAMPLERS = {
+_WEBUI_SAMPLERS = {
     "ddim": "DDIM",
     "ddpm": "DDPM",
     "pndm": "PLMS",
@@ -36,6 +36,10 @@ SAMPLERS = {
     "dpm-solver++-sde": "DPM++ 2M SDE",
     "unipc": "UniPC",
 }
+FOLDER = "drawn"  # where pictures go if no folder is named
+SETTINGS_CHUNK = "ppldm"  # keyword of the text in a PNG that holds a picture's record
+SOURCE = "source"  # within it, and no part of the record: where the model came from, and the batch
+_SHOWN_LETTERS = 60
 
 
 def infotext(record: Mapping, model: str, sha256: str) -> str:
@@ -43,12 +47,12 @@ def infotext(record: Mapping, model: str, sha256: str) -> str:
     schedule, strength = record.get("sigma_schedule"), record.get("strength")
     fields = {
         "Steps": record["num_inference_steps"],
-        "Sampler": SAMPLERS.get(record["sampler"], record["sampler"]),
+        "Sampler": _WEBUI_SAMPLERS.get(record["sampler"], record["sampler"]),
         "Schedule type": schedule and schedule.capitalize(),
         "CFG scale": f"{record['guidance_scale']:g}",
         "Seed": record["seed"],
         "Size": f"{record['width']}x{record['height']}",
-        "Model hash": sha256[:HASH_DIGITS],
+        "Model hash": sha256[:_HASH_DIGITS],
         "Model": model,
         "Denoising strength": strength,
         "Eta": record.get("eta") or None,
@@ -66,12 +70,6 @@ def infotext(record: Mapping, model: str, sha256: str) -> str:
 
 def _quoted(value: str) -> str:
     return json.dumps(value, ensure_ascii=False) if any(mark in value for mark in ',:\n"') else value
-
-
-FOLDER = "drawn"  # where pictures go if no folder is named
-SETTINGS_CHUNK = "ppldm"  # keyword of the text in a PNG that holds a picture's record
-SOURCE = "source"  # within it, and no part of the record: where the model came from, and the batch
-_SHOWN_LETTERS = 60
 
 
 def read_settings(path: Path) -> dict | None:

@@ -131,8 +131,7 @@ def _table() -> dict[str, Any]:
     from ..engine import ENGINES
     from ..half import DTYPES
     from ..prompt_weights import SYNTAXES
-    from ..serving.limits import Limits
-    from ..serving.parameters import Parameter, make_parameters
+    from ..serving.parameters import Limits, Parameter, make_parameters
 
     usual = {one.name: one for one in make_parameters(("",), Limits(max_side=1 << 14, max_steps=1 << 20))}
     for name in ("model", "image", "mask", "num_samples"):

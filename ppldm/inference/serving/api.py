@@ -18,10 +18,9 @@ from ...utils.text import count_of
 from ...utils.web.page import STYLE
 from ...utils.web.server import ask_for_token, make_flask, render_page
 from .jobs import DRAWING, ENDED, WAITING, Job, Queue, QueueFullError, StoppingError
-from .limits import Limits
 from .openapi import make_document
 from .paint import Painter
-from .parameters import make_parameters, read_request
+from .parameters import Limits, make_parameters, read_request
 
 MOST_BYTES = 12 << 20  # of a request: a picture and a mask in base64
 _SENTENCES = {

@@ -44,7 +44,7 @@ def _serve(
 ) -> None:
     from ...utils.entry import entry
     from ...utils.web.server import check_port, is_loopback, serve
-    from .limits import Limits
+    from .parameters import Limits
 
     limits = Limits(max_pictures, max_side, max_steps, max_waiting, max_memory_mb)
     limits.check()

@@ -27,6 +27,8 @@ from .jobs import Job
 
 _SIDE, _PROBES = 16, 8  # of the latents that are decoded; their number
 _PATCHES = (2, 4, 8)  # sides of the patches of one value of which they are the sum: surfaces, edges, details
+BATCH_SIZE = 8  # pictures at a time
+_PREVIEW_SECONDS = 0.25  # from one to the next
 
 
 class Preview:
@@ -68,10 +70,6 @@ def _surroundings(latents: np.ndarray) -> np.ndarray:
     around = [padded[:, :, top : top + height, left : left + width] for top in range(3) for left in range(3)]
     places = np.moveaxis(np.concatenate(around, axis=1), 1, -1).reshape(-1, 9 * latents.shape[1])
     return np.concatenate([places, np.ones((len(places), 1), np.float32)], axis=1)
-
-
-BATCH_SIZE = 8  # pictures at a time
-_PREVIEW_SECONDS = 0.25  # from one to the next
 
 
 class Painter:

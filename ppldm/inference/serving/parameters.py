@@ -1,9 +1,9 @@
-"""What a request may say, as one table: requests are checked by it, and the OpenAPI document is made from it."""
+"""What a request may say and how much, as one table that checks requests and makes the OpenAPI document."""
 
 import base64
 import binascii
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from ...utils.errors import ConfigError, RowError
 from ...utils.rng import MAX_SEED
 from ...utils.text import did_you_mean
 from ..prompts import check_prompt
-from .limits import Limits
 
 MOST_LETTERS = 10_000  # of a prompt
 _LEAST_PIXELS, _TIMES = 1 << 20, 16  # that a picture may have; or so many times as the largest that is drawn
@@ -23,6 +22,24 @@ _TYPES = {"text": "string", "choice": "string", "picture": "string", "integer": 
           "flag": "boolean"}  # fmt: skip
 _SHOWN = 60  # letters of a value in a message
 _SAID = dict.fromkeys(("steps", "num_steps"), "num_inference_steps")  # which nothing is near to
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one request its pictures, their sides in pixels and a sampler's steps; of all the jobs that wait, and the
+    pictures in memory, MB."""
+
+    max_pictures: int = 16
+    max_side: int = 1024
+    max_steps: int = 250
+    max_waiting: int = 32
+    max_memory_mb: int = 256
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        for one in fields(self):
+            if getattr(self, one.name) < 1:
+                raise ConfigError(f"--{one.name} {getattr(self, one.name)} must be above 0")
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,14 @@ for _language, _commonest in _COMMON.items():
     for _word in _commonest.split():
         _WORDS.setdefault(_word, set()).add(_language)
 
+MOST_ROWS = 500_000  # that are looked at in full, about
+SHOWN = 20  # values of a table
+_DIGITS = 3  # of scores
+_URLS = ("url", "URL", "image_url")
+_LICENCES = ("license", "licence", "LICENSE", "license_name")
+_LANGUAGES = ("language", "LANGUAGE", "lang")
+_COPIES = {"key": ("key",), "sha256": ("sha256",), "url": _URLS}
+
 
 def find_language(caption: str) -> str:
     """A code of ISO 639-1; `OTHER` and the name of a script; `NONE` of a caption without letters of these scripts."""
@@ -102,15 +110,6 @@ def find_language(caption: str) -> str:
     if not most or (len(most) > 1 and most[0][0] == most[1][0]):
         return OTHER + script
     return most[0][1]
-
-
-MOST_ROWS = 500_000  # that are looked at in full, about
-SHOWN = 20  # values of a table
-_DIGITS = 3  # of scores
-_URLS = ("url", "URL", "image_url")
-_LICENCES = ("license", "licence", "LICENSE", "license_name")
-_LANGUAGES = ("language", "LANGUAGE", "lang")
-_COPIES = {"key": ("key",), "sha256": ("sha256",), "url": _URLS}
 
 
 @dataclass

@@ -26,6 +26,11 @@ from ..show import choose_rows, read_tile
 from .facts import MOST_ROWS, SHOWN
 
 READ = "read"
+NUM_ROWS = 200  # that are shown
+_SEED = 0  # of their choice
+_SIDE, _QUALITY = 192, 80  # pixels, of JPEG
+_SHEET_WIDTH = 1200  # pixels
+_CAPTION_LENGTH = 600  # characters that are shown
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,6 @@ def _read_run(folder: Path) -> Step | None:
 
 def _sorted(dropped: dict[str, int]) -> dict[str, int]:
     return dict(sorted(((name, rows) for name, rows in dropped.items() if rows), key=lambda one: (-one[1], one[0])))
-
-
-NUM_ROWS = 200  # that are shown
-_SEED = 0  # of their choice
-_SIDE, _QUALITY = 192, 80  # pixels, of JPEG
-_SHEET_WIDTH = 1200  # pixels
-_CAPTION_LENGTH = 600  # characters that are shown
 
 
 def write_page(

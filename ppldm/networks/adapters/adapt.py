@@ -21,6 +21,10 @@ from .tokens import TokensAdapter, find_table, plan_tokens
 
 _SALT = 10  # of Stream.INIT: networks have smaller ones
 _SHOWN = 4
+_ZERO = nn.initializer.Constant(0.0)
+
+
+TEXT_ENCODER = "text_encoder"
 
 
 class LoraLayer(nn.Layer):
@@ -91,12 +95,6 @@ def find_layers(name: str, network: nn.Layer, modules: list[str]) -> dict[str, n
             f"{'any of these' if len(modules) > 1 else 'it'}; names are such as {', '.join(some)}"
         )
     return found
-
-
-_ZERO = nn.initializer.Constant(0.0)
-
-
-TEXT_ENCODER = "text_encoder"
 
 
 def adapt(model: Model, config, seed: int) -> None:

@@ -28,6 +28,7 @@ from ..model import Component, Loss
 from .stage import CascadeModel
 
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of OpenAI's pixels in 0 .. 1
+_KEPT = 0.1
 
 
 @paddle.no_grad()
@@ -51,9 +52,6 @@ def _middle(old: int, new: int, side: int):
     """float32 [side, old]: the middle `side` of the `new` numbers that a line of `old` is resized to."""
     first = round((new - side) / 2)
     return paddle.to_tensor(bicubic_filter(old, new)[first : first + side])
-
-
-_KEPT = 0.1
 
 
 class CascadePriorModel(CascadeModel):

@@ -33,6 +33,9 @@ from ..download.metadata import natural_key
 HEADER = ["file_path", "num_samples"]
 DAMAGED = -1  # in place of the samples of a shard that is missing or cannot be read
 _TEXTS = ("json", "txt")
+_HEADER = ("dir", "text")
+# What makes quotes necessary. Python's csv module before 3.13 does not quote a carriage return alone.
+_QUOTED = frozenset(',"\r\n')
 
 
 def write_stats(folder: Path, prefix: str = "") -> dict[str, dict]:
@@ -121,11 +124,6 @@ def _read(path: Path) -> Iterator[tuple[str, int]]:
             yield from ((name, int(samples)) for name, samples in reader)
         except (ValueError, csv.Error) as error:
             raise ConfigError(f"{path} is not a table of {','.join(HEADER)} ({error}); write it again") from error
-
-
-_HEADER = ("dir", "text")
-# What makes quotes necessary. Python's csv module before 3.13 does not quote a carriage return alone.
-_QUOTED = frozenset(',"\r\n')
 
 
 def annotate(

@@ -41,6 +41,19 @@ from .shard import (
 )
 from .shard_rows import sample_urls
 
+DISTRIBUTORS = ("multiprocessing", "pyspark")
+_KILL_GRACE_SECONDS = 120
+# Of a shard, each after another picture was found that ends its process.
+_MAX_TRIES = 20
+_PREFLIGHT_URL_SECONDS, _PREFLIGHT_SECONDS = 20, 300
+_MIN_PREFLIGHT_URLS, _MAX_SAMPLED_PARTS = 20, 16
+# Below this, no more shards are begun.
+_MIN_FREE_BYTES = 2**30
+_SPARE = 1.1
+# Rows wait in files for their shard, a few MB each.
+_SHARDS_PER_JOB = 1000
+DRIVER_MEMORY_GB = 1.0
+
 
 def download_shard_at(task: ShardTask, settings: ShardSettings, hadoop: str) -> dict:
     """Download a shard to its address and return its record; `hadoop` are the settings of the file systems. Raises as
@@ -63,20 +76,6 @@ def put_shard(folder: Path, part: AddressPath, number: int) -> None:
     files = {piece: part / piece.name for piece in find_pieces(folder, number)}
     files |= {find(folder, number): find(part, number) for find in (record_path, stats_path)}
     put_files(files, [*find_pieces(part, number), record_path(part, number)], work_folder(part))
-
-
-DISTRIBUTORS = ("multiprocessing", "pyspark")
-_KILL_GRACE_SECONDS = 120
-# Of a shard, each after another picture was found that ends its process.
-_MAX_TRIES = 20
-_PREFLIGHT_URL_SECONDS, _PREFLIGHT_SECONDS = 20, 300
-_MIN_PREFLIGHT_URLS, _MAX_SAMPLED_PARTS = 20, 16
-# Below this, no more shards are begun.
-_MIN_FREE_BYTES = 2**30
-_SPARE = 1.1
-# Rows wait in files for their shard, a few MB each.
-_SHARDS_PER_JOB = 1000
-DRIVER_MEMORY_GB = 1.0
 
 
 @dataclass(frozen=True)

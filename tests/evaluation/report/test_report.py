@@ -97,6 +97,16 @@ def test_a_page_of_two_runs_and_a_sweep_loads_nothing_and_shows_words_as_words(r
     assert again.read_text() == html
 
 
+def test_a_report_lies_with_its_first_run_and_a_sweep_where_one_is(runs, results, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    report(runs)
+    assert [run for run in runs if page.Path(run, "report.html").is_file()] == runs[:1]
+    assert not list((tmp_path / "here").iterdir())
+    report((), results)
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["report.html"]
+
+
 def test_what_would_be_loaded_is_found():
     assert loaded('<img src="http://a/b.png"><style>p{background:url(x.png)}</style><a href="#b">') == [
         "http://a/b.png",

@@ -16,9 +16,8 @@ import ppldm
 from ppldm.inference.pictures.draw import SETTINGS_CHUNK
 from ppldm.inference.serving.api import make_api
 from ppldm.inference.serving.jobs import Pictures, Queue
-from ppldm.inference.serving.limits import Limits
 from ppldm.inference.serving.openapi import make_document
-from ppldm.inference.serving.parameters import make_parameters
+from ppldm.inference.serving.parameters import Limits, make_parameters
 from ppldm.utils.pictures import as_png
 
 MANY = 200 if ALL else 60  # requests at once

@@ -5,7 +5,11 @@ import pytest
 
 from ppldm.inference.serving.paint import Preview
 
-RNG = np.random.default_rng(3)
+
+@pytest.fixture
+def rng():
+    """The same numbers in every test, whichever were played before it."""
+    return np.random.default_rng(3)
 
 
 def linear(factor, matrix, offset):
@@ -21,9 +25,9 @@ def linear(factor, matrix, offset):
 @pytest.mark.parametrize("channels", [3, 4, 16])
 @pytest.mark.parametrize("factor", [4, 8])
 @pytest.mark.parametrize("scale", [1.0, 14.6, 0.1])
-def test_it_is_what_a_linear_decoder_makes(channels, factor, scale):
-    decode = linear(factor, RNG.normal(0, 6 / np.sqrt(channels), (channels, 3)), np.array([100, 128, 150]))
-    latents = RNG.standard_normal((2, channels, 5, 7)).astype(np.float32)
+def test_it_is_what_a_linear_decoder_makes(rng, channels, factor, scale):
+    decode = linear(factor, rng.normal(0, 6 / np.sqrt(channels), (channels, 3)), np.array([100, 128, 150]))
+    latents = rng.standard_normal((2, channels, 5, 7)).astype(np.float32)
     latents /= latents.std(axis=(1, 2, 3), keepdims=True)
     shown = Preview(decode, channels)(latents * scale)
     assert shown.shape == (10, 28, 3) and shown.dtype == np.uint8
@@ -49,8 +53,8 @@ def blurred(latents):
     return np.rint(colours).clip(0, 255).astype(np.uint8)
 
 
-def test_it_sees_the_neighbours_and_the_quarters_of_a_place():
-    latents = RNG.standard_normal((2, 4, 6, 6)).astype(np.float32)
+def test_it_sees_the_neighbours_and_the_quarters_of_a_place(rng):
+    latents = rng.standard_normal((2, 4, 6, 6)).astype(np.float32)
     latents /= latents.std(axis=(1, 2, 3), keepdims=True)
     shown = Preview(blurred, 4)(latents)
     truth = np.concatenate(list(blurred(latents)[:, ::2, ::2]), axis=1)
