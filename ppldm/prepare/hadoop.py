@@ -18,8 +18,8 @@ from typing import Protocol
 from ..utils.errors import ConfigError, DataError, OutputError
 from ..utils.files import local_path
 from ..utils.machine.spark import escape_glob
-from .download.metadata import Table, Tables, natural_key
 from .filter.columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
+from .metadata import Table, Tables, natural_key
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(/.*)?")
 _READ_BYTES = 1 << 20

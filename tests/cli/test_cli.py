@@ -104,7 +104,7 @@ def test_what_is_on_by_default_has_a_flag_for_either(words, monkeypatch):
     given = []
     monkeypatch.setattr("ppldm.prepare.download.download._plan", lambda *args: ([], ()))
     monkeypatch.setattr(
-        "ppldm.prepare.download.shard.ShardSettings.__post_init__", lambda self: given.append(self.refuse_private)
+        "ppldm.prepare.download.fetch.FetchSettings.__post_init__", lambda self: given.append(self.refuse_private)
     )
     run(["download", "metadata", "--out", "out", "--dry-run", *words])
     assert given == [not any("no" in word for word in words)]

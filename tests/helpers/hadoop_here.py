@@ -5,8 +5,8 @@ import fnmatch
 import shutil
 from pathlib import Path
 
-from ppldm.prepare.download.metadata import natural_key
 from ppldm.prepare.hadoop import Entry, Hadoop
+from ppldm.prepare.metadata import natural_key
 from ppldm.utils.errors import OutputError
 
 

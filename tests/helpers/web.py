@@ -126,6 +126,7 @@ _STATUS = {"missing.jpg": 404, "forbidden.jpg": 403, "broken.jpg": 503}
 # `/good/N.jpg` is always there; `/late/N.jpg` once the server is `healed`; `/busy/N.jpg` when asked for again, a
 # second later; `/slow/N.jpg` after a while; `/early/103-102/N.jpg` after answers of these statuses; `/secret/N.jpg`
 # for user "me", password "p@ss"; `/to?URL` leads to the URL; `/limited.jpg` asks to be left alone for a day.
+OPT_OUT = "noai"
 ESCAPES = b"\x1b]0;owned\x07\x1b[2J\x9b31m"
 
 
@@ -244,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "huge.png":
             self.send(huge_png_header(), "image/png")
         elif path == "opted-out.jpg":
-            self.send(encode(picture(22)), X_Robots_Tag="noai")
+            self.send(encode(picture(22)), X_Robots_Tag=OPT_OUT)
         elif path == "no-content.jpg":
             self.send_status(204)
         elif path == "brotli.jpg":

@@ -4,7 +4,6 @@ same command again changes nothing, and another list is another job."""
 import gzip
 import hashlib
 import json
-import urllib.request
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from ppldm.prepare.convert.convert import convert, convert_source
 from ppldm.prepare.convert.reencode import Treatment
 from ppldm.prepare.download.download import download
 from ppldm.prepare.download.failures import classify
-from ppldm.prepare.download.fetch import Bounds, install
+from ppldm.prepare.download.fetch import Fetcher, FetchSettings
 from ppldm.prepare.filter.filter import filter
 from ppldm.prepare.provenance.forget import forget
 from ppldm.utils.errors import ConfigError
@@ -95,17 +94,11 @@ def test_a_blocked_url_is_not_fetched_and_a_blocked_file_not_kept():
         urls = [server.url(f"good/{number}.jpg") for number in range(3)]
         body = web.encode(web.picture(1))
         blocked = BlockList(frozenset(urls[:1]), frozenset([hashlib.sha256(body).hexdigest()]))
-        try:
-            install(Bounds(30, 10**6), blocked=blocked)
-            found = []
-            for url in urls:
-                try:
-                    with urllib.request.urlopen(url, timeout=5) as answer:
-                        found.append(len(answer.read()) > 0)
-                except OSError as error:
-                    found.append(classify("failed_to_download", str(error)))
-        finally:
-            urllib.request.install_opener(None)
+        settings = FetchSettings(5, 0, 30, 10**6, refuse_private=False, blocked=blocked)
+        fetched = dict(Fetcher(settings).fetch_all(dict(enumerate(urls)), 1))
+        found = [
+            one == web.encode(web.picture(2)) or classify("failed_to_download", str(one)) for one in fetched.values()
+        ]
         assert found == ["blocked", "blocked", True]
         assert not any(path.endswith("/0.jpg") for path in server.hits) and len(server.hits) == 2
 

@@ -325,18 +325,17 @@ def metadata_of(folder, rows, number=1):
 
 
 def run_of(tmp_path, redo=False, retry=None, **settings):
-    from ppldm.prepare.download.fetch import Bounds
+    from ppldm.prepare.download.fetch import FetchSettings
     from ppldm.prepare.download.shard import ShardSettings
 
     parts = find_parts(tmp_path / "metadata", 0)
     resizer = Resizer(
         settings.pop("image_size", 64), settings.pop("encode_quality", 95), settings.pop("min_image_size", 0)
     )
-    options = {"output_format": "files", "samples_per_shard": 2, "disallowed_header_directives": ("noai",)} | settings
-    shard = ShardSettings(
-        resizer=resizer, columns=(), thread_count=1, timeout=1, retries=0, bounds=Bounds(1, 10), shard_seconds=1,
-        user_agent_token=None, **options,
-    )  # fmt: skip
+    forbidding = settings.pop("disallowed_header_directives", ("noai",))
+    options = {"output_format": "files", "samples_per_shard": 2} | settings
+    fetch = FetchSettings(1, 0, 1, 10, disallowed_header_directives=forbidding)
+    shard = ShardSettings(fetch, resizer, columns=(), thread_count=1, shard_seconds=1, **options)
     size = shard.samples_per_shard
     downloads = [
         PartDownload(part, tmp_path / f"out/part_{part.number}", find_columns(part.path), size) for part in parts

@@ -28,7 +28,7 @@ from ...utils.errors import ConfigError, DataError, PartError, RowError
 from ...utils.files import atomic_write, local_path, read_json_object, write_text
 from ...utils.log import get_logger, progress
 from ...utils.report import print_report
-from ..download.metadata import natural_key
+from ..metadata import natural_key
 
 HEADER = ["file_path", "num_samples"]
 DAMAGED = -1  # in place of the samples of a shard that is missing or cannot be read

@@ -13,7 +13,7 @@ from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path
 from ...utils.log import get_logger
 from ..address_path import AddressPath
-from ..download.metadata import natural_key
+from ..metadata import natural_key
 from .units import CsvUnit, FolderUnit, JsonLinesUnit, MdsUnit, ParquetUnit, TarUnit, Unit
 
 _FILE_KINDS: dict[str, Callable[..., Any]] = {

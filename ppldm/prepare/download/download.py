@@ -110,12 +110,25 @@ def _download_to(metadata: Path | RemotePath, out: Path | RemotePath, flags: Sim
 
 def _make_settings(flags: SimpleNamespace, columns: tuple[str, ...]):
     """The ShardSettings of flags. Raises ConfigError."""
-    from .fetch import Bounds
+    from .fetch import FetchSettings
     from .resize import Resizer
     from .shard import ShardSettings
 
     forbidding = flags.disallowed_header_directives
+    fetch = FetchSettings(
+        timeout=flags.timeout,
+        retries=flags.retries,
+        url_seconds=flags.url_seconds,
+        max_bytes=flags.max_bytes,
+        requests_per_host=flags.requests_per_host,
+        user_agent_token=flags.user_agent_token or None,
+        disallowed_header_directives=() if forbidding == "none" else _words(forbidding),
+        check_certificates=not flags.ignore_ssl_certificate,
+        refuse_private=flags.refuse_private,
+        blocked=read_block_list(flags.block_list),
+    )
     return ShardSettings(
+        fetch=fetch,
         resizer=Resizer(
             flags.image_size, flags.encode_quality, flags.min_image_size, flags.max_image_area, flags.max_aspect_ratio
         ),
@@ -123,16 +136,7 @@ def _make_settings(flags: SimpleNamespace, columns: tuple[str, ...]):
         columns=columns,
         samples_per_shard=flags.number_sample_per_shard,
         thread_count=flags.thread_count,
-        timeout=flags.timeout,
-        retries=flags.retries,
-        bounds=Bounds(flags.url_seconds, flags.max_bytes),
         shard_seconds=flags.shard_seconds,
-        user_agent_token=flags.user_agent_token or None,
-        disallowed_header_directives=() if forbidding == "none" else _words(forbidding),
-        check_certificates=not flags.ignore_ssl_certificate,
-        refuse_private=flags.refuse_private,
-        requests_per_host=flags.requests_per_host,
-        blocked=read_block_list(flags.block_list),
     )
 
 

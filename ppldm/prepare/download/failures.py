@@ -2,11 +2,25 @@
 
 img2dataset records `str(error)` of what urllib or its resizer raised. `classify` is the one place that reads those
 words, so that folders made only by img2dataset are understood as well.
+
+Is it the network that fails, or are the links dead?
+
+Of the links of an old data set a fifth or more are dead; those rows are counted, and that is all. A resolver that gives
+up under load, a proxy or certificates that are missing look the same in a table of failures, but cost half of the data
+in silence. The two differ: a dead host's name does not come back when asked for again; sites refuse one by one, not
+half of the web at once. So hosts are counted and not URLs: each has one vote, divided among its URLs, lest ten thousand
+pictures of one dead host pass for a dead network.
 """
 
 import re
+import socket
+import time
+import urllib.parse
+import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 # Of each class: what its messages look like, and what it means. The first that fits is taken.
 _CLASSES = {
@@ -53,6 +67,13 @@ CLASSES = tuple(MEANINGS)
 _PATTERNS = {name: re.compile(pattern) for name, (pattern, _) in _CLASSES.items()}
 # The resolver itself is in trouble (EAI_AGAIN); any other code of getaddrinfo says that the name has no address.
 _RESOLVER_TROUBLE = re.compile(r"\[Errno -3\]|Temporary failure in name resolution")
+# Shares of the votes above which the network is at fault, well above what dead links of the web cause.
+MAX_RESOLVER_TROUBLE, MAX_DNS, MAX_TLS, MAX_PROXY, MAX_UNREACHABLE, MAX_TIMEOUT = 0.05, 0.3, 0.2, 0.05, 0.3, 0.5
+# So few hosts prove nothing.
+_MIN_HOSTS = 8
+_NETWORK_CLASSES = ("dns", "tls", "proxy", "unreachable", "refused", "timeout")
+_USER = re.compile(r"(?<=//)[^/?#]*@")
+_LOOKUPS, _PAUSE_SECONDS, _MAX_SECONDS = 3, 0.2, 60
 
 
 def classify(status: str, message: str | None) -> str:
@@ -103,3 +124,130 @@ def describe_rows(report: dict) -> str:
         f"{report['success']:,} of {report['rows']:,} rows have their picture ({report['success'] / rows:.1%}), "
         f"{report['bytes'] / 1e6:,.1f} MB{pending}"
     )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one URL, in img2dataset's words."""
+
+    url: str | None
+    status: str
+    message: str | None
+
+    @property
+    def name(self) -> str:
+        """The class, "success" or one of failures.CLASSES."""
+        return classify(self.status, self.message)
+
+    @property
+    def host(self) -> str:
+        """The host's name, or an empty text."""
+        try:
+            return urllib.parse.urlsplit(self.url or "").hostname or ""
+        except ValueError:
+            return ""
+
+
+def without_password(url: str) -> str:
+    """A URL without the name and the password before its host."""
+    return _USER.sub("", url)
+
+
+def find_network_fault(outcomes: Sequence[Outcome], ask_again: bool = False) -> str | None:
+    """What is wrong with the network and the remedy, in one line; None where nothing is.
+
+    With `ask_again`, names that have no address are looked up once more, which takes up to a minute, and URLs of a few
+    hosts that all fail are taken for a fault too.
+    """
+    urls_of = Counter(outcome.host for outcome in outcomes)
+    votes = Counter()
+    for outcome in outcomes:
+        votes[outcome.name] += 1 / urls_of[outcome.host]
+    trouble = _count_resolver_trouble(outcomes, urls_of, ask_again)
+
+    def over(number: float, share: float) -> bool:
+        return number >= _MIN_HOSTS and number > share * len(urls_of)
+
+    def of(number: float) -> str:
+        return f"{number:.0f} of {len(urls_of)} hosts ({number / len(urls_of):.0%})"
+
+    unreachable = votes["unreachable"] + votes["refused"]
+    if over(trouble, MAX_RESOLVER_TROUBLE) or over(votes["dns"], MAX_DNS):
+        blame = f", at least {trouble:.0f} of them because the resolver fails" if trouble >= 1 else ""
+        return (
+            f"DNS: look-ups fail for {of(votes['dns'])}{blame}; {_resolvers()}; run a caching resolver on this machine "
+            "(sudo apt install knot-resolver or unbound, then nameserver 127.0.0.1 in /etc/resolv.conf), or without "
+            "root ask for less at once: fewer --processes-count and --thread-count"
+        )
+    if over(votes["tls"], MAX_TLS):
+        return (
+            f"TLS: certificates are not trusted for {of(votes['tls'])}; set the clock, install ca-certificates or "
+            'export SSL_CERT_FILE="$(python -m certifi)"; behind a proxy that opens TLS, name its certificate there; '
+            "or go on with --ignore-ssl-certificate"
+        )
+    if over(votes["proxy"], MAX_PROXY):
+        return f"the proxy refuses {of(votes['proxy'])} ({_proxies()}); mend http_proxy and https_proxy"
+    if over(unreachable, MAX_UNREACHABLE):
+        return (
+            f"no connection for {of(unreachable)}; {_proxies()}: check the way to the internet, a firewall, or set "
+            "http_proxy and https_proxy"
+        )
+    if over(votes["timeout"], MAX_TIMEOUT):
+        return (
+            f"no answer in time for {of(votes['timeout'])}; a firewall or too much at once: lower --processes-count "
+            "and --thread-count, or raise --timeout"
+        )
+    failing = sum(outcome.name in _NETWORK_CLASSES for outcome in outcomes)
+    if ask_again and failing == len(outcomes) >= _MIN_HOSTS:
+        example = f"{without_password(outcomes[0].url)} ({outcomes[0].message})"
+        return (
+            f"not one of {failing} URLs can be reached, for example {example}; "
+            f"{_resolvers()}, {_proxies()}: check the way to the internet; or all the hosts are gone: --preflight 0"
+        )
+    return None
+
+
+def _count_resolver_trouble(outcomes: Iterable[Outcome], urls_of: Counter, ask_again: bool) -> float:
+    """The votes of those of class dns that the resolver is to blame for: it said so itself, or the name has an address
+    when asked for again, alone. Counts no further than needed."""
+    trouble, hosts = 0.0, Counter()
+    for outcome in outcomes:
+        if outcome.name != "dns":
+            continue
+        if is_resolver_trouble(outcome.message):
+            trouble += 1 / urls_of[outcome.host]
+        else:
+            hosts[outcome.host] += 1
+    last_moment = time.monotonic() + _MAX_SECONDS
+    enough = max(_MIN_HOSTS, MAX_RESOLVER_TROUBLE * len(urls_of) + 1)
+    for host, count in hosts.items() if ask_again else ():
+        if trouble >= enough or time.monotonic() > last_moment:
+            break
+        trouble += count / urls_of[host] * _has_address_after_all(host)
+    return trouble
+
+
+def _has_address_after_all(host: str) -> bool:
+    for _ in range(_LOOKUPS):
+        try:
+            socket.getaddrinfo(host, 80, type=socket.SOCK_STREAM)
+            return True
+        except (socket.gaierror, UnicodeError):
+            time.sleep(_PAUSE_SECONDS)
+    return False
+
+
+def _resolvers() -> str:
+    try:
+        lines = Path("/etc/resolv.conf").read_text().splitlines()
+    except OSError:
+        return "/etc/resolv.conf cannot be read"
+    servers = [line.split()[1] for line in lines if line.startswith("nameserver") and len(line.split()) > 1]
+    return f"/etc/resolv.conf names {', '.join(servers) or 'no nameserver'}"
+
+
+def _proxies() -> str:
+    # What follows the last @: the password itself may hold one, or a slash.
+    hosts = {name: url.rpartition("@")[2] for name, url in urllib.request.getproxies().items()}
+    used = [f"{name}={hosts[name]}" for name in ("http", "https") if name in hosts]
+    return f"proxies in use: {', '.join(used) or 'none'}"

@@ -1,103 +1,186 @@
-"""What is put under urllib, which img2dataset fetches with: bounds on what a server can cost us, and good manners.
+"""A URL fetched, whatever its server does: bounds on what one may cost, and good manners.
 
-urllib's timeout is that of one wait on a socket: a server that sends a byte a second holds a thread for days, and one
-that never stops sending fills the memory. `install` makes `urllib.request.urlopen` keep, besides, a time for a whole
-URL with its redirects, a moment after which nothing more is fetched, and a number of bytes. Every breach is an error of
-the fetch, which img2dataset records for its row; so no row is lost. What a server says in an error is escaped and cut.
+img2dataset's own fetch cannot be held from outside. It calls `urllib.request.urlopen`, whose timeout is that of one
+wait on a socket: a server that sends a byte a second holds a thread for days, one that never stops sending fills the
+memory (tests/prepare/download/test_fetch.py has these servers), and only an opener put under the whole process could
+change that. So URLs are fetched here, and img2dataset's writers write what comes of them (`shard`).
+
+Every breach of a bound is a FetchError, which is recorded for its row; so no row is lost. The messages are those that
+img2dataset records, which `failures` reads; what a server says in them is escaped and cut.
 
 Only http and https are opened: `file:` and `data:` in metadata from the web would read this machine. With
-`refuse_private`, only the public internet is (`public_address`). Hosts are asked as often as `host_limits` allows.
+`refuse_private`, only the public internet is: `http://169.254.169.254/…` would hand a cloud machine's credentials to
+the data set, `http://10.0.0.1/…` would press buttons of a router. The address is checked that is connected to, after
+the look-up of every redirect, so a name that resolves to a private address, now or the next time, does not help either.
 
 As browsers do: `http://user:password@host/` is fetched as user; an answer that comes compressed, which was not asked
 for, is unpacked; ports beyond 65,535 are not a URL. An answer without a byte is a failure, "empty answer".
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import http.client
 import io
-import random
+import math
 import ssl
-import threading
 import time
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from email.message import Message
+from functools import partial
+from queue import SimpleQueue
 from urllib.error import HTTPError
 
 from ...utils.errors import ConfigError
 from ...utils.text import one_line
 from ..block_list import BLOCKED, NOTHING, BlockList
-from .host_limits import HostLimits
-from .public_address import connect_public, is_named_private, refuse
+from .hosts import HostLimits, connect_public, is_named_private, refuse
 
+_USER_AGENT = "Mozilla/5.0 (X11; Ubuntu; Linux x86_64; rv:72.0) Gecko/20100101 Firefox/72.0"  # as img2dataset's
 # Characters that have a meaning in a URL and stay as they are; all others are percent-encoded, as browsers do.
 _URL_CHARACTERS = "!#$%&'()*+,/:;=?@[]~"
 _MAX_MESSAGE = 300  # characters of a failure that are recorded
 _TOO_MANY_BYTES = "too many bytes in one answer"
-_JITTER = 0.25
 _GZIP_START = b"\x1f\x8b"
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What one URL may cost: seconds from its first byte to its last, redirects included; bytes of one answer."""
-
-    url_seconds: float
-    max_bytes: int
 
 
 class FetchError(OSError):
     """Why a URL could not be had: one line that may be shown."""
 
 
-class _Fetch(threading.local):
-    """What the running fetch of this thread may still use; img2dataset fetches one URL a thread."""
+@dataclass(frozen=True)
+class FetchSettings:
+    """How URLs are fetched. `timeout`: seconds of one wait on a socket. `url_seconds`, `max_bytes`: what one URL may
+    cost, from its first byte to its last, redirects included, and in one answer. `requests_per_host`: at a time, 0
+    meaning no limit. URLs of `blocked` are not fetched, and its files not taken."""
 
-    deadline = None
-    max_bytes = 0
+    timeout: float
+    retries: int
+    url_seconds: float
+    max_bytes: int
+    requests_per_host: int = 0
+    user_agent_token: str | None = None
+    disallowed_header_directives: tuple[str, ...] = ()
+    check_certificates: bool = True
+    refuse_private: bool = True
+    blocked: BlockList = NOTHING
+
+    def __post_init__(self):
+        require("retries", self.retries, 0)
+        require("requests-per-host", self.requests_per_host, 0)
+        for name in ("timeout", "url_seconds", "max_bytes"):
+            require(name.replace("_", "-"), getattr(self, name))
 
 
-_fetch = _Fetch()
-_FAILURES = (OSError, ValueError, http.client.HTTPException, zlib.error)
+def require(flag: str, value: float, least: int | None = None) -> None:
+    """Raises ConfigError for the value of a flag that is below `least`, or not more than 0."""
+    if least is not None and value < least:
+        raise ConfigError(f"--{flag} is {value}; it must be at least {least}")
+    if least is None and not value > 0:
+        raise ConfigError(f"--{flag} is {value}; it must be more than 0")
 
 
-def install(
-    bounds: Bounds,
-    last_moment: float = float("inf"),
-    on_fetch: Callable[[], None] = lambda: None,
-    check_certificates: bool = True,
-    refuse_private: bool = False,
-    requests_per_host: int = 0,
-    blocked: BlockList = NOTHING,
-) -> None:
-    """Make `urllib.request.urlopen` of this process keep `bounds`, until another call.
+class Fetcher:
+    """Fetches URLs, in any number of threads, until `last_moment` of time.monotonic, in seconds; later fetches fail at
+    once. Raises ConfigError where the environment names an impossible proxy."""
 
-    `last_moment`, in seconds of time.monotonic, is when everything ends: later fetches fail at once. `on_fetch` is
-    called, in the fetching thread, after the answer's headers or the failure of each URL. `requests_per_host`: at a
-    time, 0 meaning no limit. URLs of `blocked` are not fetched, and its files not taken. Raises ConfigError where the
-    environment names an impossible proxy.
-    """
-    check_proxies()
-    opener = _BoundedOpener(bounds, last_moment, on_fetch, HostLimits(requests_per_host, bounds.url_seconds), blocked)
-    for handler in (
-        _ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPErrorProcessor,
-        _RequestCleaner,
-    ):
-        opener.add_handler(handler())
-    # One context for all: each reads the system's certificates, some 20 ms.
-    context = ssl.create_default_context()
-    if not check_certificates:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    opener.add_handler(_HTTPHandler(refuse_private))
-    opener.add_handler(_HTTPSHandler(refuse_private, context))
-    urllib.request.install_opener(opener)
+    def __init__(self, settings: FetchSettings, last_moment: float = math.inf):
+        check_proxies()
+        self.settings, self.last_moment = settings, last_moment
+        self.hosts = HostLimits(settings.requests_per_host, settings.url_seconds)
+        self._token = (settings.user_agent_token or "").strip().lower()
+        self._forbidding = {directive.strip().lower() for directive in settings.disallowed_header_directives}
+        self._opener = urllib.request.OpenerDirector()
+        for handler in (
+            urllib.request.ProxyHandler(),
+            urllib.request.UnknownHandler(),
+            urllib.request.HTTPDefaultErrorHandler(),
+            urllib.request.HTTPErrorProcessor(),
+            _Web(settings, self.hosts),
+        ):
+            self._opener.add_handler(handler)
+
+    def fetch_all(self, urls: Mapping[int, str | None], num_threads: int) -> Iterator[tuple[int, bytes | FetchError]]:
+        """(number, the file of its URL) as they come. At most twice as many files as threads wait to be taken."""
+        done: SimpleQueue = SimpleQueue()
+        with ThreadPoolExecutor(num_threads) as executor:
+            try:
+                for count, (number, url) in enumerate(urls.items()):
+                    if count >= 2 * num_threads:
+                        yield done.get().result()
+                    executor.submit(self._try_to_fetch, number, url).add_done_callback(done.put)
+                for _ in range(min(len(urls), 2 * num_threads)):
+                    yield done.get().result()
+            finally:
+                executor.shutdown(wait=False, cancel_futures=True)
+
+    def _try_to_fetch(self, number: int, url: str | None) -> tuple[int, bytes | FetchError]:
+        try:
+            return number, self.fetch(url)
+        except FetchError as error:
+            return number, error
+
+    def fetch(self, url: str | None) -> bytes:
+        """The file of a URL, after as many tries as the settings say. Raises FetchError."""
+        for tries_left in range(self.settings.retries, -1, -1):
+            try:
+                return self._fetch(url)
+            except Exception as error:  # what servers can make urllib's parsers raise is not a list
+                if not tries_left:
+                    raise FetchError(one_line(str(error), _MAX_MESSAGE)) from error
+        raise AssertionError
+
+    def _fetch(self, url: str | None) -> bytes:
+        if time.monotonic() >= self.last_moment:
+            raise TimeoutError("deadline: the time of the shard was over")
+        request = urllib.request.Request(url)  # type: ignore[arg-type] # says of None, too, that it is no URL
+        if self.settings.blocked.names(request.full_url):
+            raise FetchError(f"{BLOCKED}: the URL is on the block list")
+        url = quote_url(request.full_url)
+        with self.hosts.slot(_host_of(url), self.last_moment):
+            deadline = min(time.monotonic() + self.settings.url_seconds, self.last_moment)
+            with self._open_in_turn(url, deadline) as answer:
+                if self._is_forbidden(answer.headers):
+                    raise FetchError("Use of image disallowed by X-Robots-Tag directive")
+                body = answer.read()
+        for name in reversed(answer.headers.get("Content-Encoding", "").lower().split(",")):
+            body = _unpack(body, name.strip(), self.settings.max_bytes)
+        if not body:
+            raise FetchError(f"empty answer (HTTP status {answer.status})")
+        blocked = self.settings.blocked
+        if blocked.hashes and blocked.names(None, hashlib.sha256(body).hexdigest()):
+            raise FetchError(f"{BLOCKED}: the file is on the block list")
+        return body
+
+    def _open_in_turn(self, url: str, deadline: float) -> http.client.HTTPResponse:
+        """The answer, asked for again and again as long as hosts ask to come back later and the deadline allows."""
+        token = f" (compatible; {self._token}; +https://github.com/rom1504/img2dataset)" if self._token else ""
+        while True:
+            request = _Request(url, {"User-Agent": _USER_AGENT + token}, deadline)
+            try:
+                answer = self._opener.open(request, timeout=self.settings.timeout)
+                self.hosts.note_success(_host_of(answer.url))
+                return answer
+            except HTTPError as error:
+                error.close()
+                asked_sec = self.hosts.note_refusal(_host_of(error.url), error)
+                if asked_sec is None or asked_sec >= deadline - time.monotonic():
+                    raise
+
+    def _is_forbidden(self, headers: Message) -> bool:
+        """Whether the site forbids the use, to all or to our name."""
+        for value in headers.get_all("X-Robots-Tag", []):
+            name, colon, listed = value.lower().partition(":")
+            words = {word.strip() for word in (listed if colon else name).split(",")}
+            if words & self._forbidding and (not colon or name == self._token):
+                return True
+        return False
 
 
 def check_proxies() -> None:
@@ -115,72 +198,6 @@ def check_proxies() -> None:
                 f"{name}_proxy is not the address of a proxy; write http://user:password@host:port, special characters "
                 "of the password as %2F, %40, ..."
             )
-
-
-class _BoundedOpener(urllib.request.OpenerDirector):
-    def __init__(
-        self, bounds: Bounds, last_moment: float, on_fetch: Callable[[], None], hosts: HostLimits, blocked: BlockList
-    ):
-        super().__init__()
-        self.bounds, self.last_moment, self.on_fetch, self.hosts = bounds, last_moment, on_fetch, hosts
-        self.blocked = blocked
-
-    def open(self, fullurl, data=None, timeout=None):
-        if _fetch.deadline is not None:  # a redirect, inside the fetch of the URL that led here
-            self._await_turn(_host_of(fullurl.full_url))
-            return super().open(fullurl, data, min(timeout, _remaining_seconds()))
-        try:
-            if time.monotonic() >= self.last_moment:
-                raise TimeoutError("deadline: the time of the shard was over")
-            request = fullurl if isinstance(fullurl, urllib.request.Request) else urllib.request.Request(fullurl)
-            if self.blocked.names(request.full_url):
-                raise FetchError(f"{BLOCKED}: the URL is on the block list")
-            request.full_url = quote_url(request.full_url)
-            return self._fetch(request, data, timeout)
-        except _FAILURES as error:
-            raise _as_fetch_error(error) from error
-        finally:
-            self.on_fetch()
-
-    def _fetch(self, request: urllib.request.Request, data, timeout) -> "_Answer":
-        host = _host_of(request.full_url)
-        self.hosts.enter(host, self.last_moment)
-        answer = None
-        try:
-            _fetch.deadline = min(time.monotonic() + self.bounds.url_seconds, self.last_moment)
-            _fetch.max_bytes = self.bounds.max_bytes
-            response = self._open_in_turn(request, data, timeout)
-            answer = _Answer(response, self.bounds.max_bytes, lambda: self.hosts.leave(host), self.blocked)
-            return answer
-        finally:
-            _fetch.deadline = None
-            if answer is None:
-                self.hosts.leave(host)
-
-    def _open_in_turn(self, request: urllib.request.Request, data, timeout):
-        """As `open`, again and again as long as hosts ask to come back later and the time of the URL allows."""
-        while True:
-            self._await_turn(_host_of(request.full_url))
-            try:
-                response = super().open(request, data, min(timeout, _remaining_seconds()))
-                self.hosts.note_success(_host_of(response.url))
-                return response
-            except HTTPError as error:
-                error.close()
-                asked_sec = self.hosts.note_refusal(_host_of(error.url), error)
-                if asked_sec is None or asked_sec >= _fetch.deadline - time.monotonic():
-                    raise
-
-    def _await_turn(self, host: str) -> None:
-        pause_sec = self.hosts.pause_sec(host)
-        if pause_sec >= _fetch.deadline - time.monotonic():
-            raise FetchError(f"HTTP Error 429: the host has asked not to be asked for another {pause_sec:.0f} s")
-        # Those who waited do not come back all in one moment.
-        time.sleep(pause_sec * (1 + random.random() * _JITTER))
-
-
-def _as_fetch_error(error: Exception) -> FetchError:
-    return FetchError(one_line(str(error), _MAX_MESSAGE))
 
 
 def _host_of(url: str) -> str:
@@ -202,13 +219,15 @@ def quote_url(url: str) -> str:
     return urllib.parse.quote(url.strip(), safe=_URL_CHARACTERS)
 
 
-class _RequestCleaner(urllib.request.BaseHandler):
-    """What every request goes through, those of redirects too, before a proxy takes it."""
+class _Request(urllib.request.Request):
+    """A request, that of a redirect too, of a fetch that ends at `deadline`. `own_host` stays where `host` becomes that
+    of a proxy. The URL's name and password go into a header, which no redirect takes along.
 
-    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
-        if not hasattr(request, "is_proxied"):  # a new one: urllib copies the proxy's password from before a redirect
-            request.remove_header("Proxy-authorization")
-        split = urllib.parse.urlsplit(request.full_url)
+    Raises ValueError "not a URL" for a port that cannot be.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], deadline: float):
+        split = urllib.parse.urlsplit(url)
         try:
             port = split.port
         except ValueError as error:
@@ -216,42 +235,101 @@ class _RequestCleaner(urllib.request.BaseHandler):
         if port == 0:
             raise ValueError("not a URL: port 0")
         user, at, host = split.netloc.rpartition("@")
+        super().__init__(split._replace(netloc=host).geturl() if at else url, headers=dict(headers))
         if at:
-            request.full_url = split._replace(netloc=host).geturl()
             credentials = urllib.parse.unquote_to_bytes(user if ":" in user else f"{user}:")
-            request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(credentials).decode()}")
-        return request
+            self.add_unredirected_header("Authorization", f"Basic {base64.b64encode(credentials).decode()}")
+        self.deadline, self.own_host = deadline, self.host
+
+
+class _Web(urllib.request.HTTPRedirectHandler, urllib.request.AbstractHTTPHandler):
+    """What every request of http and https goes through, those of redirects too."""
+
+    def __init__(self, settings: FetchSettings, hosts: HostLimits):
+        super().__init__()
+        self._settings, self._hosts = settings, hosts
+        # One for all connections: each reads the system's certificates, some 20 ms.
+        self._context = ssl.create_default_context()
+        if not settings.check_certificates:
+            self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        new.remove_header("Proxy-authorization")  # the proxy's own password, which may now go elsewhere
+        return _Request(new.full_url, new.headers, req.deadline)
+
+    def http_request(self, request: _Request) -> urllib.request.Request:
+        self._hosts.await_turn(_host_of(request.full_url), request.deadline)
+        request.timeout = min(request.timeout, _remaining_seconds(request.deadline))
+        return self.do_request_(request)
 
     https_request = http_request
 
+    def http_open(self, request: _Request):
+        return self.do_open(partial(self._connect, http.client.HTTPConnection, request), request)
 
-class _Answer:
-    """What img2dataset takes of an answer: headers, and the whole body, once."""
+    def https_open(self, request: _Request):
+        connect = partial(self._connect, http.client.HTTPSConnection, request, context=self._context)
+        return self.do_open(connect, request)
 
-    def __init__(self, response, max_bytes: int, on_close: Callable[[], None], blocked: BlockList):
-        self.headers, self._response, self._max_bytes, self._on_close = response.headers, response, max_bytes, on_close
-        self._blocked = blocked
+    def _connect(self, kind: type, request: _Request, host: str, **options) -> http.client.HTTPConnection:
+        """A connection whose answers are bounded. Raises OSError for a host that is private by its very name."""
+        connection = kind(host, **options)
+        connection.response_class = partial(_Response, request.deadline, self._settings.max_bytes)
+        if self._settings.refuse_private:
+            own_host = urllib.parse.unquote(_host_of(request.full_url))
+            if is_named_private(own_host):
+                raise refuse(own_host)
+            if request.host == request.own_host:  # else a proxy's, which may be private; the proxy makes the look-up
+                connection._create_connection = connect_public  # http.client's own way to put another in its place
+        return connection
 
-    def read(self) -> bytes:
-        """The body, unpacked. Raises FetchError."""
-        try:
-            body = self._response.read()
-            for name in reversed(self.headers.get("Content-Encoding", "").lower().split(",")):
-                body = _unpack(body, name.strip(), self._max_bytes)
-        except _FAILURES as error:
-            raise _as_fetch_error(error) from error
-        if not body:
-            raise FetchError(f"empty answer (HTTP status {self._response.status})")
-        if self._blocked.hashes and self._blocked.names(None, hashlib.sha256(body).hexdigest()):
-            raise FetchError(f"{BLOCKED}: the file is on the block list")
-        return body
 
-    def __enter__(self) -> "_Answer":
-        return self
+class _Response(http.client.HTTPResponse):
+    def __init__(self, deadline: float, max_bytes: int, sock, **options):
+        super().__init__(sock, **options)
+        self._max_bytes = max_bytes
+        self.fp = io.BufferedReader(_BoundedStream(self.fp.detach(), deadline, max_bytes), 65536)
 
-    def __exit__(self, *_) -> None:
-        self._response.close()
-        self._on_close()
+    def _read_status(self):
+        """http.client passes over 100 alone of the answers before the answer (103 Early Hints, 102 Processing)."""
+        while (found := super()._read_status())[1] // 100 == 1:
+            http.client.parse_headers(self.fp)
+        return found
+
+    def begin(self) -> None:
+        super().begin()
+        if self.length is not None and self.length > self._max_bytes:
+            raise OSError(_TOO_MANY_BYTES)
+
+
+class _BoundedStream(io.RawIOBase):
+    """The bytes of a connection, as long as its fetch may go on. A single wait is bounded by the socket's timeout."""
+
+    def __init__(self, raw: io.RawIOBase, deadline: float, max_bytes: int):
+        self._raw, self._deadline, self._bytes_left = raw, deadline, max_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        _remaining_seconds(self._deadline)
+        num_bytes = self._raw.readinto(buffer)
+        self._bytes_left -= num_bytes or 0
+        if self._bytes_left < 0:
+            raise OSError(_TOO_MANY_BYTES)
+        return num_bytes
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _remaining_seconds(deadline: float) -> float:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError("deadline: the time of the URL was over")
+    return remaining
 
 
 def _unpack(body: bytes, encoding: str, max_bytes: int) -> bytes:
@@ -274,113 +352,3 @@ def _unpack(body: bytes, encoding: str, max_bytes: int) -> bytes:
     if not unpacker.eof:
         raise FetchError(f"cannot decode Content-Encoding {encoding}: it ends in the middle")
     return unpacked
-
-
-def _remaining_seconds() -> float:
-    remaining = _fetch.deadline - time.monotonic()
-    if remaining <= 0:
-        raise TimeoutError("deadline: the time of the URL was over")
-    return remaining
-
-
-class _BoundedStream(io.RawIOBase):
-    """The bytes of a connection, as long as its fetch may go on. A single wait is bounded by the socket's timeout."""
-
-    def __init__(self, raw: io.RawIOBase):
-        self._raw, self._deadline, self._bytes_left = raw, _fetch.deadline, _fetch.max_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        if time.monotonic() > self._deadline:
-            raise TimeoutError("deadline: the time of the URL was over")
-        num_bytes = self._raw.readinto(buffer)
-        self._bytes_left -= num_bytes or 0
-        if self._bytes_left < 0:
-            raise OSError(_TOO_MANY_BYTES)
-        return num_bytes
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _Response(http.client.HTTPResponse):
-    def __init__(self, sock, *args, **kwargs):
-        super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(_BoundedStream(self.fp.detach()), 65536)
-
-    def _read_status(self):
-        """http.client passes over 100 alone of the answers before the answer (103 Early Hints, 102 Processing)."""
-        while (found := super()._read_status())[1] // 100 == 1:
-            http.client.parse_headers(self.fp)
-        return found
-
-    def begin(self) -> None:
-        super().begin()
-        if self.length is not None and self.length > _fetch.max_bytes:
-            raise OSError(_TOO_MANY_BYTES)
-
-
-class _HTTPConnection(http.client.HTTPConnection):
-    response_class = _Response
-
-
-class _HTTPSConnection(http.client.HTTPSConnection):
-    response_class = _Response
-
-
-class _Public:
-    """Of a connection: to public addresses only."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._create_connection = connect_public  # http.client's own way to put another function in its place
-
-
-class _PublicHTTPConnection(_Public, _HTTPConnection):
-    pass
-
-
-class _PublicHTTPSConnection(_Public, _HTTPSConnection):
-    pass
-
-
-class _ProxyHandler(urllib.request.ProxyHandler):
-    """Notes which requests go to a proxy, whose own address may well be private."""
-
-    def proxy_open(self, req, proxy, type):
-        req.is_proxied = not (req.host and urllib.request.proxy_bypass(req.host))
-        return super().proxy_open(req, proxy, type)
-
-
-def _is_checked(request: urllib.request.Request) -> bool:
-    """Whether the connection of a request has to be checked: not where it is to a proxy, which makes the look-up.
-
-    Raises OSError for a host that says by its very name that it is private.
-    """
-    host = urllib.parse.unquote(urllib.parse.urlsplit(request.full_url).hostname or "")
-    if is_named_private(host):
-        raise refuse(host)
-    return not getattr(request, "is_proxied", False)
-
-
-class _HTTPHandler(urllib.request.HTTPHandler):
-    def __init__(self, refuse_private: bool):
-        super().__init__()
-        self.refuse_private = refuse_private
-
-    def http_open(self, req):
-        checked = self.refuse_private and _is_checked(req)
-        return self.do_open(_PublicHTTPConnection if checked else _HTTPConnection, req)
-
-
-class _HTTPSHandler(urllib.request.HTTPSHandler):
-    def __init__(self, refuse_private: bool, context: ssl.SSLContext):
-        super().__init__(context=context)
-        self.refuse_private = refuse_private
-
-    def https_open(self, req):
-        checked = self.refuse_private and _is_checked(req)
-        return self.do_open(_PublicHTTPSConnection if checked else _HTTPSConnection, req, context=self._context)

@@ -159,37 +159,23 @@ class PartDownload:
         last_try = {}
         for number in finished:
             if number >= self.num_shards:
-                path = self.folder / f"{shard_name(number)}.parquet"
-                last_try.update(dict.fromkeys(_read_shard(path, ["retry_of"])["retry_of"].to_pylist(), number))
-        kept = [*self.columns.kept, "caption", "url"]
+                last_try |= dict.fromkeys(self._read(number, ["retry_of"])["retry_of"].to_pylist(), number)
+        names = [*self.columns.kept, *RETRY_COLUMNS, "caption", "url"]
         for number in finished:
-            is_retry = number >= self.num_shards
-            key = "retry_of" if is_retry else "key"
-            path = self.folder / f"{shard_name(number)}.parquet"
-            table = _read_shard(path, [*kept, key, "status", "error_message"])
-            keys = table[key].to_pylist()
-            found = [
-                classify(*row)
-                for row in zip(table["status"].to_pylist(), table["error_message"].to_pylist(), strict=True)
-            ]
-            rows = [
-                row
-                for row, (name, first_key) in enumerate(zip(found, keys, strict=True))
-                if name in classes and last_try.get(first_key, number) == number
-            ]
-            if not rows:
-                continue
-            rows.sort(key=lambda row: keys[row])
-            chosen = table.take(rows)
-            columns = [chosen[name] for name in self.columns.kept]
-            columns += [pa.array([keys[row] for row in rows], pa.string())]
-            columns += [pa.array([found[row] for row in rows], pa.string())]
-            columns += [chosen["caption"], chosen["url"]]
-            yield pa.table(columns, [*self.columns.kept, *RETRY_COLUMNS, "caption", "url"])
+            key = "retry_of" if number >= self.num_shards else "key"
+            table = self._read(number, [*self.columns.kept, "caption", "url", key, "status", "error_message"])
+            outcomes = zip(table["status"].to_pylist(), table["error_message"].to_pylist(), strict=True)
+            found = [classify(*outcome) for outcome in outcomes]
+            is_last = (last_try.get(first, number) == number for first in table[key].to_pylist())
+            chosen = [last and name in classes for last, name in zip(is_last, found, strict=True)]
+            columns = dict(zip(table.column_names, table.columns, strict=True))
+            columns |= {"retry_of": table[key], "retried_after": pa.array(found, pa.string())}
+            if any(chosen):
+                yield pa.table({name: columns[name] for name in names}).filter(pa.array(chosen)).sort_by("retry_of")
 
-
-def _read_shard(path: Path | RemotePath, columns: list[str]) -> pa.Table:
-    return pq.read_table(parquet_source(path), columns=columns, partitioning=None)
+    def _read(self, number: int, columns: list[str]) -> pa.Table:
+        source = parquet_source(self.folder / f"{shard_name(number)}.parquet")
+        return pq.read_table(source, columns=columns, partitioning=None)
 
 
 def find_removed(metadata, out, downloads: Collection[PartDownload], redo: bool) -> list[Path | RemotePath]:

@@ -1,4 +1,4 @@
-"""A downloaded picture made fit to keep: img2dataset's resizer, with ours in its place.
+"""A downloaded picture made fit to keep, and which one was being decoded when the process of its shard ended.
 
 Laws. A JPEG that is small enough goes through untouched, to the byte. Others, and PNG, WebP, GIF, BMP, TIFF and AVIF
 files, are decoded as training decodes pictures (EXIF rotation applied, transparency on white, 16-bit scaled to 8, CMYK
@@ -7,23 +7,32 @@ padded, and encoded as JPEG. Every picture is decoded once, whole: what is kept 
 from its header, before it is decoded.
 
 img2dataset's own resizer drops the EXIF rotation of what it encodes again, and turns 16-bit pictures white.
+
+What decodes a picture cannot be interrupted. So while one is decoded, its URL is in a file beside the shard's journal.
+After `_DECODE_SECONDS` Python's own watchdog ends the process and says so in that file; where the process crashed, or
+was killed for taking too long, the one that started it does (`blame`). The next try goes on without the picture. Of a
+download that was killed as a whole nobody says anything, and the picture is tried again.
+
+    ["URL"]       the picture that is being decoded
+    anything      what ended the process, and thereby a verdict on the URL before it
 """
 
-import io
+import faulthandler
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...data.images.decode import decode_pixels, image_size
 from ...utils.errors import ConfigError, RowError
 from ..convert.reencode import Treatment, treat
 
 _JPEG_START = b"\xff\xd8\xff"
+_DECODE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Resizer:
-    """Called by img2dataset's Downloader in place of its Resizer.
-
-    `image_size` is the largest short side in pixels, 0 meaning no limit; sizes are of the picture as shown.
+    """`image_size` is the largest short side in pixels, 0 meaning no limit; sizes are of the picture as shown.
     `min_image_size` bounds the short side, `max_image_area` width x height, `max_aspect_ratio` long side / short side,
     each of the original.
     """
@@ -39,13 +48,6 @@ class Resizer:
             raise ConfigError(f"--image-size is {self.image_size}; it must be at least 1, or 0 for no limit")
         if not 1 <= self.encode_quality <= 100:
             raise ConfigError(f"--encode-quality is {self.encode_quality}; it must be 1 to 100")
-
-    def __call__(self, stream: io.BytesIO, _boxes_to_blur=None) -> tuple:
-        """(encoded, width, height, original width, original height, None), or five None and the reason of failure."""
-        try:
-            return (*self.fit(stream.getvalue()), None)
-        except RowError as error:
-            return None, None, None, None, None, str(error)
 
     def fit(self, image: bytes) -> tuple[bytes, int, int, int, int]:
         """(encoded, width, height, original width, original height). Raises RowError."""
@@ -66,3 +68,53 @@ class Resizer:
             raise RowError("too_small", f"image too small ({width} x {height})")
         if max(width, height) > self.max_aspect_ratio * min(width, height):
             raise RowError("aspect", f"aspect ratio too large ({width} x {height})")
+
+
+class WatchedResizer:
+    """A `Resizer` for one process, which notes in the file `path` what it is at."""
+
+    def __init__(self, resizer: Resizer, path: Path):
+        self._resizer, self._blamed = resizer, read_blamed(path)
+        self._file = open(path, "w+b", buffering=0)  # noqa: SIM115 - for the watchdog
+        for url in sorted(self._blamed):
+            self._file.write(_line(url) + b"blamed\n")
+        self._end = self._file.tell()
+
+    def fit(self, image: bytes, url: str) -> tuple[bytes, int, int, int, int]:
+        """As `Resizer.fit`; a picture that has ended a process raises RowError "deadline"."""
+        if url in self._blamed:
+            raise RowError("deadline", "deadline: decoding it took too long, or ended the process")
+        self._file.write(_line(url))
+        faulthandler.dump_traceback_later(_DECODE_SECONDS, file=self._file, exit=True)
+        try:
+            return self._resizer.fit(image)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def blame(path: Path) -> None:
+    """Hold what a process was decoding responsible for its end."""
+    if path.exists():
+        with open(path, "ab") as file:
+            file.write(b"blamed\n")
+
+
+def read_blamed(path: Path) -> set[str]:
+    """The URLs that have ended a process of this shard."""
+    blamed, url = set(), None
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        if line.startswith(b"["):
+            url = json.loads(line)[0] if line.endswith(b"]") else None
+        elif url is not None:
+            blamed.add(url)
+    return blamed
+
+
+def _line(url: str) -> bytes:
+    return json.dumps([url]).encode() + b"\n"

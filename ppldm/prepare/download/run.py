@@ -24,10 +24,9 @@ from ...utils.machine.spark import following_tasks, spark_session
 from ...utils.processes.workers import map_with_deadline
 from ..address_path import AddressPath, put_files
 from ..executor_hadoop import local_folder, reaching
-from .failures import describe_failures, describe_rows
-from .in_flight import blame, read_blamed
-from .network import find_network_fault, without_password
+from .failures import describe_failures, describe_rows, find_network_fault, without_password
 from .part import PartDownload
+from .resize import blame, read_blamed
 from .shard import (
     ShardSettings,
     ShardTask,
@@ -108,9 +107,9 @@ class Run:
             "min_image_size": resizer.min_image_size,
             "max_image_area": resizer.max_image_area if isfinite(resizer.max_image_area) else None,
             "max_aspect_ratio": resizer.max_aspect_ratio if isfinite(resizer.max_aspect_ratio) else None,
-            "disallowed_header_directives": sorted(settings.disallowed_header_directives),
+            "disallowed_header_directives": sorted(settings.fetch.disallowed_header_directives),
             "columns": list(settings.columns),
-        } | settings.blocked.settings
+        } | settings.fetch.blocked.settings
         return {item: item.plan(kept) for item in self.downloads}
 
     @cached_property
@@ -150,14 +149,16 @@ class Run:
     def _download_part(self, item: PartDownload, runner: Runner) -> None:
         settings, name = self.settings, item.folder.name
         with item.claimed(*self.plans[item], self.redo):
-            failed = runner.run(_while_room(self.tasks(item), item.folder), settings, self.count_rows(item), name)
+            tasks = _while_room(self.tasks(item), item.folder)
+            failed, num_blamed = runner.run(tasks, settings, self.count_rows(item), name)
             known = -1
             for _ in range(_MAX_TRIES):
                 # Whoever finds no other picture to blame than the try before has no more to try.
-                if not failed or known == (known := runner.count_blamed(failed)):
+                if not failed or num_blamed == known:
                     break
                 get_logger().warning("%s: %d shard(s) are tried once more", item.folder, len(failed))
-                failed = runner.run(iter(failed), settings, sum(task.num_rows for task in failed), name)
+                num_rows, known = sum(task.num_rows for task in failed), num_blamed
+                failed, num_blamed = runner.run(iter(failed), settings, num_rows, name)
             report = item.report()
             write_json(item.folder / ".download" / "report.json", report)
         get_logger().info("%s: %s", item.folder, describe_rows(report))
@@ -184,34 +185,34 @@ class Runner:
         """Where Spark is to run, unless spark-submit says it."""
         return self.master or f"local[{self.num_processes}]"
 
-    def run(self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str) -> list[ShardTask]:
-        """Download the shards; return those that could not be finished. Raises PpldmError where none can be."""
-        run = self._run_here if self.distributor == "multiprocessing" else self._run_on_spark
-        failed = []
-        for task, result in run(tasks, settings, num_rows, name):
+    def run(
+        self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
+    ) -> tuple[list[ShardTask], int]:
+        """Download the shards; return those that could not be finished, and how many pictures are known to have ended
+        their processes on this machine. Raises PpldmError where none can be finished."""
+        is_here = self.distributor == "multiprocessing"
+        failed, num_blamed = [], 0
+        for task, result in (self._run_here if is_here else self._run_on_spark)(tasks, settings, num_rows, name):
             if isinstance(result, EnvironmentProblem | OutputError | ConfigError):
                 raise result
             if isinstance(result, PpldmError):
                 path = in_flight_path(task.part_folder, task.number)
-                if self.distributor == "multiprocessing":
+                if is_here:
                     blame(path)
-                    urls = ", ".join(map(without_password, sorted(read_blamed(path))))
-                    result = f"{result}; left out from now on: {urls}" if urls else result
+                    urls = read_blamed(path)
+                    num_blamed += len(urls)
+                    listed = ", ".join(map(without_password, sorted(urls)))
+                    result = f"{result}; left out from now on: {listed}" if urls else result
                 get_logger().warning("shard %d of %s: %s", task.number, task.part_folder, result)
                 failed.append(task)
-        return failed
-
-    def count_blamed(self, tasks: Sequence[ShardTask]) -> int:
-        """How many pictures of shards of this machine are known to have ended a process."""
-        paths = (in_flight_path(task.part_folder, task.number) for task in tasks)
-        return sum(len(read_blamed(path)) for path in paths if self.distributor == "multiprocessing")
+        return failed, num_blamed
 
     def _run_here(
         self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
     ) -> Iterator[tuple]:
         counter = multiprocessing.get_context("spawn").Value("q", 0)
         work = partial(download_shard, settings=settings, on_fetch=partial(_add_one, counter))
-        seconds = settings.shard_seconds + settings.bounds.url_seconds + _KILL_GRACE_SECONDS
+        seconds = settings.shard_seconds + settings.fetch.url_seconds + _KILL_GRACE_SECONDS
         with following(lambda: (counter.value, num_rows), desc=name, unit="url"):
             yield from map_with_deadline(work, tasks, self.num_processes, seconds)
 
@@ -270,8 +271,8 @@ def _check_network(todo: Sequence[PartDownload], num_rows: int, settings: ShardS
     sampled = todo[:_MAX_SAMPLED_PARTS]
     urls = [url for item in sampled for url in sample_urls(item.part, item.columns.url, -(-num_urls // len(sampled)))]
     get_logger().info("fetching %d URLs of the metadata to see whether the network is sound", len(urls))
-    bounds = replace(settings.bounds, url_seconds=min(settings.bounds.url_seconds, _PREFLIGHT_URL_SECONDS))
-    fetch = partial(fetch_samples, settings=replace(settings, bounds=bounds), seconds=_PREFLIGHT_SECONDS)
+    brief = replace(settings.fetch, url_seconds=min(settings.fetch.url_seconds, _PREFLIGHT_URL_SECONDS))
+    fetch = partial(fetch_samples, settings=replace(settings, fetch=brief), seconds=_PREFLIGHT_SECONDS)
     [(_, samples)] = map_with_deadline(fetch, [urls], 1, _PREFLIGHT_SECONDS + _KILL_GRACE_SECONDS)
     if isinstance(samples, DataError):  # its process was ended, as a shard's may be
         get_logger().warning("how much room the pictures need is not known: %s", samples)

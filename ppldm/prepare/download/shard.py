@@ -1,10 +1,13 @@
-"""One shard of a download: img2dataset's Downloader between a file of rows and finished files.
+"""One shard of a download: an engine beside img2dataset's, from a file of rows to the files that img2dataset writes.
 
-Laws. Rows in = rows in the shard's parquet file, each with its picture or the reason why not. A shard is downloaded in
-a folder of its own and moved to its place when it is whole, `NNNNN_stats.json` last; so where that file is, the shard
-is finished, and what a killed run left is outside of the data. What it had fetched is in a journal, and is not fetched
-again (`shard_journal`). After `shard_seconds` what has not been fetched fails
-as "deadline", and the shard is closed with it.
+img2dataset's Downloader fetches without bounds (`fetch` says what servers do to it) and loses a row over which it
+stumbles. Its writers write the shards, with the keys, columns and counts that its users know.
+
+Laws. Rows in = rows in the shard's parquet file, in their order, each with its picture or the reason why not; the same
+content makes the same shard. A shard is downloaded in a folder of its own and moved to its place when it is whole,
+`NNNNN_stats.json` last; so where that file is, the shard is finished, and what a killed run left is outside of the
+data. What it had fetched is in a journal, and is not fetched again. After `shard_seconds` what has not been fetched
+fails as "deadline", and the shard is closed with it.
 
     part_1/00000/000000000.jpg .txt .json    or 00000.tar; in the parquet format, the pictures are in 00000.parquet
     part_1/00000.parquet                     a line for each row
@@ -14,80 +17,65 @@ as "deadline", and the shard is closed with it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
+import json
 import math
 import os
 import shutil
+import struct
 import sys
 import time
+import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...utils.errors import ConfigError, EnvironmentProblem, OutputError
-from ...utils.files import RemotePath, fsync_dir, read_json, remove_path, write_json
+from ...utils.errors import ConfigError, EnvironmentProblem, OutputError, RowError
+from ...utils.files import RemotePath, fsync_dir, remove_path, write_json
 from ...utils.text import one_line
-from ..block_list import NOTHING, BlockList
-from .failures import CLASSES_VERSION
-from .fetch import Bounds, install
-from .in_flight import WatchedResizer
-from .network import Outcome, find_network_fault, without_password
-from .resize import Resizer
-from .shard_journal import Journal, JournalingWriter
-from .shard_rows import parquet_source, write_rows
+from .failures import CLASSES_VERSION, TEMPORARY, Outcome, classify, find_network_fault, without_password
+from .fetch import Fetcher, FetchError, FetchSettings, require
+from .resize import Resizer, WatchedResizer
+from .shard_rows import parquet_source
 
-OUTPUT_FORMATS = ("files", "webdataset", "parquet")
+# What img2dataset's writers are called by.
+_WRITERS = {"files": "Files", "webdataset": "WebDataset", "parquet": "Parquet"}
 OOM_SHARD_COUNT = 5  # digits of a shard's number in names and keys, as img2dataset has it
-_MAX_STATUSES = 100  # different messages in img2dataset's stats, as there
 _MAX_EXAMPLE_LENGTH = 200  # characters of a message, and of a URL
+_HEADER = struct.Struct("<II")  # length and CRC-32 of what follows
 RETRY_COLUMNS = ("retry_of", "retried_after")
+# What img2dataset's tables say of a row besides its metadata, in their order.
+_SIZES = ("width", "height", "original_width", "original_height")
+_FACTS = {name: pa.string() for name in ("key", "status", "error_message")}
+_FACTS |= dict.fromkeys(_SIZES, pa.int32()) | {"exif": pa.string(), "sha256": pa.string()}
 
 
 @dataclass(frozen=True)
 class ShardSettings:
     """How a shard is fetched and kept. `columns` are those of the metadata kept beside url and caption."""
 
+    fetch: FetchSettings
     resizer: Resizer
     output_format: str
     columns: tuple[str, ...]
     samples_per_shard: int
     thread_count: int
-    timeout: float
-    retries: int
-    bounds: Bounds
     shard_seconds: float
-    user_agent_token: str | None
-    disallowed_header_directives: tuple[str, ...]
-    check_certificates: bool = True
-    refuse_private: bool = True
-    requests_per_host: int = 0
-    blocked: BlockList = NOTHING
 
     def __post_init__(self):
-        if self.output_format not in OUTPUT_FORMATS:
-            raise ConfigError(f"--output-format {self.output_format!r} is unknown; use {', '.join(OUTPUT_FORMATS)}")
-        for flag, value, least in (
-            ("number-sample-per-shard", self.samples_per_shard, 1),
-            ("thread-count", self.thread_count, 1),
-            ("retries", self.retries, 0),
-            ("requests-per-host", self.requests_per_host, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"--{flag} is {value}; it must be at least {least}")
-        for flag, value in (
-            ("timeout", self.timeout),
-            ("url-seconds", self.bounds.url_seconds),
-            ("shard-seconds", self.shard_seconds),
-            ("max-bytes", self.bounds.max_bytes),
-        ):
-            if not value > 0:
-                raise ConfigError(f"--{flag} is {value}; it must be more than 0")
+        if self.output_format not in _WRITERS:
+            raise ConfigError(f"--output-format {self.output_format!r} is unknown; use {', '.join(_WRITERS)}")
+        require("number-sample-per-shard", self.samples_per_shard, 1)
+        require("thread-count", self.thread_count, 1)
+        require("shard-seconds", self.shard_seconds)
 
 
 @dataclass(frozen=True)
@@ -126,10 +114,9 @@ def stats_path(part_folder: Path | RemotePath, number: int) -> Path:
 
 
 def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[[], None] = lambda: None) -> dict:
-    """Download a shard to its place and return its record (see `make_record`). `on_fetch`: see fetch.install.
+    """Download a shard to its place and return its record (see `make_record`). `on_fetch` is called for each row.
 
-    Where the network turns out to fail, and for an incomplete shard, nothing is kept but the journal. Raises
-    EnvironmentProblem, OutputError.
+    Where the network turns out to fail nothing is kept but the journal. Raises EnvironmentProblem, OutputError.
     """
     started = time.time()
     work = work_folder(task.part_folder) / shard_name(task.number)
@@ -138,13 +125,8 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
         work.mkdir(parents=True)
         journal = Journal(journal_path(task.part_folder, task.number), _stamp(task, settings))
         with journal.opened():
-            _fetch_missing_rows(task, settings, journal, work, on_fetch)
+            _make_shard(task, settings, journal, work, on_fetch)
         record = make_record(work, task.number)
-        if record["rows"] != task.num_rows:
-            raise OutputError(
-                f"{record['rows']} of the {task.num_rows} rows of shard {task.number} were written to "
-                f"{task.part_folder}; the messages above say why; most likely the disk is full"
-            )
         # What is tried again failed before, and may well do so for good.
         fault = None if task.is_retry else find_network_fault(read_outcomes(work, task.number))
         if fault:
@@ -162,90 +144,94 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
 
 def _stamp(task: ShardTask, settings: ShardSettings) -> str:
     """Tells the rows of a shard, and the settings that decide what becomes of one, from any other."""
+    fetch = settings.fetch
     decisive = (
         settings.resizer,
-        settings.bounds.max_bytes,
-        settings.user_agent_token,
-        settings.disallowed_header_directives,
-        settings.check_certificates,
-        settings.refuse_private,
+        fetch.max_bytes,
+        fetch.user_agent_token,
+        fetch.disallowed_header_directives,
+        fetch.check_certificates,
+        fetch.refuse_private,
         CLASSES_VERSION,
-        *settings.blocked.settings.values(),
+        *fetch.blocked.settings.values(),
     )
     return hashlib.sha256(task.rows_file.read_bytes() + repr(decisive).encode()).hexdigest()
 
 
-def _fetch_missing_rows(
+def _make_shard(
     task: ShardTask, settings: ShardSettings, journal: Journal, work: Path, on_fetch: Callable[[], None]
 ) -> None:
     """Write the shard into the folder `work`: the rows of the journal, and those that it lacks, which are fetched."""
-    missing = [row for row in range(task.num_rows) if row not in journal.rows]
-    # A copy, since img2dataset deletes its input: the rows must be there for another try.
-    rows_file = work / "rows.arrow"
+    started = time.time()
+    img2dataset = import_img2dataset()
     with pa.ipc.open_file(str(task.rows_file)) as file:
-        write_rows(file.read_all().take(pa.array(missing, pa.int64())), rows_file)
+        table = file.read_all()
+    rows = table.to_pylist()
+    digits = math.ceil(math.log10(settings.samples_per_shard))  # of a row's number in keys, as img2dataset has it
+    unrecorded = {}
     for _ in journal.rows:
         on_fetch()
-    columns = (*settings.columns, *(RETRY_COLUMNS if task.is_retry else ()))
-    with closing(WatchedResizer(settings.resizer, in_flight_path(task.part_folder, task.number))) as resizer:
-        downloader = _make_downloader(settings, columns, work, task.number, missing, journal, resizer)
-        _install(settings, settings.shard_seconds, on_fetch)  # behind img2dataset's import, which takes seconds
-        downloader.download_shard((task.number, str(rows_file)))
-    if journal.rows:
-        _correct_stats(work, task.number)
+    fetcher = Fetcher(settings.fetch, time.monotonic() + settings.shard_seconds)
+    missing = {number: row["url"] for number, row in enumerate(rows) if number not in journal.rows}
+    with (
+        closing(WatchedResizer(settings.resizer, in_flight_path(task.part_folder, task.number))) as resizer,
+        closing(fetcher.fetch_all(missing, settings.thread_count)) as arriving,
+    ):
+        for number, fetched in arriving:
+            key = f"{task.number * 10**digits + number:0{OOM_SHARD_COUNT + digits}}"
+            facts, image = _examine(fetched, lambda body, url=missing[number]: resizer.fit(body, url))
+            meta = rows[number] | {"key": key} | facts
+            if not journal.add(number, meta, image):
+                unrecorded[number] = meta
+            on_fetch()
+
+    schema = pa.schema([*table.schema, *_FACTS.items()], table.schema.metadata)
+    make_writer = getattr(img2dataset.writer, f"{_WRITERS[settings.output_format]}SampleWriter")
+    writer = make_writer(task.number, str(work), True, OOM_SHARD_COUNT, schema, "jpg")
+    statuses, messages = Counter(), Counter()
+    for number in range(len(rows)):
+        meta, image = (unrecorded[number], None) if number in unrecorded else journal.read(number)
+        statuses[meta["status"]] += 1
+        messages[meta["error_message"] or meta["status"]] += 1
+        writer.write(image, meta["key"], meta["caption"], meta)
+    writer.close()
+    counts = [len(rows), *(statuses[name] for name in ("success", "failed_to_download", "failed_to_resize"))]
+    found = img2dataset.logger.CappedCounter.load(messages)
+    img2dataset.logger.write_stats(str(work), task.number, *counts, started, time.time(), found, OOM_SHARD_COUNT)
 
 
-def _correct_stats(work: Path, number: int) -> None:
-    """img2dataset has counted the rows that were missing; count all."""
-    path, outcomes = stats_path(work, number), read_outcomes(work, number)
-    statuses = Counter(outcome.status for outcome in outcomes)
-    messages = Counter(outcome.message or outcome.status for outcome in outcomes)
-    stats = read_json(path) | {
-        "count": len(outcomes),
-        "successes": statuses["success"],
-        "failed_to_download": statuses["failed_to_download"],
-        "failed_to_resize": statuses["failed_to_resize"],
-        "status_dict": dict(messages.most_common(_MAX_STATUSES)),
-    }
-    write_json(path, stats)
+def _examine(fetched: bytes | FetchError, fit: Callable[[bytes], tuple]) -> tuple[dict, bytes | None]:
+    """(what img2dataset's tables say of a row, from its status on; its picture as kept, or None)."""
+    facts = dict.fromkeys(name for name in _FACTS if name != "key")
+    if isinstance(fetched, FetchError):
+        return facts | {"status": "failed_to_download", "error_message": str(fetched)}, None
+    try:
+        image, *sizes = fit(fetched)
+    except RowError as error:
+        return facts | {"status": "failed_to_resize", "error_message": str(error)}, None
+    facts |= {"status": "success"} | dict(zip(_SIZES, sizes, strict=True))
+    return facts | {"exif": _read_exif(fetched), "sha256": hashlib.sha256(fetched).hexdigest()}, image
 
 
-def _install(settings: ShardSettings, seconds: float, on_fetch: Callable[[], None] = lambda: None) -> None:
-    install(
-        settings.bounds,
-        time.monotonic() + seconds,
-        on_fetch,
-        settings.check_certificates,
-        settings.refuse_private,
-        settings.requests_per_host,
-        settings.blocked,
-    )
+def _read_exif(image: bytes) -> str | None:
+    """What img2dataset says of a picture's EXIF data, as JSON; None where they are damaged."""
+    import exifread
+
+    try:
+        tags = exifread.process_file(io.BytesIO(image), details=False)
+        return json.dumps({name: str(value).strip() for name, value in tags.items() if value is not None})
+    except Exception:  # what damaged data can make exifread raise is not a list
+        return None
 
 
 def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) -> list[tuple[Outcome, int]]:
     """What becomes of each URL, fetched as a shard's are and kept nowhere, and how many bytes would be kept."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    downloader = _import_downloader()
-    _install(settings, seconds)
-
-    def fetch(url: str) -> tuple[Outcome, int]:
-        _, stream, message = downloader.download_image_with_retry(
-            (0, url),
-            settings.timeout,
-            settings.retries,
-            settings.user_agent_token,
-            list(settings.disallowed_header_directives),
-        )
-        if stream is None:
-            return Outcome(url, "failed_to_download", message), 0
-        encoded, *_, message = settings.resizer(stream)
-        if encoded is None:
-            return Outcome(url, "failed_to_resize", message), 0
-        return Outcome(url, "success", None), len(encoded)
-
-    with ThreadPoolExecutor(settings.thread_count) as executor:
-        return list(executor.map(fetch, urls))
+    import_img2dataset()  # that it is there is known before anything is done
+    samples, fetcher = [], Fetcher(settings.fetch, time.monotonic() + seconds)
+    for number, fetched in fetcher.fetch_all(dict(enumerate(urls)), settings.thread_count):
+        facts, image = _examine(fetched, settings.resizer.fit)
+        samples.append((Outcome(urls[number], facts["status"], facts["error_message"]), len(image or b"")))
+    return samples
 
 
 def read_outcomes(folder: Path | RemotePath, number: int) -> list[Outcome]:
@@ -270,13 +256,9 @@ def make_record(folder: Path | RemotePath, number: int) -> dict:
                 outcome.name, f"{one_line(message, _MAX_EXAMPLE_LENGTH)} ({one_line(url, _MAX_EXAMPLE_LENGTH)})"
             )
     path = folder / f"{shard_name(number)}.parquet"
-    retried = Counter()
-    if "retried_after" in pq.read_schema(parquet_source(path)).names:
-        retried.update(
-            pq.read_table(parquet_source(path), columns=["retried_after"], partitioning=None)[
-                "retried_after"
-            ].to_pylist()
-        )
+    file = pq.ParquetFile(parquet_source(path))
+    is_retry = "retried_after" in file.schema_arrow.names
+    retried = Counter(file.read(["retried_after"])[0].to_pylist() if is_retry else ())
     success = counts.pop("success", 0)
     return {
         "classes_version": CLASSES_VERSION,
@@ -323,8 +305,8 @@ def _move_into_place(work: Path, task: ShardTask, record: dict) -> None:
     fsync_dir(task.part_folder)
 
 
-def _import_downloader():
-    """img2dataset's module `downloader`. Raises EnvironmentProblem.
+def import_img2dataset() -> SimpleNamespace:
+    """img2dataset's modules `logger` and `writer`. Raises EnvironmentProblem.
 
     It imports wandb, for reports that are not asked for here, and albumentations, for the resizer that ours replaces:
     empty modules stand in for them during the import. webdataset, which it imports, does without PyTorch.
@@ -332,7 +314,7 @@ def _import_downloader():
     idle = [name for name in ("wandb", "albumentations", "torch") if name not in sys.modules]
     sys.modules.update({name: ModuleType(name) if name != "torch" else None for name in idle})  # type: ignore[misc]
     try:
-        from img2dataset import downloader
+        from img2dataset import logger, writer
     except ImportError as error:
         from ...utils.machine.environment import PIP
 
@@ -342,53 +324,76 @@ def _import_downloader():
     finally:
         for name in idle:
             del sys.modules[name]
-    return downloader
+    return SimpleNamespace(logger=logger, writer=writer)
 
 
-def _make_downloader(
-    settings: ShardSettings,
-    columns: Sequence[str],
-    folder: Path,
-    number: int,
-    rows: Sequence[int],
-    journal: Journal,
-    resizer: WatchedResizer,
-):
-    """img2dataset's Downloader for some rows of shard `number`, which takes the others from the journal."""
-    downloader = _import_downloader()
-    from img2dataset import writer
+@dataclass
+class Journal:
+    """What a running shard has of its rows so far, so that a kill loses only what was on its way.
 
-    writers = {
-        "files": writer.FilesSampleWriter,
-        "webdataset": writer.WebDatasetSampleWriter,
-        "parquet": writer.ParquetSampleWriter,
-    }
-    digits = math.ceil(math.log10(settings.samples_per_shard))  # of a row's number in keys, as img2dataset has it
+    The file is a JSON line with `stamp`, which tells the shard's rows and settings from any other, then a record for
+    each row: length, CRC-32, a JSON line of its number and what is known of it, its picture as kept. `rows`: where in
+    the file each recorded row is, (place, bytes). Laws. A record is written whole or, at the moment of a kill, is the
+    torn last one, which is cut off. Rows whose failure may be mended by another try (`failures.TEMPORARY`) are not
+    recorded: the next run fetches them again, with the rows that are missing. A journal of another stamp is not read.
+    It takes as much room as its shard, until the shard is finished.
+    """
 
-    def make_writer(*args, **kwargs) -> JournalingWriter:
-        return JournalingWriter(
-            writers[settings.output_format](*args, **kwargs),
-            journal,
-            lambda key: rows[int(key) - number * 10**digits],
-            lambda row: downloader.compute_key(row, number, digits, OOM_SHARD_COUNT),
-        )
+    path: Path
+    stamp: str
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    return downloader.Downloader(
-        sample_writer_class=make_writer,
-        resizer=resizer,
-        blurring_bbox_col="url",  # that is, `resizer` is called with it
-        thread_count=settings.thread_count,
-        save_caption=True,
-        extract_exif=True,
-        output_folder=str(folder),
-        column_list=[*columns, "caption", "url"],
-        timeout=settings.timeout,
-        number_sample_per_shard=settings.samples_per_shard,
-        oom_shard_count=OOM_SHARD_COUNT,
-        compute_hash="sha256",
-        verify_hash_type=None,
-        encode_format="jpg",
-        retries=settings.retries,
-        user_agent_token=settings.user_agent_token,
-        disallowed_header_directives=list(settings.disallowed_header_directives) or None,
-    )
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Find what an earlier run has left, and be ready for more inside the block."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a+b", buffering=0) as self._file:
+            self._end = 0
+            for place, body in self._scan():
+                self._end = place + len(body)
+                self.rows[_split(body)[0]] = place, len(body)
+            self._file.truncate(self._end)
+            if not self._end:
+                self._append(json.dumps(self.stamp).encode() + b"\n")
+            yield
+
+    def add(self, row: int, meta: dict, image: bytes | None) -> bool:
+        """Record a row, unless another try may mend its failure; whether it was."""
+        if classify(meta["status"], meta["error_message"]) in TEMPORARY:
+            return False
+        body = json.dumps([row, meta]).encode() + b"\n" + (image or b"")
+        self._append(_HEADER.pack(len(body), zlib.crc32(body)) + body)
+        self.rows[row] = self._end - len(body), len(body)
+        return True
+
+    def read(self, row: int) -> tuple[dict, bytes | None]:
+        """(what is known of a recorded row, its picture or None)."""
+        place, length = self.rows[row]
+        return _split(os.pread(self._file.fileno(), length, place))[1:]
+
+    def _append(self, data: bytes) -> None:
+        """All of it or, where the disk is full, nothing: what came after a torn record would not be found."""
+        try:
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        except OSError:
+            self._file.truncate(self._end)
+            raise
+        self._end += len(data)
+
+    def _scan(self) -> Iterator[tuple[int, bytes]]:
+        """(place in the file, content) of the records before the first that is torn."""
+        total = self.path.stat().st_size
+        with open(self.path, "rb") as file:
+            if file.readline() != json.dumps(self.stamp).encode() + b"\n":
+                return
+            while len(header := file.read(_HEADER.size)) == _HEADER.size:
+                length, checksum = _HEADER.unpack(header)
+                if length > total - file.tell() or zlib.crc32(body := file.read(length)) != checksum:
+                    return
+                yield file.tell() - length, body
+
+
+def _split(body: bytes) -> tuple[int, dict, bytes | None]:
+    text, _, image = body.partition(b"\n")
+    return *json.loads(text), image or None

@@ -19,7 +19,7 @@ from ...utils.errors import ConfigError, DataError
 from ...utils.files import RemotePath
 from ...utils.log import get_logger
 from ..filter.columns import Columns
-from .metadata import natural_key
+from ..metadata import natural_key
 
 # Kept beside url and caption where the metadata has them.
 KEPT_COLUMNS = (

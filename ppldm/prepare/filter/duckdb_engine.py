@@ -12,7 +12,7 @@ from ...utils.log import following, get_logger, progress
 from ...utils.machine.duckdb import connect, execute, load_duckdb, parquet_sql
 from ...utils.machine.resources import count_usable_cores
 from ..block_list import NOTHING, BlockList
-from ..download.metadata import Tables
+from ..metadata import Tables
 from .plan import Plan
 from .sql import BLOCKED, DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, first_key
 

@@ -25,8 +25,8 @@ from ...utils.machine.resources import usable_memory_bytes
 from ...utils.machine.spark import check_java, is_submitted, spark_session_if
 from ...utils.report import print_report
 from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
-from ..download.metadata import Tables, read_tables
 from ..hadoop import AddressPlace, Hadoop, address_of, fingerprint_at, is_address, is_remote, read_tables_at
+from ..metadata import Tables, read_tables
 from . import duckdb_engine as filter_duckdb
 from . import spark_engine as filter_spark
 from .conditions import BOUNDS, make_conditions, merge_bounds

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...data.select.expression import Expression
 from ...utils.hidden import hide
 from ..block_list import NOTHING, BlockList
-from ..download.metadata import Tables
+from ..metadata import Tables
 from .sql import (
     BLOCKED,
     FILE,

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.log import get_logger
 from ...utils.machine.spark import escape_glob, following_tasks, spark_session
-from ..download.metadata import Tables
 from ..hadoop import Hadoop, split_address
+from ..metadata import Tables
 from .plan import Plan
 from .sql import BLOCKED, FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
 

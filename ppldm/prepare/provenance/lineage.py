@@ -11,10 +11,10 @@ from ...utils.processes.workers import check_workers
 from ...utils.report import print_report
 from ..convert.converted import find_rows, read_manifest
 from ..convert.packed import place_of
-from ..download.metadata import read_tables
 from ..filter import duckdb_engine as filter_duckdb
 from ..filter.filter import check_memory
 from ..filter.sql import DUCKDB, FILE, ROW
+from ..metadata import read_tables
 from .forgotten import Forgotten
 
 _Keys = Annotated[str, {"opt": True, "nargs": "+"}]

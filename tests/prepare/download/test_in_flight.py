@@ -1,7 +1,6 @@
 """Laws: a picture that cannot be decoded in time, or ends the process, costs its own row alone; what was killed for
 other reasons is tried again."""
 
-import io
 import json
 
 import pytest
@@ -12,8 +11,7 @@ from downloads import SETTINGS, read_rows, write_metadata
 from ppldm.data.images.decode import check_pixels, check_scans, decode_image, decode_pixels
 from ppldm.prepare.download import run as download_run
 from ppldm.prepare.download.download import download
-from ppldm.prepare.download.in_flight import WatchedResizer, blame, read_blamed
-from ppldm.prepare.download.resize import Resizer
+from ppldm.prepare.download.resize import Resizer, WatchedResizer, blame, read_blamed
 from ppldm.utils.errors import RowError
 
 
@@ -45,14 +43,15 @@ def test_only_what_ended_its_process_is_blamed(tmp_path):
     path.write_bytes(lines("http://a/ü\n1"))  # of a run that was killed as a whole
     assert read_blamed(path) == set()
     watched = WatchedResizer(Resizer(), path)
-    assert watched(io.BytesIO(picture), "http://a/ü\n1")[-1] is None and path.read_bytes() == b""
+    assert watched.fit(picture, "http://a/ü\n1")[0] == picture and path.read_bytes() == b""
     blame(path)  # between two pictures
     watched.close()
     assert read_blamed(path) == set()
     path.write_bytes(lines("http://a/ü\n1") + b"Timeout (0:02:00)!\nThread 0x1\n")
     watched = WatchedResizer(Resizer(), path)
-    assert watched(io.BytesIO(picture), "http://a/ü\n1")[-1].startswith("deadline: ")
-    assert watched(io.BytesIO(picture), "http://a/2")[-1] is None
+    with pytest.raises(RowError, match="^deadline: "):
+        watched.fit(picture, "http://a/ü\n1")
+    assert watched.fit(picture, "http://a/2")[0] == picture
     watched.close()
     path.write_bytes(path.read_bytes() + lines("http://b/") + b"blamed\n" + b'["http://cut')
     assert read_blamed(path) == {"http://a/ü\n1", "http://b/"}

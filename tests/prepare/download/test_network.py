@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppldm.prepare.download.network import Outcome, find_network_fault, without_password
+from ppldm.prepare.download.failures import Outcome, find_network_fault, without_password
 
 MESSAGES = {
     "dns": "<urlopen error [Errno -2] Name or service not known>",
@@ -69,8 +69,8 @@ def test_few_failures_prove_nothing():
 
 
 def test_the_resolver_is_to_blame_where_it_answers_when_asked_again(monkeypatch):
-    monkeypatch.setattr("ppldm.prepare.download.network._PAUSE_SECONDS", 0)
-    monkeypatch.setattr("ppldm.prepare.download.network._LOOKUPS", 1)
+    monkeypatch.setattr("ppldm.prepare.download.failures._PAUSE_SECONDS", 0)
+    monkeypatch.setattr("ppldm.prepare.download.failures._LOOKUPS", 1)
     gone = outcomes(100, "{}" + "x" * 70 + ".invalid", dns=10)  # no name of DNS: the network is not asked
     assert find_network_fault(gone, ask_again=True) is None
     flaky = [Outcome(f"http://127.0.0.{number}/a", "failed_to_download", MESSAGES["dns"]) for number in range(1, 11)]

@@ -3,15 +3,14 @@ there; without it, or to a proxy, connections are as ever."""
 
 import ipaddress
 import socket
-import urllib.request
 
 import pytest
 import web
 
-from ppldm.prepare.download import public_address
+from ppldm.prepare.download import hosts
 from ppldm.prepare.download.failures import classify
-from ppldm.prepare.download.fetch import Bounds, install
-from ppldm.prepare.download.public_address import is_named_private, is_public
+from ppldm.prepare.download.fetch import Fetcher, FetchError, FetchSettings
+from ppldm.prepare.download.hosts import is_named_private, is_public
 
 PRIVATE = [
     "127.0.0.1", "127.9.9.9", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254", "0.0.0.0",
@@ -32,15 +31,14 @@ def only(public: str):
 def server():
     with web.serve() as running:
         yield running
-    urllib.request.install_opener(None)
 
 
-def fetch(url) -> str:
+def fetch(url, refuse_private=True) -> str:
     """The class of what becomes of a URL."""
+    settings = FetchSettings(timeout=2, retries=0, url_seconds=10, max_bytes=10**6, refuse_private=refuse_private)
     try:
-        with urllib.request.urlopen(urllib.request.Request(url), timeout=2) as answer:
-            answer.read()
-    except OSError as error:
+        Fetcher(settings).fetch(url)
+    except FetchError as error:
         return classify("failed_to_download", str(error))
     return "success"
 
@@ -67,14 +65,12 @@ def test_names_that_need_a_look_up():
 
 
 def test_nothing_reaches_a_private_host(server):
-    install(Bounds(10, 10**6), refuse_private=True)
     for host in ("127.0.0.1", "localhost", "127.1", "2130706433", "%31%32%37.0.0.1", "[::ffff:127.0.0.1]"):
         assert fetch(server.url("good/1.jpg", host)) == "private", host
         assert fetch(server.url("good/1.jpg", host).replace("http:", "https:")) == "private", host
         assert fetch(server.url("good/1.jpg", f"me:you@{host}")) == "private", host
     assert not server.hits
-    install(Bounds(10, 10**6))
-    assert fetch(server.url("good/1.jpg")) == "success"
+    assert fetch(server.url("good/1.jpg"), refuse_private=False) == "success"
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -82,15 +78,12 @@ def test_a_name_that_resolves_to_a_private_address_is_refused(server, monkeypatc
     look_up = socket.getaddrinfo
     inner = {"inner.test": "127.0.0.1"}
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *args, **kw: look_up(inner.get(host, host), *args, **kw))
-    install(Bounds(10, 10**6), refuse_private=True)
     assert fetch(server.url("good/1.jpg", "inner.test").replace("http", scheme)) == "private" and not server.hits
-    install(Bounds(10, 10**6))
-    assert fetch(server.url("good/1.jpg", "inner.test").replace("http", scheme)) in ("success", "tls")
+    assert fetch(server.url("good/1.jpg", "inner.test").replace("http", scheme), False) in ("success", "tls")
 
 
 def test_redirects_are_checked(server, monkeypatch):
-    monkeypatch.setattr(public_address, "is_public", only("127.0.0.1"))
-    install(Bounds(10, 10**6), refuse_private=True)
+    monkeypatch.setattr(hosts, "is_public", only("127.0.0.1"))
     assert fetch(server.url("redirect")) == "success"
     for host in ("127.0.0.2", "localhost"):
         assert fetch(server.url(f"to/?{server.url('good/1.jpg', host)}")) == "private"
@@ -108,8 +101,7 @@ def test_the_address_that_is_checked_is_the_one_connected_to(server, monkeypatch
         return look_up(host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
-    monkeypatch.setattr(public_address, "is_public", only("127.0.0.2"))
-    install(Bounds(10, 10**6), refuse_private=True)
+    monkeypatch.setattr(hosts, "is_public", only("127.0.0.2"))
     assert fetch(server.url("good/1.jpg", "evil.test")) in ("success", "refused") and asked == ["evil.test"]
     assert not server.hits  # the server is at 127.0.0.1 only
     assert fetch(server.url("good/1.jpg", "evil.test")) == "private" and len(asked) == 2
@@ -124,15 +116,13 @@ def test_of_several_addresses_the_public_ones_are_taken(server, monkeypatch):
         return [found for name in names for found in look_up(name, *args, **kwargs)]
 
     monkeypatch.setattr(socket, "getaddrinfo", several)
-    monkeypatch.setattr(public_address, "is_public", only("127.0.0.1"))
-    install(Bounds(10, 10**6), refuse_private=True)
+    monkeypatch.setattr(hosts, "is_public", only("127.0.0.1"))
     assert fetch(server.url("good/1.jpg", "two.test")) == "success"
 
 
 def test_a_proxy_may_be_private_and_its_targets_may_not(server, monkeypatch):
     monkeypatch.setenv("http_proxy", server.url(""))
     monkeypatch.setenv("no_proxy", "direct.test")
-    install(Bounds(10, 10**6), refuse_private=True)
     assert fetch("http://example.test/good/1.jpg") == "4xx"  # the proxy of this test has no such page, and was asked
     assert server.hits.total() == 1
     for host in ("127.0.0.1", "localhost", "%31%32%37.0.0.1", "127.1"):

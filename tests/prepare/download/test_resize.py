@@ -13,11 +13,15 @@ from PIL import Image
 from ppldm.data.images.decode import FORMATS, decode_pixels, image_size
 from ppldm.prepare.download.failures import classify
 from ppldm.prepare.download.resize import Resizer
-from ppldm.utils.errors import ConfigError
+from ppldm.utils.errors import ConfigError, RowError
 
 
-def fit(image: bytes, **options):
-    return Resizer(**options)(io.BytesIO(image))
+def fit(image: bytes, **options) -> tuple:
+    """What `Resizer.fit` gives, and None; or five None, and why it refuses the picture."""
+    try:
+        return *Resizer(**options).fit(image), None
+    except RowError as error:
+        return *[None] * 5, str(error)
 
 
 @pytest.mark.parametrize("image", [web.encode(web.picture(0)), web.turned(web.picture(1)), web.PICTURES["cmyk.jpg"]])

@@ -1,25 +1,28 @@
-"""A shard of which rows were lost on the way is not kept."""
+"""A shard is whole or absent, and the same whether it was made in one run or in several."""
 
 import subprocess
 import sys
-import urllib.request
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import web
+from downloads import read_images, read_rows
 
-from ppldm.prepare.download.fetch import Bounds
+from ppldm.prepare.block_list import BlockList
+from ppldm.prepare.download.fetch import FetchSettings
 from ppldm.prepare.download.part import PartDownload
 from ppldm.prepare.download.resize import Resizer
 from ppldm.prepare.download.shard import (
     ShardSettings,
     ShardTask,
-    _correct_stats,
     _stamp,
     download_shard,
     fetch_samples,
+    import_img2dataset,
+    journal_path,
     make_record,
     record_path,
     stats_path,
@@ -29,9 +32,8 @@ from ppldm.utils.errors import ConfigError, OutputError
 from ppldm.utils.files import read_json, write_json
 
 SETTINGS = ShardSettings(
-    resizer=Resizer(), output_format="files", columns=("hash",), samples_per_shard=10, thread_count=4, timeout=5,
-    retries=0, bounds=Bounds(10, 10**6), shard_seconds=60, user_agent_token=None, disallowed_header_directives=(),
-    refuse_private=False,
+    fetch=FetchSettings(5, 0, 10, 10**6, refuse_private=False), resizer=Resizer(), output_format="files",
+    columns=("hash",), samples_per_shard=10, thread_count=4, shard_seconds=60,
 )  # fmt: skip
 
 
@@ -42,14 +44,11 @@ def task(tmp_path):
         table = pa.table({"hash": range(10), "caption": [f"picture {n}" for n in range(10)], "url": urls})
         write_rows(table, tmp_path / "0.arrow")
         yield ShardTask(tmp_path / "part_1", 0, tmp_path / "0.arrow", 10)
-    urllib.request.install_opener(None)
 
 
 @pytest.mark.slow
 def test_a_shard_is_whole_or_absent(task, monkeypatch):
-    assert fetch_samples([], SETTINGS, 1) == []  # which imports img2dataset without what it does not need
-    from img2dataset import writer
-
+    writer = import_img2dataset().writer
     write = writer.FilesSampleWriter.write
 
     def full_disk(self, image, key, caption, meta):
@@ -82,8 +81,8 @@ def write_outcomes(folder, rows):
 def test_a_shards_process_loads_nothing_large_that_it_does_not_use():
     names = ("wandb", "albumentations", "torch")
     code = (
-        "import sys; from ppldm.prepare.download.shard import _import_downloader; _import_downloader()\n"
-        f"from img2dataset import writer; print([name for name in {names} if name in sys.modules])"
+        "import sys; from ppldm.prepare.download.shard import import_img2dataset; import_img2dataset()\n"
+        f"print([name for name in {names} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
@@ -105,31 +104,64 @@ def test_the_journal_of_a_shard_is_of_its_rows_and_of_what_decides_on_them(tmp_p
     write_rows(table, tmp_path / "a")
     write_rows(table.slice(0, 2), tmp_path / "b")
     a, b = (ShardTask(tmp_path, 0, tmp_path / name, 3) for name in "ab")
-    decisive = {
-        "resizer": Resizer(image_size=8), "bounds": Bounds(10, 7), "refuse_private": True, "check_certificates": False,
-        "user_agent_token": "me", "disallowed_header_directives": ("noai",),
-    }  # fmt: skip
-    stamps = {_stamp(a, SETTINGS), _stamp(b, SETTINGS)}
-    stamps |= {_stamp(a, replace(SETTINGS, **{name: value})) for name, value in decisive.items()}
-    assert len(stamps) == 2 + len(decisive)
-    for same in ({"thread_count": 9}, {"timeout": 9}, {"bounds": Bounds(99, 10**6)}, {"requests_per_host": 3}):
-        assert _stamp(a, replace(SETTINGS, **same)) == _stamp(a, SETTINGS)
+    fetch = SETTINGS.fetch
+    decisive = {"max_bytes": 7, "refuse_private": True, "check_certificates": False, "user_agent_token": "me"}
+    decisive |= {"disallowed_header_directives": ("noai",), "blocked": BlockList(frozenset(["u"]))}
+    stamps = {_stamp(a, SETTINGS), _stamp(b, SETTINGS), _stamp(a, replace(SETTINGS, resizer=Resizer(image_size=8)))}
+    stamps |= {_stamp(a, replace(SETTINGS, fetch=replace(fetch, **{name: new}))) for name, new in decisive.items()}
+    assert len(stamps) == 3 + len(decisive)
+    same = [replace(SETTINGS, fetch=replace(fetch, **{name: 9})) for name in ("timeout", "url_seconds", "retries")]
+    for settings in (*same, replace(SETTINGS, thread_count=9), replace(SETTINGS, shard_seconds=9)):
+        assert _stamp(a, settings) == _stamp(a, SETTINGS)
 
 
-def test_stats_of_a_shard_that_went_on_count_all_its_rows(tmp_path):
-    rows = [("u", "success", None)] * 3 + [("u", "failed_to_download", "x")] * 2 + [("u", "failed_to_resize", "y")]
-    write_outcomes(tmp_path, rows)
-    write_json(stats_path(tmp_path, 0), {"count": 1, "successes": 1, "duration": 2.5, "status_dict": {"success": 1}})
-    _correct_stats(tmp_path, 0)
-    assert read_json(stats_path(tmp_path, 0)) == {
-        "count": 6, "successes": 3, "failed_to_download": 2, "failed_to_resize": 1, "duration": 2.5,
-        "status_dict": {"success": 3, "x": 2, "y": 1},
-    }  # fmt: skip
+@pytest.mark.parametrize("output_format", ["files", "webdataset", "parquet"])
+def test_a_shard_that_goes_on_is_that_of_one_run(tmp_path, output_format):
+    settings, known = replace(SETTINGS, output_format=output_format), []
+    names = ["good/0.jpg", "hung-up.jpg", "missing.jpg", "good/3.jpg", "page.jpg", "good/5.jpg", "good/6.jpg"]
+    for kills in ((), (2, 5)):
+        folder = tmp_path / str(len(kills))
+        with web.serve() as server:
+            urls = [server.url(name) for name in names]
+            rows = pa.table({"hash": [2**62, *range(6)], "caption": [None, *["a\n图"] * 6], "url": urls})
+            write_rows(rows, tmp_path / "0.arrow")
+            task, called = ShardTask(folder, 7, tmp_path / "0.arrow", 7), []
+            for kill in kills:
+
+                def die(calls=[], kill=kill):  # noqa: B006 - of this run
+                    calls.append(0)
+                    if len(calls) == kill:
+                        raise KeyboardInterrupt
+
+                with pytest.raises(KeyboardInterrupt):
+                    download_shard(task, settings, die)
+                assert not stats_path(folder, 7).exists() and journal_path(folder, 7).exists()
+            record = download_shard(task, settings, partial(called.append, 0))
+            assert len(called) == 7 and max(server.hits.values()) <= 3
+            table = [row | {"url": row["url"].replace(str(server.server_port), "")} for row in read_rows(folder)]
+            stats = read_json(stats_path(folder, 7))
+            spent = [stats.pop(name) for name in ("duration", "start_time", "end_time")]
+            assert min(spent) > 0 and [row["key"] for row in table] == [f"00007{row}" for row in range(7)]
+            schema = pq.read_schema(folder / "00007.parquet")
+            known.append((table, schema, stats, read_images(folder, output_format), record["failed"]))
+    assert known[0] == known[1]
+    assert known[0][-1] == {"4xx": 1, "decode": 1, "reset": 1} and known[0][2]["count"] == 7
+    assert [known[0][2][name] for name in ("successes", "failed_to_download", "failed_to_resize")] == [4, 2, 1]
+    assert sum(known[0][2]["status_dict"].values()) == 7 and known[0][2]["status_dict"]["success"] == 4
+    assert [row["status"] for row in known[0][0]][1] == "failed_to_download" and len(known[0][3]) == 4
+
+
+def test_a_sample_is_fetched_as_a_shard_is():
+    with web.serve() as server:
+        urls = [server.url(name) for name in ("good/1.jpg", "missing.jpg", "page.jpg")]
+        samples = {outcome.url: (outcome.name, size) for outcome, size in fetch_samples(urls, SETTINGS, 60)}
+    size = len(web.encode(web.picture(1)))
+    assert samples == dict(zip(urls, (("success", size), ("4xx", 0), ("decode", 0)), strict=True))
 
 
 def test_a_limit_below_zero_is_refused():
     with pytest.raises(ConfigError, match="--requests-per-host is -1"):
-        replace(SETTINGS, requests_per_host=-1)
+        replace(SETTINGS.fetch, requests_per_host=-1)
 
 
 def test_an_account_of_older_classes_is_made_again(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppldm.prepare.download.shard_journal import Journal, JournalingWriter
+from ppldm.prepare.download.shard import Journal
 
 
 def meta(row, status="success", message=None) -> dict:
@@ -97,30 +97,3 @@ def test_a_full_disk_leaves_no_torn_record_behind(tmp_path):
         journal._file = whole
         journal.add(1, meta(1), b"kept")
     assert read(path) == [*ROWS, (1, meta(1), b"kept")]
-
-
-def test_the_writer_gives_all_rows_in_their_order_and_maps_the_numbers_of_those_that_are_new(tmp_path):
-    written = []
-
-    class Writer:
-        def write(self, image, key, caption, meta):
-            written.append((image, key, caption, meta["key"], meta["status"]))
-
-        def close(self):
-            written.append("closed")
-
-    journal = write(tmp_path / "journal")
-    with journal.opened():
-        missing = [1, 4, 5]
-        writer = JournalingWriter(Writer(), journal, lambda key: missing[int(key)], lambda row: f"{row:09}")
-        writer.write(None, "000000002", "row 5", meta(5, "failed_to_download", "timed out"))
-        writer.write(b"four", "000000001", "row 4", meta(4) | {"key": "x"})
-        writer.write(b"one", "000000000", "row 1", meta(1))
-        writer.close()
-    expected = [*ROWS, (1, meta(1), b"one"), (4, meta(4), b"four"), (5, meta(5, "failed_to_download"), None)]
-    assert written == [
-        *((image, f"{row:09}", known["caption"], f"{row:09}", known["status"])
-          for row, known, image in sorted(expected, key=lambda one: one[0])),
-        "closed",
-    ]  # fmt: skip
-    assert sorted(read(tmp_path / "journal"), key=str) == sorted(expected[:-1], key=str)  # what was not to be mended

@@ -14,11 +14,11 @@ from ppldm.data.select.evaluate import judge
 from ppldm.data.select.expression import Compare, Field, Literal, Member, parse_expression
 from ppldm.inspect.duplicates.pairs import duckdb_engine
 from ppldm.prepare.datasets.captions import Captions, make_captions
-from ppldm.prepare.download.metadata import read_tables
 from ppldm.prepare.filter import duckdb_engine as filter_duckdb
 from ppldm.prepare.filter import spark_engine as filter_spark
 from ppldm.prepare.filter.filter import filter_tables, make_plan
 from ppldm.prepare.filter.sql import compile_condition
+from ppldm.prepare.metadata import read_tables
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 MEMORY_GB = 1.0

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...utils.errors import ConfigError, DataError
-from ...utils.files import local_path
-from ...utils.processes.workers import map_in_threads
-from ...utils.store.client import is_address
-from ...utils.store.inputs import input_path
-from ..filter.columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
+from ..utils.errors import ConfigError, DataError
+from ..utils.files import local_path
+from ..utils.processes.workers import map_in_threads
+from ..utils.store.client import is_address
+from ..utils.store.inputs import input_path
+from .filter.columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
 
 
 @dataclass(frozen=True)
