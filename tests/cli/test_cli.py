@@ -102,7 +102,7 @@ def test_help_shows_lists_words_and_numbers(capsys):
 @pytest.mark.parametrize("words", [[], ["--refuse-private"], ["--no-refuse-private"], ["--no_refuse_private"]])
 def test_what_is_on_by_default_has_a_flag_for_either(words, monkeypatch):
     given = []
-    monkeypatch.setattr("ppldm.prepare.download.download._plan", lambda *args: ([], ()))
+    monkeypatch.setattr("ppldm.prepare.download.download._find_columns", lambda *args: ([], ()))
     monkeypatch.setattr(
         "ppldm.prepare.download.fetch.FetchSettings.__post_init__", lambda self: given.append(self.refuse_private)
     )

@@ -6,11 +6,20 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppldm.prepare.download.fetch import FetchSettings
+from ppldm.prepare.download.resize import Resizer
+from ppldm.prepare.download.shard import ShardSettings
+
 SETTINGS = {
     "processes_count": 2, "thread_count": 16, "number_sample_per_shard": 50, "timeout": 1.0, "url_seconds": 2.0,
     "max_bytes": 10**6, "image_size": 64, "preflight": 0, "json": True,
     "refuse_private": False,
 }  # fmt: skip
+
+SHARD_SETTINGS = ShardSettings(
+    fetch=FetchSettings(5, 0, 10, 10**6, refuse_private=False), resizer=Resizer(), output_format="files",
+    columns=("hash",), number_sample_per_shard=10, thread_count=4, shard_seconds=60,
+)  # fmt: skip
 
 
 def write_metadata(path: Path, urls, **columns) -> Path:

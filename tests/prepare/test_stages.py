@@ -24,7 +24,7 @@ from ppldm.prepare.convert.convert import convert
 from ppldm.prepare.download.download import download
 from ppldm.prepare.download.part import PartDownload, find_removed
 from ppldm.prepare.download.resize import Resizer
-from ppldm.prepare.download.run import Run
+from ppldm.prepare.download.run import download_parts
 from ppldm.prepare.download.shard_rows import find_columns, find_parts
 from ppldm.prepare.filter.filter import filter
 from ppldm.prepare.pipeline import pipeline
@@ -324,29 +324,27 @@ def metadata_of(folder, rows, number=1):
     pq.write_table(pa.table({"URL": urls, "TEXT": ["t"] * len(urls)}), folder / f"part_{number}.parquet")
 
 
-def run_of(tmp_path, redo=False, retry=None, **settings):
+def parts_of(tmp_path, redo=False, **settings):
     from ppldm.prepare.download.fetch import FetchSettings
     from ppldm.prepare.download.shard import ShardSettings
 
-    parts = find_parts(tmp_path / "metadata", 0)
     resizer = Resizer(
         settings.pop("image_size", 64), settings.pop("encode_quality", 95), settings.pop("min_image_size", 0)
     )
     forbidding = settings.pop("disallowed_header_directives", ("noai",))
-    options = {"output_format": "files", "samples_per_shard": 2} | settings
+    options = {"output_format": "files", "number_sample_per_shard": 2} | settings
     fetch = FetchSettings(1, 0, 1, 10, disallowed_header_directives=forbidding)
     shard = ShardSettings(fetch, resizer, columns=(), thread_count=1, shard_seconds=1, **options)
-    size = shard.samples_per_shard
-    downloads = [
-        PartDownload(part, tmp_path / f"out/part_{part.number}", find_columns(part.path), size) for part in parts
+    return [
+        PartDownload(part, tmp_path / f"out/part_{part.number}", find_columns(part.path), shard, redo=redo)
+        for part in find_parts(tmp_path / "metadata", 0)
     ]
-    return Run(downloads, shard, retry, redo)
 
 
-def finish(run):
+def finish(parts):
     """Mark all shards as downloaded."""
-    for item in run.downloads:
-        with item.claimed(*run.plans[item], run.redo):
+    for item in parts:
+        with item.claimed():
             for number in range(item.num_shards):
                 (item.folder / f"{number:05}").mkdir()
                 (item.folder / f"{number:05}_stats.json").write_text("{}")
@@ -362,7 +360,7 @@ def finish(run):
         (range(NUM_ROWS), {"encode_quality": 50}, "encode_quality was 95 and is 50"),
         (range(NUM_ROWS), {"min_image_size": 50}, "min_image_size was 0 and is 50"),
         (range(NUM_ROWS), {"output_format": "parquet"}, "output_format was 'files' and is 'parquet'"),
-        (range(NUM_ROWS), {"samples_per_shard": 3}, "number_sample_per_shard was 2 and is 3"),
+        (range(NUM_ROWS), {"number_sample_per_shard": 3}, "number_sample_per_shard was 2 and is 3"),
         (range(NUM_ROWS), {"disallowed_header_directives": ()}, "disallowed_header_directives was"),
     ],
 )
@@ -371,51 +369,48 @@ def test_a_finished_download_of_other_metadata_or_settings_is_refused_and_made_a
 ):
     metadata_of(tmp_path / "metadata", range(NUM_ROWS))
     metadata_of(tmp_path / "metadata", range(NUM_ROWS), 2)
-    finish(run_of(tmp_path))
-    run = run_of(tmp_path)
-    assert [run.count_rows(item) for item in run.downloads] == [0, 0] and not run.stale
+    finish(parts_of(tmp_path))
+    parts = parts_of(tmp_path)
+    assert [item.count_rows() for item in parts] == [0, 0] and not any(item.is_stale for item in parts)
     metadata_of(tmp_path / "metadata", change)
     with pytest.raises(ConfigError, match=f"part_1 holds another download.*{words}.*--redo"):
-        run_of(tmp_path, **settings)
-    with pytest.raises(ConfigError, match="two steps"):
-        run_of(tmp_path, redo=True, retry=("dns",), **settings)
-    run = run_of(tmp_path, redo=True, **settings)
+        parts_of(tmp_path, **settings)[0].count_rows()
+    parts = parts_of(tmp_path, redo=True, **settings)
     stale = [1, 2] if settings else [1]  # the other part's metadata is what it was
-    assert [item.part.number for item in run.stale] == stale
-    assert [run.count_rows(item) for item in run.downloads] == [len(change), NUM_ROWS if settings else 0]
-    assert all(item.finished_shards() for item in run.downloads)  # until the work begins
-    for item in run.stale:
-        with item.claimed(*run.plans[item], True):
+    assert [item.part.number for item in parts if item.is_stale] == stale
+    assert [item.count_rows() for item in parts] == [len(change), NUM_ROWS if settings else 0]
+    assert all(item.finished_shards() for item in parts)  # until the work begins
+    for item in parts[: len(stale)]:
+        with item.claimed():
             assert not item.finished_shards() and not list(item.folder.glob("0*"))
-    assert not run_of(tmp_path, **settings).stale
+    assert not any(item.is_stale for item in parts_of(tmp_path, **settings))
 
 
 def test_a_download_of_an_older_version_is_taken_for_todays(tmp_path, caplog):
     metadata_of(tmp_path / "metadata", range(NUM_ROWS))
-    run = run_of(tmp_path)
-    finish(run)
+    finish(parts_of(tmp_path))
     plan_path = tmp_path / "out/part_1/.download/plan.json"
     old = {"metadata": "part_1.parquet", "rows": 4, "output_format": "files", "number_sample_per_shard": 2}
     old |= {"image_size": 64, "encode_quality": 95, "columns": []}
     plan_path.write_text(json.dumps(old))
-    run_of(tmp_path).execute(tmp_path / "out", None, 0, True)
+    download_parts(parts_of(tmp_path), tmp_path / "out", None, 0, True)
     assert caplog.text.count("taken for today's") == 1 and "input" in json.loads(plan_path.read_text())
     metadata_of(tmp_path / "metadata", [5, 6, 7, 8])
     with pytest.raises(ConfigError, match="other content"):
-        run_of(tmp_path)
+        parts_of(tmp_path)[0].count_rows()
 
 
 def test_a_part_that_the_metadata_has_no_longer_is_not_left_among_the_data(tmp_path):
     for number in (1, 2):
         metadata_of(tmp_path / "metadata", range(NUM_ROWS), number)
-    finish(run_of(tmp_path))
+    finish(parts_of(tmp_path))
     (tmp_path / "metadata/part_2.parquet").unlink()
-    run = run_of(tmp_path)
+    parts = parts_of(tmp_path)
     with pytest.raises(ConfigError, match="part_2 was downloaded for a part .* no longer.*--redo"):
-        find_removed(tmp_path / "metadata", tmp_path / "out", run.downloads, redo=False)
-    assert find_removed(tmp_path / "metadata", tmp_path / "out", run.downloads, True) == [tmp_path / "out/part_2"]
+        find_removed(tmp_path / "metadata", tmp_path / "out", parts, redo=False)
+    assert find_removed(tmp_path / "metadata", tmp_path / "out", parts, True) == [tmp_path / "out/part_2"]
     # A file alone is one part of several.
-    assert not find_removed(tmp_path / "metadata/part_1.parquet", tmp_path / "out", run.downloads, False)
+    assert not find_removed(tmp_path / "metadata/part_1.parquet", tmp_path / "out", parts, False)
 
 
 # --- with a server

@@ -4,6 +4,7 @@ Before the first shard a sample of the URLs is fetched: where the network fails,
 and nothing is marked complete. See `shard` and `part_download` for what holds of the result.
 """
 
+from dataclasses import fields
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -84,22 +85,27 @@ def _download(flags: SimpleNamespace) -> dict:
 
 
 def _download_to(metadata: Path | RemotePath, out: Path | RemotePath, flags: SimpleNamespace, runner) -> dict:
-    from .part import find_removed
-    from .run import Run
+    from .part import PartDownload, find_removed
+    from .run import download_parts
 
-    size = flags.number_sample_per_shard
-    columns = flags.url_col, flags.caption_col, flags.save_additional_columns
-    downloads, kept = _plan(metadata, flags.part_id, out, *columns, size)
-    settings = _make_settings(flags, kept)
-    run = Run(downloads, settings, _retry_classes(flags.only) if flags.retry_failed else None, flags.redo)
-    removed = [] if flags.part_id else find_removed(metadata, out, downloads, flags.redo)
+    found, kept = _find_columns(metadata, flags)
+    settings, retried = _make_settings(flags, kept), _retry_classes(flags.only) if flags.retry_failed else None
+    if flags.redo and retried:
+        raise ConfigError("--redo and --retry-failed are two steps; give one after the other")
+    parts = [
+        PartDownload(part, out / f"part_{part.number}", columns, settings, retried, flags.redo)
+        for part, columns in found
+    ]
+    if stale := [part.folder.name for part in parts if part.is_stale]:
+        get_logger().info("made again: %s", ", ".join(stale))
+    removed = [] if flags.part_id else find_removed(metadata, out, parts, flags.redo)
     if not flags.dry_run:
         for folder in removed:
             get_logger().info("removing %s: the metadata has no such part", folder)
             remove_dir(folder)
-        run.execute(out, runner, flags.preflight, flags.ignore_disk_space)
-    report = merge_reports([item.report() for item in downloads])
-    print_report(report, partial(_describe_plan, run) if flags.dry_run else describe_report, flags.json)
+        download_parts(parts, out, runner, flags.preflight, flags.ignore_disk_space)
+    report = merge_reports([part.report() for part in parts])
+    print_report(report, partial(_describe_plan, parts) if flags.dry_run else describe_report, flags.json)
     if not flags.dry_run and report["unfinished_shards"]:
         raise DataError(
             f"{report['unfinished_shards']} shard(s) are not finished; the messages above say why, and the same "
@@ -114,55 +120,43 @@ def _make_settings(flags: SimpleNamespace, columns: tuple[str, ...]):
     from .resize import Resizer
     from .shard import ShardSettings
 
+    def make(kind: type, **others):
+        """The settings of a kind, from the flags of their names and others."""
+        return kind(**{one.name: getattr(flags, one.name) for one in fields(kind) if hasattr(flags, one.name)} | others)
+
     forbidding = flags.disallowed_header_directives
-    fetch = FetchSettings(
-        timeout=flags.timeout,
-        retries=flags.retries,
-        url_seconds=flags.url_seconds,
-        max_bytes=flags.max_bytes,
-        requests_per_host=flags.requests_per_host,
+    fetch = make(
+        FetchSettings,
         user_agent_token=flags.user_agent_token or None,
         disallowed_header_directives=() if forbidding == "none" else _words(forbidding),
         check_certificates=not flags.ignore_ssl_certificate,
-        refuse_private=flags.refuse_private,
         blocked=read_block_list(flags.block_list),
     )
-    return ShardSettings(
-        fetch=fetch,
-        resizer=Resizer(
-            flags.image_size, flags.encode_quality, flags.min_image_size, flags.max_image_area, flags.max_aspect_ratio
-        ),
-        output_format=flags.output_format,
-        columns=columns,
-        samples_per_shard=flags.number_sample_per_shard,
-        thread_count=flags.thread_count,
-        shard_seconds=flags.shard_seconds,
-    )
+    return make(ShardSettings, fetch=fetch, resizer=make(Resizer), columns=columns)
 
 
-def _describe_plan(run, report: dict) -> str:
-    num_rows = sum(map(run.count_rows, run.downloads))
+def _describe_plan(parts: list, report: dict) -> str:
+    num_rows = sum(part.count_rows() for part in parts)
     return f"{num_rows:,} of {report['rows']:,} rows would be fetched; nothing was written"
 
 
-def _plan(metadata, part_id, out, url_col, caption_col, kept, size) -> tuple[list, tuple[str, ...]]:
-    """The PartDownload of each part, and the columns kept, under the names of the first part. Raises ConfigError where
+def _find_columns(metadata: Path | RemotePath, flags: SimpleNamespace) -> tuple[list[tuple], tuple[str, ...]]:
+    """Each part and its columns, and the columns kept, under the names of the first part. Raises ConfigError where
     parts have different columns."""
-    from .part import PartDownload
     from .shard_rows import find_columns, find_parts
 
-    downloads = []
-    for part in find_parts(metadata, part_id):
-        columns = find_columns(part.path, url_col, caption_col, _words(kept))
-        first = downloads[0] if downloads else None
-        same = columns.under_names(first.columns.kept) if first else columns
+    found = []
+    for part in find_parts(metadata, flags.part_id):
+        columns = find_columns(part.path, flags.url_col, flags.caption_col, _words(flags.save_additional_columns))
+        first, names = (found[0][0], found[0][1].kept) if found else (part, columns.kept)
+        same = columns.under_names(names) if found else columns
         if same is None:
             raise ConfigError(
-                f"{part.path} has {', '.join(columns.kept)} and {first.part.path} {', '.join(first.columns.kept)}; "
+                f"{part.path} has {', '.join(columns.kept)} and {first.path} {', '.join(names)}; "
                 "name those that all have with --save-additional-columns, or download part by part"
             )
-        downloads.append(PartDownload(part, out / f"part_{part.number}", same, size))
-    return downloads, downloads[0].columns.kept
+        found.append((part, same))
+    return found, found[0][1].kept
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -15,12 +15,14 @@ pictures of one dead host pass for a dead network.
 import re
 import socket
 import time
-import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+
+from .hosts import host_of
 
 # Of each class: what its messages look like, and what it means. The first that fits is taken.
 _CLASSES = {
@@ -134,18 +136,15 @@ class Outcome:
     status: str
     message: str | None
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """The class, "success" or one of failures.CLASSES."""
+        """The class, "success" or one of CLASSES."""
         return classify(self.status, self.message)
 
-    @property
+    @cached_property
     def host(self) -> str:
         """The host's name, or an empty text."""
-        try:
-            return urllib.parse.urlsplit(self.url or "").hostname or ""
-        except ValueError:
-            return ""
+        return host_of(self.url or "")
 
 
 def without_password(url: str) -> str:

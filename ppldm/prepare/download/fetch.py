@@ -5,7 +5,7 @@ wait on a socket: a server that sends a byte a second holds a thread for days, o
 memory (tests/prepare/download/test_fetch.py has these servers), and only an opener put under the whole process could
 change that. So URLs are fetched here, and img2dataset's writers write what comes of them (`shard`).
 
-Every breach of a bound is a FetchError, which is recorded for its row; so no row is lost. The messages are those that
+Every failure is a FetchError, which is recorded for its row; so no row is lost. The messages are those that
 img2dataset records, which `failures` reads; what a server says in them is escaped and cut.
 
 Only http and https are opened: `file:` and `data:` in metadata from the web would read this machine. With
@@ -40,7 +40,7 @@ from urllib.error import HTTPError
 from ...utils.errors import ConfigError
 from ...utils.text import one_line
 from ..block_list import BLOCKED, NOTHING, BlockList
-from .hosts import HostLimits, connect_public, is_named_private, refuse
+from .hosts import HostLimits, connect_public, host_of, is_named_private, refuse
 
 _USER_AGENT = "Mozilla/5.0 (X11; Ubuntu; Linux x86_64; rv:72.0) Gecko/20100101 Firefox/72.0"  # as img2dataset's
 # Characters that have a meaning in a URL and stay as they are; all others are percent-encoded, as browsers do.
@@ -114,27 +114,21 @@ class Fetcher:
                 for count, (number, url) in enumerate(urls.items()):
                     if count >= 2 * num_threads:
                         yield done.get().result()
-                    executor.submit(self._try_to_fetch, number, url).add_done_callback(done.put)
+                    task = executor.submit(lambda number=number, url=url: (number, self.fetch(url)))
+                    task.add_done_callback(done.put)
                 for _ in range(min(len(urls), 2 * num_threads)):
                     yield done.get().result()
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
 
-    def _try_to_fetch(self, number: int, url: str | None) -> tuple[int, bytes | FetchError]:
-        try:
-            return number, self.fetch(url)
-        except FetchError as error:
-            return number, error
-
-    def fetch(self, url: str | None) -> bytes:
-        """The file of a URL, after as many tries as the settings say. Raises FetchError."""
-        for tries_left in range(self.settings.retries, -1, -1):
+    def fetch(self, url: str | None) -> bytes | FetchError:
+        """The file of a URL, or why it could not be had, after as many tries as the settings say."""
+        for _ in range(self.settings.retries + 1):
             try:
                 return self._fetch(url)
             except Exception as error:  # what servers can make urllib's parsers raise is not a list
-                if not tries_left:
-                    raise FetchError(one_line(str(error), _MAX_MESSAGE)) from error
-        raise AssertionError
+                failure = FetchError(one_line(str(error), _MAX_MESSAGE))
+        return failure
 
     def _fetch(self, url: str | None) -> bytes:
         if time.monotonic() >= self.last_moment:
@@ -143,7 +137,7 @@ class Fetcher:
         if self.settings.blocked.names(request.full_url):
             raise FetchError(f"{BLOCKED}: the URL is on the block list")
         url = quote_url(request.full_url)
-        with self.hosts.slot(_host_of(url), self.last_moment):
+        with self.hosts.slot(host_of(url), self.last_moment):
             deadline = min(time.monotonic() + self.settings.url_seconds, self.last_moment)
             with self._open_in_turn(url, deadline) as answer:
                 if self._is_forbidden(answer.headers):
@@ -165,11 +159,11 @@ class Fetcher:
             request = _Request(url, {"User-Agent": _USER_AGENT + token}, deadline)
             try:
                 answer = self._opener.open(request, timeout=self.settings.timeout)
-                self.hosts.note_success(_host_of(answer.url))
+                self.hosts.note_success(host_of(answer.url))
                 return answer
             except HTTPError as error:
                 error.close()
-                asked_sec = self.hosts.note_refusal(_host_of(error.url), error)
+                asked_sec = self.hosts.note_refusal(host_of(error.url), error)
                 if asked_sec is None or asked_sec >= deadline - time.monotonic():
                     raise
 
@@ -198,13 +192,6 @@ def check_proxies() -> None:
                 f"{name}_proxy is not the address of a proxy; write http://user:password@host:port, special characters "
                 "of the password as %2F, %40, ..."
             )
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urllib.parse.urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
 
 
 def quote_url(url: str) -> str:
@@ -259,7 +246,7 @@ class _Web(urllib.request.HTTPRedirectHandler, urllib.request.AbstractHTTPHandle
         return _Request(new.full_url, new.headers, req.deadline)
 
     def http_request(self, request: _Request) -> urllib.request.Request:
-        self._hosts.await_turn(_host_of(request.full_url), request.deadline)
+        self._hosts.await_turn(host_of(request.full_url), request.deadline)
         request.timeout = min(request.timeout, _remaining_seconds(request.deadline))
         return self.do_request_(request)
 
@@ -277,7 +264,7 @@ class _Web(urllib.request.HTTPRedirectHandler, urllib.request.AbstractHTTPHandle
         connection = kind(host, **options)
         connection.response_class = partial(_Response, request.deadline, self._settings.max_bytes)
         if self._settings.refuse_private:
-            own_host = urllib.parse.unquote(_host_of(request.full_url))
+            own_host = urllib.parse.unquote(host_of(request.full_url))
             if is_named_private(own_host):
                 raise refuse(own_host)
             if request.host == request.own_host:  # else a proxy's, which may be private; the proxy makes the look-up

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,14 @@ _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
 _MAX_RETRY_AFTER_SEC = 3600.0
 _JITTER = 0.25
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def host_of(url: str) -> str:
+    """The name of a URL's host; "" where it has none."""
+    try:
+        return urllib.parse.urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 class HostLimits:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from json import loads
+from math import isfinite
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ...utils.errors import ConfigError
 from ...utils.files import RemotePath, make_output_dir, read_json, remove_path, write_json
@@ -25,23 +26,38 @@ from ...utils.jobs import JobFolder, Piece, take_fingerprint
 from ..address_path import AddressPath
 from ..hadoop import fingerprint_at
 from .failures import CLASSES_VERSION, classify
-from .shard import RETRY_COLUMNS, ShardTask, make_record, record_path, remove_shard, shard_name, stats_path, work_folder
-from .shard_rows import MetadataPart, RowColumns, count_shards, parquet_source, read_shards, regroup, write_rows
+from .shard import (
+    RETRY_COLUMNS,
+    ShardSettings,
+    ShardTask,
+    make_record,
+    read_columns,
+    record_path,
+    remove_shard,
+    shard_name,
+    stats_path,
+    work_folder,
+)
+from .shard_rows import MetadataPart, RowColumns, count_shards, read_shards, regroup, write_rows
 
 
 @dataclass(frozen=True)
 class PartDownload:
-    """A part of the metadata and the folder that its pictures go to, `OUT/part_1`."""
+    """A part of the metadata, the folder that its pictures go to, `OUT/part_1`, and what is to be done there: the
+    shards that are missing, or those rows again that failed with one of `retry_classes`. With `redo`, a part that was
+    made otherwise is made again."""
 
     part: MetadataPart
     folder: Path | RemotePath
     columns: RowColumns
-    samples_per_shard: int
+    settings: ShardSettings
+    retry_classes: tuple[str, ...] | None = None
+    redo: bool = False
 
     @property
     def num_shards(self) -> int:
         """Without those of retries."""
-        return count_shards(self.part.num_rows, self.samples_per_shard)
+        return count_shards(self.part.num_rows, self.settings.number_sample_per_shard)
 
     def finished_shards(self) -> list[int]:
         """Numbers of all finished shards, those of retries too, in order."""
@@ -51,33 +67,48 @@ class PartDownload:
     def missing_shards(self) -> list[int]:
         return sorted(set(range(self.num_shards)) - set(self.finished_shards()))
 
-    def count_missing_rows(self) -> int:
-        """Rows of the shards that are missing."""
-        size, total = self.samples_per_shard, self.part.num_rows
-        return sum(min(size, total - number * size) for number in self.missing_shards())
-
     @property
     def job(self) -> JobFolder:
         """What is known of the folder."""
         return JobFolder(self.folder, ".download", "download")
 
-    def plan(self, settings: Mapping) -> tuple[dict, dict]:
-        """(plan, fingerprint of the metadata): what the shards depend on, of which `settings` are a part."""
-        columns = {"url_col": self.columns.url, "caption_col": self.columns.caption}
-        earlier = (self.job.plan or {}).get("input")
-        if isinstance(self.part.path, AddressPath):
-            source = fingerprint_at(self.part.path.hadoop, [self.part.path.address])
-        else:
-            source = take_fingerprint([Piece(self.part.path, self.part.path.name)], earlier)
-        return {"metadata": self.part.path.name, "rows": self.part.num_rows, **columns, **settings}, source
+    @cached_property
+    def plan(self) -> tuple[dict, dict]:
+        """(what the shards depend on, fingerprint of the metadata)."""
+        settings, resizer, path = self.settings, self.settings.resizer, self.part.path
+        plan = {
+            "metadata": path.name,
+            "rows": self.part.num_rows,
+            "url_col": self.columns.url,
+            "caption_col": self.columns.caption,
+            "output_format": settings.output_format,
+            "number_sample_per_shard": settings.number_sample_per_shard,
+            "image_size": resizer.image_size,
+            "encode_quality": resizer.encode_quality,
+            "min_image_size": resizer.min_image_size,
+            "max_image_area": resizer.max_image_area if isfinite(resizer.max_image_area) else None,
+            "max_aspect_ratio": resizer.max_aspect_ratio if isfinite(resizer.max_aspect_ratio) else None,
+            "disallowed_header_directives": sorted(settings.fetch.disallowed_header_directives),
+            "columns": list(settings.columns),
+        } | settings.fetch.blocked.settings
+        if isinstance(path, AddressPath):
+            return plan, fingerprint_at(path.hadoop, [path.address])
+        return plan, take_fingerprint([Piece(path, path.name)], (self.job.plan or {}).get("input"))
+
+    @cached_property
+    def is_stale(self) -> bool:
+        """Whether the folder's shards were made otherwise. Raises ConfigError for such unless `redo`, OutputError."""
+        plan, source = self.plan
+        return bool(self.job.check(plan, self.redo, source))
 
     @contextmanager
-    def claimed(self, plan: dict, source: dict, redo: bool = False) -> Iterator[None]:
+    def claimed(self) -> Iterator[None]:
         """Hold the folder, made or of this very download, without what a killed run left; others hold other parts.
 
         With `redo`, the shards of another plan are removed. Raises ConfigError, OutputError.
         """
-        with self.job.claimed(plan, redo, source, self._remove_shards):
+        plan, source = self.plan
+        with self.job.claimed(plan, self.redo, source, self._remove_shards):
             remove_path(work_folder(self.folder), ignore_errors=True)
             make_output_dir(work_folder(self.folder))
             finished = set(self.finished_shards())
@@ -91,23 +122,28 @@ class PartDownload:
             stats_path(self.folder, number).unlink()  # first: without it, a shard is not finished
             remove_shard(self.folder, number)
 
-    def tasks(self, numbers: Collection[int]) -> Iterator[ShardTask]:
-        """The shards of these numbers, their rows written when they are asked for."""
-        for number, table in read_shards(self.part, self.columns, self.samples_per_shard, set(numbers)):
-            yield self._task(number, table)
+    def count_rows(self) -> int:
+        """How many rows are to be fetched."""
+        if self.is_stale:
+            return self.part.num_rows
+        if self.retry_classes is not None:
+            return sum(count for name, count in self.report()["failed"].items() if name in self.retry_classes)
+        size, total = self.settings.number_sample_per_shard, self.part.num_rows
+        return sum(min(size, total - number * size) for number in self.missing_shards())
 
-    def retry_tasks(self, classes: Collection[str]) -> Iterator[ShardTask]:
-        """The rows whose last try failed with one of these classes, as new shards."""
-        finished = self.finished_shards()
-        first = max(self.num_shards, max(finished, default=-1) + 1)
-        tables = self._failed_rows(finished, set(classes))
-        for number, table in enumerate(regroup(tables, self.samples_per_shard), first):
-            yield self._task(number, table, is_retry=True)
-
-    def count_retries(self, classes: Collection[str]) -> int:
-        """How many rows `retry_tasks` would try again."""
-        failed = self.report()["failed"]
-        return sum(count for name, count in failed.items() if name in set(classes))
+    def tasks(self) -> Iterator[ShardTask]:
+        """The shards to be downloaded, new ones for a retry, their rows written when they are asked for."""
+        size, finished = self.settings.number_sample_per_shard, self.finished_shards()
+        is_retry = self.retry_classes is not None
+        if is_retry:
+            first = max(self.num_shards, max(finished, default=-1) + 1)
+            shards = enumerate(regroup(self._failed_rows(finished), size), first)
+        else:
+            shards = read_shards(self.part, self.columns, size, set(self.missing_shards()))
+        for number, table in shards:
+            path = work_folder(self.folder) / f"{shard_name(number)}.arrow"
+            write_rows(table, path)
+            yield ShardTask(self.folder, number, path, table.num_rows, is_retry)
 
     def report(self) -> dict:
         """The account of the part: rows = success + failed (by class) + pending. Read from the shards' records."""
@@ -140,11 +176,6 @@ class PartDownload:
             "unfinished_shards": len(self.missing_shards()),
         }
 
-    def _task(self, number: int, table: pa.Table, is_retry: bool = False) -> ShardTask:
-        path = work_folder(self.folder) / f"{shard_name(number)}.arrow"
-        write_rows(table, path)
-        return ShardTask(self.folder, number, path, table.num_rows, is_retry)
-
     def _record(self, number: int) -> dict:
         path = record_path(self.folder, number)
         record = read_json(path)
@@ -155,27 +186,24 @@ class PartDownload:
             write_json(path, record)
         return record
 
-    def _failed_rows(self, finished: list[int], classes: set[str]) -> Iterator[pa.Table]:
-        last_try = {}
+    def _failed_rows(self, finished: list[int]) -> Iterator[pa.Table]:
+        """The rows whose last try failed with one of the classes, under the columns of a retry."""
+        read, last_try = partial(read_columns, self.folder), {}
         for number in finished:
             if number >= self.num_shards:
-                last_try |= dict.fromkeys(self._read(number, ["retry_of"])["retry_of"].to_pylist(), number)
+                last_try |= dict.fromkeys(read(number, ["retry_of"])["retry_of"].to_pylist(), number)
         names = [*self.columns.kept, *RETRY_COLUMNS, "caption", "url"]
         for number in finished:
             key = "retry_of" if number >= self.num_shards else "key"
-            table = self._read(number, [*self.columns.kept, "caption", "url", key, "status", "error_message"])
+            table = read(number, [*self.columns.kept, "caption", "url", key, "status", "error_message"])
             outcomes = zip(table["status"].to_pylist(), table["error_message"].to_pylist(), strict=True)
             found = [classify(*outcome) for outcome in outcomes]
             is_last = (last_try.get(first, number) == number for first in table[key].to_pylist())
-            chosen = [last and name in classes for last, name in zip(is_last, found, strict=True)]
+            chosen = [last and name in self.retry_classes for last, name in zip(is_last, found, strict=True)]
             columns = dict(zip(table.column_names, table.columns, strict=True))
             columns |= {"retry_of": table[key], "retried_after": pa.array(found, pa.string())}
             if any(chosen):
                 yield pa.table({name: columns[name] for name in names}).filter(pa.array(chosen)).sort_by("retry_of")
-
-    def _read(self, number: int, columns: list[str]) -> pa.Table:
-        source = parquet_source(self.folder / f"{shard_name(number)}.parquet")
-        return pq.read_table(source, columns=columns, partitioning=None)
 
 
 def find_removed(metadata, out, downloads: Collection[PartDownload], redo: bool) -> list[Path | RemotePath]:

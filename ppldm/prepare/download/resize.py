@@ -19,6 +19,8 @@ download that was killed as a whole nobody says anything, and the picture is tri
 
 import faulthandler
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,32 +72,28 @@ class Resizer:
             raise RowError("aspect", f"aspect ratio too large ({width} x {height})")
 
 
-class WatchedResizer:
-    """A `Resizer` for one process, which notes in the file `path` what it is at."""
+@contextmanager
+def watching(resizer: Resizer, path: Path) -> Iterator[Callable[..., tuple]]:
+    """`resizer.fit` with a picture's URL, for one process, which notes in the file `path` what it is at. A picture that
+    has ended a process raises RowError "deadline"."""
+    blamed = read_blamed(path)
+    with open(path, "w+b", buffering=0) as file:
+        file.writelines(_line(url) + b"blamed\n" for url in sorted(blamed))
+        end = file.tell()
 
-    def __init__(self, resizer: Resizer, path: Path):
-        self._resizer, self._blamed = resizer, read_blamed(path)
-        self._file = open(path, "w+b", buffering=0)  # noqa: SIM115 - for the watchdog
-        for url in sorted(self._blamed):
-            self._file.write(_line(url) + b"blamed\n")
-        self._end = self._file.tell()
+        def fit(image: bytes, url: str) -> tuple:
+            if url in blamed:
+                raise RowError("deadline", "deadline: decoding it took too long, or ended the process")
+            file.write(_line(url))
+            faulthandler.dump_traceback_later(_DECODE_SECONDS, file=file, exit=True)
+            try:
+                return resizer.fit(image)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+                file.truncate(end)
+                file.seek(end)
 
-    def fit(self, image: bytes, url: str) -> tuple[bytes, int, int, int, int]:
-        """As `Resizer.fit`; a picture that has ended a process raises RowError "deadline"."""
-        if url in self._blamed:
-            raise RowError("deadline", "deadline: decoding it took too long, or ended the process")
-        self._file.write(_line(url))
-        faulthandler.dump_traceback_later(_DECODE_SECONDS, file=self._file, exit=True)
-        try:
-            return self._resizer.fit(image)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-            self._file.truncate(self._end)
-            self._file.seek(self._end)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        yield fit
 
 
 def blame(path: Path) -> None:

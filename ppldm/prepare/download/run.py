@@ -12,9 +12,8 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
-from math import isfinite
 from pathlib import Path
 
 from ...utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError, PpldmError
@@ -75,93 +74,6 @@ def put_shard(folder: Path, part: AddressPath, number: int) -> None:
     files = {piece: part / piece.name for piece in find_pieces(folder, number)}
     files |= {find(folder, number): find(part, number) for find in (record_path, stats_path)}
     put_files(files, [*find_pieces(part, number), record_path(part, number)], work_folder(part))
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is to be done: each part's missing shards, or its rows that failed with one of `retry_classes`.
-
-    Raises ConfigError, OutputError where a part is there that was made otherwise; with `redo`, it is made again.
-    """
-
-    downloads: Sequence[PartDownload]
-    settings: ShardSettings
-    retry_classes: tuple[str, ...] | None = None
-    redo: bool = False
-
-    def __post_init__(self):
-        if self.redo and self.retry_classes is not None:
-            raise ConfigError("--redo and --retry-failed are two steps; give one after the other")
-        if self.stale:
-            get_logger().info("made again: %s", ", ".join(item.folder.name for item in self.stale))
-
-    @cached_property
-    def plans(self) -> dict[PartDownload, tuple[dict, dict]]:
-        """The plan of each part, and the fingerprint of its metadata."""
-        settings, resizer = self.settings, self.settings.resizer
-        kept = {
-            "output_format": settings.output_format,
-            "number_sample_per_shard": settings.samples_per_shard,
-            "image_size": resizer.image_size,
-            "encode_quality": resizer.encode_quality,
-            "min_image_size": resizer.min_image_size,
-            "max_image_area": resizer.max_image_area if isfinite(resizer.max_image_area) else None,
-            "max_aspect_ratio": resizer.max_aspect_ratio if isfinite(resizer.max_aspect_ratio) else None,
-            "disallowed_header_directives": sorted(settings.fetch.disallowed_header_directives),
-            "columns": list(settings.columns),
-        } | settings.fetch.blocked.settings
-        return {item: item.plan(kept) for item in self.downloads}
-
-    @cached_property
-    def stale(self) -> list[PartDownload]:
-        """The parts that were made otherwise."""
-        return [item for item, (plan, source) in self.plans.items() if item.job.check(plan, self.redo, source)]
-
-    def count_rows(self, item: PartDownload) -> int:
-        """How many rows of a part are to be fetched."""
-        if item in self.stale:
-            return item.part.num_rows
-        return item.count_missing_rows() if self.retry_classes is None else item.count_retries(self.retry_classes)
-
-    def tasks(self, item: PartDownload) -> Iterator[ShardTask]:
-        """The shards of a part that are to be downloaded."""
-        if self.retry_classes is None:
-            return item.tasks(item.missing_shards())
-        return item.retry_tasks(self.retry_classes)
-
-    def execute(self, out, runner: Runner, num_sampled: int, ignore_disk_space: bool) -> None:
-        """Download; what was done before is left as it is. Raises PpldmError where that makes no sense."""
-        todo = [item for item in self.downloads if self.count_rows(item)]
-        for item in self.downloads:
-            if item not in todo and item.job.is_new(*self.plans[item]):
-                with item.claimed(*self.plans[item]):
-                    pass
-        if not todo:
-            return
-        num_rows = sum(map(self.count_rows, todo))
-        num_bytes = _check_network(todo, num_rows, self.settings, num_sampled) if num_sampled else 0
-        make_output_dir(out)
-        if not ignore_disk_space:
-            _check_disk_space(out, num_bytes)
-        for item in todo:
-            self._download_part(item, runner)
-
-    def _download_part(self, item: PartDownload, runner: Runner) -> None:
-        settings, name = self.settings, item.folder.name
-        with item.claimed(*self.plans[item], self.redo):
-            tasks = _while_room(self.tasks(item), item.folder)
-            failed, num_blamed = runner.run(tasks, settings, self.count_rows(item), name)
-            known = -1
-            for _ in range(_MAX_TRIES):
-                # Whoever finds no other picture to blame than the try before has no more to try.
-                if not failed or num_blamed == known:
-                    break
-                get_logger().warning("%s: %d shard(s) are tried once more", item.folder, len(failed))
-                num_rows, known = sum(task.num_rows for task in failed), num_blamed
-                failed, num_blamed = runner.run(iter(failed), settings, num_rows, name)
-            report = item.report()
-            write_json(item.folder / ".download" / "report.json", report)
-        get_logger().info("%s: %s", item.folder, describe_rows(report))
 
 
 @dataclass(frozen=True)
@@ -246,6 +158,43 @@ class Runner:
                 num_before += sum(task.num_rows for task in batch)
 
 
+def download_parts(
+    parts: Sequence[PartDownload], out, runner: Runner, num_sampled: int, ignore_disk_space: bool
+) -> None:
+    """Download; what was done before is left as it is. Raises PpldmError where that makes no sense."""
+    todo = [part for part in parts if part.count_rows()]
+    for part in parts:
+        if part not in todo and part.job.is_new(*part.plan):
+            with part.claimed():
+                pass
+    if not todo:
+        return
+    num_bytes = _check_network(todo, num_sampled) if num_sampled else 0
+    make_output_dir(out)
+    if not ignore_disk_space:
+        _check_disk_space(out, num_bytes)
+    for part in todo:
+        _download_part(part, runner)
+
+
+def _download_part(part: PartDownload, runner: Runner) -> None:
+    settings, name = part.settings, part.folder.name
+    with part.claimed():
+        tasks = _while_room(part.tasks(), part.folder)
+        failed, num_blamed = runner.run(tasks, settings, part.count_rows(), name)
+        known = -1
+        for _ in range(_MAX_TRIES):
+            # Whoever finds no other picture to blame than the try before has no more to try.
+            if not failed or num_blamed == known:
+                break
+            get_logger().warning("%s: %d shard(s) are tried once more", part.folder, len(failed))
+            num_rows, known = sum(task.num_rows for task in failed), num_blamed
+            failed, num_blamed = runner.run(iter(failed), settings, num_rows, name)
+        report = part.report()
+        write_json(part.folder / ".download" / "report.json", report)
+    get_logger().info("%s: %s", part.folder, describe_rows(report))
+
+
 def _attempt(task: ShardTask, settings: ShardSettings, hadoop: str | None) -> dict | PpldmError:
     """On a Spark executor: the shard's record, or the error that should reach the driver. `hadoop`: the settings of the
     file systems of addresses."""
@@ -262,11 +211,12 @@ def _add_one(counter) -> None:
         counter.value += 1
 
 
-def _check_network(todo: Sequence[PartDownload], num_rows: int, settings: ShardSettings, num_urls: int) -> float:
-    """Fetch a sample of the URLs; return how many bytes the pictures of `num_rows` rows will take.
+def _check_network(todo: Sequence[PartDownload], num_urls: int) -> float:
+    """Fetch a sample of the URLs; return how many bytes the pictures of all rows will take.
 
     Raises EnvironmentProblem where it is the network that fails.
     """
+    num_rows, settings = sum(part.count_rows() for part in todo), todo[0].settings
     num_urls = min(num_urls, max(_MIN_PREFLIGHT_URLS, num_rows // 20))
     sampled = todo[:_MAX_SAMPLED_PARTS]
     urls = [url for item in sampled for url in sample_urls(item.part, item.columns.url, -(-num_urls // len(sampled)))]

@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -43,7 +44,7 @@ from ...utils.files import RemotePath, fsync_dir, remove_path, write_json
 from ...utils.text import one_line
 from .failures import CLASSES_VERSION, TEMPORARY, Outcome, classify, find_network_fault, without_password
 from .fetch import Fetcher, FetchError, FetchSettings, require
-from .resize import Resizer, WatchedResizer
+from .resize import Resizer, watching
 from .shard_rows import parquet_source
 
 # What img2dataset's writers are called by.
@@ -66,14 +67,14 @@ class ShardSettings:
     resizer: Resizer
     output_format: str
     columns: tuple[str, ...]
-    samples_per_shard: int
+    number_sample_per_shard: int
     thread_count: int
     shard_seconds: float
 
     def __post_init__(self):
         if self.output_format not in _WRITERS:
             raise ConfigError(f"--output-format {self.output_format!r} is unknown; use {', '.join(_WRITERS)}")
-        require("number-sample-per-shard", self.samples_per_shard, 1)
+        require("number-sample-per-shard", self.number_sample_per_shard, 1)
         require("thread-count", self.thread_count, 1)
         require("shard-seconds", self.shard_seconds)
 
@@ -145,16 +146,8 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
 def _stamp(task: ShardTask, settings: ShardSettings) -> str:
     """Tells the rows of a shard, and the settings that decide what becomes of one, from any other."""
     fetch = settings.fetch
-    decisive = (
-        settings.resizer,
-        fetch.max_bytes,
-        fetch.user_agent_token,
-        fetch.disallowed_header_directives,
-        fetch.check_certificates,
-        fetch.refuse_private,
-        CLASSES_VERSION,
-        *fetch.blocked.settings.values(),
-    )
+    allowed = fetch.user_agent_token, fetch.disallowed_header_directives, fetch.check_certificates, fetch.refuse_private
+    decisive = settings.resizer, fetch.max_bytes, *allowed, CLASSES_VERSION, *fetch.blocked.settings.values()
     return hashlib.sha256(task.rows_file.read_bytes() + repr(decisive).encode()).hexdigest()
 
 
@@ -167,19 +160,19 @@ def _make_shard(
     with pa.ipc.open_file(str(task.rows_file)) as file:
         table = file.read_all()
     rows = table.to_pylist()
-    digits = math.ceil(math.log10(settings.samples_per_shard))  # of a row's number in keys, as img2dataset has it
+    digits = math.ceil(math.log10(settings.number_sample_per_shard))  # of a row's number in keys, as img2dataset has it
     unrecorded = {}
     for _ in journal.rows:
         on_fetch()
     fetcher = Fetcher(settings.fetch, time.monotonic() + settings.shard_seconds)
     missing = {number: row["url"] for number, row in enumerate(rows) if number not in journal.rows}
     with (
-        closing(WatchedResizer(settings.resizer, in_flight_path(task.part_folder, task.number))) as resizer,
+        watching(settings.resizer, in_flight_path(task.part_folder, task.number)) as fit,
         closing(fetcher.fetch_all(missing, settings.thread_count)) as arriving,
     ):
         for number, fetched in arriving:
             key = f"{task.number * 10**digits + number:0{OOM_SHARD_COUNT + digits}}"
-            facts, image = _examine(fetched, lambda body, url=missing[number]: resizer.fit(body, url))
+            facts, image = _examine(fetched, partial(fit, url=missing[number]))
             meta = rows[number] | {"key": key} | facts
             if not journal.add(number, meta, image):
                 unrecorded[number] = meta
@@ -227,18 +220,22 @@ def _read_exif(image: bytes) -> str | None:
 def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) -> list[tuple[Outcome, int]]:
     """What becomes of each URL, fetched as a shard's are and kept nowhere, and how many bytes would be kept."""
     import_img2dataset()  # that it is there is known before anything is done
-    samples, fetcher = [], Fetcher(settings.fetch, time.monotonic() + seconds)
+    samples, fetcher = {}, Fetcher(settings.fetch, time.monotonic() + seconds)
     for number, fetched in fetcher.fetch_all(dict(enumerate(urls)), settings.thread_count):
         facts, image = _examine(fetched, settings.resizer.fit)
-        samples.append((Outcome(urls[number], facts["status"], facts["error_message"]), len(image or b"")))
-    return samples
+        samples[number] = Outcome(urls[number], facts["status"], facts["error_message"]), len(image or b"")
+    return [samples[number] for number in range(len(urls))]
 
 
 def read_outcomes(folder: Path | RemotePath, number: int) -> list[Outcome]:
     """What became of each row of a shard, in the order of its table."""
-    source = parquet_source(folder / f"{shard_name(number)}.parquet")
-    table = pq.read_table(source, columns=["url", "status", "error_message"], partitioning=None)
-    return [Outcome(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+    rows = read_columns(folder, number, ["url", "status", "error_message"]).to_pylist()
+    return [Outcome(row["url"], row["status"], row["error_message"]) for row in rows]
+
+
+def read_columns(folder: Path | RemotePath, number: int, columns: Sequence[str]) -> pa.Table:
+    """Those of the columns that the table of a shard has."""
+    return pq.ParquetFile(parquet_source(folder / f"{shard_name(number)}.parquet")).read(columns)
 
 
 def make_record(folder: Path | RemotePath, number: int) -> dict:
@@ -255,10 +252,8 @@ def make_record(folder: Path | RemotePath, number: int) -> dict:
             examples.setdefault(
                 outcome.name, f"{one_line(message, _MAX_EXAMPLE_LENGTH)} ({one_line(url, _MAX_EXAMPLE_LENGTH)})"
             )
-    path = folder / f"{shard_name(number)}.parquet"
-    file = pq.ParquetFile(parquet_source(path))
-    is_retry = "retried_after" in file.schema_arrow.names
-    retried = Counter(file.read(["retried_after"])[0].to_pylist() if is_retry else ())
+    of_retry = read_columns(folder, number, ["retried_after"])
+    retried = Counter(of_retry["retried_after"].to_pylist() if of_retry.column_names else ())
     success = counts.pop("success", 0)
     return {
         "classes_version": CLASSES_VERSION,

@@ -6,12 +6,13 @@ import json
 import pickle
 import tarfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import web
-from downloads import SETTINGS, read_images, read_rows, write_metadata
+from downloads import SETTINGS, SHARD_SETTINGS, read_images, read_rows, write_metadata
 from hadoop_here import HadoopHere
 
 from ppldm.prepare.address_path import AddressPath, path_of
@@ -234,9 +235,11 @@ def test_metadata_at_an_address_is_planned_as_in_a_folder(tmp_path, place):
             tasks = []
             for part in parts:
                 columns = find_columns(part.path)
-                item = PartDownload(part, metadata / f"out/part_{part.number}", columns, 3)
+                settings = replace(SHARD_SETTINGS, number_sample_per_shard=3)
+                item = PartDownload(part, metadata / f"out/part_{part.number}", columns, settings)
                 make_output_dir(work_folder(item.folder))
-                for task in item.tasks([0, 2]):
+                write_json(stats_path(item.folder, 1), {})
+                for task in item.tasks():
                     with task.rows_file.open("rb") as file:
                         rows = pa.ipc.open_file(file).read_all().to_pylist()
                     tasks.append((columns, task.number, task.num_rows, task.rows_file.name, rows))

@@ -68,7 +68,8 @@ def test_every_row_has_its_picture_or_its_reason(server, tmp_path, output_format
     good += [server.url("secret/1.jpg").replace("//", "//me:p%40ss@"), server.url("busy/1.jpg", "busy.test")]
     urls = [url for pair in zip(good, bad, strict=False) for url in pair] + good[len(bad) :]
     metadata = write_metadata(tmp_path / "part_3.parquet", urls)
-    done = run(metadata, tmp_path / "out", output_format=output_format)
+    # Time for the host that asks to be left alone for a second, also where processors are busy.
+    done = run(metadata, tmp_path / "out", output_format=output_format, url_seconds=4)
     assert done.returncode == 0, done.stderr
     assert web.ESCAPES[:1].decode() not in done.stdout + done.stderr and "p%40ss" not in done.stdout + done.stderr
     report = json.loads(done.stdout)
@@ -326,6 +327,7 @@ def test_dry_run_writes_nothing(server, tmp_path, capsys):
         ({"timeout": 0}, "--timeout is 0"),
         ({"preflight": -1}, "--preflight is -1"),
         ({"retry_failed": True, "only": "dsn"}, "--only 'dsn' names no class"),
+        ({"retry_failed": True, "redo": True}, "--redo and --retry-failed are two steps"),
     ],
 )
 def test_bad_flags_are_one_line(tmp_path, changes, message):

@@ -32,9 +32,9 @@ def failure(url, last_moment=math.inf, **changes) -> str:
 
 
 def failure_of(fetcher, url) -> str:
-    with pytest.raises(FetchError) as caught:
-        fetcher.fetch(url)
-    return classify("failed_to_download", str(caught.value))
+    failure = fetcher.fetch(url)
+    assert isinstance(failure, FetchError)
+    return classify("failed_to_download", str(failure))
 
 
 @pytest.mark.parametrize("path", ["gzip.jpg", "deflate.jpg", "bare-deflate.jpg", "said-to-be-gzip.jpg"])
@@ -51,9 +51,7 @@ def test_each_failure_has_its_class(path):
 
 
 def test_what_a_server_says_is_escaped_and_cut(server):
-    with pytest.raises(FetchError) as caught:
-        fetcher().fetch(server.url("retitled.jpg"))
-    message = str(caught.value)
+    message = str(fetcher().fetch(server.url("retitled.jpg")))
     assert message == escape(message) and message.startswith(
         "HTTP Error 404: \\u001b]0;owned\\u0007\\u001b[2J\\u009b31m"
     )
@@ -80,7 +78,7 @@ def test_a_host_is_asked_for_few_urls_at_once():
     for limit, most in ((3, 3), (0, 12)):
         with web.serve() as server:
             urls = {number: server.url(f"slow/{number}.jpg") for number in range(12)}
-            pictures = dict(fetcher(requests_per_host=limit).fetch_all(urls, 12))
+            pictures = dict(fetcher(time.monotonic() + 20, requests_per_host=limit).fetch_all(urls, 12))
             assert pictures == {number: web.encode(web.picture(number)) for number in range(12)}
             assert server.most_running <= most and (limit == 0) == (server.most_running > 3)
 
@@ -197,7 +195,7 @@ def test_who_forbids_the_use_is_heard(monkeypatch, server, told, token, forbidde
     if forbidden:
         assert failure_of(one, server.url("opted-out.jpg")) == "opt_out"
     else:
-        assert one.fetch(server.url("opted-out.jpg"))
+        assert not isinstance(one.fetch(server.url("opted-out.jpg")), FetchError)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3, 20])

@@ -2,6 +2,7 @@
 other reasons is tried again."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import stubborn
@@ -9,9 +10,10 @@ import web
 from downloads import SETTINGS, read_rows, write_metadata
 
 from ppldm.data.images.decode import check_pixels, check_scans, decode_image, decode_pixels
+from ppldm.prepare.download import download as download_command
 from ppldm.prepare.download import run as download_run
 from ppldm.prepare.download.download import download
-from ppldm.prepare.download.resize import Resizer, WatchedResizer, blame, read_blamed
+from ppldm.prepare.download.resize import Resizer, blame, read_blamed, watching
 from ppldm.utils.errors import RowError
 
 
@@ -20,10 +22,14 @@ def test_all_rows_but_the_stubborn_ones_are_delivered(tmp_path, monkeypatch, cap
     poison = (7, 13)
     pictures = tuple(web.encode(web.picture(number)) for number in poison)
     monkeypatch.setattr(download_run, "download_shard", stubborn.download_stubborn_shard)
-    monkeypatch.setattr(
-        "ppldm.prepare.download.resize.Resizer",
-        lambda *options: stubborn.StubbornResizer(*options, poison=pictures, end=end),
-    )
+    make = download_command._make_settings
+
+    def make_stubborn(*arguments):
+        settings = make(*arguments)
+        resizer = stubborn.StubbornResizer(**vars(settings.resizer), poison=pictures, end=end)
+        return replace(settings, resizer=resizer)
+
+    monkeypatch.setattr(download_command, "_make_settings", make_stubborn)
     with web.serve() as server:
         urls = [server.url(f"good/{number}.jpg") for number in range(20)]
         metadata = write_metadata(tmp_path / "part_1.parquet", urls)
@@ -42,17 +48,15 @@ def test_only_what_ended_its_process_is_blamed(tmp_path):
 
     path.write_bytes(lines("http://a/ü\n1"))  # of a run that was killed as a whole
     assert read_blamed(path) == set()
-    watched = WatchedResizer(Resizer(), path)
-    assert watched.fit(picture, "http://a/ü\n1")[0] == picture and path.read_bytes() == b""
-    blame(path)  # between two pictures
-    watched.close()
+    with watching(Resizer(), path) as fit:
+        assert fit(picture, "http://a/ü\n1")[0] == picture and path.read_bytes() == b""
+        blame(path)  # between two pictures
     assert read_blamed(path) == set()
     path.write_bytes(lines("http://a/ü\n1") + b"Timeout (0:02:00)!\nThread 0x1\n")
-    watched = WatchedResizer(Resizer(), path)
-    with pytest.raises(RowError, match="^deadline: "):
-        watched.fit(picture, "http://a/ü\n1")
-    assert watched.fit(picture, "http://a/2")[0] == picture
-    watched.close()
+    with watching(Resizer(), path) as fit:
+        with pytest.raises(RowError, match="^deadline: "):
+            fit(picture, "http://a/ü\n1")
+        assert fit(picture, "http://a/2")[0] == picture
     path.write_bytes(path.read_bytes() + lines("http://b/") + b"blamed\n" + b'["http://cut')
     assert read_blamed(path) == {"http://a/ü\n1", "http://b/"}
 

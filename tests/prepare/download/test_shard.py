@@ -9,14 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import web
+from downloads import SHARD_SETTINGS as SETTINGS
 from downloads import read_images, read_rows
 
 from ppldm.prepare.block_list import BlockList
-from ppldm.prepare.download.fetch import FetchSettings
 from ppldm.prepare.download.part import PartDownload
 from ppldm.prepare.download.resize import Resizer
 from ppldm.prepare.download.shard import (
-    ShardSettings,
     ShardTask,
     _stamp,
     download_shard,
@@ -30,11 +29,6 @@ from ppldm.prepare.download.shard import (
 from ppldm.prepare.download.shard_rows import MetadataPart, write_rows
 from ppldm.utils.errors import ConfigError, OutputError
 from ppldm.utils.files import read_json, write_json
-
-SETTINGS = ShardSettings(
-    fetch=FetchSettings(5, 0, 10, 10**6, refuse_private=False), resizer=Resizer(), output_format="files",
-    columns=("hash",), samples_per_shard=10, thread_count=4, shard_seconds=60,
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -169,7 +163,7 @@ def test_an_account_of_older_classes_is_made_again(tmp_path):
     write_json(stats_path(tmp_path, 0), {"duration": 9.0})
     record_path(tmp_path, 0).parent.mkdir(parents=True)
     write_json(record_path(tmp_path, 0), {"rows": 2, "success": 1, "failed": {"4xx": 1}, "retried": {}, "seconds": 2.5})
-    item = PartDownload(MetadataPart(1, tmp_path / "part_1.parquet", 2), tmp_path, None, 10)
+    item = PartDownload(MetadataPart(1, tmp_path / "part_1.parquet", 2), tmp_path, None, SETTINGS)
     report = item.report()
     assert report["failed"] == {"limited": 1} and report["success"] == 1 and report["shard_seconds"] == 2.5
     record_path(tmp_path, 0).unlink()
