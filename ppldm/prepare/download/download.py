@@ -145,18 +145,18 @@ def _find_columns(metadata: Path | RemotePath, flags: SimpleNamespace) -> tuple[
     parts have different columns."""
     from .shard_rows import find_columns, find_parts
 
-    found = []
+    found, kept = [], ()
     for part in find_parts(metadata, flags.part_id):
-        columns = find_columns(part.path, flags.url_col, flags.caption_col, _words(flags.save_additional_columns))
-        first, names = (found[0][0], found[0][1].kept) if found else (part, columns.kept)
-        same = columns.under_names(names) if found else columns
-        if same is None:
+        own = find_columns(part.path, flags.url_col, flags.caption_col, _words(flags.save_additional_columns))
+        kept = kept if found else tuple(own.kept)
+        columns = own.under_names(kept)
+        if columns is None:
             raise ConfigError(
-                f"{part.path} has {', '.join(columns.kept)} and {first.path} {', '.join(names)}; "
+                f"{part.path} has {', '.join(own.kept)} and {found[0][0].path} {', '.join(kept)}; "
                 "name those that all have with --save-additional-columns, or download part by part"
             )
-        found.append((part, same))
-    return found, found[0][1].kept
+        found.append((part, columns))
+    return found, kept
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -86,11 +86,6 @@ def classify(status: str, message: str | None) -> str:
     return "decode" if name == "other" and status == "failed_to_resize" else name
 
 
-def is_resolver_trouble(message: str) -> bool:
-    """True where the resolver gave no answer, as opposed to the answer that there is no such name."""
-    return bool(_RESOLVER_TROUBLE.search(message))
-
-
 def describe_failures(failed: Mapping[str, int], num_rows: int, examples: Mapping[str, str]) -> list[str]:
     """A table of failures, the most frequent first: count, share of all rows, class, its meaning, an example."""
     return [
@@ -213,7 +208,7 @@ def _count_resolver_trouble(outcomes: Iterable[Outcome], urls_of: Counter, ask_a
     for outcome in outcomes:
         if outcome.name != "dns":
             continue
-        if is_resolver_trouble(outcome.message):
+        if _RESOLVER_TROUBLE.search(outcome.message):
             trouble += 1 / urls_of[outcome.host]
         else:
             hosts[outcome.host] += 1

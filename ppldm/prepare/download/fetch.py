@@ -133,7 +133,7 @@ class Fetcher:
     def _fetch(self, url: str | None) -> bytes:
         if time.monotonic() >= self.last_moment:
             raise TimeoutError("deadline: the time of the shard was over")
-        request = urllib.request.Request(url)  # type: ignore[arg-type] # says of None, too, that it is no URL
+        request = urllib.request.Request(url)  # type: ignore[arg-type]  # it refuses None, too, as img2dataset records
         if self.settings.blocked.names(request.full_url):
             raise FetchError(f"{BLOCKED}: the URL is on the block list")
         url = quote_url(request.full_url)
@@ -279,7 +279,7 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_BoundedStream(self.fp.detach(), deadline, max_bytes), 65536)
 
     def _read_status(self):
-        """http.client passes over 100 alone of the answers before the answer (103 Early Hints, 102 Processing)."""
+        """Pass over all answers before the answer (102 Processing, 103 Early Hints); http.client does for 100 only."""
         while (found := super()._read_status())[1] // 100 == 1:
             http.client.parse_headers(self.fp)
         return found

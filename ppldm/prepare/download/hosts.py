@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from urllib.error import HTTPError
 
-# The host's share of the time of a URL, where it asks for more than that; seconds, where it names no time.
+# How long a host is left alone at first: this share of a URL's time where it asks for more, seconds where it asks for
+# no time.
 _FIRST_SHARE = 0.25
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
 # A host that asks for more than this is asked again all the same.

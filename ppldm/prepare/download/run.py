@@ -97,14 +97,12 @@ class Runner:
         """Where Spark is to run, unless spark-submit says it."""
         return self.master or f"local[{self.num_processes}]"
 
-    def run(
-        self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
-    ) -> tuple[list[ShardTask], int]:
-        """Download the shards; return those that could not be finished, and how many pictures are known to have ended
-        their processes on this machine. Raises PpldmError where none can be finished."""
+    def run(self, part: PartDownload, tasks: Iterator[ShardTask], num_rows: int) -> tuple[list[ShardTask], int]:
+        """Download shards of a part; return those that could not be finished, and how many pictures are known to have
+        ended their processes on this machine. Raises PpldmError where none can be finished."""
         is_here = self.distributor == "multiprocessing"
         failed, num_blamed = [], 0
-        for task, result in (self._run_here if is_here else self._run_on_spark)(tasks, settings, num_rows, name):
+        for task, result in (self._run_here if is_here else self._run_on_spark)(part, tasks, num_rows):
             if isinstance(result, EnvironmentProblem | OutputError | ConfigError):
                 raise result
             if isinstance(result, PpldmError):
@@ -119,19 +117,17 @@ class Runner:
                 failed.append(task)
         return failed, num_blamed
 
-    def _run_here(
-        self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
-    ) -> Iterator[tuple]:
+    def _run_here(self, part: PartDownload, tasks: Iterator[ShardTask], num_rows: int) -> Iterator[tuple]:
         counter = multiprocessing.get_context("spawn").Value("q", 0)
-        work = partial(download_shard, settings=settings, on_fetch=partial(_add_one, counter))
-        seconds = settings.shard_seconds + settings.fetch.url_seconds + _KILL_GRACE_SECONDS
-        with following(lambda: (counter.value, num_rows), desc=name, unit="url"):
+        work = partial(download_shard, settings=part.settings, on_fetch=partial(_add_one, counter))
+        seconds = part.settings.shard_seconds + part.settings.fetch.url_seconds + _KILL_GRACE_SECONDS
+        with following(lambda: (counter.value, num_rows), desc=part.folder.name, unit="url"):
             yield from map_with_deadline(work, tasks, self.num_processes, seconds)
 
-    def _run_on_spark(
-        self, tasks: Iterator[ShardTask], settings: ShardSettings, num_rows: int, name: str
-    ) -> Iterator[tuple]:
-        num_before = 0
+    def _run_on_spark(self, part: PartDownload, tasks: Iterator[ShardTask], num_rows: int) -> Iterator[tuple]:
+        folder, num_before = part.folder, 0
+        hadoop = folder.hadoop.settings() if isinstance(folder, AddressPath) else None
+        attempt = partial(_attempt, settings=part.settings, hadoop=hadoop)
         with spark_session(self.spark_master, DRIVER_MEMORY_GB) as spark:
             if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
                 raise ConfigError(
@@ -141,18 +137,15 @@ class Runner:
             while batch := list(islice(tasks, _SHARDS_PER_JOB)):
 
                 def count_done(batch=batch, num_before=num_before) -> tuple[int, int]:
-                    done = (task for task in batch if stats_path(task.part_folder, task.number).exists())
-                    return num_before + sum(task.num_rows for task in done), num_rows
+                    done = (task.num_rows for task in batch if stats_path(folder, task.number).exists())
+                    return num_before + sum(done), num_rows
 
-                part = batch[0].part_folder
-                is_remote = isinstance(part, AddressPath)
-                attempt = partial(_attempt, settings=settings, hadoop=part.hadoop.settings() if is_remote else None)
                 # At an address, to ask for each shard whether it is there would take longer than to wait for it.
-                with (
-                    following_tasks(spark, name, len(batch), num_stages=1)
-                    if is_remote
-                    else following(count_done, desc=name, unit="url")
-                ):
+                if hadoop is None:
+                    bar = following(count_done, desc=folder.name, unit="url")
+                else:
+                    bar = following_tasks(spark, folder.name, len(batch), num_stages=1)
+                with bar:
                     job = spark.sparkContext.parallelize(batch, len(batch)).map(attempt)
                     yield from zip(batch, job.collect(), strict=True)
                 num_before += sum(task.num_rows for task in batch)
@@ -178,18 +171,16 @@ def download_parts(
 
 
 def _download_part(part: PartDownload, runner: Runner) -> None:
-    settings, name = part.settings, part.folder.name
     with part.claimed():
-        tasks = _while_room(part.tasks(), part.folder)
-        failed, num_blamed = runner.run(tasks, settings, part.count_rows(), name)
+        failed, num_blamed = runner.run(part, _while_room(part.tasks(), part.folder), part.count_rows())
         known = -1
         for _ in range(_MAX_TRIES):
             # Whoever finds no other picture to blame than the try before has no more to try.
             if not failed or num_blamed == known:
                 break
             get_logger().warning("%s: %d shard(s) are tried once more", part.folder, len(failed))
-            num_rows, known = sum(task.num_rows for task in failed), num_blamed
-            failed, num_blamed = runner.run(iter(failed), settings, num_rows, name)
+            known = num_blamed
+            failed, num_blamed = runner.run(part, iter(failed), sum(task.num_rows for task in failed))
         report = part.report()
         write_json(part.folder / ".download" / "report.json", report)
     get_logger().info("%s: %s", part.folder, describe_rows(report))

@@ -45,22 +45,20 @@ class MetadataPart:
 
 @dataclass(frozen=True)
 class RowColumns:
-    """The names in the metadata of what is read: URL, caption, and what is kept beside them. `kept` are the names that
-    it is kept under, `sources` those in the metadata."""
+    """The names in the metadata of what is read: URL, caption, and what is kept beside them, as {name that it is kept
+    under: name in the metadata}."""
 
     url: str
     caption: str
-    kept: tuple[str, ...]
-    sources: tuple[str, ...]
+    kept: dict[str, str]
 
-    def under_names(self, kept: Sequence[str]) -> RowColumns | None:
+    def under_names(self, names: Iterable[str]) -> RowColumns | None:
         """The same columns kept under the names that another file has for them; None where it has other columns."""
-        own = dict(zip(self.kept, self.sources, strict=True))
         columns = Columns(dict.fromkeys(self.kept, ""))
-        found = [column for name in kept if (column := columns.find(name))]
-        if len(found) < len(kept) or sorted(found) != sorted(self.kept):
+        found = {name: columns.find(name) for name in names}
+        if {*found.values()} != {*self.kept} or len(found) != len(self.kept):
             return None
-        return replace(self, kept=tuple(kept), sources=tuple(own[name] for name in found))
+        return replace(self, kept={name: self.kept[own] for name, own in found.items()})
 
 
 def find_parts(metadata: Path | RemotePath, part_id: int) -> list[MetadataPart]:
@@ -111,19 +109,18 @@ def _read_batches(path: Path, file: pq.ParquetFile, **options) -> Iterator[pa.Re
         raise DataError(f"{path} is damaged ({error}); fetch or make it again") from error
 
 
-def find_columns(path: Path, url: str = "", caption: str = "", kept: Sequence[str] = ()) -> RowColumns:
+def find_columns(path: Path, url: str = "", caption: str = "", names: Sequence[str] = ()) -> RowColumns:
     """The columns of a parquet file: those named, by this or another name for the same thing, else those known by their
     names (`columns`). Raises ConfigError."""
     schema = open_parquet(path).schema_arrow
-    kept = tuple(kept) or tuple(name for name in KEPT_COLUMNS if name in schema.names)
     named = Columns(dict.fromkeys(schema.names, ""))
+    kept = {name: named.find(name) or name for name in names or [name for name in KEPT_COLUMNS if name in schema.names]}
     found = RowColumns(
         _find_column(schema.names, path, url, "URL", "--url-col"),
         _find_column(schema.names, path, caption, "TEXT", "--caption-col"),
         kept,
-        tuple(named.find(name) or name for name in kept),
     )
-    for name, source in zip(found.kept, found.sources, strict=True):
+    for name, source in kept.items():
         if source not in schema.names:
             raise ConfigError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}")
         if name in _RESERVED:
@@ -141,7 +138,7 @@ def count_shards(num_rows: int, samples_per_shard: int) -> int:
 
 def read_shards(part: MetadataPart, columns: RowColumns, size: int, wanted: Collection[int]) -> Iterator[tuple]:
     """(number, table) of each wanted shard, `size` rows each but the last. Columns: those kept, caption, url."""
-    names = [*columns.sources, columns.caption, columns.url]
+    names = [*columns.kept.values(), columns.caption, columns.url]
     batches = _read_batches(part.path, open_parquet(part.path), columns=names)
     tables = (pa.Table.from_batches([batch]).select(names) for batch in batches)
     tables = (table.rename_columns([*columns.kept, "caption", "url"]) for table in tables)

@@ -9,7 +9,6 @@ from ppldm.prepare.download.failures import (
     TEMPORARY,
     classify,
     describe_failures,
-    is_resolver_trouble,
     merge_reports,
 )
 
@@ -80,11 +79,6 @@ def test_messages_of_resizing(message, name):
 def test_success_has_no_failure():
     assert classify("success", None) == "success"
     assert set(TEMPORARY) < set(CLASSES)
-
-
-def test_the_resolver_and_the_name_are_told_apart():
-    assert is_resolver_trouble("<urlopen error [Errno -3] Temporary failure in name resolution>")
-    assert not is_resolver_trouble("<urlopen error [Errno -2] Name or service not known>")
 
 
 def test_the_table_starts_with_the_most_frequent():

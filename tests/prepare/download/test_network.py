@@ -64,6 +64,10 @@ def test_nothing_at_all_is_a_fault_before_the_start():
     assert find_network_fault(outcomes(90, "one.invalid", refused=89), ask_again=True) is None
 
 
+def test_the_resolver_and_the_name_are_told_apart():
+    assert "DNS" in find_network_fault(outcomes(resolver=10)) and find_network_fault(outcomes(dns=10)) is None
+
+
 def test_few_failures_prove_nothing():
     assert find_network_fault(outcomes(7, resolver=7)) is None
 

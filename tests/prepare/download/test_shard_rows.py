@@ -84,8 +84,9 @@ def test_parts_that_are_missing_or_broken(tmp_path):
 def test_columns_of_both_published_schemas_are_found(tmp_path):
     first = write(tmp_path / "a.parquet", AESTHETIC_SCORE=[5.0] * 10, similarity=[0.3] * 10)
     second = write(tmp_path / "b.parquet", aesthetic=[8.0] * 10, LANGUAGE=["en"] * 10)
-    assert find_columns(first).kept == ("similarity", "AESTHETIC_SCORE")
-    assert find_columns(second).kept == ("aesthetic", "LANGUAGE")
+    assert list(find_columns(first).kept.items()) == [("similarity", "similarity"), ("AESTHETIC_SCORE",) * 2]
+    assert list(find_columns(second).kept) == ["aesthetic", "LANGUAGE"]
+    assert find_columns(second, names=("AESTHETIC_SCORE",)).kept == {"AESTHETIC_SCORE": "aesthetic"}
     pq.write_table(pa.table({"url": ["a"], "caption": ["b"]}), tmp_path / "c.parquet")
     columns = find_columns(tmp_path / "c.parquet")
     assert (columns.url, columns.caption) == ("url", "caption")
@@ -95,9 +96,9 @@ def test_columns_of_both_published_schemas_are_found(tmp_path):
     "flags, message",
     [
         ({"url": "link"}, "no column link.*--url-col"),
-        ({"kept": ["nope"]}, "no column 'nope'"),
-        ({"kept": ["key"]}, "img2dataset writes one of that name"),
-        ({"kept": ["list"]}, "not of numbers, text or truth"),
+        ({"names": ["nope"]}, "no column 'nope'"),
+        ({"names": ["key"]}, "img2dataset writes one of that name"),
+        ({"names": ["list"]}, "not of numbers, text or truth"),
     ],
 )
 def test_columns_that_cannot_be(tmp_path, flags, message):
@@ -128,15 +129,16 @@ def test_a_damaged_file_is_named_whether_it_is_sampled_or_read(tmp_path):
 
 
 def test_columns_of_another_name_are_the_same_columns():
-    first = RowColumns("URL", "TEXT", ("similarity", "AESTHETIC_SCORE"), ("similarity", "AESTHETIC_SCORE"))
-    second = RowColumns("url", "text", ("aesthetic", "similarity"), ("aesthetic", "similarity"))
+    first = RowColumns("URL", "TEXT", {name: name for name in ("similarity", "AESTHETIC_SCORE")})
+    second = RowColumns("url", "text", {name: name for name in ("aesthetic", "similarity")})
     same = second.under_names(first.kept)
-    assert same == RowColumns("url", "text", first.kept, ("similarity", "aesthetic"))
-    assert first.under_names(first.kept) == first
+    assert same == RowColumns("url", "text", {"similarity": "similarity", "AESTHETIC_SCORE": "aesthetic"})
+    assert list(same.kept) == list(first.kept) and first.under_names(first.kept) == first
     for other in (
         ("similarity",),
         ("similarity", "aesthetic", "punsafe"),
         ("similarity", "punsafe"),
         ("aesthetic",) * 2,
+        ("aesthetic", "AESTHETIC_SCORE"),
     ):
         assert second.under_names(other) is None
