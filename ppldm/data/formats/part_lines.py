@@ -11,7 +11,6 @@ from pathlib import Path
 from ...utils.errors import PartError, RowError
 from ..images.decode import image_size
 from .base import MAX_ROW_BYTES, ROWS_TO_TRY, is_gzip
-from .gzip.packed_lines import DamagedStream, PackedLines
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
 from .row import BOM, Row, decode_row
 
@@ -81,31 +80,23 @@ def plain_lines(file, path: Path) -> Iterator[Line]:
         offset += len(line)
 
 
-def packed_lines(packed: PackedLines, file, path: Path) -> Iterator[Line]:
-    """The rows of ordinary gzip, with offsets in the text; what `packed` collects is whole when they end.
-
-    Raises PartError where the file is damaged, in the words of Python's gzip, after all rows that this can read.
-    """
-    given = 0
-    try:
-        for offset, length, line in packed.read(file, MAX_ROW_BYTES):
-            if line.strip():
-                given += 1
-                yield offset, length, line if line.endswith(b"\n") else line + b"\n"
-    except DamagedStream as error:
-        file.seek(0)
-        for number, line in enumerate(_gzip_lines(file, path)):
-            if number >= given:
-                yield 0, 0, line
-        raise PartError(f"part file {path} is damaged; get it again") from error
+def packed_lines(write: Callable[[bytes], None], file, path: Path) -> Iterator[Line]:
+    """The rows of ordinary gzip, with offsets in its text, all of which goes to `write`. Raises PartError."""
+    offset = 0
+    for line in gzip_lines(file, path):
+        write(line)
+        if line.strip():
+            yield offset, len(line), line if line.endswith(b"\n") else line + b"\n"
+        offset += len(line)
 
 
-def _gzip_lines(file, path: Path) -> Iterator[bytes]:
+def gzip_lines(file, path: Path) -> Iterator[bytes]:
+    """The lines of a file of gzip, each with its newline; the last may have none. Raises PartError where the file is
+    damaged, after the lines before."""
     try:
         with gzip.open(file) as text:
             while line := text.readline(MAX_ROW_BYTES + 1):
-                if line.strip():
-                    yield line if line.endswith(b"\n") else line + b"\n"
+                yield line
     except EOFError as error:
         raise PartError(f"part file {path} is truncated; get it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:

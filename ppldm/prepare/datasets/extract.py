@@ -21,7 +21,7 @@ import numpy as np
 from ...data.formats.csv_table import IMAGE_COLUMNS as NAMING_COLUMNS
 from ...data.formats.mds.packed import open_samples
 from ...data.formats.mds.shard import MdsLayout
-from ...data.formats.parquet.table import CAPTION_COLUMNS, IMAGE_COLUMNS
+from ...data.formats.parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ...data.formats.sample_files import IMAGE_SUFFIXES, decode_meta
 from ...utils.checksums import file_sha256
 from ...utils.errors import DataError, RowError

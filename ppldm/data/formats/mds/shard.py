@@ -13,7 +13,6 @@ scaling factor. Arrays, pickles and other columns of bytes are not looked at.
 import json
 import math
 import os
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,11 +26,11 @@ from ..base import MAX_ROW_BYTES, IndexedRows, find_column, indexing, is_plain, 
 from ..index.cache import IndexSpec, stat_part
 from ..index.entries import MDS_SAMPLES, Index
 from ..layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
-from ..open_file import unreadable
-from ..parquet.table import CAPTION_COLUMNS, IMAGE_COLUMNS
+from ..native import Copy
+from ..parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ..row import Row, decode_text
 from .index_json import check_stated
-from .packed import is_packed, open_samples, open_stream
+from .packed import copy_of, is_packed, open_stream
 
 _CAPTION_COLUMNS = (*CAPTION_COLUMNS, "caption_syn_pixart_llava15")
 _IMAGE_ENCODINGS = ("jpeg", "png", "bytes")  # the encoded file as it is
@@ -164,7 +163,7 @@ class MdsShard(IndexedRows):
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         stat_part(Path(path), self.spec)
-        self._layout, self._samples = MdsLayout(Path(path), layout == CONTROL_LAYOUT), None
+        self._layout = MdsLayout(Path(path), layout == CONTROL_LAYOUT)
         super().__init__(path, layout)
 
     @property
@@ -228,36 +227,18 @@ class MdsShard(IndexedRows):
                 raise RowError("not_finite", f"{where}: {name} is not finite")
         return found
 
-    def close(self) -> None:
-        if self._samples:
-            self._samples.close()
-        super().close()
-
     def _read_columns(self, row: int, names: list[str], where: str) -> dict[str, bytes]:
         """The bytes of columns of a row, read by themselves: those of a text encoder's output are large."""
 
         def read(offset: int, length: int) -> bytes:
-            return self._read(offset, length, where)
+            return self._read_stored(offset, length, where)
 
         start = int(self._index.offsets[row])
         places = self._layout.places(read, start, start + int(self._index.lengths[row]), where)
         return {name: read(*places[name]) for name in names}
 
-    def _read_bytes(self, row: int, where: str) -> bytes:
-        return self._read(int(self._index.offsets[row]), int(self._index.lengths[row]), where)
-
-    def _read(self, offset: int, length: int, where: str) -> bytes:
-        """Bytes of the shard as it is unpacked; its copy is opened with the first row."""
-        if not is_packed(self.path):
-            return self._file.read(offset, length, where)
-        self._file.read(0, 0, where)  # notices a change
-        try:
-            if self._samples is None:
-                self._samples = open_samples(self.path)
-                weakref.finalize(self, self._samples.close)
-            return os.pread(self._samples.fileno(), length, offset)
-        except OSError as error:
-            raise unreadable(where, error) from error
+    def _find_copy(self) -> Copy | None:
+        return copy_of(self.path, self.identity) if is_packed(self.path) else None
 
     def _build(self) -> tuple[Path, Index]:
         layout, table = self._layout, []
