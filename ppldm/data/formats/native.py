@@ -41,7 +41,7 @@ class Copy:
 
     def __init__(self, path: Path, content: tuple[int, int], kind: str, blocks: Callable[[], Iterable[bytes]]):
         self._path, self._content, self._kind, self._blocks = path, content, kind, blocks
-        self._file = None
+        self._file: BinaryIO | None = None
 
     def read(self, offset: int, length: int, where: str) -> bytes:
         """Bytes [offset, offset + length); fewer at the end. where: for errors. Raises PartError, OutputError."""
