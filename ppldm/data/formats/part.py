@@ -11,9 +11,10 @@ with another one than the default has an index of its own, `<part>.<layout>.idx`
 written, its index lies in the cache folder (`formats.index.cache`).
 """
 
+import gzip
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,10 @@ from isal import isal_zlib
 from ...utils.checksums import measure_file
 from ...utils.errors import OutputError, PartError, RowError
 from ...utils.files import atomic_write
+from ..images.decode import image_size
 from ..select.columns import ColumnsWriter
 from ..select.sidecar import columns_key, columns_spec
-from .base import GZIP_MAGIC, IndexedRows, indexing, is_gzip
+from .base import GZIP_MAGIC, MAX_ROW_BYTES, ROWS_TO_TRY, IndexedRows, indexing, is_gzip
 from .index.cache import IndexSpec, find_stored, store_index
 from .index.entries import (
     GZIP_MEMBERS,
@@ -39,16 +41,6 @@ from .index.entries import (
 )
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout, index_layout
 from .native import Copy, drop_copies, making_copy
-from .part_lines import (
-    Line,
-    PackedRows,
-    gzip_lines,
-    measure_lines,
-    member_lines,
-    packed_lines,
-    plain_lines,
-    row_size,
-)
 from .row import BOM, Row, decode_row, decode_text_columns, encode_row
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
@@ -56,6 +48,10 @@ _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no
 _HEAD_BYTES = 1 << 12
 _COPY = ".txt"
 _POINTS = IndexSpec((), ".points")  # of earlier versions, with pieces of the text
+_CHUNK_BYTES = 1 << 17
+
+# (offset, length, line): where a row is in its file, and its text with the newline.
+Line = tuple[int, int, bytes]
 
 
 @dataclass(frozen=True)
@@ -263,3 +259,114 @@ def _scan(path: Path, spec: IndexSpec, layout: Layout, bar) -> None:
 
 def _tabulate(lines: Iterable[tuple[Line, tuple[int, int]]]) -> list[tuple[int, int, int, int]]:
     return [(offset, length, *size) for (offset, length, _), size in lines]
+
+
+class PackedRows(Exception):
+    """A gzip member is not exactly one line."""
+
+
+def row_size(row: Row) -> tuple[int, int]:
+    """(width, height) in pixels: what the metadata state, else the image's own; (0, 0) where that is none."""
+    width, height = row.meta.get("width"), row.meta.get("height")
+    if type(width) is int and type(height) is int and 0 < width < 1 << 32 and 0 < height < 1 << 32:
+        return width, height
+    return image_size(row.image)
+
+
+def measure_lines(
+    lines_of: Callable[..., Iterator[Line]], path: Path, layout: Layout, bar
+) -> Iterator[tuple[Line, tuple[int, int]]]:
+    """The rows of a file with their image sizes. bar: of progress, over the file's bytes.
+
+    Raises PartError where none of the first rows can be read: then the file is something else.
+    """
+    rows, readable, first_error = 0, 0, None
+    with open(path, "rb") as file:
+        for line in lines_of(file, path):
+            if len(line[2]) > MAX_ROW_BYTES:
+                raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path, layout)}")
+            try:
+                text = line[2] if rows else line[2].removeprefix(BOM)
+                size = row_size(decode_row(text, f"{path} row {rows}", layout))
+                readable += 1
+            except RowError as error:
+                size = 0, 0
+                first_error = first_error or error
+            rows += 1
+            if rows == ROWS_TO_TRY and not readable:
+                break
+            yield line, size
+            bar.update(file.tell() - bar.n)
+    if not rows:
+        raise PartError(f"part file {path} holds no rows; get it again or delete its line in the filelist")
+    if not readable:
+        raise PartError(f"{_not_a_part(path, layout)} (none of the first {rows} rows can be read: {first_error})")
+
+
+def _not_a_part(path: Path, layout: Layout) -> str:
+    what = "a part that is not gzip" if path.suffix == ".gz" and not is_gzip(path) else "not a part file"
+    rows = "caption, metadata, image" if layout is LAYOUTS[DEFAULT_LAYOUT] else "the layout that was named"
+    return (
+        f"{path} is {what}, and its text is not rows of {rows}; correct the filelist, or say what it is in a list of "
+        "filelists (layout=, format=)"
+    )
+
+
+def plain_lines(file, path: Path) -> Iterator[Line]:
+    """The rows of plain text."""
+    offset = 0
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        if line.strip():
+            yield offset, len(line), line
+        offset += len(line)
+
+
+def packed_lines(write: Callable[[bytes], None], file, path: Path) -> Iterator[Line]:
+    """The rows of ordinary gzip, with offsets in its text, all of which goes to `write`. Raises PartError."""
+    offset = 0
+    for line in gzip_lines(file, path):
+        write(line)
+        if line.strip():
+            yield offset, len(line), line if line.endswith(b"\n") else line + b"\n"
+        offset += len(line)
+
+
+def gzip_lines(file, path: Path) -> Iterator[bytes]:
+    """The lines of a file of gzip, each with its newline; the last may have none. Raises PartError where the file is
+    damaged, after the lines before."""
+    try:
+        with gzip.open(file) as text:
+            while line := text.readline(MAX_ROW_BYTES + 1):
+                yield line
+    except EOFError as error:
+        raise PartError(f"part file {path} is truncated; get it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise PartError(f"part file {path} is damaged ({error}); get it again") from error
+
+
+def member_lines(file, path: Path) -> Iterator[Line]:
+    """Lines that are a gzip member each. Raises PackedRows at the first member that is something else."""
+    offset, data = 0, b""
+    while data := data or file.read(_CHUNK_BYTES):
+        if data.startswith(b"\0"):  # the padding that RFC 1952 readers skip
+            kept = data.lstrip(b"\0")
+            offset, data = offset + len(data) - len(kept), kept
+            continue
+        inflate, line, length = zlib.decompressobj(31), b"", 0
+        while not inflate.eof:
+            data = data or file.read(_CHUNK_BYTES)
+            if not data:
+                raise PartError(f"part file {path} is truncated, at byte {offset + length}; get it again")
+            try:
+                line += inflate.decompress(data)
+            except zlib.error as error:
+                raise PartError(f"part file {path} is damaged after byte {offset} ({error}); get it again") from error
+            if -1 < line.find(b"\n") < len(line) - 1 or len(line) > MAX_ROW_BYTES:
+                raise PackedRows
+            length, data = length + len(data), inflate.unused_data
+        length -= len(data)
+        if not line.endswith(b"\n"):
+            raise PackedRows
+        if line.strip():
+            yield offset, length, line
+        offset += length

@@ -10,17 +10,20 @@ has `latents_256` and so on in place of the image: float16 [C, h, w], one sample
 scaling factor. Arrays, pickles and other columns of bytes are not looked at.
 """
 
+import hashlib
 import json
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from ....utils.checksums import hash_file
 from ....utils.errors import PartError, RowError
+from ....utils.files import read_json
 from ...images.decode import image_size
 from ..base import MAX_ROW_BYTES, IndexedRows, find_column, indexing, is_plain, store_rows
 from ..index.cache import IndexSpec, stat_part
@@ -29,7 +32,6 @@ from ..layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
 from ..native import Copy
 from ..parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ..row import Row, decode_text
-from .index_json import check_stated
 from .packed import copy_of, is_packed, open_stream
 
 _CAPTION_COLUMNS = (*CAPTION_COLUMNS, "caption_syn_pixart_llava15")
@@ -44,6 +46,7 @@ _NUMBERS = {"int": "<i8"} | {
 _TEXTS = ("str", "str_int", "str_float", "json", *_NUMBERS)  # what can be a caption or metadata
 # (offset, length) -> bytes, fewer at the end
 ReadBytes = Callable[[int, int], bytes]
+_STATED = "index.json"  # which says how many bytes each shard beside it has, and their hashes
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,7 @@ class MdsShard(IndexedRows):
     def _build(self) -> tuple[Path, Index]:
         layout, table = self._layout, []
         with indexing(self.path, int(layout.starts[-1]), "B") as bar, open_stream(self.path) as file:
-            check_stated(self.path)
+            _check_stated(self.path)
             file.read(int(layout.starts[0]))
             for start, stop in zip(layout.starts[:-1].tolist(), layout.starts[1:].tolist(), strict=True):
                 if stop - start > MAX_ROW_BYTES:
@@ -281,3 +284,31 @@ def _decode(encoding: str, data: bytes, where: str):
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
+
+
+def _check_stated(path: Path) -> None:
+    """Compare a shard with what `index.json` says of it, as far as it does: its bytes, and those of its hashes that
+    Python knows. Raises PartError, OSError."""
+    stated, num_bytes = _find_stated(path.parent).get(path.name, {}), path.stat().st_size
+    if num_bytes != stated.get("bytes", num_bytes):
+        raise PartError(f"{path} has {num_bytes} bytes where {_STATED} says {stated['bytes']}; get it again")
+    for name, digest in stated.get("hashes", {}).items():
+        if name in hashlib.algorithms_guaranteed and hash_file(path, name) != digest:
+            raise PartError(f"{path} does not have the {name} that {_STATED} says; get it again")
+
+
+def _find_stated(folder: Path) -> dict[str, dict]:
+    try:
+        return _read_stated(folder / _STATED, (folder / _STATED).stat().st_mtime_ns)
+    except FileNotFoundError:
+        return {}
+
+
+@lru_cache(maxsize=4)
+def _read_stated(path: Path, changed: int) -> dict[str, dict]:
+    """{`bytes`, `hashes`} of each file by its name: all shards of a folder ask for them."""
+    try:
+        files = [shard.get(kind) or {} for shard in read_json(path)["shards"] for kind in ("raw_data", "zip_data")]
+        return {file["basename"]: {"bytes": file["bytes"], "hashes": dict(file["hashes"])} for file in files if file}
+    except (AttributeError, KeyError, TypeError, ValueError):  # of something else, or damaged
+        return {}
