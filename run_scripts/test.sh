@@ -42,7 +42,7 @@ make_venv
 if (($# == 0)); then
     PPLDM_SEED=$(sample_seed)
     export PPLDM_SEED
-    play --minutes "${MINUTES:-10}" --seed "$PPLDM_SEED"
+    play --minutes "${MINUTES:-8}" --seed "$PPLDM_SEED"
 else
     unset PYTHON # as play does
     exec "$VENV/bin/python" -m pytest "$@"

@@ -1,6 +1,6 @@
 """Which tests are played where there is no time for all: every law once, and as many further cases as fit.
 
-    pytest --minutes 10 --seed 7    of each test function one case, drawn by the seed, or 0.2 s of them; then
+    pytest --minutes 10 --seed 7    of each test function one case, drawn by the seed, or 0.06 s of them; then
                                     further ones, by what each took before (durations.json), until that many minutes
                                     on the workers are full
     pytest --shuffle 7              in an order drawn by the seed: the files, and the tests within each
@@ -18,7 +18,7 @@ import durations
 import pytest
 
 ALL = os.environ.get("PPLDM_ALL", "0") not in ("", "0")  # for grids that tests cut themselves
-AT_LEAST_S = 0.2  # of each law, however little time there is: grids of formulas and flags are cheap
+AT_LEAST_S = 0.06  # of each law, however little time there is: three cases of a formula or a flag
 LEFT_OUT = pytest.StashKey[Counter]()
 SECONDS = pytest.StashKey[float]()
 
