@@ -23,10 +23,10 @@ from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
 from ppldm.networks.model import Component
 from ppldm.training.checkpoint.checkpoint import TrainingState, count_bytes
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.optimizer.precision import restore_float32
 from ppldm.training.optimizer.sharding import ShardedAdamW, master_weights, whole_state
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.training.update import UpdateGuard, update_averages
 from ppldm.utils.processes.world import World

@@ -17,9 +17,9 @@ from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.loader import first_epoch
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, PartError
 

@@ -18,9 +18,8 @@ from ..filelist import Source
 from ..fingerprint import read_options
 from ..formats.mds.shard import MdsShard
 from ..inputs import TextEmbeddings
-from ..last_used import LastUsed
 from ..text.captions import CaptionRule
-from .file import CachedFile, create_file, read_key
+from .file import CachedFile, LastUsed, create_file, read_key
 from .key import EmbeddingsKey, find_cached
 
 MOST_TEXTS = 250  # of a row

@@ -58,7 +58,7 @@ def run_recipe(recipe: Recipe, loop: bool) -> None:
         look_quickly(recipe.training)
     run = prepare(recipe.model, recipe.data, recipe.training)
     if loop:
-        from ..loop import run_loop
+        from ..train import run_loop
 
         run_loop(run)
     else:

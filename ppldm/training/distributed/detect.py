@@ -9,13 +9,13 @@ from ...utils.machine.devices import (
     current_device,
     current_kind,
     installed_kind,
+    set_exactness,
     use_device,
 )
 from ...utils.processes.meeting import join
 from ...utils.processes.rank_watch import watch_ranks
 from ...utils.processes.world import World
 from ...utils.text import count_of
-from ..speed import apply_switches
 
 
 def detect_world(arguments: TrainingOptions) -> World:
@@ -41,3 +41,16 @@ def detect_world(arguments: TrainingOptions) -> World:
         *(arguments.gradient_accumulation_steps, count_of(world.size, "rank"), device.name),
     )
     return world
+
+
+SWITCHES = ("tf32", "cudnn_search")
+
+
+def apply_switches(arguments: TrainingOptions) -> None:
+    """Set what the flags ask for, in this process; say so where they do nothing."""
+    kind = current_kind()
+    if not kind.exactness_switches:
+        for name in SWITCHES:
+            if getattr(arguments, name):
+                get_logger().warning("--%s does nothing on %s", name, kind.words)
+    set_exactness(arguments.tf32, arguments.cudnn_search)

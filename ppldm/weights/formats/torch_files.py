@@ -18,7 +18,19 @@ import numpy as np
 
 from ...utils.errors import ModelError
 from .paddle_files import widen_bfloat16
-from .pickles import INERT, Malformed, Record, Refused, is_size, load, named_errors, ordered_dict, same_tuple, take
+from .pickles import (
+    INERT,
+    OLDER_TORCH_START,
+    Malformed,
+    Record,
+    Refused,
+    is_size,
+    load,
+    named_errors,
+    ordered_dict,
+    same_tuple,
+    take,
+)
 
 BFLOAT16 = "bfloat16"
 _STORAGES = {
@@ -34,7 +46,6 @@ _STORAGES = {
     "BoolStorage": "bool",
 }
 _CHUNK = 1 << 20
-OLDER_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a pickled number: so files began before 1.6
 _OLDER_VERSION = 1001
 _LONGEST_LIST = 64  # dimensions of a tensor
 # What zipfile raises on damaged files: versions, methods, flags, offsets and names that cannot be.
@@ -170,7 +181,7 @@ def _open(path: Path):
     ModelError for a damaged one."""
     with open(path, "rb") as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        if file.read(len(OLDER_START)) == OLDER_START:
+        if file.read(len(OLDER_TORCH_START)) == OLDER_TORCH_START:
             yield (*_open_older(file, num_bytes), num_bytes)
             return
     try:

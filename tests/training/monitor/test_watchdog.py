@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 
-from ppldm.training.monitor.watchdog import BatchesWithTimeout
+from ppldm.training.run import BatchesWithTimeout
 
 HANG = """
 import sys, threading

@@ -22,7 +22,8 @@ from sampling import ALL
 from ppldm.utils.errors import ModelError
 from ppldm.weights.formats.files import is_pytorch, read_arrays
 from ppldm.weights.formats.paddle_files import read_pdparams, read_tree, widen_bfloat16
-from ppldm.weights.formats.torch_files import OLDER_START, _Emitter, read_torch, write_torch
+from ppldm.weights.formats.pickles import OLDER_TORCH_START
+from ppldm.weights.formats.torch_files import _Emitter, read_torch, write_torch
 
 DTYPES = ("float32", "float16", "float64", "int64", "uint8", "bool")
 
@@ -487,7 +488,7 @@ def older_file(path, arrays_by_name, keys=None, version=1001, counts=None, littl
     keys = list(arrays_by_name) if keys is None else keys
     counts = counts or {}
     with open(path, "wb") as file:
-        file.write(OLDER_START)
+        file.write(OLDER_TORCH_START)
         for value in (version, {"protocol_version": 1001, "little_endian": little_endian}):
             file.write(pickle.dumps(value, protocol=2))
         file.write(tree)
