@@ -26,7 +26,6 @@ from isal import isal_zlib
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Generators, Stream
 from .bad_rows import BadRows
-from .cached.embeddings import CachedEmbeddings, EmbeddingsRule
 from .cached.moments import CachedMoments, LatentsRule
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
@@ -94,9 +93,9 @@ class TextImageDataset:
     selection: which; None for all. inputs: what a batch holds of them, by name; of pictures of `resolution` pixels a
     side, or of the selection's shapes, of which a batch has one. tokenizer: may be None without `Tokens` among them.
     captions, crops: what of a row's texts and image a sample has. latents: which cached ones serve, for sources that
-    ask for them. embeddings: which cached ones serve; None: a batch has none. `list_sizes`, `weights`, `buckets`: the
-    rows and weights of the sources and the shapes of rows, None where all are squares, as `make_order` takes them.
-    Raises PartError, ConfigError.
+    ask for them. embeddings: the EmbeddingsRule, which cached ones serve; None: a batch has none. `list_sizes`,
+    `weights`, `buckets`: the rows and weights of the sources and the shapes of rows, None where all are squares, as
+    `make_order` takes them. Raises PartError, ConfigError.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class TextImageDataset:
         bad_rows: BadRows = BadRows(),  # noqa: B008
         selection: Selection | None = None,
         latents: LatentsRule | None = None,
-        embeddings: EmbeddingsRule | None = None,
+        embeddings=None,
     ):
         self.tokenizer, self.seed = tokenizer, seed
         self.captions, self.crops, self.bad_rows = captions, crops, bad_rows
@@ -141,6 +140,8 @@ class TextImageDataset:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, Moments | Uncached)}
         self.embeddings = None
         if embeddings:
+            from .cached.embeddings import CachedEmbeddings
+
             wanted = _find(TextEmbeddings, inputs)
             self.embeddings = CachedEmbeddings(embeddings, wanted, captions, parts, self.selection.contents, count)
         else:

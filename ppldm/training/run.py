@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -36,7 +37,6 @@ from ..utils.text import name_ranks
 from ..utils.variables import all_variables
 from ..weights.checkpoint_names import checkpoint_name
 from ..weights.model_file import ModelDescription
-from .averages.snapshots import SnapshotWriter
 from .checkpoint.checkpoint import (
     TrainerState,
     TrainingState,
@@ -51,8 +51,7 @@ from .monitor.interval_metrics import IntervalMetrics
 from .monitor.metrics import METRICS_FILE, last_step
 from .optimizer.precision import restore_float32
 from .optimizer.sharding import whole_state
-from .output_store import OutputStore
-from .run_folder import RUN_FILE
+from .run_folder import RUN_FILE, open_store
 from .start import find_job, note_stopped
 
 
@@ -79,7 +78,7 @@ class TrainingRun:
     draw: Callable[[dict], tuple[dict, dict]]
     export: Callable[[dict], Path]  # metadata -> folder of the trained model
     validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
-    snapshots: SnapshotWriter | None = None  # of averages, where they are asked for
+    snapshots: Any = None  # the SnapshotWriter of averages, where they are asked for
 
     @property
     def output_dir(self) -> Path:
@@ -97,9 +96,8 @@ class TrainingRun:
             # Not before: a run that its checkpoint refuses must leave the record of the one that trained it.
             write_json(self.output_dir / RUN_FILE, self.config)
             write_text(self.output_dir / RECIPE_FILE, self.recipe)
-        store = self.arguments.output_store
         self.saves = BackgroundSaves()
-        self._store = OutputStore(self.output_dir, store) if store and self.world.is_main else None
+        self._store = open_store(self.arguments) if self.arguments.output_store and self.world.is_main else None
         # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
         # the one that the run goes on from will be rotated away.
         self.resumed_from: str | None = None

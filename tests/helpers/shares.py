@@ -16,7 +16,6 @@ import numpy as np
 import paddle
 from poison import poisoned
 
-import ppldm.training.optimizer.gradient_shares
 import ppldm.training.optimizer.sharding
 from ppldm.families.base import get_family
 from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
@@ -34,8 +33,7 @@ from ppldm.utils.processes.world import World
 
 def main(bad_row: str, facts: str, runs: str) -> None:
     held, gradients = {}, {}
-    for module in (ppldm.training.optimizer.sharding, ppldm.training.optimizer.gradient_shares):
-        module._SMALL = 500  # elements: the tiny model has more and less
+    ppldm.training.optimizer.sharding._SMALL = 500  # elements: the tiny model has more and less
     for name, kind, flags, family in json.loads(Path(runs).read_text()):
         run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop", get_family(family).Config))
         # An autoencoder measures its latents with the noise of the rows.

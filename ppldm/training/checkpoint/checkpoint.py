@@ -60,6 +60,7 @@ from ...weights.model_file import ModelDescription
 from ..optimizer.sharding import ShardedOptimizer, parameter_of
 
 MANIFEST = "manifest.json"
+SNAPSHOTS = "ema_snapshots"  # of averages, in the output folder
 _LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
 _NOTHING = ("false", "none", "no", "0")
 POSTHOC_STATE = "ema_posthoc_state.pdparams"

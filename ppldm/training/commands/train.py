@@ -2,10 +2,10 @@
 
 from ...config.flags import parse_known
 from ...config.recipe import Recipe
-from ...config.sources import read_dry_run
 from ...utils.entry import entry
 from ...utils.offline import network_forbidden
 from ...utils.processes.world import World
+from .arguments import read_dry_run
 from .early import check_early
 
 LOOPS = ("hand", "trainer")  # the hand-written loop, PaddleNLP's Trainer: the same results
