@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ..config.flags import parse_known_or_suggest, show_values
-from ..utils.errors import ConfigError, exit_on_error
+from ..utils.errors import ConfigError, exit_on_error, showing_hyphens
 from ..utils.offline import network_forbidden
 from ..utils.text import did_you_mean
 
@@ -128,7 +128,7 @@ def run(argv: list[str]) -> None:
         function(words)
         return
     arguments = parse_flags(name, words)
-    with network_forbidden(arguments.get("offline", False)):
+    with network_forbidden(arguments.get("offline", False)), showing_hyphens(arguments):
         function(**arguments)
 
 
@@ -146,10 +146,10 @@ def parse_flags(name: str, words: list[str]) -> dict:
             parser.add_argument(
                 f"--{action.dest.replace('_', '-')}", dest=action.dest, action="store_true", help=SUPPRESS
             )
+    for older, flag in getattr(function, "aliases", {}).items():
+        parser._option_string_actions[older] = parser._option_string_actions[flag]
     show_values(parser)
-    aliases = getattr(function, "aliases", {})
-    flags = [_renamed(_with_hyphens(word), aliases) for word in words]
-    arguments = vars(parse_known_or_suggest(parser, flags))
+    arguments = vars(parse_known_or_suggest(parser, [_with_hyphens(word) for word in words]))
     for internal in ("pdb", "xtra"):
         arguments.pop(internal)
     return arguments
@@ -159,12 +159,6 @@ def main() -> None:
     """The console script `ppldm`."""
     with exit_on_error():
         run(sys.argv[1:])
-
-
-def _renamed(word: str, aliases: dict[str, str]) -> str:
-    """An older name of a flag as today's; the command's function lists them in `aliases`."""
-    flag, equals, value = word.partition("=")
-    return aliases.get(flag, flag) + equals + value
 
 
 def _with_hyphens(word: str) -> str:

@@ -152,7 +152,7 @@ class RowOptions:
     )
     text_embeddings: str = _data(
         "off",
-        "Train on embeddings of captions that `ppldm precompute --text_encoder` made; for a text encoder that is not "
+        "Train on embeddings of captions that `ppldm precompute --text-encoder` made; for a text encoder that is not "
         "trained (docs/latents.md). They lie where latents do.",
         choices=("off", "cached"),
         part_of=True,

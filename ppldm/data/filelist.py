@@ -29,7 +29,6 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from ..config.data import LATENTS
@@ -38,9 +37,8 @@ from ..utils.files import read_given_text, write_text
 from ..utils.processes.workers import map_in_threads
 from ..utils.store import client
 from ..utils.store.cache import address_of, bring, in_store, place_of
-from .formats.folder_names import entries_of, find_caption, picture_folders, split_name
+from .formats.folder_names import entries_of, picture_folders
 from .formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS, get_layout
-from .formats.sample_files import IMAGE_SUFFIXES
 
 FORMATS = ("part", "webdataset", "parquet", "folder", "csv", "mds")
 _OF_ONE_FILE = ("part", "webdataset", "parquet")  # whose rows need no other file, so that a store may have them
@@ -154,15 +152,10 @@ def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
     for format, pattern in _FILES_OF_FORMAT.items():
         if found := [folder / name for name in names if pattern.fullmatch(name)]:
             return format, found
-    folders = picture_folders(folder)
-    pictures = [one / name for one in folders[:3] for name, _ in islice(entries_of(one), 1000)
-                if split_name(name)[1] in IMAGE_SUFFIXES]  # fmt: skip
-    if any(find_caption(path) or path.with_suffix(".json").is_file() for path in pictures):
-        return "folder", [folder]
-    if folders:
-        from .text.survey import write_table
+    if folders := picture_folders(folder):
+        from .text.survey import has_captions_beside, write_table
 
-        return "csv", [write_table(folder)]
+        return ("folder", [folder]) if has_captions_beside(folders) else ("csv", [write_table(folder)])
     raise FilelistError(f"{folder} holds neither parts nor pictures; name another folder, or a text file of parts")
 
 

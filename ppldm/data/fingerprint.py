@@ -16,7 +16,6 @@ from ..utils.checksums import digest_of
 from ..utils.hidden import hide
 from .filelist import Source
 from .formats.layouts import CONTROL_LAYOUT
-from .formats.tar import read_class_prompts
 
 # What is read as such files are, and not other files that it names.
 _FORMATS_OF_CONTENT = ("part", "webdataset", "parquet", "mds")
@@ -138,6 +137,8 @@ def read_options(source: Source) -> dict[str, str | None]:
     """The options by which the parts of a source are read, as far as they decide captions and pictures."""
     prompts = None
     if source.idx_to_prompt is not None:
+        from .formats.tar import read_class_prompts
+
         table = json.dumps(read_class_prompts(str(source.idx_to_prompt)), sort_keys=True)
         prompts = f"CRC-32 {zlib.crc32(table.encode()):08x}"
     layout = source.layout if source.format == "part" or source.layout == CONTROL_LAYOUT else None

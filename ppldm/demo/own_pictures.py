@@ -3,7 +3,7 @@
 The folder is looked at first (`data.text.survey`). What follows from it lies in OUT as files to be changed, which the
 stages read:
 
-    captions.csv       pictures and captions, where these are from a table or from names
+    captions.csv       pictures and captions, unless these are in files beside the pictures and OUT lies elsewhere
     prompts.txt        what is drawn during and after the training
     autoencoder.yaml   the recipe of the autoencoder, where it is trained
     diffusion.yaml     the recipe of the text-to-image model
@@ -39,8 +39,8 @@ def plan_pictures(folder, out: Path, processes: int, write: bool = True, **wishe
 
     Raises ConfigError, DataError for a folder that cannot be trained on."""
     found = survey(folder)
-    if out.resolve().is_relative_to(found.folder.resolve()):
-        raise ConfigError(f"--out {out} is inside the folder of pictures; name another place")
+    if any(out.resolve() in (one, *one.parents) for one in {path.parent.resolve() for path in found.files}):
+        raise ConfigError(f"--out {out} holds the pictures of {folder}; name a folder without pictures for the results")
     caption_font(text="".join(found.captions.values()))  # which says at once where Chinese would be boxes
     record = read_json(out / _RECORD, optional=True) or {}
     pieces = [Piece(path, str(path.relative_to(found.folder))) for path in found.files]
@@ -82,7 +82,7 @@ def _make_files(chosen: FirstTraining, out: Path) -> dict[str, str]:
     """The texts of the files in OUT by name."""
     head = f"# Made by `ppldm quickstart --pictures`. Train with: ppldm train --config {out}/{{}}\n"
     made = {_PROMPTS: "".join(f"{one}\n" for one in chosen.prompts())}
-    if chosen.found.way != "files":
+    if chosen.found.way != "files" or out.resolve().is_relative_to(chosen.found.folder.resolve()):
         made[_TABLE] = chosen.found.table_text()
     vae, filelist = None, str(out / _FILELIST)
     if chosen.trains_autoencoder:
@@ -95,7 +95,7 @@ def _make_files(chosen: FirstTraining, out: Path) -> dict[str, str]:
 def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[str, str]) -> list[Stage]:
     """The stages; `inputs`: digests of the pictures and of the files in OUT, by name."""
     found, ppldm = chosen.found, ("python", "-m", "ppldm")
-    source = found.folder.absolute() if found.way == "files" else out / _TABLE
+    source = out / _TABLE if _TABLE in inputs else found.folder.absolute()
     convert = (*ppldm, "convert", str(source), *as_flags(out=out / "data", size=_KEPT_SIDES * chosen.resolution))
     vocab = (*ppldm, "vocab", str(out / _FILELIST), *as_flags(out=out / "tokenizer"))
     captions = list(found.captions.values())

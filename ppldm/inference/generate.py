@@ -134,10 +134,11 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
 
 def warn_of_prompts(pipeline, texts: Iterable[str], weighted: bool = False) -> None:
     """Say what of prompts the model does not see as they say it."""
+    from ..utils.errors import as_shown
     from ..utils.log import get_logger
 
     if said := describe_prompts(pipeline, texts, weighted):
-        get_logger().warning("%s", said)
+        get_logger().warning("%s", as_shown(said))
 
 
 def join_world():

@@ -8,6 +8,10 @@
 
 Captions and image bytes stay what they are; `width` and `height` of the metadata become the image's own. A part is
 finished when its record is there and fits the content of its source (`ppldm.utils.jobs` has the rule).
+
+`--in-place` rewrites parts of ordinary gzip under their own names, one after the other, so that the disk needs room for
+one more. Lines stay what they are, good rows or bad, and to every other reader the file is still ordinary gzip. Files
+of other formats are refused: they can hold what a part does not.
 """
 
 import os
@@ -24,7 +28,7 @@ from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.filelist import write_filelist
 from ..data.formats.csv_table import list_images
 from ..data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
-from ..data.formats.part import Part, index_path, write_part
+from ..data.formats.part import Part, drop_indexes, index_path, write_lines, write_part
 from ..data.formats.row import Row
 from ..data.formats.rows import Rows
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
@@ -33,14 +37,16 @@ from ..utils.jobs import JobFolder, Piece, finish, list_pieces, make_key
 from ..utils.log import get_logger, progress
 from ..utils.processes.workers import check_workers, map_unordered
 from ..utils.report import print_report
+from ..utils.store.cache import address_of, in_store
 from .parts import PartName, list_parts, open_rows
 
 
 def repack(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
-    out: Annotated[str, {"opt": True, "required": True}],  # folder for parts and filelists; made if missing
+    out: str = "",  # folder for parts and filelists; made if missing
+    in_place: bool = False,  # in place of --out: rewrite parts of ordinary gzip under their own names
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
-    num_workers: int = 0,  # processes; 0 means one per core. The output does not depend on it
+    num_workers: int = 0,  # processes; 0 means one per core, and one with --in-place. The output does not depend on it
     redo: bool = False,  # make parts again that were made of other filelists, or read in another way
     json: bool = False,  # print the manifest as JSON
 ):
@@ -49,8 +55,16 @@ def repack(
     Train with --file_list OUT/repacked.filelist.list. Rows that cannot be read are left out
     and counted by reason; images are not decoded. Stopped at any
     point, the same command goes on; parts whose source has changed are made again.
+
+    With --in-place all rows stay, and filelists stay as they are; each file is replaced when its successor is whole.
+    Runs that were trained on a file go on after that with --accept_changes data.
     """
+    if bool(out) == in_place:
+        raise ConfigError("say where the parts go: --out DIR, or --in-place")
     parts = list_parts(filelists, layout)
+    if in_place:
+        print_report(repack_in_place(parts, check_workers(num_workers or 1)), _describe_in_place, json)
+        return
     manifest = repack_parts(parts, Path(out), check_workers(num_workers), redo)
     print_report(manifest, partial(_describe, out), json)
 
@@ -59,6 +73,47 @@ def _describe(out: str, manifest: dict) -> str:
     text = f"{manifest['rows_out']} of {manifest['rows_in']} rows in {len(manifest['parts'])} part(s)"
     lines = [text, *(f"  skipped, {reason}: {count}" for reason, count in manifest["skipped"].items())]
     return "\n".join([*lines, f"train with --file_list {Path(out, 'repacked.filelist.list')}"])
+
+
+def _describe_in_place(report: dict) -> str:
+    return (
+        f"{report['rewritten']} of {report['parts']} part(s) rewritten in place, "
+        f"{report['bytes_before'] / 1e6:.3g} MB as {report['bytes_after'] / 1e6:.3g} MB"
+    )
+
+
+def repack_in_place(parts: list[PartName], num_workers: int) -> dict:
+    """Rewrite parts of ordinary gzip under their own names; others stay. Returns how many, and their bytes.
+
+    Raises ConfigError for files of other formats or at an address, OutputError, DataError.
+    """
+    for part in parts:
+        if part.source.format != "part":
+            raise ConfigError(
+                f"{part.path} is of format={part.source.format}, and only parts of gzip are rewritten in place; "
+                "name --out DIR"
+            )
+        if in_store(part.path):
+            raise ConfigError(f"{address_of(part.path)} is at an address; name --out DIR in place of --in-place")
+    parts = [*{part.path.resolve(): part for part in parts}.values()]
+    report = Counter(parts=len(parts), rewritten=0, bytes_before=0, bytes_after=0)
+    with progress(total=len(parts), desc="repack", unit="part") as bar:
+        for _, found in map_unordered(_repack_in_place, parts, num_workers):
+            report.update(found)
+            bar.update()
+    return dict(report)
+
+
+def _repack_in_place(part: PartName) -> dict:
+    path, before = part.path.resolve(), part.path.stat().st_size
+    with closing(Part(path, part.source.layout)) as rows:
+        if not rows.is_copied:
+            return {}
+        sizes = zip(rows.widths.tolist(), rows.heights.tolist(), strict=True)
+        write_lines(path, ((rows.read_line(row), size) for row, size in enumerate(sizes)))
+    if part.source.layout != DEFAULT_LAYOUT:  # the index has sizes of another column
+        drop_indexes(path)
+    return {"rewritten": 1, "bytes_before": before, "bytes_after": path.stat().st_size}
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,13 @@ to the cause. `exit_on_error` wraps an entry point: the user sees that line and 
 
 import errno
 import os
+import re
 import shutil
 import sys
 import traceback
+from collections.abc import Collection
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from .text import escape, escaped_stdout, one_line
 from .variables import is_on
@@ -18,6 +21,7 @@ from .variables import is_on
 _SHARED_MEMORY = "/dev/shm"
 _MAX_LENGTH = 2000  # of a message, in characters
 _LONGEST_QUOTE = 200  # letters of another library's message
+_hyphenated: ContextVar[Collection[str]] = ContextVar("hyphenated", default=())
 
 
 class PpldmError(Exception):
@@ -115,6 +119,25 @@ def describe(error: Exception) -> str:
 
 
 @contextmanager
+def showing_hyphens(flags: Collection[str]):
+    """In the block, and in errors that leave it, these flags are shown as `--num-workers`, and not `--num_workers`."""
+    token = _hyphenated.set(flags)
+    try:
+        yield
+    except PpldmError as error:
+        error.args = (as_shown(str(error)),)
+        raise
+    finally:
+        _hyphenated.reset(token)
+
+
+def as_shown(text: str) -> str:
+    """A text for the terminal, with the flags of `showing_hyphens` in it as these are shown."""
+    flags = _hyphenated.get()
+    return re.sub(r"--(\w+)", lambda found: found[0].replace("_", "-") if found[1] in flags else found[0], text)
+
+
+@contextmanager
 def exit_on_error():
     """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C in the block into one line and an exit status.
 
@@ -126,7 +149,7 @@ def exit_on_error():
     except PpldmError as error:
         if debugging():
             sys.stderr.write(escape(traceback.format_exc()))
-        sys.stderr.write(f"{error}\n" if isinstance(error, Interrupted) else f"error: {error}\n")
+        sys.stderr.write(f"{'' if isinstance(error, Interrupted) else 'error: '}{as_shown(str(error))}\n")
         sys.exit(error.exit_status)
     except OSError as error:
         if error.errno not in FULL_DISK or debugging():

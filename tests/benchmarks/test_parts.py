@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.night("a benchmark from end to end")
-@pytest.mark.parametrize("name", ["folders", "packed_parts", "parquet_rows"])
-def test_the_benchmarks_of_reading_in_place_run(tmp_path, name):
+@pytest.mark.parametrize("name", ["folders", "foreign_rows"])
+def test_the_benchmarks_of_formats_run(tmp_path, name):
     done = subprocess.run(
         [sys.executable, ROOT / f"benchmarks/{name}.py", "--quick", "--json", tmp_path / "results.json"],
         capture_output=True,
@@ -24,4 +24,4 @@ def test_the_benchmarks_of_reading_in_place_run(tmp_path, name):
         assert [(found["names"], found["rows"]) for found in results] == [(200, 100), (2000, 1000)]
         return
     assert all(table["ratio"] > 0 for tables in results["reading"].values() for table in tables.values())
-    assert name != "packed_parts" or 0 < results["sidecar_share"] < 1
+    assert results["first use"]["own"]["copy_share"] == 0 < results["first use"]["gzip"]["copy_share"]

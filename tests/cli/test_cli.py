@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
 
+from ppldm.cli import main
 from ppldm.cli.main import COMMANDS, load_command, run, usage
-from ppldm.utils.errors import ConfigError
+from ppldm.utils.errors import ConfigError, exit_on_error
 
 
 def test_every_command_is_there_with_its_help(capsys):
@@ -45,6 +47,26 @@ def test_mistakes_are_one_line(argv, message):
     with pytest.raises(ConfigError) as caught:
         run(argv)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("printed_by", [nullcontext, exit_on_error], ids=["main", "the command itself"])
+def test_errors_have_flags_as_the_commands_help_shows_them_and_python_as_parameters(monkeypatch, capsys, printed_by):
+    said = "--num_workers -1 is odd; see --max_steps, num_workers and --num_workers_too"
+
+    def probe(num_workers: int = 0):
+        """Fail."""
+        with printed_by():
+            raise ConfigError(said)
+
+    monkeypatch.setattr(main, "load_command", lambda name: probe)
+    monkeypatch.setitem(COMMANDS, "probe", ("", ""))
+    monkeypatch.setattr(sys, "argv", ["ppldm", "probe"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert capsys.readouterr().err == f"error: {said.replace('--num_workers -1', '--num-workers -1')}\n"
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        probe()
+    assert said in capsys.readouterr().err + str(caught.value)
 
 
 @pytest.mark.parametrize("words", [["lora"], ["lora", "--help"]])

@@ -4,8 +4,7 @@ import pytest
 
 from ppldm.cli.main import run
 from ppldm.config.data import DataOptions
-from ppldm.config.foreign import SYSTEMS, translate_file
-from ppldm.config.foreign_parts import expand_braces
+from ppldm.config.foreign import SYSTEMS, expand_braces, translate_file
 from ppldm.config.load import file_layers
 from ppldm.config.option import check_value, options
 from ppldm.config.training import TrainingOptions

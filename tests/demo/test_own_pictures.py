@@ -155,12 +155,44 @@ def test_an_autoencoder_that_blurs_these_pictures_is_trained_on_them(
     assert len(measured) == 1  # once for the same pictures
 
 
-def test_a_dry_run_writes_nothing_and_pictures_do_not_hold_their_results(pictures, out, capsys, monkeypatch):
+@pytest.mark.parametrize("way", ["names", "files"])
+def test_results_may_lie_in_the_folder_of_pictures(pictures, monkeypatch, way):
+    if way == "files":
+        for path in [*pictures.iterdir()]:
+            path.with_suffix(".txt").write_text("a wall")
     monkeypatch.chdir(pictures)
+    out = pictures / "pictures-model"
+    before, _ = plan(".", out)
+    assert f"{out}/captions.csv" in before["data"].command  # and not the folder, which will hold other pictures
+    for name in ("pictures/a_red_wall.png", "diffusion/samples/step-1-a.png", "autoencoder/a.png", ".before/a.png"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80, 80)).save(out / name)
+        (out / name).with_suffix(".txt").write_text("no caption of these")
+    assert not changed(before, plan(".", out)[0])
+    (pictures / "a_red_wall_0.jpg").unlink()
+    assert "data" in changed(before, plan(".", out)[0])
+
+
+@pytest.mark.parametrize("out", [".", "..", "own", "link"])
+def test_results_do_not_go_where_pictures_are(pictures, monkeypatch, out):
+    """The stages put away what lies in their folders, such as OUT/pictures."""
+    (pictures / "own").mkdir()
+    (pictures / "a_red_wall_0.jpg").rename(pictures / "own/a_red_wall_0.jpg")
+    (pictures / "link").symlink_to("own")
+    monkeypatch.chdir(pictures)
+    with pytest.raises(ConfigError, match=f"--out {out} holds the pictures of .; name a folder without"):
+        plan_pictures(".", Path(out), 1)
+
+
+def test_a_dry_run_writes_nothing_and_pictures_that_cannot_be_trained_on_are_refused(
+    pictures, out, capsys, monkeypatch
+):
+    monkeypatch.chdir(pictures)
+    quickstart(["--pictures", ".", "--dry-run"])
+    assert f"--out {pictures}/pictures-model/data" in capsys.readouterr().out
     quickstart(["--pictures", str(pictures), "--dry-run", "--out", str(out)])
     assert f"convert {out}/captions.csv" in capsys.readouterr().out and not out.exists()
-    with pytest.raises(ConfigError, match="is inside the folder of pictures"):
-        quickstart(["--pictures", ".", "--out", "here"])
+    assert not (pictures / "pictures-model").exists()
     for side, words in ((40, "multiples of 16"), (112, "no picture of")):
         with pytest.raises((ConfigError, DataError), match=words):
             quickstart(["--pictures", ".", "--out", str(out), "--resolution", str(side)])
@@ -197,7 +229,9 @@ def test_a_stage_of_other_inputs_removes_what_was_made(pictures, out):
 
 
 @pytest.mark.slow
-def test_ten_pictures_become_pictures_of_their_captions(pictures, out):
+def test_ten_pictures_become_pictures_of_their_captions(pictures):
+    """By a command that is given where they lie."""
+    out = pictures / "pictures-model"
     words = [
         "--steps",
         "3",
@@ -209,9 +243,9 @@ def test_ten_pictures_become_pictures_of_their_captions(pictures, out):
         "32",
         "--train-autoencoder",
     ]
-    command = [sys.executable, "-m", "ppldm", "quickstart", "--pictures", str(pictures), "--out", str(out), *words]
+    command = [sys.executable, "-m", "ppldm", "quickstart", "--pictures", ".", *words]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": "http://127.0.0.1:9"}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=pictures, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     drawn = [json.loads(line) for line in (out / "pictures/pictures.jsonl").read_text().splitlines()]
     assert {one["prompt"] for one in drawn} == {f"a {colour} wall" for colour in COLOURS} and len(drawn) == 20
@@ -220,5 +254,5 @@ def test_ten_pictures_become_pictures_of_their_captions(pictures, out):
         pictures, out, 1, False, resolution=32, steps=3, autoencoder_steps=2, train_autoencoder=True
     )
     assert all(line in done.stderr for line in next_commands(out) + describe_further(stages))
-    again = subprocess.run(command, env=variables, capture_output=True, text=True)
+    again = subprocess.run(command, cwd=pictures, env=variables, capture_output=True, text=True)
     assert again.returncode == 0 and again.stderr.count("done before") == 6

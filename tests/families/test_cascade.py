@@ -283,7 +283,7 @@ def test_on_cached_embeddings_losses_are_the_same_to_the_bit(tiny, tmp_path):
     made = {"text_encoder": str(tmp_path / "clip"), "tokenizer": str(tiny.tokenizer), "model_max_length": 12,
             "text_dtype": "float32", "latents_dir": tmp_path / "texts", "batch_size": 4, "num_workers": 1}  # fmt: skip
     precompute([tiny.file_list], **made)
-    with pytest.raises(PartError, match="text_projection was None and is True; make .* --text_projection`"):
+    with pytest.raises(PartError, match="text_projection was None and is True; make .* --text-projection`"):
         run_on(tiny, tmp_path / "none", **own, **cache)
     precompute([tiny.file_list], text_projection=True, **made)
     for kind, workers in (("loop", 0), ("trainer", 2)):

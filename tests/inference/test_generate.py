@@ -72,7 +72,7 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
             ["--model", "m", "--prompt", "x", "--seed", "18446744073709551616"],
             "--seed 18446744073709551616 must be from",
         ),
-        (["--model", "m", "--prompt", "x", "--guidance-scale", "nan"], "--guidance_scale nan is not a number"),
+        (["--model", "m", "--prompt", "x", "--guidance-scale", "nan"], "--guidance-scale nan is not a number"),
         (["--model", "m", "--prompt", "red \udcff"], "--prompt is not UTF-8 text, after 'red '"),
         (["--model", "m", "--prompt", "x", "--guidance", "2"], "did you mean --guidance-scale?"),
     ],

@@ -158,10 +158,13 @@ def test_the_commands_tell_it_of_keys_and_numbers(toy_run, updates, capsys):
 def test_forget_says_from_where_to_train_again_before_it_changes_anything(copy, updates, capsys, tmp_path):
     row = updates.index([5])
     (tmp_path / "keys").write_text(f"{row:04}\n")
-    words = ["forget", str(copy / "data"), "--key", str(tmp_path / "keys"), "--runs", str(copy / "run"),
-             "--num-workers", "1"]  # fmt: skip
+    words = ["forget", str(copy / "data"), "--key", str(tmp_path / "keys"), "--num-workers", "1", "--runs"]
+    run_command([*words, str(copy / "run"), "--dry-run", "--json"])
+    (dry,) = json.loads(capsys.readouterr().out)["runs"]
+    words.append(f"{copy}/")  # which holds the run
     run_command([*words, "--json"])
     (report,) = json.loads(capsys.readouterr().out)["runs"]
+    assert report == dry
     assert report["never_seen"] == [2, 4] and report["train_again_from"] == "checkpoint-4"
     other = next(other for other in range(NUM_ROWS) if other != row)
     (tmp_path / "keys").write_text(f"{other:04}\n")
@@ -171,8 +174,9 @@ def test_forget_says_from_where_to_train_again_before_it_changes_anything(copy, 
     assert (copy / "data/manifest.json").read_bytes() == before
 
 
-def test_an_interrupted_forget_still_tells_what_the_runs_had_seen(copy):
-    wanted, runs = Forgotten(keys=frozenset(["0001"])), [str(copy / "run")]
+@pytest.mark.parametrize("runs", ["run", "."])
+def test_an_interrupted_forget_still_tells_what_the_runs_had_seen(copy, runs):
+    wanted, runs = Forgotten(keys=frozenset(["0001"])), [str(copy / runs)]
     expected = forget_rows(copy / "data", wanted, dry_run=True, runs=runs)["runs"]
 
     def die(report):

@@ -8,6 +8,7 @@ both from its parts, or from their latents.
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +17,13 @@ from ...utils.errors import ConfigError, PartError, RowError
 from ...utils.processes.workers import map_in_threads
 from ..filelist import Source
 from ..fingerprint import read_options
-from ..formats.mds.shard import MdsShard
 from ..inputs import TextEmbeddings
 from ..text.captions import CaptionRule
 from .file import CachedFile, LastUsed, create_file, read_key
 from .key import EmbeddingsKey, find_cached
+
+if TYPE_CHECKING:
+    from ..formats.mds.shard import MdsShard
 
 MOST_TEXTS = 250  # of a row
 
@@ -138,15 +141,19 @@ class CachedEmbeddings:
     def _open_shard(self, number: int) -> "_MdsEmbeddings | None":
         """A part that has embeddings itself."""
         path, source = self._parts[number]
-        shard = MdsShard(path) if source.format == "mds" else None
-        return _MdsEmbeddings(shard, self._embeddings) if shard and shard.has_caption_latents else None
+        if source.format != "mds":
+            return None
+        from ..formats.mds.shard import MdsShard
+
+        shard = MdsShard(path)
+        return _MdsEmbeddings(shard, self._embeddings) if shard.has_caption_latents else None
 
 
 class _MdsEmbeddings:
     """Those in a shard of MDS, of each row's caption, as a `CachedFile` gives them. It does not say which text encoder
     made them, and has none of the empty caption, for which it gives zeros."""
 
-    def __init__(self, shard: MdsShard, embeddings: TextEmbeddings):
+    def __init__(self, shard: "MdsShard", embeddings: TextEmbeddings):
         self.path, self._shard, self._shape = shard.path, shard, embeddings.shape(0, 0)
 
     def check(self, rule: EmbeddingsRule, captions: CaptionRule) -> None:

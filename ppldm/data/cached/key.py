@@ -206,12 +206,12 @@ class EmbeddingsKey(CacheKey):
     @property
     def command(self) -> str:
         """What makes embeddings of this key."""
-        words = f"ppldm precompute FILELIST --text_encoder DIR --model_max_length {self.model_max_length}"
+        words = f"ppldm precompute FILELIST --text-encoder DIR --model-max-length {self.model_max_length}"
         words += f" --captions {','.join(f'{name}:1' for name in self.captions)}" if self.captions else ""
-        words += f" --caption_choice {self.caption_choice}" if self.caption_choice != "random" else ""
-        words += f" --text_dtype {self.dtype}" + (" --clean_captions" if self.clean_captions else "")
-        words += " --text_projection" if self.text_projection else ""
-        return words + (" --mask_pad_tokens" if self.mask_pad_tokens else "")
+        words += f" --caption-choice {self.caption_choice}" if self.caption_choice != "random" else ""
+        words += f" --text-dtype {self.dtype}" + (" --clean-captions" if self.clean_captions else "")
+        words += " --text-projection" if self.text_projection else ""
+        return words + (" --mask-pad-tokens" if self.mask_pad_tokens else "")
 
 
 def cached_path(part: Path, key: CacheKey, folder: Path | None = None) -> Path:

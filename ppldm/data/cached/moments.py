@@ -8,6 +8,7 @@ first sees it, and kept, rounded as it is kept: all later epochs see the same nu
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from ...utils.processes.workers import map_in_threads
 from ...utils.text import count_of
 from ..filelist import Source
 from ..formats.index.lock import build_lock
-from ..formats.mds.shard import MdsShard
 from ..formats.row import Row
 from ..formats.rows import Rows
 from ..images.crop import CropRule
@@ -29,6 +29,9 @@ from ..select.selection import Selection
 from .file import LastUsed, read_key
 from .key import LatentsKey, cached_path, find_cached
 from .latents import Latents, create_latents, read_texts
+
+if TYPE_CHECKING:
+    from ..formats.mds.shard import MdsShard
 
 
 @dataclass(frozen=True)
@@ -191,14 +194,14 @@ class _MdsLatents:
     """The latents in a shard of MDS: one sample of the posterior, scaled, and not its moments. So the standard
     deviation is 0. It does not say which autoencoder made it."""
 
-    def __init__(self, shard: MdsShard, owner: CachedMoments):
+    def __init__(self, shard: "MdsShard", owner: CachedMoments):
         self.path, self._shard, self._moments = shard.path, shard, owner._moments
         self._scale, self._crops, self._shapes = owner._rule.scaling_factor, owner._crops, owner._shapes
 
     @classmethod
     def find(cls, shard: Rows, owner: CachedMoments) -> "_MdsLatents | None":
         """Of a shard that has any."""
-        return cls(shard, owner) if isinstance(shard, MdsShard) and shard.latents else None
+        return cls(shard, owner) if getattr(shard, "latents", None) else None  # of MdsShard
 
     def check(self) -> None:
         """Raises ConfigError, PartError where these latents cannot be those of the run."""

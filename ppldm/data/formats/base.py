@@ -14,6 +14,7 @@ from ..images.decode import image_size
 from .index.cache import IndexSpec, find_stored, open_index, stat_part, store_index
 from .index.entries import Index, IndexSummary, make_index, read_index, read_summary
 from .layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
+from .native import Copy
 from .open_file import OpenFile, file_state
 from .row import Row, find_name
 
@@ -27,8 +28,9 @@ class IndexedRows(ABC):
     """Rows that can be read in any order, of a file or folder in some format; `ppldm.data.formats.open.Rows`.
 
     A format says how to find its rows (`_build`), what the bytes of one mean (`_decode`), and in which `spec` its index
-    is kept, another one for each `layout`. Raises PartError for what is missing, empty, truncated or of another format.
-    What is open is closed by `close()` or with the last reference.
+    is kept, another one for each `layout`. Offsets are those of its copy where it has one (`_find_copy`). Raises
+    PartError for what is missing, empty, truncated or of another format. What is open is closed by `close()` or with
+    the last reference.
     """
 
     spec: IndexSpec
@@ -40,14 +42,17 @@ class IndexedRows(ABC):
         self._release = weakref.finalize(self, hold(self.path)) if in_store(self.path) else None
         # Before the file is indexed, so that a change between is seen at the first row.
         state = file_state(stat_part(self.path, self.spec))
-        stored, self._index = open_index(self.path, self.spec, self._read_index, self._build)
+        stored, self._index = open_index(self.path, self.spec, read_index, self._build)
         self.widths, self.heights = self._index.widths, self._index.heights
         self.identity: tuple[int, ...] = (self._index.part_bytes, self._index.part_crc32)
         self._file = OpenFile(stored, self.identity, state if stored == self.path else None)
+        self._copy = self._find_copy()
 
     def close(self) -> None:
-        """Give the file back."""
+        """Give the files back."""
         self._file.close()
+        if self._copy:
+            self._copy.close()
         if self._release:
             self._release()
 
@@ -82,11 +87,18 @@ class IndexedRows(ABC):
 
     def _read_bytes(self, row: int, where: str) -> bytes:
         """What `_decode` takes. Raises RowError."""
-        return self._file.read(int(self._index.offsets[row]), int(self._index.lengths[row]), where)
+        return self._read_stored(int(self._index.offsets[row]), int(self._index.lengths[row]), where)
 
-    def _read_index(self, path: Path, part_bytes: int, kinds: tuple[int, ...]) -> Index | None:
-        """As `read_index`, with what else is needed."""
-        return read_index(path, part_bytes, kinds)
+    def _read_stored(self, offset: int, length: int, where: str) -> bytes:
+        """Bytes of the file, or of its copy; fewer at the end. Raises PartError, OutputError."""
+        if self._copy is None:
+            return self._file.read(offset, length, where)
+        self._file.read(0, 0, where)  # notices a change
+        return self._copy.read(offset, length, where)
+
+    def _find_copy(self) -> Copy | None:
+        """What rows are read from in place of a file that has no way into its middle."""
+        return None
 
     @abstractmethod
     def _build(self) -> tuple[Path, Index]:
@@ -114,11 +126,14 @@ def is_gzip(path: Path) -> bool:
         return file.read(2) == GZIP_MAGIC
 
 
-def store_rows(path: Path, spec: IndexSpec, table: list[tuple[int, int, int, int]]) -> tuple[Path, Index]:
-    """(path, index of rows (offset, length, width, height) of that file), stored. Raises PartError without rows."""
+def store_rows(
+    path: Path, spec: IndexSpec, table: list[tuple[int, int, int, int]], content: tuple[int, int] | None = None
+) -> tuple[Path, Index]:
+    """(path, index of rows (offset, length, width, height) of that file), stored. content: the file's bytes and CRC-32,
+    where they are known. Raises PartError without rows."""
     if not table:
         raise PartError(f"{path} holds no rows; get it again or delete its line in the filelist")
-    index = make_index(spec.kinds[0], *measure_file(path), table)
+    index = make_index(spec.kinds[0], *(content or measure_file(path)), table)
     store_index(path, spec, index)
     return path, index
 

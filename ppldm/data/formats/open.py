@@ -24,7 +24,7 @@ from .rows import Rows
 _FORMATS = {  # imported when a filelist names it
     "part": "part:Part",
     "webdataset": "tar:TarShard",
-    "parquet": "parquet.table:ParquetTable",
+    "parquet": "parquet_table:ParquetTable",
     "folder": "folder:ImageFolder",
     "csv": "csv_table:CsvTable",
     "mds": "mds.shard:MdsShard",

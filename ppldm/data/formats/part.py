@@ -4,16 +4,17 @@
 joins them, so the file is ordinary gzip; but one row costs one read. Beside the part lies its index, `<part>.idx`
 (`ppldm.data.formats.index.entries`). The part is renamed into place first, its index after it.
 
-`Part` opens any part and reads it where it lies: plain text, a member a row, or ordinary gzip, which is entered at seek
-points (`gzip.seek_points`). An index that is missing or does not fit is built again, by one process; one that is
-older than its part is believed only where the part's checksum says so. Image sizes depend on which column is the image,
-so each layout with another one than the default has an index of its own, `<part>.<layout>.idx`. Where the part's
-folder cannot be written, its index lies in the cache folder (`ppldm.data.formats.index.cache`).
+`Part` opens any part: plain text and a member a row are read where they lie, ordinary gzip from a copy of its text
+(`formats.native`). An index that is missing or does not fit is built again, by one process; one that is older than its
+part is believed only where the part's checksum says so. Image sizes depend on which column is the image, so each layout
+with another one than the default has an index of its own, `<part>.<layout>.idx`. Where the part's folder cannot be
+written, its index lies in the cache folder (`formats.index.cache`).
 """
 
+import gzip
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,38 +25,33 @@ from isal import isal_zlib
 from ...utils.checksums import measure_file
 from ...utils.errors import OutputError, PartError, RowError
 from ...utils.files import atomic_write
+from ..images.decode import image_size
 from ..select.columns import ColumnsWriter
 from ..select.sidecar import columns_key, columns_spec
-from .base import GZIP_MAGIC, IndexedRows, indexing, is_gzip
-from .gzip.packed_lines import PackedLines
-from .gzip.seek_points import read_points
-from .index.cache import IndexSpec, find_companion, find_stored, store, store_index
+from .base import GZIP_MAGIC, MAX_ROW_BYTES, ROWS_TO_TRY, IndexedRows, indexing, is_gzip
+from .index.cache import IndexSpec, find_stored, store_index
 from .index.entries import (
     GZIP_MEMBERS,
     PACKED_LINES,
     PLAIN_LINES,
     Index,
-    log_misfit,
     make_index,
+    read_index,
     write_index,
 )
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout, index_layout
-from .open_file import OpenFile
-from .part_lines import (
-    Line,
-    PackedRows,
-    measure_lines,
-    member_lines,
-    packed_lines,
-    plain_lines,
-    row_size,
-)
+from .native import Copy, drop_copies, making_copy
 from .row import BOM, Row, decode_row, decode_text_columns, encode_row
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
 # Captions and metadata are nearly always within this many bytes, compressed or not, of a row's beginning.
 _HEAD_BYTES = 1 << 12
-_POINTS = IndexSpec((), ".points")
+_COPY = ".txt"
+_POINTS = IndexSpec((), ".points")  # of earlier versions, with pieces of the text
+_CHUNK_BYTES = 1 << 17
+
+# (offset, length, line): where a row is in its file, and its text with the newline.
+Line = tuple[int, int, bytes]
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,8 @@ def described_by(part) -> list[Path]:
 
 def drop_indexes(part) -> None:
     """Remove what describes a part under any layout, beside it and in the cache folder, for a part that is replaced or
-    removed: columns and seek points hold what stood in it."""
+    removed: columns and copies hold what stood in it."""
+    drop_copies(Path(part))
     for spec in (_POINTS, *(spec.of_layout(name) for name in LAYOUTS for spec in (Part.spec, columns_spec()))):
         for path in (spec.index_path(Path(part)), spec.cached_index_path(Path(part))):
             path.unlink(missing_ok=True)
@@ -103,30 +100,22 @@ class Part(IndexedRows):
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         self._layout, self._indexed_layout = get_layout(layout), get_layout(index_layout(layout, "part"))
-        self._points = self._points_file = None
         super().__init__(path, index_layout(layout, "part"))
 
-    def close(self) -> None:
-        """Give the files back."""
-        super().close()
-        if self._points_file:
-            self._points_file.close()
+    @property
+    def is_copied(self) -> bool:
+        """Whether rows are read from a copy, since the part is ordinary gzip."""
+        return self._index.kind == PACKED_LINES
 
-    def _read_index(self, path: Path, part_bytes: int, kinds: tuple[int, ...]) -> Index | None:
-        """As `read_index`; of ordinary gzip, None also where the seek points are missing or those of another part."""
-        index = super()._read_index(path, part_bytes, kinds)
-        if index is None or index.kind != PACKED_LINES:
-            return index
-        found = find_companion(self.path, _POINTS, partial(log_misfit, read_points))
-        if found is None or found[1].part_crc32 != index.part_crc32:
-            return None
-        self._points_file, self._points = OpenFile(found[0]), found[1]
-        return index
+    def _find_copy(self) -> Copy | None:
+        if self.is_copied:
+            return Copy(self.path, self.identity, _COPY, partial(_read_text, self.path))
+        return None
 
     def _build(self) -> tuple[Path, Index]:
         with indexing(self.path, self.path.stat().st_size, "B") as bar:
             _scan(self.path, self.spec, self._indexed_layout, bar)
-        if found := find_stored(self.path, self.spec, self._read_index):
+        if found := find_stored(self.path, self.spec, read_index):
             return found
         raise PartError(f"{self.path} or its index changed while it was indexed; run again")
 
@@ -150,7 +139,7 @@ class Part(IndexedRows):
         first = int(self._index.offsets[start - 1]) + int(self._index.lengths[start - 1]) if start else 0
         gaps = [*zip([first, *ends[:-1].tolist()], offsets.tolist(), strict=True)]
         if stop == len(self):
-            end = self._points.text_bytes if self._points else self._index.part_bytes
+            end = self._copy.count_bytes() if self._copy else self._index.part_bytes
             gaps.append((int(ends[-1]), end))
         return sum(self._read_gap(gap).count(b"\n") for gap in gaps if gap[0] < gap[1])
 
@@ -158,34 +147,25 @@ class Part(IndexedRows):
         """The text between two rows, every line of it with a newline."""
         start, stop = gap
         where = f"{self.path}, between rows"
-        if self._index.kind == PACKED_LINES:
-            text = self._read_text(start, stop, where)
-        else:
-            text = self._file.read(start, stop - start, where)
-            if self._index.kind == GZIP_MEMBERS:
-                text = inflate_members(text, where)
+        text = self._read_stored(start, stop - start, where)
+        if self._index.kind == GZIP_MEMBERS:
+            text = inflate_members(text, where)
         return text if text.endswith(b"\n") or not text else text + b"\n"
 
-    def _read_text(self, start: int, stop: int, where: str, limit: int | None = None) -> bytes:
-        return self._points.read(self._file, self._points_file, start, stop, where, limit)
-
     def _read_bytes(self, row: int, where: str, limit: int | None = None) -> bytes:
-        """As `_read_stored`, without the mark that an editor puts before the first line of a file."""
-        stored = self._read_stored(row, where, limit)
-        return stored if row else stored.removeprefix(BOM)
-
-    def _read_stored(self, row: int, where: str, limit: int | None) -> bytes:
         """The line of a row; or the part of it that its first `limit` stored bytes hold, and no more than that many."""
         offset, length = int(self._index.offsets[row]), int(self._index.lengths[row])
-        if self._index.kind == PACKED_LINES:
-            text = self._read_text(offset, offset + length, where, limit)
-            if limit is not None:
-                return text
-            if isal_zlib.crc32(text) != self._points.row_crc32s[row]:
-                raise RowError("gzip", f"{where}: damaged gzip data (checksum); get the part again")
-            return text if text.endswith(b"\n") else text + b"\n"
-        data = self._file.read(offset, length if limit is None else min(length, limit), where)
-        return data if self._index.kind == PLAIN_LINES else inflate_member(data, where, limit)
+        line = self._read_stored(offset, length if limit is None else min(length, limit), where)
+        if self._index.kind == GZIP_MEMBERS:
+            line = inflate_member(line, where, limit)
+        elif limit is None and not line.endswith(b"\n"):
+            line += b"\n"
+        return line if row else line.removeprefix(BOM)  # the mark that an editor puts before the first line of a file
+
+
+def _read_text(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        yield from gzip_lines(file, path)
 
 
 def inflate_member(member: bytes, where: str, limit: int | None = None) -> bytes:
@@ -266,18 +246,127 @@ def _compress(line: bytes) -> bytes:
 
 
 def _scan(path: Path, spec: IndexSpec, layout: Layout, bar) -> None:
-    """Read a whole part once and store its index, after the seek points of ordinary gzip."""
-    packed, kind = None, GZIP_MEMBERS if is_gzip(path) else PLAIN_LINES
+    """Read a whole part once and store its index; of ordinary gzip, its copy too."""
+    content, kind = measure_file(path), GZIP_MEMBERS if is_gzip(path) else PLAIN_LINES
     try:
         table = _tabulate(measure_lines(member_lines if kind == GZIP_MEMBERS else plain_lines, path, layout, bar))
     except PackedRows:
-        packed, kind = PackedLines(), PACKED_LINES
-        table = _tabulate(measure_lines(partial(packed_lines, packed), path, layout, bar))
-    index = make_index(kind, *measure_file(path), table)
-    if packed:
-        store(path, _POINTS, lambda target: packed.write_points(target, index.part_bytes, index.part_crc32))
-    store_index(path, spec, index)
+        kind = PACKED_LINES
+        with making_copy(path, content, _COPY) as write:
+            table = _tabulate(measure_lines(partial(packed_lines, write), path, layout, bar))
+    store_index(path, spec, make_index(kind, *content, table))
 
 
 def _tabulate(lines: Iterable[tuple[Line, tuple[int, int]]]) -> list[tuple[int, int, int, int]]:
     return [(offset, length, *size) for (offset, length, _), size in lines]
+
+
+class PackedRows(Exception):
+    """A gzip member is not exactly one line."""
+
+
+def row_size(row: Row) -> tuple[int, int]:
+    """(width, height) in pixels: what the metadata state, else the image's own; (0, 0) where that is none."""
+    width, height = row.meta.get("width"), row.meta.get("height")
+    if type(width) is int and type(height) is int and 0 < width < 1 << 32 and 0 < height < 1 << 32:
+        return width, height
+    return image_size(row.image)
+
+
+def measure_lines(
+    lines_of: Callable[..., Iterator[Line]], path: Path, layout: Layout, bar
+) -> Iterator[tuple[Line, tuple[int, int]]]:
+    """The rows of a file with their image sizes. bar: of progress, over the file's bytes.
+
+    Raises PartError where none of the first rows can be read: then the file is something else.
+    """
+    rows, readable, first_error = 0, 0, None
+    with open(path, "rb") as file:
+        for line in lines_of(file, path):
+            if len(line[2]) > MAX_ROW_BYTES:
+                raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path, layout)}")
+            try:
+                text = line[2] if rows else line[2].removeprefix(BOM)
+                size = row_size(decode_row(text, f"{path} row {rows}", layout))
+                readable += 1
+            except RowError as error:
+                size = 0, 0
+                first_error = first_error or error
+            rows += 1
+            if rows == ROWS_TO_TRY and not readable:
+                break
+            yield line, size
+            bar.update(file.tell() - bar.n)
+    if not rows:
+        raise PartError(f"part file {path} holds no rows; get it again or delete its line in the filelist")
+    if not readable:
+        raise PartError(f"{_not_a_part(path, layout)} (none of the first {rows} rows can be read: {first_error})")
+
+
+def _not_a_part(path: Path, layout: Layout) -> str:
+    what = "a part that is not gzip" if path.suffix == ".gz" and not is_gzip(path) else "not a part file"
+    rows = "caption, metadata, image" if layout is LAYOUTS[DEFAULT_LAYOUT] else "the layout that was named"
+    return (
+        f"{path} is {what}, and its text is not rows of {rows}; correct the filelist, or say what it is in a list of "
+        "filelists (layout=, format=)"
+    )
+
+
+def plain_lines(file, path: Path) -> Iterator[Line]:
+    """The rows of plain text."""
+    offset = 0
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        if line.strip():
+            yield offset, len(line), line
+        offset += len(line)
+
+
+def packed_lines(write: Callable[[bytes], None], file, path: Path) -> Iterator[Line]:
+    """The rows of ordinary gzip, with offsets in its text, all of which goes to `write`. Raises PartError."""
+    offset = 0
+    for line in gzip_lines(file, path):
+        write(line)
+        if line.strip():
+            yield offset, len(line), line if line.endswith(b"\n") else line + b"\n"
+        offset += len(line)
+
+
+def gzip_lines(file, path: Path) -> Iterator[bytes]:
+    """The lines of a file of gzip, each with its newline; the last may have none. Raises PartError where the file is
+    damaged, after the lines before."""
+    try:
+        with gzip.open(file) as text:
+            while line := text.readline(MAX_ROW_BYTES + 1):
+                yield line
+    except EOFError as error:
+        raise PartError(f"part file {path} is truncated; get it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise PartError(f"part file {path} is damaged ({error}); get it again") from error
+
+
+def member_lines(file, path: Path) -> Iterator[Line]:
+    """Lines that are a gzip member each. Raises PackedRows at the first member that is something else."""
+    offset, data = 0, b""
+    while data := data or file.read(_CHUNK_BYTES):
+        if data.startswith(b"\0"):  # the padding that RFC 1952 readers skip
+            kept = data.lstrip(b"\0")
+            offset, data = offset + len(data) - len(kept), kept
+            continue
+        inflate, line, length = zlib.decompressobj(31), b"", 0
+        while not inflate.eof:
+            data = data or file.read(_CHUNK_BYTES)
+            if not data:
+                raise PartError(f"part file {path} is truncated, at byte {offset + length}; get it again")
+            try:
+                line += inflate.decompress(data)
+            except zlib.error as error:
+                raise PartError(f"part file {path} is damaged after byte {offset} ({error}); get it again") from error
+            if -1 < line.find(b"\n") < len(line) - 1 or len(line) > MAX_ROW_BYTES:
+                raise PackedRows
+            length, data = length + len(data), inflate.unused_data
+        length -= len(data)
+        if not line.endswith(b"\n"):
+            raise PackedRows
+        if line.strip():
+            yield offset, length, line
+        offset += length

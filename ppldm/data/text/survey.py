@@ -8,6 +8,7 @@ as cars/IMG_1234.jpg, the folder's is taken.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from ...utils.checksums import digest_of
@@ -17,13 +18,14 @@ from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ..formats.base import read_image_size
 from ..formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS, find_image, read_records
-from ..formats.folder_names import entries_of, find_caption, list_pictures
+from ..formats.folder_names import entries_of, find_caption, list_pictures, split_name
 from ..formats.row import find_name
 from ..formats.sample_files import CAPTION_KEYS, IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode_caption, decode_meta
 
 WAYS = {"table": "the table {table}", "files": "files beside the pictures", "names": "the pictures' names"}
 _MEASURED = 400  # pictures whose sizes are looked at, evenly spread
-_OUTPUT_FILES = ("pictures.jsonl", "run.json")  # each in a folder that a drawing, or a training, has written
+# Each in a folder that a drawing, a training or a quickstart has written.
+_OUTPUT_FILES = ("pictures.jsonl", "run.json", ".done/plan.json")
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 RESOLUTIONS = (64, 48, 32)  # that the preset ldm-tiny-cpu draws in some minutes
 _SHARE_TAKEN = 0.8  # of the pictures; smaller ones are left out
@@ -114,6 +116,13 @@ def survey(folder, flag: str = "--pictures") -> Survey:
         f"{flag} {folder}: most of its {len(pictures)} pictures have no caption, and names such as {example} say "
         f"nothing; write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
     )
+
+
+def has_captions_beside(folders: list[Path]) -> bool:
+    """Whether folders of pictures have captions in files beside these, by the first thousand names of the first three.
+    Raises OSError."""
+    names = (one / name for one in folders[:3] for name, _ in islice(entries_of(one), 1000))
+    return any(find_text(path) for path in names if split_name(path.name)[1] in IMAGE_SUFFIXES)
 
 
 def write_table(folder: Path) -> Path:

@@ -40,20 +40,18 @@ def watch(
     allow_host: _Names = (),  # further names under which browsers may ask for the page
 ):
     """Follow runs on a page of this machine: curves, pictures, time left; and steer them."""
-    from ...utils.errors import exit_on_error
     from .follow import follow
 
-    with exit_on_error():
-        followers: list = []
-        places = [local_path(run) for run in runs]
-        for place in places:
-            runs_in(place)
-        follow(followers, places)
-        token = secrets.token_urlsafe(16)
-        needed = control or not is_loopback(host)
-        find = partial(follow, followers, places)
-        page = make_page(followers, control, token, not is_loopback(host), [host, *allow_host], find)
-        serve(page, host, port, f"#token={token}" if needed else "")
+    followers: list = []
+    places = [local_path(run) for run in runs]
+    for place in places:
+        runs_in(place)
+    follow(followers, places)
+    token = secrets.token_urlsafe(16)
+    needed = control or not is_loopback(host)
+    find = partial(follow, followers, places)
+    page = make_page(followers, control, token, not is_loopback(host), [host, *allow_host], find)
+    serve(page, host, port, f"#token={token}" if needed else "")
 
 
 def make_page(

@@ -45,7 +45,7 @@ _UNTOUCHED = Treatment()
 
 
 def convert(
-    folder: str,  # folder of pictures and captions (0000.jpg + 0000.txt), img2dataset's output, or a file; see the docs
+    folder: str,  # pictures with captions beside them, in a table or in their names; img2dataset's output; or a file
     out: Annotated[str, {"opt": True, "required": True}],  # folder for parts, filelists and manifest; made if missing
     name: str = "custom",  # names the filelists: OUT/NAME.filelist and OUT/NAME.filelist.list
     rows_per_part: int = 1000,  # rows of the input in one part file
@@ -81,15 +81,12 @@ def convert(
         raise ConfigError(f"{remote} is an address, which needs Spark; add --master, local[2] being this machine")
     with spark_session_if(on_spark and bool(addresses), master, DRIVER_MEMORY_GB) as spark:
         folder, out = path_of(folder, spark), path_of(out, spark)
-        work, blocked = (rows_per_part, treatment, num_workers), read_block_list(block_list)
-        texts = blocked, caption_encoding
-        if dry_run:
-            summary = plan_conversion(folder, out, *work, pack_folders, name, redo, master, layout, *texts)
-            print_report(summary, _describe_plan, json)
-        else:
-            summary = convert_source(folder, out, name, *work, master, pack_folders, redo, layout, *texts)
-            advice = f"\ntrain with --file_list {out / name}.filelist.list"
-            print_report(summary, lambda manifest: describe(manifest) + advice, json)
+        asked = (rows_per_part, treatment, num_workers, master, pack_folders, redo, layout)
+        texts = read_block_list(block_list), caption_encoding
+        summary = convert_source(folder, out, name, *asked, *texts, dry_run)
+        advice = f"\ntrain with --file_list {out / name}.filelist.list"
+        tell = _describe_plan if dry_run else lambda manifest: describe(manifest) + advice
+        print_report(summary, tell, json)
 
 
 convert.aliases = {"--normalize": "--normalise"}
@@ -108,8 +105,10 @@ def convert_source(
     layout: str = DEFAULT_LAYOUT,
     blocked: BlockList = NOTHING,
     caption_encoding: str = GUESSED_ENCODING,
+    dry_run: bool = False,
 ) -> dict:
-    """Convert what the path `source` holds into the folder `out` and return the manifest.
+    """Convert what the path `source` holds into the folder `out` and return the manifest; in a `dry_run` nothing is
+    written, and {rows_in, parts, parts_finished} is returned.
 
     A folder takes the conversion of one source, by one name, rows_per_part, treatment and layout; with `redo`, of
     others too. Raises ConfigError, OutputError, and DataError where more than half of the rows cannot be used.
@@ -121,6 +120,10 @@ def convert_source(
     tasks = _make_tasks(
         source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout, blocked, caption_encoding
     )
+    if dry_run:
+        is_finished = [find_finished(one.record_path, one.key(), partial(is_whole, one)) is not None for one in tasks]
+        rows = sum(task.span.rows for task in tasks)
+        return {"rows_in": rows, "parts": len(tasks), "parts_finished": sum(is_finished)}
     earlier = (job.plan or settings).get("name", name)
 
     def clear() -> None:
@@ -155,44 +158,9 @@ def check_conversion(
     """Find what `convert`, whose arguments these are, would refuse before it looks at the source. Raises PpldmError."""
     options.pop("master", None)
     treatment = Treatment(**options)
-    asked = (
-        name,
-        rows_per_part,
-        treatment,
-        num_workers,
-        pack_folders,
-        layout,
-        read_block_list(block_list),
-        caption_encoding,
-    )
-    job, settings, _ = _prepare(Path(folder), Path(out), *asked)
+    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout
+    job, settings, _ = _prepare(Path(folder), Path(out), *asked, read_block_list(block_list), caption_encoding)
     job.check(settings, redo)
-
-
-def plan_conversion(
-    source,
-    out,
-    rows_per_part: int = 1000,
-    treatment: Treatment = _UNTOUCHED,
-    num_workers: int = 0,
-    pack_folders: bool = False,
-    name: str = "custom",
-    redo: bool = False,
-    master: str | None = None,
-    layout: str = DEFAULT_LAYOUT,
-    blocked: BlockList = NOTHING,
-    caption_encoding: str = GUESSED_ENCODING,
-) -> dict:
-    """How many rows and parts there are and how many parts are finished, without writing. Raises as the conversion."""
-    source, out = as_path(source), as_path(out)
-    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, blocked, caption_encoding
-    job, settings, num_workers = _prepare(source, out, *asked)
-    job.check(settings, redo)
-    tasks = _make_tasks(
-        source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout, blocked, caption_encoding
-    )
-    finished = sum(find_finished(task.record_path, task.key(), partial(is_whole, task)) is not None for task in tasks)
-    return {"rows_in": sum(task.span.rows for task in tasks), "parts": len(tasks), "parts_finished": finished}
 
 
 def _describe_plan(plan: dict) -> str:
@@ -216,14 +184,6 @@ def describe(manifest: dict) -> str:
         lines.append(f"  {count} pictures were made smaller or encoded anew, as the flags ask")
     remedy = "say which it is, as --caption-encoding latin-1 --redo"
     return "\n".join(lines + describe_other_text(manifest, remedy))
-
-
-def _check_encoding(name: str) -> None:
-    """Raises ConfigError for what is no encoding of text."""
-    try:
-        "a".encode(name)
-    except LookupError as error:
-        raise ConfigError(f"--caption-encoding {name} is not known ({error}); write one such as latin-1") from error
 
 
 def _prepare(
@@ -255,7 +215,11 @@ def _prepare(
     settings |= {"pack_folders": True} if pack_folders else {}
     settings |= {"layout": layout} if layout != DEFAULT_LAYOUT else {}
     settings |= blocked.settings | encoding_settings(caption_encoding)
-    _check_encoding(caption_encoding)
+    try:
+        "a".encode(caption_encoding)
+    except LookupError as error:
+        what = f"{caption_encoding} is not known ({error})"
+        raise ConfigError(f"--caption-encoding {what}; write one such as latin-1") from error
     if pack_folders and isinstance(source, AddressPath):
         raise ConfigError("--pack-folders packs folders of pictures, which are not read at an address; omit it")
     return JobFolder(out, ".convert", "conversion", "parts"), settings, check_workers(num_workers)
@@ -277,12 +241,8 @@ def _make_tasks(
     spans = {}
     on_spark = isinstance(source, AddressPath)  # which has a bar of its own
     with progress(total=len(units), desc="counting rows", unit="unit", delay=3, disable=on_spark) as bar:
-        if on_spark:
-            counted = count_on_spark(units, rows_per_part, master)
-        else:
-            counted = map_unordered(
-                partial(_spans_of, rows=rows_per_part, caption_encoding=caption_encoding), units, num_workers
-            )
+        count = partial(_spans_of, rows=rows_per_part, caption_encoding=caption_encoding)
+        counted = count_on_spark(units, rows_per_part, master) if on_spark else map_unordered(count, units, num_workers)
         for unit, found in counted:
             spans[unit] = found
             bar.update()
@@ -306,7 +266,9 @@ def _make_tasks(
 def _name_source(unit: Unit, source) -> str:
     if isinstance(unit.path, AddressPath):
         return str(unit.path)[len(str(source)) + 1 :] or "."
-    return PACKED if isinstance(unit, PackedUnit) else os.path.relpath(unit.path, source)
+    if isinstance(unit, PackedUnit):
+        return PACKED
+    return os.path.relpath(unit.path, source) if unit.path.is_relative_to(source) else "."  # a table of the cache
 
 
 def _spans_of(unit: Unit, rows: int, caption_encoding: str) -> list[Span]:

@@ -9,6 +9,7 @@ from ...data.formats.csv_table import IMAGEFOLDER_TABLES
 from ...data.formats.folder_names import entries_of, split_name
 from ...data.formats.mds.packed import unpacked_name
 from ...data.formats.sample_files import IMAGE_SUFFIXES, PICTURE_SUFFIXES
+from ...data.text.survey import has_captions_beside, write_table
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path
 from ...utils.log import get_logger
@@ -34,7 +35,8 @@ def find_units(path, has_control: bool = False) -> list[Unit]:
     A file: a tar, a parquet file, a shard of MDS, a CSV file, JSON lines. A folder: with metadata.jsonl or
     metadata.csv, the table of a Hugging Face imagefolder; else its pictures, one unit, or its tars (img2dataset writes
     parquet files beside them), and what each of its folders holds; where none of this is there, files of the other
-    kinds. Raises ConfigError, and DataError where nothing of this kind is there.
+    kinds. Where it holds pictures alone, without captions in files beside them: the table that `write_table` makes of
+    another table, or of the pictures' names. Raises ConfigError, and DataError where nothing of this kind is there.
 
     At an address, tars and parquet files are found by the same rule, and what else a folder is made of is refused.
     """
@@ -43,7 +45,16 @@ def find_units(path, has_control: bool = False) -> list[Unit]:
         if _suffix(path.name) not in _FILE_KINDS:
             raise ConfigError(f"{path} is not a known source; name a folder, or a file {', '.join(_FILE_KINDS)}")
         return [_unit_of_file(path, has_control)]
-    units = list(_units_of_folder(path)) if isinstance(path, Path) else _units_at(path)
+    passed: list[tuple[Path, list[str]]] = []
+    units = list(_units_of_folder(path, passed)) if isinstance(path, Path) else _units_at(path)
+    folders = [unit.path for unit in units if isinstance(unit, FolderUnit)]
+    if not has_control and len(units) == len(folders) > 0 and not has_captions_beside(folders):
+        return [CsvUnit(write_table(path))]
+    for folder, names in passed:
+        get_logger().warning(
+            "%s: %d files such as %s are not read beside pictures, tars or folders; name them to read them",
+            folder, len(names), names[0],
+        )  # fmt: skip
     units = [replace(unit, has_control=has_control) for unit in units]
     if not units:
         raise DataError(
@@ -53,7 +64,8 @@ def find_units(path, has_control: bool = False) -> list[Unit]:
     return units
 
 
-def _units_of_folder(folder: Path) -> Iterator[Unit]:
+def _units_of_folder(folder: Path, passed: list[tuple[Path, list[str]]]) -> Iterator[Unit]:
+    """passed: is added the folders with files that are not read, and their names."""
     files, folders, has_images = [], [], False
     try:
         for name, is_folder in entries_of(folder):
@@ -73,15 +85,12 @@ def _units_of_folder(folder: Path) -> Iterator[Unit]:
         return
     tars = [name for name in files if _suffix(name) == ".tar"]
     own: list[Unit] = [FolderUnit(folder)] if has_images else [_unit_of_file(folder / name) for name in tars]
-    own += [unit for name in folders for unit in _units_of_folder(folder / name)]
+    own += [unit for name in folders for unit in _units_of_folder(folder / name, passed)]
     yield from own or (_unit_of_file(folder / name) for name in files)
     read = [] if has_images else tars
     described = {split_name(name)[0] for name in read} | set(folders)  # by a table of the same name
-    if own and (passed := [name for name in files if name not in read and split_name(name)[0] not in described]):
-        get_logger().warning(
-            "%s: %d files such as %s are not read beside pictures, tars or folders; name them to read them",
-            folder, len(passed), passed[0],
-        )  # fmt: skip
+    if own and (unread := [name for name in files if name not in read and split_name(name)[0] not in described]):
+        passed.append((folder, unread))
 
 
 def _units_at(path: AddressPath) -> list[Unit]:

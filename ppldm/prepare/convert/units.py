@@ -30,8 +30,8 @@ from ...data.formats.folder_names import split_name
 from ...data.formats.layouts import CONTROL_COLUMNS
 from ...data.formats.mds.packed import is_packed, open_samples
 from ...data.formats.mds.shard import MdsLayout
-from ...data.formats.parquet.table import open_table, split_record
-from ...data.formats.parquet.table import read_records as read_parquet_records
+from ...data.formats.parquet_table import open_table, split_record
+from ...data.formats.parquet_table import read_records as read_parquet_records
 from ...data.formats.row import Row
 from ...data.formats.sample_files import ALL_SUFFIXES, assemble_row, decode_meta
 from ...data.formats.tar import read_samples, scan_samples
@@ -144,7 +144,7 @@ class TarUnit:
 
 @dataclass(frozen=True)
 class ParquetUnit:
-    """A table with the bytes of a picture and a caption in each row, as `parquet.table` names columns."""
+    """A table with the bytes of a picture and a caption in each row, as `parquet_table` names columns."""
 
     path: Path
     has_control: bool = False

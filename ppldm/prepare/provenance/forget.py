@@ -44,6 +44,7 @@ from .forgotten import (
 
 _JOURNAL = ".forget.json"
 _SHOWN = 100  # entries that were not there, in the text
+_Many = Annotated[str, {"opt": True, "nargs": "+"}]
 
 
 def forget(
@@ -53,8 +54,8 @@ def forget(
     key: str = None,  # text file of keys, one a line; part_1/000010002 where several parts have a row 000010002
     entries: str = None,  # text file of JSON lines, {"url": "..."}, {"domain": "..."} or {"key": "..."}, for any text
     block_list: BlockLists = None,  # files of URLs and sha256:HEX, one a line
-    runs: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # --output_dir of runs: which checkpoints have seen them
-    latents_dir: Annotated[str, {"opt": True, "nargs": "+"}] = None,  # folders with latents that lie not beside parts
+    runs: _Many = None,  # runs, or folders that hold some: which of their checkpoints have seen the rows
+    latents_dir: _Many = None,  # folders with latents that lie not beside parts
     num_workers: int = 0,  # processes; 0 means one per core
     dry_run: bool = False,  # say which rows are there and change nothing
     json: bool = False,  # print the report as JSON
@@ -89,6 +90,10 @@ def forget_rows(
     """
     manifest = read_manifest(data)
     cached = ForgetCached(data, latents_dirs, dry_run)
+    if runs:
+        from ...training.past import runs_with_checkpoints
+
+        runs = runs_with_checkpoints(runs)
     if dry_run:
         found = _find(data, manifest, wanted, num_workers)
         cached.sweep(manifest, _list_taken(data, found), _name_pictures(wanted, found))

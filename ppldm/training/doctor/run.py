@@ -118,7 +118,7 @@ def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
     memory, anonymous = estimate(recipe, given.num_devices), anonymous_memory_bytes()
     facts["memory"] = memory.by_purpose
     facts["checkpoint_bytes"], facts["bytes_on_disk"] = memory.on_disk.get("checkpoint"), memory.on_disk
-    facts["operations_an_update"] = memory.operations * recipe.training.gradient_accumulation_steps
+    facts["operations_an_update"] = memory.operations * recipe.training.accumulation_for(given.num_devices)
     facts["loader_bytes"] = loader_bytes(memory, recipe.training.dataloader_num_workers, anonymous)
     yield from _look_at_loaders(recipe.training.dataloader_num_workers, given.devices_here, memory, anonymous, facts)
     there = usable_memory_bytes()
@@ -244,7 +244,7 @@ def _time(recipe: Recipe, given, facts: dict) -> tuple:
     from .forecast import matrix_speed
     from .timed import time_updates
 
-    operations = facts.get("operations_an_update", 0) // recipe.training.gradient_accumulation_steps
+    operations = facts.get("operations_an_update", 0) // recipe.training.accumulation_for(given.num_devices)
     needed = sum(facts.get("memory", {}).values())
     try:
         with network_forbidden():

@@ -33,10 +33,11 @@ async function ask(path, body, method) {
   try { words = (await answer.json()).error; } catch {}
   throw new Error(words);
 }
+let inLanguage = words => words; // what ppldm says, in the language of a page that has one
 function say(error) {
   field("error").className = error ? "bad" : "";
-  field("error").textContent = !error ? "" : error instanceof TypeError
-    ? "ppldm does not answer; is it still running?" : error.message;
+  field("error").textContent = !error ? "" : inLanguage(error instanceof TypeError
+    ? "ppldm does not answer; is it still running?" : error.message);
 }
 const trying = action => async (...words) => {
   try { await action(...words); return true; } catch (error) { say(error); return false; }

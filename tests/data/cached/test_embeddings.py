@@ -111,7 +111,7 @@ def test_embeddings_of_something_else_are_refused_by_the_field(sources, make_dat
     other = (CaptionRule(), replace(RULE, **change)) if isinstance(change, dict) else (change, RULE)
     for source in sources:
         write_embeddings(source, *other)
-    with pytest.raises(PartError, match=rf"{name} was .* and is .*ppldm precompute FILELIST --text_encoder DIR"):
+    with pytest.raises(PartError, match=rf"{name} was .* and is .*ppldm precompute FILELIST --text-encoder DIR"):
         make_dataset(sources, embeddings=RULE)
 
 
@@ -131,7 +131,7 @@ def test_other_content_of_a_part_is_refused(sources, make_dataset, make_rows, tm
 
 
 def test_what_is_missing_damaged_or_of_another_width_is_named(sources, make_dataset, tmp_path):
-    with pytest.raises(PartError, match="has no cached text embeddings in .*--model_max_length 8"):
+    with pytest.raises(PartError, match="has no cached text embeddings in .*--model-max-length 8"):
         make_dataset(sources, embeddings=RULE)
     for source in sources:
         write_embeddings(source, CaptionRule())

@@ -15,8 +15,8 @@ from PIL import Image
 
 from ppldm.data.filelist import Source
 from ppldm.data.formats import open as container
+from ppldm.data.formats import part as part_lines
 from ppldm.data.formats import part as part_module
-from ppldm.data.formats import part_lines
 from ppldm.data.formats.index import cache as stored_module
 from ppldm.data.formats.index.entries import GZIP_MEMBERS, PLAIN_LINES, read_index, read_summary
 from ppldm.data.formats.part import Part, index_path, write_part

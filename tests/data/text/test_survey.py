@@ -33,7 +33,7 @@ def found(folder) -> tuple[str, dict[str, str]]:
     return seen.way, {str(path.relative_to(folder))[:-4]: caption for path, caption in seen.captions.items()}
 
 
-@pytest.mark.parametrize("mark", ["pictures.jsonl", "run.json"])
+@pytest.mark.parametrize("mark", ["pictures.jsonl", "run.json", ".done/plan.json"])
 @pytest.mark.parametrize("place", ["drawn", "b/deep/drawn"])
 def test_what_ppldm_has_drawn_below_is_left_out(folder, mark, place):
     before = survey(folder)
@@ -42,6 +42,7 @@ def test_what_ppldm_has_drawn_below_is_left_out(folder, mark, place):
     for path in (inner / "000-00.png", inner.parent / "a_grid.png"):
         Image.new("RGB", (64, 64)).save(path)
     assert len(survey(folder).files) == len(before.files) + 2
+    (inner.parent / mark).parent.mkdir(exist_ok=True)
     (inner.parent / mark).touch()
     assert survey(folder) == before
     assert len(list_pictures(folder)) == len(before.captions) + len(before.without) + 2  # others leave nothing out

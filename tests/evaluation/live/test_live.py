@@ -1,5 +1,6 @@
 """`ppldm watch`: what a page shows of runs is what their files hold, also while they grow; who may steer, and how."""
 
+import inspect
 import io
 import json
 import re
@@ -18,14 +19,17 @@ from served import served
 
 from ppldm.cli.main import run as run_command
 from ppldm.evaluation.live import follow as module
+from ppldm.evaluation.live import watch as watch_module
 from ppldm.evaluation.live.follow import Follower, parse_lines
 from ppldm.evaluation.live.watch import make_page
 from ppldm.training.monitor.control import MOST_PROMPTS, current_prompts
 from ppldm.training.monitor.metrics import drop_after, thin
+from ppldm.utils.errors import ConfigError
 from ppldm.utils.files import is_held, write_json
 from ppldm.utils.grid import cells_as_text, prompt_grid
 from ppldm.utils.pictures import save_png
 from ppldm.utils.processes.world import World
+from ppldm.utils.web import server
 
 HOSTILE = "</textarea><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 TOKEN = "the-token"
@@ -370,11 +374,10 @@ def test_nothing_is_asked_of_a_run_that_is_not_there(run):
         (["RUN", "--host", "203.0.113.7"], "cannot listen at 203.0.113.7:"),
     ],
 )
-def test_what_cannot_be_watched_is_one_line(run, tmp_path, words, line, capsys):
+def test_what_cannot_be_watched_is_one_line(run, words, line):
     words = [{"FOLDER": str(run / "samples"), "RUN": str(run)}.get(word, word) for word in words]
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(ConfigError, match=re.escape(line)):
         run_command(["watch", *words])
-    assert caught.value.code and line in capsys.readouterr().err
 
 
 def shows(selector, words):
@@ -382,14 +385,34 @@ def shows(selector, words):
     return f"return document.querySelector({json.dumps(selector)})?.textContent.includes({json.dumps(words)})"
 
 
+def table_of(page: str, name: str) -> str:
+    """A table of the page, English and Chinese, as it stands there."""
+    start = page.index(f"const {name} = {{")
+    return page[start : page.index("\n};", start)]
+
+
+def test_what_the_server_answers_is_there_in_chinese():
+    page = Path(module.__file__).with_name("page.html").read_text("utf-8")
+    answers = dict(re.findall(r'"([^"]+)": "([^"]+)"', table_of(page, "ANSWERS")))
+    texts = [text for one in (module, watch_module)
+             for text in re.findall(r'ConfigError\(f?"(.+?)"\)', inspect.getsource(one))]  # fmt: skip
+    texts += re.findall(r'"(the token[^"]+|the request is larger[^"]+)"', inspect.getsource(server))
+    texts += re.findall(r'"(ppldm does not[^"]+)"', Path(server.__file__).with_name("client.js").read_text("utf-8"))
+    said = {re.sub(r"{[^}]*}", "{}", text) for text in texts} | {*watch_module._SENTENCES.values()}
+    said -= {"send an object", "there is no order {}; known: {}"}  # which the page never causes
+    assert answers.keys() == said
+    for english, chinese in answers.items():
+        assert english.count("{}") == chinese.count("{}")
+
+
 def test_all_words_of_the_page_are_there_in_chinese_and_none_besides():
     page = Path(module.__file__).with_name("page.html").read_text("utf-8")
-    table = page[page.index("const CHINESE = {") : page.index("\n};")]
+    table = table_of(page, "CHINESE")
     known = set(re.findall(r'"([^"]+)": "', table))
     body = page[page.index("<body>") : page.index("<script")]
     static = {text.strip() for text in re.findall(r">([^<>]+)<", body)} - {"", "ppldm watch", "English", "中文"}
     static |= set(re.findall(r'aria-label="(.+?)"', body)) - {"Language"}
-    rest = page.replace(table, "")
+    rest = page.replace(table, "").replace(table_of(page, "ANSWERS"), "")
     dynamic = set(re.findall(r'said\("([^"]+)"', rest)) | set(re.findall(r'(?:fact|button)\("([^"]+)"', rest))
     dynamic |= set(re.findall(r'const ALL = "([^"]+)"', rest))
     dynamic |= {"training", "finished", "stopped", "unknown"}  # of Follower.state
@@ -483,4 +506,8 @@ def test_in_a_real_browser(run, tmp_path, width):
         page.click(".buttons button:nth-child(1)")
         page.wait_for(shows("#error", "the token is missing or wrong"))
         assert not (run / "control/sample_now").exists()
+        page.run('localStorage.setItem("language", "zh")')
+        page.open(url)
+        page.click(".buttons button:nth-child(1)")
+        page.wait_for(shows("#error", "令牌缺少或不对"))
     assert Image.open(tmp_path / f"{width}.png").width == width

@@ -36,11 +36,11 @@ def contents(folder) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--text-dtype", "int8"], "--text_dtype int8 is not one of float16, bfloat16, float32"),
+        (["--text-dtype", "int8"], "--text-dtype int8 is not one of float16, bfloat16, float32"),
         (["--model-max-length", "2"], "captions of 2 tokens have no room"),
         (["--model-max-length", "90"], "knows 520 words and 77 positions"),
         (["--captions", "caption"], "--captions"),
-        (["--caption-choice", "last"], "--caption_choice"),
+        (["--caption-choice", "last"], "--caption-choice"),
         (["--tokenizer", "nowhere"], "no tokenizer nowhere"),
     ],
 )
@@ -51,7 +51,7 @@ def test_flags_that_cannot_work_are_refused_in_one_line(tiny, clip, tmp_path, fl
 
 
 def test_one_of_both_is_asked_for(tiny):
-    with pytest.raises(ConfigError, match="nothing to compute; name --vae for latents, --text_encoder for"):
+    with pytest.raises(ConfigError, match="nothing to compute; name --vae for latents, --text-encoder for"):
         run(["precompute", tiny.file_list])
 
 

@@ -14,9 +14,8 @@ from sampling import ALL
 
 import ppldm
 from ppldm.inference.pictures.draw import SETTINGS_CHUNK
-from ppldm.inference.serving.api import make_api
+from ppldm.inference.serving.api import make_api, make_document
 from ppldm.inference.serving.jobs import Pictures, Queue
-from ppldm.inference.serving.openapi import make_document
 from ppldm.inference.serving.parameters import Limits, make_parameters
 from ppldm.utils.pictures import as_png
 
@@ -218,7 +217,7 @@ def test_many_at_once_keep_their_order(painter, queue, models):
 
 def test_a_full_queue_says_when_to_come_back(painter):
     held = threading.Event()
-    queue = Queue(lambda job, tell: [held.wait(30) and b""], Pictures(), most_waiting=1)
+    queue = Queue(lambda job, tell: [held.wait() and b""], Pictures(), most_waiting=1)
     client = make_api(painter, queue).test_client()
     answers = [client.post("/v1/pictures", json={"prompt": "x"}) for _ in range(4)]
     assert {answer.status_code for answer in answers} <= {202, 429} and answers[-1].status_code == 429

@@ -35,12 +35,12 @@ BAD = [
     (["--model"], "--model"),
     (["--model", "a", "a"], "names a twice"),
     (["--model", ""], "--model"),
-    *((["--model", "m", f"--max_{name}", value], f"--max_{name} {value} must be above 0")
+    *((["--model", "m", f"--max_{name}", value], f"--max-{name.replace('_', '-')} {value} must be above 0")
       for name in LIMITS for value in ("0", "-1")),
     *((["--model", "m", f"--max-{name.replace('_', '-')}", value], "invalid int value")
       for name in LIMITS for value in ("x", "1.5", "")),
     *((["--model", "m", "--port", value], "--port") for value in ("-1", "65536", "99999999999", "x", "80.5", "")),
-    *((["--model", "m", "--token_file", value], "--token_file")
+    *((["--model", "m", "--token_file", value], "--token-file")
       for value in ("/nowhere", "/", "EMPTY", "SHORT", "BAD")),
     *((["--model", "m", f"--{name}"], "expected") for name in ("host", "port", "out", "lora", "device", "tokenizer")),
     *((["--model", "m", "--lora", value], "lora") for value in ("/nowhere", "x:y", ":1", "")),
@@ -62,7 +62,7 @@ def test_each_bad_call_is_refused_in_a_sentence(command, words, said, tmp_path, 
         run([command, *words])
     status = getattr(found.value, "code", None) or found.value.exit_status
     shown = capsys.readouterr().err + str(found.value)
-    assert status and said in shown.replace("max-", "max_" if said.startswith("--max_") else "max-")
+    assert status and said in shown
     assert "Traceback" not in shown
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ppldm.data.formats.layouts import LAYOUTS
-from ppldm.data.formats.parquet.table import ParquetTable
+from ppldm.data.formats.parquet_table import ParquetTable
 from ppldm.data.formats.part import Part
 from ppldm.inspect.stats import stats
 from ppldm.inspect.verify import verify

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from ppldm.data.formats.part import Part
-from ppldm.prepare.convert.convert import convert_source, plan_conversion
+from ppldm.prepare.convert.convert import convert_source
 from ppldm.prepare.convert.packed import PackedUnit, pack
 from ppldm.prepare.convert.units import FolderUnit, Span
 from ppldm.prepare.provenance.forget import forget_rows
@@ -42,13 +42,14 @@ def captions(out, manifest) -> list[list[str]]:
 @pytest.mark.parametrize("rows_per_part", [1, 2, 4, 5, 23, 100])
 def test_parts_are_full_and_keep_the_order(source, tmp_path, rows_per_part):
     plain = convert_source(source, tmp_path / "plain", rows_per_part=rows_per_part, num_workers=1)
-    packed = convert_source(source, tmp_path / "packed", rows_per_part=rows_per_part, num_workers=1, pack_folders=True)
+    asked = {"rows_per_part": rows_per_part, "num_workers": 1, "pack_folders": True}
+    packed = convert_source(source, tmp_path / "packed", **asked)
     rows = sum(captions(tmp_path / "plain", plain), [])
     assert len(rows) == sum(SIZES.values())
     assert captions(tmp_path / "packed", packed) == [
         rows[start : start + rows_per_part] for start in range(0, len(rows), rows_per_part)
     ]
-    plan = plan_conversion(source, tmp_path / "packed", rows_per_part, num_workers=1, pack_folders=True)
+    plan = convert_source(source, tmp_path / "packed", **asked, dry_run=True)
     assert plan["parts"] == plan["parts_finished"] == -(-len(rows) // rows_per_part)
 
 

@@ -18,6 +18,7 @@ import pytest
 from forking import forking, kill_group_when
 from PIL import Image
 
+from ppldm.data.filelist import read_sources
 from ppldm.data.formats.part import Part
 from ppldm.data.formats.row import Row
 from ppldm.data.images.decode import decode_pixels
@@ -207,6 +208,36 @@ def test_the_same_rows_come_out_of_every_kind_of_source(tmp_path, kind):
     assert run(source, out) == manifest
     assert {path: path.stat().st_ino for path in (out / "parts").iterdir()} == before
     assert {path.name for path in source.rglob("*.idx")} == set() if source.is_dir() else True
+
+
+@pytest.mark.parametrize("way", ["table", "names"])
+def test_captions_in_a_table_or_in_names_are_taken_as_training_takes_them(tmp_path, monkeypatch, caplog, way):
+    monkeypatch.setenv("PPLDM_CACHE_DIR", str(tmp_path / "cache"))
+    folder, out = tmp_path / "in", tmp_path / "in/out"
+    names = "a_red_car_1", "below/blue_house_2", "below/IMG_3", "drawn/a_green_tree"
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.jpg").write_bytes(picture(number))
+    (folder / "drawn/pictures.jsonl").write_text("{}\n")  # a drawing of ppldm's
+    if way == "table":
+        (folder / "list.tsv").write_text("".join(f"{name}.jpg\tcaption of {name}\n" for name in names))
+    captions = [f"caption of {name}" for name in names[:3]] if way == "table" else ["a red car", "blue house", "below"]
+    assert convert_source(folder, out, num_workers=1, dry_run=True)["rows_in"] == 3 and not out.exists()
+    manifest = run(folder, out, rows_per_part=2)
+    assert sorted((row.caption, row.image) for row in read_all(out, manifest)) == sorted(
+        zip(captions, map(picture, range(3)), strict=True)
+    )
+    assert [unit.path for unit in find_units(folder)] == [part for one in read_sources(folder) for part in one.parts]
+    assert {part["source"] for part in manifest["parts"]} == {"."} and "not read beside" not in caplog.text
+    before = {path: path.stat().st_ino for path in (out / "parts").iterdir()}
+    assert run(folder, out, rows_per_part=2) == manifest
+    assert {path: path.stat().st_ino for path in (out / "parts").iterdir()} == before
+    if way == "table":
+        (folder / "list.tsv").write_text((folder / "list.tsv").read_text().replace("of a_red", "of no"))
+    else:
+        (folder / "a_red_car_1.jpg").rename(folder / "a_car.jpg")
+    changed = {row.caption for row in read_all(out, run(folder, out, rows_per_part=2))}
+    assert changed == {"caption of no_car_1" if way == "table" else "a car", *captions[1:]}
 
 
 @pytest.mark.parametrize("kind", WRITERS)

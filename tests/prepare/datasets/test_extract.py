@@ -9,7 +9,7 @@ from dataset_files import lines_of, parquet_of, pictures, tar_of, zip_of
 from ppldm.data.formats.mds.shard import MdsLayout
 from ppldm.prepare.convert.source import find_units
 from ppldm.prepare.datasets.captions import make_captions
-from ppldm.prepare.datasets.extract import extract
+from ppldm.prepare.datasets.file_tasks import extract
 from ppldm.utils.errors import DataError
 
 IMAGES = pictures(0, 3)

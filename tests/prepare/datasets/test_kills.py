@@ -11,7 +11,7 @@ from forking import forking, kill, stop_when
 _IMPORTS = """
 from pathlib import Path
 from dataclasses import replace
-import ppldm.prepare.convert.convert, ppldm.prepare.datasets.extract, duckdb, requests, huggingface_hub
+import ppldm.prepare.convert.convert, ppldm.prepare.datasets.file_tasks, duckdb, requests, huggingface_hub
 from ppldm.prepare.datasets import fetch, get
 from ppldm.prepare.datasets.entry import find_entry
 

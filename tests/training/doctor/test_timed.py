@@ -48,6 +48,15 @@ def test_the_forecast_is_made_of_them(tiny, tmp_path, clock, capsys):
     )
 
 
+def test_the_operations_of_an_update_are_those_of_all_its_batches(tiny, tmp_path, capsys):
+    found = []
+    for said in ({"gradient_accumulation_steps": 3}, {"global_batch_size": 6}):
+        flags = tiny.flags(tmp_path / "out", **{"gradient_accumulation_steps": 1} | said, per_device_train_batch_size=2)
+        doctor(["--json", "--no_timing", *flags])
+        found.append(json.loads(capsys.readouterr().out)["operations_an_update"])
+    assert found[0] == found[1] > 0
+
+
 @pytest.mark.parametrize(
     "free, speed, batch, side, share",
     [(1 << 40, 1e12, 4, 64, 1), (1 << 40, 1e4, 1, 64, 4), (30_000, 1e12, 2, 64, 2), (1 << 40, 2.1e3, 1, 32, 16),

@@ -89,14 +89,6 @@ def open_index(path: Path, spec: IndexSpec, read: Callable, build: Callable):
         return find_stored(path, spec, read) or find_older(path, spec, read) or build()
 
 
-def find_companion(path: Path, spec: IndexSpec, read: Callable):
-    """What `read` finds in a file beside the index that holds the checksum of its part, of any age; else None."""
-    for _, file, part_bytes, _ in _candidates(path, spec):
-        if (result := read(file, part_bytes, spec.kinds)) is not None:
-            return file, result
-    return None
-
-
 def _lock_target(path: Path, spec: IndexSpec) -> Path:
     """The index that is built where nobody holds it: beside its file, or in the cache folder."""
     if not spec.copy_suffix and os.access(path.parent, os.W_OK):

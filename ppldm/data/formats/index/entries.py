@@ -16,8 +16,9 @@ from ....utils.files import atomic_write
 from ....utils.log import get_logger
 
 GZIP_MEMBERS, PLAIN_LINES, TAR_SAMPLES, CSV_RECORDS, FILE_NAMES = range(5)
-# 5 were copies of the rows of parquet files, 7 such rows without their lists.
-PACKED_LINES, MDS_SAMPLES, PARQUET_ROWS = 6, 8, 9
+# 6 and 10: lines of a copy (`formats.native`); lines of another form take another number. 5, 7 and 9 were rows of
+# parquet files that were read in other ways.
+PACKED_LINES, MDS_SAMPLES, PARQUET_LINES = 6, 8, 10
 
 _MAGIC, _VERSION = b"PPLDMIDX", 1
 # magic, version, kind, rows, part's bytes, part's CRC-32, CRC-32 of the arrays, 1 + smallest side or 0 where it is not

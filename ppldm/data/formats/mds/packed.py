@@ -1,30 +1,24 @@
 """Shards that MosaicML's writer compressed, `shard.00000.mds.zstd`: a shard as one frame, with no way into its middle.
 
-    open_stream(path)     a shard from its beginning, unpacked on the way, whether it is compressed or not
-    open_samples(path)    a file to read at random: the shard itself, or its copy, unpacked, in the cache folder
-
-The order of training reads some hundred rows of a shard and comes back an epoch later, so that unpacking a shard once
-and reading those rows costs little; in memory there is no room for as many shards as a window of the order has. All
-processes of a machine share a copy. Copies take at most `LIMIT_BYTES`, and half of what the disk has for them; those
-used last stay. One that is removed while it is open is still read: its space is free when it is closed.
+open_stream(path)     a shard from its beginning, unpacked on the way, whether it is compressed or not
+open_samples(path)    a file to read at random: the shard itself, or its copy (`formats.native`), unpacked
 """
 
 import os
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
-from ....utils.errors import OutputError, PartError
-from ....utils.files import atomic_write, cache_dir, count_free_bytes, make_output_dir
-from ....utils.log import get_logger
-from ..index.cache import IndexSpec, stat_part
-from ..index.lock import build_lock
+from ....utils.checksums import measure_file
+from ....utils.errors import PartError
+from ..native import Copy
 
-LIMIT_BYTES = 32 << 30
 # The suffixes that MosaicML's writer gives, and what pyarrow calls their formats.
 _CODECS = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli", ".bz2": "bz2", ".snappy": "snappy"}
-_COPIES = IndexSpec((), copy_suffix=".unpacked")
+_COPY = ".unpacked"
 _BLOCK_BYTES = 1 << 20
 _MAX_BYTES = 1 << 32  # of a shard, whose offsets are u32
-_ATTEMPTS = 3
 
 
 def unpacked_name(name: str) -> str:
@@ -88,52 +82,23 @@ def open_stream(path: Path):
     return _Unpacked(path) if is_packed(path) else open(path, "rb")
 
 
-def open_samples(path: Path):
+def open_samples(path: Path) -> BinaryIO:
     """A shard, or its unpacked copy, as a binary file that is not buffered. Raises PartError, OutputError."""
     if not is_packed(path):
         return open(path, "rb", buffering=0)
-    copy = _COPIES.copy_path(path, stat_part(path, _COPIES))
-    for _ in range(_ATTEMPTS):
-        try:
-            file = open(copy, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
-            os.utime(copy)
-            return file
-        except FileNotFoundError:  # not there yet, or just removed in favour of others
-            _make_copy(path, copy)
-    raise OutputError(f"{copy} is removed as soon as it is made; set PPLDM_CACHE_DIR to a disk with more room")
+    return copy_of(path, measure_file(path)).open()
 
 
-def _make_copy(path: Path, copy: Path) -> None:
-    make_output_dir(copy.parent)
-    with build_lock(copy):
-        if copy.exists():
-            return
-        get_logger().info("unpacking %s into %s", path, copy.parent)
-        try:
-            with open_stream(path) as packed, atomic_write(copy) as file:
-                while block := packed.read(_BLOCK_BYTES):
-                    file.write(block)
-                    if file.tell() > _MAX_BYTES:
-                        raise PartError(f"{path} holds more than a shard can; get it again")
-        except OSError as error:
-            raise OutputError(
-                f"cannot write {copy} ({error.strerror or error}); free some space, set PPLDM_CACHE_DIR to another "
-                "folder, or run `ppldm repack` once"
-            ) from error
-    _remove_oldest(copy)
+def copy_of(path: Path, content: tuple[int, int]) -> Copy:
+    """The unpacked copy of a compressed shard with this content (bytes, CRC-32)."""
+    return Copy(path, content, _COPY, partial(_unpack, path))
 
 
-def _remove_oldest(newest: Path) -> None:
-    """Keep copies, and what killed processes left of them, within bounds; the newest stays in any case."""
-    found = []
-    for path in cache_dir().glob(f"*{_COPIES.copy_suffix}*"):
-        try:
-            status = path.stat()
-        except FileNotFoundError:  # another process removes them too
-            continue
-        found.append((status.st_mtime_ns, status.st_size, path))
-    left = min(LIMIT_BYTES, (sum(size for _, size, _ in found) + count_free_bytes(cache_dir())) // 2)
-    for _, size, path in sorted(found, reverse=True):
-        left -= size
-        if left < 0 and path != newest:
-            path.unlink(missing_ok=True)
+def _unpack(path: Path) -> Iterator[bytes]:
+    num_bytes = 0
+    with open_stream(path) as packed:
+        while block := packed.read(_BLOCK_BYTES):
+            num_bytes += len(block)
+            if num_bytes > _MAX_BYTES:
+                raise PartError(f"{path} holds more than a shard can; get it again")
+            yield block

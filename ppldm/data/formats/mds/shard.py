@@ -10,28 +10,29 @@ has `latents_256` and so on in place of the image: float16 [C, h, w], one sample
 scaling factor. Arrays, pickles and other columns of bytes are not looked at.
 """
 
+import hashlib
 import json
 import math
 import os
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from ....utils.checksums import hash_file
 from ....utils.errors import PartError, RowError
+from ....utils.files import read_json
 from ...images.decode import image_size
 from ..base import MAX_ROW_BYTES, IndexedRows, find_column, indexing, is_plain, store_rows
 from ..index.cache import IndexSpec, stat_part
 from ..index.entries import MDS_SAMPLES, Index
 from ..layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
-from ..open_file import unreadable
-from ..parquet.table import CAPTION_COLUMNS, IMAGE_COLUMNS
+from ..native import Copy
+from ..parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ..row import Row, decode_text
-from .index_json import check_stated
-from .packed import is_packed, open_samples, open_stream
+from .packed import copy_of, is_packed, open_stream
 
 _CAPTION_COLUMNS = (*CAPTION_COLUMNS, "caption_syn_pixart_llava15")
 _IMAGE_ENCODINGS = ("jpeg", "png", "bytes")  # the encoded file as it is
@@ -45,6 +46,7 @@ _NUMBERS = {"int": "<i8"} | {
 _TEXTS = ("str", "str_int", "str_float", "json", *_NUMBERS)  # what can be a caption or metadata
 # (offset, length) -> bytes, fewer at the end
 ReadBytes = Callable[[int, int], bytes]
+_STATED = "index.json"  # which says how many bytes each shard beside it has, and their hashes
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class MdsShard(IndexedRows):
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         stat_part(Path(path), self.spec)
-        self._layout, self._samples = MdsLayout(Path(path), layout == CONTROL_LAYOUT), None
+        self._layout = MdsLayout(Path(path), layout == CONTROL_LAYOUT)
         super().__init__(path, layout)
 
     @property
@@ -228,41 +230,23 @@ class MdsShard(IndexedRows):
                 raise RowError("not_finite", f"{where}: {name} is not finite")
         return found
 
-    def close(self) -> None:
-        if self._samples:
-            self._samples.close()
-        super().close()
-
     def _read_columns(self, row: int, names: list[str], where: str) -> dict[str, bytes]:
         """The bytes of columns of a row, read by themselves: those of a text encoder's output are large."""
 
         def read(offset: int, length: int) -> bytes:
-            return self._read(offset, length, where)
+            return self._read_stored(offset, length, where)
 
         start = int(self._index.offsets[row])
         places = self._layout.places(read, start, start + int(self._index.lengths[row]), where)
         return {name: read(*places[name]) for name in names}
 
-    def _read_bytes(self, row: int, where: str) -> bytes:
-        return self._read(int(self._index.offsets[row]), int(self._index.lengths[row]), where)
-
-    def _read(self, offset: int, length: int, where: str) -> bytes:
-        """Bytes of the shard as it is unpacked; its copy is opened with the first row."""
-        if not is_packed(self.path):
-            return self._file.read(offset, length, where)
-        self._file.read(0, 0, where)  # notices a change
-        try:
-            if self._samples is None:
-                self._samples = open_samples(self.path)
-                weakref.finalize(self, self._samples.close)
-            return os.pread(self._samples.fileno(), length, offset)
-        except OSError as error:
-            raise unreadable(where, error) from error
+    def _find_copy(self) -> Copy | None:
+        return copy_of(self.path, self.identity) if is_packed(self.path) else None
 
     def _build(self) -> tuple[Path, Index]:
         layout, table = self._layout, []
         with indexing(self.path, int(layout.starts[-1]), "B") as bar, open_stream(self.path) as file:
-            check_stated(self.path)
+            _check_stated(self.path)
             file.read(int(layout.starts[0]))
             for start, stop in zip(layout.starts[:-1].tolist(), layout.starts[1:].tolist(), strict=True):
                 if stop - start > MAX_ROW_BYTES:
@@ -300,3 +284,31 @@ def _decode(encoding: str, data: bytes, where: str):
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
+
+
+def _check_stated(path: Path) -> None:
+    """Compare a shard with what `index.json` says of it, as far as it does: its bytes, and those of its hashes that
+    Python knows. Raises PartError, OSError."""
+    stated, num_bytes = _find_stated(path.parent).get(path.name, {}), path.stat().st_size
+    if num_bytes != stated.get("bytes", num_bytes):
+        raise PartError(f"{path} has {num_bytes} bytes where {_STATED} says {stated['bytes']}; get it again")
+    for name, digest in stated.get("hashes", {}).items():
+        if name in hashlib.algorithms_guaranteed and hash_file(path, name) != digest:
+            raise PartError(f"{path} does not have the {name} that {_STATED} says; get it again")
+
+
+def _find_stated(folder: Path) -> dict[str, dict]:
+    try:
+        return _read_stated(folder / _STATED, (folder / _STATED).stat().st_mtime_ns)
+    except FileNotFoundError:
+        return {}
+
+
+@lru_cache(maxsize=4)
+def _read_stated(path: Path, changed: int) -> dict[str, dict]:
+    """{`bytes`, `hashes`} of each file by its name: all shards of a folder ask for them."""
+    try:
+        files = [shard.get(kind) or {} for shard in read_json(path)["shards"] for kind in ("raw_data", "zip_data")]
+        return {file["basename"]: {"bytes": file["bytes"], "hashes": dict(file["hashes"])} for file in files if file}
+    except (AttributeError, KeyError, TypeError, ValueError):  # of something else, or damaged
+        return {}

@@ -10,10 +10,9 @@ import pytest
 from formats import PACK, pack_mds, write_mds
 
 from ppldm.data.filelist import Source
-from ppldm.data.formats.mds import packed as packed_module
 from ppldm.data.formats.open import open_part, summarize
 from ppldm.data.formats.row import Row
-from ppldm.utils.errors import OutputError, PartError, RowError
+from ppldm.utils.errors import PartError, RowError
 
 SOURCE = Source(Path("x.filelist"), (), format="mds")
 COUNT = 9
@@ -28,7 +27,7 @@ def rows(make_image):
 def copies(tmp_path, monkeypatch):
     """Those that are in the cache folder, by name."""
     monkeypatch.setenv("PPLDM_CACHE_DIR", str(tmp_path / "cache"))
-    return lambda: sorted(path.name for path in (tmp_path / "cache").glob("*.unpacked"))
+    return lambda: sorted(path.name for path in (tmp_path / "cache").glob("copies/*.unpacked"))
 
 
 def write_packed(path, rows, suffix=".zstd") -> Path:
@@ -55,46 +54,8 @@ def test_every_compression_gives_the_rows_of_the_shard(tmp_path, rows, copies, s
 def test_the_index_is_enough_to_count(tmp_path, rows, copies):
     path = write_packed(tmp_path / "shard.00000.mds", rows)
     assert summarize(path, SOURCE).rows == COUNT  # makes index and columns
-    (tmp_path / "cache" / copies()[0]).unlink()
+    (tmp_path / "cache" / "copies" / copies()[0]).unlink()
     assert summarize(path, SOURCE).rows == COUNT and not copies()
-
-
-def test_one_copy_serves_all_and_is_made_again_where_it_is_gone(tmp_path, rows, copies):
-    path = write_packed(tmp_path / "shard.00000.mds", rows)
-    first, second = open_part(path, SOURCE), open_part(path, SOURCE)
-    assert first.read(1) == rows[1]
-    (copy,) = copies()
-    before = (tmp_path / "cache" / copy).stat().st_ino
-    assert second.read(2) == rows[2] and (tmp_path / "cache" / copy).stat().st_ino == before
-    (tmp_path / "cache" / copy).unlink()
-    assert first.read(3) == rows[3] and not copies()  # an open one is still read
-    assert open_part(path, SOURCE).read(4) == rows[4] and copies() == [copy]
-
-
-def test_copies_take_bounded_room_and_those_used_last_stay(tmp_path, rows, copies, monkeypatch):
-    paths = [write_packed(tmp_path / f"shard.{number:05}.mds", rows[number:]) for number in range(5)]
-
-    def use(number):
-        for name in copies():  # so that the order does not hang on the clock's ticks
-            age(tmp_path / "cache" / name)
-        assert open_part(paths[number], SOURCE).read(0) == rows[number]
-
-    def age(path):
-        os.utime(path, ns=(path.stat().st_mtime_ns - 10**10,) * 2)
-
-    use(0)
-    size = (tmp_path / "cache" / copies()[0]).stat().st_size
-    monkeypatch.setattr(packed_module, "LIMIT_BYTES", 3 * size)
-    left = tmp_path / "cache" / f".{copies()[0]}.abc.tmp"  # of a process that was killed
-    left.write_bytes(bytes(size))
-    os.utime(left, (0, 0))
-    for number in (1, 2, 0, 3):
-        use(number)
-    kept = [name[-len("shard.00000.mds.zstd.unpacked") :] for name in copies()]
-    assert sorted(kept) == [f"shard.{number:05}.mds.zstd.unpacked" for number in (0, 2, 3)] and not left.exists()
-    monkeypatch.setattr(packed_module, "LIMIT_BYTES", 1)
-    use(4)  # one that is larger than all may take
-    assert len(copies()) == 1
 
 
 def test_a_shard_that_was_replaced_is_not_read_from_the_old_copy(tmp_path, rows, copies):
@@ -138,18 +99,6 @@ def test_a_damaged_row_is_named_by_shard_and_row(tmp_path, rows, copies):
     with pytest.raises(RowError, match=r"s\.mds\.zstd row 2: damaged MDS data"):
         part.read(2)
     assert part.read(3) == rows[3]
-
-
-def test_a_full_disk_is_named(tmp_path, rows, copies, monkeypatch):
-    path = write_packed(tmp_path / "shard.00000.mds", rows)
-    part = open_part(path, SOURCE)
-
-    def fail(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(packed_module, "atomic_write", fail)
-    with pytest.raises(OutputError, match="cannot write .*unpacked.*PPLDM_CACHE_DIR"):
-        part.read(0)
 
 
 @pytest.mark.parametrize("suffix", ["", ".zstd"])

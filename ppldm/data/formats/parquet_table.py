@@ -1,0 +1,158 @@
+"""`format=parquet`: tables with the bytes of an image and a caption, as Hugging Face data sets and img2dataset write.
+
+Row groups have no way into their middle, so the rows are read from a copy of the file (`formats.native`): a line each,
+as a part has it. A row without image or caption stays a row, whose line has too few columns. In `layout=control` the
+first of CONTROL_COLUMNS that is there holds the second image, as the first column does.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pybase64
+
+from ...utils.checksums import measure_file
+from ...utils.errors import PartError, RowError
+from ..images.decode import image_size
+from .base import IndexedRows, find_column, indexing, is_plain, store_rows
+from .index.cache import IndexSpec
+from .index.entries import PARQUET_LINES, Index
+from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS
+from .native import Copy, making_copy
+from .row import Row, decode_row, decode_text_columns, encode_text_columns
+from .sample_files import CAPTION_KEYS
+
+IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_bytes")
+CAPTION_COLUMNS = CAPTION_KEYS
+_BATCH_ROWS = 64
+_NO_ROW = b"\t\n"
+# Captions and metadata are nearly always within this many bytes of a row's beginning.
+_HEAD_BYTES = 1 << 12
+
+
+class ParquetTable(IndexedRows):
+    """The rows of a parquet file: the first column of IMAGE_COLUMNS that is there holds the image, as bytes or as a
+    struct with `bytes`, the first of CAPTION_COLUMNS the caption; the others are metadata."""
+
+    spec = IndexSpec((PARQUET_LINES,))
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        where, length = self._where(row), int(self._index.lengths[row])
+        head = self._read_stored(int(self._index.offsets[row]), min(length, _HEAD_BYTES), where)
+        fields = decode_text_columns(head, where, LAYOUTS[DEFAULT_LAYOUT])
+        return super().read_fields(row) if fields is None else fields
+
+    def _decode(self, data: bytes, where: str) -> Row:
+        if not self._has_control or data == _NO_ROW:
+            return decode_row(data, where)
+        if data.count(b"\t") < LAYOUTS[CONTROL_LAYOUT].num_columns - 1:
+            raise RowError("no_control", f"{where} has no second image ({', '.join(CONTROL_COLUMNS)})")
+        return decode_row(data, where, LAYOUTS[CONTROL_LAYOUT])
+
+    def _find_copy(self) -> Copy:
+        return Copy(self.path, self.identity, self._kind, partial(_read_lines, self.path, self._has_control))
+
+    @property
+    def _kind(self) -> str:
+        return ".control.lines" if self._has_control else ".lines"
+
+    def _build(self) -> tuple[Path, Index]:
+        rows, offset, good = [], 0, 0
+        content = measure_file(self.path)
+        with making_copy(self.path, content, self._kind) as write, open_table(self.path, self._has_control) as opened:
+            table, *columns = opened
+            with indexing(self.path, table.metadata.num_rows, "row") as bar:
+                for batch in table.iter_batches(_BATCH_ROWS):
+                    for record in _records(batch):
+                        line, image = _make_line(record, *columns)
+                        write(line)
+                        good += image is not None
+                        rows.append((offset, len(line), *(image_size(image) if image else (0, 0))))
+                        offset += len(line)
+                    bar.update(batch.num_rows)
+            if not good:
+                raise PartError(
+                    f"none of the rows of {self.path} has both image bytes in {columns[0]!r} and a text in "
+                    f"{columns[1]!r}"
+                )
+        return store_rows(self.path, self.spec, rows, content)
+
+
+def _read_lines(path: Path, has_control: bool) -> Iterator[bytes]:
+    with open_table(path, has_control) as (table, *columns):
+        for batch in table.iter_batches(_BATCH_ROWS):
+            for record in _records(batch):
+                yield _make_line(record, *columns)[0]
+
+
+@contextmanager
+def open_table(path: Path, has_control: bool = False) -> Iterator[tuple]:
+    """(pyarrow ParquetFile, name of the image column, of the caption column, of that of second images or None). Raises
+    PartError, also in the block."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            columns = [find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS)]
+            yield table, *columns, find_column(names, CONTROL_COLUMNS, path) if has_control else None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise PartError(f"{path} is not a parquet file, or is damaged ({_one_line(error)}); get it again") from error
+
+
+def read_records(table, start: int, stop: int) -> Iterator[dict | None]:
+    """Rows [start, stop) of a pyarrow ParquetFile; None for one whose text is not UTF-8."""
+    groups, first, end = [], 0, 0
+    for group in range(table.metadata.num_row_groups):
+        begin, end = end, end + table.metadata.row_group(group).num_rows
+        if begin < stop and end > start:
+            first = begin if not groups else first
+            groups.append(group)
+    row = first
+    for batch in table.iter_batches(_BATCH_ROWS, row_groups=groups) if groups else ():
+        skipped, taken = max(0, start - row), min(batch.num_rows, stop - row)
+        row += batch.num_rows
+        if taken > skipped:
+            yield from _records(batch.slice(skipped, taken - skipped))
+
+
+def _records(batch) -> Iterator[dict | None]:
+    """The rows of a record batch; None for one whose text is not UTF-8."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for number in range(batch.num_rows):
+            try:
+                yield from batch.slice(number, 1).to_pylist()
+            except UnicodeDecodeError:
+                yield None
+
+
+def _make_line(record: dict | None, *columns: str | None) -> tuple[bytes, bytes | None]:
+    """(the line of a row, its image); without a caption or an image, a line that is no row, and None."""
+    if record is None:
+        return _NO_ROW, None
+    caption, image, control, meta = split_record(record, *columns)
+    if not (caption and image):
+        return _NO_ROW, None
+    images = b"\t".join(pybase64.b64encode(one) for one in (image, control) if one)
+    return encode_text_columns(caption, meta) + images + b"\n", image
+
+
+def split_record(
+    record: dict, image_column: str, caption_column: str, control_column: str | None
+) -> tuple[str, bytes | None, bytes | None, dict]:
+    """(caption, "" where there is no text; encoded image and second image, None where there are no bytes; metadata) of
+    a row."""
+    caption, columns = record[caption_column], (image_column, caption_column, control_column)
+    caption = " ".join(caption.split()) if isinstance(caption, str) else ""
+    images = [record.get(name) for name in (image_column, control_column)]
+    images = [one.get("bytes") if isinstance(one, dict) else one for one in images]
+    image, control = (one if isinstance(one, bytes) else None for one in images)
+    return caption, image, control, {k: v for k, v in record.items() if k not in columns and is_plain(v)}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
