@@ -26,7 +26,7 @@ from ...training.checkpoint.checkpoint import (
     verify,
     versions,
 )
-from ...training.commands.early import check_recipe
+from ...training.commands.train import check_recipe
 from ...training.optimizer.precision import autocast
 from ...training.prepare import prepare
 from ...training.run import TrainingRun

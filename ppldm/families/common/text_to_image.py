@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ...config.published_models import published_network
+from ...config.network_files import published_network
 from ...data.text.tokenizer import load_tokenizer
 from ...networks.configs import check_fit, check_sizes_taken, read_new_config
 from ...utils.errors import ConfigError, ModelError

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...config.option import Bounds, Needs, option
-from ...networks.posthoc import LARGEST_STD
+from ...config.training import LARGEST_STD
 from ...utils.errors import ConfigError
 
 _optimizer = partial(option, section="optimizer")

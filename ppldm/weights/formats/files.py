@@ -11,9 +11,7 @@ from safetensors.numpy import save_file
 
 from ...utils.errors import ModelError
 from ...utils.files import is_table, open_regular, read_json_object
-from ..components import from_torch
-from .paddle_files import read_pdparams, widen_bfloat16
-from .pickles import OLDER_TORCH_START
+from ..components import OLDER_TORCH_START, from_torch, widen_bfloat16
 
 # Names of weight files in a component's folder, the safest format first.
 WEIGHT_FILES = (
@@ -53,6 +51,8 @@ def read_arrays(path, wanted=None) -> dict[str, np.ndarray]:
         return read_torch(path, wanted)
     if kind == "safetensors":
         return _read_safetensors(path, wanted)
+    from .paddle_files import read_pdparams
+
     return read_pdparams(path, wanted)
 
 

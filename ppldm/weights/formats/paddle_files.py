@@ -23,6 +23,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ...utils.files import open_regular
+from ..components import widen_bfloat16
 from .pickles import (
     INERT,
     Content,
@@ -44,12 +45,6 @@ _DEEPEST = 16  # dicts and lists in one another
 _DTYPES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
 _CHUNK = 1 << 20
 _MOST_DIMENSIONS = 32  # numpy's own limit
-
-
-def widen_bfloat16(bits: np.ndarray) -> np.ndarray:
-    """uint16 bit patterns of bfloat16 to the float32 of the same values."""
-    wide = np.left_shift(bits, 16, out=np.empty(bits.shape, np.uint32), dtype=np.uint32)
-    return wide.view(np.float32)
 
 
 def read_pdparams(path, wanted=None) -> dict[str, np.ndarray]:

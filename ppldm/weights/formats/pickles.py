@@ -21,7 +21,6 @@ from ...utils.errors import ModelError
 _MOST_OPCODES = 2_000_000  # a checkpoint of 1,000 parameters and their optimizer's state has 0.2 million
 _SMALL = 1 << 16  # bytes of a text or of bytes that are taken at once; longer ones stay in the file
 _LONGEST_NAME = 200  # bytes of a module's or a function's name
-OLDER_TORCH_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a number: so PyTorch's files began before 1.6
 _LONGEST_NUMBER = 8  # bytes of a whole number
 # What the unpickler raises for a program that no pickler wrote.
 _BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, LookupError, OverflowError)

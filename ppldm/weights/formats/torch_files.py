@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from ...utils.errors import ModelError
-from .paddle_files import widen_bfloat16
+from ..components import OLDER_TORCH_START, widen_bfloat16
 from .pickles import (
     INERT,
-    OLDER_TORCH_START,
     Malformed,
     Record,
     Refused,

@@ -20,9 +20,9 @@ from hypothesis.extra import numpy as arrays
 from sampling import ALL
 
 from ppldm.utils.errors import ModelError
+from ppldm.weights.components import OLDER_TORCH_START, widen_bfloat16
 from ppldm.weights.formats.files import is_pytorch, read_arrays
-from ppldm.weights.formats.paddle_files import read_pdparams, read_tree, widen_bfloat16
-from ppldm.weights.formats.pickles import OLDER_TORCH_START
+from ppldm.weights.formats.paddle_files import read_pdparams, read_tree
 from ppldm.weights.formats.torch_files import _Emitter, read_torch, write_torch
 
 DTYPES = ("float32", "float16", "float64", "int64", "uint8", "bool")
