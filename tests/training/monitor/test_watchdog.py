@@ -9,7 +9,7 @@ from ppldm.training.run import BatchesWithTimeout
 HANG = """
 import sys, threading
 sys.path[:0] = {path!r}
-from ppldm.training.monitor.watchdog import BatchesWithTimeout
+from ppldm.training.run import BatchesWithTimeout
 
 def batches():
     yield 1
