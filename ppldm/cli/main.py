@@ -118,9 +118,8 @@ def run(argv: list[str]) -> None:
         sys.stdout.write(f"ppldm {__version__}\n")
         return
     name = " ".join(argv[:2]) if " ".join(argv[:2]) in COMMANDS else argv[0]
-    if name not in COMMANDS and any(known.startswith(f"{name} ") for known in COMMANDS) and argv[1:] in (
-        [], ["-h"], ["--help"]
-    ):  # fmt: skip
+    has_several = name not in COMMANDS and any(known.startswith(f"{name} ") for known in COMMANDS)
+    if has_several and argv[1:] in ([], ["-h"], ["--help"]):
         sys.stdout.write(usage(f"{name} ") + "\n")
         return
     function, words = load_command(name), argv[len(name.split()) :]
@@ -143,9 +142,8 @@ def parse_flags(name: str, words: list[str]) -> dict:
             action.option_strings.append("--workers")
             parser._option_string_actions["--workers"] = action
         if action.const is False:  # fastcore has only --no-x of what is on by default
-            parser.add_argument(
-                f"--{action.dest.replace('_', '-')}", dest=action.dest, action="store_true", help=SUPPRESS
-            )
+            flag = f"--{action.dest.replace('_', '-')}"
+            parser.add_argument(flag, dest=action.dest, action="store_true", help=SUPPRESS)
     for older, flag in getattr(function, "aliases", {}).items():
         parser._option_string_actions[older] = parser._option_string_actions[flag]
     show_values(parser)

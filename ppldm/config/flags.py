@@ -51,21 +51,15 @@ def given_options(namespace: argparse.Namespace, schema: Schema) -> dict[str, di
         for name, stated in known.items():
             if hasattr(namespace, name):
                 words = getattr(namespace, name)
-                many = stated.is_list
-                value = [parse_value(stated, word) for word in words] if many else parse_value(stated, words)
+                value = [parse_value(stated, word) for word in words] if stated.is_list else parse_value(stated, words)
                 found.setdefault(section, {})[name] = value
     return found
 
 
 def _add_option(group, stated: Option, default, shown: bool) -> None:
     flag = f"--{stated.name}"
-    text = _help_of(stated, default).replace("%", "%%")
-    facts: dict[str, Any] = {
-        "dest": stated.name,
-        "default": argparse.SUPPRESS,
-        "help": text if shown else argparse.SUPPRESS,
-    }
-    facts["metavar"] = _placeholder(stated)
+    facts: dict[str, Any] = {"dest": stated.name, "default": argparse.SUPPRESS, "metavar": _placeholder(stated)}
+    facts["help"] = _help_of(stated, default).replace("%", "%%") if shown else argparse.SUPPRESS
     if stated.type is bool:
         facts |= {"nargs": "?", "const": "true"}
     elif stated.is_list:

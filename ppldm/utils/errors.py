@@ -21,7 +21,7 @@ from .variables import is_on
 _SHARED_MEMORY = "/dev/shm"
 _MAX_LENGTH = 2000  # of a message, in characters
 _LONGEST_QUOTE = 200  # letters of another library's message
-_hyphenated: ContextVar[Collection[str]] = ContextVar("hyphenated", default=())
+_hyphens: ContextVar[Collection[str]] = ContextVar("hyphens", default=())
 
 
 class PpldmError(Exception):
@@ -121,20 +121,19 @@ def describe(error: Exception) -> str:
 @contextmanager
 def showing_hyphens(flags: Collection[str]):
     """In the block, and in errors that leave it, these flags are shown as `--num-workers`, and not `--num_workers`."""
-    token = _hyphenated.set(flags)
+    token = _hyphens.set(flags)
     try:
         yield
     except PpldmError as error:
         error.args = (as_shown(str(error)),)
         raise
     finally:
-        _hyphenated.reset(token)
+        _hyphens.reset(token)
 
 
 def as_shown(text: str) -> str:
     """A text for the terminal, with the flags of `showing_hyphens` in it as these are shown."""
-    flags = _hyphenated.get()
-    return re.sub(r"--(\w+)", lambda found: found[0].replace("_", "-") if found[1] in flags else found[0], text)
+    return re.sub(r"--(\w+)", lambda one: one[0].replace("_", "-") if one[1] in _hyphens.get() else one[0], text)
 
 
 @contextmanager
@@ -146,35 +145,34 @@ def exit_on_error():
     try:
         with escaped_stdout():
             yield
-    except PpldmError as error:
+    except (PpldmError, OSError, UnicodeEncodeError, MemoryError, KeyboardInterrupt) as error:
+        line, status = _tell(error)
+        if not line:
+            raise
         if debugging():
             sys.stderr.write(escape(traceback.format_exc()))
-        sys.stderr.write(f"{'' if isinstance(error, Interrupted) else 'error: '}{as_shown(str(error))}\n")
-        sys.exit(error.exit_status)
-    except OSError as error:
-        if error.errno not in FULL_DISK or debugging():
-            raise
-        sys.stderr.write(f"error: {one_line(_describe_full_disk(error))}\n")
-        sys.exit(OutputError.exit_status)
-    except UnicodeEncodeError as error:
-        # Names of files are bytes; some libraries take only those that are UTF-8.
-        if debugging() or not any("\udc80" <= one <= "\udcff" for one in str(error.object)):
-            raise
-        name = one_line(str(error.object), _LONGEST_QUOTE)
-        sys.stderr.write(f"error: a name that is not UTF-8 cannot be used here; rename that file or folder: {name}\n")
-        sys.exit(ConfigError.exit_status)
-    except MemoryError as error:
-        if debugging():
-            raise
+        sys.stderr.write(f"{line}\n")
+        sys.exit(status)
+
+
+def _tell(error: BaseException) -> tuple[str, int]:
+    """(the line for the user, the exit status); no line of what is to keep its traceback."""
+    if isinstance(error, PpldmError):
+        return f"{'' if isinstance(error, Interrupted) else 'error: '}{as_shown(str(error))}", error.exit_status
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C; the same command again goes on from what is finished", 130
+    if isinstance(error, MemoryError) and not debugging():
         what = one_line(str(error), _LONGEST_QUOTE).strip()
         quoted = f" ({what})" if what else ""
-        sys.stderr.write(f"error: out of memory{quoted}; use smaller batches or pictures, or a machine with more\n")
-        sys.exit(PpldmError.exit_status)
-    except KeyboardInterrupt:
-        if debugging():
-            sys.stderr.write(escape(traceback.format_exc()))
-        sys.stderr.write("stopped by Ctrl-C; the same command again goes on from what is finished\n")
-        sys.exit(130)
+        return f"error: out of memory{quoted}; use smaller batches or pictures, or a machine with more", 1
+    if isinstance(error, OSError) and error.errno in FULL_DISK and not debugging():
+        return f"error: {one_line(_describe_full_disk(error))}", OutputError.exit_status
+    # Names of files are bytes; some libraries take only those that are UTF-8.
+    named = str(error.object) if isinstance(error, UnicodeEncodeError) and not debugging() else ""
+    if any("\udc80" <= one <= "\udcff" for one in named):
+        what = f"rename that file or folder: {one_line(named, _LONGEST_QUOTE)}"
+        return f"error: a name that is not UTF-8 cannot be used here; {what}", ConfigError.exit_status
+    return "", 0
 
 
 def _describe_full_disk(error: OSError) -> str:

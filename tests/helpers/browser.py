@@ -4,6 +4,7 @@ import base64
 import json
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +22,11 @@ class Page:
     def ask(self, path: str, **body):
         """The value that the driver answers."""
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), method="POST")
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return json.load(answer)["value"]
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"{path}: {error.read().decode(errors='replace')[:2000]}") from error
 
     def open(self, url: str) -> None:
         """Load a page."""
@@ -86,7 +90,7 @@ def browser(width: int, height: int, profile: Path):
             "mobileEmulation": {"deviceMetrics": {"width": width, "height": height, "pixelRatio": 1}},
         }
         root = Page(f"http://127.0.0.1:{port}")
-        session = root.ask("/session", capabilities={"alwaysMatch": {"goog:chromeOptions": options}})["sessionId"]
+        session = _start_session(root, {"alwaysMatch": {"goog:chromeOptions": options}})
         try:
             yield Page(f"{root.url}/session/{session}")
         finally:
@@ -94,3 +98,13 @@ def browser(width: int, height: int, profile: Path):
     finally:
         driver.terminate()
         driver.wait(timeout=30)
+
+
+def _start_session(root: Page, capabilities: dict) -> str:
+    """A browser's start is no test's subject, and on a busy machine the driver gives up waiting for it."""
+    for _ in range(2):
+        try:
+            return root.ask("/session", capabilities=capabilities)["sessionId"]
+        except RuntimeError as error:
+            print(error)
+    return root.ask("/session", capabilities=capabilities)["sessionId"]
