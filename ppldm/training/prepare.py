@@ -315,7 +315,7 @@ def detect_world(arguments: TrainingOptions) -> World:
     arguments.gradient_accumulation_steps = arguments.accumulation_for(world.size)
     use_device(arguments.device)
     if world.size > 1:
-        from ...utils.processes.meeting import join
+        from ..utils.processes.meeting import join
 
         if (kind := current_kind()) != installed_kind():  # the CPU, asked for where Paddle is made for more
             variables.set_for_libraries(collective_variables(kind), replace=True)
