@@ -14,8 +14,7 @@ import time
 import numpy as np
 from results import add_result_flags, save_results
 
-from ppldm.data.order.buckets import BucketIndex
-from ppldm.data.order.groups import Groups
+from ppldm.data.order.groups import BucketIndex, Groups
 
 
 def main() -> None:

@@ -41,8 +41,8 @@ def main() -> None:
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict:
     """Both kinds of step in turn: seconds of a step, and how many times as long it takes with the VAE."""
-    from ppldm.networks.autoencoder import encode_moments
     from ppldm.networks.build import build_autoencoder, save_component
+    from ppldm.networks.encoders import encode_moments
 
     prepare(folder, arguments)
     save_component(build_autoencoder(arguments.vae, seed=0), folder / "vae")

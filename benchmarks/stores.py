@@ -96,7 +96,7 @@ def upload(folder: Path) -> None:
 
 def train(folder: Path, kind: str, arguments: argparse.Namespace) -> dict:
     """Share of time waited and images a second after the first sixth of the updates, and in it."""
-    from ppldm.training.loop import run_loop
+    from ppldm.training.train import run_loop
 
     output, log = folder / kind, arguments.updates // 6
     settings = {"max_steps": arguments.updates, "logging_steps": log, "save_steps": 10 * arguments.updates}

@@ -39,7 +39,7 @@ LIGHT_MODULES = {
     "weights.checkpoint_names",
     "weights.fetch",
     "weights.model_file",
-    "training.commands.early",
+    "training.commands.train",
     "training.monitor.metrics",
     "training.past",
     "training.rows",

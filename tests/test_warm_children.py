@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import warm_start
 
-IS_WARM = "import sys; warm = 'ppldm.training.loop' in sys.modules; "
+IS_WARM = "import sys; warm = 'ppldm.training.train' in sys.modules; "
 
 pytestmark = pytest.mark.usefixtures("warm_module")
 

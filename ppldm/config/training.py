@@ -18,6 +18,7 @@ from ..utils.text import count_of
 from .option import REQUIRED, Bounds, Needs, option
 
 LR_SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
+LARGEST_STD = 0.28  # of an average; at 0.289 it is one of all updates alike
 SHARDING_STAGES = ("stage1", "stage2")
 REPORTERS = ("visualdl", "tensorboard", "wandb", "none")
 _MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8

@@ -26,9 +26,7 @@ from isal import isal_zlib
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Generators, Stream
 from .bad_rows import BadRows
-from .cached.embeddings import CachedEmbeddings, EmbeddingsRule
 from .cached.moments import CachedMoments, LatentsRule
-from .control.cut import Cut, make_control
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
 from .formats.row import Row
@@ -37,12 +35,56 @@ from .images.crop import CropRule, DrawnCrop
 from .inputs import Control, Input, Moments, Pixels, Sizes, TextEmbeddings, Tokens, Uncached, count_bytes
 from .levels import Level, Strata
 from .open_parts import OpenParts, count_open_parts
-from .order.buckets import BucketIndex
-from .order.groups import make_successors
-from .pictures import Pictures
+from .order.groups import BucketIndex, make_successors
 from .select.selection import Selection, select_rows
 from .text.captions import CaptionRule
 from .text.tokenizer import CaptionTokenizer
+
+
+class Pictures:
+    """Filled row by row. size: (height, width). moments: None where none are cached. whole: rows with moments are black
+    pictures among the others, so that what is computed of a row, and kept, does not depend on how many there are.
+    control: None where a batch has no control images."""
+
+    def __init__(
+        self,
+        count: int,
+        size: tuple[int, int],
+        moments: Moments | None = None,
+        whole: bool = False,
+        control: Control | None = None,
+    ):
+        # Memory that is not written to takes none.
+        self.pixels = (np.zeros if whole else np.empty)((count, *Pixels().shape(*size)), dtype=np.uint8)
+        self.size, self._whole = size, whole
+        self._moments = None if moments is None else np.zeros((count, *moments.shape(*size)), dtype=np.float32)
+        self._uncached: dict[int, tuple[int, int, int]] = {}
+        self.sizes = np.zeros((count, 6), np.int64)  # `inputs.Sizes`
+        self.control = None if control is None else np.empty((count, *control.shape(*size)), dtype=np.uint8)
+
+    def put_moments(self, place: int, moments: np.ndarray) -> None:
+        """Of the row at `place` in the batch."""
+        self._moments[place] = moments
+        self._uncached.pop(place, None)
+
+    def note_pixels(self, place: int, key: tuple[int, int, int]) -> None:
+        """The row at `place` has pixels. key: its part, its number in that, its variant."""
+        self._uncached[place] = key
+
+    def array(self, wanted: Pixels | Moments | Uncached | Control) -> np.ndarray | None:
+        """The array of an input; None where the batch has none."""
+        if isinstance(wanted, Control):
+            return self.control
+        if self._moments is None:
+            return self.pixels
+        if isinstance(wanted, Moments):
+            return self._moments
+        if not self._uncached:
+            return None
+        places = sorted(self._uncached)
+        if isinstance(wanted, Pixels):
+            return self.pixels if self._whole else self.pixels[places]
+        return np.array([(place, *self._uncached[place]) for place in places], dtype=np.int64)
 
 
 class TextImageDataset:
@@ -51,9 +93,9 @@ class TextImageDataset:
     selection: which; None for all. inputs: what a batch holds of them, by name; of pictures of `resolution` pixels a
     side, or of the selection's shapes, of which a batch has one. tokenizer: may be None without `Tokens` among them.
     captions, crops: what of a row's texts and image a sample has. latents: which cached ones serve, for sources that
-    ask for them. embeddings: which cached ones serve; None: a batch has none. `list_sizes`, `weights`, `buckets`: the
-    rows and weights of the sources and the shapes of rows, None where all are squares, as `make_order` takes them.
-    Raises PartError, ConfigError.
+    ask for them. embeddings: the EmbeddingsRule, which cached ones serve; None: a batch has none. `list_sizes`,
+    `weights`, `buckets`: the rows and weights of the sources and the shapes of rows, None where all are squares, as
+    `make_order` takes them. Raises PartError, ConfigError.
     """
 
     def __init__(
@@ -68,7 +110,7 @@ class TextImageDataset:
         bad_rows: BadRows = BadRows(),  # noqa: B008
         selection: Selection | None = None,
         latents: LatentsRule | None = None,
-        embeddings: EmbeddingsRule | None = None,
+        embeddings=None,
     ):
         self.tokenizer, self.seed = tokenizer, seed
         self.captions, self.crops, self.bad_rows = captions, crops, bad_rows
@@ -98,6 +140,8 @@ class TextImageDataset:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, Moments | Uncached)}
         self.embeddings = None
         if embeddings:
+            from .cached.embeddings import CachedEmbeddings
+
             wanted = _find(TextEmbeddings, inputs)
             self.embeddings = CachedEmbeddings(embeddings, wanted, captions, parts, self.selection.contents, count)
         else:
@@ -249,6 +293,8 @@ class TextImageDataset:
                 made.sizes[place_in_batch] = self._measure(part, number, crop, corner, made.size)
             try:
                 if self._control:
+                    from .control.cut import Cut, make_control
+
                     cut, draws = Cut(size, corner, crop.mirrored), generator(Stream.CONTROL)
                     control = make_control(self._control.filter, loaded, pixels, cut, self.crops, draws)
                     made.control[place_in_batch] = control

@@ -24,13 +24,12 @@ of (seed, stream, epoch, row).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from ..utils.errors import ConfigError
 from ..utils.rng import Stream, pyramid
-from .control.filters import ControlFilter
 from .levels import Level
 
 # (stream, (epoch, row)) -> the generator of that purpose
@@ -72,6 +71,15 @@ class Uncached:
     def shape(self, height: int, width: int) -> tuple[int, ...]:
         """Of one sample."""
         return (4,)
+
+
+class ControlFilter(Protocol):
+    """What a control image is made by; a class of one's own needs no more."""
+
+    num_channels: int
+
+    def __call__(self, picture: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """uint8 [3, H, W] to uint8 [num_channels, H, W]."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from ..data.filelist import write_filelist
 from ..prepare.convert.convert import convert_source
 from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ..utils.files import make_output_dir, write_json, write_text
-from ..utils.jobs import find_changes
 from ..utils.log import get_logger, progress
+from ..utils.text import find_changes
 from .captions import LANGUAGES, make_caption
 from .subsets import QUICKSTART, Subset
 

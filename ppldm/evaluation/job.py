@@ -14,10 +14,11 @@ from ..inference.prompts import read_licence
 from ..utils.checksums import checksum_json
 from ..utils.errors import DataError
 from ..utils.files import read_json
-from ..utils.jobs import JobFolder, as_json
+from ..utils.jobs import JobFolder
 from ..utils.log import get_logger
 from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World
+from ..utils.text import as_json
 from ..weights.folders import CHECKPOINT_AVERAGE, COMPONENT_FOLDERS, EXPORTED_CKPT, find_component, is_checkpoint
 from ..weights.lora.merge import identify_loras
 from ..weights.runs import is_run

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from ..config.network_files import published_network
 from ..config.option import Bounds, Needs, option
-from ..config.published_models import published_network
 from ..data.shapes import make_shapes
 from ..networks.configs import check_fit, downscale_factor, read_new_config
 from ..utils.errors import CheckpointError, ConfigError, ModelError

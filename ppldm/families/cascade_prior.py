@@ -64,10 +64,12 @@ class CascadePrior(CascadeStage):
 
     def build(self, config: CascadePriorConfig, data, seed: int):
         """With its adapters."""
-        from ..networks.adapters.adapt import adapt
 
         model = super().build(config, data, seed)
-        adapt(model, config, seed)
+        if config.trains_adapters:
+            from ..networks.adapters.adapt import adapt
+
+            adapt(model, config, seed)
         return model
 
     def assemble(self, parts: dict, process):

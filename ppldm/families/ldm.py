@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from ..config.network_files import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
 from ..config.option import Needs, option
-from ..config.published_models import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
 from ..utils.errors import ConfigError
 from .common.text_to_image import TextToImage
 from .settings.adapters import adapts_text_encoder, trains_adapters
-from .settings.learning_rate import learning_rate_of
+from .settings.average import learning_rate_of
 from .settings.text_to_image import UNetSettings
 
 _model = partial(option, section="model")

@@ -28,8 +28,8 @@ from PIL import Image
 from ..data.text.tokenizer import CaptionTokenizer
 from ..diffusion.drawing import Drawing, usual_strength
 from ..diffusion.guided import Beginning, Callback, decode, draw_latents, to_pictures
-from ..networks.autoencoder import to_unit_range
 from ..networks.configs import latent_shape
+from ..networks.encoders import to_unit_range
 from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.checksums import checksum_arrays
 from ..utils.errors import ConfigError

@@ -18,10 +18,11 @@ from ..data.text.captions import VOCABULARY_SIZE, CaptionRule
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.files import write_json
-from ..utils.jobs import as_json, find_finished
+from ..utils.jobs import find_finished
 from ..utils.log import get_logger
 from ..utils.processes.workers import check_workers
 from ..utils.report import print_report
+from ..utils.text import as_json
 from .parts import Indexed, Span, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
 
 VOCABULARY_FILE, RECORD_FILE = "vocab.txt", ".vocab.json"  # in its folder

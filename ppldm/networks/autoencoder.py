@@ -8,7 +8,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from .configs import is_effnet
+from .encoders import to_unit_range
 from .losses.adversarial import GradientBalance, hinge_loss
 from .model import Component, Loss, Model, freeze
 
@@ -141,21 +141,6 @@ class AutoencoderObjective(Model):
 
 
 @paddle.no_grad()
-def encode_moments(vae: nn.Layer, pixel_values):
-    """[B, 3, H, W] uint8 to mean and standard deviation of the posterior, float32 [B, 2, C, H / f, W / f], unscaled.
-
-    Of an encoder without a posterior the deviation is 0. Runs in float32 outside autocast: half precision overflows in
-    common VAEs.
-    """
-    with paddle.amp.auto_cast(enable=False):
-        if is_effnet(vae.config):
-            mean = vae(pixel_values.astype("float32") / 255.0)
-            return paddle.stack([mean, paddle.zeros_like(mean)], axis=1)
-        posterior = vae.encode(to_unit_range(pixel_values)).latent_dist
-        return paddle.stack([posterior.mean, posterior.std], axis=1)
-
-
-@paddle.no_grad()
 def reconstruct(vae: nn.Layer, pixel_values):
     """[B, 3, H, W] uint8 to its reconstruction from the posterior's mean, float32 in -1 .. 1."""
     return vae.decode(vae.encode(to_unit_range(pixel_values)).latent_dist.mean).sample.clip(-1.0, 1.0)
@@ -181,8 +166,3 @@ def latent_statistics(batches) -> dict:
         "latent_channel_means": [round(float(mean), 4) for mean in by_channel.mean(axis=1, dtype=np.float64)],
         "pictures": sum(len(some) for some in latents),
     }
-
-
-def to_unit_range(pixel_values):
-    """uint8 0 .. 255 to float32 -1 .. 1."""
-    return pixel_values.astype("float32") / 127.5 - 1.0

@@ -5,7 +5,8 @@ names, which key its optimizer's state, are the same in every process that build
 """
 
 import paddle
-from ppdiffusers import AutoencoderKL, Transformer2DModel, UNet2DConditionModel, UViTT2IModel
+from paddle import nn
+from ppdiffusers import AutoencoderKL, UNet2DConditionModel
 from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
 from ppdiffusers.pipelines.wuerstchen.modeling_paella_vq_model import PaellaVQModel
 from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
@@ -23,8 +24,6 @@ from .init import (
     init_transformer,
     init_unet,
 )
-from .transformers.microdit import MicroDiT
-from .transformers.transform import make_transformer
 
 # What the classes raise on settings that no network can have.
 UNBUILDABLE = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
@@ -56,8 +55,10 @@ def build_unet(config: dict, seed: int) -> UNet2DConditionModel:
     return init_unet(make_network(UNet2DConditionModel, config), seed)
 
 
-def build_transformer(config: dict, seed: int) -> UViTT2IModel | Transformer2DModel | MicroDiT:
+def build_transformer(config: dict, seed: int) -> nn.Layer:
     """A new UViT, DiT or MicroDiT of a completed config. Raises ConfigError."""
+    from .transformers.transform import make_transformer
+
     return init_transformer(make_network(make_transformer, {"config": config}), seed)
 
 

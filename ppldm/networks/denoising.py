@@ -17,7 +17,7 @@ from paddle.nn import functional as F
 from ..diffusion.drawing import USUAL, Drawing
 from ..diffusion.process import Process, add_noise
 from ..diffusion.weighting import Adaptive
-from .autoencoder import encode_moments
+from .encoders import encode_moments
 from .model import Loss, Model
 
 

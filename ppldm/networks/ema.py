@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import paddle
 
-from .posthoc import power_decay
-
 
 @dataclass(frozen=True)
 class GradualDecay:
@@ -51,6 +49,8 @@ class PowerDecay:
 
     def at(self, update: int) -> float:
         """The decay of the `update`-th update, counted from 1; 0 at the first."""
+        from .posthoc import power_decay
+
         return power_decay(self.std, update)
 
 

@@ -26,10 +26,9 @@ import paddle
 from paddle import nn
 
 from ..diffusion.process import Process
-from .autoencoder import to_unit_range
-from .captions import hidden_states, token_mask
 from .configs import downscale_factor, takes_mask, takes_sizes
 from .denoising import DenoisingModel
+from .encoders import hidden_states, to_unit_range, token_mask
 from .model import Component, Loss, freeze
 
 

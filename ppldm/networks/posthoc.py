@@ -13,7 +13,8 @@ from functools import cache
 
 import numpy as np
 
-LARGEST_STD = 0.28  # g is 0 at 0.289, an average of all updates alike
+from ..config.training import LARGEST_STD
+
 _GRID = np.round(np.arange(0.01, LARGEST_STD + 0.001, 0.005), 3)
 
 

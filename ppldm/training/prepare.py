@@ -7,42 +7,51 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config.option import identity_of
-from ..data.cached.embeddings import EmbeddingsRule
+from .. import __version__
+from ..config.captions import caption_identity
+from ..config.data import DataOptions
+from ..config.option import identity_of, options
+from ..config.recipe import sections_of
+from ..config.training import TrainingOptions
 from ..data.cached.moments import LatentsRule
 from ..data.dataset import TextImageDataset
 from ..data.filelist import Source
 from ..data.order.groups import make_order
-from ..data.shape_chart import BUCKETS_FILE, draw_chart
 from ..data.shapes import group_size_of
 from ..data.text.captions import CaptionRule
 from ..diffusion.drawing import USUAL
 from ..families.base import Family, Sitting, check_family, get_family
-from ..inference.precompute.text_encoder import make_rule
-from ..inference.prompts import read_requests
 from ..networks.ema import ExponentialMovingAverage, PowerDecay
+from ..utils import variables
+from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
 from ..utils.hidden import hide
 from ..utils.log import get_logger
+from ..utils.machine.devices import (
+    check_precision,
+    collective_variables,
+    current_device,
+    current_kind,
+    installed_kind,
+    set_exactness,
+    use_device,
+)
+from ..utils.processes.rank_watch import watch_ranks
 from ..utils.processes.world import World
+from ..utils.text import count_of
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
 from ..weights.model_file import kind_of
-from .averages.snapshots import DEFAULT_NUMBER, SnapshotWriter
 from .checkpoint.checkpoint import TrainingState
 from .checkpoint.resume import restore
-from .compiled import CompiledPrediction
-from .distributed.detect import detect_world
-from .identity import resolved_config, run_identity, without_secrets
 from .monitor.captions import first_caption, report_captions
 from .monitor.control import current_prompts
 from .monitor.interval_metrics import IntervalMetrics
 from .monitor.validation import open_held_out_sources, select_held_out, undisturbed, validation_loss
-from .optimizer.adamw import build_optimizer
-from .optimizer.learning_rate import learning_rate_ratios
-from .optimizer.precision import autocast, decorate, make_scaler, warn_of_cpu
+from .optimizer.adamw import build_optimizer, learning_rate_ratios
+from .optimizer.precision import autocast, decorate, make_scaler, precision_name, warn_of_cpu
 from .optimizer.sharding import log_share
-from .rows import bad_row_policy, count_steps, crop_rule, describe_large, open_sources, select_training_rows
+from .rows import bad_row_policy, count_steps, crop_rule, describe_large, open_sources, read_where, select_training_rows
 from .run import TrainingRun
 from .run_folder import prepare_output
 
@@ -126,6 +135,8 @@ def report_data(dataset: TextImageDataset, data, folder: Path) -> None:
     if dataset.tokenizer:
         report_captions(dataset)
     if buckets := dataset.selection.buckets:
+        from ..data.shape_chart import BUCKETS_FILE, draw_chart
+
         draw_chart(folder / BUCKETS_FILE, buckets.report(), dataset.selection.skipped)
 
 
@@ -152,13 +163,15 @@ def latents_rule(model, data) -> LatentsRule | None:
     return LatentsRule(digest, float(getattr(vae.config, "scaling_factor", 1.0)), data.latents_dtype)
 
 
-def embeddings_rule(family: Family, model, config, data) -> EmbeddingsRule | None:
-    """Which cached embeddings are those of a model's frozen text encoder; None where none are asked for. Raises
-    ConfigError for a model without such a text encoder."""
+def embeddings_rule(family: Family, model, config, data):
+    """The EmbeddingsRule: which cached embeddings are those of a model's frozen text encoder; None where none are asked
+    for. Raises ConfigError for a model without such a text encoder."""
     if data.text_embeddings == "off":
         return None
     if model.caption_encoder is None:
         raise ConfigError("--text_embeddings cached is for models with a frozen text encoder; omit it")
+    from ..inference.precompute.text_encoder import make_rule
+
     kind = kind_of(family, model.caption_encoder)
     text_encoder = component_of(kind, model.components[model.caption_encoder].layer)
     projected = kind == "projected_text_encoder"
@@ -173,6 +186,8 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
         if component.differentiated and component.recompute:
             component.recompute()
     if arguments.to_static:
+        from .compiled import CompiledPrediction
+
         model.compiled_predict = CompiledPrediction(model, world)
     trained = model.trained_parameters()
     decay = family.average(config)
@@ -187,10 +202,12 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
     return TrainingState(model, optimizer, scheduler, average, make_scaler(arguments), posthoc), by_group
 
 
-def snapshot_writer(config, state: TrainingState, arguments, max_steps: int) -> SnapshotWriter | None:
-    """What keeps snapshots of the averages of `--ema_posthoc`; None without."""
+def snapshot_writer(config, state: TrainingState, arguments, max_steps: int):
+    """The SnapshotWriter of the averages of `--ema_posthoc`; None without."""
     if not state.posthoc:
         return None
+    from .averages.snapshots import DEFAULT_NUMBER, SnapshotWriter
+
     every = config.ema_posthoc_every or max(1, max_steps // DEFAULT_NUMBER)
     return SnapshotWriter(Path(arguments.output_dir), state.posthoc, every, config.ema_posthoc_dtype)
 
@@ -226,6 +243,8 @@ def read_validation_prompts(values: list[str]) -> list[str]:
     prompts = []
     for value in values:
         if os.path.isfile(value) or value.endswith(".txt"):
+            from ..inference.prompts import read_requests
+
             try:
                 prompts += [request.prompt for request in read_requests(value)]
             except ConfigError as error:
@@ -233,3 +252,94 @@ def read_validation_prompts(values: list[str]) -> list[str]:
         else:
             prompts.append(value)
     return prompts
+
+
+def run_identity(
+    arguments: TrainingOptions,
+    data_arguments: DataOptions,
+    dataset: TextImageDataset,
+    group_size: int,
+    global_batch_size: int,
+    max_steps: int,
+) -> dict:
+    """What decides which samples a step sees and what it makes of them, by name, JSON-ready.
+
+    A checkpoint of another run differs in it. What only speed and memory depend on is not part of it.
+    """
+    where, buckets = read_where(data_arguments), dataset.buckets
+    constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
+    return {
+        "seed": arguments.seed,
+        "where": None if where is None else str(where),
+        "data": dataset.fingerprint.digest,
+        "rows": len(dataset),
+        "weights": dataset.weights,
+        "buckets": buckets and [f"{width}x{height}" for height, width in buckets.shapes],
+        "bucket_group_size": buckets and group_size,
+        "global_batch_size": global_batch_size,
+        "max_steps": None if constant else max_steps,
+        "precision": precision_name(arguments),
+        "latents": dataset.latents and data_arguments.latents_dtype,
+        "text_embeddings": dataset.embeddings and data_arguments.text_embeddings_dtype,
+        **(caption_identity(data_arguments) if dataset.tokenizer else {}),
+        **identity_of(data_arguments, arguments),
+    }
+
+
+def without_secrets(identity: dict, written: dict[str, str], *groups) -> dict:
+    """An identity of settings of `groups` in which a digest tells texts that came from the environment, whose
+    expressions are `written`."""
+    found = dict(identity)
+    for name, stated in ((name, stated) for group in groups for name, stated in options(type(group)).items()):
+        if stated.key in written and isinstance(found.get(name), str) and not stated.choices:
+            found[name] = f"{written[stated.key]} (digest {digest_of(found[name])[:8]})"
+    return found
+
+
+def resolved_config(config, data: DataOptions, arguments: TrainingOptions) -> dict:
+    """All settings by section, JSON-ready, for run.json; of what came from the environment the expression."""
+    found = {"ppldm": __version__, "family": config.family, **sections_of(config, data, arguments)}
+    for key, expression in arguments.written.items():
+        section, _, name = key.rpartition(".")
+        (found[section] if section else found)[name] = expression
+    return found
+
+
+def detect_world(arguments: TrainingOptions) -> World:
+    """The ranks of this run, which can talk to each other from now on, on the device that is asked for.
+
+    `arguments` get the accumulation that --global_batch_size asks for. Raises ConfigError for a device that there is
+    not, or that cannot do what is asked of it, and for a batch that cannot be.
+    """
+    world = World.detect()
+    arguments.gradient_accumulation_steps = arguments.accumulation_for(world.size)
+    use_device(arguments.device)
+    if world.size > 1:
+        from ..utils.processes.meeting import join
+
+        if (kind := current_kind()) != installed_kind():  # the CPU, asked for where Paddle is made for more
+            variables.set_for_libraries(collective_variables(kind), replace=True)
+        join(world, arguments.rank_timeout)
+    watch_ranks(world, arguments.rank_timeout)
+    device = current_device()
+    check_precision(arguments.bf16, arguments.fp16, device)
+    apply_switches(arguments)
+    get_logger().info(
+        "global_batch_size %d = %d per device x %d accumulation x %s on %s",
+        *(arguments.samples_of_update(world.size), arguments.per_device_train_batch_size),
+        *(arguments.gradient_accumulation_steps, count_of(world.size, "rank"), device.name),
+    )
+    return world
+
+
+SWITCHES = ("tf32", "cudnn_search")
+
+
+def apply_switches(arguments: TrainingOptions) -> None:
+    """Set what the flags ask for, in this process; say so where they do nothing."""
+    kind = current_kind()
+    if not kind.exactness_switches:
+        for name in SWITCHES:
+            if getattr(arguments, name):
+                get_logger().warning("--%s does nothing on %s", name, kind.words)
+    set_exactness(arguments.tf32, arguments.cudnn_search)

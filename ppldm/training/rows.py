@@ -14,8 +14,6 @@ from ..data.bad_rows import BadRows
 from ..data.filelist import Source, read_sources
 from ..data.formats.open import open_part
 from ..data.images.crop import CropRule
-from ..data.select.expression import Expression
-from ..data.select.parse import parse_where
 from ..data.select.selection import Selection, select_rows
 from ..data.shapes import Shape, shape_rule
 from ..utils.errors import ConfigError, FilelistError
@@ -120,6 +118,10 @@ def crop_rule(data) -> CropRule:
     )  # fmt: skip
 
 
-def read_where(arguments: DataOptions) -> Expression | None:
-    """The condition of `--where`, if any. Raises ConfigError."""
-    return None if arguments.where is None else parse_where(arguments.where)
+def read_where(arguments: DataOptions):
+    """The condition of `--where`, an Expression, if any. Raises ConfigError."""
+    if arguments.where is None:
+        return None
+    from ..data.select.parse import parse_where
+
+    return parse_where(arguments.where)

@@ -1,12 +1,21 @@
 """A training run, made ready: everything both loops share, from flags to the first batch and to the exported folder."""
 
+import faulthandler
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
 
 from .. import __version__
 from ..config.training import TrainingOptions
@@ -17,35 +26,32 @@ from ..data.order.groups import Groups
 from ..data.order.rows import Mix
 from ..data.order.step_sampler import StepSampler
 from ..diffusion.drawing import kept_of
-from ..utils.errors import DiskFullError, Interrupted, Preempted
+from ..utils.errors import DiskFullError, Interrupted, Preempted, TrainingError
 from ..utils.files import link_or_copy, write_json, write_text
 from ..utils.hidden import hide
 from ..utils.log import get_logger
-from ..utils.processes.rank_watch import barrier, remove_signs
+from ..utils.processes.failure import end_process
+from ..utils.processes.rank_watch import barrier, remove_signs, waiting
 from ..utils.processes.world import World
+from ..utils.text import name_ranks
 from ..utils.variables import all_variables
 from ..weights.checkpoint_names import checkpoint_name
 from ..weights.model_file import ModelDescription
-from .averages.snapshots import SnapshotWriter
-from .checkpoint.background import BackgroundSaves
 from .checkpoint.checkpoint import (
+    TrainerState,
     TrainingState,
     contents_of,
+    machine_record,
     named_checkpoint,
     read_manifest,
     save_checkpoint,
 )
-from .checkpoint.data_record import DATA_FILE
-from .checkpoint.machine import machine_record
-from .checkpoint.trainer_state import TrainerState
-from .distributed.check_ranks import check_ranks
+from .checkpoint.resume import DATA_FILE
 from .monitor.interval_metrics import IntervalMetrics
 from .monitor.metrics import METRICS_FILE, last_step
-from .monitor.watchdog import BatchesWithTimeout
 from .optimizer.precision import restore_float32
 from .optimizer.sharding import whole_state
-from .output_store import OutputStore
-from .run_folder import RUN_FILE
+from .run_folder import RUN_FILE, open_store
 from .start import find_job, note_stopped
 
 
@@ -72,7 +78,7 @@ class TrainingRun:
     draw: Callable[[dict], tuple[dict, dict]]
     export: Callable[[dict], Path]  # metadata -> folder of the trained model
     validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
-    snapshots: SnapshotWriter | None = None  # of averages, where they are asked for
+    snapshots: Any = None  # the SnapshotWriter of averages, where they are asked for
 
     @property
     def output_dir(self) -> Path:
@@ -90,9 +96,8 @@ class TrainingRun:
             # Not before: a run that its checkpoint refuses must leave the record of the one that trained it.
             write_json(self.output_dir / RUN_FILE, self.config)
             write_text(self.output_dir / RECIPE_FILE, self.recipe)
-        store = self.arguments.output_store
         self.saves = BackgroundSaves()
-        self._store = OutputStore(self.output_dir, store) if store and self.world.is_main else None
+        self._store = open_store(self.arguments) if self.arguments.output_store and self.world.is_main else None
         # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
         # the one that the run goes on from will be rotated away.
         self.resumed_from: str | None = None
@@ -236,3 +241,149 @@ class TrainingRun:
         if self._store:
             self._store.push(wait=True)
         get_logger().info("trained model: %s", folder)
+
+
+_INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by bytes of an element
+
+
+@paddle.no_grad()
+def checksums(parameters: dict) -> paddle.Tensor:
+    """One number for each of the named parameters, [P] int64: its bits as integers, added up modulo 2^64.
+
+    A sum of integers has no rounding and no order, so that equal bits give equal numbers on every device.
+    """
+    sums = [p.detach().view(_INTEGERS[p.element_size()]).sum(dtype="int64") for p in parameters.values()]
+    return paddle.stack(sums)
+
+
+def check_ranks(parameters: dict, step: int, world: World) -> None:
+    """Raises TrainingError on every rank where a parameter differs between ranks: which, on which, after which update.
+
+    They never should: after each update every rank has applied the same averaged gradient to the same values.
+    """
+    if world.size == 1:
+        return
+    gathered: list = []
+    with waiting(world):
+        paddle.distributed.all_gather(gathered, checksums(parameters))
+    difference = first_difference(list(parameters), np.stack([one.numpy() for one in gathered]))
+    if difference:
+        name, ranks = difference
+        raise TrainingError(
+            f"after update {step}, {name} on {name_ranks(ranks)} "
+            f"differs from the others' of {world.size}; go on from the last checkpoint, and if it comes again "
+            "look for a device with faulty memory"
+        )
+
+
+def first_difference(names: list[str], sums: np.ndarray) -> tuple[str, list[int]] | None:
+    """The first parameter that differs, and the ranks that do not hold what most hold; None where all are equal.
+
+    `sums` is [ranks, P]. Where there is no majority, the lowest rank counts as right.
+    """
+    columns = np.flatnonzero((sums != sums[0]).any(axis=0))
+    if not len(columns):
+        return None
+    held = sums[:, columns[0]].tolist()
+    usual = max(held, key=lambda value: (held.count(value), -held.index(value)))
+    return names[columns[0]], [rank for rank, value in enumerate(held) if value != usual]
+
+
+class BatchesWithTimeout:
+    """An iterable of batches; the process ends with an error where one takes longer than `seconds` (0: no limit).
+
+    A read that hangs cannot be interrupted from within, so a thread writes where every other one stands, names the
+    rank, and ends the process by exit status 1. Loader processes end with it.
+    """
+
+    def __init__(self, batches, seconds: float, rank: int):
+        self.batches, self.seconds, self.rank = batches, seconds, rank
+        self._waiting_since: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self):
+        ended = threading.Event()
+        if self.seconds > 0:
+            threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
+        try:
+            with closing(iter(self.batches)) as source:
+                while True:
+                    self._waiting_since = time.monotonic()
+                    batch = next(source, None)
+                    self._waiting_since = None
+                    if batch is None:
+                        return
+                    yield batch
+        finally:
+            self._waiting_since = None
+            ended.set()
+
+    def _watch(self, ended: threading.Event) -> None:
+        while not ended.wait(min(1.0, self.seconds / 4)):
+            since = self._waiting_since
+            if since is not None and time.monotonic() - since > self.seconds:
+                faulthandler.dump_traceback()
+                end_process(
+                    self.rank,
+                    f"rank {self.rank} has waited {self.seconds:g} s for a batch; see to its storage, "
+                    "or allow more with --data_timeout",
+                )
+
+
+def copy_to_host(value, into=None):
+    """Nested dicts and lists with copies of all tensors in host memory, under their names; other values as they are.
+
+    into: an earlier result, which nobody needs any more. Its tensors are written again where they fit: memory that was
+    used before takes a fifth of the time.
+    """
+    if isinstance(value, dict):
+        before = into if isinstance(into, dict) else {}
+        return {key: copy_to_host(one, before.get(key)) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(copy_to_host, value))
+    if not isinstance(value, paddle.Tensor):
+        return value
+    if isinstance(into, paddle.Tensor) and (into.shape, into.dtype) == (value.shape, value.dtype):
+        into.copy_(value.detach(), True)
+        copy = into
+    else:
+        copy = value.detach()._copy_to(paddle.CPUPlace(), True)
+    copy.name = value.name  # by which Paddle keys an optimizer's state
+    return copy
+
+
+class BackgroundSaves:
+    """At most one save at a time, in a thread. A context: its end waits for the last one."""
+
+    def __init__(self):
+        self._executor = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future | None = None
+        self._copies: dict | None = None
+
+    def copy(self, contents: dict) -> dict:
+        """Copies of what a save is to hold, until the next ones are made. Raises what the save before it raised."""
+        self.wait()
+        self._copies = copy_to_host(contents, self._copies)
+        return self._copies
+
+    def start(self, save: Callable[[], None]) -> None:
+        """Run `save` in the thread. Raises what the save before it raised."""
+        self.wait()
+        self._pending = self._executor.submit(save)
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises what that save raised."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            self.wait()
+        finally:
+            self._executor.shutdown()

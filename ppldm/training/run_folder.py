@@ -15,11 +15,9 @@ from ..utils.processes.world import World
 from ..utils.variables import all_variables
 from ..weights.checkpoint_names import list_checkpoints
 from ..weights.runs import RUN_FILE
-from .averages.snapshots import remove_later
-from .checkpoint.checkpoint import find_checkpoint, read_manifest, set_aside_after
+from .checkpoint.checkpoint import SNAPSHOTS, find_checkpoint, read_manifest, set_aside_after
 from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
 from .monitor.sinks import writes_files
-from .output_store import OutputStore
 from .start import LAUNCH_LOGS, begins_anew, checksum_of, find_job, next_start, read_start, write_start
 
 _held_folders = []  # open lock files: a run holds its folder as long as the process lives
@@ -33,7 +31,7 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Pa
     is refused. Raises ConfigError, CheckpointError or OutputError.
     """
     folder = Path(arguments.output_dir)
-    store = OutputStore(folder, arguments.output_store) if arguments.output_store else None
+    store = open_store(arguments) if arguments.output_store else None
     chosen = [None]
     if world.is_main:
         make_output_dir(folder)
@@ -52,7 +50,10 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Pa
         step = read_manifest(chosen[0])["global_step"] if chosen[0] else 0
         if step:
             set_aside_after(folder, step)
-        remove_later(folder, step)
+        if (folder / SNAPSHOTS).is_dir():
+            from .averages.snapshots import remove_later
+
+            remove_later(folder, step)
         if not (folder / RUN_FILE).exists():
             write_json(folder / RUN_FILE, config)
         if writes_files(arguments.report_to):
@@ -67,7 +68,14 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Pa
     return chosen[0]
 
 
-def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store: OutputStore | None) -> None:
+def open_store(arguments: TrainingOptions):
+    """The OutputStore of `--output_store`."""
+    from .output_store import OutputStore
+
+    return OutputStore(Path(arguments.output_dir), arguments.output_store)
+
+
+def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store) -> None:
     """Begin anew where `overwrite_output_dir` means it, and leave a record of this start."""
     last, job, command = read_start(folder), find_job(all_variables()), checksum_of(config)
     overwrites, anew = arguments.overwrite_output_dir, False

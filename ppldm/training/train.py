@@ -1,21 +1,54 @@
-"""From a run that is ready to its exported model, by either loop: when to save, when to stop, and what comes after."""
+"""From a run that is ready to its exported model, by either loop: when to save, when to stop, and what comes after.
+
+`step` is the number of finished optimizer updates; exactly `max_steps` of them are done. A signal asks for the stop,
+and the loop answers at the next update boundary.
+"""
 
 import signal
 from collections.abc import Callable
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 import paddle
 
 from ..utils.log import get_logger
 from ..utils.processes.rank_watch import remove_signs
-from .checkpoint.checkpoint import load_optimizer
-from .checkpoint.machine import machine_record
-from .distributed.signals import StopRequest, stop_on_signals
+from ..utils.processes.signals import handle
+from .checkpoint.checkpoint import TrainerState, load_optimizer, machine_record
 from .monitor.control import Control, Order, describe
-from .monitor.report import Reporter
+from .monitor.report import Reporter, TimedBatches
 from .optimizer.precision import autocast
 from .run import TrainingRun
-from .update import Update, UpdateGuard
+from .update import Update, UpdateGuard, train_step
+
+
+class StopRequest:
+    """Set by SIGINT, SIGTERM or SIGUSR1; `number` is the signal's, 0 while there is none."""
+
+    def __init__(self):
+        self.number = 0
+
+    def __bool__(self):
+        return self.number != 0
+
+
+@contextmanager
+def stop_on_signals():
+    """Yield a StopRequest that the signals set while the block runs. A second Ctrl-C interrupts at once."""
+    request = StopRequest()
+
+    def ask(number, _frame):
+        if request and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.number = number
+
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: handle(number, ask) for number in watched}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            handle(number, handler)
 
 
 class Next(NamedTuple):
@@ -79,3 +112,25 @@ def train(run: TrainingRun, loop: Callable[[Updates], int]) -> None:
                 remove_signs(run.world)
                 raise run.interruption(step, request.number)
     run.finish()
+
+
+def run_loop(run: TrainingRun) -> None:
+    """Train `run` to its end by the hand-written loop, or save and raise Interrupted when a signal asks."""
+    train(run, _loop)
+
+
+def _loop(updates: Updates) -> int:
+    run, request = updates.run, updates.request
+    trainer_state = TrainerState(global_step=run.start_step, max_steps=run.max_steps)
+    with closing(iter(TimedBatches(run.batches(), run.interval))) as batches:
+        for step in range(run.start_step + 1, run.max_steps + 1):
+            run.state.model.train()
+            micro_batches = [next(batches) for _ in range(run.arguments.gradient_accumulation_steps)]
+            update = train_step(updates.guard, micro_batches, stop=bool(request))
+            trainer_state.global_step = step
+            after = updates.finish(step, update, micro_batches)
+            if after.save:
+                run.save(trainer_state, update.stop)
+            if after.stop:
+                break
+    return trainer_state.global_step

@@ -11,7 +11,6 @@ from .machine.cpu import load_paddle
 from .machine.environment import require_working_environment
 from .processes.failure import note_failure
 from .processes.interrupts import answer_interrupts, before_stop, interrupt, stop
-from .processes.meeting import begin, tell_end
 from .processes.signals import end_with_parent
 from .processes.world import World
 from .variables import read
@@ -40,8 +39,9 @@ def entry(
         if read("PADDLE_LOCAL_RANK"):  # a launcher started it, and without it, it would train on and save
             end_with_parent(os.getppid())
         if meets:
+            from .processes.meeting import begin
+
             begin(World.detect())
-            before_stop[:] = [tell_end]
         _stop_on_signals(stop)
     try:
         with exit_on_error():
@@ -62,7 +62,8 @@ def entry(
 def _leave(status: int) -> None:
     if status:
         note_failure(World.detect().rank)
-        tell_end(status)
+        for tell in before_stop:
+            tell(status)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from json import dumps, loads
+from json import dumps
 from pathlib import Path
 
 from .checksums import measure
 from .errors import ConfigError, OutputError
 from .files import lock_folder, make_output_dir, read_json, write_json
 from .log import get_logger
+from .text import as_json, find_changes
 
 
 @dataclass(frozen=True)
@@ -101,21 +102,6 @@ def finish(
     record = make() | {"key": key}
     write_json(record_path, record)
     return record, False
-
-
-def find_changes(earlier: Mapping, settings: Mapping) -> list[str]:
-    """Which settings differ, as words; those that only one of the two has are unset in the other."""
-    settings = as_json(settings)
-    return [
-        f"{name} was {earlier.get(name)!r} and is {settings.get(name)!r}"
-        for name in dict.fromkeys([*settings, *earlier])
-        if earlier.get(name) != settings.get(name)
-    ]
-
-
-def as_json(value):
-    """A value as it comes back from a record."""
-    return loads(dumps(value))
 
 
 @dataclass(frozen=True)

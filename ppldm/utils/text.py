@@ -9,8 +9,9 @@ that JSON which is escaped as a whole still says the same.
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from json import dumps, loads
 
 from .hidden import hide
 
@@ -91,3 +92,18 @@ def escaped_stdout() -> Iterator[None]:
     """Everything written to stdout inside the block is escaped."""
     with redirect_stdout(EscapingStream(sys.stdout)):
         yield
+
+
+def find_changes(earlier: Mapping, settings: Mapping) -> list[str]:
+    """Which settings differ, as words; those that only one of the two has are unset in the other."""
+    settings = as_json(settings)
+    return [
+        f"{name} was {earlier.get(name)!r} and is {settings.get(name)!r}"
+        for name in dict.fromkeys([*settings, *earlier])
+        if earlier.get(name) != settings.get(name)
+    ]
+
+
+def as_json(value):
+    """A value as it comes back from a record."""
+    return loads(dumps(value))

@@ -32,6 +32,7 @@ _EMBEDDINGS = (
 )
 # Of a batch norm, by PyTorch's names; it counts batches too, which nothing here needs.
 _STATISTICS = {"running_mean": "_mean", "running_var": "_variance"}
+OLDER_TORCH_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a number: so PyTorch's files began before 1.6
 _COUNT = "num_batches_tracked"
 
 # Settings that only one library's classes have, with the value at which both build the same network.
@@ -114,6 +115,12 @@ def _digest(component: ComponentWeights, settings: Iterable[str], matters: Calla
 def turn_linear(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every Linear weight transposed, as a view: Paddle's orientation to PyTorch's, or back."""
     return {name: array.T if is_linear_weight(name, array) else array for name, array in arrays.items()}
+
+
+def widen_bfloat16(bits: np.ndarray) -> np.ndarray:
+    """uint16 bit patterns of bfloat16 to the float32 of the same values."""
+    wide = np.left_shift(bits, 16, out=np.empty(bits.shape, np.uint32), dtype=np.uint32)
+    return wide.view(np.float32)
 
 
 def from_torch(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@
     a single file         Stable Diffusion 1.x or 2.x, .safetensors or .ckpt, with or without a YAML file
     checkpoint-<step>/    of a ppldm run: its model.json and tokenizer/ say what it is; for older ones see `older`
 
-Nothing is built and no pickle is run here.
+Nothing is built and no pickle is run here. What only some of these forms need is imported where one is read.
 """
 
 from pathlib import Path
@@ -15,15 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from ..config.clip_vocabulary import vocabulary_folder
-from ..config.network_files import CONFIG_DIR
 from ..diffusion.drawing import kept_of
 from ..families.base import get_family
 from ..networks.configs import LABELS, is_ldmbert
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
-from .components import ComponentWeights, Weights, turn_linear
-from .configs import complete_config, read_config
+from .components import ComponentWeights, Weights
+from .configs import read_config
 from .folders import (
     CHECKPOINT_AVERAGE,
     CHECKPOINT_WEIGHTS,
@@ -39,10 +38,6 @@ from .folders import (
 )
 from .formats.files import read_arrays, read_component_arrays, weight_files
 from .formats.limits import require_few_layers
-from .layouts import compvis, single_file
-from .layouts.cascade import STAGES, holds_stage, read_single_file
-from .layouts.microdit import read_published, without_tables
-from .layouts.older import find_older_tokenizer, read_older_checkpoint
 from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler
@@ -71,7 +66,13 @@ def read_weights(
     """
     path = _whole_model(path)
     if path.is_file():
-        return _read_compvis(path, kinds, yaml_file, ema, (prediction_type, assumed_prediction, zero_snr))
+        if path.suffix not in _TORCH_SUFFIXES:
+            raise ModelError(f"{path} is not a model: give a pipeline folder, a checkpoint folder, or a single file")
+        from .layouts.compvis import read_compvis
+
+        weights = read_compvis(path, kinds, yaml_file, ema, (prediction_type, assumed_prediction, zero_snr))
+        weights.tokenizer = find_tokenizer(path)
+        return weights
     if not path.is_dir():
         raise ModelError(f"no folder {path}; give that of an exported pipeline, a checkpoint, or a .ckpt file")
     if prediction_type:
@@ -88,30 +89,27 @@ def read_weights(
 def find_tokenizer(path: Path) -> Path | None:
     """The tokenizer folder of a pipeline, of one of its components, or of a checkpoint, if it has one."""
     if is_checkpoint(path) and not has_model_file(path):
+        from .layouts.older import find_older_tokenizer
+
         return find_older_tokenizer(path)
     own = (path / "tokenizer", path, path.parent / "tokenizer")
     if found := next((folder for folder in own if is_tokenizer(folder)), None):
         return found
-    return _shipped_tokenizer(_names_in(path)) if path.is_file() and path.suffix in _TORCH_SUFFIXES else None
-
-
-def _shipped_tokenizer(names) -> Path | None:
-    """CLIP's, where a file with these names has a CLIP."""
-    if not single_file.has_clip(names):
+    if not path.is_file() or path.suffix not in _TORCH_SUFFIXES:
         return None
-    return vocabulary_folder("open-clip" if single_file.is_open_clip(names) else "clip")
+    from .layouts.single_file import has_clip, is_open_clip
 
-
-def _names_in(path: Path) -> set[str]:
     names: set[str] = set()
     read_arrays(path, lambda name: bool(names.add(name)))  # type: ignore[func-returns-value]
-    return names
+    return vocabulary_folder("open-clip" if is_open_clip(names) else "clip") if has_clip(names) else None
 
 
 def read_component(kind: str, path, yaml_file=None, ema: bool = False) -> ComponentWeights:
     """One component: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
     path = _whole_model(path)
     if kind == TRANSFORMER and path.is_file():
+        from .layouts.microdit import read_published
+
         return read_published(path)
     if kind in FURTHER_FOLDERS and path.exists():
         return _read_further(kind, path, yaml_file, ema)
@@ -149,6 +147,8 @@ def _read_pipeline(path: Path, kinds) -> Weights:
 def read_cascade(path, config_file=None, ema: bool = False) -> Weights | None:
     """A prior or decoder of Stable Cascade with all that lies beside it, from a checkpoint, a pipeline's folder or a
     single file; None where `path` holds neither. `config_file`: of a single file. Raises ModelError."""
+    from .layouts.cascade import STAGES, holds_stage
+
     path, described = Path(path).expanduser(), None
     if path.is_file():
         kinds = [kind for kind in STAGES if path.suffix == ".safetensors" and holds_stage(kind, path)]
@@ -173,6 +173,8 @@ def _read_further(kind: str, path: Path, config_file, ema: bool) -> ComponentWei
     if ema and not is_checkpoint(path):
         raise ModelError(_ONE_SET_OF_WEIGHTS.format(path))
     if path.is_file():
+        from .layouts.cascade import read_single_file
+
         return read_single_file(kind, path, config_file)
     if not is_checkpoint(path):
         folder = find_component(path, kind)
@@ -208,6 +210,8 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     if (own := _PARTS_OF_CLIP.get(kind)) and not (kind == "text_encoder" and is_ldmbert(config)):
         arrays = {name: array for name, array in arrays.items() if name.startswith(own)}
     if kind == TRANSFORMER:
+        from .layouts.microdit import without_tables
+
         arrays.pop(_UNUSED, None)
         arrays = without_tables(arrays)
     if "embeddings.word_embeddings.weight" in arrays:
@@ -235,83 +239,6 @@ def _without_tables(arrays: dict) -> dict:
     return {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
 
 
-def _read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | None, str | None, bool]) -> Weights:
-    """asked: what is `given`, `assumed` and `zero_snr` of `single_file.read_schedule`."""
-    if path.suffix not in _TORCH_SUFFIXES:
-        raise ModelError(f"{path} is not a model: give a pipeline folder, a checkpoint folder, or a single file")
-    kinds = [kind for kind in kinds if kind in compvis.PREFIXES]
-    wanted = tuple(compvis.PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
-    names: set[str] = set()
-
-    def is_wanted(name: str) -> bool:
-        names.add(name)
-        return name.startswith(wanted) or name in single_file.TABLES
-
-    state_dict = read_arrays(path, is_wanted)
-    single_file.refuse_others(names, path)
-    if not state_dict.keys() - single_file.TABLES.keys():
-        raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
-    if "unet" in kinds and compvis.holds_averages_alone(names):
-        if not ema:
-            raise ModelError(f"{path} holds the averaged weights of its UNet alone; take them: --ema (--load_ema)")
-        state_dict |= compvis.name_averages(state_dict)
-    described, has_clip = _compvis_params(path, yaml_file, names), single_file.has_clip(names)
-    schedule = dict(PUBLISHED_SCHEDULE)
-    if described:
-        source, params = described
-        configs, schedule = compvis.configs_of(params, source), schedule | compvis.scheduler_of(params, source)
-        if has_clip and "text_encoder" in kinds:
-            configs["text_encoder"] = single_file.configs_by_shapes(state_dict, path)["text_encoder"]
-    else:
-        source, configs = path, single_file.configs_by_shapes(state_dict, path)
-    check_schedule(schedule, source)
-    if unet := "unet" in kinds and configs.get("unet"):
-        second = not described and unet.get("use_linear_projection", False)
-        of_yaml = isinstance(source, Path) and bool(described)
-        schedule = single_file.read_schedule(path, state_dict, names, schedule, of_yaml, *asked, second)
-        if not described:
-            single_file.set_side(unet, schedule["prediction_type"])
-        check_schedule(schedule, source)
-    configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
-    theirs = {kind: config for kind, config in configs.items() if kind != "text_encoder" or not has_clip}
-    components = compvis.split(state_dict, theirs, path, ema)
-    if has_clip and "text_encoder" in configs:
-        arrays = turn_linear(single_file.text_encoder_arrays(state_dict))
-        components["text_encoder"] = ComponentWeights(configs["text_encoder"], arrays, str(path))
-    weights = Weights(components, schedule, find_tokenizer(path))
-    if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
-        weights.metadata = read_json_object(path.parent / "ppldm.json", ModelError, inside=True)
-        weights.metadata.pop("files", None)  # checksums, which say nothing of the training
-    return weights
-
-
-def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict] | None:
-    """(where from, model.params): the YAML file given, that beside the .ckpt, or of an LDMBert the published one of its
-    depth; None for another model without one."""
-    if yaml_file:
-        return Path(yaml_file), compvis.read_yaml(Path(yaml_file).expanduser())
-    beside = path.with_suffix(".yaml")
-    if beside.is_file():
-        return beside, compvis.read_yaml(beside)
-    prefix = "cond_stage_model.transformer.attn_layers.layers."
-    depth = len({name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}) // 2
-    if not depth:
-        return None
-    size = "" if depth > 12 else "_12"
-    own = {
-        kind: complete_config(kind, read_json_object(CONFIG_DIR / name, ModelError), name)
-        for kind, name in (
-            ("unet", f"unet{size}.json"),
-            ("text_encoder", f"ldmbert{size}.json"),
-            ("vae", "vae_kl_f8.json"),
-        )
-    }
-    params = compvis.params_of(
-        Weights({kind: ComponentWeights(config, {}) for kind, config in own.items()}, PUBLISHED_SCHEDULE)
-    )
-    return f"{path} (no YAML file given: taken for the published size)", params
-
-
 def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
     manifest, state = _checkpoint_state(path, kinds, ema)
     arrays = {
@@ -321,11 +248,12 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
     for kind in (CONTROLNET, *(("unet", "transformer") if has_model_file(path) else ("transformer",))):
         if not arrays.get(kind):
             arrays.pop(kind, None)
-    weights = (
-        _described(path, arrays)
-        if has_model_file(path)
-        else read_older_checkpoint(path, arrays, config_file, read_weights, read_component)
-    )
+    if has_model_file(path):
+        weights = _described(path, arrays)
+    else:
+        from .layouts.older import read_older_checkpoint
+
+        weights = read_older_checkpoint(path, arrays, config_file, read_weights, read_component)
     weights.metadata |= {
         "global_step": manifest["global_step"],
         "samples_seen": manifest["samples_seen"],

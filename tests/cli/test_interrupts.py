@@ -55,7 +55,7 @@ def test_during_the_imports_of_a_script(tmp_path, module, script):
 
 
 @pytest.mark.parametrize("module", ["paddle", "paddle.base", "paddle.base.core", "ppldm.training.prepare",
-                                    "ppldm.training.doctor.machine", "ppldm.training.loop"])  # fmt: skip
+                                    "ppldm.training.doctor.machine", "ppldm.training.train"])  # fmt: skip
 def test_between_the_flags_and_the_first_update(tiny, tmp_path, module):
     check(interrupt_at(module, tmp_path, ["-m", "ppldm", "train", *tiny.flags(tmp_path / "out", max_steps=10**6)]))
 

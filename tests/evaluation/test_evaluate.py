@@ -19,8 +19,8 @@ import ppldm
 from ppldm.cli.main import run
 from ppldm.evaluation import measure
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, DataError
 from ppldm.utils.pictures import save_png
 from ppldm.weights.lora.files import write_lora

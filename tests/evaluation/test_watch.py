@@ -14,9 +14,9 @@ from ppldm.evaluation import watch
 from ppldm.evaluation.job import Job
 from ppldm.evaluation.measure import Networks, choose_metrics
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.training.start import read_start
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.checkpoint_names import list_checkpoints
 

@@ -4,7 +4,8 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.networks.autoencoder import AutoencoderObjective, latent_statistics, psnr, to_unit_range
+from ppldm.networks.autoencoder import AutoencoderObjective, latent_statistics, psnr
+from ppldm.networks.encoders import to_unit_range
 from ppldm.weights.fill import load_vae
 
 

@@ -7,7 +7,7 @@ from math import prod
 import paddle
 import pytest
 
-from ppldm.config.published_models import KNOWN_MODELS
+from ppldm.config.network_files import KNOWN_MODELS
 from ppldm.families.common.ldm_build import build_ldm, load_pipeline
 from ppldm.families.ldm import LdmConfig
 from ppldm.networks.build import resize_text_encoder

@@ -10,8 +10,8 @@ from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ModelError
 
 LENGTH = 154

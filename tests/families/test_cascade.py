@@ -17,9 +17,9 @@ from ppldm.networks.cascade.prior import clip_pixels, embed_pictures
 from ppldm.networks.configs import read_new_config
 from ppldm.training.commands.arguments import parse_arguments, read_recipe
 from ppldm.training.commands.dry_run import reckon
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, ModelError, PartError
 from ppldm.utils.rng import Stream

@@ -20,8 +20,8 @@ from ppldm.families.common.ldm_build import build_model, load_pipeline
 from ppldm.families.controlnet import FAMILY, ControlNetConfig
 from ppldm.networks.controlnet import controlnet_config, new_controlnet
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.rng import Stream, make_rng
 from ppldm.weights.fill import component_of, fill_component

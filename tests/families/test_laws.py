@@ -22,9 +22,9 @@ from ppldm.families.base import get_family, list_families
 from ppldm.families.common.ldm_build import load_pipeline
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError
 from ppldm.weights.fill import fill_component, find_component_by_name, load_vae

@@ -20,8 +20,8 @@ from ppldm.networks.configs import check_config, read_new_config
 from ppldm.networks.transformers.microdit import MicroDiT
 from ppldm.networks.transformers.transform import transform
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.components import turn_linear
 from ppldm.weights.fill import component_of, find_component_by_name, parameter_shapes

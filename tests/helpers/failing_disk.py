@@ -14,8 +14,8 @@ from ppldm.utils.processes.world import World
 
 def main(kind: str, *flags: str) -> None:
     from ppldm.training.commands.arguments import parse_arguments
-    from ppldm.training.loop import run_loop
     from ppldm.training.prepare import prepare
+    from ppldm.training.train import run_loop
     from ppldm.training.trainer import run_trainer
 
     run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))

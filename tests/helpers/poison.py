@@ -33,8 +33,8 @@ def poisoned(rows: list[int]):
 
 def main(kind: str, rows: str, facts: str, *flags: str) -> None:
     from ppldm.training.commands.arguments import parse_arguments
-    from ppldm.training.loop import run_loop
     from ppldm.training.prepare import prepare
+    from ppldm.training.train import run_loop
     from ppldm.training.trainer import run_trainer
     from ppldm.utils.errors import TrainingError
 

@@ -16,17 +16,16 @@ import numpy as np
 import paddle
 from poison import poisoned
 
-import ppldm.training.optimizer.gradient_shares
 import ppldm.training.optimizer.sharding
 from ppldm.families.base import get_family
 from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
 from ppldm.networks.model import Component
 from ppldm.training.checkpoint.checkpoint import TrainingState, count_bytes
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.optimizer.precision import restore_float32
 from ppldm.training.optimizer.sharding import ShardedAdamW, master_weights, whole_state
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.training.update import UpdateGuard, update_averages
 from ppldm.utils.processes.world import World
@@ -34,8 +33,7 @@ from ppldm.utils.processes.world import World
 
 def main(bad_row: str, facts: str, runs: str) -> None:
     held, gradients = {}, {}
-    for module in (ppldm.training.optimizer.sharding, ppldm.training.optimizer.gradient_shares):
-        module._SMALL = 500  # elements: the tiny model has more and less
+    ppldm.training.optimizer.sharding._SMALL = 500  # elements: the tiny model has more and less
     for name, kind, flags, family in json.loads(Path(runs).read_text()):
         run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop", get_family(family).Config))
         # An autoencoder measures its latents with the noise of the rows.

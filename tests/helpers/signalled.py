@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import Interrupted
 from ppldm.utils.processes.world import World

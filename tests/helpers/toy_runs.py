@@ -11,8 +11,8 @@ from toy import FAMILY as TOY
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.checksums import checksum_file, checksum_json
 
 ROOT = Path(__file__).resolve().parents[2]

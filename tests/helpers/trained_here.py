@@ -1,8 +1,8 @@
 """Trainings in the process of the tests, which has imported what they need: the same bits as by the scripts."""
 
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 
 
 def train_here(flags: list[str], loop: bool = True) -> None:

@@ -11,10 +11,10 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 
 from ppldm.networks.model import Loss, Model
 from ppldm.training.checkpoint.checkpoint import TrainingState
-from ppldm.training.distributed.check_ranks import check_ranks
 from ppldm.training.monitor.control import Order
-from ppldm.training.optimizer import gradient_shares as shares_module
+from ppldm.training.optimizer import sharding as shares_module
 from ppldm.training.optimizer.sharding import ShardedAdamW
+from ppldm.training.run import check_ranks
 from ppldm.training.update import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError
 from ppldm.utils.processes.rank_watch import barrier, gather_objects

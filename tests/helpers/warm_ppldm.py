@@ -51,7 +51,6 @@ def _serve(address: str, change: str) -> None:
     prepare_cpu()
     import ppldm.evaluation.job
     import ppldm.inference.pipeline
-    import ppldm.training.loop
     import ppldm.training.prepare  # noqa: F401
     from ppldm.cli.main import main
 

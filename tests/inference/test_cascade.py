@@ -15,8 +15,8 @@ from ppldm.diffusion.drawing import Drawing
 from ppldm.families.base import get_family
 from ppldm.inference.pictures.draw import SOURCE, read_settings
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.rng import Stream, make_rng, pyramid
 

@@ -11,8 +11,8 @@ from small_weights import UNET, write_clip
 import ppldm
 from ppldm.diffusion.guided import initial_noise
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.read import read_weights
 from ppldm.weights.write import write_weights

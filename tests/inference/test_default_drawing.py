@@ -16,9 +16,9 @@ from ppldm.inference.pictures.draw import read_settings
 from ppldm.inference.serving.paint import Painter
 from ppldm.inference.serving.parameters import Limits, make_parameters, read_request
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.sinks import old_pictures
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 
 OWN, USUAL = {"guidance_scale": 2.0, "num_inference_steps": 3, "sampler": "euler"}, (7.5, 50, "ddim")

@@ -22,8 +22,8 @@ from ppldm.inference.pipeline import TextToImage
 from ppldm.inference.prompt_notes import describe_prompts
 from ppldm.inference.prompts import Request, read_requests
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.grid import pad_alike, prompt_grid, tile
 from ppldm.utils.pictures import caption_font, fit_text, save_png

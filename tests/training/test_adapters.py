@@ -10,8 +10,8 @@ from tiny_model import make_model
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.families.common.ldm_build import load_pipeline, weights_of
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ModelError
 from ppldm.weights.lora.files import read_lora
 from ppldm.weights.lora.tokens import read_tokens

@@ -12,9 +12,9 @@ from small_lpips import write_lpips
 from ppldm.cli.main import run as command
 from ppldm.families.autoencoder import AutoencoderConfig
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError
 from ppldm.weights.fill import load_vae

@@ -22,11 +22,10 @@ from ppldm.families.base import get_family
 from ppldm.training import prepare as module
 from ppldm.training.checkpoint.checkpoint import verify
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.identity import run_identity
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.monitor.sinks import VISUALDL_FILE
-from ppldm.training.prepare import prepare
+from ppldm.training.prepare import prepare, run_identity
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError
 

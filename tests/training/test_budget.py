@@ -12,7 +12,7 @@ from ppldm.config.training import TrainingOptions
 from ppldm.families.base import get_family, list_families
 from ppldm.families.ldm import LdmConfig
 from ppldm.training.commands.arguments import parse_arguments, read_recipe, warn_of_idle
-from ppldm.training.optimizer.learning_rate import lr_factor
+from ppldm.training.optimizer.adamw import lr_factor
 from ppldm.training.rows import count_steps
 from ppldm.utils.errors import ConfigError
 

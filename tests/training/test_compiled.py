@@ -16,9 +16,9 @@ from tiny_model import make_batch, make_model
 from ppldm.training.checkpoint.checkpoint import read_manifest
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.compiled import CompiledPrediction
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.processes.world import World
 

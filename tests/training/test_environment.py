@@ -16,8 +16,7 @@ from ppldm.config.recipe import schema_of
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.families.base import get_family
-from ppldm.training.commands.early import check_early
-from ppldm.training.commands.train import run_recipe
+from ppldm.training.commands.train import check_early, run_recipe
 from ppldm.utils import hidden
 from ppldm.utils.hidden import hide, reveal
 

@@ -9,7 +9,7 @@ from ppldm.config.option import identity_of, options
 from ppldm.config.recipe import groups_of
 from ppldm.data.shapes import group_size_of, make_shapes
 from ppldm.families.base import get_family, list_families
-from ppldm.training import identity
+from ppldm.training import prepare
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.rows import count_steps
 
@@ -35,7 +35,7 @@ def entries(family, config, data, arguments) -> dict:
     )  # fmt: skip
     rows = type("Rows", (), {"__len__": lambda _: 100, **facts})()
     batch, group = arguments.samples_of_update(1), group_size_of(data, arguments.per_device_train_batch_size)
-    found = identity.run_identity(arguments, data, rows, group, batch, count_steps(arguments, 100, batch))
+    found = prepare.run_identity(arguments, data, rows, group, batch, count_steps(arguments, 100, batch))
     return found | identity_of(config) | family.identity(config, data)
 
 
@@ -55,7 +55,7 @@ def others(stated, value) -> list:
 
 @pytest.mark.parametrize("name", ["ldm", "stable_diffusion"])
 def test_every_setting_that_changes_a_runs_identity_is_marked_with_the_entry(name, monkeypatch):
-    monkeypatch.setattr(identity, "precision_name", lambda one: str((one.bf16, one.fp16, one.fp16_opt_level)))
+    monkeypatch.setattr(prepare, "precision_name", lambda one: str((one.bf16, one.fp16, one.fp16_opt_level)))
     family, tried = get_family(name), set()
     for context in CONTEXTS:
         words = [] if name == "ldm" else ["--model_name_or_path", "a/b"]

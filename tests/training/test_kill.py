@@ -23,7 +23,7 @@ IMPORTS = """
 import json
 from ppldm.data.images.resize import compile_kernels
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
+from ppldm.training.train import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
 

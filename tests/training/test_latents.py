@@ -19,9 +19,9 @@ from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part
 from ppldm.networks.build import build_autoencoder, save_component
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, PartError
 

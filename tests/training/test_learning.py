@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 
 RECORDED = Path(__file__).with_name("learning.json")
 BAND = 0.03

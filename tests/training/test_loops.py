@@ -11,9 +11,9 @@ import pytest
 
 from ppldm.training.checkpoint.checkpoint import read_manifest
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import (
     CheckpointError,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ppldm.families.autoencoder import AutoencoderConfig
-from ppldm.training.commands.early import check_early
+from ppldm.training.commands.train import check_early
 from ppldm.utils.errors import ConfigError, ModelError
 from tests.conftest import TEXT_ENCODER_CONFIG, UNET_CONFIG, VAE_CONFIG
 

@@ -20,9 +20,9 @@ from ppldm.prepare.convert.convert import convert_source
 from ppldm.prepare.provenance.forget import forget_rows
 from ppldm.prepare.provenance.forgotten import Forgotten
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.past import opened_past
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ConfigError
 from ppldm.utils.processes.world import World
 

@@ -7,10 +7,10 @@ import signal
 import pytest
 
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import METRICS_FILE, read_metrics
 from ppldm.training.monitor.report import Reporter
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, DiskFullError, OutputError
 from ppldm.utils.rng import MAX_SEED

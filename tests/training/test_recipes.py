@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import yaml
 
-from ppldm.training.commands.early import check_early
-from ppldm.training.commands.train import run_recipe
+from ppldm.training.commands.train import check_early, run_recipe
 from ppldm.weights.formats.files import read_arrays
 
 

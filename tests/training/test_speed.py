@@ -7,9 +7,9 @@ from ppdiffusers.models.attention_processor import AttnProcessor
 from ppldm.config.recipe import defaults, flatten
 from ppldm.families.ldm import LdmConfig
 from ppldm.training.commands.arguments import make_parser, parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError
 
 needs_cpu = pytest.mark.skipif(paddle.is_compiled_with_cuda(), reason="shows what happens on a CPU")

@@ -8,7 +8,6 @@ import signal
 import pytest
 
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.monitor.report import Reporter
 from ppldm.training.prepare import prepare
@@ -23,6 +22,7 @@ from ppldm.training.start import (
     read_start,
     write_start,
 )
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import Interrupted, Preempted
 
 SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "AWS_BATCH_JOB_ID", "SGE_O_HOST", "PPLDM_JOB_ID")

@@ -17,9 +17,9 @@ from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.loader import first_epoch
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, PartError
 
@@ -131,7 +131,7 @@ def test_the_same_run_with_workers_the_trainer_a_resume_and_cached_latents(tiny,
         ({"captions": "caption:1"}, PartError, "captions was .*'caption', 'blip'.* and is .*'caption'"),
         ({"captions": None}, PartError, "captions was"),
         ({"model_max_length": 12}, PartError, "model_max_length was 16 and is 12"),
-        ({"clean_captions": True}, PartError, "clean_captions was False and is True.*--clean_captions"),
+        ({"clean_captions": True}, PartError, "clean_captions was False and is True.*--clean-captions"),
         ({"text_embeddings_dtype": "float32"}, PartError, "dtype was 'float16' and is 'float32'"),
     ],
 )  # fmt: skip

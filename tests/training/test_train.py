@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppldm.training.distributed.signals import StopRequest
 from ppldm.training.monitor.control import Order
 from ppldm.training.monitor.report import Reporter
-from ppldm.training.train import Updates
+from ppldm.training.train import StopRequest, Updates
 from ppldm.training.update import Update
 from ppldm.utils.processes.world import World
 

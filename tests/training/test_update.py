@@ -16,9 +16,9 @@ from ppldm.data.order.rows import Mix
 from ppldm.networks.model import Loss, Model
 from ppldm.training.checkpoint.checkpoint import TrainingState, verify
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare as prepare_run
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.training.update import UpdateGuard, train_step
 from ppldm.utils.errors import TrainingError

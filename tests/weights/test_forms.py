@@ -424,7 +424,7 @@ def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
 
 
 def test_a_ckpt_without_yaml_is_the_published_size_of_its_depth(tmp_path):
-    from ppldm.weights.read import _compvis_params
+    from ppldm.weights.layouts.compvis import _compvis_params
 
     names = {f"cond_stage_model.transformer.attn_layers.layers.{n}.0.weight" for n in range(64)}
     for depth, width in ((32, 1280), (12, 768)):

@@ -18,9 +18,8 @@ from ...utils.processes.workers import map_in_threads
 from ..filelist import Source
 from ..fingerprint import read_options
 from ..inputs import TextEmbeddings
-from ..last_used import LastUsed
 from ..text.captions import CaptionRule
-from .file import CachedFile, create_file, read_key
+from .file import CachedFile, LastUsed, create_file, read_key
 from .key import EmbeddingsKey, find_cached
 
 if TYPE_CHECKING:

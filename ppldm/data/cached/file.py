@@ -34,10 +34,12 @@ import math
 import os
 import struct
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from isal import isal_zlib
@@ -366,3 +368,24 @@ def _damaged(what, how: str) -> PartError:
 def _close(number: int | None) -> None:
     if number is not None:
         os.close(number)
+
+
+T = TypeVar("T")
+
+
+class LastUsed(Generic[T]):
+    """`open(number)`, of which the latest `count` are kept; a copy in another process opens its own."""
+
+    def __init__(self, open: Callable[[int], T], count: int):
+        self._arguments = open, count
+        self._kept = lru_cache(maxsize=count)(open)
+
+    def __call__(self, number: int) -> T:
+        """Raises what `open` raises."""
+        return self._kept(number)
+
+    def __getstate__(self):
+        return self._arguments
+
+    def __setstate__(self, state):
+        self.__init__(*state)

@@ -18,7 +18,7 @@ import numpy as np
 from ...config.data import LATENTS_DTYPES
 from ...utils.checksums import digest_of
 from ...utils.errors import PartError
-from ...utils.jobs import find_changes
+from ...utils.text import find_changes
 from ..filelist import Source
 from ..fingerprint import read_options
 from ..images.crop import CropRule

@@ -24,10 +24,9 @@ from ..formats.row import Row
 from ..formats.rows import Rows
 from ..images.crop import CropRule
 from ..inputs import Moments
-from ..last_used import LastUsed
 from ..open_parts import OpenParts
 from ..select.selection import Selection
-from .file import read_key
+from .file import LastUsed, read_key
 from .key import LatentsKey, cached_path, find_cached
 from .latents import Latents, create_latents, read_texts
 

@@ -7,7 +7,8 @@ import numpy as np
 from ...utils.errors import RowError
 from ..formats.row import Row
 from ..images.crop import CropRule, scale_to_cover
-from .filters import ControlFilter, RowImage
+from ..inputs import ControlFilter
+from .filters import RowImage
 from .spec import apply_filter
 
 _SHAPE_TOLERANCE = 0.02  # by which ratios of width to height may differ

@@ -16,7 +16,7 @@ when the model draws. A class of one's own is the same: `package.module:Class`.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,15 +24,6 @@ from ...utils.errors import ConfigError
 from ...utils.machine.environment import HEADLESS_OPENCV
 
 _SALIENCY_SIDE = 64  # pixels of the shorter side at which holes are shaped
-
-
-class ControlFilter(Protocol):
-    """What a control image is made by; a class of one's own needs no more."""
-
-    num_channels: int
-
-    def __call__(self, picture: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """uint8 [3, H, W] to uint8 [num_channels, H, W]."""
 
 
 @cache

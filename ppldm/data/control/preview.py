@@ -9,8 +9,8 @@ from PIL import Image
 from ...utils.rng import Stream, make_rng
 from ..formats.row import Row
 from ..images.crop import CropRule, DrawnCrop
+from ..inputs import ControlFilter
 from .cut import Cut, make_control
-from .filters import ControlFilter
 
 _HOLE_COLOUR = (230, 60, 200)
 _centre = cache(partial(CropRule, fraction=1.0, random=False, enlarge=True))

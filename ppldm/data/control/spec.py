@@ -11,7 +11,8 @@ import numpy as np
 
 from ...utils.errors import ConfigError
 from ...utils.text import did_you_mean
-from .filters import FILTERS, ControlFilter
+from ..inputs import ControlFilter
+from .filters import FILTERS
 
 
 def make_filter(spec: str) -> ControlFilter:

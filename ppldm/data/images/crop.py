@@ -13,7 +13,6 @@ import numpy as np
 from ...utils.errors import ConfigError, RowError
 from ...utils.rng import Stream, make_rng
 from .decode import decode_pixels
-from .saliency import find_corner
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,8 @@ class CropRule:
         """As `load`, of a decoded image, uint8 [height, width, 3]."""
         if self.smart:
             scaled = scale_to_cover(*image.shape[:2], *pixels.shape[1:], self.fraction)  # type: ignore[call-arg]
+            from .saliency import find_corner
+
             corner = find_corner(image, scaled, pixels.shape)
         else:
             corner = self.find_corner(crop, row)

@@ -19,13 +19,13 @@ import struct
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from isal import isal_zlib
 
 from ..formats.index.entries import Misfit
-from .evaluate import Distinct
 
 # Part of every file: a change of what is in it must change it.
 _VERSION = 1
@@ -38,6 +38,15 @@ _LARGEST_EXACT = 1 << 53  # of integers, in float64
 INDEX_FIELDS = {"width", "height"}
 _CAPTION = "caption"
 _ERRORS = ""  # no field has this name in an expression
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """A column of few different values: row i has `values[places[i]]`."""
+
+    values: list
+    places: np.ndarray
+
 
 # (rows, columns by name as `judge` takes them, reasons of the rows that cannot be read, None where all can)
 Block = tuple[int, dict[str, np.ndarray | Distinct], Distinct | None]

@@ -10,12 +10,16 @@ Columns are judged as a whole: numbers as float64 where that is exact, any other
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..filelist import Source
+from ..formats.rows import Rows
+from .columns import INDEX_FIELDS, Block, Distinct
 from .expression import ORDER_SIGNS, All, Compare, Expression, Field, Literal, Member, Not, field_names
+from .sidecar import read_columns
 
 FALSE = "where: false"
 
@@ -34,14 +38,6 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 _MISSING, _NUMERIC, _TEXT, _TRUTH, _OTHER = range(5)
 _COMPARABLE = (_NUMERIC, _TEXT, _TRUTH)
 _KIND_NAMES = {_NUMERIC: "a number", _TEXT: "text"}
-
-
-@dataclass(frozen=True)
-class Distinct:
-    """A column of few different values: row i has `values[places[i]]`."""
-
-    values: list
-    places: np.ndarray
 
 
 def judge(
@@ -242,3 +238,33 @@ def read_number(text: str) -> int | float | None:
     if not _NUMBER.fullmatch(text):
         return None
     return int(text) if _INTEGER.fullmatch(text) else float(text)
+
+
+def columns_of(where: Expression) -> set[str]:
+    """The fields of a condition that the index does not answer."""
+    return field_names(where) - INDEX_FIELDS
+
+
+def judge_blocks(part: Rows, source: Source, where: Expression, sizes: dict) -> list[tuple[np.ndarray, list[str]]]:
+    """(code of each row, reasons), as `judge` gives them, of runs of rows, one after the other."""
+    names = columns_of(where)
+    if not names:
+        return [judge(where, sizes, len(part))]
+    return list(_judge_columns(read_columns(part, source, names), where, sizes))
+
+
+def _judge_columns(blocks: list[Block], where: Expression, sizes: dict) -> Iterator[tuple[np.ndarray, list[str]]]:
+    start = 0
+    for num_rows, found, errors in blocks:
+        own_sizes = {name: values[start : start + num_rows] for name, values in sizes.items()}
+        codes, reasons = judge(where, {**found, **own_sizes}, num_rows)
+        if errors is not None:
+            # Of rows that cannot be read, what the sizes decide stays decided.
+            by_size, _ = judge(where, own_sizes, num_rows)
+            first = len(reasons) + 1
+            codes = np.where(
+                by_size > 1, np.where(errors.places < len(errors.values) - 1, first + errors.places, codes), codes
+            )
+            reasons = reasons + errors.values[:-1]
+        yield codes, reasons
+        start += num_rows

@@ -10,7 +10,6 @@ A condition on width and height is answered by the indexes, one on captions and 
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -23,12 +22,7 @@ from ...utils.log import get_logger, progress
 from ...utils.processes.workers import map_unordered
 from ..filelist import Source
 from ..formats.open import build_indexes, open_part
-from ..formats.rows import Rows
 from ..shapes import NO_SHAPE, TOO_SMALL, Buckets, ShapeRule, Tally, describe, refusals
-from .columns import INDEX_FIELDS, Block
-from .evaluate import judge
-from .expression import Expression, field_names
-from .sidecar import read_columns
 
 _MASKS_UNPACKED = 64
 _PARTS_AT_ONCE = 32  # that a process is given: handing out one by one takes as long as judging
@@ -120,12 +114,13 @@ class _Judged:
 
 def select_rows(
     sources: list[Source],
-    where: Expression | None = None,
+    where=None,
     min_side: int = 0,
     num_workers: int = 1,
     shapes: ShapeRule | None = None,
 ) -> Selection:
-    """The rows of all sources for which `where` is true, of images whose sides are unknown or at least `min_side`; with
+    """The rows of all sources for which the Expression `where` is true, of images whose sides are unknown or at least
+    `min_side`; with
     `shapes`, of those that get one.
 
     Parts without an index are indexed first. Raises PartError, OutputError, and DataError where a list that is to be
@@ -139,7 +134,7 @@ def select_rows(
     tally = Tally(shapes, int(starts[-1])) if shapes else None
     if where is not None or min_side > 0 or shapes:
         # Of rows that are to be read, each process takes a part at a time; sizes are faster here than there.
-        num_workers = num_workers if where is not None and field_names(where) - INDEX_FIELDS else 1
+        num_workers = num_workers if where is not None and _reads_columns(where) else 1
         judge_parts = partial(_judge_parts, where=where, min_side=min_side, shapes=shapes)
         tasks = [
             (number, path, source)
@@ -165,6 +160,12 @@ def select_rows(
     selection = Selection(rows_of_parts, masks, parts_of_lists, skipped, contents, buckets)
     _refuse_empty(selection, sources, min_side)
     return selection
+
+
+def _reads_columns(where) -> bool:
+    from .evaluate import columns_of
+
+    return bool(columns_of(where))
 
 
 def _settle_shapes(tally: Tally, parts: list, starts: np.ndarray, masks: list, skipped: Counter) -> Buckets:
@@ -200,9 +201,7 @@ def _judge_parts(tasks: list[tuple[int, Path, Source]], **how) -> list[_Judged]:
     return [_judge_part(task, **how) for task in tasks]
 
 
-def _judge_part(
-    task: tuple[int, Path, Source], where: Expression | None, min_side: int, shapes: ShapeRule | None
-) -> _Judged:
+def _judge_part(task: tuple[int, Path, Source], where, min_side: int, shapes: ShapeRule | None) -> _Judged:
     """Of a part (number, path, how to read it)."""
     _, path, source = task
     codes = kept = None
@@ -216,8 +215,10 @@ def _judge_part(
             small = (sides < min_side) & (sides > 0)
             used, reasons = ~small, Counter({TOO_SMALL: int(small.sum())})
         if where is not None:
+            from .evaluate import judge_blocks
+
             start = 0
-            for places, names in _judge_blocks(part, source, where, sizes):
+            for places, names in judge_blocks(part, source, where, sizes):
                 block = used[start : start + len(places)]
                 counts = np.bincount(places[block], minlength=len(names) + 1)
                 for name, count in zip(names, counts[1:].tolist(), strict=True):
@@ -228,28 +229,3 @@ def _judge_part(
         codes[~used] = NO_SHAPE
     mask = None if used.all() else np.packbits(used)
     return _Judged(mask, Counter({reason: count for reason, count in reasons.items() if count}), codes, kept)
-
-
-def _judge_blocks(part: Rows, source: Source, where: Expression, sizes: dict) -> list[tuple[np.ndarray, list[str]]]:
-    """(code of each row, reasons), as `judge` gives them, of runs of rows, one after the other."""
-    names = field_names(where) - INDEX_FIELDS
-    if not names:
-        return [judge(where, sizes, len(part))]
-    return list(_judge_columns(read_columns(part, source, names), where, sizes))
-
-
-def _judge_columns(blocks: list[Block], where: Expression, sizes: dict) -> Iterator[tuple[np.ndarray, list[str]]]:
-    start = 0
-    for num_rows, found, errors in blocks:
-        own_sizes = {name: values[start : start + num_rows] for name, values in sizes.items()}
-        codes, reasons = judge(where, {**found, **own_sizes}, num_rows)
-        if errors is not None:
-            # Of rows that cannot be read, what the sizes decide stays decided.
-            by_size, _ = judge(where, own_sizes, num_rows)
-            first = len(reasons) + 1
-            codes = np.where(
-                by_size > 1, np.where(errors.places < len(errors.values) - 1, first + errors.places, codes), codes
-            )
-            reasons = reasons + errors.values[:-1]
-        yield codes, reasons
-        start += num_rows

@@ -18,9 +18,15 @@ from ...config.recipe import Recipe, merge_settings, recipe_of, schema_of
 from ...config.write import RECIPE_FILE
 from ...data.fingerprint import find_difference
 from ...families.base import get_family
-from ...training.checkpoint.checkpoint import POSTHOC_STATE, load_optimizer, read_manifest, verify, versions
-from ...training.checkpoint.machine import machine_record
-from ...training.commands.early import check_recipe
+from ...training.checkpoint.checkpoint import (
+    POSTHOC_STATE,
+    load_optimizer,
+    machine_record,
+    read_manifest,
+    verify,
+    versions,
+)
+from ...training.commands.train import check_recipe
 from ...training.optimizer.precision import autocast
 from ...training.prepare import prepare
 from ...training.run import TrainingRun

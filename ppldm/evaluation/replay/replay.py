@@ -39,7 +39,7 @@ def replay(
 
 def compute_as(folder: Path) -> None:
     """Take the run's number of threads and the like, where the environment sets none; before paddle is imported."""
-    from ...training.checkpoint.machine import TUNING
+    from ...training.checkpoint.checkpoint import TUNING
 
     manifests = [path for one in list_checkpoints(folder) if (path := one / "manifest.json").is_file()]
     found = max(manifests, key=lambda path: path.stat().st_mtime, default=None)

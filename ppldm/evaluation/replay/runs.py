@@ -19,7 +19,8 @@ from ...utils.files import read_json_object
 from ...utils.log import get_logger
 from ...utils.machine.cpu import load_paddle
 from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, step_of
-from ...weights.formats.paddle_files import NAME_TABLE, read_tree, widen_bfloat16
+from ...weights.components import widen_bfloat16
+from ...weights.formats.paddle_files import NAME_TABLE, read_tree
 from ...weights.model_file import has_model_file, read_model_file
 from ...weights.runs import RUN_FILE, one_run
 

@@ -8,7 +8,7 @@ networks that stay frozen.
 from pathlib import Path
 from typing import ClassVar
 
-from ...config.published_models import published_network
+from ...config.network_files import published_network
 from ...data.text.tokenizer import load_tokenizer
 from ...networks.configs import EFFNET_FACTOR, check_config, check_tokenizer_fit, read_new_config
 from ...utils.errors import ConfigError, ModelError

@@ -30,7 +30,6 @@ from ...weights.components import Weights
 from ...weights.fetch import locate_model
 from ...weights.fill import component_of, config_of, fill_component, find_component_by_name
 from ...weights.folders import FOLDERS, whole_model
-from ...weights.layouts.single_file import SAID
 from ...weights.noise_schedule import PUBLISHED_SCHEDULE
 from ...weights.read import find_tokenizer, read_weights
 
@@ -53,7 +52,7 @@ def build_ldm(
                 locate_model(arguments.model_name_or_path, _folders(arguments), arguments.offline),
                 yaml_file=arguments.original_config_file,
                 ema=arguments.load_ema,
-                assumed_prediction=arguments.prediction_type if arguments.prediction_type in SAID else None,
+                assumed_prediction=arguments.prediction_type,
             )
             schedule = weights.scheduler
             shown = {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ...config.published_models import published_network
+from ...config.network_files import published_network
 from ...data.text.tokenizer import load_tokenizer
 from ...networks.configs import check_fit, check_sizes_taken, read_new_config
 from ...utils.errors import ConfigError, ModelError
@@ -87,7 +87,6 @@ class TextToImage(Family):
 
     def build(self, config: TextToImageSettings, data, seed: int):
         """From weights or from configs, with the tokenizer of what it starts from unless another is named."""
-        from ...networks.adapters.adapt import adapt
         from ...weights.fill import config_of
         from .ldm_build import build_ldm, tokenizer_source
 
@@ -99,7 +98,10 @@ class TextToImage(Family):
         model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
         self.check_configs({name: config_of(name, getattr(model, name)) for name in self.components}, config)
         check_sizes(model.vae.config, data)
-        adapt(model, config, seed)
+        if config.trains_adapters:
+            from ...networks.adapters.adapt import adapt
+
+            adapt(model, config, seed)
         return model
 
     def assemble(self, config: TextToImageSettings, seed: int, *parts):

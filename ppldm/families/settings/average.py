@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...config.option import Bounds, Needs, option
-from ...networks.posthoc import LARGEST_STD
+from ...config.training import LARGEST_STD
 from ...utils.errors import ConfigError
 
 _optimizer = partial(option, section="optimizer")
@@ -85,3 +85,15 @@ class AverageSettings:
             given = {"start_iters": self.ema_start_iters, "iters": self.ema_iters, "beta": self.ema_beta}
             return IntervalDecay(**{name: value for name, value in given.items() if value is not None})
         return GradualDecay(self.ema_decay) if self.use_ema else None
+
+
+def learning_rate_of(what: str, needs: Needs | None = None):
+    """The option `<component>_learning_rate`; None is that of all (`--learning_rate`)."""
+    return option(
+        None,
+        f"Learning rate of {what} (default: --learning_rate).",
+        section="optimizer",
+        bounds=Bounds(above=0),
+        identity=True,
+        needs=needs,
+    )

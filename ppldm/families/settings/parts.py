@@ -6,7 +6,7 @@ from functools import partial
 from ...config.option import Needs, option
 from ...utils.errors import ConfigError
 from .adapters import adapts_text_encoder, trains_adapters
-from .learning_rate import learning_rate_of
+from .average import learning_rate_of
 from .text_to_image import TextToImageSettings
 
 _model = partial(option, section="model")

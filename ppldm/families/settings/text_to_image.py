@@ -7,9 +7,8 @@ from typing import ClassVar
 from ...config.option import Bounds, Needs, option
 from ...networks.configs import SIZE_EMBEDDING, read_new_config
 from .adapters import AdapterSettings
-from .average import AverageSettings
+from .average import AverageSettings, learning_rate_of
 from .drawn import DrawnSettings
-from .learning_rate import learning_rate_of
 from .objective import ObjectiveSettings
 
 _model = partial(option, section="model")

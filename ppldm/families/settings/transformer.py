@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ...config.option import Bounds, option
 from .adapters import lora_components
-from .learning_rate import learning_rate_of
+from .average import learning_rate_of
 from .parts import OF_PARTS, PartsSettings, anew
 
 _model = partial(option, section="model")

@@ -6,8 +6,8 @@ import numpy as np
 import paddle
 
 from ...config.data import EAGER
-from ...networks.autoencoder import encode_moments
 from ...networks.configs import LABELS, downscale_factor, is_effnet
+from ...networks.encoders import encode_moments
 from ...utils.errors import ModelError
 from ...utils.files import read_json_object
 from ...utils.log import get_logger, quiet_libraries

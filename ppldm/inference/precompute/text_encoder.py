@@ -5,8 +5,8 @@ import paddle
 
 from ...data.cached.embeddings import EmbeddingsRule
 from ...data.text.tokenizer import load_tokenizer
-from ...networks.captions import hidden_states, join_caption, projected_caption
 from ...networks.configs import check_tokenizer_fit, hidden_width, is_ldmbert
+from ...networks.encoders import hidden_states, join_caption, projected_caption
 from ...utils.errors import ConfigError
 from ...utils.log import get_logger, quiet_libraries
 from ...utils.machine.devices import set_exactness

@@ -99,9 +99,7 @@ def find_layers(name: str, network: nn.Layer, modules: list[str]) -> dict[str, n
 
 def adapt(model: Model, config, seed: int) -> None:
     """Give a model with its tokenizer the adapters that `config` (`families.settings.adapters`) asks for, and freeze
-    all else; nothing where it asks for none. To be called last when a model is built. Raises ConfigError."""
-    if not config.trains_adapters:
-        return
+    all else. To be called last when a model is built. Raises ConfigError."""
     networks, adapters = model.networks, {}
     with paddle.utils.unique_name.guard("adapter_"):
         for salt, name in enumerate(config.lora_components if config.lora_rank else ()):

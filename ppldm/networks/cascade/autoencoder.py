@@ -6,7 +6,8 @@ A batch holds pixel_values [B, 3, H, W] uint8, and nothing random.
 import paddle
 from ppdiffusers.pipelines.wuerstchen.modeling_paella_vq_model import PaellaVQModel
 
-from ..autoencoder import AutoencoderObjective, to_unit_range
+from ..autoencoder import AutoencoderObjective
+from ..encoders import to_unit_range
 from ..model import Loss
 
 _MOMENTUM = 0.9  # of a batch norm's statistics, as PyTorch and Paddle have it

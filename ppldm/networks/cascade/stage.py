@@ -4,8 +4,8 @@ import paddle
 from paddle import nn
 
 from ...diffusion.process import Process
-from ..captions import projected_caption, split_caption
 from ..denoising import DenoisingModel
+from ..encoders import projected_caption, split_caption
 from ..model import Component, Loss
 
 

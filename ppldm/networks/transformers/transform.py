@@ -19,8 +19,8 @@ from ppdiffusers import Transformer2DModel, UViTT2IModel
 from ppdiffusers.models.attention_processor import Attention, AttnProcessor
 from ppdiffusers.models.embeddings import PixArtAlphaTextProjection, get_timestep_embedding
 
-from ..captions import token_mask
 from ..configs import is_uvit, table_of
+from ..encoders import token_mask
 from ..latent_diffusion import LatentDiffusionModel
 from .microdit import MicroDiT
 from .patches import Grid, grid_of, take_patches

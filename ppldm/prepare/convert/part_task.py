@@ -23,7 +23,8 @@ from ...data.images.decode import check_pixels, decode_pixels, has_other_profile
 from ...utils.checksums import file_sha256
 from ...utils.errors import RowError
 from ...utils.files import write_json
-from ...utils.jobs import as_json, finish, list_pieces, make_key, take_state
+from ...utils.jobs import finish, list_pieces, make_key, take_state
+from ...utils.text import as_json
 from ..address_path import AddressPath, put_files
 from ..block_list import BLOCKED, NOTHING, BlockList
 from ..executor_hadoop import local_folder

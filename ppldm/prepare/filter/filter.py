@@ -19,11 +19,12 @@ from typing import Annotated, Any
 from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.files import claimed_dir, local_path, read_json, write_json
 from ...utils.hidden import hide, hide_all
-from ...utils.jobs import Piece, find_changes, take_fingerprint
+from ...utils.jobs import Piece, take_fingerprint
 from ...utils.log import get_logger
 from ...utils.machine.resources import usable_memory_bytes
 from ...utils.machine.spark import check_java, is_submitted, spark_session_if
 from ...utils.report import print_report
+from ...utils.text import find_changes
 from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
 from ..hadoop import AddressPlace, Hadoop, address_of, fingerprint_at, is_address, is_remote, read_tables_at
 from ..metadata import Tables, read_tables

@@ -19,7 +19,7 @@ def ema(
     json: bool = False,  # print the report as JSON
 ):
     """Make an average of a run's weights after the training, and export it, or list those that can be made."""
-    from ...networks.posthoc import LARGEST_STD
+    from ...config.training import LARGEST_STD
     from ...utils.files import local_path
     from ...utils.machine.cpu import load_paddle
 

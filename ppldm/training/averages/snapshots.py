@@ -21,9 +21,8 @@ from ...utils.errors import FULL_DISK, DiskFullError, ModelError
 from ...utils.files import atomic_write, count_free_bytes, make_output_dir, passing_over, remove_leftovers
 from ...utils.log import get_logger
 from ...weights.formats.files import read_arrays, read_metadata
-from ..checkpoint.checkpoint import require_space
+from ..checkpoint.checkpoint import SNAPSHOTS, require_space
 
-SNAPSHOTS = "ema_snapshots"
 DEFAULT_NUMBER = 50  # of times in a run
 _FACTS = "average"
 _NAME = re.compile(r"(\d.*)-(\d+)\.safetensors")

@@ -25,6 +25,8 @@ Paddle keys an optimizer's state by generated names. Models are built, and loops
 their own, so that these names are the same in every process and whatever ran before in it.
 """
 
+import dataclasses
+import json
 import platform
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -49,18 +51,46 @@ from ...utils.files import (
 )
 from ...utils.hidden import hide
 from ...utils.log import get_logger
-from ...utils.machine.devices import host_memory
+from ...utils.machine.devices import device_model, host_memory
+from ...utils.processes.world import World
+from ...utils.variables import read
 from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, may_be_dir, step_of
 from ...weights.formats.paddle_files import NAME_TABLE, read_tree, write_tree
 from ...weights.model_file import ModelDescription
 from ..optimizer.sharding import ShardedOptimizer, parameter_of
-from .trainer_state import TrainerState
 
 MANIFEST = "manifest.json"
+SNAPSHOTS = "ema_snapshots"  # of averages, in the output folder
 _LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
 _NOTHING = ("false", "none", "no", "0")
 POSTHOC_STATE = "ema_posthoc_state.pdparams"
 _OVERHEAD_BYTES = 1 << 20  # names, pickle, JSON
+TUNING = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # variables that choose the order of sums on a CPU
+
+
+@dataclass
+class TrainerState:
+    """trainer_state.json: the fields of PaddleNLP's TrainerState. The hand-written loop knows the step and the last
+    one."""
+
+    epoch: float | None = None
+    global_step: int = 0
+    consumed_samples: int = 0
+    max_steps: int = 0
+    num_train_epochs: int = 0
+    total_flos: float = 0
+    log_history: list = field(default_factory=list)
+    best_metric: float | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    trial_name: str | None = None
+    trial_params: dict | None = None
+
+    def save_to_json(self, path: str) -> None:
+        """Write the file as PaddleNLP does, to the byte."""
+        text = json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
+        Path(path).write_text(text, encoding="utf-8")
 
 
 @dataclass
@@ -396,3 +426,8 @@ def set_aside_after(output_dir, step: int) -> None:
                     f"cannot rename {folder} to {target.name} ({error.strerror}); move it away"
                 ) from error
             get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)
+
+
+def machine_record(world: World) -> dict:
+    """The kind of machine that this process computes on, JSON-ready: another one may give other last bits."""
+    return {"device": device_model(), "ranks": world.size, **{name: read(name) for name in TUNING}}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...data.fingerprint import Fingerprint
+from ...data.fingerprint import Fingerprint, find_difference
 from ...utils.checksums import checksum_arrays
 from ...utils.errors import CheckpointError, ConfigError, PpldmError
 from ...utils.log import get_logger
@@ -11,7 +11,6 @@ from ...weights.folders import CHECKPOINT_WEIGHTS
 from ...weights.formats.files import read_arrays
 from ...weights.model_file import ModelDescription, has_model_file, read_model_file
 from .checkpoint import TrainingState, load_model, load_optimizer, read_manifest, versions
-from .data_record import compare_data
 
 # Settings that follow from others: where one of those differs too, it is the one to name.
 _FOLLOW = ("rows", "max_steps")
@@ -105,3 +104,22 @@ def _recorded(checkpoint: Path, description: ModelDescription) -> dict:
         }
         for prefix in frozen
     }
+
+
+DATA_FILE = "data.json.gz"
+
+
+def compare_data(checkpoint: Path, manifest: dict, data: Fingerprint) -> str | None:
+    """The part or list where `data` differs, in words; None where nothing does. A checkpoint without a record, as
+    earlier versions wrote it, is taken as it is, with a line in the log. Raises CheckpointError for a record that
+    cannot be read."""
+    recorded = manifest["identity"].get("data")
+    if recorded is None:
+        get_logger().info("%s does not record its data: that they are the same is not checked", checkpoint)
+    elif recorded != data.digest:
+        try:
+            record = (checkpoint / DATA_FILE).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"cannot read {checkpoint / DATA_FILE}: {error.strerror}; restore it") from error
+        return find_difference(Fingerprint.from_record(record), data)
+    return None

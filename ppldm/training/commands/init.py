@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...config.published_models import DEFAULT_TOKENIZER
+from ...config.network_files import DEFAULT_TOKENIZER
 from ...config.write import preset_recipe
 from ...data.filelist import list_parts
 from ...families.base import get_family

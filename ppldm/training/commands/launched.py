@@ -16,7 +16,6 @@ from ...config.flags import parse_known
 from ...config.recipe import Recipe
 from ...utils.errors import ConfigError
 from ...utils.machine.devices import launch_arguments, launch_kind
-from ...utils.processes.supervise import Supervisor
 from ...utils.processes.world import World
 from ...utils.variables import all_variables
 from ...weights.checkpoint_names import list_checkpoints, step_of
@@ -84,6 +83,8 @@ def launch(given: argparse.Namespace, words: list[str], recipe: Recipe) -> None:
     command = launch_command(given, words, folder / LAUNCH_LOGS, all_variables())
     if given.max_restarts is None:
         os.execv(command[0], command)
+    from ...utils.processes.supervise import Supervisor
+
     environ = dict(all_variables())
     if not find_job(environ):  # by which --overwrite_output_dir starts anew once
         environ["PPLDM_JOB_ID"] = f"{socket.gethostname()}-{os.getpid()}-{time.time():.0f}"

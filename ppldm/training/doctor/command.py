@@ -76,7 +76,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def look(words: list[str], given: argparse.Namespace) -> tuple[list[Finding], dict]:
     """(all that is found of a command line of training, what the forecast and the memory are made of)."""
     from ..commands.arguments import read_recipe
-    from ..commands.early import check_recipe
+    from ..commands.train import check_recipe
 
     found, recipes, facts = examine("packages", look_at_packages), [], {}
 

@@ -74,8 +74,8 @@ def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
 
 def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
     """That the hub gives the models that are named, to who asks, and those that stand where none is named."""
+    from ...config.network_files import KNOWN_MODELS
     from ...config.option import options
-    from ...config.published_models import KNOWN_MODELS
 
     model = recipe.model
     flags = {getattr(model, name): name for name, stated in options(type(model)).items() if stated.kind == "model"}

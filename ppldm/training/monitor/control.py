@@ -17,7 +17,6 @@ import time
 from enum import IntFlag
 from pathlib import Path
 
-from ...inference.prompts import read_requests
 from ...utils.errors import ConfigError
 from ...utils.files import passing_over, write_json
 from ...utils.log import get_logger
@@ -119,6 +118,8 @@ def _read_prompts(path: Path) -> list[str]:
             raise ConfigError(f"{path} is no plain file")
         if size > MOST_BYTES:
             raise ConfigError(f"{path} has {size:,} bytes; {MOST_BYTES:,} are read at most")
+        from ...inference.prompts import read_requests
+
         prompts = [request.prompt for request in read_requests(path)]
         if len(prompts) > MOST_PROMPTS:
             raise ConfigError(f"{path} has {len(prompts)} prompts; {MOST_PROMPTS} are drawn at most")

@@ -16,11 +16,8 @@ import paddle
 from paddlenlp.utils.profiler import add_profiler_step
 from PIL import Image
 
-from ...data.shape_chart import BUCKETS_FILE
-from ...utils.grid import cells_as_text
 from ...utils.log import get_logger, leave_out_next_step, progress
 from ...utils.machine.devices import wait_for_device
-from ...utils.pictures import TITLE_HEIGHT, save_png, with_title
 from ...utils.processes.rank_watch import gather_objects
 from ...utils.processes.world import World
 from ..run import TrainingRun
@@ -124,6 +121,8 @@ class Reporter:
             past = drop_after(path, run.start_step, run.curve_ends)
             first = {}
             if run.dataset.selection.buckets:
+                from ...data.shape_chart import BUCKETS_FILE
+
                 first["buckets"] = np.asarray(Image.open(run.output_dir / BUCKETS_FILE).convert("RGB"))
             sinks = open_sinks(arguments.report_to, run.output_dir, arguments.log_folder, past, run.config, first)
             self.writer = MetricsWriter(path, sinks)
@@ -208,6 +207,9 @@ class Reporter:
         return values
 
     def _keep(self, step: int, pictures: dict) -> None:
+        from ...utils.grid import cells_as_text
+        from ...utils.pictures import TITLE_HEIGHT, save_png, with_title
+
         folder = self.run.output_dir / SAMPLES_DIR
         folder.mkdir(exist_ok=True)
         titled = {}

@@ -17,7 +17,6 @@ from packaging.specifiers import SpecifierSet
 from ..errors import EnvironmentProblem
 from . import devices, nvidia_smi
 from . import resources as machine
-from .builds import BUILDS, why_none_fits
 
 # This very environment: a bare `python` may be another one.
 PYTHON = shlex.quote(sys.executable)
@@ -129,6 +128,8 @@ def check(versions: dict[str, str]) -> list[Problem]:
 def fix_command(package: str) -> str:
     """The command that installs a version of `package` that works."""
     if package == "paddlepaddle-gpu":
+        from .builds import BUILDS, why_none_fits
+
         gpus = nvidia_smi.list_gpus()
         fitting = [build for build in BUILDS if all(build.fits(gpu) for gpu in gpus)]
         if not fitting:

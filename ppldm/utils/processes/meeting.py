@@ -18,6 +18,7 @@ from ..errors import Interrupted, PpldmError, Preempted, TrainingError
 from ..log import get_logger
 from ..text import name_ranks
 from ..variables import read
+from .interrupts import before_stop
 from .signals import ending_at_once
 from .world import World
 
@@ -36,6 +37,7 @@ def begin(world: World) -> None:
     host, _, port = _find_place().rpartition(":")
     if world.size > 1 and host and port.isdecimal() and not _open:
         _open = Meeting(world, (host, int(port)))
+        before_stop[:] = [tell_end]
 
 
 def tell_end(status: int) -> None:

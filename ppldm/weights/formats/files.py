@@ -11,9 +11,7 @@ from safetensors.numpy import save_file
 
 from ...utils.errors import ModelError
 from ...utils.files import is_table, open_regular, read_json_object
-from ..components import from_torch
-from .paddle_files import read_pdparams, widen_bfloat16
-from .torch_files import OLDER_START, read_torch
+from ..components import OLDER_TORCH_START, from_torch, widen_bfloat16
 
 # Names of weight files in a component's folder, the safest format first.
 WEIGHT_FILES = (
@@ -48,9 +46,13 @@ def read_arrays(path, wanted=None) -> dict[str, np.ndarray]:
     path = Path(path)
     kind = _kind(path)
     if kind == "torch":
+        from .torch_files import read_torch
+
         return read_torch(path, wanted)
     if kind == "safetensors":
         return _read_safetensors(path, wanted)
+    from .paddle_files import read_pdparams
+
     return read_pdparams(path, wanted)
 
 
@@ -113,7 +115,7 @@ def _kind(path: Path) -> str:
     if start[:4] == b"PK\x03\x04":
         return "torch"
     if start[:1] == b"\x80" and path.suffix != ".safetensors":
-        return "torch" if start == OLDER_START[: len(start)] else "paddle"
+        return "torch" if start == OLDER_TORCH_START[: len(start)] else "paddle"
     if start[8:9] == b"{" or path.suffix == ".safetensors":
         return "safetensors"
     raise ModelError(f"{path} is not a file of weights: neither safetensors, nor PyTorch's, nor Paddle's; give another")

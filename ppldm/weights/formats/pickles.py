@@ -1,29 +1,29 @@
-"""A small pickle machine: the opcodes that weights need, and plain values as its outcome.
+"""Pickles of weights: a scan that bounds them, then Python's own unpickler with a table of names.
 
 A pickle is a program: it may name any function and call it, and it may fill objects with a state that their own code
-never would. Python's unpickler is therefore not used at all. This machine builds dicts, lists, tuples, texts and
-numbers, and for numpy's arrays records whose shape and type were checked against their bytes (pickled_arrays.py). A
-name is looked up in a table of the caller's, and what stands there is a function of ours or a constant; any other name
-is refused, and so is any other opcode. Nothing is imported and nothing of the file is called.
+never would. So the unpickler gets a copy of the opcodes that weights need, and any other is refused. A name is looked
+up in a table of the caller's, and what stands there is a function of ours, which checks its arguments, or a constant;
+any other name is refused. Nothing is imported and nothing of the file is called.
 
 Long bytes stay in the file (`Content`), and are read once, into their place. A file cannot make more of itself than it
-holds: records claim no more bytes than the file has, and the number of opcodes is bounded.
-
-Opcodes: protocols 2 to 5 of https://docs.python.org/3/library/pickletools.html, without the buffers that protocol 5
-keeps in other files.
+holds: its arrays have no more bytes than the file, all its calls together take no more values than that, and the
+number of opcodes is bounded.
 """
 
-import struct
-from collections.abc import Callable
+import pickle
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import BytesIO
+from typing import BinaryIO
 
 from ...utils.errors import ModelError
 
 _MOST_OPCODES = 2_000_000  # a checkpoint of 1,000 parameters and their optimizer's state has 0.2 million
 _SMALL = 1 << 16  # bytes of a text or of bytes that are taken at once; longer ones stay in the file
 _LONGEST_NAME = 200  # bytes of a module's or a function's name
+_LONGEST_NUMBER = 8  # bytes of a whole number
+# What the unpickler raises for a program that no pickler wrote.
+_BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, LookupError, OverflowError)
 
 
 class Refused(Exception):
@@ -34,22 +34,32 @@ class Malformed(Exception):
     """A pickle that is cut short, or that no program wrote."""
 
 
-@dataclass(frozen=True)
-class Function:
-    """What stands in the table for a callable: `call(args)` gives a value, or raises Malformed or Refused."""
+class Record:
+    """What a pickle may make or name. Each says which state it takes: an unpickler would set any attribute."""
 
-    call: Callable[[tuple], Any]
+    def __setstate__(self, state) -> None:
+        raise Refused("a state for what has none")
+
+    @property
+    def content_bytes(self) -> int:
+        """Of the pickle's file, that its values are."""
+        return 0
 
 
-class _Inert:
+class _Inert(Record):
     """Stands for an object that is not weights, such as a callback's state: takes everything, does nothing."""
+
+    def _pass(self, *_values):
+        return self
+
+    __call__ = __setitem__ = __setstate__ = extend = _pass
 
 
 INERT = _Inert()
 
 
 @dataclass(frozen=True)
-class Content:
+class Content(Record):
     """Bytes of the file that are not read yet. `is_text`: they are UTF-8; `is_latin1`: of the bytes as Latin-1."""
 
     start: int
@@ -58,17 +68,20 @@ class Content:
     is_latin1: bool = False
 
 
-class Record:
-    """What a `Function` may give so that BUILD can fill it."""
+class _Dict(dict):
+    """Keys of other kinds are not names of weights: hashing a deep tuple would overrun the C stack."""
 
-    def build(self, state) -> None:
-        """Take the state. Raises Malformed, Refused."""
-        raise Refused("a state for what has none")
+    def __setitem__(self, key, value) -> None:
+        if key is None or isinstance(key, (str, int, float, bytes)):
+            super().__setitem__(key, value)
 
-    @property
-    def num_bytes(self) -> int:
-        """Of memory that it will need, as far as that is known."""
-        return 0
+    def __setstate__(self, state) -> None:
+        """Attributes of a dict are not weights."""
+
+
+def is_size(value) -> bool:
+    """True for a whole number from 0 that a shape may hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
 
 
 @contextmanager
@@ -96,257 +109,149 @@ def take(args: tuple, *kinds) -> tuple:
     return args[: len(kinds)]
 
 
-def _ordered_dict(args: tuple) -> dict:
-    if not args:
-        return {}
-    (pairs,) = take(args, list)
-    result = {}
-    for pair in pairs:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise Malformed("a dict that is made of no pairs")
-        _set_item(result, *pair)
-    return result
-
-
-def _same_tuple(args: tuple) -> tuple:
+def same_tuple(*args) -> tuple:
+    """`tuple(values)`."""
     return take(args, tuple)[0]
 
 
-TUPLE = Function(_same_tuple)
-ORDERED_DICT = Function(_ordered_dict)
+def ordered_dict(*args) -> dict:
+    """`OrderedDict()`, or of a list of pairs."""
+    result = _Dict()
+    for pair in take(args, list)[0] if args else ():
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise Malformed("a dict that is made of no pairs")
+        result[pair[0]] = pair[1]
+    return result
 
 
-def _set_item(target, key, value) -> None:
-    """Keys of other kinds are not names of weights; hashing a deep tuple would overrun the C stack."""
-    if isinstance(target, dict):
-        if key is None or isinstance(key, (str, int, float, bytes)):
-            target[key] = value
-    elif target is not INERT:
-        raise Malformed("items of no dict")
+def load(file: BinaryIO, num_bytes: int, names: dict, inert=(), persistent=None):
+    """The value of the pickle at the position of `file`, which has `num_bytes`. Raises Refused, Malformed.
+
+    `names`: (module, name) to a function or a Record; `inert`: packages whose objects are passed over;
+    `persistent(pid)`: what a persistent id stands for.
+    """
+    try:
+        unpickler = _Unpickler(file, num_bytes, names, inert, persistent)
+        value = unpickler.load()
+    except _BROKEN as error:
+        raise Malformed(error) from error
+    if sum(one.content_bytes for one in unpickler.made) > num_bytes:
+        raise Malformed("its arrays have more bytes than the file")
+    return value
 
 
-def _extend(target, values: list) -> None:
-    if isinstance(target, list):
-        target.extend(values)
-    elif target is not INERT:
-        raise Malformed("elements of no list")
+class _Unpickler(pickle.Unpickler):
+    """Python's, with a table of names. `made`: the records that calls gave; `left`: values that calls may take."""
+
+    def __init__(self, file: BinaryIO, num_bytes: int, names: dict, inert, persistent):
+        program, values = _scan(file, num_bytes)
+        super().__init__(BytesIO(program), encoding="latin1", buffers=values)
+        self.names, self.inert, self.persistent, self.left = names, inert, persistent, num_bytes
+        self.made: list[Record] = []
+
+    def find_class(self, module: str, name: str):
+        """What stands in the table. Raises Refused."""
+        found = self.names.get((module, name), INERT if module.split(".")[0] in self.inert else None)
+        if found is None:
+            raise Refused(f"{module}.{name}"[:_LONGEST_NAME])
+        return found if isinstance(found, Record) else _Function(found, self)
+
+    def persistent_load(self, pid):
+        """What a persistent id stands for. Raises Refused."""
+        if self.persistent is None:
+            raise Refused("a persistent object")
+        return self.persistent(pid)
 
 
-class Machine:
-    """One run over a file. `names`: (module, name) to `Function` or a constant; `inert`: packages whose objects are
-    passed over; `persistent(pid)`: what a persistent id stands for."""
+class _Function(Record):
+    """A function of the table. What it takes is counted: a file may name one value any number of times."""
 
-    def __init__(self, file: BinaryIO, num_bytes: int, names: dict, inert=(), persistent=None):
-        self.file, self.num_bytes, self.names, self.inert, self.persistent = file, num_bytes, names, inert, persistent
-        self.stack, self.outer, self.memo, self.left = [], [], {}, num_bytes
+    def __init__(self, function, unpickler: _Unpickler):
+        self.function, self.unpickler = function, unpickler
 
-    def run(self):
-        """The value of the pickle at the file's position. Raises Refused, Malformed."""
-        for _ in range(_MOST_OPCODES):
-            code = self.file.read(1)
-            if code == b".":
-                return self.pop()
-            handler = _OPCODES.get(code)
-            if handler is None:
-                raise Malformed("it is cut short" if not code else f"it has the opcode {code[0]:#04x}")
-            handler(self)
-        raise Malformed(f"it has more than {_MOST_OPCODES} opcodes")
+    def __call__(self, *args):
+        self.unpickler.left -= len(args) + sum(len(one) for one in args if isinstance(one, (str, bytes, list, tuple)))
+        if self.unpickler.left < 0:
+            raise Malformed("its calls take more than the file has")
+        value = self.function(*args)
+        if isinstance(value, Record):
+            self.unpickler.made.append(value)
+        return value
 
-    def pop(self):
-        """The last value."""
-        if not self.stack:
-            raise Malformed("a value is missing")
-        return self.stack.pop()
 
-    def top(self):
-        """The last value, which stays."""
-        if not self.stack:
-            raise Malformed("a value is missing")
-        return self.stack[-1]
+# Opcodes of protocols 2 to 5, without the buffers that protocol 5 keeps in other files: the bytes of their argument.
+_WIDTHS = {
+    **dict.fromkeys((pickle.MARK, pickle.POP, pickle.POP_MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE), 0),
+    **dict.fromkeys((pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.MEMOIZE), 0),
+    **dict.fromkeys((pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.ADDITEMS, pickle.FROZENSET), 0),
+    **dict.fromkeys((pickle.SETITEM, pickle.SETITEMS, pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD), 0),
+    **dict.fromkeys((pickle.STACK_GLOBAL, pickle.BINPERSID, pickle.STOP), 0),
+    **{pickle.BININT: 4, pickle.BININT1: 1, pickle.BININT2: 2, pickle.BINFLOAT: 8},
+    **{pickle.BINGET: 1, pickle.LONG_BINGET: 4, pickle.BINPUT: 1, pickle.LONG_BINPUT: 4},
+}
+# Those whose argument begins with its length: the bytes of this.
+_TEXTS = {pickle.SHORT_BINUNICODE: 1, pickle.BINUNICODE: 4, pickle.BINUNICODE8: 8}
+_SIZED = {
+    **{pickle.SHORT_BINBYTES: 1, pickle.BINBYTES: 4, pickle.BINBYTES8: 8, pickle.BYTEARRAY8: 8},
+    **{pickle.SHORT_BINSTRING: 1, pickle.BINSTRING: 4, pickle.LONG1: 1, **_TEXTS},
+}
+_MADE = {pickle.EMPTY_DICT: _Dict, pickle.EMPTY_SET: _Inert}
+_IGNORED = {pickle.PROTO: 1, pickle.FRAME: 8}
+# What each is copied as. No weights are in sets.
+_AS = {code: code for code in (*_WIDTHS, *_SIZED)} | {
+    **{pickle.NEWOBJ: pickle.REDUCE, pickle.BYTEARRAY8: pickle.BINBYTES8},
+    **{pickle.FROZENSET: pickle.TUPLE, pickle.ADDITEMS: pickle.POP_MARK},
+}
 
-    def pop_mark(self) -> list:
-        """The values since the last mark."""
-        if not self.outer:
-            raise Malformed("a mark is missing")
-        values, self.stack = self.stack, self.outer.pop()
-        return values
 
-    def push(self, value) -> None:
-        """Put a value on the stack."""
-        self.stack.append(value)
+def _scan(file: BinaryIO, num_bytes: int) -> tuple[bytearray, list]:
+    """The program up to its end, and the values that it takes as buffers from outside: dicts and what stays in the
+    file. Raises Malformed, ValueError."""
+    program, values = bytearray(), []
 
-    def read(self, count: int) -> bytes:
-        """So many bytes of the file, all of them."""
-        data = self.file.read(count)
+    def read(count: int) -> bytes:
+        data = file.read(count)
         if len(data) != count:
             raise Malformed("it is cut short")
         return data
 
-    def number(self, width: int, signed: bool = False) -> int:
-        """A number of `width` bytes."""
-        return int.from_bytes(self.read(width), "little", signed=signed)
-
-    def content(self, width: int, is_text: bool):
-        """Bytes or a text whose length comes first, in `width` bytes; `Content` where they are long."""
-        size = self.number(width)
-        if size <= _SMALL:
-            data = self.read(size)
-            try:
-                return data.decode() if is_text else data
-            except UnicodeDecodeError:
-                raise Malformed("a text is not UTF-8") from None
-        start = self.file.tell()
-        if start + size > self.num_bytes:
-            raise Malformed("it is cut short")
-        self.file.seek(size, 1)
-        return Content(start, size, is_text)
-
-    def string(self, width: int):
-        """A text of Python 2, which may be bytes: Latin-1 takes either."""
-        content = self.content(width, False)
-        return content.decode("latin1") if isinstance(content, bytes) else content
-
-    def find(self, module, name) -> None:
-        """Push what stands in the table for a name."""
-        if not isinstance(module, str) or not isinstance(name, str):
-            raise Malformed("a name that is not text")
-        if (module, name) in self.names:
-            self.push(self.names[module, name])
-        elif module.split(".")[0] in self.inert:
-            self.push(INERT)
+    for _ in range(_MOST_OPCODES):
+        code = read(1)
+        if code in _WIDTHS:
+            program += _AS[code]
+            if width := _WIDTHS[code]:
+                program += (argument := read(width))
+                if code == pickle.LONG_BINPUT and int.from_bytes(argument, "little") >= _MOST_OPCODES:
+                    raise Malformed("its memo has gaps")
+            elif code == pickle.STOP:
+                return program, values
+        elif width := _SIZED.get(code):
+            length = read(width)
+            size = int.from_bytes(length, "little")
+            if size <= (_LONGEST_NUMBER if code == pickle.LONG1 else _SMALL):
+                argument = read(size)
+                if code in _TEXTS:
+                    argument.decode()  # the unpickler lets half a pair of UTF-16 pass
+                program += _AS[code] + length + argument
+                continue
+            values.append(INERT if code == pickle.LONG1 else Content(file.tell(), size, code in _TEXTS))
+            file.seek(min(size, num_bytes), 1)
+            program += pickle.NEXT_BUFFER
+        elif code in _MADE:
+            values.append(_MADE[code]())
+            program += pickle.NEXT_BUFFER
+        elif code == pickle.GLOBAL:
+            program += code + _line(file) + _line(file)
+        elif code in _IGNORED:
+            read(_IGNORED[code])
         else:
-            raise Refused(f"{module}.{name}"[:_LONGEST_NAME])
-
-    def line(self) -> str:
-        """A name of the older form, up to the end of its line."""
-        data = self.file.readline(_LONGEST_NAME + 1)
-        if not data.endswith(b"\n"):
-            raise Malformed("a name has no end")
-        return data[:-1].decode("utf-8", "replace")
-
-    def call(self, function, args) -> None:
-        """Push what a call gives."""
-        if not isinstance(args, tuple):
-            raise Malformed("arguments that are not a tuple")
-        if function is INERT:
-            self.push(INERT)
-            return
-        if not isinstance(function, Function):
-            raise Refused("a call of what is not a function")
-        value = function.call(args)
-        self.claim(value)
-        self.push(value)
-
-    def claim(self, value) -> None:
-        """Count what a value needs. Raises Malformed for more than the file has."""
-        if isinstance(value, Record):
-            self.left -= value.num_bytes
-        elif isinstance(value, dict):
-            self.left -= 4 * len(value)  # made of a list, which may serve again
-        if self.left < 0:
-            raise Malformed("its arrays have more bytes than the file")
-
-    def build(self) -> None:
-        """BUILD: a state for the last value."""
-        state, target = self.pop(), self.top()
-        if isinstance(target, Record):
-            target.build(state)
-            self.claim(target)
-        elif not isinstance(target, dict) and target is not INERT:  # attributes of a dict are not weights
-            raise Refused("a state for what has none")
-
-    def remember(self, index: int) -> None:
-        """PUT."""
-        self.memo[index] = self.top()
-
-    def recall(self, index: int) -> None:
-        """GET."""
-        if index not in self.memo:
-            raise Malformed("a value is used before it is there")
-        self.push(self.memo[index])
-
-    def tuple_of(self, count: int) -> None:
-        """TUPLE1 to TUPLE3."""
-        values = [self.pop() for _ in range(count)]
-        self.push(tuple(reversed(values)))
-
-    def set_items(self, values: list) -> None:
-        """SETITEMS, with the dict below `values`."""
-        if len(values) % 2:
-            raise Malformed("a key without a value")
-        target = self.top()
-        for position in range(0, len(values), 2):
-            _set_item(target, values[position], values[position + 1])
-
-    def mark(self) -> None:
-        """MARK."""
-        self.outer.append(self.stack)
-        self.stack = []
-
-    def long(self) -> None:
-        """LONG1. Of more than 64 bits, no weights need it."""
-        size = self.number(1)
-        value = self.number(size, signed=True)
-        self.push(value if size <= 8 else INERT)
-
-    def persist(self) -> None:
-        """BINPERSID."""
-        if self.persistent is None:
-            raise Refused("a persistent object")
-        self.push(self.persistent(self.pop()))
+            raise Malformed(f"it has the opcode {code[0]:#04x}")
+    raise Malformed(f"it has more than {_MOST_OPCODES} opcodes")
 
 
-def _two(machine: Machine) -> list:
-    last, first = machine.pop(), machine.pop()
-    return [first, last]
-
-
-_OPCODES = {
-    b"\x80": lambda m: m.read(1),  # PROTO
-    b"\x95": lambda m: m.read(8),  # FRAME
-    b"(": Machine.mark,
-    b"0": Machine.pop,
-    b"1": Machine.pop_mark,
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"J": lambda m: m.push(m.number(4, signed=True)),
-    b"K": lambda m: m.push(m.number(1)),
-    b"M": lambda m: m.push(m.number(2)),
-    b"\x8a": Machine.long,
-    b"G": lambda m: m.push(struct.unpack(">d", m.read(8))[0]),
-    b"X": lambda m: m.push(m.content(4, True)),
-    b"\x8c": lambda m: m.push(m.content(1, True)),
-    b"\x8d": lambda m: m.push(m.content(8, True)),
-    b"T": lambda m: m.push(m.string(4)),
-    b"U": lambda m: m.push(m.string(1)),
-    b"B": lambda m: m.push(m.content(4, False)),
-    b"C": lambda m: m.push(m.content(1, False)),
-    b"\x8e": lambda m: m.push(m.content(8, False)),
-    b"\x96": lambda m: m.push(m.content(8, False)),  # BYTEARRAY8
-    b"]": lambda m: m.push([]),
-    b"a": lambda m: _extend(*(lambda pair: (m.top(), [pair]))(m.pop())),
-    b"e": lambda m: _extend(*(lambda values: (m.top(), values))(m.pop_mark())),
-    b")": lambda m: m.push(()),
-    b"t": lambda m: m.push(tuple(m.pop_mark())),
-    b"\x85": lambda m: m.tuple_of(1),
-    b"\x86": lambda m: m.tuple_of(2),
-    b"\x87": lambda m: m.tuple_of(3),
-    b"}": lambda m: m.push({}),
-    b"s": lambda m: m.set_items(_two(m)),
-    b"u": lambda m: m.set_items(m.pop_mark()),
-    b"\x8f": lambda m: m.push(INERT),  # EMPTY_SET
-    b"\x90": Machine.pop_mark,  # ADDITEMS
-    b"\x91": lambda m: (m.pop_mark(), m.push(INERT)),  # type: ignore[func-returns-value]  # FROZENSET
-    b"h": lambda m: m.recall(m.number(1)),
-    b"j": lambda m: m.recall(m.number(4)),
-    b"q": lambda m: m.remember(m.number(1)),
-    b"r": lambda m: m.remember(m.number(4)),
-    b"\x94": lambda m: m.remember(len(m.memo)),
-    b"c": lambda m: m.find(m.line(), m.line()),
-    b"\x93": lambda m: m.find(*_two(m)),
-    b"R": lambda m: m.call(*_two(m)),
-    b"\x81": lambda m: m.call(*_two(m)),
-    b"b": Machine.build,
-    b"Q": Machine.persist,
-}
+def _line(file: BinaryIO) -> bytes:
+    """A module's or a function's name of the older form, with the end of its line."""
+    line = file.readline(_LONGEST_NAME + 1)
+    if not line.endswith(b"\n"):
+        raise Malformed("a name has no end")
+    return line

@@ -17,9 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from ...utils.errors import ModelError
-from .paddle_files import widen_bfloat16
-from .pickled_arrays import is_size
-from .pickles import INERT, ORDERED_DICT, TUPLE, Function, Machine, Malformed, Refused, named_errors, take
+from ..components import OLDER_TORCH_START, widen_bfloat16
+from .pickles import (
+    INERT,
+    Malformed,
+    Record,
+    Refused,
+    is_size,
+    load,
+    named_errors,
+    ordered_dict,
+    same_tuple,
+    take,
+)
 
 BFLOAT16 = "bfloat16"
 _STORAGES = {
@@ -35,7 +45,6 @@ _STORAGES = {
     "BoolStorage": "bool",
 }
 _CHUNK = 1 << 20
-OLDER_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a pickled number: so files began before 1.6
 _OLDER_VERSION = 1001
 _LONGEST_LIST = 64  # dimensions of a tensor
 # What zipfile raises on damaged files: versions, methods, flags, offsets and names that cannot be.
@@ -44,7 +53,7 @@ _BROKEN_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, 
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(Record):
     """A tensor of a PyTorch file, not yet read. `offset` and `strides` are in elements, as PyTorch has them."""
 
     dtype: str
@@ -91,28 +100,28 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class _Storage:
+class _Storage(Record):
     """A storage class of torch by name; only its dtype matters."""
 
     dtype: str
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _Stored(Record):
     """A storage of the file."""
 
     dtype: str
     key: str
 
 
-def _rebuild_tensor(args: tuple) -> StoredTensor:
+def _rebuild_tensor(*args) -> StoredTensor:
     storage, offset, shape, strides = take(args, _Stored, int, tuple, tuple)
     if len(shape) != len(strides) or len(shape) > _LONGEST_LIST or not all(map(is_size, (offset, *shape, *strides))):
         raise Malformed("a tensor with a shape or strides that no tensor has")
     return StoredTensor(storage.dtype, storage.key, offset, shape, strides)
 
 
-def _rebuild_parameter(args: tuple) -> StoredTensor:
+def _rebuild_parameter(*args) -> StoredTensor:
     return take(args, StoredTensor)[0]
 
 
@@ -128,16 +137,16 @@ def _find_storage(pid) -> _Stored:
 
 
 _NAMES = {
-    ("collections", "OrderedDict"): ORDERED_DICT,
+    ("collections", "OrderedDict"): ordered_dict,
     ("collections", "defaultdict"): INERT,
     ("argparse", "Namespace"): INERT,
     ("numpy", "dtype"): INERT,
     ("numpy.core.multiarray", "scalar"): INERT,
     ("numpy._core.multiarray", "scalar"): INERT,
     ("_codecs", "encode"): INERT,
-    ("torch._utils", "_rebuild_tensor_v2"): Function(_rebuild_tensor),
-    ("torch._utils", "_rebuild_parameter"): Function(_rebuild_parameter),
-    ("torch", "Size"): TUPLE,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("torch", "Size"): same_tuple,
     **{("torch", name): _Storage(dtype) for name, dtype in _STORAGES.items()},
 }
 # What training frameworks leave beside the weights: their callbacks, configs and numbers.
@@ -171,14 +180,14 @@ def _open(path: Path):
     ModelError for a damaged one."""
     with open(path, "rb") as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        if file.read(len(OLDER_START)) == OLDER_START:
+        if file.read(len(OLDER_TORCH_START)) == OLDER_TORCH_START:
             yield (*_open_older(file, num_bytes), num_bytes)
             return
     try:
         with zipfile.ZipFile(path) as archive:
             root = _root(archive)
             pickled = _read_member(archive, f"{root}/data.pkl").tobytes()
-            tree = Machine(BytesIO(pickled), len(pickled), _NAMES, _INERT, _find_storage).run()
+            tree = load(BytesIO(pickled), len(pickled), _NAMES, _INERT, _find_storage)
             yield tree, lambda key: _read_member(archive, f"{root}/data/{key}"), num_bytes
     except _BROKEN_ZIP as error:
         raise ModelError(f"{path} is damaged or cut short ({error}); copy it again") from error
@@ -194,7 +203,7 @@ def _open_older(file, num_bytes: int):
         one = _find_storage(pid)
         return stored.setdefault(one.key, one)
 
-    version, machine, tree, keys = (Machine(file, num_bytes, _NAMES, _INERT, find).run() for _ in range(4))
+    version, machine, tree, keys = (load(file, num_bytes, _NAMES, _INERT, find) for _ in range(4))
     if version != _OLDER_VERSION or not isinstance(machine, dict) or not machine.get("little_endian"):
         raise Malformed("it is of another version, or was saved on a big-endian machine")
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in stored for key in keys):

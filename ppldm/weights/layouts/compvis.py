@@ -6,15 +6,22 @@ of 64 and a feed-forward of 4 times the width. A model with other values cannot 
 """
 
 import re
+from pathlib import Path
 
 import numpy as np
 import yaml
 
+from ...config.network_files import CONFIG_DIR
 from ...utils.errors import ModelError
-from ...utils.files import read_small
+from ...utils.files import read_json_object, read_small
 from ..components import ComponentWeights, Weights, turn_linear
+from ..configs import complete_config
+from ..folders import EXPORTED_CKPT
+from ..formats.files import read_arrays
 from ..formats.limits import require_few_layers
 from ..names import Unmapped, rename, text_encoder_names, unet_names, vae_names
+from ..noise_schedule import PUBLISHED_SCHEDULE, check_schedule
+from . import single_file
 
 PREFIXES = {"unet": "model.diffusion_model.", "vae": "first_stage_model.", "text_encoder": "cond_stage_model."}
 NAMES = {"unet": unet_names, "vae": vae_names, "text_encoder": text_encoder_names}
@@ -365,3 +372,81 @@ def _text_encoder_params(config: dict) -> dict:
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise ModelError(f"CompVis' classes cannot build this model: {what}; export it to diffusers or ppdiffusers")
+
+
+def read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | None, str | None, bool]) -> Weights:
+    """The components `kinds` of a single file, without a tokenizer; the other arguments are those of `read_weights`.
+
+    asked: what is `given`, `assumed` and `zero_snr` of `single_file.read_schedule`. Raises ModelError.
+    """
+    kinds = [kind for kind in kinds if kind in PREFIXES]
+    wanted = tuple(PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
+    names: set[str] = set()
+
+    def is_wanted(name: str) -> bool:
+        names.add(name)
+        return name.startswith(wanted) or name in single_file.TABLES
+
+    state_dict = read_arrays(path, is_wanted)
+    single_file.refuse_others(names, path)
+    if not state_dict.keys() - single_file.TABLES.keys():
+        raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
+    if "unet" in kinds and holds_averages_alone(names):
+        if not ema:
+            raise ModelError(f"{path} holds the averaged weights of its UNet alone; take them: --ema (--load_ema)")
+        state_dict |= name_averages(state_dict)
+    described, has_clip = _compvis_params(path, yaml_file, names), single_file.has_clip(names)
+    schedule = dict(PUBLISHED_SCHEDULE)
+    if described:
+        source, params = described
+        configs, schedule = configs_of(params, source), schedule | scheduler_of(params, source)
+        if has_clip and "text_encoder" in kinds:
+            configs["text_encoder"] = single_file.configs_by_shapes(state_dict, path)["text_encoder"]
+    else:
+        source, configs = path, single_file.configs_by_shapes(state_dict, path)
+    check_schedule(schedule, source)
+    if unet := "unet" in kinds and configs.get("unet"):
+        second = not described and unet.get("use_linear_projection", False)
+        of_yaml = isinstance(source, Path) and bool(described)
+        schedule = single_file.read_schedule(path, state_dict, names, schedule, of_yaml, *asked, second)
+        if not described:
+            single_file.set_side(unet, schedule["prediction_type"])
+        check_schedule(schedule, source)
+    configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
+    theirs = {kind: config for kind, config in configs.items() if kind != "text_encoder" or not has_clip}
+    components = split(state_dict, theirs, path, ema)
+    if has_clip and "text_encoder" in configs:
+        arrays = turn_linear(single_file.text_encoder_arrays(state_dict))
+        components["text_encoder"] = ComponentWeights(configs["text_encoder"], arrays, str(path))
+    weights = Weights(components, schedule)
+    if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
+        weights.metadata = read_json_object(path.parent / "ppldm.json", ModelError, inside=True)
+        weights.metadata.pop("files", None)  # checksums, which say nothing of the training
+    return weights
+
+
+def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict] | None:
+    """(where from, model.params): the YAML file given, that beside the .ckpt, or of an LDMBert the published one of its
+    depth; None for another model without one."""
+    if yaml_file:
+        return Path(yaml_file), read_yaml(Path(yaml_file).expanduser())
+    beside = path.with_suffix(".yaml")
+    if beside.is_file():
+        return beside, read_yaml(beside)
+    prefix = "cond_stage_model.transformer.attn_layers.layers."
+    depth = len({name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}) // 2
+    if not depth:
+        return None
+    size = "" if depth > 12 else "_12"
+    own = {
+        kind: complete_config(kind, read_json_object(CONFIG_DIR / name, ModelError), name)
+        for kind, name in (
+            ("unet", f"unet{size}.json"),
+            ("text_encoder", f"ldmbert{size}.json"),
+            ("vae", "vae_kl_f8.json"),
+        )
+    }
+    params = params_of(
+        Weights({kind: ComponentWeights(config, {}) for kind, config in own.items()}, PUBLISHED_SCHEDULE)
+    )
+    return f"{path} (no YAML file given: taken for the published size)", params

@@ -51,7 +51,7 @@ _OPEN_CLIP_TOP = {
     "ln_final.weight": "final_layer_norm.weight",
     "ln_final.bias": "final_layer_norm.bias",
 }
-SAID = ("epsilon", "v_prediction")  # of a model in a single file
+_SAID = ("epsilon", "v_prediction")  # of a model in a single file
 _V_KEY, _ZERO_KEY, _EDM_KEYS = "v_pred", "ztsnr", ("edm_mean", "edm_std", "edm_vpred.")
 _PREDICTIONS = {"epsilon": "epsilon", "eps": "epsilon", "v": "v_prediction", "v_prediction": "v_prediction"}
 # What headers say of the prediction, as it is or by the name of a published model.
@@ -110,10 +110,10 @@ def read_schedule(
     """The noise schedule of a single file with these `names`, and its prediction, as settings.
 
     schedule: that of its YAML file where it is `described` by one, else the published one. given: the prediction,
-    whatever the file says; assumed: that of a 2.x (`second`) that says nothing. zero_snr: it ends in noise alone,
-    whether or not the file says so. Raises ModelError for what is not supported, or does not agree.
+    whatever the file says; assumed: that of one that says nothing, which a 2.x (`second`) needs. zero_snr: it ends in
+    noise alone, whether or not the file says so. Raises ModelError for what is not supported, or does not agree.
     """
-    if given and given not in SAID:
+    if given and given not in _SAID:
         raise ModelError(f"--prediction-type {given} of {path} must be epsilon or v_prediction")
     if odd := next((name for name in sorted(names) if name.startswith(_EDM_KEYS)), None):
         raise ModelError(f"{path} has {odd}: it was trained on the noise levels of EDM, which is not supported")
@@ -124,7 +124,7 @@ def read_schedule(
     if marks and not told:
         raise ModelError(f"{path} says by {marks[0]} that its last timestep is noise alone, and not what it predicts; "
                          "add --prediction-type v_prediction")  # fmt: skip
-    if not (told := told or assumed) and second:
+    if not (told := told or (assumed if assumed in _SAID else None)) and second:
         raise ModelError(
             f"{path} is a Stable Diffusion 2.x and does not say what it predicts; add --prediction-type v_prediction "
             "(2.0 and 2.1 for 768 pixels) or epsilon (2-base, 2.1-base and 2-inpainting)"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ppldm.data.order import groups as module
 from ppldm.data.order import rows as order_module
-from ppldm.data.order.buckets import BucketIndex
-from ppldm.data.order.groups import BucketSuccessors, Groups, make_order, make_successors
+from ppldm.data.order.groups import BucketIndex, BucketSuccessors, Groups, make_order, make_successors
 from ppldm.data.order.rows import Mix, Successors
 from ppldm.data.order.step_sampler import StepSampler
 from ppldm.utils.errors import ConfigError, DataError

@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.order.buckets import BucketIndex
-from ppldm.data.order.groups import make_order, make_successors
+from ppldm.data.order.groups import BucketIndex, make_order, make_successors
 from ppldm.data.order.uses import Use, first_use, uses_of
 
 

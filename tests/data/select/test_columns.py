@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppldm.data.select import columns as module
-from ppldm.data.select.columns import Columns, ColumnsWriter, Misfit
-from ppldm.data.select.evaluate import Distinct, judge
+from ppldm.data.select.columns import Columns, ColumnsWriter, Distinct, Misfit
+from ppldm.data.select.evaluate import judge
 from ppldm.data.select.expression import field_names, parse_expression
 
 NAMES = ["width", "height", "a", "b", "caption", "two words"]

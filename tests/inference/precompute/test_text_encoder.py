@@ -7,9 +7,9 @@ from small_weights import write_clip
 from ppldm.diffusion.process import Process
 from ppldm.inference.precompute.text_encoder import load_text_encoder, make_rule
 from ppldm.networks.build import build_projected_text_encoder, build_text_encoder, save_component
-from ppldm.networks.captions import hidden_states
 from ppldm.networks.cascade.stage import CascadeModel
 from ppldm.networks.configs import read_new_config
+from ppldm.networks.encoders import hidden_states
 from ppldm.utils.errors import ConfigError
 from ppldm.weights.fill import component_of
 

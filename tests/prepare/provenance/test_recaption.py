@@ -181,8 +181,8 @@ def test_what_a_command_cannot_answer(data, tmp_path):
 @pytest.mark.slow
 def test_training_on_new_captions_is_training_on_captions_that_were_there(data, tmp_path, tiny):
     from ppldm.training.commands.arguments import parse_arguments
-    from ppldm.training.loop import run_loop
     from ppldm.training.prepare import prepare
+    from ppldm.training.train import run_loop
 
     texts = [f"a heart {row}" for row in range(ROWS)]
     file = write(

@@ -16,8 +16,8 @@ from ppldm.networks.posthoc import combine, exponent_of
 from ppldm.training.averages.make import add_up, choose, survey
 from ppldm.training.averages.snapshots import SNAPSHOTS, Snapshot, SnapshotWriter, list_snapshots
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ConfigError
 from ppldm.utils.files import read_json
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ppldm.training.checkpoint.background import BackgroundSaves
+from ppldm.training.run import BackgroundSaves
 
 
 def test_one_at_a_time_and_the_end_waits():

@@ -11,8 +11,8 @@ import pytest
 from paddlenlp.trainer import Trainer, TrainingArguments
 from small_disk import small_disk
 
-from ppldm.training.checkpoint.background import copy_to_host
 from ppldm.training.checkpoint.checkpoint import (
+    TrainerState,
     TrainingState,
     _load,
     contents_of,
@@ -29,7 +29,7 @@ from ppldm.training.checkpoint.checkpoint import (
     verify,
     versions,
 )
-from ppldm.training.checkpoint.trainer_state import TrainerState
+from ppldm.training.run import copy_to_host
 from ppldm.utils.errors import CheckpointError, ConfigError, DiskFullError, ModelError
 from ppldm.weights.formats.paddle_files import write_tree
 

@@ -13,8 +13,8 @@ from ppldm.networks.build import build_autoencoder, save_component
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
 from ppldm.training.checkpoint.resume import differences
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ModelError
 from ppldm.weights.model_file import read_model_file

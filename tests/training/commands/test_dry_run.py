@@ -10,13 +10,11 @@ from tiny_model import write_base
 
 from ppldm.config.network_files import CONFIG_DIR
 from ppldm.config.presets import list_presets
-from ppldm.config.sources import read_dry_run
 from ppldm.families.base import get_family
 from ppldm.families.ldm import FAMILY, LdmConfig
 from ppldm.training.commands import dry_run
-from ppldm.training.commands.arguments import read_recipe
-from ppldm.training.commands.early import check_recipe
-from ppldm.training.commands.train import run_training
+from ppldm.training.commands.arguments import read_dry_run, read_recipe
+from ppldm.training.commands.train import check_recipe, run_training
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.fill import parameter_shapes
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppldm.training.commands.early import check_early
+from ppldm.training.commands.train import check_early
 from ppldm.utils.errors import ConfigError, FilelistError, ModelError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -18,8 +18,8 @@ from running import running
 
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.commands.launched import is_wanted, launch_command, read_launch
-from ppldm.training.loop import run_loop
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("warm_module")

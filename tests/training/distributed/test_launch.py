@@ -25,8 +25,7 @@ from ppldm.utils.entry import entry
 
 with entry():
     import paddle
-    from ppldm.training.distributed.check_ranks import check_ranks
-    from ppldm.training.monitor.watchdog import BatchesWithTimeout
+    from ppldm.training.run import BatchesWithTimeout, check_ranks
     from ppldm.utils.errors import DataError
     from ppldm.utils.processes.rank_watch import leave_signs, waiting, watch_ranks
     from ppldm.utils.processes.rank_watch import barrier

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from small_disk import fill, small_disk
 
-from ppldm.config.published_models import DEFAULT_VAE
+from ppldm.config.network_files import DEFAULT_VAE
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.training.doctor.activations import Activations
 from ppldm.training.doctor.command import FoundErrors, doctor

@@ -6,8 +6,7 @@ import pytest
 from tiny_model import write_base
 
 from ppldm.training.commands.dry_run import describe, reckon
-from ppldm.training.commands.early import check_early
-from ppldm.training.commands.train import run_recipe
+from ppldm.training.commands.train import check_early, run_recipe
 from ppldm.training.doctor.forecast import count_checkpoints, other_bytes
 from ppldm.training.doctor.memory import estimate
 

@@ -7,7 +7,7 @@ import pytest
 from small_disk import fill, small_disk
 
 from ppldm.training.averages.snapshots import DEFAULT_NUMBER, SnapshotWriter
-from ppldm.training.commands.early import check_early
+from ppldm.training.commands.train import check_early
 from ppldm.training.doctor.forecast import (
     count_checkpoints,
     forecast,

@@ -5,8 +5,7 @@ from tiny_model import write_base
 
 from ppldm.families.base import get_family
 from ppldm.training.commands.dry_run import reckon
-from ppldm.training.commands.early import check_early
-from ppldm.training.commands.train import run_recipe
+from ppldm.training.commands.train import check_early, run_recipe
 from ppldm.training.doctor.memory import estimate
 from ppldm.training.prepare import prepare
 

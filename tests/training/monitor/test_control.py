@@ -15,12 +15,12 @@ import pytest
 from PIL import Image
 
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor import control as module
 from ppldm.training.monitor.control import Control, Order, current_prompts
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.monitor.report import Reporter
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.entry import entry
 from ppldm.utils.errors import Interrupted

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ppldm.data.filelist import write_filelist
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.interval_metrics import LEAST_SAMPLES, WINDOW_SAMPLES, IntervalMetrics, SkippedShare
 from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, DataError
 from ppldm.utils.processes.world import World

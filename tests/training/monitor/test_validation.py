@@ -16,11 +16,11 @@ from PIL import Image
 from ppldm.data.dataset import spread
 from ppldm.data.filelist import write_filelist
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.monitor.validation import undisturbed, validation_loss
 from ppldm.training.prepare import prepare as prepare_run
 from ppldm.training.prepare import read_validation_prompts
+from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, FilelistError
 from ppldm.utils.processes.world import World, gather_in_order, shard

@@ -4,12 +4,12 @@ import subprocess
 import sys
 import time
 
-from ppldm.training.monitor.watchdog import BatchesWithTimeout
+from ppldm.training.run import BatchesWithTimeout
 
 HANG = """
 import sys, threading
 sys.path[:0] = {path!r}
-from ppldm.training.monitor.watchdog import BatchesWithTimeout
+from ppldm.training.run import BatchesWithTimeout
 
 def batches():
     yield 1

@@ -8,9 +8,8 @@ import pytest
 
 from ppldm.config.training import LR_SCHEDULES
 from ppldm.networks.model import Component
-from ppldm.training.optimizer.adamw import build_optimizer
+from ppldm.training.optimizer.adamw import build_optimizer, learning_rate_ratios, lr_factor, scaled_learning_rate
 from ppldm.training.optimizer.fused_adamw import FusedAdamW
-from ppldm.training.optimizer.learning_rate import learning_rate_ratios, lr_factor, scaled_learning_rate
 from ppldm.utils.processes.world import World
 
 

@@ -14,8 +14,14 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.networks.model import Loss, Model
-from ppldm.training.checkpoint.checkpoint import TrainingState, contents_of, load_model, load_optimizer, save_checkpoint
-from ppldm.training.checkpoint.trainer_state import TrainerState
+from ppldm.training.checkpoint.checkpoint import (
+    TrainerState,
+    TrainingState,
+    contents_of,
+    load_model,
+    load_optimizer,
+    save_checkpoint,
+)
 from ppldm.training.compiled import compile_predict
 from ppldm.training.optimizer import precision
 from ppldm.training.update import UpdateGuard, train_step

@@ -22,10 +22,10 @@ from small_lpips import write_lpips
 from ppldm.data.order.rows import Mix
 from ppldm.training.checkpoint.checkpoint import count_bytes
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.loop import run_loop
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.optimizer.sharding import assign_owners, parameter_of
 from ppldm.training.prepare import prepare as prepare_run
+from ppldm.training.train import run_loop
 
 pytestmark = pytest.mark.usefixtures("warm_module")
 

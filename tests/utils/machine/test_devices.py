@@ -13,7 +13,7 @@ import paddle
 import pytest
 from trained_here import train_here
 
-from ppldm.training import speed
+from ppldm.training import prepare
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.optimizer import precision
 from ppldm.utils.errors import ConfigError
@@ -128,7 +128,7 @@ def said(function, *arguments) -> str:
 def describe(device: devices.Device, caplog, monkeypatch) -> dict:
     """How a run on a device is started, what it computes in and what it says, JSON-ready."""
     kind, limited, switched = device.kind, {}, []
-    monkeypatch.setattr(speed, "set_exactness", lambda *switches: switched.append(switches))
+    monkeypatch.setattr(prepare, "set_exactness", lambda *switches: switched.append(switches))
     row = {"words": kind.words, "start": said(devices.launch_arguments, kind, "0,1", {}, 2),
            "start on 0 and 2 of two": said(devices.launch_arguments, kind, "0,2", {}, 2)}  # fmt: skip
     for variable in kind.visible:
@@ -143,7 +143,7 @@ def describe(device: devices.Device, caplog, monkeypatch) -> dict:
             refused or precision.precision_name(arguments), *dict.fromkeys(caplog.messages)
         ]  # fmt: skip
     caplog.clear()
-    speed.apply_switches(SimpleNamespace(tf32=True, cudnn_search=False))
+    prepare.apply_switches(SimpleNamespace(tf32=True, cudnn_search=False))
     return row | {
         **{f"start on 5 of {variable}=4,5": start for variable, start in limited.items()},
         **{

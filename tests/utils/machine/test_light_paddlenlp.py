@@ -6,7 +6,7 @@ from importlib.metadata import version
 import pytest
 from forking import forking
 
-from ppldm.utils.machine.light_paddlenlp import VERSION
+from ppldm.utils.machine.cpu import VERSION
 
 # Each statement runs in a process of its own that has imported paddle.
 IMPORTS = """
@@ -26,7 +26,7 @@ def go(line):
         json.dump([error, loaded], file)
 """
 LIGHT = [
-    "import ppldm.training.prepare, ppldm.training.loop",
+    "import ppldm.training.prepare, ppldm.training.train",
     "import ppldm.inference.pipeline",
     "import ppdiffusers, paddlenlp; assert paddlenlp.transformers.BertModel",
 ]

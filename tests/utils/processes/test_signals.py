@@ -14,7 +14,7 @@ import time
 import pytest
 from forking import state_of
 
-from ppldm.training.distributed.signals import stop_on_signals
+from ppldm.training.train import stop_on_signals
 from ppldm.utils.processes.signals import handle, wait_for
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -20,9 +20,10 @@ from hypothesis.extra import numpy as arrays
 from sampling import ALL
 
 from ppldm.utils.errors import ModelError
+from ppldm.weights.components import OLDER_TORCH_START, widen_bfloat16
 from ppldm.weights.formats.files import is_pytorch, read_arrays
-from ppldm.weights.formats.paddle_files import read_pdparams, read_tree, widen_bfloat16
-from ppldm.weights.formats.torch_files import OLDER_START, _Emitter, read_torch, write_torch
+from ppldm.weights.formats.paddle_files import read_pdparams, read_tree
+from ppldm.weights.formats.torch_files import _Emitter, read_torch, write_torch
 
 DTYPES = ("float32", "float16", "float64", "int64", "uint8", "bool")
 
@@ -42,6 +43,26 @@ def torch_zip(path, data: bytes, members=()) -> None:
         archive.writestr("archive/data.pkl", data)
         for name, content in members:
             archive.writestr(f"archive/data/{name}", content)
+
+
+def torch_pickle(tensors) -> bytes:
+    """The data.pkl of (name, storage, offset, shape, strides)."""
+    emitter = _Emitter()
+    emitter.out += b"}("
+    for name, storage, offset, shape, strides in tensors:
+        emitter.text(name)
+        emitter.out += b"ctorch._utils\n_rebuild_tensor_v2\n(("
+        emitter.text("storage")
+        emitter.out += b"ctorch\nFloatStorage\n"
+        emitter.text(storage)
+        emitter.text("cpu")
+        emitter.integer(4)
+        emitter.out += b"tQ"
+        emitter.integer(offset)
+        emitter.tuple(shape)
+        emitter.tuple(strides)
+        emitter.out += b"\x89ccollections\nOrderedDict\n)RtR"
+    return bytes(emitter.out) + b"u."
 
 
 @settings(deadline=None, max_examples=30)
@@ -203,9 +224,10 @@ def test_whatever_holds_numbers_is_read_as_python_reads_it(tmp_path, protocol):
         "named": ("linear_0.w_0", np.ones(2, "f4")),
         "LR": {"last_lr": 0.1, "scalar": np.float64(0.3), "last_epoch": -7, "big": 2**40, "on": True, "no": None},
         "list": [1, (2, "three"), collections.OrderedDict(a=1)],
+        "keys": {(1, (2, 3)): 4, 5: 6, None: 7},
     }
     (tmp_path / "a.pdparams").write_bytes(pickle.dumps(tree, protocol=protocol))
-    expected = {**tree, "swapped": tree["swapped"].astype("f4")}
+    expected = {**tree, "swapped": tree["swapped"].astype("f4"), "keys": {5: 6, None: 7}}
     assert same(read_tree(tmp_path / "a.pdparams"), expected)
     flat = {name: value for name, value in expected.items() if isinstance(value, np.ndarray)}
     assert same(read_pdparams(tmp_path / "a.pdparams"), {**flat, "named": tree["named"][1]})
@@ -289,13 +311,29 @@ def bombs() -> dict[str, bytes]:
         "tuples in one another": b"\x80\x04}N" + b"\x85" * 500_000 + b"Ns.",
         "dicts in one another": b"\x80\x04" + b"}N" * 300_000 + b"N" + b"s" * 2 + b".",
         "too many opcodes": b"\x80\x04" + b"]" * 2_100_000 + b".",
+        "a text as bytes 100,000 times": called_often(
+            b"c_codecs\nencode\n", b"X\xff\xff\0\0" + b"a" * 65_535 + b"X\6\0\0\0latin1\x86", 100_000
+        ),
+        "a list as dict 100,000 times": called_often(
+            b"ccollections\nOrderedDict\n", b"](" + b"NN\x86" * 10_000 + b"e\x85", 100_000
+        ),
+        "an argument that is half a pair of UTF-16": b"\x80\x04}X\3\0\0\0\xed\xa0\x80Ns.",
     }
+
+
+def called_often(function: bytes, argument: bytes, times: int) -> bytes:
+    """A list of what a function gives for one argument again and again."""
+    return b"\x80\x04}X\1\0\0\0w](" + function + b"q\0" + argument + b"q\1" + b"h\0h\1R" * times + b"es."
 
 
 SAID = {
     "a length that is not there": "cut short",
+    "a memo of 64 GB": "memo has gaps",
     "one content for nine arrays": "more bytes than the file",
     "too many opcodes": "more than 2000000 opcodes",
+    "a text as bytes 100,000 times": "more than the file has",
+    "a list as dict 100,000 times": "more than the file has",
+    "an argument that is half a pair of UTF-16": "invalid continuation byte",
 }
 
 
@@ -329,6 +367,43 @@ def test_arrays_are_in_memory_once(tmp_path):
         assert peak < 1.1 * size and same(found, state)
 
 
+def test_an_array_under_many_names_is_in_memory_once(tmp_path):
+    array = np.ones(1 << 20, "f4")
+    (tmp_path / "a.pdparams").write_bytes(pickle.dumps({str(i): ("w_0", array) if i % 2 else array for i in range(20)}))
+    tracemalloc.start()
+    found = read_pdparams(tmp_path / "a.pdparams")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.1 * array.nbytes and len(found) == 20 and all(same(one, array) for one in found.values())
+
+
+@pytest.mark.parametrize("slices", [b"", b"X\x15\0\0\0UnpackBigParamInfor@@}X\1\0\0\0v}(X\6\0\0\0slices]X\1\0\0\0wa"
+                                         b"X\x0b\0\0\0OriginShape)usu"])  # fmt: skip
+def test_an_array_without_its_values_is_named(tmp_path, slices):
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85C\1b\x87R"
+    (tmp_path / "a.pdparams").write_bytes(b"\x80\x04}(X\1\0\0\0w" + made + (slices or b"u") + b".")
+    for read in (read_pdparams, read_tree)[: 1 if slices else 2]:
+        with pytest.raises(ModelError, match="a.pdparams is damaged.*an array without its values"):
+            read(tmp_path / "a.pdparams")
+
+
+TENSOR = torch_pickle([("w", "0", 0, (2, 2), (2, 1))])
+
+
+@pytest.mark.parametrize("state", [b"}X\5\0\0\0shapeK\x09\x85s", b"N}X\5\0\0\0shapeK\x09\x85s\x86", b"N"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch\nFloatStorage\n", b"ctorch\nSize\n"),
+        *(TENSOR[TENSOR.index(b"((") + 1 : TENSOR.index(b"Q") + 1], TENSOR[TENSOR.index(b"ct") : -2]),
+    ],
+)
+def test_no_state_is_set_of_what_has_none(tmp_path, made, state):
+    torch_zip(tmp_path / "a.ckpt", b"\x80\x02}X\1\0\0\0w" + made + state + b"bs.", [("0", bytes(16))])
+    with pytest.raises(ModelError, match="a.ckpt is refused: its pickle asks for a state"):
+        read_torch(tmp_path / "a.ckpt")
+
+
 def test_compressed_members_are_refused(tmp_path):
     write_torch(tmp_path / "good.ckpt", {"w": np.zeros(1 << 20, "f4")}, {})
     with (
@@ -339,28 +414,6 @@ def test_compressed_members_are_refused(tmp_path):
             bomb.writestr(name, good.read(name))
     with pytest.raises(ModelError, match="is compressed, which torch.save never does"):
         read_torch(tmp_path / "bomb.ckpt")
-
-
-def torch_pickle(tensors) -> bytes:
-    """The data.pkl of (name, storage, offset, shape, strides)."""
-    from ppldm.weights.formats.torch_files import _Emitter
-
-    emitter = _Emitter()
-    emitter.out += b"}("
-    for name, storage, offset, shape, strides in tensors:
-        emitter.text(name)
-        emitter.out += b"ctorch._utils\n_rebuild_tensor_v2\n(("
-        emitter.text("storage")
-        emitter.out += b"ctorch\nFloatStorage\n"
-        emitter.text(storage)
-        emitter.text("cpu")
-        emitter.integer(4)
-        emitter.out += b"tQ"
-        emitter.integer(offset)
-        emitter.tuple(shape)
-        emitter.tuple(strides)
-        emitter.out += b"\x89ccollections\nOrderedDict\n)RtR"
-    return bytes(emitter.out) + b"u."
 
 
 @pytest.mark.parametrize(
@@ -435,7 +488,7 @@ def older_file(path, arrays_by_name, keys=None, version=1001, counts=None, littl
     keys = list(arrays_by_name) if keys is None else keys
     counts = counts or {}
     with open(path, "wb") as file:
-        file.write(OLDER_START)
+        file.write(OLDER_TORCH_START)
         for value in (version, {"protocol_version": 1001, "little_endian": little_endian}):
             file.write(pickle.dumps(value, protocol=2))
         file.write(tree)

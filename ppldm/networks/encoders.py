@@ -1,8 +1,10 @@
-"""What a text encoder makes of the tokens of captions, and which of them are padding."""
+"""What frozen networks make of pictures and of the tokens of captions, and which tokens are padding."""
 
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
+
+from .configs import is_effnet
 
 
 def token_mask(input_ids, end_id: int | None):
@@ -40,3 +42,23 @@ def join_caption(states, pooled):
 def split_caption(joined, width: int):
     """The inverse of `join_caption`; width: P."""
     return joined[:, :-1], joined[:, -1:, :width]
+
+
+@paddle.no_grad()
+def encode_moments(vae: nn.Layer, pixel_values):
+    """[B, 3, H, W] uint8 to mean and standard deviation of the posterior, float32 [B, 2, C, H / f, W / f], unscaled.
+
+    Of an encoder without a posterior the deviation is 0. Runs in float32 outside autocast: half precision overflows in
+    common VAEs.
+    """
+    with paddle.amp.auto_cast(enable=False):
+        if is_effnet(vae.config):
+            mean = vae(pixel_values.astype("float32") / 255.0)
+            return paddle.stack([mean, paddle.zeros_like(mean)], axis=1)
+        posterior = vae.encode(to_unit_range(pixel_values)).latent_dist
+        return paddle.stack([posterior.mean, posterior.std], axis=1)
+
+
+def to_unit_range(pixel_values):
+    """uint8 0 .. 255 to float32 -1 .. 1."""
+    return pixel_values.astype("float32") / 127.5 - 1.0
