@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import local_path, read_json
+from ..utils.log import get_logger
 from .checkpoint_names import list_checkpoints
 from .folders import EXPORTED_CKPT, FOLDERS, FURTHER_FOLDERS, find_component, is_checkpoint
 
@@ -65,6 +66,8 @@ def model_in(path: Path) -> Path:
     found = list((drawing or models).values())
     if len(found) > 1:
         raise ModelError(f"{path} holds {len(found)} models: {_list(found)}; name one")
+    if is_checkpoint(found[0]):
+        get_logger().info("%s has not ended: its newest checkpoint is taken, %s", found[0].parent, found[0].name)
     return found[0]
 
 

@@ -43,11 +43,12 @@ def make_run(folder, family="ldm", holds=(), time=1e9):
         ("cascade_prior", [100, "prior"], ""),  # whose parts are read from the run's folder
     ],
 )
-def test_a_run_is_the_model_that_it_has_exported_or_else_its_newest_checkpoint(tmp_path, family, holds, found):
+def test_a_run_is_the_model_that_it_has_exported_or_else_its_newest_checkpoint(tmp_path, caplog, family, holds, found):
     run = make_run(tmp_path / "out/training", family, holds)
     for place in (run, tmp_path / "out", tmp_path):
         assert model_in(place) == locate_model(str(place), {}) == (run / found if found else run)
         assert find_runs(place) == [one_run(place)] == [run]
+    assert ("training has not ended: its newest checkpoint is taken" in caplog.text) is found.startswith("checkpoint")
 
 
 def test_a_checkpoint_that_is_not_whole_is_no_model(tmp_path):

@@ -5,12 +5,14 @@ Nobody's page but its own may ask it, show it in a frame, or reach it by another
 other machines reach it, whoever asks needs a token, but for the empty page.
 """
 
+import io
 import ipaddress
 import secrets
 import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -111,7 +113,8 @@ def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None]
 
     check_port(port)
     try:
-        server = make_server(host, port, flask, threaded=True, request_handler=Silent)
+        with redirect_stderr(io.StringIO()):  # what werkzeug says of a port that is taken
+            server = make_server(host, port, flask, threaded=True, request_handler=Silent)
     except (OSError, SystemExit) as error:
         raise ConfigError(f"cannot listen at {host}:{port}; choose another --port or --host") from error
     get_logger().info("http://%s:%d/%s (Ctrl-C stops it)", f"[{host}]" if ":" in host else host, server.port, end)

@@ -187,3 +187,4 @@ def test_a_port_that_is_taken(model):
             capture_output=True, text=True, timeout=120, env=os.environ, cwd=ROOT,
         )  # fmt: skip
     assert done.returncode == 2 and "cannot listen at 127.0.0.1" in done.stderr
+    assert "already in use" not in done.stderr, "the server's own words"
