@@ -150,7 +150,7 @@ def _run(job, flags) -> dict:
         world = join_world()
         quiet_libraries()
         if flags.watch:
-            from .watch import EVALUATION_DIR, watch_run
+            from .every_checkpoint import EVALUATION_DIR, watch_run
 
             out = out if flags.out else what / EVALUATION_DIR
             return watch_run(job, what, out, flags.every, None if flags.once else flags.poll_seconds)

@@ -11,10 +11,10 @@ from ...utils.errors import PartError, RowError
 from ...utils.log import get_logger, progress
 from ...utils.store.cache import hold, in_store
 from ..images.decode import image_size
+from .copies import Copy
 from .index.cache import IndexSpec, find_stored, open_index, stat_part, store_index
 from .index.entries import Index, IndexSummary, make_index, read_index, read_summary
 from .layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
-from .native import Copy
 from .open_file import OpenFile, file_state
 from .row import Row, find_name
 

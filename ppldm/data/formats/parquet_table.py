@@ -1,6 +1,6 @@
 """`format=parquet`: tables with the bytes of an image and a caption, as Hugging Face data sets and img2dataset write.
 
-Row groups have no way into their middle, so the rows are read from a copy of the file (`formats.native`): a line each,
+Row groups have no way into their middle, so the rows are read from a copy of the file (`formats.copies`): a line each,
 as a part has it. A row without image or caption stays a row, whose line has too few columns. In `layout=control` the
 first of CONTROL_COLUMNS that is there holds the second image, as the first column does.
 """
@@ -16,10 +16,10 @@ from ...utils.checksums import measure_file
 from ...utils.errors import PartError, RowError
 from ..images.decode import image_size
 from .base import IndexedRows, find_column, indexing, is_plain, store_rows
+from .copies import Copy, making_copy
 from .index.cache import IndexSpec
 from .index.entries import PARQUET_LINES, Index
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS
-from .native import Copy, making_copy
 from .row import Row, decode_row, decode_text_columns, encode_text_columns
 from .sample_files import CAPTION_KEYS
 

@@ -5,7 +5,7 @@ joins them, so the file is ordinary gzip; but one row costs one read. Beside the
 (`ppldm.data.formats.index.entries`). The part is renamed into place first, its index after it.
 
 `Part` opens any part: plain text and a member a row are read where they lie, ordinary gzip from a copy of its text
-(`formats.native`). An index that is missing or does not fit is built again, by one process; one that is older than its
+(`formats.copies`). An index that is missing or does not fit is built again, by one process; one that is older than its
 part is believed only where the part's checksum says so. Image sizes depend on which column is the image, so each layout
 with another one than the default has an index of its own, `<part>.<layout>.idx`. Where the part's folder cannot be
 written, its index lies in the cache folder (`formats.index.cache`).
@@ -29,6 +29,7 @@ from ..images.decode import image_size
 from ..select.columns import ColumnsWriter
 from ..select.sidecar import columns_key, columns_spec
 from .base import GZIP_MAGIC, MAX_ROW_BYTES, ROWS_TO_TRY, IndexedRows, indexing, is_gzip
+from .copies import Copy, drop_copies, making_copy
 from .index.cache import IndexSpec, find_stored, store_index
 from .index.entries import (
     GZIP_MEMBERS,
@@ -40,7 +41,6 @@ from .index.entries import (
     write_index,
 )
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout, index_layout
-from .native import Copy, drop_copies, making_copy
 from .row import BOM, Row, decode_row, decode_text_columns, encode_row
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system

@@ -1,7 +1,7 @@
 """Shards that MosaicML's writer compressed, `shard.00000.mds.zstd`: a shard as one frame, with no way into its middle.
 
 open_stream(path)     a shard from its beginning, unpacked on the way, whether it is compressed or not
-open_samples(path)    a file to read at random: the shard itself, or its copy (`formats.native`), unpacked
+open_samples(path)    a file to read at random: the shard itself, or its copy (`formats.copies`), unpacked
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from ....utils.checksums import measure_file
 from ....utils.errors import PartError
-from ..native import Copy
+from ..copies import Copy
 
 # The suffixes that MosaicML's writer gives, and what pyarrow calls their formats.
 _CODECS = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli", ".bz2": "bz2", ".snappy": "snappy"}

@@ -26,10 +26,10 @@ from ....utils.errors import PartError, RowError
 from ....utils.files import read_json
 from ...images.decode import image_size
 from ..base import MAX_ROW_BYTES, IndexedRows, find_column, indexing, is_plain, store_rows
+from ..copies import Copy
 from ..index.cache import IndexSpec, stat_part
 from ..index.entries import MDS_SAMPLES, Index
 from ..layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
-from ..native import Copy
 from ..parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ..row import Row, decode_text
 from .packed import copy_of, is_packed, open_stream

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ppldm.diffusion.drawing import Drawing
-from ppldm.evaluation import watch
+from ppldm.evaluation import every_checkpoint
 from ppldm.evaluation.job import Job
 from ppldm.evaluation.measure import Networks, choose_metrics
 from ppldm.training.commands.arguments import parse_arguments
@@ -59,9 +59,11 @@ def lines(run):
 
 def test_each_checkpoint_once_and_results_beside_the_runs_metrics(copy, tiny, polite, monkeypatch):
     before = (copy / "metrics.jsonl").read_bytes()
-    found = watch.watch_run(make_job(tiny), copy, copy / "evaluation", 2, None)
+    found = every_checkpoint.watch_run(make_job(tiny), copy, copy / "evaluation", 2, None)
     assert [str(path.relative_to(copy)) for path in found] == ["evaluation/checkpoint-2/g1.json"]
-    found = watch.watch_run(make_job(tiny), copy, copy / "evaluation", 1, 0.01)  # the run has ended, and so does this
+    found = every_checkpoint.watch_run(
+        make_job(tiny), copy, copy / "evaluation", 1, 0.01
+    )  # the run has ended, and so does this
     assert sorted(path.parent.name for path in found) == ["checkpoint-1", "checkpoint-3"]
     assert [line["global_step"] for line in lines(copy)] == [1, 2, 3]
     for line in lines(copy):
@@ -75,30 +77,30 @@ def test_each_checkpoint_once_and_results_beside_the_runs_metrics(copy, tiny, po
     assert (copy / "logs" / "evaluation" / "vdlrecords.ppldm.log").stat().st_size > 100
     assert (copy / "metrics.jsonl").read_bytes() == before
     monkeypatch.setattr(Job, "of_model", None)
-    assert watch.watch_run(make_job(tiny), copy, copy / "evaluation", 1, None) == {}
+    assert every_checkpoint.watch_run(make_job(tiny), copy, copy / "evaluation", 1, None) == {}
     with pytest.raises(ConfigError, match="holds another evaluation of a run .seed was 1 and is 2."):
-        watch.watch_run(make_job(tiny, seed=2), copy, copy / "evaluation", 1, None)
+        every_checkpoint.watch_run(make_job(tiny, seed=2), copy, copy / "evaluation", 1, None)
 
 
 def test_a_checkpoint_of_a_run_that_began_anew_is_evaluated_anew(copy, tiny, polite):
-    watch.watch_run(make_job(tiny), copy, copy / "evaluation", 3, None)
+    every_checkpoint.watch_run(make_job(tiny), copy, copy / "evaluation", 3, None)
     before = lines(copy)
     train(tiny, copy, seed=6, max_steps=3, save_steps=3, overwrite_output_dir=True)
     assert not (copy / "evaluation.jsonl").exists() and not (copy / "evaluation").exists()
-    watch.watch_run(make_job(tiny), copy, copy / "evaluation", 3, None)
+    every_checkpoint.watch_run(make_job(tiny), copy, copy / "evaluation", 3, None)
     assert lines(copy)[0]["frechet"] != before[0]["frechet"]
     manifest = copy / "evaluation" / "checkpoint-3" / "g1.json"
     found = json.loads(manifest.read_text())
     found["of"]["weights"]["manifest"] += 1  # as of a checkpoint that another one took the place of
     manifest.write_text(json.dumps(found))
-    assert len(watch.watch_run(make_job(tiny), copy, copy / "evaluation", 3, None)) == 1
+    assert len(every_checkpoint.watch_run(make_job(tiny), copy, copy / "evaluation", 3, None)) == 1
 
 
 def test_the_averaged_weights_where_a_checkpoint_has_them(tiny, run, tmp_path, polite):
     train(tiny, tmp_path / "run", max_steps=1, use_ema=True)
     for folder, average in ((run, False), (tmp_path / "run", True)):
         out = tmp_path / f"out-{average}"
-        found = watch.watch_run(make_job(tiny), folder, out, 1, None)
+        found = every_checkpoint.watch_run(make_job(tiny), folder, out, 1, None)
         assert {result.of["weights"]["averaged"] for result in found.values()} == {average}
 
 
@@ -113,21 +115,21 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over_and_a_damaged_one
         return of_model(self, model, *arguments)
 
     monkeypatch.setattr(Job, "of_model", removing)
-    found = watch.watch_run(make_job(tiny), copy, copy / "evaluation", 1, 0.01)
+    found = every_checkpoint.watch_run(make_job(tiny), copy, copy / "evaluation", 1, 0.01)
     assert sorted(path.parent.name for path in found) == ["checkpoint-1", "checkpoint-3"]
     assert "checkpoint-2 is passed over: it was removed meanwhile" in capfd.readouterr().err
     shutil.rmtree(copy / "evaluation")
     state = copy / "checkpoint-1" / "model_state.pdparams"
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.raises(ModelError, match="has changed or is cut short"):
-        watch.watch_run(make_job(tiny), copy, copy / "evaluation", 1, None)
+        every_checkpoint.watch_run(make_job(tiny), copy, copy / "evaluation", 1, None)
 
 
 def test_only_a_run_that_has_come_to_its_end_has_ended(tiny, run, tmp_path):
-    assert read_start(run).finished and watch._has_ended(run)
+    assert read_start(run).finished and every_checkpoint._has_ended(run)
     shutil.copytree(run, tmp_path / "run")
     prepare(*parse_arguments(tiny.flags(tmp_path / "run", max_steps=5, save_steps=1), loop=True))  # goes on
-    assert not watch._has_ended(tmp_path / "run")
+    assert not every_checkpoint._has_ended(tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -138,7 +140,7 @@ def test_a_watcher_beside_a_run_that_keeps_one_checkpoint(tiny, tmp_path, polite
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         while not (tmp_path / "run" / "run.json").is_file():
             assert process.poll() is None
-        watch.watch_run(make_job(tiny), tmp_path / "run", tmp_path / "run" / "evaluation", 1, 0.05)
+        every_checkpoint.watch_run(make_job(tiny), tmp_path / "run", tmp_path / "run" / "evaluation", 1, 0.05)
     assert process.returncode == 0
     steps = [line["global_step"] for line in lines(tmp_path / "run")]
     assert steps == sorted(set(steps)) and steps[-1] == 24

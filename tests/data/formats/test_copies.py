@@ -12,7 +12,7 @@ import pytest
 from formats import pack_mds, write_mds, write_parquet
 
 from ppldm.data.filelist import Source
-from ppldm.data.formats import native
+from ppldm.data.formats import copies as copies_module
 from ppldm.data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
 from ppldm.data.formats.open import build_indexes, open_part
 from ppldm.data.formats.part import drop_indexes
@@ -113,7 +113,7 @@ def test_a_copy_is_made_of_what_was_indexed_and_of_nothing_else(tmp_path, rows, 
 @every_format
 def test_copies_take_bounded_room_and_those_used_last_stay(tmp_path, rows, copies, caplog, monkeypatch, format):
     paths = [WRITERS[format](tmp_path / f"{number}", rows[number:]) for number in range(5)]
-    monkeypatch.setattr(native, "_warn_of_room", native._warn_of_room.__wrapped__)
+    monkeypatch.setattr(copies_module, "_warn_of_room", copies_module._warn_of_room.__wrapped__)
 
     def use(number):
         for copy in copies():  # so that the order does not hang on the clock's ticks
@@ -164,7 +164,7 @@ def test_a_full_disk_is_named_with_the_remedy(tmp_path, rows, copies, monkeypatc
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(native, "atomic_write", fail)
+    monkeypatch.setattr(copies_module, "atomic_write", fail)
     with pytest.raises(OutputError, match="cannot write .*copies.*No space left.*ppldm repack") as caught:
         open_as(format, path).read(0)
     assert "\n" not in str(caught.value)
@@ -189,7 +189,7 @@ def test_what_describes_a_part_goes_with_it(tmp_path, rows, copies, format):
 
 @every_format
 def test_many_threads_make_one_copy(tmp_path, rows, copies, monkeypatch, format):
-    path, made, making = WRITERS[format](tmp_path / "p", rows), [], native.making_copy
+    path, made, making = WRITERS[format](tmp_path / "p", rows), [], copies_module.making_copy
     open_as(format, path).read(0)
     copies()[0].unlink()
 
@@ -198,7 +198,7 @@ def test_many_threads_make_one_copy(tmp_path, rows, copies, monkeypatch, format)
         threading.Event().wait(0.2)
         return making(*args)
 
-    monkeypatch.setattr(native, "making_copy", noted)
+    monkeypatch.setattr(copies_module, "making_copy", noted)
     with ThreadPoolExecutor(4) as pool:
         parts = [open_as(format, path) for _ in range(4)]
         assert list(pool.map(lambda part: part.read(3), parts)) == [rows[3]] * 4
