@@ -57,8 +57,8 @@ class LatentDiffusionModel(DenoisingModel):
         sampling: dict | None = None,
         **further: nn.Layer,
     ):
-        """`sampling`: `diffusion.sampling_settings` that the model came with, for samplers and exports. further:
-        components of a subclass, by name."""
+        """`sampling`: `diffusion.process.sampling_settings` that the model came with, for samplers and exports.
+        further: components of a subclass, by name."""
         super().__init__()
         self.vae = vae
         self.text_encoder = text_encoder

@@ -81,7 +81,7 @@ def create_file(
     path: Path, key: CacheKey, header: dict, codes: np.ndarray, sizes: np.ndarray, texts: list[bytes]
 ) -> None:
     """Write a file of which all rows are missing, atomically; one that is there is replaced, so that of several
-    processes that may need it one creates it (`formats.index_lock`).
+    processes that may need it one creates it (`formats.index.lock`).
 
     header: what `key.cells` needs besides. codes: uint8 [rows]. sizes: uint16 [2, rows], widths and heights. texts: of
     each row. Raises OSError.

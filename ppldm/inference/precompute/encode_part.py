@@ -39,7 +39,7 @@ class Cell:
 
 class Encode(Protocol):
     """uint8 pixels [n, 3, H, W], n at most `batch_size`, to float32 moments [n, 2, C, h, w]; those of a row are
-    the same whatever the others are (`inference.encoder`)."""
+    the same whatever the others are (`inference.precompute.picture_encoder`)."""
 
     batch_size: int
     digest: str

@@ -24,7 +24,7 @@ from .texts_plan import TextTask
 
 class EncodeTexts(Protocol):
     """Captions, at most `batch_size`, to float32 [n, L, D]; those of a caption are the same whatever the others are
-    (`inference.text_encoder`)."""
+    (`inference.precompute.text_encoder`)."""
 
     batch_size: int
     digest: str

@@ -19,7 +19,7 @@ from ...utils.variables import read
 from .findings import Finding, examine, good, judged, log_findings
 
 SHARED_MEMORY = Path("/dev/shm")
-_LOCKS_BYTES = 1 << 20  # of loader processes: their arrays do not lie there (`data.shared_memory`)
+_LOCKS_BYTES = 1 << 20  # of loader processes: their arrays do not lie there (`data.loader`)
 _DEVICES_BYTES = 1 << 29  # of several devices of one machine that talk through it, as NCCL does
 _LEAST_FREE_BYTES = 1 << 30
 _CLOCK_SECONDS = 300  # that a file's time may be ahead
