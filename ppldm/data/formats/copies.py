@@ -26,7 +26,7 @@ from ...utils.variables import read
 from .index.lock import build_lock
 from .open_file import changed, unreadable
 
-_LIMIT = "PPLDM_COPIES_GB"
+_LIMIT, _FOLDER = "PPLDM_COPIES_GB", "copies"
 _ATTEMPTS = 3
 _ABANDONED_SECONDS = 600.0  # since anything was written
 _REMEDY = f"free some space, set {_LIMIT} or PPLDM_CACHE_DIR, or run `ppldm repack` once"
@@ -124,17 +124,13 @@ def _cannot_write(place: Path, error: OSError) -> OutputError:
 
 def drop_copies(path: Path) -> None:
     """Remove the copies of files of this name: they hold what stood in it."""
-    for copy in _folder().glob(f"*-{escape(path.name)}.*"):
+    for copy in (cache_dir() / _FOLDER).glob(f"*-{escape(path.name)}.*"):
         copy.unlink(missing_ok=True)
-
-
-def _folder() -> Path:
-    return cache_dir() / "copies"
 
 
 def _place(path: Path, content: tuple[int, int], kind: str) -> Path:
     num_bytes, crc32 = content
-    return _folder() / f"{crc32:08x}-{num_bytes}-{path.name}{kind}"
+    return cache_dir() / _FOLDER / f"{crc32:08x}-{num_bytes}-{path.name}{kind}"
 
 
 def _limit_bytes() -> int:
