@@ -36,8 +36,8 @@ def begin(world: World) -> None:
     global _open
     host, _, port = _find_place().rpartition(":")
     if world.size > 1 and host and port.isdecimal() and not _open:
+        before_stop[:] = [tell_end]  # first, as others may see this rank from here on
         _open = Meeting(world, (host, int(port)))
-        before_stop[:] = [tell_end]
 
 
 def tell_end(status: int) -> None:
