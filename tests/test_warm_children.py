@@ -52,6 +52,18 @@ def test_it_ends_as_any_other(code, status, says):
     assert (done.returncode, done.stderr) == (status, says)
 
 
+def test_no_child_is_deaf_because_of_when_the_first_was_started(monkeypatch):
+    monkeypatch.setattr(warm_start, "_server", None)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        own = warm_start.server()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    done = run("import signal; print(warm, signal.pthread_sigmask(signal.SIG_BLOCK, ()))")
+    own.close()
+    assert (done.stdout, done.stderr) == ("True set()\n", "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_reach_it_and_its_group(number):
     words = [sys.executable, "-u", "-c", IS_WARM + "import time; print(warm, end=''); time.sleep(100)"]

@@ -258,6 +258,8 @@ def _main(number: str) -> None:
     gc.freeze()  # so that no child copies what it never uses
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)  # it ends when nobody is left to ask
+    # multiprocessing holds signals back while it starts its tracker, which may be the first child of all.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     send(line, {})
     while True:
         request, files = serve(line, base.fits)
