@@ -20,7 +20,7 @@ from .formats.rows import Rows
 from .order.rows import RUN_LENGTH, WINDOW_RUNS, bucket_window_runs
 
 _MIN_OPEN_PARTS = 16
-# A part of ordinary gzip has two files open, itself and its seek points; the rest of the process needs some as well.
+# A file that is copied has two files open, itself and its copy; the rest of the process needs some as well.
 _FILES_OF_A_PART = 2
 _OTHER_FILES = 256
 

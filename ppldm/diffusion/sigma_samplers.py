@@ -250,7 +250,7 @@ class DPMSolver(OverSigmas):
         return latents
 
     def _ahead(self, picture):
-        """Half a step ahead of x_0, by that of the step before."""
+        """x_0 half a step ahead, as it went from the step before to this one."""
         if not self.past or not self.sigmas[self.position + 1]:
             return picture
         before, now, after = self.sigmas[self.position - 1 : self.position + 2]

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,6 +55,10 @@ from .optimizer.sharding import log_share
 from .rows import bad_row_policy, count_steps, crop_rule, describe_large, open_sources, read_where, select_training_rows
 from .run import TrainingRun
 from .run_folder import prepare_output
+
+if TYPE_CHECKING:
+    from ..data.cached.embeddings import EmbeddingsRule
+    from .averages.snapshots import SnapshotWriter
 
 ADAPTERS_FOLDER = "lora"  # in the output folder
 
@@ -163,9 +168,9 @@ def latents_rule(model, data) -> LatentsRule | None:
     return LatentsRule(digest, float(getattr(vae.config, "scaling_factor", 1.0)), data.latents_dtype)
 
 
-def embeddings_rule(family: Family, model, config, data):
-    """The EmbeddingsRule: which cached embeddings are those of a model's frozen text encoder; None where none are asked
-    for. Raises ConfigError for a model without such a text encoder."""
+def embeddings_rule(family: Family, model, config, data) -> "EmbeddingsRule | None":
+    """Which cached embeddings are those of a model's frozen text encoder; None where none are asked for. Raises
+    ConfigError for a model without such a text encoder."""
     if data.text_embeddings == "off":
         return None
     if model.caption_encoder is None:
@@ -202,8 +207,8 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
     return TrainingState(model, optimizer, scheduler, average, make_scaler(arguments), posthoc), by_group
 
 
-def snapshot_writer(config, state: TrainingState, arguments, max_steps: int):
-    """The SnapshotWriter of the averages of `--ema_posthoc`; None without."""
+def snapshot_writer(config, state: TrainingState, arguments, max_steps: int) -> "SnapshotWriter | None":
+    """What keeps snapshots of the averages of `--ema_posthoc`; None without."""
     if not state.posthoc:
         return None
     from .averages.snapshots import DEFAULT_NUMBER, SnapshotWriter

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
@@ -54,6 +54,9 @@ from .optimizer.sharding import whole_state
 from .run_folder import RUN_FILE, open_store
 from .start import find_job, note_stopped
 
+if TYPE_CHECKING:
+    from .averages.snapshots import SnapshotWriter
+
 
 @dataclass
 class TrainingRun:
@@ -78,7 +81,7 @@ class TrainingRun:
     draw: Callable[[dict], tuple[dict, dict]]
     export: Callable[[dict], Path]  # metadata -> folder of the trained model
     validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
-    snapshots: Any = None  # the SnapshotWriter of averages, where they are asked for
+    snapshots: "SnapshotWriter | None" = None  # of averages, where they are asked for
 
     @property
     def output_dir(self) -> Path:

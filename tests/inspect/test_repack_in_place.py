@@ -65,7 +65,7 @@ def test_all_rows_stay_and_no_copy_is_needed(tmp_path, rows, filelist, cache_dir
     assert not list(cache_dir.glob("copies/*")), "they hold what is in the part now"
     for name in names:
         part = Part(tmp_path / name)
-        assert part._index.kind == GZIP_MEMBERS and not part.is_copied
+        assert part._index.kind == GZIP_MEMBERS
         assert [part.read_line(n) for n in range(len(part))] == before[name]
         assert read_as_paddlemix(tmp_path / name) == others[name]
     assert others["a.gz"] == [(row.caption, row.image) for row in rows]
@@ -90,8 +90,8 @@ def test_another_layout_keeps_its_own_sizes(tmp_path):
     assert Part(tmp_path / "p.gz").widths.tolist() == [20] * 3
 
 
-def test_a_disk_needs_room_for_one_file_more(tmp_path, rows, filelist, monkeypatch):
-    """At no time are there more than the parts, their copies within bounds, and one file that is being written."""
+def test_a_disk_needs_room_for_one_file_more(tmp_path, rows, filelist, cache_dir, monkeypatch):
+    """At no time are there more than the parts and one file that is being written."""
     seen, write = [], part_module.atomic_write
 
     def noted(path, *args, **kwargs):
@@ -101,6 +101,7 @@ def test_a_disk_needs_room_for_one_file_more(tmp_path, rows, filelist, monkeypat
     monkeypatch.setattr(part_module, "atomic_write", noted)
     repack([str(filelist)], in_place=True, num_workers=1)
     assert len(seen) == 4 and max(map(len, seen)) == 1, "columns, then the part beside them; never two parts"
+    assert not cache_dir.exists(), "nothing is copied on the way"
 
 
 def test_what_is_stopped_leaves_every_part_whole(tmp_path, rows, filelist, monkeypatch, capsys):

@@ -14,12 +14,13 @@ from ..images.decode import image_size
 from .copies import Copy
 from .index.cache import IndexSpec, find_stored, open_index, stat_part, store_index
 from .index.entries import Index, IndexSummary, make_index, read_index, read_summary
-from .layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
+from .layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS
 from .open_file import OpenFile, file_state
-from .row import Row, find_name
+from .row import Row, decode_text_columns, find_name
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_ROW_BYTES = 1 << 28
+_HEAD_BYTES = 1 << 12  # of a line, compressed or not, within which its texts nearly always are
 # Of a file of another kind no row can be read; this many are tried before saying so.
 ROWS_TO_TRY = 100
 
@@ -28,9 +29,8 @@ class IndexedRows(ABC):
     """Rows that can be read in any order, of a file or folder in some format; `ppldm.data.formats.open.Rows`.
 
     A format says how to find its rows (`_build`), what the bytes of one mean (`_decode`), and in which `spec` its index
-    is kept, another one for each `layout`. Offsets are those of its copy where it has one (`_find_copy`). Raises
-    PartError for what is missing, empty, truncated or of another format. What is open is closed by `close()` or with
-    the last reference.
+    is kept, another one for each `layout`. Raises PartError for what is missing, empty, truncated or of another format.
+    What is open is closed by `close()` or with the last reference.
     """
 
     spec: IndexSpec
@@ -85,9 +85,10 @@ class IndexedRows(ABC):
             raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
         return f"{self.path} row {row}"
 
-    def _read_bytes(self, row: int, where: str) -> bytes:
-        """What `_decode` takes. Raises RowError."""
-        return self._read_stored(int(self._index.offsets[row]), int(self._index.lengths[row]), where)
+    def _read_bytes(self, row: int, where: str, limit: int | None = None) -> bytes:
+        """What `_decode` takes; of at most `limit` stored bytes. Raises RowError."""
+        offset, length = int(self._index.offsets[row]), int(self._index.lengths[row])
+        return self._read_stored(offset, length if limit is None else min(length, limit), where)
 
     def _read_stored(self, offset: int, length: int, where: str) -> bytes:
         """Bytes of the file, or of its copy; fewer at the end. Raises PartError, OutputError."""
@@ -97,7 +98,7 @@ class IndexedRows(ABC):
         return self._copy.read(offset, length, where)
 
     def _find_copy(self) -> Copy | None:
-        """What rows are read from in place of a file that has no way into its middle."""
+        """Where rows are read, and offsets count, where the file has no way into its middle."""
         return None
 
     @abstractmethod
@@ -107,6 +108,18 @@ class IndexedRows(ABC):
     @abstractmethod
     def _decode(self, data: bytes, where: str) -> Row:
         """The row of its bytes. Raises RowError."""
+
+
+class LineRows(IndexedRows):
+    """Rows that are lines of `_layout`, in which caption and metadata nearly always come before the image."""
+
+    _layout = LAYOUTS[DEFAULT_LAYOUT]
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`, without its image where they come first. Raises RowError."""
+        where = self._where(row)
+        fields = decode_text_columns(self._read_bytes(row, where, _HEAD_BYTES), where, self._layout)
+        return super().read_fields(row) if fields is None else fields
 
 
 @contextmanager

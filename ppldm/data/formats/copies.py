@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from glob import escape
 from pathlib import Path
@@ -71,7 +71,8 @@ class Copy:
         for _ in range(_ATTEMPTS):
             try:
                 file = open(place, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
-                os.utime(place)
+                if os.access(place, os.W_OK):  # a cache of somebody else's may be read all the same
+                    os.utime(file.fileno())
                 return file
             except FileNotFoundError:  # not there yet, or just removed in favour of others
                 self._make(place)
@@ -123,9 +124,10 @@ def _cannot_write(place: Path, error: OSError) -> OutputError:
 
 
 def drop_copies(path: Path) -> None:
-    """Remove the copies of files of this name: they hold what stood in it."""
-    for copy in (cache_dir() / _FOLDER).glob(f"*-{escape(path.name)}.*"):
-        copy.unlink(missing_ok=True)
+    """Remove the copies of a file that is about to go or to be replaced: they hold what stood in it."""
+    if path.exists():
+        for copy in (cache_dir() / _FOLDER).glob(f"*-{path.stat().st_size}-{escape(path.name)}.*"):
+            copy.unlink(missing_ok=True)
 
 
 def _place(path: Path, content: tuple[int, int], kind: str) -> Path:
@@ -148,11 +150,9 @@ def _remove_oldest(newest: Path) -> None:
     """Keep copies, and what killed processes left of them, within bounds; the newest stays in any case."""
     found = []
     for path in newest.parent.iterdir():
-        try:
+        with suppress(FileNotFoundError):  # another process removes them too
             status = path.stat()
-        except FileNotFoundError:  # another process removes them too
-            continue
-        found.append((status.st_mtime_ns, status.st_size, path))
+            found.append((status.st_mtime_ns, status.st_size, path))
     left = min(_limit_bytes(), (sum(size for _, size, _ in found) + count_free_bytes(newest.parent)) // 2)
     for changed_ns, size, path in sorted(found, reverse=True):
         left -= size

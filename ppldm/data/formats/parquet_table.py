@@ -15,33 +15,25 @@ import pybase64
 from ...utils.checksums import measure_file
 from ...utils.errors import PartError, RowError
 from ..images.decode import image_size
-from .base import IndexedRows, find_column, indexing, is_plain, store_rows
+from .base import LineRows, find_column, indexing, is_plain, store_rows
 from .copies import Copy, making_copy
 from .index.cache import IndexSpec
 from .index.entries import PARQUET_LINES, Index
-from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS
-from .row import Row, decode_row, decode_text_columns, encode_text_columns
+from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, LAYOUTS
+from .row import Row, decode_row, encode_text_columns
 from .sample_files import CAPTION_KEYS
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_bytes")
 CAPTION_COLUMNS = CAPTION_KEYS
 _BATCH_ROWS = 64
 _NO_ROW = b"\t\n"
-# Captions and metadata are nearly always within this many bytes of a row's beginning.
-_HEAD_BYTES = 1 << 12
 
 
-class ParquetTable(IndexedRows):
+class ParquetTable(LineRows):
     """The rows of a parquet file: the first column of IMAGE_COLUMNS that is there holds the image, as bytes or as a
     struct with `bytes`, the first of CAPTION_COLUMNS the caption; the others are metadata."""
 
     spec = IndexSpec((PARQUET_LINES,))
-
-    def read_fields(self, row: int) -> tuple[str, dict]:
-        where, length = self._where(row), int(self._index.lengths[row])
-        head = self._read_stored(int(self._index.offsets[row]), min(length, _HEAD_BYTES), where)
-        fields = decode_text_columns(head, where, LAYOUTS[DEFAULT_LAYOUT])
-        return super().read_fields(row) if fields is None else fields
 
     def _decode(self, data: bytes, where: str) -> Row:
         if not self._has_control or data == _NO_ROW:

@@ -28,7 +28,7 @@ from ...utils.files import atomic_write
 from ..images.decode import image_size
 from ..select.columns import ColumnsWriter
 from ..select.sidecar import columns_key, columns_spec
-from .base import GZIP_MAGIC, MAX_ROW_BYTES, ROWS_TO_TRY, IndexedRows, indexing, is_gzip
+from .base import GZIP_MAGIC, MAX_ROW_BYTES, ROWS_TO_TRY, LineRows, indexing, is_gzip
 from .copies import Copy, drop_copies, making_copy
 from .index.cache import IndexSpec, find_stored, store_index
 from .index.entries import (
@@ -44,8 +44,6 @@ from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout, index_layout
 from .row import BOM, Row, decode_row, decode_text_columns, encode_row
 
 _MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
-# Captions and metadata are nearly always within this many bytes, compressed or not, of a row's beginning.
-_HEAD_BYTES = 1 << 12
 _COPY = ".txt"
 _POINTS = IndexSpec((), ".points")  # of earlier versions, with pieces of the text
 _CHUNK_BYTES = 1 << 17
@@ -93,7 +91,7 @@ def drop_indexes(part) -> None:
             path.unlink(missing_ok=True)
 
 
-class Part(IndexedRows):
+class Part(LineRows):
     """A part file. Raises ConfigError for an unknown layout. `identity`: (bytes, CRC-32) of the file."""
 
     spec = IndexSpec((GZIP_MEMBERS, PLAIN_LINES, PACKED_LINES))
@@ -102,13 +100,8 @@ class Part(IndexedRows):
         self._layout, self._indexed_layout = get_layout(layout), get_layout(index_layout(layout, "part"))
         super().__init__(path, index_layout(layout, "part"))
 
-    @property
-    def is_copied(self) -> bool:
-        """Whether rows are read from a copy, since the part is ordinary gzip."""
-        return self._index.kind == PACKED_LINES
-
     def _find_copy(self) -> Copy | None:
-        if self.is_copied:
+        if self._index.kind == PACKED_LINES:
             return Copy(self.path, self.identity, _COPY, partial(_read_text, self.path))
         return None
 
@@ -125,12 +118,6 @@ class Part(IndexedRows):
     def read_line(self, row: int) -> bytes:
         """The text of row `row`, all columns and the newline, be it a good row or not. Raises RowError "gzip"."""
         return self._read_bytes(row, self._where(row))
-
-    def read_fields(self, row: int) -> tuple[str, dict]:
-        """(caption, metadata) of row `row`, without its image. Raises RowError where they are damaged."""
-        where = self._where(row)
-        fields = decode_text_columns(self._read_bytes(row, where, _HEAD_BYTES), where, self._layout)
-        return super().read_fields(row) if fields is None else fields
 
     def count_blank_lines(self, start: int, stop: int) -> int:
         """As `ppldm.data.formats.open.Rows` has it."""
@@ -154,8 +141,7 @@ class Part(IndexedRows):
 
     def _read_bytes(self, row: int, where: str, limit: int | None = None) -> bytes:
         """The line of a row; or the part of it that its first `limit` stored bytes hold, and no more than that many."""
-        offset, length = int(self._index.offsets[row]), int(self._index.lengths[row])
-        line = self._read_stored(offset, length if limit is None else min(length, limit), where)
+        line = super()._read_bytes(row, where, limit)
         if self._index.kind == GZIP_MEMBERS:
             line = inflate_member(line, where, limit)
         elif limit is None and not line.endswith(b"\n"):

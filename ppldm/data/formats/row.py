@@ -54,11 +54,11 @@ def encode_text_columns(caption: str, meta: dict) -> bytes:
     """The line up to its image. Raises as `encode_row`."""
     caption = _LINE_BREAKERS.sub(" ", caption)
     try:
-        text = _dump(meta) if meta else ""
+        text = json.dumps(meta, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RowError("meta", f"metadata without a JSON form ({error}); omit the field") from error
     # A lone surrogate, as broken JSON sources have, becomes "?".
-    return f"{caption}\t{text}\t".encode("utf-8", "replace")
+    return f"{caption}\t{text if meta else ''}\t".encode("utf-8", "replace")
 
 
 def decode_row(line: bytes, where: str, layout: Layout = LAYOUTS[DEFAULT_LAYOUT]) -> Row:
@@ -103,10 +103,6 @@ def _decode_texts(columns: list[bytes], where: str, layout: Layout) -> tuple[lis
     if layout.separator:
         return [text for text in caption.split(layout.separator) if text] or [""], meta
     return [caption], meta
-
-
-def _dump(meta: dict) -> str:
-    return json.dumps(meta, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _load_meta(text: str) -> dict:

@@ -104,7 +104,8 @@ class ColumnsWriter:
             return {**column, "dtype": numbers.dtype.str, "values": self._put_array(numbers)}
         places: dict = {}
         # 1, 1.0 and true are different values.
-        of_rows = [places.setdefault((type(value), _hashable(value)), len(places)) for value in values]
+        keys = [(type(value), None if isinstance(value, list) else value) for value in values]
+        of_rows = [places.setdefault(key, len(places)) for key in keys]
         dtype = np.min_scalar_type(len(places)).newbyteorder("<")
         distinct = json.dumps([[] if kind is list else value for kind, value in places]).encode()
         return {
@@ -128,10 +129,6 @@ class ColumnsWriter:
     def _put_bytes(self, data: bytes) -> None:
         self._file.write(data)
         self._offset += len(data)
-
-
-def _hashable(value):
-    return None if isinstance(value, list) else value
 
 
 def _as_floats(values: list) -> np.ndarray | None:

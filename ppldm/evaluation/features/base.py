@@ -29,7 +29,7 @@ class Network:
     """What can be loaded. `flag` gives the weights, by path or name, such as `published`; None for a network without
     any. `conventions`: those that it can be used with, the default first. `files`: the names of single files; all
     others are of models on the hub. `of_pairs`: it compares two pictures, and has no features of one. `random`: this
-    word in the place of a path gives it random weights, to try things without a download."""
+    word instead of a path gives it random weights, to try things without a download."""
 
     flag: str | None
     published: str

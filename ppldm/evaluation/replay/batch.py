@@ -72,7 +72,7 @@ def pick_row(again: TrainingRun, samples: list[dict], step: int, row: int) -> li
 
 def draw_samples(again: TrainingRun, made: Made, samples: list[dict], folder: Path, chosen: list[dict]) -> Path:
     """The crops of the chosen samples over their captions, as a PNG in `folder`. Raises ConfigError where the batch
-    has latents in the place of pixels."""
+    has latents instead of pixels."""
     name = next((name for name, one in again.dataset.inputs.items() if isinstance(one, Pixels)), None)
     if name is None or again.dataset.latents:
         raise ConfigError("--pictures: the run was trained on cached latents, which are no pictures; omit it")

@@ -94,7 +94,7 @@ def compare_with_log(run, lines: dict[int, dict]) -> dict | None:
 
 
 def verdict_of(report: dict) -> str:
-    """Whether the update is that of the log, in one clause."""
+    """One clause that says whether the update is the one in the log."""
     from .runs import CLOSE
 
     log = report["log"]

@@ -135,8 +135,8 @@ def _write_rows(task: PartTask, path: Path, forgotten: Forgotten) -> dict:
         rows = _usable_rows(task, forgotten, skipped, examples, told, noted)
         first = next(rows, None)
         if first is None:
-            path.unlink(missing_ok=True)
             drop_indexes(path)
+            path.unlink(missing_ok=True)
         else:
             write_part(path, chain([first], rows))
     return {

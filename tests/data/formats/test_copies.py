@@ -179,12 +179,29 @@ def test_a_limit_that_is_no_number_of_gigabytes_is_refused(tmp_path, rows, monke
 
 @every_format
 def test_what_describes_a_part_goes_with_it(tmp_path, rows, copies, format):
-    path, other = (WRITERS[format](tmp_path / name, rows) for name in ("p[1]", "1"))
-    for file in (path, other):
+    (tmp_path / "elsewhere").mkdir()
+    places = tmp_path / "p[1]", tmp_path / "1", tmp_path / "elsewhere/p[1]"  # parts of several data sets have one name
+    path, *others = (WRITERS[format](place, rows[:number]) for place, number in zip(places, (9, 9, 5), strict=True))
+    for file in (path, *others):
         open_as(format, file).read(0)
-    assert len(copies()) == 2
+    before = {copy: copy.stat().st_ino for copy in copies()}
     drop_indexes(path)
-    assert [copy.name.split("-")[2][0] for copy in copies()] == ["1"]
+    assert len(before) == 3 and len(copies()) == 2
+    assert [open_as(format, other).read(0) for other in others] == [rows[0]] * 2 and len(copies()) == 2
+    assert all(copy.stat().st_ino == before[copy] for copy in copies()), "those of others stay"
+
+
+@every_format
+def test_a_copy_that_may_only_be_read_is_read(tmp_path, rows, copies, monkeypatch, format):
+    path = WRITERS[format](tmp_path / "p", rows)
+    assert open_as(format, path).read(0) == rows[0]
+
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert open_as(format, path).read(1) == rows[1] and len(copies()) == 1
 
 
 @every_format

@@ -2,7 +2,7 @@
 
 An index lies beside its file, `<file>.idx`, or in the cache folder (`PPLDM_CACHE_DIR`, else `~/.cache/ppldm`) where
 that folder cannot be written. The rows of a folder are lines of a list of its names, which lies in the cache folder,
-another one for each time of change of the folder, with an index beside it. Nothing else is copied.
+another one for each time of change of the folder, with an index beside it.
 """
 
 import errno

@@ -16,8 +16,7 @@ from ....utils.files import atomic_write
 from ....utils.log import get_logger
 
 GZIP_MEMBERS, PLAIN_LINES, TAR_SAMPLES, CSV_RECORDS, FILE_NAMES = range(5)
-# 6 and 10: lines of a copy (`formats.copies`); lines of another form take another number. 5, 7 and 9 were rows of
-# parquet files that were read in other ways.
+# 6 and 10: lines of a copy; another form takes another number. 5, 7 and 9: parquet files, as they were read before.
 PACKED_LINES, MDS_SAMPLES, PARQUET_LINES = 6, 8, 10
 
 _MAGIC, _VERSION = b"PPLDMIDX", 1

@@ -6,6 +6,7 @@ open_samples(path)    a file to read at random: the shard itself, or its copy (`
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -32,36 +33,6 @@ def is_packed(path: Path) -> bool:
     return unpacked_name(path.name) != path.name
 
 
-class _Unpacked:
-    """`read` and `close` of a compressed file's content. Raises PartError where it is damaged."""
-
-    def __init__(self, path: Path):
-        import pyarrow as pa
-
-        self._path, self._errors = path, (pa.ArrowException, OSError)
-        codec = _CODECS[path.suffix]
-        self._file = self._try(lambda: _unpack_snappy(path) if codec == "snappy" else pa.input_stream(path, codec))
-
-    def read(self, size: int) -> bytes:
-        return self._try(lambda: self._file.read(size))
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.close()
-
-    def _try(self, action):
-        try:
-            return action()
-        except self._errors as error:
-            words = " ".join(str(error).split())[:200]
-            raise PartError(f"{self._path} cannot be unpacked ({words}); get it again") from error
-
-
 def _unpack_snappy(path: Path):
     """The raw format, which begins with the size of what it holds: seven bits a byte, the lowest first."""
     import pyarrow as pa
@@ -77,9 +48,22 @@ def _unpack_snappy(path: Path):
     return pa.BufferReader(pa.Codec("snappy").decompress(data, size))
 
 
-def open_stream(path: Path):
-    """A shard's bytes by `read(size)`, from the first on; to be closed. Raises PartError."""
-    return _Unpacked(path) if is_packed(path) else open(path, "rb")
+@contextmanager
+def open_stream(path: Path) -> Iterator:
+    """A shard's bytes by `read(size)`, from the first on. Raises PartError, also in the block, where it is damaged."""
+    if not is_packed(path):
+        with open(path, "rb") as file:
+            yield file
+        return
+    import pyarrow as pa
+
+    codec = _CODECS[path.suffix]
+    try:
+        with _unpack_snappy(path) if codec == "snappy" else pa.input_stream(path, codec) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise PartError(f"{path} cannot be unpacked ({words}); get it again") from error
 
 
 def open_samples(path: Path) -> BinaryIO:
