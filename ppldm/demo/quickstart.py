@@ -44,7 +44,7 @@ def quickstart(argv: list[str]) -> None:
         autoencoder_steps = (arguments.autoencoder_steps or AUTOENCODER_STEPS) if arguments.train_autoencoder else 0
         stages = plan(out, arguments.steps or STEPS, autoencoder_steps, processes)
     if arguments.dry_run:
-        sys.stdout.write(describe(stages))
+        sys.stdout.write(describe(stages, out))
         return
     run_stages(stages, out)
     tell(f"the pictures: {out}/pictures/grid.png (every prompt), {out}/pictures/loss.png (the loss curve)")

@@ -69,9 +69,20 @@ def in_processes(train: tuple[str, ...], processes: int, log: Path) -> tuple[str
     return ("python", "-u", *launch, *train)
 
 
-def describe(stages: list[Stage]) -> str:
-    """The commands as lines for a shell, each below its title."""
-    return "".join(f"# {stage.title}\n{shlex.join(stage.command)}\n" for stage in stages)
+def describe(stages: list[Stage], folder: Path) -> str:
+    """What `run_stages` would do, as lines for a shell: each command below its title and its time on two usual cores;
+    what is done is a comment."""
+    records = {stage.name: _read(folder, stage) for stage in stages}
+    begun = next((number for number, one in enumerate(stages) if not _is_done(one, records[one.name])), len(stages))
+    lines = [line for one in stages[:begun] for line in (f"# {one.title}: done before", f"# {shlex.join(one.command)}")]
+    for number, stage in enumerate(stages[begun:], start=begun):
+        record = records[stage.name]
+        if number > begun or record and record.command != stage.identity:
+            records[stage.name] = None  # is made anew
+    for number, stage in enumerate(stages[begun:], start=begun):
+        times = describe_time(*expect(stages, records, number))
+        lines += [f"# {_label(stage, records[stage.name])} ({times})", shlex.join(stage.command)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] | None = None) -> None:
@@ -88,9 +99,9 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
         records = {stage.name: _read(folder, stage) for stage in stages}
         report = []
         for number, stage in enumerate(stages, start=1):
-            record, label = records[stage.name], f"[{number}/{len(stages)}] {stage.title}"
-            if record and record.finished and record.command == stage.identity:
-                tell(f"{label}: done before")
+            record, place = records[stage.name], f"[{number}/{len(stages)}]"
+            if _is_done(stage, record):
+                tell(f"{place} {stage.title}: done before")
                 report.append(f"{record.seconds:6.0f} s  {stage.title} (before)")
                 continue
             later = stages[number - 1 :]
@@ -103,10 +114,21 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
                 records |= dict.fromkeys((one.name for one in later), None)
                 _set_aside(folder, later)
             _begin(folder, later, records, stage)
-            tell(f"{label} ({describe_time(*expect(stages, records, number - 1, machine))})")
+            times = describe_time(*expect(stages, records, number - 1, machine))
+            tell(f"{place} {_label(stage, records[stage.name])} ({times})")
             _run_timed(folder, stage, records, run or run_stage)
             report.append(f"{records[stage.name].seconds:6.0f} s  {stage.title}")
     sys.stderr.write("".join(f"{line}\n" for line in report))
+
+
+def _is_done(stage: Stage, record: Record | None) -> bool:
+    return bool(record and record.finished and record.command == stage.identity)
+
+
+def _label(stage: Stage, record: Record | None) -> str:
+    """A stage's title, and how much of it is there to go on from."""
+    share = min(1.0, stage.share_done()) if record else 0.0
+    return f"{stage.title}: goes on from {share:.0%}" if share else stage.title
 
 
 def slowness() -> float:

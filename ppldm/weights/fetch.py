@@ -31,6 +31,7 @@ PACKAGED = Path(__file__).parents[1] / "config/weights"  # trained networks that
 _SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
 RANDOM = "random"  # in the place of a path, where random weights will do
 _SECONDS, _BLOCK_BYTES = 30.0, 1 << 20
+_NOTHING_NEAR = "check the path"
 _MOST_NAMES = 1000  # of a folder, among which the one that was meant is looked for
 
 
@@ -139,18 +140,20 @@ def check_name(name_or_path) -> None:
     first, *others = text.split("/")
     # A name of three pieces ends in a component, as vae or vae_1_0; where its first is a folder here, a path was meant.
     is_path |= len(others) == 2 and (Path(first).is_dir() or not others[1].startswith(_COMPONENTS))
+    # One of two pieces may be of an owner of whom some models lie here: a path was meant where one is near.
+    is_path |= len(others) == 1 and Path(first).is_dir() and _meant(path) != _NOTHING_NEAR
     if not path.exists() and (is_path or not 1 <= len(others) <= 2):
         raise ModelError(f"no folder or file {path}; {_meant(path)}")
 
 
 def _meant(path) -> str:
-    """ "did you mean PATH?" with the nearest path that is there, "check the path" where none is near."""
+    """ "did you mean PATH?" with the nearest path that is there, _NOTHING_NEAR where none is near."""
     found = Path(Path(path).anchor)
     for piece in Path(path).relative_to(found).parts:
         names = os.listdir(found)[:_MOST_NAMES] if found.is_dir() and os.access(found, os.R_OK) else []
         near = piece if (found / piece).exists() else nearest(piece, names, 0.75)
         if not near:
-            return "check the path"
+            return _NOTHING_NEAR
         found /= near
     return f"did you mean {found}?"
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -144,9 +145,35 @@ def test_times_in_words(seconds, words):
     assert words in describe_time(seconds, 1000)
 
 
-def test_the_description_is_what_a_shell_reads():
-    text = describe([Stage("a", "making a", ("python", "-c", "a b'c"), 1)])
-    assert text == "# making a\npython -c 'a b'\"'\"'c'\n"
+def test_the_description_is_what_a_shell_reads(tmp_path):
+    text = describe([Stage("a", "making a", ("python", "-c", "a b'c"), 10)], tmp_path)
+    assert text == "# making a (about 10 s, about 10 s to the end)\npython -c 'a b'\"'\"'c'\n"
+
+
+@pytest.mark.parametrize("done", range(4))
+@pytest.mark.parametrize("changed", [*NAMES, None])
+def test_the_description_leaves_what_the_run_would_leave(tmp_path, done, changed):
+    first = make_stages()
+    for stage in first[done : done + 1]:  # begun, and not finished
+        with pytest.raises(PpldmError):
+            run_again(tmp_path, first, **{stage.name: PpldmError("no")})
+    if done == len(NAMES):
+        run_again(tmp_path, first)
+    then = make_stages(**({changed: "other"} if changed else {}))
+    commands = [line for line in describe(then, tmp_path).splitlines() if not line.startswith("#")]
+    ran = run_again(tmp_path, then)
+    assert commands == [f"python -c {stage.command[-1]}" for stage in then if stage.name in ran]
+
+
+def test_what_goes_on_says_from_where(tmp_path, capsys):
+    stages = [replace(one, share_done=lambda: 0.4) for one in make_stages()]
+    with pytest.raises(PpldmError):
+        run_again(tmp_path, stages[:1], data=PpldmError("no"))
+    assert "# making data: goes on from 40% (about 10 s," in describe(stages, tmp_path)
+    assert "# making model (about 10 s, " in describe(stages, tmp_path)
+    capsys.readouterr()
+    run_again(tmp_path, stages)
+    assert "[1/3] making data: goes on from 40% (" in capsys.readouterr().err
 
 
 PROGRAM = """

@@ -337,6 +337,15 @@ def test_a_mistyped_path_of_three_pieces_asks_nobody(tmp_path, monkeypatch):
             check_name(wrong)
 
 
+def test_a_mistyped_path_of_two_pieces_asks_nobody_where_one_is_near(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs/mine").mkdir(parents=True)
+    with pytest.raises(ModelError, match="did you mean outputs/mine?"):
+        check_name("outputs/mien")
+    for name in ("outputs/another-model", "owner/mien"):
+        check_name(name)
+
+
 @pytest.mark.parametrize("name", ["PPLDM_OFFLINE", "HF_HUB_OFFLINE"])
 def test_offline_by_environment(monkeypatch, name):
     monkeypatch.delenv("PPLDM_OFFLINE", raising=False)

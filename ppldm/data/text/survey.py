@@ -36,6 +36,7 @@ whatsapp wechat mmexport signal untitled unnamed scan copy kopie of from at on a
 snapshot wa vid thumb thumbnail original download file tmp test train sample id no nr 图片 照片 副本 微信图片 屏幕截图
 """
 _SAYS_NOTHING = frozenset(_CAMERAS_WORDS.split())
+_MOST_CANDIDATES = 2000  # captions, of which prompts are chosen
 _HEX = re.compile(r"(?=.*\d)[0-9a-f]{8,}", re.IGNORECASE)
 
 
@@ -64,8 +65,20 @@ class Survey:
         return lines
 
     def prompts(self, count: int) -> list[str]:
-        """So many different captions, or all, spread evenly."""
-        return spread(list(dict.fromkeys(self.captions.values())), count)
+        """So many different captions, or all: each the one whose words are new for the largest share, so that few of
+        them show most of what there is."""
+        from .tokenizer import count_words
+
+        different = list(dict.fromkeys(self.captions.values()))
+        candidates = [*dict.fromkeys([*spread(different, count), *different[:_MOST_CANDIDATES]])]
+        words = {caption: count_words([caption]).keys() for caption in candidates}
+        chosen, seen = [], set()
+        while candidates and len(chosen) < count:
+            best = max(candidates, key=lambda one: len(words[one] - seen) / max(1, len(words[one])))  # the first of them
+            candidates.remove(best)
+            chosen.append(best)
+            seen |= words[best]
+        return chosen
 
     @property
     def resolution(self) -> int:

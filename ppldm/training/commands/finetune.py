@@ -78,7 +78,7 @@ def finetune(
     lists, stages = write_lists(settings, own), plan(settings, own)
     if dry_run:
         documents = "".join(f"cat > {shlex.quote(str(path))} <<'END'\n{text}END\n" for path, text in lists.items())
-        sys.stdout.write(f"mkdir -p {shlex.quote(str(target))}\n" + documents + describe(stages))
+        sys.stdout.write(f"mkdir -p {shlex.quote(str(target))}\n" + documents + describe(stages, target))
         return
     target.mkdir(parents=True, exist_ok=True)
     for path, text in lists.items():

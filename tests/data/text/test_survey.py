@@ -2,14 +2,17 @@
 be trained on is refused in a line that says what to do."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from ppldm.data.formats.folder_names import list_pictures
-from ppldm.data.text.survey import caption_of_name, survey
+from ppldm.data.text.survey import Survey, caption_of_name, survey
 from ppldm.data.text.vocabulary import languages_of, learn_tokenizer, length_of
 from ppldm.utils.errors import ConfigError, DataError
 
@@ -125,6 +128,26 @@ def test_sizes_and_numbers_are_chosen_by_what_is_there(folder):
     assert survey(folder).resolution == 64 and survey(folder).num_updates == 1400
     Image.new("RGB", (70, 50)).save(folder / "a_red_car_01.png")
     assert survey(folder).resolution == 48
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.sampled_from("abcd"), min_size=1, unique=True),
+    st.lists(st.sampled_from("wxyz"), min_size=1, unique=True),
+)
+def test_prompts_show_every_thing_and_every_colour_where_there_is_room(colours, things):
+    captions = {Path(f"{c}{t}"): f"{c} {t}" for t in things for c in colours}
+    prompts = Survey(Path(), "names", None, captions, (), (), (64,)).prompts(max(len(colours), len(things)))
+    assert len(set(prompts)) == len(prompts) == max(len(colours), len(things))
+    assert {word for prompt in prompts for word in prompt.split()} == {*colours, *things}
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_prompts_are_captions_each_once(count):
+    texts = ["a red cat", "a red cat", "一只红色的猫", "a dog"]
+    captions = {Path(str(number)): text for number, text in enumerate(texts)}
+    prompts = Survey(Path(), "names", None, captions, (), (), (64,)).prompts(count)
+    assert {*prompts} <= {*texts} and len(prompts) == len({*prompts}) == min(count, 3)
 
 
 def test_the_table_that_is_written_is_read_as_it_was(folder, tmp_path):
