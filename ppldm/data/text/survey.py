@@ -74,7 +74,7 @@ class Survey:
         words = {caption: count_words([caption]).keys() for caption in candidates}
         chosen, seen = [], set()
         while candidates and len(chosen) < count:
-            best = max(candidates, key=lambda one: len(words[one] - seen) / max(1, len(words[one])))  # the first of them
+            best = max(candidates, key=lambda one: len(words[one] - seen) / max(1, len(words[one])))  # the first such
             candidates.remove(best)
             chosen.append(best)
             seen |= words[best]

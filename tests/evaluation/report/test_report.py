@@ -175,7 +175,7 @@ def test_a_setting_differs_where_a_run_sets_it_and_another_sets_it_otherwise_or_
 
 
 def test_a_model_that_draws_is_not_compared_with_an_autoencoder(tmp_path):
-    runs = [Run(name, [], settings={"family": name, "seed": number}) for number, name in enumerate("ldm uvit".split())]
+    runs = [Run(name, [], settings={"family": name, "seed": number}) for number, name in enumerate(["ldm", "uvit"])]
     autoencoder = Run("vae", [], settings={"family": "autoencoder", "seed": 7})
     assert page.of_one_kind([autoencoder, *runs]) == [[autoencoder], runs]
     assert "Settings that differ" not in page.make_page([autoencoder, *runs[:1]], [])
