@@ -13,6 +13,7 @@ import json
 import logging
 import signal
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import needs
 import numpy as np
 import progress
 import pytest
+import warm_programs
 import warm_start
 from PIL import Image
 from quick import pytest_ignore_collect, pytest_itemcollected  # noqa: F401
@@ -51,6 +53,13 @@ def pytest_configure(config):
     config.pluginmanager.register(durations.Recorder(config.getoption("record")), "durations")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """What a test, or a fixture of it, starts by `sys.executable` is there without the seconds of its imports."""
+    with nullcontext() if item.get_closest_marker("cold") else warm_start.warm_children():
+        return (yield)
+
+
 def pytest_runtest_setup(item):
     for mark in item.iter_markers("needs"):
         needs.need(*mark.args)
@@ -75,18 +84,11 @@ def own_environment(request):
     os.environ.update(before)
 
 
-@pytest.fixture
-def warm_children():
-    """What the test starts by `sys.executable` is there without the seconds of its imports."""
-    with warm_start.warm_children():
-        yield
-
-
-@pytest.fixture(scope="module")
-def warm_module():
-    """The same for all tests of a file and what they share."""
-    with warm_start.warm_children():
-        yield
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory) -> Path:
+    """A folder with `python` and `ppldm`, which scripts of a shell start warm."""
+    with warm_programs.serving(tmp_path_factory.mktemp("bin")) as folder:
+        yield folder
 
 
 VAE_CONFIG = {

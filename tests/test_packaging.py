@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cold
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "README_cn.md", "benchmarks", "data",
            "docs", "examples", "ppldm", "requirements", "run_scripts", "tests")  # fmt: skip

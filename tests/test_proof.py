@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from quick import QUICK, TESTS, is_quick
 from sampling import AT_LEAST_S, _draw, choose
 
+pytestmark = pytest.mark.cold
+
 ROOT = Path(__file__).resolve().parents[1]
 HELPERS = ("needs", "quick", "sampling", "durations", "progress", "warm_start", "warm_server")
 LAWS = st.dictionaries(

@@ -17,6 +17,8 @@ from packaging.utils import canonicalize_name
 
 from ppldm.utils.machine.environment import KNOWN_BAD, PINS
 
+pytestmark = pytest.mark.cold
+
 ROOT = Path(__file__).resolve().parents[1]
 LOCKED_EXTRAS = ("cpu", "demo", "test")
 PYTHONS = ("3.10", "3.11", "3.12")

@@ -76,6 +76,7 @@ def test_the_package_only_becomes_shorter():
     assert must_fall(name, count_lines(FILES), *RATCHETS[name]) is None
 
 
+@pytest.mark.cold
 @pytest.mark.slow
 def test_a_training_only_goes_through_fewer_files(tiny, tmp_path):
     for path in (*tiny.folder.glob("part-*.gz"), *tiny.folder.glob("tiny.filelist*")):  # without their indexes

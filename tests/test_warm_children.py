@@ -11,8 +11,6 @@ import warm_start
 
 IS_WARM = "import sys; warm = 'ppldm.training.train' in sys.modules; "
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 
 def run(code: str, *words, **settings) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", IS_WARM + code, *words], capture_output=True, text=True, **settings)

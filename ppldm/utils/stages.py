@@ -261,9 +261,12 @@ def _record_path(folder: Path, stage: Stage) -> Path:
 
 
 def _read(folder: Path, stage: Stage) -> Record | None:
+    path = _record_path(folder, stage)
+    if not path.exists():  # as before the installation, when only Python is there
+        return None
     from .files import read_json
 
-    found = read_json(_record_path(folder, stage))
+    found = read_json(path)
     return Record(tuple(found["command"]), found["seconds"], found["finished"]) if found else None
 
 

@@ -11,6 +11,8 @@ from ppldm.cli import main
 from ppldm.cli.main import COMMANDS, load_command, run, usage
 from ppldm.utils.errors import ConfigError, exit_on_error
 
+pytestmark = pytest.mark.cold
+
 
 def test_every_command_is_there_with_its_help(capsys):
     text = usage()

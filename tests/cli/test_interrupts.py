@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cold
+
 ROOT = Path(__file__).resolve().parents[2]
 STOPPED = "stopped by Ctrl-C; the same command again goes on from what is finished"
 # What Python imports before all else.

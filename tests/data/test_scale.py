@@ -9,6 +9,8 @@ import pytest
 
 from ppldm.data.formats.part import write_part
 
+pytestmark = pytest.mark.cold
+
 RUN = """
 import json, re, sys, time
 from ppldm.data.dataset import TextImageDataset

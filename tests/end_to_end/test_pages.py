@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import doc_pages
 import pyarrow as pa
@@ -14,10 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from doc_pages import PAGES, REASONS, ROOT, RUN_BY, WORLD, blocks, small
 from sampling import ALL
-from warm_ppldm import serving
+from warm_programs import serving
 
 from ppldm.cli.main import run
 
+SMALL = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(doc_pages.__file__)!r})
+import doc_pages
+from ppldm.cli.main import main
+sys.argv = ["ppldm", *doc_pages.small(sys.argv[1:])]
+main()
+"""
 COMMAND = re.compile(r"^([A-Z_]+=\S+ )*(ppldm|python|bash|pip|sbatch|spark-submit|kubectl) ", re.MULTILINE)
 
 
@@ -110,18 +117,15 @@ def make_world(folder):
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory):
-    """A folder with the programs of the pages' commands."""
-    folder = tmp_path_factory.mktemp("bin")
-    (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (folder / "python").chmod(0o755)
-    with serving(folder, change="doc_pages:small"):
+def small_programs(tmp_path_factory):
+    """A folder with the programs of the pages' commands, at a small scale."""
+    with serving(tmp_path_factory.mktemp("bin"), ppldm=("-c", SMALL)) as folder:
         yield folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", DRAWN, ids=name_of)
-def test_the_commands_of_a_page_do_what_they_say(page, world, programs, tmp_path):
+def test_the_commands_of_a_page_do_what_they_say(page, world, small_programs, tmp_path):
     folder = tmp_path / "here"
     shutil.copytree(world, folder, copy_function=link_weights)
     if name_of(page) in doc_pages.OWN:
@@ -130,7 +134,7 @@ def test_the_commands_of_a_page_do_what_they_say(page, world, programs, tmp_path
         (folder / name).symlink_to(ROOT / name)
     environ = {
         **os.environ,
-        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PATH": f"{small_programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PPLDM_CACHE_DIR": str(tmp_path / "cache"),
     }

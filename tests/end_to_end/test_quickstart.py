@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def variables(tmp_path):
+def variables(tmp_path, programs):
     """An environment that lib.sh takes for a finished one: this very Python."""
     python = tmp_path / "venv/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text(PYTHON.format(root=ROOT, python=sys.executable))
+    python.write_text(PYTHON.format(root=ROOT, python=programs / "python"))
     python.chmod(0o755)
     (tmp_path / "venv/ppldm.device").write_text("cpu\n")
     variables = {**os.environ, "PPLDM_VENV": str(tmp_path / "venv"), "PYTHON": ""}

@@ -28,8 +28,8 @@ def steps(folder: Path) -> list[int]:
 class Slurm:
     """Starts the job, and stops it as Slurm does."""
 
-    def __init__(self, folder: Path, flags: list[str]):
-        self.folder, self.flags, self.count = folder, flags, 0
+    def __init__(self, folder: Path, python: Path, flags: list[str]):
+        self.folder, self.python, self.flags, self.count = folder, python, flags, 0
         for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
             (folder / "bin").mkdir(exist_ok=True)
             (folder / "bin" / name).write_text(text)
@@ -39,7 +39,7 @@ class Slurm:
         environment = {
             **os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "SAID": str(self.folder),
             "SCRIPT": "run_single_no_trainer.sh", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "alpha",
-            "SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable,
+            "SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "OMP_NUM_THREADS": "1", "PYTHON": str(self.python),
             "PYTHONPATH": str(ROOT), **({"SLURM_RESTART_COUNT": str(self.count)} if self.count else {}), **changes,
         }  # fmt: skip
         self.count += 1
@@ -61,10 +61,10 @@ def wait_for(condition, process: subprocess.Popen, seconds: float = 300) -> None
         time.sleep(0.05)
 
 
-def test_a_job_that_begins_anew_does_so_once(tiny, tmp_path):
+def test_a_job_that_begins_anew_does_so_once(tiny, tmp_path, programs):
     run = tmp_path / "run"
     settings = {"max_steps": 1_000_000, "save_steps": 5}
-    slurm = Slurm(tmp_path, [*tiny.flags(run, **settings), "--overwrite_output_dir"])
+    slurm = Slurm(tmp_path, programs / "python", [*tiny.flags(run, **settings), "--overwrite_output_dir"])
     old = tiny.flags(run, max_steps=2, learning_rate=1e-4)
     subprocess.run(
         [sys.executable, ROOT / "examples/train_txt2img_laion400m_no_trainer.py", *old], check=True, cwd=ROOT

@@ -20,8 +20,14 @@ AUTOENCODER = "examples/train_autoencoder.py"
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def python(programs, monkeypatch):
+    """What the scripts start Python by."""
+    monkeypatch.setenv("PYTHON", str(programs / "python"))
+
+
 def environment(**changes) -> dict:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, **changes}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **changes}
 
 
 def run(*command, **changes) -> subprocess.CompletedProcess:
@@ -120,6 +126,7 @@ def test_ctrl_c_saves_and_the_same_command_finishes(tiny, tmp_path, script, extr
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
 
 
+@pytest.mark.cold
 def test_autoencoder_script(tiny, tmp_path):
     flags = ["--output_dir", tmp_path / "run", "--file_list", tiny.file_list, "--vae_config_file", tiny.config("vae"),
              "--resolution", 32, "--train_batch_size", 4, "--gradient_accumulation_steps", 1, "--max_steps", 40,

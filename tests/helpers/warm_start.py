@@ -1,6 +1,6 @@
 """Children of tests without the seconds of their imports: a server imports once, and forks for each command.
 
-    with warm_children():             # the fixture of this name does the same for a test
+    with warm_children():             # as tests/conftest.py does it for every test that is not marked `cold`
         subprocess.run([sys.executable, "-m", "ppldm", "train", ...])
 
 Inside the block, `subprocess.Popen` starts `python -m MODULE`, `python -c CODE` and `python SCRIPT` by a fork of the

@@ -212,7 +212,6 @@ def test_batches_do_not_depend_on_what_is_drawn_already(pipeline, tmp_path, monk
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_children")
 def test_processes_do_not_change_pictures(pipeline, tmp_path):
     command = ["--model", str(pipeline), "--prompt", "picture 1", "picture 2", "picture 3", "--num-samples", "1",
                "--num-inference-steps", "2", "--sampler", "ddpm"]  # fmt: skip
@@ -239,7 +238,6 @@ def launch(folder: Path, processes: int, command: list[str]) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_children")
 def test_exact_pictures_are_the_same_to_the_bit(tmp_path):
     """With this model and strong guidance, one process differs in some 20 values when its batches do."""
     weights = small_weights(4)

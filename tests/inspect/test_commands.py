@@ -19,8 +19,6 @@ from ppldm.inspect.histograms import draw_histogram, draw_reasons, quantiles
 from ppldm.inspect.show import choose_rows, fit_image
 from ppldm.utils.errors import ConfigError, DataError, OutputError, PpldmError
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 
 def report_of(run, capsys, *words):
     """The JSON of a command that finds something bad, and its error."""

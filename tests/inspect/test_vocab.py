@@ -10,8 +10,6 @@ from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.inspect.parts import PartName, Span, thin_out
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 ENGLISH = ["a red heart", "two blue boats", "a red boat"]
 CHINESE = ["一颗红色的心", "蓝色的船 boat"]
 

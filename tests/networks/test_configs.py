@@ -274,6 +274,7 @@ def test_published_configs_are_read(path):
     assert json.loads(path.read_text()).items() <= read_new_config(table, path, "").items()
 
 
+@pytest.mark.cold
 def test_no_paddle_is_imported():
     code = "import sys, ppldm.networks.configs; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,8 +14,6 @@ import pytest
 from ppldm.training import run as run_module
 from ppldm.training.run import TrainingRun
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

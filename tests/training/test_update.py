@@ -25,8 +25,6 @@ from ppldm.utils.errors import TrainingError
 from ppldm.utils.processes.world import World
 from ppldm.weights.checkpoint_names import list_checkpoints
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, SEED = 40, 5
 

@@ -11,6 +11,8 @@ from ppldm.data.order.rows import Mix
 from ppldm.data.order.step_sampler import StepSampler
 from ppldm.utils.processes.world import World
 
+pytestmark = pytest.mark.cold
+
 BATCH = 100
 ALLOWED_GROWTH_KB = 6 << 10
 

@@ -29,7 +29,7 @@ ELSEWHERE = {
     None: "bad_url",
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_module")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import pytest
 from ppldm.training.commands.train import check_early
 from ppldm.utils.errors import ConfigError, FilelistError, ModelError
 
+pytestmark = pytest.mark.cold
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 

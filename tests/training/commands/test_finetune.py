@@ -23,8 +23,6 @@ from ppldm.weights.lora.tokens import read_tokens
 from ppldm.weights.read import read_component
 from ppldm.weights.write import write_weights
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):

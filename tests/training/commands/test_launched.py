@@ -22,8 +22,6 @@ from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 ROOT = Path(__file__).resolve().parents[3]
 TRAIN = [sys.executable, "-u", "-m", "ppldm", "train"]
 LAUNCHER = [sys.executable, "-u", "-m", "ppldm.training.distributed.launch"]

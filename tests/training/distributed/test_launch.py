@@ -15,8 +15,6 @@ from running import running
 from ppldm.training.distributed.launch import SILENCE_SECONDS, Peers, meet_at
 from ppldm.utils.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 IMPATIENT = (sys.executable, Path(__file__).parents[2] / "helpers/impatient.py", "ppldm.training.distributed.launch")
 
 RANK = """

@@ -9,8 +9,6 @@ import sys
 import pytest
 from running import running
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 SECONDS = 60.0  # in which they must have ended by themselves
 
 RANK = """

@@ -21,8 +21,6 @@ from ppldm.training.monitor.metrics import read_metrics
 from ppldm.utils.processes.rank_watch import SIGNS_DIR
 from ppldm.weights.checkpoint_names import list_checkpoints, step_of
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 ROOT = Path(__file__).resolve().parents[3]
 NUM_SIGNALS = int(os.environ.get("PPLDM_NUM_SIGNALS", 3))
 SEED = int(os.environ.get("PPLDM_SEED", 1))

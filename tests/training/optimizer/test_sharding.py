@@ -27,8 +27,6 @@ from ppldm.training.optimizer.sharding import assign_owners, parameter_of
 from ppldm.training.prepare import prepare as prepare_run
 from ppldm.training.train import run_loop
 
-pytestmark = pytest.mark.usefixtures("warm_module")
-
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ("model_state.pdparams", "optimizer.pdopt", "ema_state.pdparams", "scheduler.pdparams")
 SETTINGS = {

@@ -6,6 +6,8 @@ import pytest
 
 from ppldm.utils.machine.cpu import choose_variables
 
+pytestmark = pytest.mark.cold
+
 
 @pytest.mark.parametrize("num_cores", [1, 2, 3, 8, 128])
 @pytest.mark.parametrize("num_local_ranks", [0, 1, 2, 8])

@@ -8,6 +8,8 @@ from forking import forking
 
 from ppldm.utils.machine.cpu import VERSION
 
+pytestmark = pytest.mark.cold
+
 # Each statement runs in a process of its own that has imported paddle.
 IMPORTS = """
 import json
