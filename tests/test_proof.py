@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from quick import QUICK, TESTS, is_quick
 from sampling import AT_LEAST_S, _draw, choose
 
-pytestmark = pytest.mark.cold
-
 ROOT = Path(__file__).resolve().parents[1]
-HELPERS = ("needs", "quick", "sampling", "durations", "progress", "warm_start", "warm_server")
+HELPERS = ("needs", "quick", "sampling", "durations", "progress", "warm_programs", "warm_start", "warm_server")
 LAWS = st.dictionaries(
     st.integers(0, 30), st.lists(st.floats(0.11, 30), min_size=1, max_size=12), min_size=1, max_size=20
 )
