@@ -137,6 +137,7 @@ def test_table_shows_problems_with_their_fix(monkeypatch, capsys):
     assert sum("protobuf " in line and "7.36.2" in line for line in lines) == 1
 
 
+@pytest.mark.cold
 def test_command_line_prints_json_and_imports_no_package():
     program = (
         "import sys\n"
