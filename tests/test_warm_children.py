@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,44 @@ def test_without_the_server_children_start_cold(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.warns(UserWarning, match="(?s)did not start.*ModuleNotFoundError"):
         assert run("print(warm)").stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "script, status, said",
+    [
+        (
+            f'python -c "{IS_WARM}print(warm, os.environ[\'OWN\'], os.getcwd() == sys.argv[1])" "$PWD"',
+            0,
+            "True 1 True\n",
+        ),
+        ("python -c 'import sys; sys.exit(sys.stdin.read())' <<< 'bad'", 1, ""),
+        ("python -c 'import os; os.kill(os.getpid(), 9)' || echo $?", 0, "137\n"),
+        (f'python -S -c "{IS_WARM}print(warm)"', 0, "False\n"),
+        ("ppldm --version | cut -d' ' -f1", 0, "ppldm\n"),
+    ],
+)
+def test_a_shell_starts_them_warm(programs, tmp_path, script, status, said):
+    script = script.replace("import sys; warm", "import os, sys; warm")
+    environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "OWN": "1"}
+    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (status, said), done.stderr
+
+
+def wait_until(is_so) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
+def test_a_signal_to_a_program_of_a_shell_reaches_its_child(programs, number):
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
+    with subprocess.Popen([programs / "python", "-c", code], stdout=-1, stderr=-1) as process:
+        child = int(process.stdout.readline())
+        assert child != process.pid
+        process.send_signal(number)
+        assert process.wait() == -number
+        # The end of its streams is that of the child.
+        assert process.stdout.read() == b"" and b"KeyboardInterrupt" in process.stderr.read() or number != signal.SIGINT
+    wait_until(lambda: not Path(f"/proc/{child}").exists())

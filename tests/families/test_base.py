@@ -45,6 +45,7 @@ def test_what_a_family_does_not_take_is_refused(tiny):
         check_family(config, data, SimpleNamespace(**taken | {"bf16": True}))
 
 
+@pytest.mark.cold
 def test_families_are_read_without_paddle():
     code = (
         "import sys\nfrom ppldm.families.base import get_family, list_families\n"

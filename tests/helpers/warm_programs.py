@@ -48,10 +48,14 @@ with socket.socket(socket.AF_UNIX) as line:
         pass_on(number, None)
     status = int(answers.readline() or 1)
 if status < 0:
-    signal.signal(-status, signal.SIG_DFL)
+    if status != -signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
+
+
+_OF_READLINE = {"COLUMNS", "LINES"}  # the library tells the system of them, of which Python's os.environ knows nothing
 
 
 @contextmanager
@@ -81,6 +85,8 @@ def _accept(listener: socket.socket) -> None:
 def _answer(line: socket.socket) -> None:
     with line, suppress(EOFError, BrokenPipeError, ConnectionResetError):
         (words, folder, environ), files = warm_start.receive(line)
+        for name in _OF_READLINE - os.environ.keys():
+            environ.pop(name, None)
         pid = _start(words, folder, environ, files)
         for number in files:
             os.close(number)

@@ -106,7 +106,11 @@ class Base:
                 OF_RANKS + OF_OTHERS
             )
             same = (self.environ.get(name), self.set.get(name))  # where the asker has imported the same
-            if matters and name != "PYTHONPATH" and environ.get(name) not in same:
+            # Folders before the others of PATH hold programs that a test put there, not for the imports.
+            fits = environ.get(name) in same or (
+                name == "PATH" and environ.get(name, "").endswith(f":{self.environ[name]}")
+            )
+            if matters and name != "PYTHONPATH" and not fits:
                 return False
         return all(
             entry in self.given or SITE.issuperset(_names(entry))
