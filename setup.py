@@ -94,7 +94,7 @@ setup(
     package_dir={"": "."},
     packages=find_packages(include=["ppldm", "ppldm.*"]),
     package_data={
-        "ppldm.config": ["clip_merges.txt.gz", "networks/*.json", "presets/*.yaml", "weights/*/*"],
+        "ppldm.config": ["clip_merges.txt.gz", "foreign.yaml", "networks/*.json", "presets/*.yaml", "weights/*/*"],
         "ppldm.evaluation.live": ["page.html"],
         "ppldm.inference.serving": ["page.html", "page.css", "page.js"],
         "ppldm.prepare.datasets": ["entries/*.yaml"],

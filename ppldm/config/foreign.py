@@ -1,7 +1,7 @@
 """Config files of open-diffusion and of Stable Cascade's training, translated to recipes.
 
 A table for each says what becomes of every key that it knows: the settings here that mean the same, or why there are
-none. The site shows these tables.
+none; the plain ones of them stand in foreign.yaml. The site shows these tables.
 """
 
 import json
@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+import yaml
+
 from ..utils.errors import ConfigError
 from ..utils.store.client import check_address, is_address
 from ..utils.text import did_you_mean
 from .yaml_file import read_yaml
 
+_PLAIN = Path(__file__).with_name("foreign.yaml")
 _MOST_PARTS = 1_000_000
 _PIPE = re.compile(r"pipe: *(?:aws s3 cp|gsutil (?:cp|cat)|curl(?: -\S+)*|hdfs dfs -cat) +(?P<address>\S+)(?: +-)?")
 
@@ -226,20 +229,10 @@ def _share_of_batch(value, source: Source) -> dict:
     return {"run.per_device_train_batch_size": value // parts}
 
 
-def _as(key: str, note: str = "") -> Counterpart:
-    return Counterpart((key,), note)
-
-
-def _none(reason: str) -> Counterpart:
-    return Counterpart(note=reason)
-
-
 def _filters(value, _source: Source) -> dict:
     return {"data.where": json.dumps(value, ensure_ascii=False)}
 
 
-_LAUNCHER = "paddle's launcher connects the processes"
-_NOISE = "the schedule is the published one; model.prediction_type says what is predicted"
 _WANDB = Counterpart(
     ("logging.report_to",), "and export WANDB_API_KEY: a secret stands in no file here",
     lambda _value, _source: {"logging.report_to": ["visualdl", "wandb"]}, any_value=True,
@@ -253,72 +246,24 @@ _RATE = Counterpart(
 _RUN_FOLDER = ("experiment.log_dir", "experiment.project", "experiment.name")
 _RUN_DIR = Counterpart(("run.output_dir",), "log_dir/project/name", _folder(*_RUN_FOLDER))
 
-OPEN_DIFFUSION = {
+_OPEN_DIFFUSION = {
     "wandb.api_key": _WANDB,
-    "wandb.entity": _none("export WANDB_ENTITY"),
-    "wandb.mode": _none("export WANDB_MODE"),
-    "wandb.run_id": _none("the run's folder keeps the number of its run"),
-    "system.gradient_accumulation": _as("run.gradient_accumulation_steps"),
-    "system.batch_size": _as("run.per_device_train_batch_size"),
-    "system.workers": _as("compute.dataloader_num_workers"),
-    "system.dist_backend": _none(_LAUNCHER),
-    "system.dist_url": _none(_LAUNCHER),
-    "distributed.dist_backend": _none(_LAUNCHER),
-    "distributed.dist_url": _none(_LAUNCHER),
     **dict.fromkeys(_RUN_FOLDER, _RUN_DIR),
-    "experiment.num_examples_to_see": _as("run.max_samples"),
     "experiment.save_only_most_recent": Counterpart(
         ("run.save_total_limit",), "true: 1, false: all",
         lambda value, _source: {"run.save_total_limit": 1 if value else None},
     ),
-    "experiment.save_every": _as("run.save_steps"),
-    "experiment.requeue": _none("always so: the same command goes on from the newest checkpoint"),
-    "experiment.eval_caption_file": _none("validation.validation_prompts takes prompts, or text files of them"),
-    "experiment.num_eval_images": _none("every prompt of validation.validation_prompts is drawn"),
-    "optimizer.name": _none("AdamW is the optimizer that there is"),
     "optimizer.params.learning_rate": _RATE,
-    "optimizer.params.beta1": _as("optimizer.adam_beta1"),
-    "optimizer.params.beta2": _as("optimizer.adam_beta2"),
-    "optimizer.params.weight_decay": _as("optimizer.weight_decay"),
-    "optimizer.params.epsilon": _as("optimizer.adam_epsilon"),
-    "model.pretrained": _as("model.model_name_or_path", "the whole pipeline"),
-    "model.vae.pretrained": _as("model.vae_name_or_path"),
-    "model.vae.target": _none("an AutoencoderKL"),
-    "model.vae.params": _none("the VAE is frozen, so it must be trained before: family autoencoder"),
-    "model.text_encoder.pretrained": _as("model.text_encoder_name_or_path"),
-    "model.text_encoder.target": _none("a CLIP text encoder"),
-    "model.text_encoder.params": _none("a frozen text encoder needs weights: model.text_encoder_name_or_path"),
-    "model.tokenizer.pretrained": _none("it is the text encoder's own; model.tokenizer_name names another folder"),
-    "model.tokenizer.target": _none("it is the text encoder's own"),
-    "model.tokenizer.params": _none("it is the text encoder's own"),
-    **{
-        f"model.{name}.{key}": _none(_NOISE)
-        for name in ("scheduler", "noise_scheduler_training", "noise_scheduler_inference")
-        for key in ("pretrained", "target", "params")
-    },
-    "model.unet.pretrained": _as("model.unet_name_or_path"),
-    "model.unet.target": _none("a UNet2DConditionModel"),
     "model.unet.params": Counterpart(("model.unet_config_file",), "written to a JSON file beside the recipe", _unet),
     "model.use_ema": Counterpart(
         ("optimizer.use_ema", "optimizer.ema_decay"), "with their decay, 0.995",
         lambda value, _source: {"optimizer.use_ema": value} | ({"optimizer.ema_decay": 0.995} if value else {}),
     ),
-    "model.ema.path": _none("model.model_name_or_path with model.load_ema starts from an average"),
     "model.mixed_precision": Counterpart(("compute.bf16", "compute.fp16"), "", _precision),
-    "model.gradient_checkpointing": _as("compute.recompute"),
-    "model.xformers": _as("model.enable_xformers_memory_efficient_attention"),
-    "model.max_grad_norm": _as("optimizer.max_grad_norm"),
-    "dataset.type": _none("the first bytes of a part say what it is: tar, parquet, CSV, part file, folder"),
     "dataset.params.path": Counterpart(
         ("data.file_list",), "paths and addresses; braces are written out into a filelist beside the recipe", _parts
     ),
-    "dataset.params.batch_size": _as("run.per_device_train_batch_size"),
-    "dataset.params.workers": _as("compute.dataloader_num_workers"),
-    "dataset.params.num_examples_to_see": _as("run.max_samples"),
-    "dataset.params.resolution": _as("data.resolution"),
     "dataset.params.filters": Counterpart(("data.where",), "as it is", _filters),
-    "dataset.params.idx_to_prompt": _none("write captions when converting: `ppldm convert`"),
-    "dataset.params.class_mapping": _none("write captions when converting: `ppldm convert`"),
     "lr_scheduler.scheduler": Counterpart(
         ("optimizer.lr_scheduler_type",), "constant_with_warmup, cosine",
         _choose(
@@ -327,7 +272,6 @@ OPEN_DIFFUSION = {
         ),
     ),
     "lr_scheduler.params.learning_rate": _RATE,
-    "lr_scheduler.params.warmup_length": _as("optimizer.warmup_steps"),
 }  # fmt: skip
 
 _PUBLISHED = "stabilityai/stable-cascade"
@@ -368,36 +312,22 @@ _CASCADE_DIR = Counterpart(
     ("run.output_dir",), "checkpoint_path/experiment_id", _folder("checkpoint_path", "experiment_id")
 )
 
-STABLE_CASCADE = {
+_STABLE_CASCADE = {
     "experiment_id": _CASCADE_DIR,
     "checkpoint_path": _CASCADE_DIR,
-    "output_path": _none("samples lie in the run's folder; logging.logging_dir moves what VisualDL shows"),
     "model_version": _STAGE,
-    "effnet_checkpoint_path": _as("model.effnet_name_or_path"),
-    "previewer_checkpoint_path": _none("small latents are shown as they are"),
     "generator_checkpoint_path": _STAGE,
-    "stage_a_checkpoint_path": _none("stage A is read as diffusers has it: model.vqgan_name_or_path"),
-    "clip_text_model_name": _as("model.text_encoder_name_or_path"),
-    "clip_image_model_name": _as("model.image_encoder_name_or_path"),
-    "edm_objective": _none("not a key that Stable Cascade's own training takes"),
     "wandb_project": Counterpart(
         _WANDB.keys, "the project is called ppldm, the run as its folder; export WANDB_API_KEY", _WANDB.make, True
     ),
-    "wandb_entity": _none("export WANDB_ENTITY"),
-    "lr": _as("optimizer.learning_rate"),
     "batch_size": Counterpart(
         ("run.per_device_train_batch_size",), "theirs is of all devices: divided by --num-devices and accumulation",
         _share_of_batch,
     ),
-    "image_size": _as("data.resolution"),
     "multi_aspect_ratio": Counterpart(
         ("data.buckets", "data.bucket_ratios"), "buckets of ratios",
         lambda value, _source: {"data.buckets": "ratios", "data.bucket_ratios": [str(ratio) for ratio in value]},
     ),
-    "bucketeer_random_ratio": _none("a row has one shape: the one that cuts least of it away"),
-    "grad_accum_steps": _as("run.gradient_accumulation_steps"),
-    "updates": _as("run.max_steps"),
-    "backup_every": _as("run.backup_every"),
     "save_every": Counterpart(
         ("run.save_steps", "validation.image_logging_steps"), "both: they save and draw at once",
         lambda value, _source: {"run.save_steps": value, "validation.image_logging_steps": value},
@@ -412,28 +342,18 @@ STABLE_CASCADE = {
         ("compute.sharding",), "true: stage2",
         lambda value, _source: {"compute.sharding": "stage2" if value else ""},
     ),
-    "ema_start_iters": _as("optimizer.ema_start_iters", "updates, where theirs counts micro-batches"),
-    "ema_iters": _as("optimizer.ema_iters", "updates, where theirs counts micro-batches"),
-    "ema_beta": _as("optimizer.ema_beta"),
     "dtype": Counterpart(("compute.bf16", "compute.fp16"), "", _precision),
-    "allow_tf32": _as("compute.tf32"),
     "webdataset_path": Counterpart(("data.file_list",), "paths, addresses: into a filelist beside the recipe", _parts),
     "dataset_filters": Counterpart(("data.where",), "as it is; a lambda may only compare", _filters),
-    "captions_getter": _none("the caption is the row's; `ppldm convert` says from which field"),
     "adaptive_loss_weight": Counterpart(
         ("model.loss_weighting",), "true: adaptive; false: p2",
         lambda value, _source: {"model.loss_weighting": "adaptive" if value else "p2"},
     ),
-    "offset_noise": _as("model.noise_offset"),
-    "dist_file_subfolder": _none(_LAUNCHER),
-    "checkpoint_extension": _none("`ppldm export` writes the forms that there are"),
-    "controlnet_blocks": _as("model.controlnet_blocks"),
     "controlnet_filter": _FILTER,
     "controlnet_filter_params": _FILTER,
     "controlnet_bottleneck_mode": Counterpart(
         ("model.controlnet_bottleneck",), "", lambda value, _source: {"model.controlnet_bottleneck": value or "effnet"}
     ),
-    "controlnet_checkpoint_path": _as("model.controlnet_name_or_path"),
     "module_filters": Counterpart(
         ("model.lora_modules",), "'.attn', one layer there, is attention",
         lambda value, _source: {"model.lora_modules": [one.replace(".attn", "attention") for one in value]},
@@ -443,8 +363,23 @@ STABLE_CASCADE = {
         lambda value, _source: {"model.lora_rank": value, "model.lora_alpha": 1},
     ),
     "train_tokens": Counterpart(("model.train_tokens",), "as token=expression", _tokens),
-    "lora_checkpoint_path": _none("adapters always start anew; a run's own checkpoint goes on by itself"),
 }  # fmt: skip
 
 _FAMILIES = {"open-diffusion": {"family": "stable_diffusion"}}
-SYSTEMS = {"open-diffusion": OPEN_DIFFUSION, "Stable Cascade": STABLE_CASCADE}
+
+
+def _with_plain(system: str, made: dict[str, Counterpart]) -> dict[str, Counterpart]:
+    """A system's whole table: what is made, and what foreign.yaml says."""
+    plain = yaml.safe_load(_PLAIN.read_text(encoding="utf-8"))[system]
+    same = {key: [one] if isinstance(one, str) else one for key, one in plain["same"].items()}
+    return (
+        made
+        | {key: Counterpart((ours,), *note) for key, (ours, *note) in same.items()}
+        | {key: Counterpart(note=reason) for key, reason in plain["none"].items()}
+    )
+
+
+SYSTEMS = {
+    "open-diffusion": _with_plain("open-diffusion", _OPEN_DIFFUSION),
+    "Stable Cascade": _with_plain("Stable Cascade", _STABLE_CASCADE),
+}
