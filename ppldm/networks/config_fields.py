@@ -118,10 +118,11 @@ _IS_COUNT = re.compile("layers|depth|blocks|experts|mappers|clip_seq").search  #
 _BY_LAYER = [(_COUNT, [_COUNT])]
 CASCADE_BLOCKS = ("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock")
 CONTROL_BOTTLENECKS = ("effnet", "simple", "large")
-# By the names of settings, after those of a class alone: the rule of a value, or in a tuple of what stands for several.
-# The names are those that run; ppdiffusers has more, whose forward fails in a network of this kind.
+# Beyond types, by the names of settings, of all classes or of one: the rule of a value, which holds for each in a list
+# where the annotation allows lists; or in a tuple the whole. The names are those that run: ppdiffusers has more, whose
+# forward fails in a network of this kind.
 _RULES = {
-    "act_fn time_embedding_act_fn timestep_post_act": "(?i)silu|swish|mish|gelu|relu",  # it looks in lower case
+    "act_fn time_embedding_act_fn timestep_post_act": "(?i)silu|swish|mish|gelu|relu",
     "activation_function hidden_act": "gelu|gelu_10|gelu_fast|gelu_new|gelu_python|linear|mish|quick_gelu|relu|relu6|"
     "sigmoid|silu|swish|tanh",
     "addition_embed_type": "text|text_image|text_time|image|image_hint",
@@ -174,69 +175,63 @@ _UNUSED = {
     "clip": (_CLIP_UNUSED := {"attention_dropout", "initializer_factor", "initializer_range"}),
     "image_encoder": _CLIP_UNUSED,
 }
-# What stands beside the settings of these, and reaches no network here, but for what PaddleNLP's PretrainedConfig says:
-# of transformers, of older versions, and of the same setting under another name.
-_OTHERS = """
-    attention_dropout attn_implementation dropout gradient_checkpointing hidden_size initializer_factor
-    initializer_range model_type num_attention_heads num_hidden_layers tf_legacy_loss torchscript use_bfloat16
-"""
+# What transformers and older versions write beside them, and LDMBert's settings by other names.
+_OTHERS = (
+    "attn_implementation dropout hidden_size model_type num_attention_heads num_hidden_layers tf_legacy_loss "
+    "torchscript use_bfloat16"
+)
 
 
 class Setting(NamedTuple):
-    """What the class takes where a config does not name it, as its source writes it, and the rule of its value."""
+    """What a class takes where a config does not name it, as its source writes it, and the annotation."""
 
     default: Any
-    rule: Any
+    annotation: ast.expr | None
 
 
 @cache
 def settings_of(kind: str) -> dict[str, Setting]:
     """The settings of a kind of network, by name. Raises EnvironmentProblem."""
-    name = CLASSES[kind].rpartition(".")[2]
-    used = [one for one in _signature(CLASSES[kind]) if one[0] not in _UNUSED.get(kind, ())]
-    return {setting: Setting(default, _rule(name, setting, hint, default)) for setting, hint, default in used}
-
-
-@cache
-def ignored_by(kind: str) -> frozenset[str]:
-    """What a config of a kind may say beside its settings. Raises EnvironmentProblem."""
-    if kind not in _UNUSED:
-        return frozenset()
-    source = _source_of("paddlenlp.transformers.configuration_utils").partition("def save_pretrained(")[0]
-    written = re.findall(r'(?:kwargs\.pop\(|\n {8}\(|\n {12})"(\w+)"', source)
-    return frozenset([*written, *_OTHERS.split()]) - settings_of(kind).keys()
-
-
-def _signature(path: str) -> list[tuple[str, str, Any]]:
-    """Of each setting of a class: name, annotation (empty where there is none), default. Raises EnvironmentProblem."""
-    module, _, name = path.rpartition(".")
+    module, _, name = CLASSES[kind].rpartition(".")
     own = _source_of(module).partition(f"\nclass {name}(")[2].partition("\nclass ")[0]
     found = re.search(r"\n    def __init__\((.*?)\)(?: -> None)?:\n", own, re.DOTALL)
     try:
-        source = f"def made({found[1]}): pass"
-        arguments, lines = ast.parse(source).body[0].args, source.split("\n")
-        given = arguments.args[-len(arguments.defaults) :]
-        hints = [one.annotation for one in given]
-        texts = [hint and lines[hint.lineno - 1][hint.col_offset : hint.end_col_offset] or "" for hint in hints]
-        return list(zip([one.arg for one in given], texts, map(ast.literal_eval, arguments.defaults), strict=True))
+        arguments = ast.parse(f"def made({found[1]}): pass").body[0].args
+        defaults = list(map(ast.literal_eval, arguments.defaults))
     except (TypeError, ValueError, SyntaxError) as error:
-        raise EnvironmentProblem(_unread(path, error)) from error
+        raise EnvironmentProblem(_unread(CLASSES[kind], error)) from error
+    given = zip(arguments.args[-len(defaults) :], defaults, strict=True)
+    return {one.arg: Setting(default, one.annotation) for one, default in given if one.arg not in _UNUSED.get(kind, ())}
 
 
-def _rule(name: str, setting: str, hint: str, default) -> tuple:
-    """The rule of a setting of the class `name`."""
-    first = default[0] if isinstance(default, tuple) else default
-    hint = hint or (type(first).__name__ if first is default else f"tuple[{type(first).__name__}]")
-    kind = type(first).__name__ if isinstance(first, (bool, float)) else next(iter(_TYPES.findall(hint)), "")
-    rule = _RULE_OF.get(f"{name}.{setting}") or _RULE_OF.get(setting)
-    if rule is None and kind == "float":
+@cache
+def rule_of(kind: str, setting: str) -> tuple:
+    """What a setting of a kind of network may be (`fits`). Raises EnvironmentProblem."""
+    default, annotation = settings_of(kind)[setting]
+    first = default[0] if isinstance(default, tuple) else default  # whose type says more than some annotations
+    plain = type(first).__name__ if first is default else f"tuple[{type(first).__name__}]"
+    hint = ast.unparse(annotation) if annotation else plain
+    word = type(first).__name__ if isinstance(first, (bool, float)) else next(iter(_TYPES.findall(hint)), "")
+    rule = _RULE_OF.get(f"{CLASSES[kind].rpartition('.')[2]}.{setting}") or _RULE_OF.get(setting)
+    if rule is None and word == "float":
         rule = _SHARE if "drop" in setting else _POSITIVE
     elif rule is None:
-        rule = {"bool": bool, "int": _COUNT if _IS_COUNT(setting) else _SIZE, "str": _TEXT}.get(kind, NULL)
+        rule = {"bool": bool, "int": _COUNT if _IS_COUNT(setting) else _SIZE, "str": _TEXT}.get(word, NULL)
     if not isinstance(rule, tuple):
         lists = [[rule] * (1 if "..." in inner else inner.count(",") + 1) for inner in _TUPLE.findall(hint)]
         rule = (*lists,) if lists and not _TYPES.search(_TUPLE.sub("", hint)) else (rule, *lists)
     return rule if default is not None or fits(None, rule) else (*rule, NULL)
+
+
+@cache
+def ignored_by(kind: str) -> frozenset[str]:
+    """What a config of a kind may say beside its settings, and reaches no network here: for PaddleNLP's classes what
+    their PretrainedConfig writes. Raises EnvironmentProblem."""
+    if kind not in _UNUSED:
+        return frozenset()
+    source = _source_of("paddlenlp.transformers.configuration_utils").partition("def save_pretrained(")[0]
+    written = re.findall(r'(?:kwargs\.(?:pop|get)\(|\n {8}\(|\n {12})"(\w+)"', source)
+    return frozenset().union(written, _OTHERS.split(), *_UNUSED.values()) - settings_of(kind).keys()
 
 
 def _source_of(module: str) -> str:

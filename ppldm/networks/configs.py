@@ -15,7 +15,7 @@ from ..config.network_files import find_network_file
 from ..utils.errors import ConfigError, ModelError, PpldmError
 from ..utils.files import read_json_object
 from ..utils.text import did_you_mean
-from .config_fields import CLASSES, REQUIRED, describe, fits, ignored_by, is_effnet, settings_of
+from .config_fields import CLASSES, REQUIRED, describe, fits, ignored_by, is_effnet, rule_of, settings_of
 
 _NAMES = {
     "vae": "a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
@@ -90,9 +90,9 @@ def check_config(kind: str, config: dict, source, error: type[PpldmError] = Mode
     if missing and (new or not (given or unknown)):
         raise error(f"{source} is no config of {what}: it does not say {', '.join(missing)}; add what is missing")
     found = {key: _plain(given.get(key, setting.default)) for key, setting in settings.items()}
-    for key, setting in settings.items():
-        if not fits(found[key], setting.rule):
-            raise error(f"{source}: {key} {_shown(found[key])} must be {describe(setting.rule)}; correct it")
+    for key in given:
+        if not fits(found[key], rule := rule_of(table, key)):
+            raise error(f"{source}: {key} {_shown(found[key])} must be {describe(rule)}; correct it")
     if problem := next(_problems(table, found), None):
         raise error(f"{source}: {problem}; correct it")
     return found
