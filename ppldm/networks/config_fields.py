@@ -101,6 +101,8 @@ def _is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+_SIZE = range(1, (1 << 20) + 1)  # channels, words, positions, sides: far beyond what any machine holds
+_TOKEN = range(_SIZE.stop)
 NULL = Condition("null", lambda value: value is None)
 _OFF = Condition("false (ppdiffusers' network does not run with it)", lambda value: value is None or value is False)
 _NOT_SET = Condition("null (ppdiffusers cannot build anything else)", NULL.holds)
@@ -111,8 +113,6 @@ _SHARE = Condition("a number from 0 to below 1", lambda value: _is_number(value)
 _ASCENDING = Condition(
     "an ascending list of whole numbers from 0", lambda value: fits(value, [_TOKEN]) and value == sorted(set(value))
 )
-_SIZE = range(1, (1 << 20) + 1)  # channels, words, positions, sides: far beyond what any machine holds
-_TOKEN = range(_SIZE.stop)
 _COUNT = range(1, 1024 + 1)
 _IS_COUNT = re.compile("layers|depth|blocks|experts|mappers|clip_seq").search  # in names of what repeats something
 _BY_LAYER = [(_COUNT, [_COUNT])]
@@ -198,9 +198,9 @@ def settings_of(kind: str) -> dict[str, Setting]:
     try:
         arguments = ast.parse(f"def made({found[1]}): pass").body[0].args
         defaults = list(map(ast.literal_eval, arguments.defaults))
+        given = list(zip(arguments.args[-len(defaults) :], defaults, strict=True))
     except (TypeError, ValueError, SyntaxError) as error:
         raise EnvironmentProblem(_unread(CLASSES[kind], error)) from error
-    given = zip(arguments.args[-len(defaults) :], defaults, strict=True)
     return {one.arg: Setting(default, one.annotation) for one, default in given if one.arg not in _UNUSED.get(kind, ())}
 
 

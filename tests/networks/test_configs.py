@@ -136,7 +136,11 @@ def test_defaults_and_annotations_say_what_may_be(table, name, words):
 
 @pytest.mark.parametrize(
     "source",
-    ["", "    pass\nclass B(A):\n    def __init__(x=1):", *(f"    def __init__({x}):" for x in ("x=,", "x=y"))],
+    [
+        "",
+        "    pass\nclass B(A):\n    def __init__(x=1):",
+        *(f"    def __init__({x}):" for x in ("x=,", "x=y", "self, *, x=1")),
+    ],
 )
 def test_settings_that_cannot_be_read_are_a_problem_of_the_installation(monkeypatch, source):
     monkeypatch.setitem(CLASSES, "vqgan", "there_is_none.VQ")
