@@ -197,28 +197,36 @@ def check_tokenizer_fit(text_encoder: dict, vocab_size: int, max_length: int) ->
 def _misfits(configs: dict[str, dict], drawn: bool):
     kinds = ("vae", "text_encoder", "unet", "transformer", "controlnet")
     vae, text_encoder, unet, transformer, controlnet = map(configs.get, kinds)
+    latents, width = vae and vae["latent_channels"], text_encoder and hidden_width(text_encoder)
     if vae and (vae["in_channels"], vae["out_channels"]) != (RGB, RGB):
         yield f"the VAE takes {vae['in_channels']} channels and gives {vae['out_channels']}; pictures have {RGB}"
     for key in ("shift_factor", "latents_mean", "latents_std"):
         if vae and vae[key]:
             yield f"the VAE's {key} {_shown(vae[key])} is not supported: latents are only scaled"
-    if vae and unet and takes_mask(unet, vae["latent_channels"]):
+    if vae and unet and takes_mask(unet, latents):
         if not drawn:
             yield "the UNet takes a mask: models for inpainting draw and are not trained; start from one without"
-    elif vae and unet and (unet["in_channels"], unet["out_channels"]) != (vae["latent_channels"],) * 2:
+    elif vae and unet and (unet["in_channels"], unet["out_channels"]) != (latents, latents):
         yield (
             f"the UNet takes {unet['in_channels']} channels and gives {unet['out_channels']}, and the VAE gives "
-            f"{vae['latent_channels']}; in_channels and out_channels of --unet_config_file must be the VAE's "
-            "latent_channels"
+            f"{latents}; in_channels and out_channels of --unet_config_file must be the VAE's latent_channels"
         )
-    if text_encoder and unet:
-        width = hidden_width(text_encoder)
-        if set(_for_each(unet, "cross_attention_dim")) != {width}:
-            yield (
-                f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
-                "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
-            )
-    yield from _transformer_misfits(transformer, vae, text_encoder)
+    if text_encoder and unet and set(_for_each(unet, "cross_attention_dim")) != {width}:
+        yield (
+            f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
+            "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
+        )
+    if transformer and vae and transformer["in_channels"] != latents:
+        yield (
+            f"the transformer takes {transformer['in_channels']} channels, and the VAE gives {latents}; in_channels "
+            "must be the VAE's latent_channels"
+        )
+    name = "clip_dim" if transformer and is_uvit(transformer) else "caption_channels"
+    if transformer and text_encoder and transformer[name] != width:
+        yield (
+            f"the transformer reads captions of width {transformer[name]} and the text encoder gives {width}; {name} "
+            "must be d_model (CLIP: hidden_size) of the text encoder"
+        )
     for key in sorted(controlnet.keys() & unet.keys()) if controlnet and unet else ():
         if controlnet[key] != unet[key]:
             own, other = _shown(controlnet[key]), _shown(unet[key])
@@ -228,24 +236,8 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
 
 
-def _transformer_misfits(transformer: dict | None, vae: dict | None, text_encoder: dict | None):
-    if transformer and vae and transformer["in_channels"] != vae["latent_channels"]:
-        yield (
-            f"the transformer takes {transformer['in_channels']} channels, and the VAE gives {vae['latent_channels']}; "
-            "in_channels must be the VAE's latent_channels"
-        )
-    if transformer and text_encoder:
-        name = "clip_dim" if is_uvit(transformer) else "caption_channels"
-        if transformer[name] != (width := hidden_width(text_encoder)):
-            yield (
-                f"the transformer reads captions of width {transformer[name]} and the text encoder gives {width}; "
-                f"{name} must be d_model (CLIP: hidden_size) of the text encoder"
-            )
-
-
 def _problems(table: str, config: dict):
-    """What is wrong with settings of which each for itself may be: laws of every network that has them, then a kind's
-    own."""
+    """What is wrong with settings of which each for itself may be: first laws of every network that has them."""
     levels = next((name for name in _LEVELS if name in config), None)
     for name, value in config.items():
         if levels and isinstance(value, list) and name not in _OTHER_LISTS and len(value) != len(config[levels]):
@@ -257,7 +249,24 @@ def _problems(table: str, config: dict):
     for divisor, name in _DIVISORS:
         if config.get(name) and config.get(divisor) and config[name] % config[divisor]:
             yield f"{divisor} {config[divisor]} does not divide {name} {config[name]}"
-    yield from _OWN_PROBLEMS.get(table, lambda config: ())(config)
+    match table:
+        case "unet":
+            yield from _unet_problems(config)
+        case "uvit" | "dit" | "microdit":
+            yield from _transformer_problems(table, config)
+        case "cascade_prior" | "cascade_decoder":
+            yield from _cascade_problems(table == "cascade_prior", config)
+        case "ldmbert" if config["pad_token_id"] >= config["vocab_size"]:
+            yield f"pad_token_id {config['pad_token_id']} must be below vocab_size {config['vocab_size']}"
+        case "vqgan" if config["embed_dim"] % 2 ** (config["levels"] - 1):
+            yield f"embed_dim {config['embed_dim']} cannot be halved for each of levels {config['levels']}"
+        case "effnet" | "cascade_controlnet":
+            channels, layers = len(config["stage_channels"]), len(config["stage_layers"])
+            if layers != EFFNET_STAGES or channels != layers + 2:
+                yield (
+                    f"stage_channels has {channels} entries and stage_layers {layers}; there are {EFFNET_STAGES} "
+                    "stages, and one convolution before and one behind them"
+                )
 
 
 def _unet_problems(config: dict):
@@ -274,21 +283,19 @@ def _unet_problems(config: dict):
             yield f"{key} {config[key]} needs {needed}"
 
 
-def _ldmbert_problems(config: dict):
-    if config["pad_token_id"] >= config["vocab_size"]:
-        yield f"pad_token_id {config['pad_token_id']} must be below vocab_size {config['vocab_size']}"
-
-
-def _uvit_problems(config: dict):
-    yield from _patches(config)
-    if config["out_channels"] not in (None, config["in_channels"]):
-        yield f"out_channels {config['out_channels']} must be in_channels {config['in_channels']}, or null"
-    if config["num_layers"] % 2:
+def _transformer_problems(table: str, config: dict):
+    takes, gives, side = config["in_channels"], config.get("out_channels"), config["sample_size"]
+    if not (side and takes and config["patch_size"]):
+        yield "sample_size, in_channels and patch_size must be numbers"
+    if table == "microdit":
+        if config["dim"] % 4:
+            yield f"dim {config['dim']} must be a multiple of 4, which positions take"
+    elif gives not in (None, takes, *([2 * takes] if table == "dit" else [])):
+        yield f"out_channels {gives} must be in_channels {takes}, or {'twice as many' if table == 'dit' else 'null'}"
+    if table == "uvit" and config["num_layers"] % 2:
         yield f"num_layers {config['num_layers']} must be even: half of the blocks have a skip from the other half"
-
-
-def _dit_problems(config: dict):
-    yield from _patches(config)
+    if table != "dit":
+        return
     width = config["num_attention_heads"] * config["attention_head_dim"]
     if config["norm_type"] != "ada_norm_single" or not config["caption_channels"]:
         yield (
@@ -300,23 +307,11 @@ def _dit_problems(config: dict):
         yield "num_embeds_ada_norm null must be a number, 1000 as published: diffusers builds no DiT without"
     if width % 4:
         yield f"num_attention_heads times attention_head_dim, {width}, must be a multiple of 4, which positions take"
-    if config["sample_size"] == _TOLD_SIZES:
+    if side == _TOLD_SIZES:
         yield f"sample_size {_TOLD_SIZES} makes a DiT that is told sizes and aspect ratios, which is not supported"
-    if config["out_channels"] not in (None, config["in_channels"], 2 * config["in_channels"]):
-        yield f"out_channels {config['out_channels']} must be in_channels {config['in_channels']}, or twice as many"
 
 
-def _patches(config: dict):
-    if not (config["sample_size"] and config["in_channels"] and config["patch_size"]):
-        yield "sample_size, in_channels and patch_size must be numbers"
-
-
-def _microdit_problems(config: dict):
-    if config["dim"] % 4:
-        yield f"dim {config['dim']} must be a multiple of 4, which positions take"
-
-
-def _cascade_problems(config: dict):
+def _cascade_problems(is_prior: bool, config: dict):
     widths, heads, switches = (config[key] for key in ("block_out_channels", "num_attention_heads", "switch_level"))
     if switches and len(switches) != len(widths) - 1:
         yield f"switch_level has {len(switches)} entries, and there are {len(widths) - 1} steps between levels"
@@ -325,42 +320,13 @@ def _cascade_problems(config: dict):
             yield f"num_attention_heads {number} does not divide block_out_channels {width}"
     if config["in_channels"] != config["out_channels"]:
         yield f"in_channels {config['in_channels']} and out_channels {config['out_channels']} differ"
-
-
-def _prior_problems(config: dict):
-    yield from _cascade_problems(config)
-    if config["effnet_in_channels"]:
+    if is_prior and config["effnet_in_channels"]:
         yield f"effnet_in_channels {config['effnet_in_channels']} is for a decoder, and this is a prior"
-    for key in ("clip_text_in_channels", "clip_image_in_channels"):
+    elif not is_prior and config["effnet_in_channels"] is None:
+        yield "effnet_in_channels null: a decoder is told the latents of the prior"
+    for key in ("clip_text_in_channels", "clip_image_in_channels") if is_prior else ():
         if config[key] is None:
             yield f"{key} null: a prior attends to captions and pictures"
-
-
-def _decoder_problems(config: dict):
-    yield from _cascade_problems(config)
-    if config["effnet_in_channels"] is None:
-        yield "effnet_in_channels null: a decoder is told the latents of the prior"
-
-
-def _effnet_problems(config: dict):
-    channels, layers = len(config["stage_channels"]), len(config["stage_layers"])
-    if layers != EFFNET_STAGES or channels != layers + 2:
-        yield (
-            f"stage_channels has {channels} entries and stage_layers {layers}; there are {EFFNET_STAGES} stages, and "
-            "one convolution before and one behind them"
-        )
-
-
-def _vqgan_problems(config: dict):
-    if config["embed_dim"] % 2 ** (config["levels"] - 1):
-        yield f"embed_dim {config['embed_dim']} cannot be halved for each of levels {config['levels']}"
-
-
-_OWN_PROBLEMS = {
-    "unet": _unet_problems, "ldmbert": _ldmbert_problems, "uvit": _uvit_problems, "dit": _dit_problems,
-    "microdit": _microdit_problems, "cascade_prior": _prior_problems, "cascade_decoder": _decoder_problems,
-    "effnet": _effnet_problems, "cascade_controlnet": _effnet_problems, "vqgan": _vqgan_problems,
-}  # fmt: skip
 
 
 def _for_each(config: dict, name: str) -> list:
