@@ -5,33 +5,27 @@ model.json, `check_fit` compares those of a model.
 
 A kind is one of LABELS; a `text_encoder` is `ldmbert` or `clip`, a `transformer` `uvit`, `dit` or `microdit`, as the
 config says (`table_of`). All return or take configs completed with the classes' defaults: the keyword arguments of the
-networks' classes. The settings themselves are the tables of `ppldm.networks.config_fields`. Every function raises the
+networks' classes. The settings themselves are those of `ppldm.networks.config_fields`. Every function raises the
 `error` it is given, in one line that names the file, the setting, its value and what it must be.
 """
 
-import copy
 import json
 
 from ..config.network_files import find_network_file
 from ..utils.errors import ConfigError, ModelError, PpldmError
 from ..utils.files import read_json_object
 from ..utils.text import did_you_mean
-from .config_fields import CONTROLNET, IGNORED, REQUIRED, SETTINGS, UNET, is_effnet
+from .config_fields import CLASSES, REQUIRED, describe, fits, ignored_by, is_effnet, rule_of, settings_of
 
-LABELS = {
-    "vae": "VAE", "text_encoder": "text encoder", "unet": "UNet", "controlnet": "ControlNet",
-    "cascade_prior": "Stable Cascade prior", "cascade_decoder": "Stable Cascade decoder",
-    "effnet": "EfficientNet encoder", "vqgan": "Paella autoencoder", "transformer": "transformer",
-    "projected_text_encoder": "text encoder with a projection", "image_encoder": "CLIP image encoder",
-    "cascade_controlnet": "Stable Cascade ControlNet",
-}  # fmt: skip
 _NAMES = {
     "vae": "a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
     "clip": "a CLIP text encoder", "cascade_prior": "a Stable Cascade prior",
     "cascade_decoder": "a Stable Cascade decoder", "effnet": "an EfficientNet encoder",
     "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
-    "cascade_controlnet": "a Stable Cascade ControlNet", "microdit": "a MicroDiT",
+    "cascade_controlnet": "a Stable Cascade ControlNet", "microdit": "a MicroDiT", "text_encoder": "a text encoder",
+    "projected_text_encoder": "a text encoder with a projection", "transformer": "a transformer",
 }  # fmt: skip
+LABELS = {kind: name.partition(" ")[2] for kind, name in _NAMES.items()}
 # Of these kinds, the one that a config names more settings of; the first where it names none.
 _TABLES = {
     "text_encoder": ("ldmbert", "clip"), "projected_text_encoder": ("clip",),
@@ -47,8 +41,8 @@ _UNET_NEEDS = (
 )
 # Settings with which a UNet asks for more than noisy latents, timesteps and hidden states of the caption.
 _FURTHER_INPUTS = (
-    *("class_embed_type", "num_class_embeds", "addition_embed_type", "encoder_hid_dim", "time_cond_proj_dim"),
-)
+    "class_embed_type", "num_class_embeds", "addition_embed_type", "encoder_hid_dim", "time_cond_proj_dim",
+)  # fmt: skip
 # With these a UNet embeds six sizes as that of SDXL does (arXiv:2307.01952, section 2.2), of which each sinusoid has
 # 256 numbers; for the pooled embedding of the caption, which stands before them there, they leave no room.
 _SIZES, _SINUSOIDS = 6, 256
@@ -60,6 +54,17 @@ SIZE_EMBEDDING = {
 _TOLD_SIZES = 128  # side of the latents at which ppdiffusers and diffusers make a DiT with layers for sizes
 EFFNET_STAGES, EFFNET_FACTOR = 6, 32  # pixels a side to one latent
 RGB, _SHOWN_CHARACTERS = 3, 60
+# Where a network has levels, a list has an entry for each, as the first of these that it has; but these lists have not.
+_LEVELS = ("down_block_types", "block_out_channels")
+_OTHER_LISTS = {
+    "sample_size", "latents_mean", "latents_std", "conditioning_embedding_out_channels", "timestep_conditioning_type",
+    "switch_level",
+}  # fmt: skip
+# What must divide what, in every network that has both.
+_DIVISORS = (
+    ("num_attention_heads", "hidden_size"), ("head_dim", "dim"), ("head_dim", "patch_mixer_dim"),
+    ("patch_size", "sample_size"),
+)  # fmt: skip
 
 
 def check_config(kind: str, config: dict, source, error: type[PpldmError] = ModelError, new: bool = False) -> dict:
@@ -69,23 +74,26 @@ def check_config(kind: str, config: dict, source, error: type[PpldmError] = Mode
     known. Of one with weights, an unknown key that is null asks for nothing. Raises `error`.
     """
     table = table_of(kind, config)
-    settings, what = SETTINGS[table], _NAMES[table]
-    known = {name: len((SETTINGS[name].keys() | IGNORED[name]) & config.keys()) for name in SETTINGS}
-    meant = max(known, key=known.get)
-    if known[meant] > known[table]:
-        raise error(f"{source} is the config of {_NAMES[meant]}, and {what} is wanted here; give another file")
-    given = {key: value for key, value in config.items() if not key.startswith("_") and key not in IGNORED[table]}
-    for key, value in given.items():
-        if key not in settings and (new or value is not None):
+    settings, what = settings_of(table), _NAMES[table]
+    given = {key: config[key] for key in settings if key in config}
+    missing = [key for key in REQUIRED[table].split() if key not in given]
+    others = [key for key in config if not key.startswith("_") and key not in settings]
+    unknown = [key for key in others if key not in ignored_by(table)]
+    if len(unknown) > bool(not missing):  # else it is of this kind, with a word misspelt
+        known = {name: len(config.keys() & (settings_of(name).keys() | ignored_by(name))) for name in CLASSES}
+        meant = max(known, key=known.get)
+        if known[meant] > known[table]:
+            raise error(f"{source} is the config of {_NAMES[meant]}, and {what} is wanted here; give another file")
+    for key in unknown:
+        if new or config[key] is not None:
             raise error(f"{source}: no setting {key!r} is known for {what}; {did_you_mean(key, settings)}")
-    missing = [key for key in REQUIRED[table] if key not in given]
-    if missing and (new or not given):
+    if missing and (new or not (given or unknown)):
         raise error(f"{source} is no config of {what}: it does not say {', '.join(missing)}; add what is missing")
-    found = {key: _plain(copy.deepcopy(given.get(key, setting.default))) for key, setting in settings.items()}
-    for key, setting in settings.items():
-        if not setting.rule.holds(found[key]):
-            raise error(f"{source}: {key} {_shown(found[key])} must be {setting.rule.words}; correct it")
-    if problem := next(_PROBLEMS[table](found), None):
+    found = {key: _plain(given.get(key, setting.default)) for key, setting in settings.items()}
+    for key in given:
+        if not fits(found[key], rule := rule_of(table, key)):
+            raise error(f"{source}: {key} {_shown(found[key])} must be {describe(rule)}; correct it")
+    if problem := next(_problems(table, found), None):
         raise error(f"{source}: {problem}; correct it")
     return found
 
@@ -116,10 +124,10 @@ def hidden_width(text_encoder) -> int:
 
 
 def table_of(kind: str, config: dict) -> str:
-    """The name in SETTINGS of the table of a network, by its kind and config."""
-    tables = _TABLES.get(kind, (kind,))
-    shared = set(SETTINGS[tables[0]]).intersection(*(SETTINGS[table] for table in tables))
-    return max(tables, key=lambda table: len((SETTINGS[table].keys() & config.keys()) - shared))
+    """The name in CLASSES of the settings of a network, by its kind and config."""
+    tables = {table: settings_of(table).keys() for table in _TABLES.get(kind, (kind,))}
+    shared = set.intersection(*map(set, tables.values()))
+    return max(tables, key=lambda table: len((tables[table] & config.keys()) - shared))
 
 
 def downscale_factor(vae) -> int:
@@ -187,31 +195,39 @@ def check_tokenizer_fit(text_encoder: dict, vocab_size: int, max_length: int) ->
 
 
 def _misfits(configs: dict[str, dict], drawn: bool):
-    vae, text_encoder, unet = (configs.get(kind) for kind in ("vae", "text_encoder", "unet"))
+    kinds = ("vae", "text_encoder", "unet", "transformer", "controlnet")
+    vae, text_encoder, unet, transformer, controlnet = map(configs.get, kinds)
+    latents, width = vae and vae["latent_channels"], text_encoder and hidden_width(text_encoder)
     if vae and (vae["in_channels"], vae["out_channels"]) != (RGB, RGB):
         yield f"the VAE takes {vae['in_channels']} channels and gives {vae['out_channels']}; pictures have {RGB}"
     for key in ("shift_factor", "latents_mean", "latents_std"):
         if vae and vae[key]:
             yield f"the VAE's {key} {_shown(vae[key])} is not supported: latents are only scaled"
-    if vae and unet and takes_mask(unet, vae["latent_channels"]):
+    if vae and unet and takes_mask(unet, latents):
         if not drawn:
             yield "the UNet takes a mask: models for inpainting draw and are not trained; start from one without"
-    elif vae and unet and (unet["in_channels"], unet["out_channels"]) != (vae["latent_channels"],) * 2:
+    elif vae and unet and (unet["in_channels"], unet["out_channels"]) != (latents, latents):
         yield (
             f"the UNet takes {unet['in_channels']} channels and gives {unet['out_channels']}, and the VAE gives "
-            f"{vae['latent_channels']}; in_channels and out_channels of --unet_config_file must be the VAE's "
-            "latent_channels"
+            f"{latents}; in_channels and out_channels of --unet_config_file must be the VAE's latent_channels"
         )
-    if text_encoder and unet:
-        width = hidden_width(text_encoder)
-        if set(_for_each(unet, "cross_attention_dim")) != {width}:
-            yield (
-                f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
-                "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
-            )
-    yield from _transformer_misfits(configs.get("transformer"), vae, text_encoder)
-    controlnet, shared = configs.get("controlnet"), CONTROLNET.keys() & UNET.keys()
-    for key in sorted(shared) if controlnet and unet else ():
+    if text_encoder and unet and set(_for_each(unet, "cross_attention_dim")) != {width}:
+        yield (
+            f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
+            "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
+        )
+    if transformer and vae and transformer["in_channels"] != latents:
+        yield (
+            f"the transformer takes {transformer['in_channels']} channels, and the VAE gives {latents}; in_channels "
+            "must be the VAE's latent_channels"
+        )
+    name = "clip_dim" if transformer and is_uvit(transformer) else "caption_channels"
+    if transformer and text_encoder and transformer[name] != width:
+        yield (
+            f"the transformer reads captions of width {transformer[name]} and the text encoder gives {width}; {name} "
+            "must be d_model (CLIP: hidden_size) of the text encoder"
+        )
+    for key in sorted(controlnet.keys() & unet.keys()) if controlnet and unet else ():
         if controlnet[key] != unet[key]:
             own, other = _shown(controlnet[key]), _shown(unet[key])
             yield f"the ControlNet has {key} {own} and the UNet {other}; it was made for another"
@@ -220,26 +236,40 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
 
 
-def _transformer_misfits(transformer: dict | None, vae: dict | None, text_encoder: dict | None):
-    if transformer and vae and transformer["in_channels"] != vae["latent_channels"]:
-        yield (
-            f"the transformer takes {transformer['in_channels']} channels, and the VAE gives {vae['latent_channels']}; "
-            "in_channels must be the VAE's latent_channels"
-        )
-    if transformer and text_encoder:
-        name = "clip_dim" if is_uvit(transformer) else "caption_channels"
-        if transformer[name] != (width := hidden_width(text_encoder)):
-            yield (
-                f"the transformer reads captions of width {transformer[name]} and the text encoder gives {width}; "
-                f"{name} must be d_model (CLIP: hidden_size) of the text encoder"
-            )
+def _problems(table: str, config: dict):
+    """What is wrong with settings of which each for itself may be: first laws of every network that has them."""
+    levels = next((name for name in _LEVELS if name in config), None)
+    for name, value in config.items():
+        if levels and isinstance(value, list) and name not in _OTHER_LISTS and len(value) != len(config[levels]):
+            yield f"{name} has {len(value)} entries, and {levels} {len(config[levels])}"
+    groups = config.get("norm_num_groups")
+    for name in ("block_out_channels", "down_block_out_channels", "up_block_out_channels") if groups else ():
+        if any(one % groups for one in config.get(name) or ()):
+            yield f"norm_num_groups {groups} does not divide all of {name} {config[name]}"
+    for divisor, name in _DIVISORS:
+        if config.get(name) and config.get(divisor) and config[name] % config[divisor]:
+            yield f"{divisor} {config[divisor]} does not divide {name} {config[name]}"
+    match table:
+        case "unet":
+            yield from _unet_problems(config)
+        case "uvit" | "dit" | "microdit":
+            yield from _transformer_problems(table, config)
+        case "cascade_prior" | "cascade_decoder":
+            yield from _cascade_problems(table == "cascade_prior", config)
+        case "ldmbert" if config["pad_token_id"] >= config["vocab_size"]:
+            yield f"pad_token_id {config['pad_token_id']} must be below vocab_size {config['vocab_size']}"
+        case "vqgan" if config["embed_dim"] % 2 ** (config["levels"] - 1):
+            yield f"embed_dim {config['embed_dim']} cannot be halved for each of levels {config['levels']}"
+        case "effnet" | "cascade_controlnet":
+            channels, layers = len(config["stage_channels"]), len(config["stage_layers"])
+            if layers != EFFNET_STAGES or channels != layers + 2:
+                yield (
+                    f"stage_channels has {channels} entries and stage_layers {layers}; there are {EFFNET_STAGES} "
+                    "stages, and one convolution before and one behind them"
+                )
 
 
 def _unet_problems(config: dict):
-    yield from _lengths(config, "down_block_types", "up_block_types", "block_out_channels", "only_cross_attention",
-                        "layers_per_block", "cross_attention_dim", "transformer_layers_per_block",
-                        "reverse_transformer_layers_per_block", "attention_head_dim")  # fmt: skip
-    yield from _groups(config, "block_out_channels")
     channels, heads = config["block_out_channels"], _for_each(config, "attention_head_dim")
     blocks = [*zip(config["down_block_types"], reversed(config["up_block_types"]), strict=True)]
     blocks[-1] += (config["mid_block_type"] or "",)
@@ -253,39 +283,19 @@ def _unet_problems(config: dict):
             yield f"{key} {config[key]} needs {needed}"
 
 
-def _controlnet_problems(config: dict):
-    yield from _lengths(config, "down_block_types", "block_out_channels", "only_cross_attention", "attention_head_dim",
-                        "transformer_layers_per_block")  # fmt: skip
-    yield from _groups(config, "block_out_channels")
-
-
-def _vae_problems(config: dict):
-    yield from _lengths(config, "down_block_types", "up_block_types", "block_out_channels", "down_block_out_channels",
-                        "up_block_out_channels")  # fmt: skip
-    for name in ("block_out_channels", "down_block_out_channels", "up_block_out_channels"):
-        yield from _groups(config, name)
-
-
-def _ldmbert_problems(config: dict):
-    if config["pad_token_id"] >= config["vocab_size"]:
-        yield f"pad_token_id {config['pad_token_id']} must be below vocab_size {config['vocab_size']}"
-
-
-def _clip_problems(config: dict):
-    if config["hidden_size"] % config["num_attention_heads"]:
-        yield f"num_attention_heads {config['num_attention_heads']} does not divide hidden_size {config['hidden_size']}"
-
-
-def _uvit_problems(config: dict):
-    yield from _patches(config)
-    if config["out_channels"] not in (None, config["in_channels"]):
-        yield f"out_channels {config['out_channels']} must be in_channels {config['in_channels']}, or null"
-    if config["num_layers"] % 2:
+def _transformer_problems(table: str, config: dict):
+    takes, gives, side = config["in_channels"], config.get("out_channels"), config["sample_size"]
+    if not (side and takes and config["patch_size"]):
+        yield "sample_size, in_channels and patch_size must be numbers"
+    if table == "microdit":
+        if config["dim"] % 4:
+            yield f"dim {config['dim']} must be a multiple of 4, which positions take"
+    elif gives not in (None, takes, *([2 * takes] if table == "dit" else [])):
+        yield f"out_channels {gives} must be in_channels {takes}, or {'twice as many' if table == 'dit' else 'null'}"
+    if table == "uvit" and config["num_layers"] % 2:
         yield f"num_layers {config['num_layers']} must be even: half of the blocks have a skip from the other half"
-
-
-def _dit_problems(config: dict):
-    yield from _patches(config)
+    if table != "dit":
+        return
     width = config["num_attention_heads"] * config["attention_head_dim"]
     if config["norm_type"] != "ada_norm_single" or not config["caption_channels"]:
         yield (
@@ -297,32 +307,11 @@ def _dit_problems(config: dict):
         yield "num_embeds_ada_norm null must be a number, 1000 as published: diffusers builds no DiT without"
     if width % 4:
         yield f"num_attention_heads times attention_head_dim, {width}, must be a multiple of 4, which positions take"
-    if config["sample_size"] == _TOLD_SIZES:
+    if side == _TOLD_SIZES:
         yield f"sample_size {_TOLD_SIZES} makes a DiT that is told sizes and aspect ratios, which is not supported"
-    if config["out_channels"] not in (None, config["in_channels"], 2 * config["in_channels"]):
-        yield f"out_channels {config['out_channels']} must be in_channels {config['in_channels']}, or twice as many"
 
 
-def _microdit_problems(config: dict):
-    yield from _patches(config)
-    for name in ("dim", "patch_mixer_dim"):
-        if config[name] % config["head_dim"]:
-            yield f"head_dim {config['head_dim']} does not divide {name} {config[name]}"
-    if config["dim"] % 4:
-        yield f"dim {config['dim']} must be a multiple of 4, which positions take"
-
-
-def _patches(config: dict):
-    if not (config["sample_size"] and config["in_channels"] and config["patch_size"]):
-        yield "sample_size, in_channels and patch_size must be numbers"
-    elif config["sample_size"] % config["patch_size"]:
-        yield f"patch_size {config['patch_size']} does not divide sample_size {config['sample_size']}"
-
-
-def _cascade_problems(config: dict):
-    yield from _lengths(config, "block_out_channels", "num_attention_heads", "down_num_layers_per_block",
-                        "up_num_layers_per_block", "down_blocks_repeat_mappers", "up_blocks_repeat_mappers",
-                        "block_types_per_layer", "dropout", "self_attn")  # fmt: skip
+def _cascade_problems(is_prior: bool, config: dict):
     widths, heads, switches = (config[key] for key in ("block_out_channels", "num_attention_heads", "switch_level"))
     if switches and len(switches) != len(widths) - 1:
         yield f"switch_level has {len(switches)} entries, and there are {len(widths) - 1} steps between levels"
@@ -331,57 +320,13 @@ def _cascade_problems(config: dict):
             yield f"num_attention_heads {number} does not divide block_out_channels {width}"
     if config["in_channels"] != config["out_channels"]:
         yield f"in_channels {config['in_channels']} and out_channels {config['out_channels']} differ"
-
-
-def _prior_problems(config: dict):
-    yield from _cascade_problems(config)
-    if config["effnet_in_channels"]:
+    if is_prior and config["effnet_in_channels"]:
         yield f"effnet_in_channels {config['effnet_in_channels']} is for a decoder, and this is a prior"
-    for key in ("clip_text_in_channels", "clip_image_in_channels"):
+    elif not is_prior and config["effnet_in_channels"] is None:
+        yield "effnet_in_channels null: a decoder is told the latents of the prior"
+    for key in ("clip_text_in_channels", "clip_image_in_channels") if is_prior else ():
         if config[key] is None:
             yield f"{key} null: a prior attends to captions and pictures"
-
-
-def _decoder_problems(config: dict):
-    yield from _cascade_problems(config)
-    if config["effnet_in_channels"] is None:
-        yield "effnet_in_channels null: a decoder is told the latents of the prior"
-
-
-def _effnet_problems(config: dict):
-    channels, layers = len(config["stage_channels"]), len(config["stage_layers"])
-    if layers != EFFNET_STAGES or channels != layers + 2:
-        yield (
-            f"stage_channels has {channels} entries and stage_layers {layers}; there are {EFFNET_STAGES} stages, and "
-            "one convolution before and one behind them"
-        )
-
-
-def _vqgan_problems(config: dict):
-    if config["embed_dim"] % 2 ** (config["levels"] - 1):
-        yield f"embed_dim {config['embed_dim']} cannot be halved for each of levels {config['levels']}"
-
-
-_PROBLEMS = {
-    "unet": _unet_problems, "controlnet": _controlnet_problems, "vae": _vae_problems, "ldmbert": _ldmbert_problems,
-    "clip": _clip_problems, "uvit": _uvit_problems, "dit": _dit_problems, "microdit": _microdit_problems,
-    "cascade_prior": _prior_problems, "cascade_decoder": _decoder_problems,
-    "effnet": _effnet_problems, "vqgan": _vqgan_problems, "image_encoder": _clip_problems,
-    "cascade_controlnet": _effnet_problems,
-}  # fmt: skip
-
-
-def _lengths(config: dict, first: str, *others: str):
-    """What is a list for all blocks has as many entries as there are blocks."""
-    for name in others:
-        if isinstance(config[name], list) and len(config[name]) != len(config[first]):
-            yield f"{name} has {len(config[name])} entries, and {first} {len(config[first])}"
-
-
-def _groups(config: dict, name: str):
-    groups, channels = config["norm_num_groups"], config[name]
-    if groups is not None and any(one % groups for one in channels or ()):
-        yield f"norm_num_groups {groups} does not divide all of {name} {channels}"
 
 
 def _for_each(config: dict, name: str) -> list:

@@ -14,21 +14,17 @@ from ppdiffusers import ControlNetModel
 
 from ..utils.errors import ModelError
 from .build import make_network
-from .config_fields import CONTROLNET, UNET
+from .config_fields import settings_of
 from .configs import check_config, downscale_factor
 from .init import init_like_pytorch
 from .latent_diffusion import LatentDiffusionModel
 from .model import Component
 
 _EMBEDDING_CHANNELS = (16, 32, 96, 256)  # of the layers that take a control image to latents; each halves the sides
-# What a UNet may have and its encoder's copy has not, with the value at which there is nothing to copy.
-_NOT_COPIED = {
-    name: UNET[name].default
-    for name in (
-        "center_input_sample", "dropout", "dual_cross_attention", "resnet_skip_time_act", "resnet_out_scale_factor",
-        "time_embedding_type", "time_embedding_dim", "time_embedding_act_fn", "timestep_post_act", "conv_in_kernel",
-        "attention_type", "class_embeddings_concat", "mid_block_only_cross_attention", "cross_attention_norm",
-    )
+# Of what a UNet has and the copy of its encoder has not, all that may be as it likes. The rest must be at its default.
+_FREE = {
+    "sample_size", "out_channels", "up_block_types", "reverse_transformer_layers_per_block", "time_cond_proj_dim",
+    "conv_out_kernel", "data_format",
 }  # fmt: skip
 
 
@@ -71,7 +67,9 @@ class ControlledDiffusionModel(LatentDiffusionModel):
 def controlnet_config(unet: dict, vae, num_channels: int) -> dict:
     """The completed config of a control network beside a UNet, by the config of that, for control images of
     `num_channels`. Raises ModelError for a UNet that cannot be copied."""
-    odd = {name: unet[name] for name, plain in _NOT_COPIED.items() if unet[name] not in (plain, None)}
+    settings, copied = settings_of("unet"), settings_of("controlnet").keys() & unet.keys()
+    bound = settings.keys() - copied - _FREE
+    odd = {name: unet[name] for name in unet if name in bound and unet[name] not in (settings[name].default, None)}
     lists = {name: unet[name] for name in ("layers_per_block", "cross_attention_dim") if isinstance(unet[name], list)}
     if unet["mid_block_type"] is None or odd or lists:
         odd = {"mid_block_type": unet["mid_block_type"], **odd, **lists}
@@ -83,7 +81,7 @@ def controlnet_config(unet: dict, vae, num_channels: int) -> dict:
         "conditioning_channels": num_channels,
         "conditioning_embedding_out_channels": [*_EMBEDDING_CHANNELS[: halvings + 1], *last],
     }
-    return check_config("controlnet", {name: unet[name] for name in CONTROLNET.keys() & unet.keys()} | own, "the UNet")
+    return check_config("controlnet", {name: unet[name] for name in copied} | own, "the UNet")
 
 
 @paddle.no_grad()

@@ -36,23 +36,18 @@ OLDER_TORCH_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a number: so 
 _COUNT = "num_batches_tracked"
 
 # Settings that only one library's classes have, with the value at which both build the same network.
-PADDLE_ONLY = {
+PADDLE_ONLY: dict[str, dict] = {
     "unet": {"data_format": "NCHW"},
     "vae": {"down_block_out_channels": None, "up_block_out_channels": None},
-    "text_encoder": {},
-    "projected_text_encoder": {},
-    "image_encoder": {},
-    "controlnet": {},
     "transformer": {
         "num_vector_embeds": None, "use_linear_projection": False, "only_cross_attention": False,
         "double_self_attention": False, "data_format": "NCHW",
     },
-    **dict.fromkeys(("cascade_prior", "cascade_decoder", "cascade_controlnet", "effnet", "vqgan"), {}),
 }  # fmt: skip
 TORCH_ONLY: dict[str, dict] = {
-    **dict.fromkeys(PADDLE_ONLY, {}), "vae": {"mid_block_add_attention": True},
+    "vae": {"mid_block_add_attention": True},
     "transformer": {"interpolation_scale": None, "use_additional_conditions": None},
-}  # fmt: skip
+}
 
 # What of a VAE the posterior depends on besides shapes of weights, and the weights.
 _ENCODER_SETTINGS = (
@@ -154,12 +149,12 @@ def to_paddle_config(kind: str, config: dict, source) -> dict:
     """A config of diffusers or ppdiffusers as ppdiffusers' class takes it. Raises ModelError for a network it lacks."""
     if kind.endswith("_encoder"):  # of a CLIP with both
         return config.get("vision_config" if kind == "image_encoder" else "text_config", config)
-    return _without(TORCH_ONLY[kind], config, source, "ppdiffusers")
+    return _without(TORCH_ONLY.get(kind, {}), config, source, "ppdiffusers")
 
 
 def to_torch_config(kind: str, config: dict, source) -> dict:
     """The config of a component as diffusers' class takes it. Raises ModelError for a network it lacks."""
-    return {**TORCH_ONLY[kind], **_without(PADDLE_ONLY[kind], config, source, "diffusers")}
+    return {**TORCH_ONLY.get(kind, {}), **_without(PADDLE_ONLY.get(kind, {}), config, source, "diffusers")}
 
 
 def _without(only: dict, config: dict, source, library: str) -> dict:

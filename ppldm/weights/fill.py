@@ -8,20 +8,14 @@ from unittest import mock
 
 import numpy as np
 import paddle
-from ppdiffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
-from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
-from ppdiffusers.pipelines.wuerstchen.modeling_paella_vq_model import PaellaVQModel
-from ppdiffusers.transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    CLIPVisionConfig,
-    CLIPVisionModelWithProjection,
-)
+from ppdiffusers import AutoencoderKL
+from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertModel
+from ppdiffusers.transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionModelWithProjection
 
 from ..families.base import Family
 from ..networks.build import UNBUILDABLE
-from ..networks.configs import LABELS, is_ldmbert
+from ..networks.config_fields import CLASSES
+from ..networks.configs import LABELS, table_of
 from ..utils.checksums import checksum_arrays
 from ..utils.errors import ModelError
 from .components import ComponentWeights
@@ -32,13 +26,12 @@ from .formats.limits import within_file
 from .model_file import Component, ModelDescription, TokenizerFiles, describe, kind_of
 from .read import read_component
 
-_CLASSES = {
-    "vae": AutoencoderKL, "unet": UNet2DConditionModel, "controlnet": ControlNetModel, "vqgan": PaellaVQModel,
-    # Of ours, imported when a model has them.
-    "cascade_prior": "cascade.unet:CascadeUNet", "cascade_decoder": "cascade.unet:CascadeUNet",
-    "cascade_controlnet": "cascade.control:CascadeControlNet", "effnet": "cascade.effnet:EffNetEncoder",
-    "PatchDiscriminator": "losses.adversarial:PatchDiscriminator", "Lpips": "losses.lpips:Lpips",
+# The networks of text and picture encoders, whose CLASSES are those of their configs.
+_ENCODERS = {
+    "ldmbert": LDMBertModel, "clip": CLIPTextModel, "projected_text_encoder": CLIPTextModelWithProjection,
+    "image_encoder": CLIPVisionModelWithProjection,
 }  # fmt: skip
+_LOSS_NETWORKS = {"PatchDiscriminator": "adversarial.PatchDiscriminator", "Lpips": "lpips.Lpips"}
 _SHOWN = 5  # keys of each kind that a message lists
 
 
@@ -99,21 +92,16 @@ def _listed(what: str, names: Iterable[str]) -> list[str]:
 
 def _make(kind: str, component: ComponentWeights):
     try:
-        if kind == "text_encoder" and not is_ldmbert(component.config):
-            return CLIPTextModel(CLIPTextConfig(**component.config))
-        if kind == "projected_text_encoder":
-            return CLIPTextModelWithProjection(CLIPTextConfig(**component.config))
-        if kind == "image_encoder":
-            return CLIPVisionModelWithProjection(CLIPVisionConfig(**component.config))
-        if kind == "text_encoder":
-            return LDMBertModel(LDMBertConfig(**component.config))
         if kind == "transformer":
             from ..networks.transformers.transform import make_transformer
 
             return make_transformer(component.config)
-        found = _CLASSES[kind]
-        make = resolve_name(f"ppldm.networks.{found}") if isinstance(found, str) else found
-        return make(**component.config)
+        if kind in _LOSS_NETWORKS:
+            return resolve_name(f"ppldm.networks.losses.{_LOSS_NETWORKS[kind]}")(**component.config)
+        table = table_of(kind, component.config)
+        made = resolve_name(CLASSES[table])(**component.config)
+        encoder = _ENCODERS.get(kind) or _ENCODERS.get(table)
+        return encoder(made) if encoder else made
     except UNBUILDABLE as error:
         raise ModelError(
             f"{component.source}: the config makes no {LABELS[kind]} ({type(error).__name__}: {error}); copy it again"

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..families.base import Family, get_family
-from ..networks.configs import LABELS, check_config, is_ldmbert, table_of
+from ..networks.config_fields import CLASSES
+from ..networks.configs import LABELS, check_config, table_of
 from ..utils.checksums import checksum_json
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import make_output_dir, parse_json_object, read_json_object, write_json
@@ -28,12 +29,11 @@ TOKENIZER_FOLDER = "tokenizer"
 FORMAT = 1
 LDM, STABLE_DIFFUSION, CONTROLNET = "ldm", "stable_diffusion", "controlnet"
 TRANSFORMER = "transformer"  # the component; its table of settings has the name of its family
-_TRANSFORMERS = {"uvit": "UViTT2IModel", "dit": "Transformer2DModel", "microdit": "MicroDiT"}
+# Other names than those of the classes in CLASSES, by kind or table of settings.
 _CLASSES = {
-    "vae": "AutoencoderKL", "unet": "UNet2DConditionModel", "controlnet": "ControlNetModel",
-    "cascade_prior": "StableCascadeUNet", "cascade_decoder": "StableCascadeUNet", "effnet": "EffNetEncoder",
-    "vqgan": "PaellaVQModel", "projected_text_encoder": "CLIPTextModelWithProjection",
-    "image_encoder": "CLIPVisionModelWithProjection", "cascade_controlnet": "CascadeControlNet",
+    "ldmbert": "LDMBertModel", "clip": "CLIPTextModel", "projected_text_encoder": "CLIPTextModelWithProjection",
+    "image_encoder": "CLIPVisionModelWithProjection", "cascade_prior": "StableCascadeUNet",
+    "cascade_decoder": "StableCascadeUNet",
 }  # fmt: skip
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
@@ -141,11 +141,8 @@ def kind_of(family: Family, name: str) -> str | None:
 
 def class_of(kind: str, config: dict) -> str:
     """The class that a component of this kind (`Family.components`) is built with."""
-    if kind == "text_encoder":
-        return "LDMBertModel" if is_ldmbert(config) else "CLIPTextModel"
-    if kind == "transformer":
-        return _TRANSFORMERS[table_of(kind, config)]
-    return _CLASSES.get(kind, kind)
+    table = table_of(kind, config) if kind in LABELS else kind
+    return _CLASSES.get(kind) or _CLASSES.get(table) or CLASSES.get(table, kind).rpartition(".")[2]
 
 
 def has_model_file(folder) -> bool:

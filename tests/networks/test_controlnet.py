@@ -5,7 +5,6 @@ import paddle
 import pytest
 from tiny_model import make_batch, make_model
 
-from ppldm.networks.config_fields import CONTROLNET
 from ppldm.networks.configs import check_config, check_fit, read_json_config
 from ppldm.networks.controlnet import ControlledDiffusionModel, controlnet_config, new_controlnet
 from ppldm.utils.errors import ModelError
@@ -111,6 +110,6 @@ def test_one_of_another_unet_is_refused(tiny):
     unet = check_config("unet", read_json_config(tiny.config("unet"), ""), "unet")
     config = controlnet_config(unet, {"block_out_channels": [8] * 4}, 3)
     check_fit({"unet": unet, "controlnet": config})
-    for name in CONTROLNET.keys() & unet.keys():
+    for name in config.keys() & unet.keys():
         with pytest.raises(ModelError, match=f"the ControlNet has {name} 12345 .* it was made for another"):
             check_fit({"unet": unet, "controlnet": config | {name: 12345}})

@@ -1,11 +1,11 @@
-"""What the table of a UNet's settings takes, runs; what does not run is refused before anything is built."""
+"""What a UNet's settings take, runs; what does not run is refused before anything is built."""
 
 import paddle
 import pytest
 from small_weights import UNET
 
-from ppldm.networks import config_fields
 from ppldm.networks.build import build_unet
+from ppldm.networks.config_fields import settings_of
 from ppldm.networks.configs import check_config
 from ppldm.utils.errors import ModelError, PpldmError
 
@@ -34,10 +34,10 @@ ASK_FOR_MORE = {
 }
 
 
-def test_the_tried_ones_are_the_tables():
+def test_the_tried_ones_are_the_classes():
     given = {"down_block_types", "up_block_types", "block_out_channels", "reverse_transformer_layers_per_block",
              "addition_time_embed_dim", "projection_class_embeddings_input_dim"}  # fmt: skip
-    assert TRIED.keys() == config_fields.UNET.keys() - given
+    assert TRIED.keys() == settings_of("unet").keys() - given
 
 
 @pytest.mark.parametrize("name, value", [(name, value) for name, values in TRIED.items() for value in values])

@@ -13,6 +13,7 @@ from ppdiffusers.transformers import CLIPConfig, CLIPModel
 
 from ...data.text.clip_tokenizer import ClipTokenizer
 from ...networks.build import UNBUILDABLE
+from ...networks.config_fields import settings_of
 from ...utils.errors import ModelError
 from ...utils.files import read_json_object
 from ...weights.components import ComponentWeights
@@ -23,11 +24,6 @@ from ...weights.formats.limits import within_file
 from ...weights.read import find_tokenizer
 from .base import BATCH_SIZE, FeatureNetwork, layer_digest
 from .resize import Convention
-
-_VISION = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "image_size"),
-    *("patch_size", "hidden_act", "layer_norm_eps"),
-)
 
 
 class ClipNetwork(FeatureNetwork):
@@ -75,7 +71,7 @@ def _build(config: dict, path: Path) -> CLIPModel:
     text, vision = config.get("text_config"), config.get("vision_config")
     if not isinstance(text, dict) or not isinstance(vision, dict):
         raise ModelError(f"{path / 'config.json'} is not the config of a CLIP with both encoders; give such a folder")
-    known = {name: vision[name] for name in _VISION if name in vision}
+    known = {name: vision[name] for name in settings_of("image_encoder") if name in vision and name != "projection_dim"}
     try:
         return CLIPModel(
             CLIPConfig(

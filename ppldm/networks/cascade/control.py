@@ -57,7 +57,7 @@ class CascadeControlNet(ModelMixin, ConfigMixin):
         bottleneck: str = "effnet",
         stage_channels=(24, 24, 48, 64, 128, 160, 256, 1280),
         stage_layers=(2, 4, 4, 6, 9, 15),
-        large_channels=(16384, 1024, 1280),
+        large_channels: tuple[int, int, int] = (16384, 1024, 1280),
         large_layers: int = 8,
     ):
         super().__init__()

@@ -39,7 +39,10 @@ class CascadeUNet(ModelMixin, ConfigMixin):
         up_num_layers_per_block=(24, 8),
         down_blocks_repeat_mappers=(1, 1),
         up_blocks_repeat_mappers=(1, 1),
-        block_types_per_layer=(("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock"),) * 2,
+        block_types_per_layer=(
+            ("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock"),
+            ("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock"),
+        ),
         clip_text_in_channels: int | None = None,
         clip_text_pooled_in_channels: int = 1280,
         clip_image_in_channels: int | None = None,
@@ -47,10 +50,10 @@ class CascadeUNet(ModelMixin, ConfigMixin):
         effnet_in_channels: int | None = None,
         pixel_mapper_in_channels: int | None = None,
         kernel_size: int = 3,
-        dropout=(0.1, 0.1),
-        self_attn=True,
+        dropout: float | tuple[float, ...] = (0.1, 0.1),
+        self_attn: bool | tuple[bool, ...] = True,
         timestep_conditioning_type=("sca", "crp"),
-        switch_level=None,
+        switch_level: tuple[bool, ...] | None = None,
     ):
         super().__init__()
         self.gradient_checkpointing = False
