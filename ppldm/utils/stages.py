@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ BEFORE = ".before"
 _GUESS_SECONDS = 20.0  # of stages on a usual machine that tell as much of this one's speed as the products do
 # Of a core of those usual ones (AMD EPYC) in products of small matrices, operations a second; measured as here.
 _USUAL_SPEED, _USUAL_CORES = 85e9, 2
-_SIDE, _PRODUCTS = 64, 1000
+_SIDE, _MEASURED_S = 64, 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -49,11 +49,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a stage: the identity it was begun with, its seconds so far, and whether it is finished."""
+    """What is known of a stage: the identity it was begun with, its seconds so far, those that it would have taken on
+    a usual machine that does nothing else, as far as `slowness` tells, and whether it is finished."""
 
     command: tuple[str, ...]
     seconds: float = 0.0
     finished: bool = False
+    usual_seconds: float = 0.0
 
 
 def as_flags(**values) -> list[str]:
@@ -94,7 +96,6 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
     from .files import lock_folder, make_output_dir
 
     make_output_dir(folder / ".done")
-    machine = slowness()
     with lock_folder(folder / ".done"):
         records = {stage.name: _read(folder, stage) for stage in stages}
         report = []
@@ -114,7 +115,7 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
                 records |= dict.fromkeys((one.name for one in later), None)
                 _set_aside(folder, later)
             _begin(folder, later, records, stage)
-            times = describe_time(*expect(stages, records, number - 1, machine))
+            times = describe_time(*expect(stages, records, number - 1, slowness()))
             tell(f"{place} {_label(stage, records[stage.name])} ({times})")
             _run_timed(folder, stage, records, run or run_stage)
             report.append(f"{records[stage.name].seconds:6.0f} s  {stage.title}")
@@ -132,8 +133,8 @@ def _label(stage: Stage, record: Record | None) -> str:
 
 
 def slowness() -> float:
-    """How many times as long as on two usual cores the CPU of this machine takes, by products of small matrices; 1 with
-    another device."""
+    """How many times as long as on two usual cores that do nothing else the CPU of this machine takes now, beside what
+    else it does, by products of small matrices; 1 with another device."""
     import numpy as np
 
     from .machine.devices import installed_kind
@@ -141,29 +142,30 @@ def slowness() -> float:
 
     if not installed_kind().is_cpu:
         return 1.0
-    matrix, best = np.ones((_SIDE, _SIDE), np.float32), float("inf")
-    for _ in range(_PRODUCTS):
-        started = time.perf_counter()
+    matrix, products = np.ones((_SIDE, _SIDE), np.float32), 0
+    matrix @ matrix  # which prepares
+    started = time.perf_counter()
+    while (passed := time.perf_counter() - started) < _MEASURED_S:
         matrix @ matrix
-        best = min(best, time.perf_counter() - started)
-    return _USUAL_SPEED / (2 * _SIDE**3 / best) * _USUAL_CORES / min(_USUAL_CORES, count_usable_cores())
+        products += 1
+    return _USUAL_SPEED / (2 * _SIDE**3 * products / passed) * _USUAL_CORES / min(_USUAL_CORES, count_usable_cores())
 
 
 def expect(
     stages: list[Stage], records: dict[str, Record | None], number: int, machine: float = 1.0
 ) -> tuple[float, float]:
-    """Seconds that stage `number` (from 0), and that it and all after it, will still take on this machine. What is left
-    of a begun stage follows its own seconds, others follow those of all that is done, and the less there is of that the
-    more `machine`: how many times as slow as a usual one it is held to be."""
+    """Seconds that stage `number` (from 0), and that it and all after it, will still take while this machine is
+    `machine` times as slow as a usual one. What is left of a begun stage follows what that one has taken, others follow
+    all that is done, and the less there is of that the more they are taken for usual ones."""
     begun = [(one, record) for one in stages if (record := records[one.name])]
     shares = {one.name: 1.0 if record.finished else min(1.0, one.share_done()) for one, record in begun}
-    taken = {name: record.seconds for name, record in records.items() if record and record.seconds and shares[name]}
+    taken = {one.name: record.usual_seconds for one, record in begun if record.usual_seconds and shares[one.name]}
     usual = {one.name: one.seconds * shares[one.name] for one in stages if one.name in taken}
-    all_taken, all_usual = sum(taken.values(), _GUESS_SECONDS * machine), sum(usual.values(), _GUESS_SECONDS)
+    all_taken, all_usual = sum(taken.values(), _GUESS_SECONDS), sum(usual.values(), _GUESS_SECONDS)
 
     def left(one: Stage) -> float:
         factor = taken.get(one.name, all_taken) / usual.get(one.name, all_usual)
-        return one.seconds * (1 - shares.get(one.name, 0)) * factor
+        return one.seconds * (1 - shares.get(one.name, 0)) * factor * machine
 
     return left(stages[number]), sum(map(left, stages[number:]))
 
@@ -225,19 +227,23 @@ def _kill(process: subprocess.Popen, number: int) -> None:
 
 def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage], None]) -> None:
     """Run a stage and record its seconds, whether it comes to its end or not."""
-    started, before, finished = time.monotonic(), records[stage.name].seconds, False
+    before, finished = records[stage.name], False
+    begun, started = slowness(), time.monotonic()
     try:
         run(stage)
         finished = True
     finally:
-        records[stage.name] = Record(stage.identity, before + time.monotonic() - started, finished)
+        seconds = time.monotonic() - started
+        usual = before.usual_seconds + seconds / ((begun + slowness()) / 2)
+        records[stage.name] = Record(stage.identity, before.seconds + seconds, finished, usual)
         _write(folder, stage, records[stage.name])
 
 
 def _begin(folder: Path, later: list[Stage], records: dict, stage: Stage) -> None:
     """Record that a stage runs, and that those after it are to run again."""
     record = records[stage.name]
-    records[stage.name] = Record(stage.identity, record.seconds if record and not record.finished else 0.0)
+    goes_on = record and not record.finished
+    records[stage.name] = replace(record, command=stage.identity) if goes_on else Record(stage.identity)
     _write(folder, stage, records[stage.name])
     for one in later[1:]:
         if records[one.name] and records[one.name].finished:
@@ -267,7 +273,7 @@ def _read(folder: Path, stage: Stage) -> Record | None:
     from .files import read_json
 
     found = read_json(path)
-    return Record(tuple(found["command"]), found["seconds"], found["finished"]) if found else None
+    return Record(**{**found, "command": tuple(found["command"])}) if found else None
 
 
 def _write(folder: Path, stage: Stage, record: Record) -> None:

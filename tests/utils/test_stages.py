@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from forking import state_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ppldm.utils import stages as stages_module
 from ppldm.utils.errors import Interrupted, PpldmError
@@ -102,40 +104,67 @@ def test_the_seconds_of_a_stage_are_those_of_all_its_runs(tmp_path):
     assert 1000 < json.loads(path.read_text())["seconds"] < 1100
 
 
+def done(usual_seconds: float, finished: bool = True) -> Record:
+    """Of a stage that took so long, of which a usual machine that does nothing else takes so long as is said."""
+    return Record((), 7 * usual_seconds, finished, usual_seconds)
+
+
 def test_the_time_left_follows_the_speed_of_this_machine_and_what_is_done():
     stages = [Stage(name, "", (), 100) for name in NAMES]
     assert expect(stages, dict.fromkeys(NAMES), 0) == (100, 300)
     assert expect(stages, dict.fromkeys(NAMES), 0, machine=1.5) == (150, 450)
-    twice_as_slow = {"data": Record((), 200, True), "model": None, "pictures": None}
-    assert expect(stages, twice_as_slow, 1, machine=2) == (200, 400)
-    assert expect(stages, twice_as_slow | {"model": Record((), 500)}, 1, 2) == (200, 400)  # what is left is unknown
+    as_said = {"data": done(100), "model": None, "pictures": None}
+    assert expect(stages, as_said, 1, machine=2) == (200, 400)
+    assert expect(stages, as_said | {"model": done(500, False)}, 1, 2) == (200, 400)  # what is left is unknown
     killed = [Stage(name, "", (), 100, lambda: 0.5) for name in NAMES]  # before its seconds were noted
-    assert expect(killed, twice_as_slow | {"model": Record(())}, 1, 2) == (100, 300)
+    assert expect(killed, as_said | {"model": Record(())}, 1, 2) == (100, 300)
 
 
 @pytest.mark.parametrize("share, left", [(0.0, 100), (0.25, 900), (0.5, 300), (1.0, 0), (1.5, 0)])
 def test_what_is_left_of_a_begun_stage_follows_its_own_seconds(share, left):
     stages = [Stage(name, "", (), 100, lambda: share) for name in NAMES]
-    records = {"data": Record((), 100, True), "model": Record((), 300), "pictures": None}
+    records = {"data": done(100), "model": done(300, False), "pictures": None}
     assert expect(stages, records, 1)[0] == pytest.approx(left)
 
 
-@pytest.mark.parametrize("machine", [0.5, 1.0, 2.0])
-def test_the_more_is_done_the_more_it_tells_of_the_speed(machine):
+def test_the_more_is_done_the_more_it_tells_of_the_stages():
     told = []
     for seconds in (1, 10, 100, 1000):
         stages = [Stage("data", "", (), seconds), Stage("model", "", (), 100)]
-        told.append(expect(stages, {"data": Record((), 3 * seconds, True), "model": None}, 1, machine)[0])
-    assert told == sorted(told) and 100 * machine < told[0] < told[-1] < 300
-    assert told[0] == pytest.approx(100 * machine, rel=0.3) and told[-1] == pytest.approx(300, rel=0.05)
+        told.append(expect(stages, {"data": done(3 * seconds), "model": None}, 1)[0])
+    assert told == sorted(told) and 100 < told[0] < told[-1] < 300
+    assert told[0] == pytest.approx(100, rel=0.3) and told[-1] == pytest.approx(300, rel=0.05)
 
 
-def test_the_machine_is_known_by_its_fastest_product_and_its_cores(monkeypatch):
-    now, steps = [0.0], iter([1e-3, 1e-5, *[2e-5] * 2000])
-    clock = SimpleNamespace(perf_counter=lambda: now.__setitem__(0, now[0] + next(steps)) or now[0])
-    monkeypatch.setattr(stages_module, "time", clock)
+@settings(deadline=None)
+@given(st.lists(st.floats(0.2, 20), min_size=3, max_size=3))
+def test_no_load_that_comes_and_goes_makes_the_time_left_wrong(loads):
+    """What else the machine does while a stage runs is no property of the stages."""
+    stages, records = [Stage(name, "", (), 100) for name in NAMES], dict.fromkeys(NAMES)
+    for number, load in enumerate(loads):
+        assert expect(stages, records, number, load)[0] == pytest.approx(100 * load)
+        records[stages[number].name] = Record((), 100 * load, True, 100)
+
+
+def test_a_stage_is_told_by_what_a_free_machine_takes(tmp_path, monkeypatch):
+    now, speeds = [0.0], iter([2.0, 2.0, 4.0])  # told before the stage, at its start and at its end
+    monkeypatch.setattr(stages_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(stages_module, "slowness", lambda: next(speeds))
+    run_stages(make_stages()[:1], tmp_path, lambda stage: now.__setitem__(0, now[0] + 30))
+    record = json.loads((tmp_path / ".done/data.json").read_text())
+    assert (record["seconds"], record["usual_seconds"]) == (30, 10)
+
+
+def test_the_machine_is_known_by_its_products_and_its_cores(monkeypatch):
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += 2e-5
+        return now[0]
+
+    monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=tick))
     monkeypatch.setattr(resources, "count_usable_cores", lambda: 1)
-    assert slowness() == pytest.approx(2 * 1e-5 / (2 * 64**3 / 85e9))
+    assert slowness() == pytest.approx(2 * 2e-5 / (2 * 64**3 / 85e9), rel=0.001)
 
 
 @pytest.mark.parametrize(
