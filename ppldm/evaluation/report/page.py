@@ -27,11 +27,19 @@ def make_page(runs: list[Run], curves: list[Curve]) -> str:
         sweep=draw_sweep(curves) if curves else None,
         curves=curves,
         facts=list({name: None for run in runs for name in run.facts}),
-        differing=differing(runs),
+        compared=[(group, differing(group)) for group in of_one_kind(runs) if len(group) > 1],
         tags=list({tag: None for run in runs for tag in run.samples}),
         strip=strip,
         picture=data_url,
     )
+
+
+def of_one_kind(runs: list[Run]) -> list[list[Run]]:
+    """Runs whose settings can be compared: those of autoencoders apart from those of models that draw."""
+    kinds: dict[bool, list[Run]] = {}
+    for run in runs:
+        kinds.setdefault(run.settings.get("family") == "autoencoder", []).append(run)
+    return list(kinds.values())
 
 
 def differing(runs: list[Run]) -> list[tuple[str, list]]:
@@ -117,16 +125,16 @@ _BODY = """{% extends "page" %}
 <h3>Shapes of the rows{% if runs | length > 1 %}: {{ run.name }}{% endif %}</h3>
 <div class="charts"><img src="{{ picture(run.buckets) }}" alt="rows by shape"></div>
 {% endfor %}
-{% if runs | length > 1 %}
-<h2>Settings that differ</h2>
+{% if compared %}<h2>Settings that differ</h2>{% endif %}
+{% for group, differing in compared %}
 {% if differing %}
-<div class="table facts"><table><tr><th></th>{% for run in runs %}<th>{{ run.name }}</th>{% endfor %}</tr>
+<div class="table facts"><table><tr><th></th>{% for run in group %}<th>{{ run.name }}</th>{% endfor %}</tr>
 {% for name, values in differing %}
 <tr><th>{{ name }}</th>{% for value in values %}<td>{{ "-" if value is none else value }}</td>{% endfor %}</tr>
 {% endfor %}
 </table></div>
 {% else %}<p>None.</p>{% endif %}
-{% endif %}
+{% endfor %}
 {% if runs | selectattr("recipe") | list %}<h2>Recipe</h2>{% endif %}
 {% for run in runs if run.recipe %}
 <details{% if runs | length == 1 %} open{% endif %}>

@@ -11,6 +11,7 @@ from ...utils.errors import DataError
 from ...utils.files import read_json
 from ...utils.machine.cpu import load_paddle
 from ...utils.text import escape
+from ...weights.checkpoint_names import list_checkpoints, step_of
 from ...weights.runs import RUN_FILE
 
 
@@ -38,13 +39,14 @@ def read_run(folder: Path) -> Run:
     samples: dict[str, list] = {}
     for step, tag, path in old_pictures(folder, records[-1]["global_step"], most=None):
         samples.setdefault(tag, []).append((step, path))
-    config, manifest = _read_config(folder), _newest_manifest(folder)
+    config, newest = _read_config(folder), list_checkpoints(folder)[:1]
+    manifest, step = _newest_manifest(newest), max(map(step_of, newest), default=0)
     return Run(
         name=escape(folder.resolve().name),
         records=records,
         evaluations=read_metrics(evaluations) if evaluations.is_file() else [],
         samples=samples,
-        facts={name: words for name, words in _facts(records, config, manifest).items() if words},
+        facts={name: words for name, words in _facts(records, config, manifest, step).items() if words},
         settings=dict(_flatten(config)),
         recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
         buckets=buckets if buckets.is_file() else None,
@@ -56,16 +58,15 @@ def _read_config(folder: Path) -> dict:
     return config if isinstance(config, dict) else {}
 
 
-def _newest_manifest(folder: Path) -> dict:
+def _newest_manifest(newest: list[Path]) -> dict:
     load_paddle()
     from ...training.checkpoint.checkpoint import read_manifest
-    from ...weights.checkpoint_names import list_checkpoints
 
-    newest = list_checkpoints(folder)[:1]
     return read_manifest(newest[0]) if newest else {}
 
 
-def _facts(records: list[dict], config: dict, manifest: dict) -> dict[str, str]:
+def _facts(records: list[dict], config: dict, manifest: dict, saved: int) -> dict[str, str]:
+    """saved: updates of the newest checkpoint, which a run that was stopped wrote after its last line."""
     last = next((record for record in reversed(records) if "loss" in record), records[-1])
     identity, data = manifest.get("identity", {}), config.get("data", {})
     hours, devices = training_hours(records)
@@ -73,12 +74,13 @@ def _facts(records: list[dict], config: dict, manifest: dict) -> dict[str, str]:
     machine = ", ".join(f"{name} {value}" for name, value in machine.items() if value is not None)
     versions = ", ".join(f"{name} {value}" for name, value in manifest.get("versions", {}).items())
     batch = identity.get("global_batch_size")
-    samples = last["global_step"] * batch if batch else None
+    step = max(last["global_step"], saved)
+    samples = step * batch if batch else None
     reasons = skipped_rows(last)
     skipped = f"{int(last.get('skipped_rows', 0)):,} rows, {int(last.get('skipped_updates', 0)):,} updates"
     return {
         "Family": config.get("family", ""),
-        "Updates": f"{last['global_step']:,}",
+        "Updates": f"{step:,}",
         "Trained on": ", ".join(str(data[name]) for name in ("file_list", "where") if data.get(name)),
         "Rows": f"{identity['rows']:,}" if "rows" in identity else "",
         "Samples": samples and f"{samples:,} in batches of {batch:,}",

@@ -174,6 +174,21 @@ def test_a_setting_differs_where_a_run_sets_it_and_another_sets_it_otherwise_or_
         assert name not in found or any(value is not None for value in found[name])
 
 
+def test_a_model_that_draws_is_not_compared_with_an_autoencoder(tmp_path):
+    runs = [Run(name, [], settings={"family": name, "seed": number}) for number, name in enumerate("ldm uvit".split())]
+    autoencoder = Run("vae", [], settings={"family": "autoencoder", "seed": 7})
+    assert page.of_one_kind([autoencoder, *runs]) == [[autoencoder], runs]
+    assert "Settings that differ" not in page.make_page([autoencoder, *runs[:1]], [])
+    assert "Settings that differ" in page.make_page([autoencoder, *runs], [])
+
+
+def test_a_run_that_was_stopped_counts_the_updates_of_its_last_checkpoint(tmp_path):
+    assert read_run(make_run(tmp_path / "one")).facts["Updates"] == "40"
+    stopped = make_run(tmp_path / "two", steps=41)  # whose last line is of 40
+    facts = read_run(stopped).facts
+    assert facts["Updates"] == "41" and facts["Samples"].startswith("164 in")
+
+
 def test_a_sweep_is_in_the_order_of_its_scales(results, tmp_path):
     other = make_result(tmp_path / "other.json", 2, 50, 25, name="another model")
     first, second = read_sweep([page.Path(results[0]).parent, page.Path(other)])
