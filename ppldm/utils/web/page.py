@@ -7,6 +7,7 @@ is, and fits a phone. Charts are matplotlib's, as SVG whose text stays text and 
 import base64
 import io
 import re
+from pathlib import Path
 
 from jinja2 import DictLoader, Environment
 from markupsafe import Markup
@@ -14,6 +15,7 @@ from PIL import Image
 
 from ... import __version__
 
+_HERE = Path(__file__).parent
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777")  # Okabe and Ito
 
 
@@ -50,6 +52,15 @@ def render(body: str, title: str, **values) -> str:
     environment.globals["svg"] = lambda figure: Markup(as_svg(figure, next(numbers)))
     environment.globals["style"] = Markup(STYLE)
     return environment.get_template("body").render(title=title, version=__version__, **values)
+
+
+def fill_page(template: str, **values) -> str:
+    """A page with a script: a Jinja template whose style and script have the {{ nonce }} of its policy. {{ client }}
+    and {{ client_style }} are what such pages have in common."""
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {}  # objects in JSON keep their order
+    client, client_style = (_HERE.joinpath(f"client.{kind}").read_text("utf-8") for kind in ("js", "css"))
+    return environment.from_string(template).render(client=client, client_style=client_style, **values)
 
 
 def new_figure(title: str, x: str = ""):

@@ -13,10 +13,10 @@ import pytest
 from formats import write_folder
 from toy_runs import ROOT, change_row, flags, flip_weight, read_rows, seal, train
 
-from ppldm.evaluation.replay.batch import places_of
-from ppldm.evaluation.replay.bisect import describe_parting, find_parting
-from ppldm.evaluation.replay.remake import remade
-from ppldm.evaluation.replay.runs import compare_runs, open_run
+from ppldm.runs.bisect import describe_parting, find_parting
+from ppldm.runs.compare import compare_runs
+from ppldm.runs.read import open_run
+from ppldm.runs.remake import places_of, remade
 
 
 def parting(one, other) -> dict:

@@ -1,38 +1,24 @@
 """Where two runs part, and why: a setting, the data, the weights, or the kind of machine.
 
-What is recorded says it first (`runs`): settings and data by name; then what was read (`data_crc32`), the results and
-the saved weights, in the order of updates. Where that leaves a question, it is put to the runs themselves, as far as
-what they were made of is still there: which rows differ is seen in their batches; whose weights are not those that the
-updates make, by making the updates again from the last state that both share.
+What is recorded says it first (`compare`): settings and data by name; then what was read (`data_crc32`), the results
+and the saved weights, in the order of updates. Where that leaves a question, it is put to the runs themselves, as far
+as what they were made of is still there: which rows differ is seen in their batches; whose weights are not those that
+the updates make, by making the updates again from the last state that both share.
 """
 
 import numpy as np
 
-from ...utils.errors import PpldmError
-from ...weights.checkpoint_names import checkpoint_name
-from .batch import places_of
-from .remake import machine_here, make_updates, remade, state_of
-from .runs import (
-    CLOSE,
-    READ,
-    RESULTS,
-    STATE_FILES,
-    Run,
-    compare,
-    describe_comparison,
-    describe_tensor,
-    differing_tensor,
-    find_tensor,
-    finite,
-    same_intervals,
-    state_tensors,
-)
+from ..utils.errors import PpldmError
+from ..weights.checkpoint_names import checkpoint_name
+from . import compare
+from .read import RunFolder
+from .remake import machine_here, make_updates, places_of, remade, state_of
 
 
-def find_parting(one: Run, other: Run) -> dict:
+def find_parting(one: RunFolder, other: RunFolder) -> dict:
     """`cause` (setting, data, weights, machine; None where they do not part), `why` in words, the updates `first` to
-    `last` in which they part, and the `comparison` (`runs.compare_runs`); JSON-ready. Raises CheckpointError."""
-    found = compare(one, other)
+    `last` in which they part, and the `comparison` (`compare.compare_runs`); JSON-ready. Raises CheckpointError."""
+    found = compare.compare_open(one, other)
     seen, made = found["samples"], found["results"]
     equal, state = _saved(one, other)
     spans = [(step["first"], step["last"]) for step in (seen, made) if step]
@@ -41,13 +27,12 @@ def find_parting(one: Run, other: Run) -> dict:
     first, last = min(spans, key=lambda span: span[1]) if spans else (None, None)
     report = {"cause": None, "why": ["nothing that both have recorded differs"], "first": first, "last": last}
     if found["settings"]:
-        names = (f"{item['name']} is {item['values'][0]} and {item['values'][1]}" for item in found["settings"])
-        report |= {"cause": "setting", "why": list(names)}
+        report |= {"cause": "setting", "why": [compare.name_values(item) for item in found["settings"]]}
     elif found["data"] or (seen and (not made or seen["last"] <= made["last"])):
         what = found["data"] or "the files are called and indexed alike, and what was read of them is not the same"
         report |= {"cause": "data", "why": [what, *_rows(one, other, seen)]}
-    elif spans and found["machine"] and (not made or made["relative"] <= CLOSE):
-        names = (f"{item['name']} is {item['values'][0]} and {item['values'][1]}" for item in found["machine"])
+    elif spans and found["machine"] and (not made or made["relative"] <= compare.CLOSE):
+        names = map(compare.name_values, found["machine"])
         size = f"; results differ by {made['relative']:.2g} at first" if made else ""
         report |= {"cause": "machine", "why": ["the same but for the kind of machine: " + ", ".join(names) + size]}
     elif spans:
@@ -62,20 +47,22 @@ def describe_parting(report: dict) -> str:
     head = "the runs do not part" if cause is None else f"cause: {cause}; the runs part {where}"
     if cause and first is None:
         head = f"cause: {cause}; no update that both have made shows it"
-    return "\n".join([head, *(f"  {line}" for line in report["why"]), describe_comparison(report["comparison"])])
+    return "\n".join(
+        [head, *(f"  {line}" for line in report["why"]), compare.describe_comparison(report["comparison"])]
+    )
 
 
-def _saved(one: Run, other: Run) -> tuple[int, dict | None]:
+def _saved(one: RunFolder, other: RunFolder) -> tuple[int, dict | None]:
     """(the last update after which both have saved the same, the first tensor of the first checkpoints that differ)."""
     equal = 0
     for step in sorted(one.checkpoints.keys() & other.checkpoints.keys()):
-        if found := find_tensor(one.checkpoints[step], other.checkpoints[step]):
+        if found := compare.find_tensor(one.checkpoints[step], other.checkpoints[step]):
             return equal, {"step": step, **found}
         equal = step
     return equal, None
 
 
-def _rows(one: Run, other: Run, seen: dict | None) -> list[str]:
+def _rows(one: RunFolder, other: RunFolder, seen: dict | None) -> list[str]:
     """Which rows of the updates in which the runs have read different things differ, as far as both can be read."""
     if not seen:
         return ["no update that both have made has read it"]
@@ -91,7 +78,7 @@ def _rows(one: Run, other: Run, seen: dict | None) -> list[str]:
     return ["what both read now is the same: it was something else then"]
 
 
-def _read(run: Run, first: int, last: int) -> dict[int, list[tuple[int, int]]]:
+def _read(run: RunFolder, first: int, last: int) -> dict[int, list[tuple[int, int]]]:
     """(row, CRC-32) of the samples of some updates, by update."""
     with remade(run, first) as again:
         found = {}
@@ -103,12 +90,12 @@ def _read(run: Run, first: int, last: int) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def _weights(one: Run, other: Run, first: int, last: int, found: dict, state: dict | None) -> list[str]:
+def _weights(one: RunFolder, other: RunFolder, first: int, last: int, found: dict, state: dict | None) -> list[str]:
     """Which tensor, and whose. `found`: how the runs compare; `state`: the first checkpoints that differ, and how."""
     agree_to = found["results"]["first"] - 1 if found["results"] else found["lines"]["until"]
     why = [f"settings, data and samples are the same, and the logs agree to update {agree_to}"]
     if state:
-        why.append(f"{checkpoint_name(state['step'])}: {describe_tensor(state)}")
+        why.append(f"{checkpoint_name(state['step'])}: {compare.describe_tensor(state)}")
     for run, that in ((one, other), (other, one)):
         try:
             return why + _make_again(run, that, first, last)
@@ -117,17 +104,19 @@ def _weights(one: Run, other: Run, first: int, last: int, found: dict, state: di
     return why
 
 
-def _make_again(run: Run, that: Run, first: int, last: int) -> list[str]:
+def _make_again(run: RunFolder, that: RunFolder, first: int, last: int) -> list[str]:
     """What updates `first` to `last` of `run` make, and which of the two has that."""
     right, said = {run.folder: True, that.folder: True}, []
-    pairs = {line.last: (line, theirs) for line, theirs in same_intervals(run, that)}
+    pairs = {line.last: (line, theirs) for line, theirs in compare.same_intervals(run, that)}
     with remade(run, first) as again:
         start = again.start_step
         for made in make_updates(run, again, last):
             if made.values and made.step in pairs:
-                values = finite(made.values)
+                values = compare.finite(made.values)
                 for owner, line in zip((run, that), pairs[made.step], strict=True):
-                    names = [name for name in (*RESULTS, *READ) if name in line.values and name in values]
+                    names = [
+                        name for name in (*compare.RESULTS, *compare.READ) if name in line.values and name in values
+                    ]
                     right[owner.folder] &= all(line.values[name] == values[name] for name in names)
             state = state_of(again) if made.step in {*run.checkpoints, *that.checkpoints} else {}
             for owner in (run, that):
@@ -135,7 +124,7 @@ def _make_again(run: Run, that: Run, first: int, last: int) -> list[str]:
                 if is_due and (found := _differing_state(owner, made.step, state)):
                     right[owner.folder] = False
                     what = f"{owner.folder}/{checkpoint_name(made.step)}"
-                    said.append(f"{what} is not what its updates make: {describe_tensor(found)}")
+                    said.append(f"{what} is not what its updates make: {compare.describe_tensor(found)}")
     begin = checkpoint_name(start) if start else "the beginning"
     wrong = [str(folder) for folder, is_right in right.items() if not is_right]
     if len(wrong) == 1:
@@ -148,6 +137,6 @@ def _make_again(run: Run, that: Run, first: int, last: int) -> list[str]:
     return said
 
 
-def _differing_state(run: Run, step: int, state: dict[str, dict[str, np.ndarray]]) -> dict | None:
-    saved = {file: state_tensors(run.checkpoints[step], file) for file in STATE_FILES if file in state}
-    return next((found for file in saved if (found := differing_tensor(saved[file], state[file]))), None)
+def _differing_state(run: RunFolder, step: int, state: dict[str, dict[str, np.ndarray]]) -> dict | None:
+    saved = {file: compare.state_tensors(run.checkpoints[step], file) for file in compare.STATE_FILES if file in state}
+    return next((found for file in saved if (found := compare.differing_tensor(saved[file], state[file]))), None)

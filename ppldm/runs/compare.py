@@ -1,124 +1,70 @@
-"""A run's folder as it lies there, read only; and whether two runs are the same experiment, with a certificate.
+"""`ppldm compare`: which of two evaluations is better, or whether two runs are the same experiment, with a certificate.
 
 Runs are compared by what they have recorded: settings and networks by name, data part by part, and line by line of
 metrics.jsonl what was read (`data_crc32`) and what came of it (losses, norms of gradients), to the bit. Lines are
 compared where both runs have one of the same interval of updates.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
-from ...data.fingerprint import Fingerprint, find_difference
-from ...utils.checksums import checksum_arrays, digest_of
-from ...utils.errors import CheckpointError, DataError
-from ...utils.files import read_json_object
-from ...utils.log import get_logger
-from ...utils.machine.cpu import load_paddle
-from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, step_of
-from ...weights.components import widen_bfloat16
-from ...weights.formats.paddle_files import NAME_TABLE, read_tree
-from ...weights.model_file import has_model_file, read_model_file
-from ...weights.runs import RUN_FILE, one_run
+from ..data.fingerprint import find_difference
+from ..utils.checksums import checksum_arrays, digest_of
+from ..utils.errors import ConfigError
+from ..utils.files import local_path
+from ..utils.machine.cpu import load_paddle
+from ..utils.report import print_report
+from ..weights.checkpoint_names import checkpoint_name
+from ..weights.components import widen_bfloat16
+from ..weights.formats.paddle_files import read_tree
+from ..weights.runs import find_runs, is_run
+from .read import Line, RunFolder, flatten, open_run
 
 RESULTS = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
 READ = ("data_crc32",)
+COMPARED = (*RESULTS, *READ)
 CLOSE = 1e-5  # relative: sums of the same numbers in another order are no further apart
 STATE_FILES = ("model_state.pdparams", "ema_state.pdparams", "ema_posthoc_state.pdparams", "optimizer.pdopt")
 _FOLLOW_DATA = ("data", "rows", "max_steps")  # where the data differ, so may these
-# Settings of `compute` by which no bit of a result changes.
-_NO_BITS = (
-    *("device", "dataloader_num_workers", "check_ranks_every", "data_timeout", "rank_timeout", "release_grads"),
-    *("skip_memory_metrics", "skip_profile_timer"),
-)
+_Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of metrics.jsonl with a loss: of the updates `first` to `last`."""
+def compare(
+    a: Annotated[str, {"metavar": "A"}],  # result of `ppldm evaluate` (JSON), or a training run's folder
+    b: Annotated[str, {"metavar": "B"}],  # another
+    allow: _Names = (),  # settings that may differ, as drawn.guidance_scale, or whole groups, as versions
+    json: bool = False,  # print the comparison as JSON
+):
+    """Say which of two evaluations is better, metric by metric, or whether two training runs are the same experiment.
 
-    first: int
-    last: int
-    values: dict
+    Refuses evaluations that cannot be compared.
+    """
+    if all(find_runs(local_path(one)) and not _results_in(one) for one in (a, b)):
+        print_report(compare_runs(a, b), describe_comparison, json)
+        return
+    from ..evaluation.compare import compare_results, describe
+    from ..evaluation.result import read_result
 
-
-@dataclass(frozen=True)
-class Run:
-    """A run's folder. `checkpoints`: those that verify, and `manifests` theirs, by step in rising order."""
-
-    folder: Path
-    lines: tuple[Line, ...]
-    checkpoints: dict[int, Path]
-    manifests: dict[int, dict]
-
-    @property
-    def num_updates(self) -> int:
-        """How many are recorded."""
-        return max([*self.checkpoints, *(line.last for line in self.lines)], default=0)
-
-    def record_of(self, step: int) -> int:
-        """The checkpoint that says how update `step` was made: the first one with it, or else the newest."""
-        return next((one for one in self.checkpoints if one >= step), max(self.checkpoints))
-
-    def manifest(self, step: int) -> dict:
-        """The manifest that says how update `step` was made."""
-        return self.manifests[self.record_of(step)]
-
-    def num_ranks(self, step: int) -> int:
-        """How many processes made update `step`; 1 where an older version has not recorded it."""
-        return self.manifest(step).get("machine", {}).get("ranks", 1)
-
-    def machine(self, step: int) -> dict:
-        """What last bits of update `step` depend on: the kind of machine, versions, switches."""
-        manifest = self.manifest(step)
-        switches = manifest.get("config", {}).get("compute", {})
-        switches = {name: value for name, value in switches.items() if name not in _NO_BITS}
-        return {**manifest.get("machine", {}), **manifest.get("versions", {}), **switches}
-
-    @cached_property
-    def settings(self) -> dict:
-        """What decides its samples and what is made of them, networks included, by name."""
-        newest = max(self.checkpoints)
-        known = read_model_file(self.checkpoints[newest]).settings() if has_model_file(self.checkpoints[newest]) else {}
-        manifest = self.manifests[newest]
-        return {"family": manifest["config"]["family"], **manifest["identity"], **known}
-
-    def data(self, step: int) -> Fingerprint:
-        """What update `step` was trained on. Raises CheckpointError where an older version has not recorded it."""
-        path = self.checkpoints[self.record_of(step)] / "data.json.gz"
-        if not path.is_file():
-            raise CheckpointError(f"{path.parent} does not record its data; train with this version of ppldm")
-        return Fingerprint.from_record(path.read_bytes())
+    report = compare_results(read_result(_result_file(a)), read_result(_result_file(b)), tuple(allow))
+    print_report({"a": a, "b": b, **report}, describe, json)
 
 
-def open_run(path) -> Run:
-    """Read a run's folder; checkpoints that do not verify are passed over with a warning. Raises CheckpointError."""
-    from ...training.checkpoint.checkpoint import read_manifest, verify
-    from ...training.monitor.metrics import METRICS_FILE, read_metrics
+def _result_file(path: str) -> Path:
+    """The file itself, or the only result in a folder. Raises ConfigError."""
+    if not Path(path).is_dir():
+        return Path(path)
+    found = _results_in(path)
+    if len(found) != 1:
+        names = ", ".join(one.name for one in found[:5]) or "none"
+        raise ConfigError(f"{path} holds {len(found)} results ({names}); name one")
+    return found[0]
 
-    folder = one_run(path).resolve()
-    read_json_object(folder / RUN_FILE, CheckpointError, "give the --output_dir of a run")
-    sound = {}
-    for one in reversed(list_checkpoints(folder)):
-        if problem := verify(one):
-            get_logger().warning("passing over %s: %s", one, problem)
-        else:
-            sound[step_of(one)] = one
-    if not sound:
-        raise CheckpointError(f"{folder} has no sound checkpoint; train until it has one (--save_steps)")
-    try:
-        records = read_metrics(folder / METRICS_FILE)
-    except DataError as error:
-        raise CheckpointError(f"{error}; without it nothing can be compared") from error
-    lines, last = [], 0
-    for record in records:
-        if "loss" in record:
-            lines.append(Line(last + 1, record["global_step"], record))
-            last = record["global_step"]
-    return Run(folder, tuple(lines), sound, {step: read_manifest(one) for step, one in sound.items()})
+
+def _results_in(path: str) -> list[Path]:
+    """The files of a folder that may be results; none in a run's."""
+    return [] if is_run(path) else sorted(Path(path).glob("*.json"))
 
 
 def compare_runs(a, b) -> dict:
@@ -127,10 +73,10 @@ def compare_runs(a, b) -> dict:
     `same`: settings, data and all that both have logged and saved are equal to the bit. Raises CheckpointError.
     """
     load_paddle()  # checkpoints are read by a module that needs it
-    return compare(open_run(a), open_run(b))
+    return compare_open(open_run(a), open_run(b))
 
 
-def compare(one: Run, other: Run) -> dict:
+def compare_open(one: RunFolder, other: RunFolder) -> dict:
     """As `compare_runs`, of runs that are open."""
     end = min(one.num_updates, other.num_updates)
     data = find_difference(one.data(end), other.data(end))
@@ -155,20 +101,21 @@ def compare(one: Run, other: Run) -> dict:
 def describe_comparison(report: dict) -> str:
     """A report of `compare_runs` for people."""
     lines = [report["verdict"]]
-    lines += [f"  setting {one['name']}: {one['values'][0]} and {one['values'][1]}" for one in report["settings"]]
-    lines += [f"  machine {one['name']}: {one['values'][0]} and {one['values'][1]}" for one in report["machine"]]
+    for kind, found in (("setting", report["settings"]), ("machine", report["machine"])):
+        lines += [f"  {kind} {one['name']}: {one['values'][0]} and {one['values'][1]}" for one in found]
     if report["data"]:
         lines.append(f"  data: {report['data']}")
     for what in ("samples", "results"):
         if found := report[what]:
-            lines.append(f"  {what} differ first in updates {found['first']} to {found['last']}: {_values(found)}")
+            lines.append(f"  {what} differ first in updates {found['first']} to {found['last']}: {name_values(found)}")
     if (saved := report["checkpoint"]) and saved["difference"]:
         lines.append(f"  {checkpoint_name(saved['step'])}: {describe_tensor(saved['difference'])}")
     lines.append(f"  compared: {report['lines']['compared']} lines, to update {report['lines']['until']}")
     return "\n".join(lines)
 
 
-def _values(found: dict) -> str:
+def name_values(found: dict) -> str:
+    """What differs, by its name and both values."""
     return f"{found['name']} is {found['values'][0]} and {found['values'][1]}"
 
 
@@ -192,14 +139,14 @@ def _verdict(report: dict) -> str:
 
 def different(one: dict, other: dict, skipped: tuple[str, ...] = ()) -> list[dict]:
     """The entries that both have and that differ: [{"name", "values": [of one, of other]}]."""
-    from ...training.checkpoint.resume import differences
+    from ..training.checkpoint.resume import differences
 
     names = (name for name in one if name in other and name not in skipped)
     found = (difference for name in names for difference in differences(name, one[name], other[name]))
     return [{"name": name, "values": values} for name, *values in found]
 
 
-def same_intervals(one: Run, other: Run) -> list[tuple[Line, Line]]:
+def same_intervals(one: RunFolder, other: RunFolder) -> list[tuple[Line, Line]]:
     """The lines of both that are of the same updates."""
     theirs = {(line.first, line.last): line for line in other.lines}
     return [(line, theirs[key]) for line in one.lines if (key := (line.first, line.last)) in theirs]
@@ -237,17 +184,8 @@ def _distance(one, other) -> float:
 def state_tensors(checkpoint: Path, file: str) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint's file by name, in their order; none where it is not there."""
     tree = read_tree(checkpoint / file) if (checkpoint / file).is_file() else {}
-    tree.pop(NAME_TABLE, None)
-    return dict(_leaves(tree))
-
-
-def _leaves(tree: dict, above: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    for name, value in tree.items():
-        value = value[1] if isinstance(value, tuple) else value  # the name that Paddle made, and the array
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{name}.")
-        elif isinstance(value, np.ndarray):
-            yield above + name, value
+    found = {name: value[1] if isinstance(value, tuple) else value for name, value in flatten(tree).items()}
+    return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
 def find_tensor(one: Path, other: Path) -> dict | None:
@@ -287,7 +225,7 @@ def _same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-def _digests(run: Run) -> dict:
+def _digests(run: RunFolder) -> dict:
     """What tells a run from others: 32 hexadecimal digits of what it was told, read and made."""
     settings = {name: value for name, value in run.settings.items() if name != "data"}
     newest = max(run.checkpoints)
