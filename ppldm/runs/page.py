@@ -6,7 +6,6 @@ looked back on. It loads nothing.
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from PIL import Image
 from .. import __version__
 from ..data.shape_chart import BUCKETS_FILE
 from ..training.monitor.control import CONTROL_DIR, PROMPTS_FILE, Order
-from ..training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, NUM_QUARTERS, read_metrics, skipped_rows
+from ..training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics, skipped_rows
 from ..utils.errors import DataError
 from ..utils.machine.cpu import load_paddle
 from ..utils.web.page import COLOURS, STYLE, as_svg, data_url, fill_page, url_of
@@ -31,10 +30,12 @@ MOST_STEPS = 8  # pictures of a strip
 _MOST_WIDTH = 900
 _PLAIN_BYTES = 100_000  # of a picture that is shown as it is
 
+_QUARTERS = {"loss_quarter_1": "quarter 1 (least noise)", "loss_quarter_2": "quarter 2",
+             "loss_quarter_3": "quarter 3", "loss_quarter_4": "quarter 4 (most)"}  # fmt: skip
 # Charts in their order: title -> names of numbers. Each other number has a chart of its own behind them.
 CHARTS = {
     "loss": ("loss", "validation_loss"),
-    "loss by noise level": tuple(f"loss_quarter_{number}" for number in range(1, NUM_QUARTERS + 1)),
+    "loss by noise level": tuple(_QUARTERS),
     "images a second": ("images_per_second",),
     "share of time waiting for data": ("data_wait_share",),
     "gradient norm": ("grad_norm",),
@@ -47,8 +48,6 @@ SMOOTHED = ("loss", "loss by noise level")  # as losses alone are noise about a 
 LOOK = {"style": STYLE, "colours": COLOURS, "smoothed": SMOOTHED}
 _HIDDEN = {"global_step", "time", "data_crc32", "avg_reader_cost", "avg_batch_cost", "ips",
            "images_per_second_per_device"}  # fmt: skip
-_LABELS = {"validation_loss": "held out", "loss_quarter_1": "quarter 1 (least noise)",
-           f"loss_quarter_{NUM_QUARTERS}": f"quarter {NUM_QUARTERS} (most)"}  # fmt: skip
 
 
 def charts(run: RunFolder, share: float = 1.0) -> dict[str, list[dict]]:
@@ -56,6 +55,7 @@ def charts(run: RunFolder, share: float = 1.0) -> dict[str, list[dict]]:
     its newest part."""
     first = run.step * (1 - share)
     known = {name: title for title, names in CHARTS.items() for name in names}
+    labels = {"validation_loss": "held out", **_QUARTERS}
     found: dict[str, list] = {title: [] for title in CHARTS}
     for name in sorted(run.series.keys() - _HIDDEN, key=lambda name: [*known, name].index(name)):
         steps, values = (np.array(one) for one in run.series[name])
@@ -63,7 +63,7 @@ def charts(run: RunFolder, share: float = 1.0) -> dict[str, list[dict]]:
         if keep.any() and not name.startswith("skipped_rows_"):
             title = known.get(name, "learning rate" if name.startswith("lr_abs") else name)
             points = [_short(one) for one in thin(steps[keep], values[keep], MOST_POINTS)]
-            line = {"name": _LABELS.get(name, name), "points": points, "last": values[keep][-1]}
+            line = {"name": labels.get(name, name), "points": points, "last": values[keep][-1]}
             found.setdefault(title, []).append(line)
     for (name, label), points in _evaluated(run, first).items():
         line = {"name": label, "points": list(zip(*points, strict=True)), "last": points[-1][1]}
@@ -124,28 +124,20 @@ def now(run: RunFolder) -> dict:
     }
 
 
-@dataclass(frozen=True)
-class Account:
-    """What is said of a run that is looked back on. facts: words by title, beside those of `now`. settings: value by
-    `section.name`."""
-
-    run: RunFolder
-    facts: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, object] = field(default_factory=dict)
-
-
-def read_account(folder: Path) -> Account:
-    """Raises DataError for a folder without metrics, or with damaged ones."""
+def read_whole(folder: Path) -> RunFolder:
+    """A run that is looked back on. Raises DataError for a folder without metrics, or with damaged files."""
     run = RunFolder(folder)
     if not run.records:
         raise DataError(f"{folder / METRICS_FILE} is empty; wait for the run's first line, every --logging_steps")
     if (folder / EVALUATION_FILE).is_file():
         read_metrics(folder / EVALUATION_FILE)
+    run.config()
     run.look()
-    return Account(run, {title: words for title, words in _facts(run).items() if words}, flatten(run.config()))
+    return run
 
 
-def _facts(run: RunFolder) -> dict[str, str]:
+def facts(run: RunFolder) -> dict[str, str]:
+    """What is said of a whole run, beside what `now` says: words by title."""
     load_paddle()
     from ..training.checkpoint.checkpoint import read_manifest
 
@@ -160,7 +152,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
     batch = identity.get("global_batch_size")
     step = max([run.step, *map(step_of, newest)])  # a run that was stopped saves after its last line
     samples = step * batch if batch else None
-    return {
+    known = {
         "Updates": f"{step:,}",
         "Trained on": ", ".join(str(data[name]) for name in ("file_list", "where") if data.get(name)),
         "Rows": f"{identity['rows']:,}" if "rows" in identity else "",
@@ -174,6 +166,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "Cost": f"{hours * devices:.3g} device hours ({devices} device{'s' * (devices != 1)})",
         "Data": identity.get("data", ""),
     }
+    return {title: words for title, words in known.items() if words}
 
 
 def training_hours(records: list[dict]) -> tuple[float, int]:
@@ -187,19 +180,19 @@ def training_hours(records: list[dict]) -> tuple[float, int]:
     return seconds / 3600, devices
 
 
-def of_one_kind(accounts: list[Account]) -> list[list[Account]]:
+def of_one_kind(runs: list[RunFolder]) -> list[list[RunFolder]]:
     """Runs whose settings can be compared: those of autoencoders apart from those of models that draw."""
-    kinds: dict[bool, list[Account]] = {}
-    for one in accounts:
-        kinds.setdefault(one.settings.get("family") == "autoencoder", []).append(one)
+    kinds: dict[bool, list[RunFolder]] = {}
+    for run in runs:
+        kinds.setdefault(run.config().get("family") == "autoencoder", []).append(run)
     return list(kinds.values())
 
 
-def differing(accounts: list[Account]) -> list[tuple[str, list]]:
-    """(setting, its value in each run) of all settings that are not the same in all; None where a run sets nothing,
+def differing(configs: list[dict]) -> list[tuple[str, list]]:
+    """(setting, its value in each config) of all settings that are not the same in all; None where one sets nothing,
     which is the same whether or not its family has the setting."""
-    names = {name: None for one in accounts for name in one.settings}
-    found = [(name, [one.settings.get(name) for one in accounts]) for name in names]
+    settings = [flatten(config) for config in configs]
+    found = [(name, [one.get(name) for one in settings]) for name in {name: None for one in settings for name in one}]
     return [(name, values) for name, values in found if any(value != values[0] for value in values)]
 
 
@@ -227,23 +220,24 @@ def picture_url(path: Path) -> str:
         return data_url(picture, (_MOST_WIDTH, 8 * _MOST_WIDTH))
 
 
-def make_file(accounts: list[Account], curves: list[Curve]) -> str:
+def make_file(runs: list[RunFolder], curves: list[Curve]) -> str:
     """The page of runs and of a sweep, as one file."""
     # Where the run lies, and what is asked of it, does not go into a file that is passed on.
     own = {"named": True, "folder": "", "machine": {}, "prompts": "", "own_prompts": [], "orders": []}
     held = {
-        "now": {"runs": [now(one.run) | own | {"facts": one.facts} for one in accounts], "control": False},
-        "curves": [{"charts": charts(one.run), "pictures": strips(one.run)} for one in accounts],
-        **{f"recipe/{number}": {"recipe": one.run.recipe()} for number, one in enumerate(accounts)},
+        "now": {"runs": [now(run) | own | {"facts": facts(run)} for run in runs], "control": False},
+        "curves": [{"charts": charts(run), "pictures": strips(run)} for run in runs],
+        **{f"recipe/{number}": {"recipe": run.recipe()} for number, run in enumerate(runs)},
     }
+    compared = [group for group in of_one_kind(runs) if len(group) > 1]
     return fill_page(
         PAGE.read_text(encoding="utf-8"),
         **LOOK,
         nonce=sha256(json.dumps(held).encode()).hexdigest(),  # which no word inside the page can know
-        title=", ".join(one.run.name for one in accounts) or "guidance sweep",
+        title=", ".join(run.name for run in runs) or "guidance sweep",
         version=__version__,
         held=held,
         sweep=Markup(as_svg(draw_sweep(curves), 1)) if curves else "",
         curves=curves,
-        compared=[(group, differing(group)) for group in of_one_kind(accounts) if len(group) > 1],
+        compared=[(group, differing([run.config() for run in group])) for group in compared],
     )

@@ -41,14 +41,14 @@ def report(
 
 
 def _read(places) -> list:
-    """The accounts of all runs of these folders. One that lies below a folder that was named, and has no line yet, is
-    passed over. Raises ConfigError, DataError."""
-    from .page import read_account
+    """All runs of these folders. One that lies below a folder that was named, and has no line yet, is passed over.
+    Raises ConfigError, DataError."""
+    from .page import read_whole
 
     found, problems = [], []
     for run in dict.fromkeys(run for place in places for run in runs_in(place)):
         try:
-            found.append(read_account(run))
+            found.append(read_whole(run))
         except DataError as error:
             if run in map(local_path, places):
                 raise

@@ -417,7 +417,7 @@ def test_all_words_of_the_page_are_there_in_chinese_and_none_besides():
     dynamic = set(re.findall(r'said\("([^"]+)"', rest)) | set(re.findall(r'(?:fact|button)\("([^"]+)"', rest))
     dynamic |= set(re.findall(r'const ALL = "([^"]+)"', rest))
     dynamic |= {"training", "finished", "stopped", "unknown"}  # of RunFolder.state
-    dynamic |= set(module.CHARTS) | set(re.findall(r'^        "([^"]+)": ', inspect.getsource(module._facts), re.M))
+    dynamic |= set(module.CHARTS) | set(re.findall(r'^        "([^"]+)": ', inspect.getsource(module.facts), re.M))
     assert known == static | dynamic
     for english, chinese in re.findall(r'"([^"]+)": "([^"]+)"', table):
         assert english.count("{}") == chinese.count("{}")

@@ -12,7 +12,7 @@ from legible import OVERFLOWS
 
 from ppldm.evaluation.result import FORMAT
 from ppldm.runs import page
-from ppldm.runs.page import Account, read_account, training_hours
+from ppldm.runs.page import facts, read_whole, training_hours
 from ppldm.runs.plots import read_sweep
 from ppldm.runs.read import RunFolder
 from ppldm.runs.report import report
@@ -129,13 +129,11 @@ def test_what_would_be_loaded_is_found():
 
 
 def test_what_a_run_says_of_itself(runs):
-    one = read_account(page.Path(runs[0]))
-    assert one.run.name == "first <b>" and one.settings["data.caption_drop"] == 0.1
-    assert one.facts["Samples"] == "160 in batches of 4" and one.facts["Epochs"] == "2"
-    assert one.facts["Machine"] == "device a CPU, ranks 2"
-    assert one.facts["Cost"] == "0.2 device hours (2 devices)"
-    assert one.facts["Trained on"] == HOSTILE and one.facts["Rows"] == "80" and one.facts["Precision"] == "float32"
-    stands = page.now(one.run)
+    run = read_whole(page.Path(runs[0]))
+    said, stands = facts(run), page.now(run)
+    assert run.name == "first <b>" and said["Samples"] == "160 in batches of 4" and said["Epochs"] == "2"
+    assert said["Machine"] == "device a CPU, ranks 2" and said["Cost"] == "0.2 device hours (2 devices)"
+    assert said["Trained on"] == HOSTILE and said["Rows"] == "80" and said["Precision"] == "float32"
     assert stands["skipped"] == {"image": 3} and stands["last"]["skipped_updates"] == 1 and stands["family"] == "ldm"
     assert stands["last"]["images_per_second"] == 8.0
 
@@ -190,7 +188,7 @@ def test_a_large_picture_is_made_smaller(tmp_path):
 
 
 def test_settings_that_differ(runs):
-    both = [read_account(page.Path(run)) for run in runs]
+    both = [read_whole(page.Path(run)).config() for run in runs]
     assert page.differing(both) == [("data.caption_drop", [0.1, 0.0])] and not page.differing(both[:1])
 
 
@@ -203,7 +201,7 @@ def test_settings_that_differ(runs):
 )  # fmt: skip
 def test_a_setting_differs_where_a_run_sets_it_and_another_sets_it_otherwise_or_not_at_all(configs):
     """What no run sets is no difference, whether a family has the setting or not."""
-    found = dict(page.differing([Account(RunFolder(page.Path()), {}, one) for one in configs]))
+    found = dict(page.differing(configs))
     for name in {name for one in configs for name in one}:
         values = [one.get(name) for one in configs]
         assert (name in found) == any(value != values[0] for value in values)
@@ -211,20 +209,21 @@ def test_a_setting_differs_where_a_run_sets_it_and_another_sets_it_otherwise_or_
 
 
 def test_a_model_that_draws_is_not_compared_with_an_autoencoder(tmp_path):
-    families = {"ldm": 0, "uvit": 1, "autoencoder": 7}
-    *runs, autoencoder = (
-        Account(RunFolder(tmp_path / family), {}, {"family": family, "seed": seed}) for family, seed in families.items()
-    )
+    for seed, family in enumerate(("ldm", "uvit", "autoencoder")):
+        (tmp_path / family).mkdir()
+        write_json(tmp_path / family / "run.json", {"family": family, "seed": seed})
+        (tmp_path / family / "metrics.jsonl").write_text('{"global_step": 1, "loss": 1.0}\n')
+    *runs, autoencoder = (read_whole(tmp_path / family) for family in ("ldm", "uvit", "autoencoder"))
     assert page.of_one_kind([autoencoder, *runs]) == [[autoencoder], runs]
     assert "<h2>Settings that differ" not in page.make_file([autoencoder, *runs[:1]], [])
     assert "<h2>Settings that differ" in page.make_file([autoencoder, *runs], [])
 
 
 def test_a_run_that_was_stopped_counts_the_updates_of_its_last_checkpoint(tmp_path):
-    assert read_account(make_run(tmp_path / "one")).facts["Updates"] == "40"
+    assert facts(read_whole(make_run(tmp_path / "one")))["Updates"] == "40"
     stopped = make_run(tmp_path / "two", steps=41)  # whose last line is of 40
-    facts = read_account(stopped).facts
-    assert facts["Updates"] == "41" and facts["Samples"].startswith("164 in")
+    said = facts(read_whole(stopped))
+    assert said["Updates"] == "41" and said["Samples"].startswith("164 in")
 
 
 def test_a_sweep_is_in_the_order_of_its_scales(results, tmp_path):
@@ -293,14 +292,15 @@ def test_a_browser_shows_all_of_it_and_asks_nobody(runs, results, tmp_path, widt
         charts = "[...document.querySelectorAll('svg')].filter(one => one.getBoundingClientRect().width)"
         sizes = shown.run(f"return {charts}.map(one => one.getBoundingClientRect().width)")
         assert len(sizes) == 6 and min(sizes) > 250
-        facts = shown.run("return document.querySelector('.run dl').innerText")
-        for words in ("Skipped\n3 rows (image 3), 1 updates", "Cost\n0.2 device hours (2 devices)", "Speed\n8 images/s"):
-            assert words in facts
+        said = shown.run("return document.querySelector('.run dl').innerText")
+        for words in ("Skipped\n3 rows (image 3), 1 updates", "Cost\n0.2 device hours (2 devices)", "Speed\n8 images"):
+            assert words in said
         # one run only, its recipe, rows by shape, and the same in Chinese
         shown.click(".run:nth-of-type(2) input")
         shown.wait_for('return document.querySelectorAll("#pictures img").length === 8')
-        shown.click(".run summary")
-        shown.wait_for(f"return document.querySelector('.run pre').textContent.includes({json.dumps(HOSTILE)})")
+        shown.click(".run > details > summary")
+        recipe = "document.querySelector('.run > details > pre').textContent"
+        shown.wait_for(f"return {recipe}.includes({json.dumps(HOSTILE)})")
         assert "rows by shape" in shown.run("return document.getElementById('tag').innerText")
         shown.save_screenshot(tmp_path / f"{width}.png")
         shown.run("localStorage.setItem('language', 'zh'); location.reload()")
