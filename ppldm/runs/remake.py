@@ -24,14 +24,7 @@ from ..data.fingerprint import find_difference
 from ..data.inputs import Pixels
 from ..data.order.step_sampler import StepSampler
 from ..families.base import get_family
-from ..training.checkpoint.checkpoint import (
-    POSTHOC_STATE,
-    load_optimizer,
-    machine_record,
-    read_manifest,
-    verify,
-    versions,
-)
+from ..training.checkpoint.checkpoint import POSTHOC_STATE, load_optimizer, read_manifest, verify
 from ..training.commands.train import check_recipe
 from ..training.optimizer.precision import autocast
 from ..training.prepare import prepare
@@ -47,7 +40,6 @@ from ..utils.pictures import save_png
 from ..utils.processes.world import World
 from ..utils.rng import Generators
 from ..utils.text import count_of
-from .compare import different
 from .read import RunFolder
 
 
@@ -155,11 +147,6 @@ def make_updates(run: RunFolder, again: TrainingRun, until: int) -> Iterator[Mad
             for batch in micro_batches:
                 again.interval.see(batch)
             yield Made(step, update, micro_batches, again.interval.summary() if step in ends else None)
-
-
-def machine_here(run: RunFolder, step: int) -> list[dict]:
-    """In what this machine is another kind than that of update `step` (`compare.different`)."""
-    return different(run.machine(step), {**machine_record(World()), **versions()})
 
 
 def state_of(again: TrainingRun) -> dict[str, dict]:

@@ -27,7 +27,7 @@ def replay(
     from ..utils.machine.cpu import load_paddle
 
     load_paddle()
-    from .bisect import describe_parting, find_parting
+    from .compare import describe_parting, find_parting
     from .read import open_run
 
     if bisect:
@@ -50,7 +50,8 @@ def compute_as(folder: Path) -> None:
 def replay_update(run, step: int, row: int | None = None, pictures: Path | None = None) -> dict:
     """What came of update `step` of a `RunFolder`, made again with all others of its line of the log, and what the log
     says; JSON-ready. Raises PpldmError."""
-    from .remake import describe_samples, draw_samples, machine_here, make_updates, pick_row, remade, update_of
+    from .compare import machine_here
+    from .remake import describe_samples, draw_samples, make_updates, pick_row, remade, update_of
 
     line = next((line for line in run.lines if line.last >= step), None)
     lines, report = {}, {"run": str(run.folder), "step": step}

@@ -13,8 +13,7 @@ import pytest
 from formats import write_folder
 from toy_runs import ROOT, change_row, flags, flip_weight, read_rows, seal, train
 
-from ppldm.runs.bisect import describe_parting, find_parting
-from ppldm.runs.compare import compare_runs
+from ppldm.runs.compare import compare_runs, describe_parting, find_parting
 from ppldm.runs.read import open_run
 from ppldm.runs.remake import places_of, remade
 
