@@ -46,7 +46,8 @@ def compare(
     Refuses evaluations that cannot be compared.
     """
     if all(find_runs(local_path(one)) and not _results_in(one) for one in (a, b)):
-        print_report(compare_runs(a, b), describe_comparison, json)
+        load_paddle()  # checkpoints are read by a module that needs it
+        print_report(compare_runs(open_run(a), open_run(b)), describe_comparison, json)
         return
     from ..evaluation.compare import compare_results, describe
     from ..evaluation.result import read_result
@@ -71,17 +72,11 @@ def _results_in(path: str) -> list[Path]:
     return [] if is_run(path) else sorted(Path(path).glob("*.json"))
 
 
-def compare_runs(a, b) -> dict:
-    """Whether the runs in the folders `a` and `b` are the same experiment, or where not; a certificate, JSON-ready.
+def compare_runs(one: RunFolder, other: RunFolder) -> dict:
+    """Whether two runs are the same experiment, or where not; a certificate, JSON-ready.
 
     `same`: settings, data and all that both have logged and saved are equal to the bit. Raises CheckpointError.
     """
-    load_paddle()  # checkpoints are read by a module that needs it
-    return compare_open(open_run(a), open_run(b))
-
-
-def compare_open(one: RunFolder, other: RunFolder) -> dict:
-    """As `compare_runs`, of runs that are open."""
     end = min(one.num_updates, other.num_updates)
     data = find_difference(one.data(end), other.data(end))
     settings = different(one.settings, other.settings, _FOLLOW_DATA if data else ("data",))
@@ -255,7 +250,7 @@ def machine_here(run: RunFolder, step: int) -> list[dict]:
 def find_parting(one: RunFolder, other: RunFolder) -> dict:
     """`cause` (setting, data, weights, machine; None where they do not part), `why` in words, the updates `first` to
     `last` in which they part, and the `comparison` (`compare_runs`); JSON-ready. Raises CheckpointError."""
-    found = compare_open(one, other)
+    found = compare_runs(one, other)
     seen, made = found["samples"], found["results"]
     equal, state = _saved(one, other)
     spans = [(step["first"], step["last"]) for step in (seen, made) if step]
@@ -353,7 +348,7 @@ def _make_again(run: RunFolder, that: RunFolder, first: int, last: int) -> list[
             if made.values and made.step in pairs:
                 values = finite(made.values)
                 for owner, line in zip((run, that), pairs[made.step], strict=True):
-                    names = [name for name in (*RESULTS, *READ) if name in line.values and name in values]
+                    names = [name for name in COMPARED if name in line.values and name in values]
                     right[owner.folder] &= all(line.values[name] == values[name] for name in names)
             state = state_of(again) if made.step in {*run.checkpoints, *that.checkpoints} else {}
             for owner in (run, that):
