@@ -10,16 +10,14 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from markupsafe import Markup
 from PIL import Image
 
-from .. import __version__
 from ..data.shape_chart import BUCKETS_FILE
 from ..training.monitor.control import CONTROL_DIR, PROMPTS_FILE, Order
 from ..training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics, skipped_rows
 from ..utils.errors import DataError
 from ..utils.machine.cpu import load_paddle
-from ..utils.web.page import COLOURS, STYLE, as_svg, data_url, fill_page, url_of
+from ..utils.web.page import COLOURS, data_url, render, url_of
 from ..weights.checkpoint_names import list_checkpoints, step_of
 from .plots import SCALE, Curve, draw_sweep
 from .read import RunFolder, flatten
@@ -45,7 +43,7 @@ CHARTS = {
     "PSNR of samples, dB": ("psnr",),
 }
 SMOOTHED = ("loss", "loss by noise level")  # as losses alone are noise about a curve
-LOOK = {"style": STYLE, "colours": COLOURS, "smoothed": SMOOTHED}
+LOOK = {"colours": COLOURS, "smoothed": SMOOTHED}
 _HIDDEN = {"global_step", "time", "data_crc32", "avg_reader_cost", "avg_batch_cost", "ips",
            "images_per_second_per_device"}  # fmt: skip
 
@@ -230,14 +228,13 @@ def make_file(runs: list[RunFolder], curves: list[Curve]) -> str:
         **{f"recipe/{number}": {"recipe": run.recipe()} for number, run in enumerate(runs)},
     }
     compared = [group for group in of_one_kind(runs) if len(group) > 1]
-    return fill_page(
+    return render(
         PAGE.read_text(encoding="utf-8"),
         **LOOK,
         nonce=sha256(json.dumps(held).encode()).hexdigest(),  # which no word inside the page can know
         title=", ".join(run.name for run in runs) or "guidance sweep",
-        version=__version__,
         held=held,
-        sweep=Markup(as_svg(draw_sweep(curves), 1)) if curves else "",
+        sweep=draw_sweep(curves) if curves else None,
         curves=curves,
         compared=[(group, differing([run.config() for run in group])) for group in compared],
     )

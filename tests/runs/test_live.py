@@ -509,6 +509,7 @@ def test_in_a_real_browser(run, tmp_path, width):
         assert not (run / "control/sample_now").exists()
         page.run('localStorage.setItem("language", "zh")')
         page.open(url)
+        page.wait_for(shows(".buttons", "现在画图"))
         page.click(".buttons button:nth-child(1)")
         page.wait_for(shows("#error", "令牌缺少或不对"))
     assert Image.open(tmp_path / f"{width}.png").width == width

@@ -42,25 +42,20 @@ STYLE = """\
 """
 
 
-def render(body: str, title: str, **values) -> str:
-    """The whole file. body: a Jinja template of what stands between heading and footer, and what it calls:
-    `svg(figure)` draws one, `{% block style %}` adds to the style. Everything else is escaped."""
+def render(body: str, title: str = "", **values) -> str:
+    """The whole file. body: a Jinja template, of a whole page or, where it extends "page", of what stands between
+    heading and footer; `{% block style %}` then adds to the style. `svg(figure)` draws one. {{ client }} and
+    {{ client_style }} are what pages with a script have in common. Everything else is escaped."""
     numbers = iter(range(1, 1_000_000))
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=DictLoader({"page": _PAGE, "body": body})
     )
-    environment.globals["svg"] = lambda figure: Markup(as_svg(figure, next(numbers)))
-    environment.globals["style"] = Markup(STYLE)
-    return environment.get_template("body").render(title=title, version=__version__, **values)
-
-
-def fill_page(template: str, **values) -> str:
-    """A page with a script: a Jinja template whose style and script have the {{ nonce }} of its policy. {{ client }}
-    and {{ client_style }} are what such pages have in common."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {}  # objects in JSON keep their order
-    client, client_style = (_HERE.joinpath(f"client.{kind}").read_text("utf-8") for kind in ("js", "css"))
-    return environment.from_string(template).render(client=client, client_style=client_style, **values)
+    environment.globals["svg"] = lambda figure: Markup(as_svg(figure, next(numbers)))
+    known = {"style": Markup(STYLE), "version": __version__}
+    for name, file in (("client", "client.js"), ("client_style", "client.css")):
+        known[name] = Markup(_HERE.joinpath(file).read_text("utf-8"))
+    return environment.get_template("body").render(**{**known, "title": title, **values})
 
 
 def new_figure(title: str, x: str = ""):

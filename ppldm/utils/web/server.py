@@ -87,13 +87,13 @@ def ask_for_token(flask, token: str, is_open: Callable[..., bool]) -> None:
 
 
 def render_page(template: str, **values) -> str:
-    """`page.fill_page` of the request that is answered, whose policy allows its script."""
+    """`page.render` of the request that is answered, whose policy allows its script by {{ nonce }}."""
     from flask import g
 
-    from .page import fill_page
+    from .page import render
 
     g.nonce = secrets.token_urlsafe(16)
-    return fill_page(template, nonce=g.nonce, **values)
+    return render(template, nonce=g.nonce, **values)
 
 
 def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None] | None = None) -> None:
