@@ -95,9 +95,9 @@ setup(
     packages=find_packages(include=["ppldm", "ppldm.*"]),
     package_data={
         "ppldm.config": ["clip_merges.txt.gz", "foreign.yaml", "networks/*.json", "presets/*.yaml", "weights/*/*"],
-        "ppldm.evaluation.live": ["page.html"],
         "ppldm.inference.serving": ["page.html", "page.css", "page.js"],
         "ppldm.prepare.datasets": ["entries/*.yaml"],
+        "ppldm.runs": ["page.html"],
         "ppldm.utils.web": ["client.css", "client.js"],
     },
     python_requires=">=3.10,<3.13",

@@ -24,6 +24,7 @@ ALLOWED = {
     "evaluation": {
         *("training", "inference", "families", "networks", "weights", "diffusion", "data", "demo", "config", "utils"),
     },
+    "runs": {"evaluation", "training", "inference", "families", "weights", "data", "config", "utils"},
     "cli": {"config", "utils"},
 }
 

@@ -1,4 +1,4 @@
-"""`ppldm compare`: which of two evaluations is better, where they can be compared at all.
+"""Which of two evaluations is better, where they can be compared at all.
 
 Two results may differ in what was evaluated, weights and the pictures that follow from them. All else must be equal:
 FID changes by more with the number of pictures, the filter of a resize or the guidance than with most improvements of a
@@ -10,55 +10,12 @@ difference is where the interval of the difference holds 0. What an easy prompt,
 no part of that interval, so that it sees more. It needs the terms that results keep beside them.
 """
 
-from pathlib import Path
-from typing import Annotated
-
 import numpy as np
 
 from ..utils.errors import ConfigError
-from ..utils.files import local_path
-from ..utils.report import print_report
 from ..utils.text import did_you_mean
-from ..weights.runs import find_runs, is_run
 
-_Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
 NO_DIFFERENCE = "no difference"
-
-
-def compare(
-    a: Annotated[str, {"metavar": "A"}],  # result of `ppldm evaluate` (JSON), or a training run's folder
-    b: Annotated[str, {"metavar": "B"}],  # another
-    allow: _Names = (),  # settings that may differ, as drawn.guidance_scale, or whole groups, as versions
-    json: bool = False,  # print the comparison as JSON
-):
-    """Say which of two evaluations is better, metric by metric, or whether two training runs are the same experiment.
-
-    Refuses evaluations that cannot be compared.
-    """
-    from .replay.runs import compare_runs, describe_comparison
-    from .result import read_result
-
-    if all(find_runs(local_path(one)) and not _results_in(one) for one in (a, b)):
-        print_report(compare_runs(a, b), describe_comparison, json)
-        return
-    report = compare_results(read_result(_result_file(a)), read_result(_result_file(b)), tuple(allow))
-    print_report({"a": a, "b": b, **report}, describe, json)
-
-
-def _result_file(path: str) -> Path:
-    """The file itself, or the only result in a folder. Raises ConfigError."""
-    if not Path(path).is_dir():
-        return Path(path)
-    found = _results_in(path)
-    if len(found) != 1:
-        names = ", ".join(one.name for one in found[:5]) or "none"
-        raise ConfigError(f"{path} holds {len(found)} results ({names}); name one")
-    return found[0]
-
-
-def _results_in(path: str) -> list[Path]:
-    """The files of a folder that may be results; none in a run's."""
-    return [] if is_run(path) else sorted(Path(path).glob("*.json"))
 
 
 def compare_results(a, b, allow: tuple[str, ...] = ()) -> dict:

@@ -17,7 +17,7 @@ from ..inference.pictures.plan import short
 from ..training.checkpoint.checkpoint import read_manifest
 from ..training.monitor.metrics import EVALUATION_DIR, EVALUATION_FILE
 from ..training.monitor.sinks import VisualDLSink
-from ..training.start import read_start
+from ..training.start import has_finished
 from ..utils.errors import CheckpointError, ConfigError, PpldmError
 from ..utils.files import make_output_dir, read_json, write_text
 from ..utils.jobs import JobFolder
@@ -52,7 +52,7 @@ def watch_run(job: Job, run: Path, out: Path, every: int, poll_seconds: float | 
     results, passed = {}, set()
     with JobFolder(out, ".watch", "evaluation of a run").claimed(asked):
         while True:
-            ended = _has_ended(run)  # asked before the look at the folder: what is there then is all
+            ended = has_finished(run)  # asked before the look at the folder: what is there then is all
             for checkpoint in reversed(list_checkpoints(run)):
                 if step_of(checkpoint) % every == 0 and checkpoint not in passed:
                     found = _evaluate_once(job, checkpoint, out)
@@ -63,11 +63,6 @@ def watch_run(job: Job, run: Path, out: Path, every: int, poll_seconds: float | 
             if ended or poll_seconds is None:
                 return results
             time.sleep(poll_seconds)
-
-
-def _has_ended(run: Path) -> bool:
-    start = read_start(run)
-    return start is not None and start.finished
 
 
 def _evaluate_once(job: Job, checkpoint: Path, out: Path) -> dict[Path, Result] | None:

@@ -105,6 +105,12 @@ def read_start(folder: Path) -> Start | None:
     return Start(**{name: value for name, value in found.items() if name in known})
 
 
+def has_finished(folder: Path) -> bool:
+    """Whether the run in a folder has come to its end."""
+    start = read_start(folder)
+    return start is not None and start.finished
+
+
 def write_start(folder: Path, start: Start) -> None:
     """Record a start, durably."""
     write_json(folder / START_FILE, asdict(start))

@@ -15,7 +15,7 @@ from ppldm.evaluation.job import Job
 from ppldm.evaluation.measure import Networks, choose_metrics
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
-from ppldm.training.start import read_start
+from ppldm.training.start import has_finished, read_start
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.checkpoint_names import list_checkpoints
@@ -126,10 +126,10 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over_and_a_damaged_one
 
 
 def test_only_a_run_that_has_come_to_its_end_has_ended(tiny, run, tmp_path):
-    assert read_start(run).finished and every_checkpoint._has_ended(run)
+    assert read_start(run).finished and has_finished(run)
     shutil.copytree(run, tmp_path / "run")
     prepare(*parse_arguments(tiny.flags(tmp_path / "run", max_steps=5, save_steps=1), loop=True))  # goes on
-    assert not every_checkpoint._has_ended(tmp_path / "run")
+    assert not has_finished(tmp_path / "run")
 
 
 @pytest.mark.slow

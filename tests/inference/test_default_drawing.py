@@ -10,11 +10,11 @@ from ppldm.cli.main import run
 from ppldm.diffusion import guided
 from ppldm.diffusion.drawing import KEPT, Drawing, drawing_of
 from ppldm.diffusion.process import Process
-from ppldm.evaluation.live.follow import Follower
 from ppldm.inference import pipeline
 from ppldm.inference.pictures.draw import read_settings
 from ppldm.inference.serving.paint import Painter
 from ppldm.inference.serving.parameters import Limits, make_parameters, read_request
+from ppldm.runs.read import RunFolder
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.monitor.sinks import old_pictures
 from ppldm.training.prepare import prepare
@@ -95,7 +95,7 @@ def test_sample_pictures_and_what_is_trained_further_follow_the_model(tiny, trai
     assert [line.rpartition("euler-samples-")[2] for line in told[:2]] == ["2.0.png", "1.0.png"]
     assert told[0].startswith(f"sample pictures: {kept}/samples/step-000001-")
     assert [tag for _, tag, _ in old_pictures(kept, 1)] == ["euler-samples-2.0", "euler-samples-1.0", "reconstruction"]
-    assert list(Follower(kept).pictures()) == ["euler-samples-2.0", "euler-samples-1.0", "reconstruction"]
+    assert list(RunFolder(kept).pictures()) == ["euler-samples-2.0", "euler-samples-1.0", "reconstruction"]
     other = train(tiny, tmp_path / "other", **start, guidance_scale=4.5, sampler="ddpm", validation_prompts=None)
     usual = ppldm.load(other / "pipeline").model.usual
     assert (usual.guidance_scale, usual.num_inference_steps, usual.sampler) == (4.5, 3, "ddpm")

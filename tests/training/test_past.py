@@ -14,11 +14,11 @@ from toy_runs import train as train_toy
 from ppldm.cli.main import run as run_command
 from ppldm.data.filelist import write_filelist
 from ppldm.data.order.step_sampler import StepSampler
-from ppldm.evaluation.replay.remake import remade
-from ppldm.evaluation.replay.runs import open_run
 from ppldm.prepare.convert.convert import convert_source
 from ppldm.prepare.provenance.forget import forget_rows
 from ppldm.prepare.provenance.forgotten import Forgotten
+from ppldm.runs.read import open_run
+from ppldm.runs.remake import remade
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.past import opened_past
 from ppldm.training.prepare import prepare

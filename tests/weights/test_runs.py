@@ -8,9 +8,9 @@ from small_weights import small_weights
 import ppldm
 from ppldm.cli.main import run as run_command
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.evaluation.live.follow import follow
-from ppldm.evaluation.live.watch import make_page
 from ppldm.inference.serving.commands import describe_source
+from ppldm.runs.read import follow
+from ppldm.runs.watch import make_page
 from ppldm.training.commands.finetune import read_start
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.files import write_json

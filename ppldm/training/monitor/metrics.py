@@ -10,11 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ...utils.errors import DataError, OutputError
-from ...utils.files import atomic_write, local_path, naming_full_disk, write_text
+from ...utils.errors import DataError
+from ...utils.files import atomic_write, naming_full_disk, write_text
 from ...utils.log import get_logger
-from ...utils.text import escape
-from ...weights.runs import one_run
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.jsonl"  # what `ppldm evaluate --watch` finds, a process of its own
@@ -107,72 +105,6 @@ def skipped_rows(record: dict) -> dict[str, int]:
     """The bad rows that a run has passed over by one of its lines, by reason."""
     start = "skipped_rows_"
     return {name.removeprefix(start): int(record[name]) for name in record if name.startswith(start)}
-
-
-def plot_loss(
-    metrics: str,  # a metrics.jsonl, or the folder of a run, or one that holds a run
-    out: str = None,  # PNG to write; by default loss.png beside the metrics
-):
-    """Draw a run's loss curve as PNG."""
-    from matplotlib.figure import Figure
-
-    source = local_path(metrics)
-    source = one_run(source) / METRICS_FILE if source.is_dir() else source
-    target = local_path(out) if out else source.parent / "loss.png"
-    records = [r for r in read_metrics(source) if r.get("loss") is not None]
-    if not records:
-        raise DataError(f"{source} has no losses; train first")
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    draw_loss(figure.subplots(), records, source.resolve().parent.name)
-    try:
-        with atomic_write(target) as file:
-            figure.savefig(file, format="png", dpi=120)
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror}; give another --out") from error
-    get_logger().info("loss curve: %s", target)
-
-
-def draw_loss(axes, records: list[dict], run_name: str) -> None:
-    """The losses of `records` against their steps, their running mean, and the losses of held-out rows."""
-    from matplotlib.ticker import StrMethodFormatter
-
-    steps, losses = [r["global_step"] for r in records], np.array([r["loss"] for r in records])
-    window = max(1, len(losses) // 25)
-    alone = {"marker": "o", "markersize": 4} if len(losses) == 1 else {}  # a line of one point is not seen
-    axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="logged", **alone)
-    if window > 1:
-        smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
-        axes.plot(steps[window - 1 :], smooth, color="#08519c", label=f"mean of {window}")
-    held_out = [(r["global_step"], r["validation_loss"]) for r in records if r.get("validation_loss") is not None]
-    if held_out:
-        axes.plot(*zip(*held_out, strict=True), "o-", color="#e6550d", markersize=3, label="held-out rows")
-    if window > 1 or held_out:
-        axes.legend()
-    axes.set(xlabel="global step (optimizer updates)", ylabel="training loss")
-    what = f"mean loss {losses[-window:].mean():.4g}" if window > 1 else f"loss {losses[-1]:.4g}"
-    axes.set_title(f"{escape(run_name)}: {what} at step {steps[-1]:,}")
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.grid(True, which="both", alpha=0.3)
-    scale_losses(axes, losses)
-
-
-def scale_losses(axes, losses: np.ndarray) -> None:
-    """A logarithmic axis where losses fall by a factor of 3 and more, with numbers that people read."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    if losses.min() > 0 and losses.max() > 3 * losses.min():
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
-    """(steps, means, leasts, mosts) of at most so many groups of neighbours, as equal as they can be; float64."""
-    starts = np.unique(np.linspace(0, len(steps), min(most, len(steps)), endpoint=False).astype(np.int64))
-    counts = np.diff(starts, append=len(steps))
-    means = [np.add.reduceat(one, starts) / counts for one in (steps, values)]
-    return *means, np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
 
 
 def drop_after(path: Path, step: int, ends: int | None = None) -> list[dict]:

@@ -155,17 +155,15 @@ class WandbSink:
         self.run.finish()
 
 
-def old_pictures(
-    output_dir: Path, start_step: int, most: int | None = _MAX_OLD_PICTURES
-) -> list[tuple[int, str, Path]]:
+def old_pictures(output_dir: Path, start_step: int) -> list[tuple[int, str, Path]]:
     """(step, tag, file) of the newest pictures up to `start_step`, in order of their steps, and of one as they were
-    drawn, the model's own guidance first. most: of a tag."""
+    drawn, the model's own guidance first."""
     by_tag: dict[str, list] = {}
     for path in sorted(Path(output_dir, SAMPLES_DIR).glob("step-*.png")):
         match = re.fullmatch(r"step-(\d+)-(.+)", path.stem)
         if match and int(match[1]) <= start_step:
             by_tag.setdefault(match[2], []).append((int(match[1]), match[2], path))
-    newest = (picture for pictures in by_tag.values() for picture in sorted(pictures)[-(most or len(pictures)) :])
+    newest = (picture for pictures in by_tag.values() for picture in sorted(pictures)[-_MAX_OLD_PICTURES:])
     return sorted(newest, key=lambda one: (one[0], one[2].stat().st_mtime_ns, one[1]))
 
 

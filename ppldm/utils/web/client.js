@@ -9,9 +9,10 @@ function make(tag, settings, ...children) {
   made.append(...children);
   return made;
 }
-// "en" or "zh": as chosen in #language at any time, else as the browser is set.
-const readLanguage = () => localStorage.getItem("language") || (navigator.language.startsWith("zh") ? "zh" : "en");
-const keepLanguage = () => localStorage.setItem("language", field("language").value);
+// "en" or "zh": as chosen in #language at any time, else as the browser is set. A page in a frame may have no storage.
+const stored = action => { try { return action(localStorage); } catch { return null; } };
+const readLanguage = () => stored(place => place.getItem("language")) || (navigator.language.startsWith("zh") ? "zh" : "en");
+const keepLanguage = () => stored(place => place.setItem("language", field("language").value));
 const given = new URLSearchParams(location.hash.slice(1)).get("token");
 if (given) {
   sessionStorage.setItem("token", given);

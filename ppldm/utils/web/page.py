@@ -7,6 +7,7 @@ is, and fits a phone. Charts are matplotlib's, as SVG whose text stays text and 
 import base64
 import io
 import re
+from pathlib import Path
 
 from jinja2 import DictLoader, Environment
 from markupsafe import Markup
@@ -14,6 +15,7 @@ from PIL import Image
 
 from ... import __version__
 
+_HERE = Path(__file__).parent
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777")  # Okabe and Ito
 
 
@@ -40,16 +42,20 @@ STYLE = """\
 """
 
 
-def render(body: str, title: str, **values) -> str:
-    """The whole file. body: a Jinja template of what stands between heading and footer, and what it calls:
-    `svg(figure)` draws one, `{% block style %}` adds to the style. Everything else is escaped."""
+def render(body: str, title: str = "", **values) -> str:
+    """The whole file. body: a Jinja template, of a whole page or, where it extends "page", of what stands between
+    heading and footer; `{% block style %}` then adds to the style. `svg(figure)` draws one. {{ client }} and
+    {{ client_style }} are what pages with a script have in common. Everything else is escaped."""
     numbers = iter(range(1, 1_000_000))
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=DictLoader({"page": _PAGE, "body": body})
     )
+    environment.policies["json.dumps_kwargs"] = {}  # objects in JSON keep their order
     environment.globals["svg"] = lambda figure: Markup(as_svg(figure, next(numbers)))
-    environment.globals["style"] = Markup(STYLE)
-    return environment.get_template("body").render(title=title, version=__version__, **values)
+    known = {"style": Markup(STYLE), "version": __version__}
+    for name, file in (("client", "client.js"), ("client_style", "client.css")):
+        known[name] = Markup(_HERE.joinpath(file).read_text("utf-8"))
+    return environment.get_template("body").render(**{**known, "title": title, **values})
 
 
 def new_figure(title: str, x: str = ""):

@@ -13,14 +13,12 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, PpldmError
 from ..log import get_logger
 from ..processes.signals import handle
 
-_HERE = Path(__file__).parent
 # What HTTP's own errors mean here, by status; a page adds its own.
 _SENTENCES = {
     400: "the request is not JSON",
@@ -89,13 +87,13 @@ def ask_for_token(flask, token: str, is_open: Callable[..., bool]) -> None:
 
 
 def render_page(template: str, **values) -> str:
-    """The page of the request that is answered: a Jinja template whose style and script have {{ nonce }}. {{ client }}
-    and {{ client_style }} are what pages have in common."""
-    from flask import g, render_template_string
+    """`page.render` of the request that is answered, whose policy allows its script by {{ nonce }}."""
+    from flask import g
+
+    from .page import render
 
     g.nonce = secrets.token_urlsafe(16)
-    client, client_style = (_HERE.joinpath(f"client.{kind}").read_text("utf-8") for kind in ("js", "css"))
-    return render_template_string(template, nonce=g.nonce, client=client, client_style=client_style, **values)
+    return render(template, nonce=g.nonce, **values)
 
 
 def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None] | None = None) -> None:

@@ -126,6 +126,10 @@ def test_the_page_loads_nothing_and_shows_words_as_words(made):
     links = re.findall(r"""(?:src|href|srcset|action)\s*=\s*["']([^"']*)""", html) + re.findall(r"url\(([^)]*)", html)
     assert not [one for one in links if not one.startswith(("data:", "#"))] and "default-src 'none'" in html
     assert "<script" not in html and "&lt;script&gt;" in html and "\u202e" not in html
+    ids = re.findall(r'\bid="([^"]*)"', html)
+    assert (
+        html.count("<svg") > 1 and len(ids) == len(set(ids)) and set(re.findall(r"url\(#([^)]*)\)", html)) <= set(ids)
+    )
     assert html.count('alt=""') == 85 and html.count('class="caption none"') == 5  # of 90 rows
     for counts in (report["facts"]["domains"], report["facts"]["languages"]):
         for name, number in counts.items():

@@ -3,23 +3,17 @@
 import json
 import math
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from PIL import Image
 
 from ppldm.training.monitor.metrics import (
     METRICS_FILE,
     MetricsWriter,
     describe,
     describe_costs,
-    draw_loss,
     drop_after,
     last_step,
-    plot_loss,
     read_metrics,
 )
-from ppldm.utils.errors import DataError
 
 
 def write(folder, start, steps):
@@ -83,21 +77,6 @@ def test_the_line_of_the_benchmark():
     )
 
 
-def test_loss_curve(tmp_path):
-    write(tmp_path, 0, range(1, 60))
-    MetricsWriter(tmp_path / METRICS_FILE).log(60, {"loss": 0.02, "validation_loss": 0.5})
-    plot_loss(str(tmp_path))
-    assert Image.open(tmp_path / "loss.png").size[0] > 300
-    shown = np.asarray(Image.open(tmp_path / "loss.png").convert("RGB")).reshape(-1, 3)
-    assert (shown == (0xE6, 0x55, 0x0D)).all(axis=1).any()
-    with pytest.raises(DataError, match="no losses"):
-        (tmp_path / "empty").mkdir()
-        (tmp_path / "empty" / METRICS_FILE).write_text("")
-        plot_loss(str(tmp_path / "empty"))
-    with pytest.raises(DataError, match="cannot read"):
-        plot_loss(str(tmp_path / "nowhere.jsonl"))
-
-
 STEPS = [1, 2, 4]
 
 
@@ -135,12 +114,3 @@ def test_a_curve_that_is_gone_is_said(tmp_path, caplog):
     assert last_step(path) == 0 and drop_after(path, 4, 0) == drop_after(path, 4) == [] and not caplog.messages
     assert drop_after(path, 4, 4) == []
     assert "is not there: the curve up to update 4 is lost" in caplog.text
-
-
-def test_a_curve_of_one_point_shows_it():
-    axes = Figure().subplots()
-    draw_loss(axes, [{"global_step": 3, "loss": 0.5}], "run")
-    assert axes.lines[0].get_marker() == "o"
-    axes = Figure().subplots()
-    draw_loss(axes, [{"global_step": step, "loss": 0.5} for step in (3, 4)], "run")
-    assert axes.lines[0].get_marker() in ("None", "")

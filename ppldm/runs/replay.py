@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from ...utils.errors import ConfigError
-from ...utils.files import local_path, read_json
-from ...utils.report import print_report
-from ...utils.variables import set_for_libraries
-from ...weights.checkpoint_names import checkpoint_name, list_checkpoints
-from ...weights.runs import one_run
+from ..utils.errors import ConfigError
+from ..utils.files import local_path, read_json
+from ..utils.report import print_report
+from ..utils.variables import set_for_libraries
+from ..weights.checkpoint_names import checkpoint_name, list_checkpoints
+from ..weights.runs import one_run
 
 
 def replay(
@@ -24,11 +24,11 @@ def replay(
     if bisect and (row is not None or pictures):
         raise ConfigError("--row and --pictures are about one update; add --step, or omit them beside --bisect")
     compute_as(one_run(run))
-    from ...utils.machine.cpu import load_paddle
+    from ..utils.machine.cpu import load_paddle
 
     load_paddle()
-    from .bisect import describe_parting, find_parting
-    from .runs import open_run
+    from .compare import describe_parting, find_parting
+    from .read import open_run
 
     if bisect:
         print_report(find_parting(open_run(run), open_run(bisect)), describe_parting, json)
@@ -39,7 +39,7 @@ def replay(
 
 def compute_as(folder: Path) -> None:
     """Take the run's number of threads and the like, where the environment sets none; before paddle is imported."""
-    from ...training.checkpoint.checkpoint import TUNING
+    from ..training.checkpoint.checkpoint import TUNING
 
     manifests = [path for one in list_checkpoints(folder) if (path := one / "manifest.json").is_file()]
     found = max(manifests, key=lambda path: path.stat().st_mtime, default=None)
@@ -48,10 +48,10 @@ def compute_as(folder: Path) -> None:
 
 
 def replay_update(run, step: int, row: int | None = None, pictures: Path | None = None) -> dict:
-    """What came of update `step` of a `runs.Run`, made again with all others of its line of the log, and what the log
+    """What came of update `step` of a `RunFolder`, made again with all others of its line of the log, and what the log
     says; JSON-ready. Raises PpldmError."""
-    from .batch import describe_samples, draw_samples, pick_row, update_of
-    from .remake import machine_here, make_updates, remade
+    from .compare import machine_here
+    from .remake import describe_samples, draw_samples, make_updates, pick_row, remade, update_of
 
     line = next((line for line in run.lines if line.last >= step), None)
     lines, report = {}, {"run": str(run.folder), "step": step}
@@ -76,14 +76,15 @@ def replay_update(run, step: int, row: int | None = None, pictures: Path | None 
 
 def compare_with_log(run, lines: dict[int, dict]) -> dict | None:
     """What lines made again, by their step, say beside the run's; None where there are none. `values`: of the last, by
-    name, as logged and as made again; `first_difference`: as `runs.first_difference` says."""
-    from .runs import READ, RESULTS, Line, finite, first_difference
+    name, as logged and as made again; `first_difference`: as `compare.first_difference` says."""
+    from .compare import COMPARED, READ, RESULTS, finite, first_difference
+    from .read import Line
 
     pairs = [(line, Line(line.first, line.last, finite(lines[line.last]))) for line in run.lines if line.last in lines]
     if not pairs:
         return None
     logged, again = pairs[-1]
-    names = [name for name in (*RESULTS, *READ) if name in logged.values and name in again.values]
+    names = [name for name in COMPARED if name in logged.values and name in again.values]
     return {
         "first": logged.first,
         "last": logged.last,
@@ -95,7 +96,7 @@ def compare_with_log(run, lines: dict[int, dict]) -> dict | None:
 
 def verdict_of(report: dict) -> str:
     """One clause that says whether the update is the one in the log."""
-    from .runs import CLOSE
+    from .compare import CLOSE
 
     log = report["log"]
     if log is None:

@@ -18,12 +18,13 @@ from PIL import Image
 from served import served
 
 from ppldm.cli.main import run as run_command
-from ppldm.evaluation.live import follow as module
-from ppldm.evaluation.live import watch as watch_module
-from ppldm.evaluation.live.follow import Follower, parse_lines
-from ppldm.evaluation.live.watch import make_page
+from ppldm.runs import page as module
+from ppldm.runs import read, watch
+from ppldm.runs.page import charts, now, thin
+from ppldm.runs.read import RunFolder, parse_lines
+from ppldm.runs.watch import make_page
 from ppldm.training.monitor.control import MOST_PROMPTS, current_prompts
-from ppldm.training.monitor.metrics import drop_after, thin
+from ppldm.training.monitor.metrics import drop_after
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.files import is_held, write_json
 from ppldm.utils.grid import cells_as_text, prompt_grid
@@ -111,7 +112,7 @@ def test_a_growing_file_is_read_as_a_whole_one(run, seed):
     """Cut anywhere, and written again from an earlier update as a resumed run does it."""
     path, rng = run / "metrics.jsonl", np.random.default_rng(seed)
     path.write_bytes(b"")
-    follower = Follower(run)
+    follower = RunFolder(run)
     for start in (0, 7, 3):
         follower.look()
         drop_after(path, start)
@@ -165,28 +166,28 @@ def starts_of(middles, count):
 
 
 def test_the_charts_of_a_run(run):
-    follower = Follower(run)
+    follower = RunFolder(run)
     follower.look()
-    charts = follower.charts()
-    assert list(charts)[0] == "loss" and "data_crc32" not in charts and "time" not in charts
-    loss, held_out = charts["loss"]
+    found = charts(follower)
+    assert list(found)[0] == "loss" and "data_crc32" not in found and "time" not in found
+    loss, held_out = found["loss"]
     steps = [step for step in range(1, 41) if step != 10]
     assert loss["points"][0] == steps and loss["points"][1] == pytest.approx([1 / step for step in steps], rel=1e-5)
     assert held_out["points"][:2] == [[5], [0.5]]
-    assert charts["fid"] == [{"name": "fid at guidance 3", "points": [(20,), (5.0,), (4.0,), (6.0,)], "last": 5.0}]
-    assert [line["name"] for line in charts["skipped so far"]] == ["skipped_rows", "skipped_updates"]
-    assert follower.charts(0.5)["loss"][0]["points"][0] == list(range(20, 41))
+    assert found["fid"] == [{"name": "fid at guidance 3", "points": [(20,), (5.0,), (4.0,), (6.0,)], "last": 5.0}]
+    assert [line["name"] for line in found["skipped so far"]] == ["skipped_rows", "skipped_updates"]
+    assert charts(follower, 0.5)["loss"][0]["points"][0] == list(range(20, 41))
 
 
 def test_time_left_is_by_the_newest_lines_and_ends_at_none(run, monkeypatch):
     slow = [record(step, time=1e9 + 100.0 * step) for step in range(1, 50)]
     pause = [record(step, time=2e9 + 2.0 * step) for step in range(50, 91)]
     (run / "metrics.jsonl").write_bytes(lines_of(slow + pause))
-    follower = Follower(run)
+    follower = RunFolder(run)
     follower.look()
-    monkeypatch.setattr(module.time, "time", lambda: 2e9 + 2.0 * 90 + 5)
+    monkeypatch.setattr(read.time, "time", lambda: 2e9 + 2.0 * 90 + 5)
     assert follower.seconds_left() == pytest.approx(10 * 2.0 - 5)
-    monkeypatch.setattr(module.time, "time", lambda: 9e9)
+    monkeypatch.setattr(read.time, "time", lambda: 9e9)
     assert follower.seconds_left() == 0
     (run / "control/status.json").unlink()
     assert follower.seconds_left() is None
@@ -196,33 +197,33 @@ def test_the_first_update_of_a_start_is_not_in_the_time_left(run, monkeypatch):
     before = [record(step, time=1e9 + 2.0 * step) for step in range(1, 4)]
     write_json(run / "control/status.json", {"max_steps": 100, "start_step": 3})
     (run / "metrics.jsonl").write_bytes(lines_of([*before[-1:], record(4, time=2e9)]))  # a pause and a slow update
-    follower = Follower(run)
+    follower = RunFolder(run)
     follower.look()
     assert follower.seconds_left() is None
     (run / "metrics.jsonl").write_bytes(lines_of([*before[-1:], record(4, time=2e9), record(5, time=2e9 + 3)]))
     follower.look()
-    monkeypatch.setattr(module.time, "time", lambda: 2e9 + 3)
+    monkeypatch.setattr(read.time, "time", lambda: 2e9 + 3)
     assert follower.seconds_left() == pytest.approx(95 * 3)
 
 
 @pytest.mark.parametrize("steps", [10, 599, 4001])
 def test_the_newest_number_of_a_curve_is_that_of_the_head(tmp_path, steps):
-    follower = Follower(make_run(tmp_path / "run", steps))
+    follower = RunFolder(make_run(tmp_path / "run", steps))
     follower.look()
-    lines = [line for lines in follower.charts().values() for line in lines if line["name"] in follower.last]
+    lines = [line for lines in charts(follower).values() for line in lines if line["name"] in follower.last]
     assert len(lines) >= 6 and all(line["last"] == follower.last[line["name"]] for line in lines)
 
 
 def test_how_a_run_stands(run):
-    follower = Follower(run)
+    follower = RunFolder(run)
     assert follower.state() == "stopped" and not is_held(run)
     with training(run):
-        assert is_held(run) and follower.state() == "training" and follower.now()["takes_orders"]
-    assert not is_held(run) and not follower.now()["takes_orders"]
+        assert is_held(run) and follower.state() == "training" and now(follower)["takes_orders"]
+    assert not is_held(run) and not now(follower)["takes_orders"]
     write_json(run / "control/status.json", {"host": "elsewhere"})
-    assert follower.state() == "unknown" and follower.now()["takes_orders"]
+    assert follower.state() == "unknown" and now(follower)["takes_orders"]
     write_json(run / "start.json", {"job": None, "command": "x", "finished": True})
-    assert follower.state() == "finished" and not follower.now()["takes_orders"]
+    assert follower.state() == "finished" and not now(follower)["takes_orders"]
 
 
 def test_a_run_that_ends_while_it_is_looked_at_has_finished(run, monkeypatch):
@@ -231,12 +232,12 @@ def test_a_run_that_ends_while_it_is_looked_at_has_finished(run, monkeypatch):
         write_json(folder / "start.json", {"job": None, "command": "x", "finished": True})
         return False
 
-    monkeypatch.setattr(module, "is_held", end)
-    assert Follower(run).state() == "finished"
+    monkeypatch.setattr(read, "is_held", end)
+    assert RunFolder(run).state() == "finished"
 
 
 def test_pictures_are_found_by_prompt_and_an_earlier_runs_are_not(run):
-    follower = Follower(run)
+    follower = RunFolder(run)
     found = follower.pictures()
     assert [one["step"] for one in found["reconstruction"]] == [10, 20, 30]
     assert [one["prompts"] for one in found["ddim-samples-7.5"]] == [["a red heart", HOSTILE]] * 2 + [["一颗红心"]]
@@ -254,13 +255,13 @@ def test_pictures_are_found_by_prompt_and_an_earlier_runs_are_not(run):
     "path", ["..%2Frun.json", "step-000010-..%2F..%2Frun.json.png", "run.json", "step-1-x.png", "%00", "a" * 5000]
 )
 def test_no_other_file_is_given(run, path):
-    answer = make_page([Follower(run)]).test_client().get(f"/picture/0/{path}")
+    answer = make_page([RunFolder(run)]).test_client().get(f"/picture/0/{path}")
     assert answer.status_code in (400, 404) and b"family" not in answer.data
 
 
 def test_two_runs_and_what_is_not_there(run, tmp_path):
     other = make_run(tmp_path / HOSTILE.replace("/", "|"), steps=12)
-    client = make_page([Follower(run), Follower(other)]).test_client()
+    client = make_page([RunFolder(run), RunFolder(other)]).test_client()
     runs = client.get("/now").json["runs"]
     assert [one["step"] for one in runs] == [40, 12] and runs[0]["skipped"] == {"image": 3}
     assert runs[1]["name"] == other.name and runs[0]["own_prompts"][1] == HOSTILE
@@ -273,7 +274,7 @@ def test_two_runs_and_what_is_not_there(run, tmp_path):
 
 
 def test_curves_that_have_not_changed_are_not_sent_again(run):
-    client = make_page([Follower(run)]).test_client()
+    client = make_page([RunFolder(run)]).test_client()
     first = client.get("/curves")
     again = client.get("/curves", headers={"If-None-Match": first.headers["ETag"]})
     assert again.status_code == 304 and not again.data
@@ -290,7 +291,7 @@ READS = ["/now", "/curves", "/recipe/0", "/picture/0/step-000010-reconstruction.
 @pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("given", [None, "", "wrong", "the-tökén", TOKEN])
 def test_who_may_read_and_who_may_steer(run, control, is_remote, given):
-    client = make_page([Follower(run)], control, TOKEN, is_remote).test_client()
+    client = make_page([RunFolder(run)], control, TOKEN, is_remote).test_client()
     headers = {} if given is None else {"X-Token": given.encode().decode("latin-1")}
     with training(run) if given == TOKEN else contextmanager(lambda: (yield))():
         for path in READS:
@@ -304,7 +305,7 @@ def test_who_may_read_and_who_may_steer(run, control, is_remote, given):
 
 
 def test_the_empty_page_tells_nothing_of_the_runs(run):
-    page = make_page([Follower(run)], True, TOKEN, True).test_client().get("/")
+    page = make_page([RunFolder(run)], True, TOKEN, True).test_client().get("/")
     text = page.get_data(as_text=True)
     assert TOKEN not in text and str(run) not in text
     assert "//" not in re.sub(r"http://www.w3.org/2000/svg|\s// .*", "", text)  # no address of anything
@@ -312,7 +313,7 @@ def test_the_empty_page_tells_nothing_of_the_runs(run):
     policy = page.headers["Content-Security-Policy"]
     assert "img-src blob:;" in policy and "'unsafe" not in policy
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
-        assert make_page([Follower(run)], True, TOKEN).test_client().get("/now", headers=headers).status_code == 403
+        assert make_page([RunFolder(run)], True, TOKEN).test_client().get("/now", headers=headers).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def test_the_empty_page_tells_nothing_of_the_runs(run):
     ],
 )
 def test_bad_requests_get_words(run, path, body, word):
-    client = make_page([Follower(run)], True, TOKEN).test_client()
+    client = make_page([RunFolder(run)], True, TOKEN).test_client()
     with training(run):
         answer = client.post(path, headers={"X-Token": TOKEN}, json=body)
     assert answer.status_code in (400, 413) and word in answer.json["error"]
@@ -348,7 +349,7 @@ def test_bad_requests_get_words(run, path, body, word):
     ],
 )
 def test_prompts_that_are_sent_are_those_that_are_drawn(run, text, prompts):
-    client = make_page([Follower(run)], True, TOKEN).test_client()
+    client = make_page([RunFolder(run)], True, TOKEN).test_client()
     (run / "control/prompts.txt").write_text("before\n")
     with training(run):
         assert client.post("/prompts", headers={"X-Token": TOKEN}, json={"run": 0, "prompts": text}).status_code == 200
@@ -358,7 +359,7 @@ def test_prompts_that_are_sent_are_those_that_are_drawn(run, text, prompts):
 
 def test_nothing_is_asked_of_a_run_that_is_not_there(run):
     answer = (
-        make_page([Follower(run)], True, TOKEN)
+        make_page([RunFolder(run)], True, TOKEN)
         .test_client()
         .post("/order", headers={"X-Token": TOKEN}, json={"run": 0, "order": "stop"})
     )
@@ -394,11 +395,11 @@ def table_of(page: str, name: str) -> str:
 def test_what_the_server_answers_is_there_in_chinese():
     page = Path(module.__file__).with_name("page.html").read_text("utf-8")
     answers = dict(re.findall(r'"([^"]+)": "([^"]+)"', table_of(page, "ANSWERS")))
-    texts = [text for one in (module, watch_module)
+    texts = [text for one in (read, watch)
              for text in re.findall(r'ConfigError\(f?"(.+?)"\)', inspect.getsource(one))]  # fmt: skip
     texts += re.findall(r'"(the token[^"]+|the request is larger[^"]+)"', inspect.getsource(server))
     texts += re.findall(r'"(ppldm does not[^"]+)"', Path(server.__file__).with_name("client.js").read_text("utf-8"))
-    said = {re.sub(r"{[^}]*}", "{}", text) for text in texts} | {*watch_module._SENTENCES.values()}
+    said = {re.sub(r"{[^}]*}", "{}", text) for text in texts} | {*watch._SENTENCES.values()}
     said -= {"send an object", "there is no order {}; known: {}"}  # which the page never causes
     assert answers.keys() == said
     for english, chinese in answers.items():
@@ -409,14 +410,14 @@ def test_all_words_of_the_page_are_there_in_chinese_and_none_besides():
     page = Path(module.__file__).with_name("page.html").read_text("utf-8")
     table = table_of(page, "CHINESE")
     known = set(re.findall(r'"([^"]+)": "', table))
-    body = page[page.index("<body>") : page.index("<script")]
-    static = {text.strip() for text in re.findall(r">([^<>]+)<", body)} - {"", "ppldm watch", "English", "中文"}
+    body = re.sub(r"{%.*?%}|{{.*?}}", "", page[page.index("<body>") : page.index("<script")], flags=re.DOTALL)
+    static = {text.strip() for text in re.findall(r">([^<>]+)<", body)} - {"", "()", "ppldm", "English", "中文"}
     static |= set(re.findall(r'aria-label="(.+?)"', body)) - {"Language"}
     rest = page.replace(table, "").replace(table_of(page, "ANSWERS"), "")
     dynamic = set(re.findall(r'said\("([^"]+)"', rest)) | set(re.findall(r'(?:fact|button)\("([^"]+)"', rest))
     dynamic |= set(re.findall(r'const ALL = "([^"]+)"', rest))
-    dynamic |= {"training", "finished", "stopped", "unknown"}  # of Follower.state
-    dynamic |= set(module.CHARTS)
+    dynamic |= {"training", "finished", "stopped", "unknown"}  # of RunFolder.state
+    dynamic |= set(module.CHARTS) | set(re.findall(r'^        "([^"]+)": ', inspect.getsource(module.facts), re.M))
     assert known == static | dynamic
     for english, chinese in re.findall(r'"([^"]+)": "([^"]+)"', table):
         assert english.count("{}") == chinese.count("{}")
@@ -428,7 +429,7 @@ def test_all_words_of_the_page_are_there_in_chinese_and_none_besides():
 def test_in_a_real_browser(run, tmp_path, width):
     """Read, filled in and pressed as a person does, on a phone and on a screen; hostile words stay words."""
     other = make_run(tmp_path / HOSTILE.replace("/", "|"), steps=4000)
-    page_of = make_page([Follower(run), Follower(other)], True, TOKEN)
+    page_of = make_page([RunFolder(run), RunFolder(other)], True, TOKEN)
     with training(run), served(page_of) as url, browser(width, 900, tmp_path / "profile") as page:
         page.open(f"{url}#token={TOKEN}")
         page.wait_for('return document.querySelectorAll("#charts svg path").length > 10')
@@ -508,6 +509,7 @@ def test_in_a_real_browser(run, tmp_path, width):
         assert not (run / "control/sample_now").exists()
         page.run('localStorage.setItem("language", "zh")')
         page.open(url)
+        page.wait_for(shows(".buttons", "现在画图"))
         page.click(".buttons button:nth-child(1)")
         page.wait_for(shows("#error", "令牌缺少或不对"))
     assert Image.open(tmp_path / f"{width}.png").width == width

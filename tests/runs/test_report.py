@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from legible import OVERFLOWS
 
-from ppldm.evaluation.report import page
-from ppldm.evaluation.report.read_run import Run, read_run, training_hours
-from ppldm.evaluation.report.report import report
-from ppldm.evaluation.report.sweep import read_sweep
 from ppldm.evaluation.result import FORMAT
+from ppldm.runs import page
+from ppldm.runs.page import facts, read_whole, training_hours
+from ppldm.runs.plots import read_sweep
+from ppldm.runs.read import RunFolder
+from ppldm.runs.report import report
 from ppldm.utils.errors import ConfigError, DataError
 from ppldm.utils.files import write_json
 from ppldm.utils.pictures import save_png
@@ -81,17 +82,30 @@ def loaded(html: str) -> list[str]:
     return [one for one in found if not one.startswith(("data:", "#"))]
 
 
+def held_of(html: str) -> dict:
+    """What a file holds for its script."""
+    return json.loads(re.search(r"const HELD = (.*);$", html, re.MULTILINE)[1])
+
+
 def test_a_page_of_two_runs_and_a_sweep_loads_nothing_and_shows_words_as_words(runs, results, tmp_path):
+    results.append(make_result(tmp_path / "hostile.json", 2, 50, 22, name=HOSTILE))
     report(runs, results, str(tmp_path / "report.html"))
     html = (tmp_path / "report.html").read_text()
     assert not loaded(html) and "default-src 'none'" in html
-    assert "<script" not in html and "<b>" not in html and "first &lt;b&gt;" in html
-    assert "&lt;script&gt;" in html
+    assert "<b>" not in html and "first &lt;b&gt;" in html and "&lt;script&gt;" in html
+    assert html.count("<script") == html.count("</script") == html.count("nonce-") == 1
     ids = re.findall(r'\bid="([^"]*)"', html)
-    assert len(ids) == len(set(ids)) and html.count("<svg") == 5  # losses, a metric, quarters of both runs, the sweep
-    assert {one for one in re.findall(r"url\(#([^)]*)\)", html)} <= set(ids)
-    for words in ("held out", "frechet:pixels", "guidance 3", "quarter 4 (most)", "clip score"):
-        assert words in html
+    assert len(ids) == len(set(ids)) and set(re.findall(r"url\(#([^)]*)\)", html)) <= set(ids)
+    assert html.count("<svg") == 1  # the sweep
+    assert str(tmp_path) not in html.replace(HOSTILE, "") and "clip score" in html
+    held = held_of(html)
+    assert [one["name"] for one in held["now"]["runs"]] == ["first <b>", "second"]
+    assert [one["recipe"] for one in (held["recipe/0"], held["recipe/1"])] == [f"family: ldm  # {HOSTILE}\n"] * 2
+    for run in held["curves"]:
+        assert list(run["charts"])[:2] == ["loss", "loss by noise level"]
+        names = [line["name"] for lines in run["charts"].values() for line in lines]
+        assert {"loss", "held out", "quarter 1 (least noise)", "quarter 4 (most)"} < set(names)
+        assert {"frechet:pixels at guidance 1", "frechet:pixels at guidance 3"} < set(names)
     again = tmp_path / "again.html"
     report(runs, results, str(again))
     assert again.read_text() == html
@@ -115,13 +129,24 @@ def test_what_would_be_loaded_is_found():
 
 
 def test_what_a_run_says_of_itself(runs):
-    run = read_run(page.Path(runs[0]))
-    assert run.name == "first <b>" and run.settings["data.caption_drop"] == 0.1
-    assert run.facts["Samples"] == "160 in batches of 4" and run.facts["Epochs"] == "2"
-    assert run.facts["Skipped"] == "3 rows, 1 updates (image 3)"
-    assert run.facts["Machine"] == "device a CPU, ranks 2"
-    assert run.facts["Cost"] == "0.2 device hours (2 devices)"
-    assert [step for step, _ in run.samples["samples <7.5>"]] == list(range(2, 41, 2))
+    run = read_whole(page.Path(runs[0]))
+    said, stands = facts(run), page.now(run)
+    assert run.name == "first <b>" and said["Samples"] == "160 in batches of 4" and said["Epochs"] == "2"
+    assert said["Machine"] == "device a CPU, ranks 2" and said["Cost"] == "0.2 device hours (2 devices)"
+    assert said["Trained on"] == HOSTILE and said["Rows"] == "80" and said["Precision"] == "float32"
+    assert stands["skipped"] == {"image": 3} and stands["last"]["skipped_updates"] == 1 and stands["family"] == "ldm"
+    assert stands["last"]["images_per_second"] == 8.0
+
+
+@pytest.mark.parametrize("text", ["{", "[]\n{", '{"global_step": 2'])
+def test_a_damaged_file_is_refused_by_its_line(runs, text):
+    for name in ("metrics.jsonl", "evaluation.jsonl"):
+        path = page.Path(runs[0], name)
+        before = path.read_text()
+        path.write_text(before + text)
+        with pytest.raises(DataError, match=f"{name}, line [0-9]+ is not JSON; remove it"):
+            report(runs)
+        path.write_text(before)
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -135,26 +160,35 @@ def test_pauses_between_starts_cost_nothing(devices):
 def test_a_run_that_has_just_begun(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"global_step": 1, "time": 1.0, "loss": 2.0, "psnr": 20.0}\n')
     report([str(tmp_path)], (), str(tmp_path / "report.html"))
-    assert (tmp_path / "report.html").read_text().count("<svg") == 2  # loss and PSNR
+    held = held_of((tmp_path / "report.html").read_text())
+    assert list(held["curves"][0]["charts"]) == ["loss", "PSNR of samples, dB"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 100])
-def test_a_strip_has_the_first_and_the_last_picture(tmp_path, count):
-    save_png(tmp_path / "one.png", np.zeros((4, 4, 3), np.uint8))
-    steps = [step for step, _ in page.strip([(number, tmp_path / "one.png") for number in range(count)])]
-    assert steps == sorted(set(steps)) and steps[0] == 0 and steps[-1] == count - 1
+def test_a_strip_has_the_first_and_the_last_picture_and_none_past_the_last_line(tmp_path, count):
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"global_step": count, "loss": 1.0}) + "\n")
+    for step in range(1, count + 2):
+        save_png(tmp_path / f"samples/step-{step:06d}-samples.png", np.full((4, 4, 3), step, np.uint8))
+    run = RunFolder(tmp_path)
+    run.look()
+    assert list(page.strips(run)) == ["samples"]
+    steps = [one["step"] for one in page.strips(run)["samples"]]
+    assert steps == sorted(set(steps)) and steps[0] == 1 and steps[-1] == count
     assert len(steps) == min(count, 8)
+    save_png(tmp_path / "buckets.png", np.zeros((4, 4, 3), np.uint8))
+    assert list(page.strips(run)) == ["samples", "rows by shape"]
 
 
 def test_a_large_picture_is_made_smaller(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, size=(600, 1800, 3), dtype=np.uint8)
     save_png(tmp_path / "large.png", noise)
-    assert page.data_url(tmp_path / "large.png").startswith("data:image/jpeg")
-    assert len(page.data_url(tmp_path / "large.png")) < 600_000
+    assert page.picture_url(tmp_path / "large.png").startswith("data:image/jpeg")
+    assert len(page.picture_url(tmp_path / "large.png")) < 600_000
 
 
 def test_settings_that_differ(runs):
-    both = [read_run(page.Path(run)) for run in runs]
+    both = [read_whole(page.Path(run)).config() for run in runs]
     assert page.differing(both) == [("data.caption_drop", [0.1, 0.0])] and not page.differing(both[:1])
 
 
@@ -167,7 +201,7 @@ def test_settings_that_differ(runs):
 )  # fmt: skip
 def test_a_setting_differs_where_a_run_sets_it_and_another_sets_it_otherwise_or_not_at_all(configs):
     """What no run sets is no difference, whether a family has the setting or not."""
-    found = dict(page.differing([Run("", [], settings=one) for one in configs]))
+    found = dict(page.differing(configs))
     for name in {name for one in configs for name in one}:
         values = [one.get(name) for one in configs]
         assert (name in found) == any(value != values[0] for value in values)
@@ -175,18 +209,21 @@ def test_a_setting_differs_where_a_run_sets_it_and_another_sets_it_otherwise_or_
 
 
 def test_a_model_that_draws_is_not_compared_with_an_autoencoder(tmp_path):
-    runs = [Run(name, [], settings={"family": name, "seed": number}) for number, name in enumerate(["ldm", "uvit"])]
-    autoencoder = Run("vae", [], settings={"family": "autoencoder", "seed": 7})
+    for seed, family in enumerate(("ldm", "uvit", "autoencoder")):
+        (tmp_path / family).mkdir()
+        write_json(tmp_path / family / "run.json", {"family": family, "seed": seed})
+        (tmp_path / family / "metrics.jsonl").write_text('{"global_step": 1, "loss": 1.0}\n')
+    *runs, autoencoder = (read_whole(tmp_path / family) for family in ("ldm", "uvit", "autoencoder"))
     assert page.of_one_kind([autoencoder, *runs]) == [[autoencoder], runs]
-    assert "Settings that differ" not in page.make_page([autoencoder, *runs[:1]], [])
-    assert "Settings that differ" in page.make_page([autoencoder, *runs], [])
+    assert "<h2>Settings that differ" not in page.make_file([autoencoder, *runs[:1]], [])
+    assert "<h2>Settings that differ" in page.make_file([autoencoder, *runs], [])
 
 
 def test_a_run_that_was_stopped_counts_the_updates_of_its_last_checkpoint(tmp_path):
-    assert read_run(make_run(tmp_path / "one")).facts["Updates"] == "40"
+    assert facts(read_whole(make_run(tmp_path / "one")))["Updates"] == "40"
     stopped = make_run(tmp_path / "two", steps=41)  # whose last line is of 40
-    facts = read_run(stopped).facts
-    assert facts["Updates"] == "41" and facts["Samples"].startswith("164 in")
+    said = facts(read_whole(stopped))
+    assert said["Updates"] == "41" and said["Samples"].startswith("164 in")
 
 
 def test_a_sweep_is_in_the_order_of_its_scales(results, tmp_path):
@@ -211,7 +248,7 @@ def test_a_folder_of_runs_is_those_that_have_a_line(runs, tmp_path):
     out = str(tmp_path / "report.html")
     report([str(tmp_path)], (), out)
     found = (tmp_path / "report.html").read_text()
-    assert "first &lt;b&gt;" in found and "second" in found and "begun" not in found
+    assert [one["name"] for one in held_of(found)["now"]["runs"]] in (["first <b>", "second"], ["second", "first <b>"])
     with pytest.raises(DataError, match="begun/metrics.jsonl"):
         report([str(tmp_path / "begun")], (), out)
 
@@ -241,12 +278,31 @@ def test_a_browser_shows_all_of_it_and_asks_nobody(runs, results, tmp_path, widt
     report(runs, results, str(tmp_path / "report.html"))
     with browser(width, 900, tmp_path / "profile") as shown:
         shown.open((tmp_path / "report.html").as_uri())
+        shown.wait_for('return document.querySelectorAll("#charts svg path").length > 10')
+        shown.wait_for('return document.querySelectorAll("#pictures img").length === 16')  # of both runs, side by side
         assert shown.run("return document.documentElement.scrollWidth") == width
         assert shown.run("return performance.getEntriesByType('resource').length") == 0
         assert shown.run("return [...document.images].every(one => one.complete && one.naturalWidth > 0)")
+        assert shown.run("return document.querySelectorAll('script, img[src^=http]').length") == 1
+        assert shown.run("return document.title") == "ppldm: first <b>, second"
         cells = "[...document.querySelectorAll('table:not(.numbers) :is(th, td)')]"
         places = f"{cells}.map(one => one.getBoundingClientRect())"
         assert not shown.run(f"return {places}.filter(one => one.right > {width} || one.width < 60)")
         assert not shown.run(OVERFLOWS)
-        sizes = shown.run("return [...document.querySelectorAll('svg')].map(one => one.getBoundingClientRect().width)")
-        assert len(sizes) == 5 and min(sizes) > 300
+        charts = "[...document.querySelectorAll('svg')].filter(one => one.getBoundingClientRect().width)"
+        sizes = shown.run(f"return {charts}.map(one => one.getBoundingClientRect().width)")
+        assert len(sizes) == 6 and min(sizes) > 250
+        said = shown.run("return document.querySelector('.run dl').innerText")
+        for words in ("Skipped\n3 rows (image 3), 1 updates", "Cost\n0.2 device hours (2 devices)", "Speed\n8 images"):
+            assert words in said
+        # one run only, its recipe, rows by shape, and the same in Chinese
+        shown.click(".run:nth-of-type(2) input")
+        shown.wait_for('return document.querySelectorAll("#pictures img").length === 8')
+        shown.click(".run > details > summary")
+        recipe = "document.querySelector('.run > details > pre').textContent"
+        shown.wait_for(f"return {recipe}.includes({json.dumps(HOSTILE)})")
+        assert "rows by shape" in shown.run("return document.getElementById('tag').innerText")
+        shown.save_screenshot(tmp_path / f"{width}.png")
+        shown.run("localStorage.setItem('language', 'zh'); location.reload()")
+        shown.wait_for("return document.querySelector('.run dl')?.innerText.includes('费用')")
+        shown.save_screenshot(tmp_path / f"{width}-zh.png")

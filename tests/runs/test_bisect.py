@@ -13,10 +13,9 @@ import pytest
 from formats import write_folder
 from toy_runs import ROOT, change_row, flags, flip_weight, read_rows, seal, train
 
-from ppldm.evaluation.replay.batch import places_of
-from ppldm.evaluation.replay.bisect import describe_parting, find_parting
-from ppldm.evaluation.replay.remake import remade
-from ppldm.evaluation.replay.runs import compare_runs, open_run
+from ppldm.runs.compare import compare_runs, describe_parting, find_parting
+from ppldm.runs.read import open_run
+from ppldm.runs.remake import places_of, remade
 
 
 def parting(one, other) -> dict:
@@ -35,7 +34,7 @@ def cut_back(run, step: int) -> None:
 def test_the_same_run_again_does_not_part(straight, tiny, tmp_path):
     again = train(tmp_path / "run", tiny.file_list)
     assert parting(straight, again)["cause"] is None
-    report = compare_runs(straight, again)
+    report = compare_runs(open_run(straight), open_run(again))
     assert report["same"] and report["verdict"] == "the same experiment, to the bit"
     one, other = report["runs"]
     assert all(one[name] == other[name] for name in ("settings", "data", "samples", "results", "weights"))
@@ -43,7 +42,7 @@ def test_the_same_run_again_does_not_part(straight, tiny, tmp_path):
 
 def test_means_over_other_updates_are_not_compared(straight, tiny, tmp_path):
     other = train(tmp_path / "run", tiny.file_list, logging_steps=3)
-    report = compare_runs(straight, other)
+    report = compare_runs(open_run(straight), open_run(other))
     assert report["lines"]["compared"] == 0 and report["verdict"].startswith("nothing to compare: no line")
     assert report["checkpoint"] == {"step": 12, "difference": None} and parting(straight, other)["cause"] is None
 
@@ -103,7 +102,8 @@ def test_last_bits_of_another_kind_of_machine_are_its_own(straight, copy):
         seal(folder, machine=manifest["machine"] | {"device": "Another CPU"})
     report = parting(straight, copy)
     assert report["cause"] == "machine" and "Another CPU" in report["why"][0] and report["last"] == 2
-    assert compare_runs(straight, copy)["verdict"].startswith("the same experiment on machines of other kinds: results")
+    verdict = compare_runs(open_run(straight), open_run(copy))["verdict"]
+    assert verdict.startswith("the same experiment on machines of other kinds: results")
 
 
 @pytest.mark.slow

@@ -19,16 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ...utils.errors import ConfigError
-from ...utils.files import local_path, write_text
-from ...utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
-from ...utils.web.page import COLOURS, STYLE
-from ...utils.web.server import ask_for_token, is_loopback, make_flask, render_page, serve
-from ...weights.runs import runs_in
+from ..utils.errors import ConfigError
+from ..utils.files import local_path, write_text
+from ..utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
+from ..utils.web.server import ask_for_token, is_loopback, make_flask, render_page, serve
+from ..weights.runs import runs_in
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "+", "type": str, "metavar": "RUN"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
-_PAGE = Path(__file__).with_name("page.html")
 _SENTENCES = {500: "the page failed; the terminal of ppldm watch shows why"}
 
 
@@ -40,56 +38,55 @@ def watch(
     allow_host: _Names = (),  # further names under which browsers may ask for the page
 ):
     """Follow runs on a page of this machine: curves, pictures, time left; and steer them."""
-    from .follow import follow
+    from .read import follow
 
-    followers: list = []
+    found: list = []
     places = [local_path(run) for run in runs]
     for place in places:
         runs_in(place)
-    follow(followers, places)
+    follow(found, places)
     token = secrets.token_urlsafe(16)
     needed = control or not is_loopback(host)
-    find = partial(follow, followers, places)
-    page = make_page(followers, control, token, not is_loopback(host), [host, *allow_host], find)
+    page = make_page(found, control, token, not is_loopback(host), [host, *allow_host], partial(follow, found, places))
     serve(page, host, port, f"#token={token}" if needed else "")
 
 
 def make_page(
-    followers: list, control: bool = False, token: str = "", is_remote: bool = False, hosts=(),
+    runs: list, control: bool = False, token: str = "", is_remote: bool = False, hosts=(),
     find: Callable[[], None] = lambda: None,
 ):  # fmt: skip
-    """The Flask application over `Follower`s. is_remote: whether reading needs the token too. find: called by one
-    thread at a time, appends those of runs that have begun meanwhile."""
+    """The Flask application over `RunFolder`s. is_remote: whether reading needs the token too. find: called by one
+    thread at a time, appends runs that have begun meanwhile."""
     flask = make_flask(hosts, _SENTENCES)
     ask_for_token(
         flask, token, lambda request: request.method in ("GET", "HEAD") and (not is_remote or request.path == "/")
     )
-    _show(flask, followers, control, find)
-    _steer(flask, followers, control)
+    _show(flask, runs, control, find)
+    _steer(flask, runs, control)
     return flask
 
 
-def _show(flask, followers: list, control: bool, find: Callable[[], None]) -> None:
+def _show(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
     """What is read."""
     from flask import Response, jsonify, request
 
-    from .follow import SMOOTHED
+    from . import page as shown
 
     finding = threading.Lock()
 
     @flask.get("/")
     def page():
-        return render_page(_PAGE.read_text(encoding="utf-8"), style=STYLE, colours=COLOURS, smoothed=SMOOTHED)
+        return render_page(shown.PAGE.read_text(encoding="utf-8"), title="ppldm watch", **shown.LOOK)
 
     @flask.get("/now")
     def now():
         found = []
         with finding:
             find()
-        for one in followers:
+        for one in runs:
             with one.lock:
                 one.look()
-                found.append(one.now())
+                found.append(shown.now(one))
         return jsonify(runs=found, control=control, machine=describe_machine())
 
     @flask.get("/curves")
@@ -97,13 +94,13 @@ def _show(flask, followers: list, control: bool, find: Callable[[], None]) -> No
         share = min(1.0, max(0.0, request.args.get("share", 1.0, float)))
         wanted = {int(one) for one in request.args.get("runs", "").split(",") if one.isdecimal()}
         found = []
-        for number, one in enumerate(followers):
+        for number, one in enumerate(runs):
             if "runs" in request.args and number not in wanted:
                 found.append({"charts": {}, "pictures": {}})
                 continue
             with one.lock:
                 one.look()
-                found.append({"charts": one.charts(share), "pictures": one.pictures()})
+                found.append({"charts": shown.charts(one, share), "pictures": one.pictures()})
         response = jsonify(found)
         response.add_etag()
         response.headers["Cache-Control"] = "no-cache"
@@ -111,57 +108,58 @@ def _show(flask, followers: list, control: bool, find: Callable[[], None]) -> No
 
     @flask.get("/picture/<int:run>/<name>")
     def picture(run, name):
-        path = _of(followers, run).picture(name)
+        path = _of(runs, run).picture(name)
         number = request.args.get("prompt", type=int)
         return Response(path.read_bytes() if number is None else cut(path, number), mimetype="image/png")
 
     @flask.get("/recipe/<int:run>")
     def recipe(run):
-        return jsonify(recipe=_of(followers, run).recipe())
+        return jsonify(recipe=_of(runs, run).recipe())
 
 
-def _steer(flask, followers: list, control: bool) -> None:
+def _steer(flask, runs: list, control: bool) -> None:
     """What changes something: the files of a run's control folder."""
     from flask import jsonify, request
 
     @flask.post("/order")
     def order():
         asked = request.get_json()
-        place = _control_of(followers, asked, control)
+        place = _control_of(runs, asked, control)
         ask_for(place, asked.get("order"))
         return jsonify(done=True)
 
     @flask.post("/prompts")
     def prompts():
         asked = request.get_json()
-        place = _control_of(followers, asked, control)
+        place = _control_of(runs, asked, control)
         keep_prompts(place, asked.get("prompts"))
         return jsonify(done=True)
 
 
-def _of(followers: list, run):
-    if type(run) is not int or not 0 <= run < len(followers):
+def _of(runs: list, run):
+    if type(run) is not int or not 0 <= run < len(runs):
         raise ConfigError("there is no such run; reload the page")
-    return followers[run]
+    return runs[run]
 
 
-def _control_of(followers: list, asked, control: bool) -> Path:
+def _control_of(runs: list, asked, control: bool) -> Path:
     """The control folder of the run that a request names."""
-    from ...training.monitor.control import CONTROL_DIR
+    from ..training.monitor.control import CONTROL_DIR
+    from .page import now
 
     if not control:
         raise ConfigError("the page only shows; start it with --control to steer")
     if not isinstance(asked, dict):
         raise ConfigError("send an object")
-    run = _of(followers, asked.get("run"))
-    if not run.now()["takes_orders"]:
+    run = _of(runs, asked.get("run"))
+    if not now(run)["takes_orders"]:
         raise ConfigError(f"{run.name} is not training, so nobody would do it; start it first")
     return run.folder / CONTROL_DIR
 
 
 def ask_for(folder: Path, order) -> None:
     """Make the file of an order in a run's control folder."""
-    from ...training.monitor.control import Order
+    from ..training.monitor.control import Order
 
     known = [one.file for one in Order]
     if order not in known:
@@ -171,8 +169,8 @@ def ask_for(folder: Path, order) -> None:
 
 def keep_prompts(folder: Path, text) -> None:
     """Write the prompts that are to be drawn, one a line; without any, those of the recipe are drawn again."""
-    from ...inference.prompts import check_prompt
-    from ...training.monitor.control import MOST_PROMPTS, PROMPTS_FILE
+    from ..inference.prompts import check_prompt
+    from ..training.monitor.control import MOST_PROMPTS, PROMPTS_FILE
 
     check_prompt(text, "the prompts")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -188,7 +186,7 @@ def cut(path: Path, number: int) -> bytes:
     """The pictures of prompt `number` of a grid, as PNG."""
     from PIL import Image
 
-    from ...utils.grid import read_cells
+    from ..utils.grid import read_cells
 
     cells = read_cells(path)
     if not 0 <= number < len(cells):

@@ -13,8 +13,8 @@ from PIL import Image
 from toy_runs import ROOT, change_row, train
 
 from ppldm.cli.main import run as run_command
-from ppldm.evaluation.replay.replay import describe_update, replay_update
-from ppldm.evaluation.replay.runs import open_run
+from ppldm.runs.read import open_run
+from ppldm.runs.replay import describe_update, replay_update
 from ppldm.utils.errors import CheckpointError, ConfigError
 
 

@@ -1,1 +1,0 @@
-"""Reports of runs: one HTML file that needs nothing else."""
