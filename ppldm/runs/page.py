@@ -160,7 +160,7 @@ def facts(run: RunFolder) -> dict[str, str]:
         "Precision": identity.get("precision", ""),
         "Machine": machine,
         "Versions": versions,
-        "Time in updates": f"{hours:.3g} hours",
+        "Time in updates": f"{hours:.3g} hours" if hours >= 0.1 else f"{60 * hours:.2g} minutes",
         "Cost": f"{hours * devices:.3g} device hours ({devices} device{'s' * (devices != 1)})",
         "Data": identity.get("data", ""),
     }
