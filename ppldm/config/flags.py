@@ -128,7 +128,7 @@ def explain_unknown(word: str, parser: argparse.ArgumentParser) -> str:
     flag = word.partition("=")[0]
     name = flag.lstrip("-").replace("-", "_")
     if any(name == action.dest for action in parser._actions if not action.option_strings):
-        return f"unknown flag {flag}; give its value alone, without a flag"
+        return f"unknown flag {flag}; give only its value, without a flag"
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = {one.lstrip("-").replace("-", "_"): one for action in shown for one in action.option_strings}
     near = known.get(nearest(name, known))

@@ -39,7 +39,7 @@ class NoiseSchedule:
     Nichol and Dhariwal 2021 (arXiv:2102.09672, equation 17), each beta at most 0.999; "cosine" the same without that,
     and abar kept within 1e-4 .. 0.9999, as Stable Cascade was trained. `rescale_betas_zero_snr` shifts and scales
     sqrt(abar) so that the last one is 0 and the first one stays: algorithm 1 of Lin et al. 2023 (arXiv:2305.08891); x_T
-    is then noise alone, from which epsilon tells nothing. `timestep_shift`: the m by whose square SNR is divided, last.
+    is then pure noise, from which epsilon tells nothing. `timestep_shift`: the m by whose square SNR is divided, last.
     """
 
     num_train_timesteps: int = 1000

@@ -22,7 +22,7 @@ from .sigma_samplers import (
 
 
 class _AnyEtaScheduler(DDIMScheduler):
-    """DDIM for any eta. From noise alone all of the noise is fresh with eta 1: rounding must not make
+    """DDIM for any eta. From pure noise all of the noise is fresh with eta 1: rounding must not make
     1 - abar - variance negative, whose root is no number."""
 
     def _get_variance(self, timestep, prev_timestep):
@@ -64,7 +64,7 @@ def make_sampler(process: Process, drawing: Drawing, stored: dict | None = None)
 
 def sampling_scheduler(process: Process, drawing: Drawing, stored: dict | None = None):
     """The ppdiffusers scheduler of a drawing, set to its steps. Raises ConfigError where it cannot follow the noise
-    schedule of the process. A schedule that ends in noise alone is sampled from its very last timestep where no
+    schedule of the process. A schedule that ends in pure noise is sampled from its very last timestep where no
     `timestep_spacing` is stored or asked for: arXiv:2305.08891, section 3.3.
     """
     sampler, num_steps = drawing.sampler, drawing.num_inference_steps

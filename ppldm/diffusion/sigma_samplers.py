@@ -38,7 +38,7 @@ def make_ladder(process: Process, drawing: Drawing, stored: dict, multistep: boo
     if zero_snr:
         alpha_bar[-1] = _LEAST_ALPHA_BAR
     levels = ((1 - alpha_bar) / alpha_bar) ** 0.5
-    # A schedule that ends in noise alone is sampled from its very last timestep: arXiv:2305.08891, section 3.3.
+    # A schedule that ends in pure noise is sampled from its very last timestep: arXiv:2305.08891, section 3.3.
     usual = "trailing" if zero_snr else "linspace"
     spacing = drawing.timestep_spacing or stored.get("timestep_spacing", usual)
     if multistep and num_steps == num_train:

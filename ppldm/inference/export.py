@@ -18,7 +18,7 @@ def export(
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     tokenizer: str = None,  # tokenizer folder to put in; by default the model's own
     prediction_type: str = None,  # epsilon or v_prediction, of a Stable Diffusion 2 in one file that does not say
-    rescale_betas_zero_snr: bool = False,  # it was trained to a last timestep of noise alone, and does not say so
+    rescale_betas_zero_snr: bool = False,  # it was trained to a last timestep of pure noise, and does not say so
     lora: Loras = None,  # LoRA files to merge into the weights, each with its weight: FILE:0.8
     offline: bool = False,  # never touch the network
 ):

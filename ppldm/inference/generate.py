@@ -70,7 +70,7 @@ def generate(
     lora: Loras = None,
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     prediction_type: str = None,  # epsilon or v_prediction, of a Stable Diffusion 2 in one file that does not say
-    rescale_betas_zero_snr: bool = False,  # it was trained to a last timestep of noise alone, and does not say so
+    rescale_betas_zero_snr: bool = False,  # it was trained to a last timestep of pure noise, and does not say so
     engine: Engine = None,
     dtype: Dtype = None,
     device: str = None,  # what to compute on, as --device of train: cpu, gpu, npu …, gpu:1

@@ -50,7 +50,7 @@ def load(
     `decoder`: stage B of Stable Cascade, a checkpoint or a pipeline, where the model is its stage C; `controlnet`: a
     control network of that, a checkpoint or its own folder. `prediction_type`: epsilon or v_prediction, of a Stable
     Diffusion 2.x in a single file that does not say. `rescale_betas_zero_snr`: it was trained to a last timestep of
-    noise alone, and does not say so. `engine`: one of `engine.ENGINES`, which computes the networks;
+    pure noise, and does not say so. `engine`: one of `engine.ENGINES`, which computes the networks;
     None: eager. `dtype`: one of `half.DTYPES`, for them; None: float32. Raises ModelError or ConfigError.
     """
     engine, dtype = engine or EAGER, dtype or FLOAT32

@@ -88,7 +88,7 @@ def check_config(kind: str, config: dict, source, error: type[PpldmError] = Mode
         if new or config[key] is not None:
             raise error(f"{source}: no setting {key!r} is known for {what}; {did_you_mean(key, settings)}")
     if missing and (new or not (given or unknown)):
-        raise error(f"{source} is no config of {what}: it does not say {', '.join(missing)}; add what is missing")
+        raise error(f"{source} is not a config of {what}: it does not say {', '.join(missing)}; add what is missing")
     found = {key: _plain(given.get(key, setting.default)) for key, setting in settings.items()}
     for key in given:
         if not fits(found[key], rule := rule_of(table, key)):

@@ -222,7 +222,7 @@ def draw_samples(again: TrainingRun, made: Made, samples: list[dict], folder: Pa
     has latents instead of pixels."""
     name = next((name for name, one in again.dataset.inputs.items() if isinstance(one, Pixels)), None)
     if name is None or again.dataset.latents:
-        raise ConfigError("--pictures: the run was trained on cached latents, which are no pictures; omit it")
+        raise ConfigError("--pictures: the run was trained on cached latents, which are not pictures; omit it")
     crops = [one for batch in made.micro_batches for one in np.asarray(batch[name]).transpose(0, 2, 3, 1)]
     shown = [(crop, sample) for crop, sample in zip(crops, samples, strict=True) if sample in chosen]
     titles = [f"row {one['row']}" + (f", loss {one['loss']:.3g}" if "loss" in one else "") +

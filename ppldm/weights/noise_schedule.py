@@ -38,8 +38,8 @@ def check_schedule(settings: dict, source) -> None:
         raise ModelError(f"{source}: rescale_betas_zero_snr {zero!r} must be true or false; correct it")
     if zero and settings["prediction_type"] in ("epsilon", FLOW):
         raise ModelError(
-            f"{source}: rescale_betas_zero_snr with prediction_type {settings['prediction_type']} is no model that can "
-            "draw: its last timestep is noise alone, so it must predict v_prediction"
+            f"{source}: rescale_betas_zero_snr with prediction_type {settings['prediction_type']} is not a model that "
+            "can draw: its last timestep is pure noise, so it must predict v_prediction"
         )
     _check_sampling(settings, source)
 

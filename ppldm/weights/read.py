@@ -61,7 +61,7 @@ def read_weights(
     `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else what its shapes say, of an LDMBert the
     published one of its size; for a checkpoint without model.json, config.json of its VAE. `ema`: the averaged weights.
     `prediction_type`: of a single file, whatever it says; `assumed_prediction`: of one that must say it and does not.
-    `zero_snr`: the last timestep is noise alone, whether or not the model says so. Raises ModelError for a path that
+    `zero_snr`: the last timestep is pure noise, whether or not the model says so. Raises ModelError for a path that
     holds no model, or that lacks averaged weights asked for.
     """
     path = _whole_model(path)

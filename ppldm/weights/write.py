@@ -317,7 +317,7 @@ def scheduler_settings(scheduler: dict) -> dict:
     if scheduler["prediction_type"] == FLOW:
         return {"num_train_timesteps": schedule.num_train_timesteps, "shift": schedule.timestep_shift}
     known = {name: scheduler[name] for name in PROCESS_KEYS if name in scheduler} | sampling_settings(scheduler)
-    # A schedule that ends in noise alone is sampled from its very last timestep (arXiv:2305.08891, section 3.3).
+    # A schedule that ends in pure noise is sampled from its very last timestep (arXiv:2305.08891, section 3.3).
     spacing = {"timestep_spacing": "trailing"} if scheduler.get("rescale_betas_zero_snr") else {}
     betas = {name: value for name, value in schedule.scheduler_config().items() if name == "trained_betas"}
     return dict(sorted({**PUBLISHED_SAMPLING, **spacing, **known, **betas}.items()))

@@ -39,7 +39,7 @@ def test_every_command_is_there_with_its_help(capsys):
         (["lora", "marge"], "did you mean lora"),
         (["env", "--jsn"], "unknown flag --jsn; did you mean --json?"),
         (["env", "--hepl"], "unknown flag --hepl; did you mean --help?"),
-        (["watch", "--runs", "x"], "unknown flag --runs; give its value alone, without a flag"),
+        (["watch", "--runs", "x"], "unknown flag --runs; give only its value, without a flag"),
         (["watch", "x", "--xtr"], "unknown flag --xtr; `--help` lists the known ones"),
         (["demo-data"], "required: --out"),
         (["demo-data", "--out", "x", "--size", "big"], "invalid int value: 'big'"),

@@ -5,7 +5,7 @@ Where diffusers fails, ours must not, and the table says how they differ:
 leading, as many steps as were trained   its timesteps end beyond the schedule (IndexError); ours within
 dpm-solver++, as many steps as trained   it takes a timestep twice, and divides by the step between; ours does not
 trailing, some numbers of steps          it has one step more, at timestep -1; ours has not
-ddpm from noise alone                    its rounding gives the root of a negative number; ours is finite
+ddpm from pure noise                    its rounding gives the root of a negative number; ours is finite
 """
 
 import os

@@ -160,8 +160,8 @@ def test_what_cannot_be_adapted_is_refused(tiny, asked, words):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"train_tokens": ["<fido>=("]}, "is no regular expression"),
-        ({"train_tokens": ["*"]}, "is no regular expression"),
+        ({"train_tokens": ["<fido>=("]}, "is not a regular expression"),
+        ({"train_tokens": ["*"]}, "is not a regular expression"),
         ({"train_tokens": ["<a>=x", "<a>=y"]}, "names <a> twice"),
     ],
 )

@@ -229,10 +229,10 @@ def test_wrong_values_are_named(table, change, words, new):
 def test_a_new_network_names_its_sizes(table):
     for name in REQUIRED[table].split():
         rest = {key: value for key, value in CONFIGS[table].items() if key != name}
-        with pytest.raises(ModelError, match=f"^file is no config of an? .*: it does not say .*{name}"):
+        with pytest.raises(ModelError, match=f"^file is not a config of an? .*: it does not say .*{name}"):
             check_config(table, rest, "file", new=True)
     for new in (False, True):
-        with pytest.raises(ModelError, match="^file is no config of"):
+        with pytest.raises(ModelError, match="^file is not a config of"):
             check_config(table, {}, "file", new=new)
 
 

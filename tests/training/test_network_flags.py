@@ -37,7 +37,7 @@ def test_what_can_be_trained_passes(tiny, tmp_path, monkeypatch):
     [
         ("text_encoder", TEXT_ENCODER_CONFIG | {"head_dim": 0}, "error: .*c.json: head_dim 0 must be"),
         ("text_encoder", UNET_CONFIG, "error: .*c.json is the config of a UNet, and an LDMBert text encoder is wanted"),
-        ("unet", {}, "error: .*c.json is no config of a UNet: it does not say in_channels"),
+        ("unet", {}, "error: .*c.json is not a config of a UNet: it does not say in_channels"),
     ],
 )
 def test_the_scripts_say_it_without_paddle(tmp_path, script, flag, config, words):

@@ -134,7 +134,7 @@ def test_prompts_that_are_no_plain_file_are_not_waited_for(tmp_path, capsys):
     (tmp_path / "control").mkdir()
     os.mkfifo(tmp_path / "control/prompts.txt")
     assert current_prompts(tmp_path, World()) == []
-    assert "prompts.txt is no plain file; --validation_prompts are drawn" in capsys.readouterr().err
+    assert "prompts.txt is not a plain file; --validation_prompts are drawn" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -262,7 +262,7 @@ def test_averages_alone_are_read_where_they_are_asked_for(tmp_path, layout):
     read = read_weights(path, ema=True, prediction_type=SAID.get(layout))
     read.components["unet"].config["sample_size"] = 64
     assert differences(read, weights) == []
-    with pytest.raises(ModelError, match="holds the averaged weights of its UNet alone; take them: --ema"):
+    with pytest.raises(ModelError, match="holds only averaged weights of its UNet; take them: --ema"):
         ppldm.load(path)
     assert read_weights(path, ("vae",)).components.keys() == {"vae"}
 

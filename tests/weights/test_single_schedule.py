@@ -40,7 +40,7 @@ def said(path, **asked):
     return schedule["prediction_type"], bool(schedule.get("rescale_betas_zero_snr"))
 
 
-# What says the prediction, and what says that the last timestep is noise alone.
+# What says the prediction, and what says that the last timestep is pure noise.
 PREDICTS = {
     "": ({}, {}), "key": ({"v_pred": EMPTY}, {}), "header": ({}, {"modelspec.prediction_type": "v"}),
     "comfy": ({}, {"modelspec.predict_key": "v"}),
@@ -59,7 +59,7 @@ def test_prediction_by_end_of_the_schedule(tmp_path, plain, predicts, ends, give
     kind = given or {"": None, "noise": "epsilon"}.get(predicts, "v_prediction")
     zero = ends in ("key", "table")
     if zero and kind != "v_prediction":
-        with pytest.raises(ModelError, match="noise alone") as caught:
+        with pytest.raises(ModelError, match="pure noise") as caught:
             read_weights(path, prediction_type=given)
         assert "v_prediction" in str(caught.value) and "m.safetensors" in str(caught.value)
         return

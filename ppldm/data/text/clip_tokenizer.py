@@ -145,7 +145,7 @@ class ClipTokenizer:
             token = read_json_object(path, ConfigError, inside=True).get("pad_token") if path.is_file() else None
             token = token.get("content") if isinstance(token, dict) else token
             if token is not None and not isinstance(token, str):
-                raise ConfigError(f"{path}: pad_token {token!r:.80} is no token; copy the tokenizer again")
+                raise ConfigError(f"{path}: pad_token {token!r:.80} is not a token; copy the tokenizer again")
             if token:
                 return token
         return END

@@ -57,7 +57,7 @@ class CascadeStage(Family):
                 file = "effnet_v2_s" if name == "effnet" else published_network(name, config.name_of(name))
                 if file is None:
                     raise ModelError(
-                        f"{config.name_of(name)}: there is no config of its {name} here; download it first"
+                        f"{config.name_of(name)}: there is not a config of its {name} here; download it first"
                     )
                 found[name] = read_new_config(self.components[name], file, f"--{name}_name_or_path")
         self.check_fit(found)

@@ -75,7 +75,7 @@ class AdapterSettings:
                 re.compile(pattern or token)
             except re.error as error:
                 raise ConfigError(
-                    f"--train_tokens {pattern or token} is no regular expression ({error}); correct it"
+                    f"--train_tokens {pattern or token} is not a regular expression ({error}); correct it"
                 ) from error
         tokens = [token for token, _ in self.wanted_tokens()]
         if double := next((token for token in tokens if tokens.count(token) > 1), None):

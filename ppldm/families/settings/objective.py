@@ -31,7 +31,7 @@ class ObjectiveSettings:
         choices=("scaled_linear", "linear", "squaredcos_cap_v2", "cosine"),
     )
     rescale_betas_zero_snr: bool = _loss(
-        False, "A noise schedule that ends in noise alone; needs v_prediction or sample."
+        False, "A noise schedule that ends in pure noise; needs v_prediction or sample."
     )
     timestep_shift: float | None = _loss(
         None,

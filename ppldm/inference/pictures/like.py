@@ -156,7 +156,7 @@ def _check_name(name: str, value) -> Any:
     if name == "ema" and value is True:
         return value
     if not isinstance(value, str) or not _BYTES.sub("", value).isprintable() or len(value) > _LONGEST_NAME:
-        raise ConfigError(f"{name} {cut(value)} is no name; give --{name}")
+        raise ConfigError(f"{name} {cut(value)} is not a name; give --{name}")
     if "://" in value:
         raise ConfigError(f"{name} is {cut(value)}, an address that a picture names is not asked; give --{name}")
     return value

@@ -29,6 +29,7 @@ from ...utils.log import get_logger, progress
 from ...utils.machine.spark import is_submitted, spark_session_if
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.report import print_report
+from ...utils.text import count_of
 from ..address_path import AddressPath, path_of
 from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
 from ..hadoop import is_address, is_remote
@@ -164,8 +165,8 @@ def check_conversion(
 
 
 def _describe_plan(plan: dict) -> str:
-    parts = f"{plan['parts']} part(s) of which {plan['parts_finished']} finished"
-    return f"{plan['rows_in']} rows, {parts}; nothing was written"
+    parts = f"{count_of(plan['parts'], 'part')}, {plan['parts_finished']} of them finished"
+    return f"{count_of(plan['rows_in'], 'row')}, {parts}; nothing was written"
 
 
 def describe(manifest: dict) -> str:

@@ -120,7 +120,7 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
 
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
-        raise CheckpointError(f"{folder} has no checkpoint, of which the rest of the model is taken; restore one")
+        raise CheckpointError(f"{folder} has no checkpoint to take the rest of the model from; restore one")
     manifest = read_manifest(checkpoint)
     recipe, family = saved_recipe(checkpoint / RECIPE_FILE)
     name = f"{family.export_folder}-std{report['std']:g}-step{report['step']}"

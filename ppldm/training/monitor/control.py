@@ -115,7 +115,7 @@ def _read_prompts(path: Path) -> list[str]:
     try:
         size = state.st_size
         if not stat.S_ISREG(state.st_mode):
-            raise ConfigError(f"{path} is no plain file")
+            raise ConfigError(f"{path} is not a plain file")
         if size > MOST_BYTES:
             raise ConfigError(f"{path} has {size:,} bytes; {MOST_BYTES:,} are read at most")
         from ...inference.prompts import read_requests

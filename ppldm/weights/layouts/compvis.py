@@ -37,7 +37,7 @@ _DOTS = (
     (r"\.\.", "."),
 )
 _PARAMETERIZATION = {"epsilon": "eps", "v_prediction": "v"}
-# What forks of their class call a schedule that ends in noise alone.
+# What forks of their class call a schedule that ends in pure noise.
 _ZERO_SNR = ("rescale_betas_zero_snr", "zero_terminal_snr", "zero_snr", "zsnr", "ztsnr")
 _CONV_IN_ATTENTION = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
 
@@ -393,7 +393,7 @@ def read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | Non
         raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
     if "unet" in kinds and holds_averages_alone(names):
         if not ema:
-            raise ModelError(f"{path} holds the averaged weights of its UNet alone; take them: --ema (--load_ema)")
+            raise ModelError(f"{path} holds only averaged weights of its UNet; take them: --ema (--load_ema)")
         state_dict |= name_averages(state_dict)
     described, has_clip = _compvis_params(path, yaml_file, names), single_file.has_clip(names)
     schedule = dict(PUBLISHED_SCHEDULE)

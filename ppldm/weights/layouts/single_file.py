@@ -111,7 +111,7 @@ def read_schedule(
 
     schedule: that of its YAML file where it is `described` by one, else the published one. given: the prediction,
     whatever the file says; assumed: that of one that says nothing, which a 2.x (`second`) needs. zero_snr: it ends in
-    noise alone, whether or not the file says so. Raises ModelError for what is not supported, or does not agree.
+    pure noise, whether or not the file says so. Raises ModelError for what is not supported, or does not agree.
     """
     if given and given not in _SAID:
         raise ModelError(f"--prediction-type {given} of {path} must be epsilon or v_prediction")
@@ -122,7 +122,7 @@ def read_schedule(
         name for name in TABLES if name in arrays and _ends_in_noise(arrays[name], name, schedule, path)
     ]
     if marks and not told:
-        raise ModelError(f"{path} says by {marks[0]} that its last timestep is noise alone, and not what it predicts; "
+        raise ModelError(f"{path} says by {marks[0]} that its last timestep is pure noise, but not what it predicts; "
                          "add --prediction-type v_prediction")  # fmt: skip
     if not (told := told or (assumed if assumed in _SAID else None)) and second:
         raise ModelError(
@@ -158,7 +158,7 @@ def _said_prediction(path, names: Iterable[str], of_yaml: str | None) -> str | N
 
 
 def _ends_in_noise(table: np.ndarray, name: str, schedule: dict, path) -> bool:
-    """Whether a table is that of `schedule` shifted to end in noise alone. Raises ModelError where it is neither."""
+    """Whether a table is that of `schedule` shifted to end in pure noise. Raises ModelError where it is neither."""
     own = Process.of({**schedule, "prediction_type": "v_prediction"}).schedule
     apart = [np.inf, np.inf]
     if table.size == own.num_train_timesteps and np.isfinite(table).all():

@@ -41,8 +41,8 @@ def read_lora(path, unet: dict | None = None) -> Lora:
         if any("dora_scale" in key or "lora_magnitude_vector" in key for key in unknown):
             raise ModelError(f"{path} is a DoRA ({unknown[0]}), which is not supported; give a LoRA")
         raise ModelError(
-            f"{path} holds {', '.join(unknown[:_SHOWN]):.300}{more}, which is no LoRA of a UNet or its text encoder in "
-            "diffusers' or kohya's keys; convert it with the program that made it"
+            f"{path} holds {', '.join(unknown[:_SHOWN]):.300}{more}, which is not a LoRA of a UNet or its text encoder "
+            "in diffusers' or kohya's keys; convert it with the program that made it"
         )
     if not arrays:
         raise ModelError(f"{path} holds no LoRA; give another file")
@@ -116,7 +116,7 @@ def _pair(arrays: dict[str, np.ndarray], where: str, layer: str, said: dict, pla
     shapes = f"down {list(down.shape)}, up {list(up.shape)}"
     fits = down.ndim in (2, 4) and up.ndim in (2, 4) and up.shape[1] == len(down) > 0 and set(up.shape[2:]) <= {1}
     if not fits or {down.dtype.kind, up.dtype.kind} != {"f"}:
-        raise ModelError(f"{where} is no pair of matrices ({shapes}, {down.dtype}); make the file again")
+        raise ModelError(f"{where} is not a pair of matrices ({shapes}, {down.dtype}); make the file again")
     rank, stated = len(down), stated_alpha(said, layer, len(down), where)
     array = arrays.get("alpha")
     if array is not None and (array.size != 1 or array.dtype.kind not in "fiu" or not np.isfinite(array).all()):

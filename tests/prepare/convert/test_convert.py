@@ -315,7 +315,7 @@ def test_bad_options_are_named(tmp_path, options):
 def test_dry_run_writes_nothing_and_counts_what_is_finished(tmp_path, capsys):
     folder, out = make_folder(tmp_path / "in"), tmp_path / "out"
     convert(folder, str(out), rows_per_part=3, dry_run=True)
-    assert "7 rows, 3 part(s) of which 0 finished" in capsys.readouterr().out
+    assert "7 rows, 3 parts, 0 of them finished" in capsys.readouterr().out
     assert not out.exists()
     run(folder, out)
     (out / "parts/part-00000.gz").unlink()

@@ -103,13 +103,13 @@ def test_what_is_finished_stays_and_only_what_differs_is_made_again(tmp_path, se
     source, out = write_tars(tmp_path / "in"), tmp_path / "out"
     places = source.as_uri(), out.as_uri()
     run(*places, dry_run=True)
-    assert "13 rows, 6 part(s) of which 0 finished" in capsys.readouterr().out and not out.exists()
+    assert "13 rows, 6 parts, 0 of them finished" in capsys.readouterr().out and not out.exists()
     run(*places)
     whole, before = contents(out), inodes(out)
     run(*places)
     assert contents(out) == whole and inodes(out) == before
     run(*places, dry_run=True)
-    assert "6 part(s) of which 6 finished" in capsys.readouterr().out
+    assert "6 parts, 6 of them finished" in capsys.readouterr().out
 
     (out / "parts/part-00002.gz").write_bytes(b"other")
     (out / ".convert/part-00003.gz.json").unlink()
