@@ -55,7 +55,7 @@ GROUPS = {
     "Train": {
         "train": ("ppldm.training.commands.train", "train"),
         "finetune": ("ppldm.training.commands.finetune", "finetune"),
-        "precompute": ("ppldm.inference.precompute.command", "precompute"),
+        "precompute": ("ppldm.cache.command", "precompute"),
         "replay": ("ppldm.evaluation.replay.replay", "replay"),
         "watch": ("ppldm.evaluation.live.watch", "watch"),
         "report": ("ppldm.evaluation.report.report", "report"),

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial, reduce
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from isal import isal_zlib
@@ -26,7 +27,6 @@ from isal import isal_zlib
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Generators, Stream
 from .bad_rows import BadRows
-from .cached.moments import CachedMoments, LatentsRule
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
 from .formats.row import Row
@@ -39,6 +39,10 @@ from .order.groups import BucketIndex, make_successors
 from .select.selection import Selection, select_rows
 from .text.captions import CaptionRule
 from .text.tokenizer import CaptionTokenizer
+
+if TYPE_CHECKING:
+    from .cached.embeddings import EmbeddingsRule
+    from .cached.moments import LatentsRule
 
 
 class Pictures:
@@ -93,7 +97,7 @@ class TextImageDataset:
     selection: which; None for all. inputs: what a batch holds of them, by name; of pictures of `resolution` pixels a
     side, or of the selection's shapes, of which a batch has one. tokenizer: may be None without `Tokens` among them.
     captions, crops: what of a row's texts and image a sample has. latents: which cached ones serve, for sources that
-    ask for them. embeddings: the EmbeddingsRule, which cached ones serve; None: a batch has none. `list_sizes`,
+    ask for them. embeddings: which cached ones serve; None: a batch has none. `list_sizes`,
     `weights`, `buckets`: the rows and weights of the sources and the shapes of rows, None where all are squares, as
     `make_order` takes them. Raises PartError, ConfigError.
     """
@@ -109,8 +113,8 @@ class TextImageDataset:
         crops: CropRule = CropRule(),  # noqa: B008
         bad_rows: BadRows = BadRows(),  # noqa: B008
         selection: Selection | None = None,
-        latents: LatentsRule | None = None,
-        embeddings=None,
+        latents: "LatentsRule | None" = None,
+        embeddings: "EmbeddingsRule | None" = None,
     ):
         self.tokenizer, self.seed = tokenizer, seed
         self.captions, self.crops, self.bad_rows = captions, crops, bad_rows
@@ -132,9 +136,10 @@ class TextImageDataset:
         if any(source.latents != "off" for source in sources):
             if self._moments is None or latents is None:
                 raise ConfigError("cached latents are for models with a frozen autoencoder; omit --latents")
+            from .cached.moments import CachedMoments
+
             self.latents = CachedMoments(
-                *(latents, self._moments, crops, self._shapes, parts, self.selection.contents, count, self._parts),
-                self.selection,
+                latents, self._moments, crops, self._shapes, parts, count, self._parts, self.selection
             )
         else:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, Moments | Uncached)}

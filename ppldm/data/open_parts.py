@@ -6,9 +6,10 @@ windows opens a part once a window; a smaller one opens it again and again.
 """
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,27 @@ _FILES_OF_A_PART = 2
 _OTHER_FILES = 256
 
 
+T = TypeVar("T")
+
+
+class LastUsed(Generic[T]):
+    """`open(number)`, of which the latest `count` are kept; a copy in another process opens its own."""
+
+    def __init__(self, open: Callable[[int], T], count: int):
+        self._arguments = open, count
+        self._kept = lru_cache(maxsize=count)(open)
+
+    def __call__(self, number: int) -> T:
+        """Raises what `open` raises."""
+        return self._kept(number)
+
+    def __getstate__(self):
+        return self._arguments
+
+    def __setstate__(self, state):
+        self.__init__(*state)
+
+
 class OpenParts:
     """Opens parts by their number and keeps the latest `count` open. One that falls out closes with its last user.
 
@@ -37,8 +59,8 @@ class OpenParts:
         count: int,
         contents: Sequence[tuple[int, int]] | None = None,
     ):
-        self._parts, self._count, self._contents = parts, count, contents
-        self._open = lru_cache(maxsize=count)(self._open_part)
+        self._parts, self._contents = parts, contents
+        self._open = LastUsed(self._open_part, count)
 
     def __getitem__(self, number: int) -> Rows:
         """Raises PartError, ConfigError, OutputError."""
@@ -47,12 +69,6 @@ class OpenParts:
     def path(self, number: int) -> Path:
         """Where a part lies."""
         return self._parts[number][0]
-
-    def __getstate__(self):
-        return self._parts, self._count, self._contents
-
-    def __setstate__(self, state):
-        self.__init__(*state)
 
     def _open_part(self, number: int) -> Rows:
         path, source = self._parts[number]

@@ -16,7 +16,8 @@ import numpy as np
 
 from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.cached.file import MISSING, PRESENT, CachedFile, read_key
-from ..data.cached.key import CacheKey, EmbeddingsKey, list_files
+from ..data.cached.find import list_files
+from ..data.cached.key import CacheKey, EmbeddingsKey
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import summarize
 from ..utils.checksums import digest_of

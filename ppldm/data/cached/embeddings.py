@@ -1,95 +1,38 @@
-"""Cached embeddings of captions: the file of a part, and those of a run's rows.
+"""The embeddings of the captions of a run's rows, from the files of their parts.
 
-The file is that of `cached.file`; its header has the `width` of the hidden states and how many `variants` a row has at
-most. The variants of a row are the texts that may be drawn of it, in the order of `CaptionRule.texts`, as many as its
-code says; a row behind the last of the part is the empty caption, once. It holds neither texts nor sizes: a run has
+Such a file is that of `cached.file`; its header has the `width` of the hidden states and how many `variants` a row has
+at most. The variants of a row are the texts that may be drawn of it, in the order of `CaptionRule.texts`, as many as
+its code says; a row behind the last of the part is the empty caption, once. It holds neither texts nor sizes: a run has
 both from its parts, or from their latents.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError, PartError, RowError
 from ...utils.processes.workers import map_in_threads
 from ..filelist import Source
-from ..fingerprint import read_options
 from ..inputs import TextEmbeddings
+from ..open_parts import LastUsed
 from ..text.captions import CaptionRule
-from .file import CachedFile, LastUsed, create_file, read_key
-from .key import EmbeddingsKey, find_cached
+from .file import CachedFile
+from .find import find_cached
+from .key import EmbeddingsKey
 
 if TYPE_CHECKING:
     from ..formats.mds.shard import MdsShard
 
-MOST_TEXTS = 250  # of a row
-
 
 @dataclass(frozen=True)
 class EmbeddingsRule:
-    """What embeddings a model can train on: of a frozen text encoder with its tokenizer, kept in `dtype`; the names are
-    those of `EmbeddingsKey`. empty_is_zeros: whether the model takes zeros for the empty caption; nothing that is kept
-    depends on it. text_projection: with the projected caption."""
+    """What embeddings a model can train on. key: of its frozen text encoder, without captions or part. empty_is_zeros:
+    whether it takes zeros for the empty caption; nothing that is kept depends on it."""
 
-    text_encoder: str
-    tokenizer: str
-    model_max_length: int
-    mask_pad_tokens: bool = False
-    dtype: str = "float16"
+    key: EmbeddingsKey
     empty_is_zeros: bool = False
-    text_projection: bool = False
-
-    @property
-    def digest(self) -> str:
-        """32 hexadecimal digits of what is kept."""
-        return digest_of(self._facts)
-
-    @property
-    def _facts(self) -> dict:
-        return {name: value for name, value in asdict(self).items() if name != "empty_is_zeros"}
-
-    def key(self, captions: CaptionRule, source: Source, part: tuple[int, int] | None) -> EmbeddingsKey:
-        """The key of a part of `source`. Raises ConfigError for captions that cannot be enumerated."""
-        check_captions(captions)
-        return EmbeddingsKey(
-            **self._facts,
-            captions=tuple(name for name, _ in captions.weights),
-            caption_choice=captions.choice,
-            clean_captions=captions.clean,
-            part=None if part is None else (int(part[0]), int(part[1])),
-            **read_options(source),
-        )
-
-
-def check_captions(captions: CaptionRule) -> None:
-    """Raises ConfigError for captions that are drawn from more than can be enumerated."""
-    if captions.tags or captions.wildcards:
-        raise ConfigError(
-            "captions that are drawn anew in every epoch have no embeddings to cache; omit --shuffle_tags, "
-            "--tag_drop_probability and --caption_wildcards, or train with --text_embeddings off"
-        )
-
-
-def create_embeddings(path: Path, key: EmbeddingsKey, width: int, texts: list[list[str] | RowError]) -> None:
-    """Write a file of which all is missing but the reasons of rows without texts. texts: of each row, or why it has
-    none. Raises OSError, PartError."""
-    codes = count_texts(texts)
-    header = {"width": width, "variants": int(codes.max())}
-    create_file(path, key, header, codes, np.zeros((2, len(codes))), [b""] * len(codes))
-
-
-def count_texts(texts: list[list[str] | RowError]) -> np.ndarray:
-    """The codes of rows with these texts, and of the empty caption: uint8 [rows + 1]. Raises PartError."""
-    counts = [0 if isinstance(one, RowError) else len(one) for one in texts]
-    if max(counts, default=0) > MOST_TEXTS:
-        raise PartError(
-            f"row {int(np.argmax(counts))} has {max(counts)} captions, and embeddings are for {MOST_TEXTS} at most; "
-            "choose the first with --caption_choice first"
-        )
-    return np.array([*counts, 1], np.uint8)
 
 
 class CachedEmbeddings:
@@ -110,7 +53,7 @@ class CachedEmbeddings:
         count: int,
     ):
         self._rule, self._embeddings, self._captions = rule, embeddings, captions
-        self._parts, self._contents = parts, contents
+        self._parts, self._contents, self._run_key = parts, contents, rule.key.with_captions(captions)
         map_in_threads(self._find, range(len(parts)), "looking for text embeddings")
         self._open = LastUsed(self._open_part, count)
 
@@ -130,10 +73,10 @@ class CachedEmbeddings:
         if shard := self._open_shard(number):
             shard.check(self._rule, self._captions)
             return path
-        return find_cached(path, self._key(number), source.latents_dir, read_key)
+        return find_cached(path, self._key(number), source.latents_dir)
 
     def _key(self, number: int) -> EmbeddingsKey:
-        return self._rule.key(self._captions, self._parts[number][1], self._contents[number])
+        return self._run_key.of_part(self._parts[number][1], self._contents[number])
 
     def _open_part(self, number: int):
         return self._open_shard(number) or CachedFile(self._find(number), self._key(number))

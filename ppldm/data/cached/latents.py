@@ -2,14 +2,14 @@
 
 In use:
 
-    key = LatentsKey.of(encoder_digest, shapes, crops, "float16", source, part_content)     # `cached.key`
-    path = find_cached(part_path, key, folder, read_key)     PartError names the field that differs, and the command
+    key = LatentsKey.of(encoder_digest, shapes, crops, "float16").of_part(source, part_content)     # `cached.key`
+    path = find_cached(part_path, key, folder)               PartError names the field that differs, and the command
     latents = Latents(path, key)                             writable=True to fill in what is missing
     latents.read(row, crops.variant(crop))                   float32 [2, C, h, w], mean and standard deviation, without
                                                              the scaling factor
     latents.captions(row), latents.meta(row)                 the row's texts, so that the part need not be there
     latents.codes, .widths, .heights                         number of a row's shape; its picture's size as in the index
-    create_latents(path, key, C, f, codes, sizes, texts)     with all rows missing; texts from `encode_texts`
+    create_latents(path, key, header, part)                  with all rows of a part missing
 
 The file is that of `cached.file`. Its header has `channels` and `factor`, pixels a side to one latent, and `engine`
 where that was not eager; the code of a row is the number of its shape among those of the key, or `shapes.NO_SHAPE`.
@@ -21,8 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...config.data import EAGER
-from ...utils.errors import ConfigError, RowError
+from ...utils.errors import RowError
 from ..formats.row import Row
 from ..formats.rows import Rows
 from ..shapes import NO_SHAPE
@@ -30,19 +29,10 @@ from .file import CachedFile, create_file
 from .key import LatentsKey
 
 
-def create_latents(
-    path: Path,
-    key: LatentsKey,
-    channels: int,
-    factor: int,
-    codes: np.ndarray,
-    sizes: np.ndarray,
-    texts: list[bytes],
-    engine: str = EAGER,
-) -> None:
-    """`cached.file.create_file` for latents of `channels`, one for `factor` pixels a side, that `engine` computes."""
-    header = {"channels": channels, "factor": factor, **({"engine": engine} if engine != EAGER else {})}
-    create_file(path, key, header, codes, sizes, texts)
+def create_latents(path: Path, key: LatentsKey, header: dict, part: Rows, texts: list[bytes] | None = None) -> None:
+    """`cached.file.create_file` for the rows of a part, whose texts are read unless they are given. Raises OSError."""
+    sizes = np.stack([part.widths, part.heights])
+    create_file(path, key, header, key.find_codes(*sizes), sizes, read_texts(part) if texts is None else texts)
 
 
 def encode_texts(captions: Iterable[str], meta: dict) -> bytes:
@@ -66,20 +56,6 @@ def read_texts(part: Rows, rows: Iterable[int] | None = None) -> list[bytes]:
 
 class Latents(CachedFile):
     """An open file of latents."""
-
-    @property
-    def engine(self) -> str:
-        """What computed them (`--engine`). It decides no more than last bits, so it is no part of the key; but the rows
-        of a file have all one."""
-        return self.header.get("engine", EAGER)
-
-    def check_engine(self, engine: str) -> None:
-        """Raises ConfigError where `engine` may not compute what is missing."""
-        if engine != self.engine:
-            raise ConfigError(
-                f"{self.path} lacks rows, and those it has were computed with --engine {self.engine}; complete it with "
-                f"`{self.key.command} --engine {self.engine}`, or delete it"
-            )
 
     def shape(self, row: int) -> tuple[int, int] | None:
         """(height, width) of a row's crops in pixels; None where it has none, and no latents."""

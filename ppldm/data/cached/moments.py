@@ -24,11 +24,11 @@ from ..formats.row import Row
 from ..formats.rows import Rows
 from ..images.crop import CropRule
 from ..inputs import Moments
-from ..open_parts import OpenParts
+from ..open_parts import LastUsed, OpenParts
 from ..select.selection import Selection
-from .file import LastUsed, read_key
-from .key import LatentsKey, cached_path, find_cached
-from .latents import Latents, create_latents, read_texts
+from .find import cached_path, find_alike, find_cached
+from .key import LatentsKey
+from .latents import Latents, create_latents
 
 if TYPE_CHECKING:
     from ..formats.mds.shard import MdsShard
@@ -47,10 +47,9 @@ class LatentsRule:
 class CachedMoments:
     """Those of all parts of a run, by the numbers of parts; one that is trained on as pictures has none.
 
-    parts: (path, how to read it). contents: (bytes, CRC-32) of each. shapes: (height, width) in pixels of the crops.
-    count: how many to keep open. rows: the parts themselves. selection: the rows of the run. `keeps`: whether what is
-    missing is kept. Raises ConfigError where crops are not enumerated, PartError where latents are missing or of
-    something else.
+    parts: (path, how to read it). shapes: (height, width) in pixels of the crops. count: how many to keep open. rows:
+    the parts themselves. selection: the rows of the run. `keeps`: whether what is missing is kept. Raises ConfigError
+    where crops are not enumerated, PartError where latents are missing or of something else.
     """
 
     def __init__(
@@ -60,13 +59,13 @@ class CachedMoments:
         crops: CropRule,
         shapes: list[tuple[int, int]],
         parts: list[tuple[Path, Source]],
-        contents: list[tuple[int, int]],
         count: int,
         rows: OpenParts,
         selection: Selection,
     ):
         self._rule, self._moments, self._crops, self._shapes = rule, moments, crops, shapes
-        self._parts, self._contents, self._rows, self._selection = parts, contents, rows, selection
+        self._parts, self._rows, self._selection = parts, rows, selection
+        self._run_key = LatentsKey.of(rule.autoencoder, shapes, crops, rule.dtype)
         self.keeps = any(source.latents == "ondemand" for _, source in parts)
         _check_crops(crops)
         used = [number for number, (_, source) in enumerate(parts) if source.latents == "cached"]
@@ -116,9 +115,7 @@ class CachedMoments:
         return moments
 
     def _key(self, number: int) -> LatentsKey:
-        source = self._parts[number][1]
-        content = self._contents[number]
-        return LatentsKey.of(self._rule.autoencoder, self._shapes, self._crops, self._rule.dtype, source, content)
+        return self._run_key.of_part(self._parts[number][1], self._selection.contents[number])
 
     def _check_part(self, number: int) -> None:
         path, source = self._parts[number]
@@ -135,7 +132,7 @@ class CachedMoments:
             if not any(one.has_shape(row, self._shapes[code]) for one in opened)
         ]
         if lacking and len(lacking) == len(rows):
-            find_cached(path, key, source.latents_dir, read_key)  # which says in what they differ
+            find_cached(path, key, source.latents_dir)  # which says in what they differ
         if lacking:
             raise PartError(
                 f"{files[0]} lacks latents of {count_of(len(lacking), 'row')} in the shapes of this run, such as row "
@@ -146,8 +143,7 @@ class CachedMoments:
         """Those with latents of a part, of whichever shapes. Raises PartError where there are none."""
         path, source = self._parts[number]
         key = self._key(number)
-        files = key.find_alike(path, source.latents_dir, read_key)
-        return files or [find_cached(path, key, source.latents_dir, read_key)]
+        return find_alike(path, key, source.latents_dir) or [find_cached(path, key, source.latents_dir)]
 
     def _open_part(self, number: int):
         path, source = self._parts[number]
@@ -155,10 +151,10 @@ class CachedMoments:
             return []
         if source.format == "mds" and (shard := _MdsLatents.find(self._rows[number], self)):
             return [shard]
-        if source.latents == "ondemand":
-            self._create(number, self._key(number))
         key = self._key(number)
         own = cached_path(path, key, source.latents_dir)
+        if source.latents == "ondemand":
+            self._create(number, own, key)
         return [Latents(file, key if file == own else None) for file in self._find_files(number)]
 
     def _open_writable(self, number: int) -> Latents:
@@ -168,26 +164,20 @@ class CachedMoments:
         latents.check_engine(EAGER)
         return latents
 
-    def _create(self, number: int, key: LatentsKey) -> Path:
-        """The file of a part's latents, made without any where it is not there yet; by one of all processes."""
-        path, source = self._parts[number]
-        target = cached_path(path, key, source.latents_dir)
+    def _create(self, number: int, target: Path, key: LatentsKey) -> None:
+        """Make the file of a part's latents, without any, where it is not there yet; by one of all processes."""
         make_output_dir(target.parent)
         with build_lock(target):
-            if not target.is_file():
-                part = self._rows[number]
-                get_logger().info("reading the texts of %s, once", path)
-                sizes = np.stack([part.widths, part.heights])
-                codes = key.find_codes(part.widths, part.heights)
-                try:
-                    create_latents(
-                        target, key, self._moments.channels, self._moments.factor, codes, sizes, read_texts(part)
-                    )
-                except OSError as error:
-                    raise OutputError(
-                        f"cannot write {target}: {error.strerror or error}; free some space, or set --latents_dir"
-                    ) from error
-        return target
+            if target.is_file():
+                return
+            header = {"channels": self._moments.channels, "factor": self._moments.factor}
+            get_logger().info("reading the texts of %s, once", self._parts[number][0])
+            try:
+                create_latents(target, key, header, self._rows[number])
+            except OSError as error:
+                raise OutputError(
+                    f"cannot write {target}: {error.strerror or error}; free some space, or set --latents_dir"
+                ) from error
 
 
 class _MdsLatents:

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from ...utils.errors import PartError
-from ...utils.store.cache import is_there
 from ..filelist import Source
 from ..formats.index.entries import IndexSummary, find_smallest_side
 from ..formats.row import Row
 from .file import read_key
-from .key import list_cached
+from .find import list_cached
 from .latents import Latents
 
 
@@ -56,11 +55,6 @@ class CachedRows:
     def close(self) -> None:
         """Give the file back."""
         self._latents.close()
-
-
-def is_only_cached(path: Path, source: Source) -> bool:
-    """Whether the rows of a part are to be read from its latents, as it is not here itself."""
-    return source.latents == "cached" and not is_there(path)
 
 
 def summarize_cached(path: Path, source: Source) -> IndexSummary:

@@ -8,42 +8,38 @@ processes share the parts out, or the executors of Spark.
 """
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Annotated
 
-from ...config.data import EAGER, DataOptions
-from ...data.cached.key import DTYPES
-from ...data.filelist import Source, read_sources
-from ...data.formats.layouts import DEFAULT_LAYOUT
-from ...data.images.crop import CropRule
-from ...data.select.parse import parse_where
-from ...data.shapes import ShapeRule, shape_rule
-from ...data.text.captions import CaptionRule
-from ...families.settings.text_to_image import TextToImageSettings
-from ...utils.entry import entry
-from ...utils.errors import ConfigError
-from ...utils.files import local_path, make_output_dir
-from ...utils.log import get_logger, progress
-from ...utils.machine.devices import use_device
-from ...utils.machine.spark import is_submitted, spark_session_if
-from ...utils.processes.rank_watch import barrier, gather_objects
-from ...utils.processes.workers import check_workers
-from ...utils.processes.world import World, shard
-from ...utils.report import print_report
-from ...weights.fetch import check_name
-from ..engine import EXACT_ENGINES, Engine
-from .encode_part import Encode, encode_part, measure_cost
-from .encode_texts import encode_texts, measure_texts
-from .latents_plan import Projection, Settings, Shapes, choose_rows, list_tasks, project
+from ..config.data import EAGER, LATENTS_DTYPES, DataOptions
+from ..data.filelist import read_sources
+from ..data.formats.layouts import DEFAULT_LAYOUT
+from ..data.images.crop import CropRule
+from ..data.select.parse import parse_where
+from ..data.shapes import ShapeRule, shape_rule
+from ..data.text.captions import CaptionRule
+from ..families.settings.text_to_image import TextToImageSettings
+from ..networks.engine import EXACT_ENGINES, Engine
+from ..utils.entry import entry
+from ..utils.errors import ConfigError
+from ..utils.files import local_path, make_output_dir
+from ..utils.log import get_logger, progress
+from ..utils.machine.devices import use_device
+from ..utils.machine.spark import is_submitted, spark_session_if
+from ..utils.processes.meeting import join_world
+from ..utils.processes.rank_watch import barrier, gather_objects
+from ..utils.processes.workers import check_workers
+from ..utils.processes.world import World, shard
+from ..utils.report import print_report
+from ..weights.fetch import check_name
+from .embeddings import EmbeddingsRequest
+from .encode import Account, encode_part
+from .latents import LatentsRequest
 from .on_spark import DRIVER_MEMORY_GB, Cluster
-from .part_files import Account
-from .texts_plan import TextSettings, list_text_tasks
+from .plan import Plan, Projection, Request, choose_rows, make_plan, project
 
 MOST_CROPS = 64
-TEXTS = "text_embeddings"  # in the report
 _Sides = Annotated[list[int], {"nargs": "+", "type": int, "metavar": "PIXELS"}]
 
 
@@ -92,34 +88,28 @@ def precompute(
     sizes = read_sizes(DataOptions(buckets=buckets, bucket_group_size=bucket_group_size, bucket_upscale=bucket_upscale,
                                    crop_fraction=crop_fraction), resolutions)  # fmt: skip
     texts = CaptionRule.of_flags(captions, clean_captions, caption_choice)
+    usual, requests = {"batch_size": batch_size, "offline": offline}, []
+    if vae:
+        requests.append(LatentsRequest(model=vae, dtype=dtype, engine=engine, crops=rule, **usual))
+    if text_encoder:
+        requests.append(EmbeddingsRequest(
+            model=text_encoder, tokenizer=tokenizer, model_max_length=model_max_length, mask_pad_tokens=mask_pad_tokens,
+            text_projection=text_projection, captions=texts, dtype=text_dtype, **usual,
+        ))  # fmt: skip
     num_threads, num_workers = num_workers or 1, check_workers(num_workers)
     condition = None if where is None else parse_where(where)
     sources = [source for filelist in filelists for source in read_sources(filelist, layout)]
     folder = make_output_dir(local_path(latents_dir)) if latents_dir else None
     # On Spark as many threads as a task has, so that what is measured before is what it will take.
     with entry(threads=1 if on_spark else None, meets=True):
-        world = begin(device)
+        use_device(device)
+        world = join_world()
         chosen = choose_rows(sources, condition, sizes if vae else [0], num_workers)
-        plans = [plan_latents((vae, batch_size, offline, engine), sources, chosen, rule, dtype, folder)] if vae else []
-        asked = text_encoder, tokenizer, model_max_length, mask_pad_tokens, text_dtype, batch_size, offline
-        plans += [plan_texts((*asked, text_projection), sources, chosen, texts, folder)] if text_encoder else []
+        plans = [make_plan(request, request.load(), sources, chosen, folder) for request in requests]
         with spark_session_if(on_spark, master, DRIVER_MEMORY_GB) as spark:
             report = run(plans, num_workers, world, dry_run, Cluster(spark, num_threads) if on_spark else None)
         if world.is_main:
             print_report(report, describe, json)
-
-
-@dataclass
-class Plan:
-    """Tasks for files of one kind, what encodes, of what it was loaded, what measures it and what does a task. name: in
-    the report, where latents are not below a name."""
-
-    tasks: list
-    encoder: Callable
-    asked: tuple
-    measure: Callable
-    encode: Callable
-    name: str = ""
 
 
 def check_asked(
@@ -131,8 +121,8 @@ def check_asked(
     for name in filter(None, (vae, text_encoder)):
         check_name(name)
     for flag, value in dtypes.items():
-        if value not in DTYPES:
-            raise ConfigError(f"--{flag} {value} is not one of {', '.join(DTYPES)}")
+        if value not in LATENTS_DTYPES:
+            raise ConfigError(f"--{flag} {value} is not one of {', '.join(LATENTS_DTYPES)}")
     if batch_size < 1:
         raise ConfigError(f"--batch-size {batch_size} must be 1 or more")
     if engine not in EXACT_ENGINES:
@@ -166,83 +156,41 @@ def read_sizes(data: DataOptions, resolutions: list[int]) -> list[int | ShapeRul
     return list(dict.fromkeys(shape_rule(replace(data, resolution=side), 0) for side in resolutions))
 
 
-def settle(
-    encoder: Encode, shapes: list[Shapes], crops: CropRule, dtype: str, folder: Path | None, engine: str = EAGER
-) -> Settings:
-    """The settings of a run. Raises ConfigError for a side that the VAE cannot encode."""
-    for height, width in (shape for one in shapes for shape in one):
-        if height % encoder.factor or width % encoder.factor:
-            raise ConfigError(
-                f"pictures of {width} x {height} cannot be encoded; --resolutions and --buckets must be multiples of "
-                f"{encoder.factor}, the VAE's downscaling factor"
-            )
-    return Settings(encoder.digest, encoder.channels, encoder.factor, tuple(shapes), crops, dtype, folder, engine)
-
-
-def begin(device: str | None) -> World:
-    """The device ready, and this process among the ranks."""
-    from ..generate import join_world
-
-    use_device(device)
-    return join_world()
-
-
-def plan_latents(asked: tuple, sources: list[Source], chosen: list, crops, dtype: str, folder: Path | None) -> Plan:
-    """The latents of rows. asked: of `load_encoder`. chosen: by `choose_rows`. Raises ConfigError, ModelError."""
-    from .picture_encoder import load_encoder
-
-    encoder = load_encoder(*asked)
-    *_, engine = asked
-    settings = settle(encoder, [shapes for shapes, _ in chosen], crops, dtype, folder, engine)
-    tasks = list_tasks(settings, sources, [selection for _, selection in chosen])
-    return Plan(tasks, encoder, asked, measure_cost, encode_part)
-
-
-def plan_texts(asked: tuple, sources: list[Source], chosen: list, captions: CaptionRule, folder: Path | None) -> Plan:
-    """The embeddings of rows that are in any of the selections. asked: of `load_text_encoder`. Raises ConfigError,
-    ModelError."""
-    from .text_encoder import load_text_encoder
-
-    encoder = load_text_encoder(*asked)
-    settings = TextSettings(encoder.rule, encoder.width, captions, folder)
-    tasks = list_text_tasks(settings, sources, [selection for _, selection in chosen])
-    return Plan(tasks, encoder, asked, measure_texts, encode_texts, TEXTS)
-
-
 def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, cluster: Cluster | None = None) -> dict:
     """Do this rank's share of the parts, or let a cluster do all; the account of all ranks. Raises DataError,
     OutputError."""
-    for folder in {target.parent for plan in plans for task in plan.tasks for target in task.paths}:
+    for folder in {file.path.parent for plan in plans for task in plan.tasks for file in task.files}:
         make_output_dir(folder)
-    reports = []
     with ThreadPoolExecutor(num_workers) as pool:
-        costs = [plan.measure(plan.tasks[0], plan.encoder, pool) for plan in plans]
-        projections = project((plan.tasks, size) for plan, (size, _) in zip(plans, costs, strict=True))
+        for plan in plans:
+            plan.measure(pool)
+        projections = project(plans)
         barrier(world)  # so that nobody measures a disk that others fill already
         at_a_time = cluster.num_tasks if cluster else world.size
-        for plan, projection, (_, seconds) in zip(plans, projections, costs, strict=True):
-            reports.append(tell(projection, plan.tasks[0].labels, seconds, at_a_time, world.is_main))
-        for plan, report in zip(plans, () if dry_run else reports, strict=not dry_run):
+        reports = {
+            plan.request.name: tell(plan, one, at_a_time, world.is_main)
+            for plan, one in zip(plans, projections, strict=True)
+        }
+        for plan in () if dry_run else plans:
             began = time.monotonic()
             if cluster:
-                account = cluster.encode(plan.tasks, plan.asked)
+                account = cluster.encode(plan.tasks)
             else:
-                own = encode_parts(plan, [plan.tasks[number] for number in shard(len(plan.tasks), world)], pool, world)
-                account = sum(gather_objects(own, world), Account())
-            report |= asdict(account) | {"bad": dict(account.bad.most_common()), "seconds": time.monotonic() - began}
-    named = {plan.name: report for plan, report in zip(plans, reports, strict=True)}
-    return {**named.pop("", {}), **named}
+                account = sum(gather_objects(encode_parts(plan, pool, world), world), Account())
+            found = asdict(account) | {"bad": dict(account.bad.most_common()), "seconds": time.monotonic() - began}
+            reports[plan.request.name] |= found
+    return {**reports.pop("", {}), **reports}
 
 
-def tell(projection: Projection, labels: list[str], seconds: list[float], num_tasks: int, is_main: bool) -> dict:
-    """What is to be done, in the log and as the first part of a report. labels, seconds: of the arrays of each of the
-    files of a part, what they are and how long one takes. num_tasks: that run at a time."""
-    hours = sum(count * cost for count, cost in zip(projection.cells, seconds, strict=True)) / num_tasks / 3600
+def tell(plan: Plan, projection: Projection, num_tasks: int, is_main: bool) -> dict:
+    """What is to be done, in the log and as the first part of a report. num_tasks: that run at a time."""
+    costs = [*zip(plan.tasks[0].files, projection.cells, plan.seconds, strict=True)]
+    hours = sum(count * cost for _, count, cost in costs) / num_tasks / 3600
     if is_main:
         log = get_logger().info
         log("%d of %d files are there", projection.finished, projection.files)
-        for label, count, cost in zip(labels, projection.cells, seconds, strict=True):
-            log("  %s: %s to encode, about %.0f ms each", label, f"{count:,}", 1000 * cost)
+        for file, count, cost in costs:
+            log("  %s: %s to encode, about %.0f ms each", file.key.label, f"{count:,}", 1000 * cost)
         log("that is %.3f GB and about %.2f hours", projection.bytes / 1e9, hours)
     return {
         "files": projection.files,
@@ -252,30 +200,31 @@ def tell(projection: Projection, labels: list[str], seconds: list[float], num_ta
     }
 
 
-def encode_parts(plan: Plan, tasks: list, pool: ThreadPoolExecutor, world: World) -> Account:
-    """The arrays of parts, one after another, under a progress bar."""
-    account = Account()
-    with progress(
-        total=sum(task.num_cells for task in tasks), desc=plan.tasks[0].keys[0].what, disable=not world.is_main
-    ) as bar:
+def encode_parts(plan: Plan, pool: ThreadPoolExecutor, world: World) -> Account:
+    """This rank's share of the parts, one after another, under a progress bar."""
+    account, tasks = Account(), [plan.tasks[number] for number in shard(len(plan.tasks), world)]
+    name, total = plan.tasks[0].files[0].key.what, sum(task.num_rows for task in tasks)
+    with progress(total=total, desc=name, disable=not world.is_main) as bar:
         for task in tasks:
-            account += plan.encode(task, plan.encoder, pool, bar.update)
+            account += encode_part(task, plan.encoder, pool, bar.update)
     return account
 
 
 def describe(report: dict) -> str:
     """Lines for people."""
-    latents = [_describe(report, "crops", "--latents cached")] if "files" in report else []
-    texts = [_describe(report[TEXTS], "captions", "--text_embeddings cached")] if TEXTS in report else []
-    return "\n".join([*latents, *texts])
+    kinds = [(kind, report.get(kind.name, {}) if kind.name else report) for kind in (LatentsRequest, EmbeddingsRequest)]
+    return "\n".join(_describe(own, kind) for kind, own in kinds if "files" in own)
 
 
-def _describe(report: dict, things: str, flag: str) -> str:
+def _describe(report: dict, kind: type[Request]) -> str:
     if "encoded" not in report:
         size = f"{report['projected_bytes'] / 1e9:.3f} GB, about {report['projected_hours']:.2f} hours"
-        return f"{report['files']} file(s) of {things}, {report['finished_before']} there; the others: {size}"
-    lines = [f"{report['encoded']} {things} encoded in {report['seconds']:.0f} s, {report['found']} were there before"]
+        return f"{report['files']} file(s) of {kind.things}, {report['finished_before']} there; the others: {size}"
+    found = (
+        f"{report['encoded']} {kind.things} encoded in {report['seconds']:.0f} s, {report['found']} were there before"
+    )
+    lines = [found]
     if report["repaired"]:
         lines.append(f"  {report['repaired']} of them were damaged and are repaired")
     lines += [f"  cannot be used, {reason}: {count}" for reason, count in report["bad"].items()]
-    return "\n".join([*lines, f"train on them with {flag} (docs/latents.md)"])
+    return "\n".join([*lines, f"train on them with {kind.flag} (docs/latents.md)"])
