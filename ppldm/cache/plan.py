@@ -35,7 +35,7 @@ class Encoder(Protocol):
     digest: str
     header: dict
 
-    def __call__(self, inputs) -> np.ndarray: ...
+    def __call__(self, inputs, /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
