@@ -27,11 +27,10 @@ from photographs import make_rows
 from results import add_result_flags, processor, save_results
 
 from ppldm.config.data import LATENTS_DTYPES
-from ppldm.data.cached.file import count_bytes
-from ppldm.data.cached.find import cached_path
+from ppldm.data.cached.file import cached_path, count_bytes
 from ppldm.data.cached.key import LatentsKey
 from ppldm.data.cached.latents import Latents, create_latents
-from ppldm.data.cached.moments import LatentsRule
+from ppldm.data.cached.run import LatentsRule
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.open import open_part

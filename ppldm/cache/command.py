@@ -2,7 +2,7 @@
 with `--latents cached` and `--text_embeddings cached`.
 
 Beside each part, or in `--latents-dir`, a file for each resolution (`ppldm.data.cached.latents`) and one of embeddings
-(`ppldm.data.cached.embeddings`). Before it begins the command says how many bytes and hours it will take, and refuses
+(`ppldm.data.cached.run`). Before it begins the command says how many bytes and hours it will take, and refuses
 what does not fit the disk. Stopped at any point, the same command goes on; it also repairs what is damaged. Several
 processes share the parts out, or the executors of Spark.
 """
@@ -33,11 +33,10 @@ from ..utils.processes.workers import check_workers
 from ..utils.processes.world import World, shard
 from ..utils.report import print_report
 from ..weights.fetch import check_name
-from .embeddings import EmbeddingsRequest
 from .encode import Account, encode_part
-from .latents import LatentsRequest
 from .on_spark import DRIVER_MEMORY_GB, Cluster
-from .plan import Plan, Projection, Request, choose_rows, make_plan, project
+from .plan import Plan, Projection, check_disks, choose_rows, make_plan, project
+from .requests import EmbeddingsRequest, LatentsRequest, Request
 
 MOST_CROPS = 64
 _Sides = Annotated[list[int], {"nargs": "+", "type": int, "metavar": "PIXELS"}]
@@ -161,16 +160,14 @@ def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, cluste
     OutputError."""
     for folder in {file.path.parent for plan in plans for task in plan.tasks for file in task.files}:
         make_output_dir(folder)
+    reports = {}
     with ThreadPoolExecutor(num_workers) as pool:
-        for plan in plans:
-            plan.measure(pool)
-        projections = project(plans)
+        projections = [project(plan, pool) for plan in plans]
+        check_disks(projections)
         barrier(world)  # so that nobody measures a disk that others fill already
-        at_a_time = cluster.num_tasks if cluster else world.size
-        reports = {
-            plan.request.name: tell(plan, one, at_a_time, world.is_main)
-            for plan, one in zip(plans, projections, strict=True)
-        }
+        for plan, projection in zip(plans, projections, strict=True):
+            told = tell(plan, projection, cluster.num_tasks if cluster else world.size, world.is_main)
+            reports[plan.request.name] = told
         for plan in () if dry_run else plans:
             began = time.monotonic()
             if cluster:
@@ -184,18 +181,19 @@ def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, cluste
 
 def tell(plan: Plan, projection: Projection, num_tasks: int, is_main: bool) -> dict:
     """What is to be done, in the log and as the first part of a report. num_tasks: that run at a time."""
-    costs = [*zip(plan.tasks[0].files, projection.cells, plan.seconds, strict=True)]
+    costs = [*zip(plan.tasks[0].files, projection.cells, projection.seconds, strict=True)]
     hours = sum(count * cost for _, count, cost in costs) / num_tasks / 3600
+    num_bytes = sum(size for _, size in projection.needed)
     if is_main:
         log = get_logger().info
         log("%d of %d files are there", projection.finished, projection.files)
         for file, count, cost in costs:
             log("  %s: %s to encode, about %.0f ms each", file.key.label, f"{count:,}", 1000 * cost)
-        log("that is %.3f GB and about %.2f hours", projection.bytes / 1e9, hours)
+        log("that is %.3f GB and about %.2f hours", num_bytes / 1e9, hours)
     return {
         "files": projection.files,
         "finished_before": projection.finished,
-        "projected_bytes": projection.bytes,
+        "projected_bytes": num_bytes,
         "projected_hours": hours,
     }
 

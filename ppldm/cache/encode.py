@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ..data.cached.file import CachedFile
-from ..data.cached.find import unfinished_path
+import numpy as np
+
+from ..data.cached.file import CachedFile, create_file, unfinished_path
+from ..data.cached.key import CacheKey
 from ..data.formats.index.lock import build_lock
 from ..data.formats.open import open_part
 from ..utils.errors import PartError, RowError
 from ..utils.files import finish_file
 from ..utils.log import get_logger
-from .plan import Cell, Contents, Encoder, Task, Wanted
+from .requests import Cell, Contents, Encoder, Task, Wanted
 
 # Of a row in a file of its own, which may be there the next time.
 _PASSING = "unreadable"
@@ -67,11 +70,11 @@ def encode_part(
         if part.identity[:2] != task.content:
             raise PartError(f"{task.path} has changed since the command began; run it again")
         contents = task.request.open(part, encoder)
-        for opened, rows in [(stack.enter_context(_unfinished_file(one, contents)), one.rows) for one in own]:
-            for cell in contents.list_cells(opened, rows):
-                if account.wants(cell):
-                    opened.check_engine(task.request.engine)
-                    wanted.append(cell)
+        files = [stack.enter_context(_unfinished_file(one, contents)) for one in own]
+        for one, file in zip(own, files, strict=True):
+            for cell in filter(account.wants, contents.list_cells(file, one.rows)):
+                file.check_engine(task.request.engine)
+                wanted.append(cell)
         told(task.num_rows - _count_rows(wanted))
         _fill(wanted, contents.load(wanted, pool), encoder, account, told)
     return account
@@ -114,30 +117,32 @@ def _count_rows(cells) -> int:
 def _unfinished_file(wanted: Wanted, contents: Contents) -> Iterator[CachedFile]:
     """A file of a locked part, to be filled in: as it is there, whole or as a killed run left it, else created. It is
     durable, and has its name, afterwards."""
-    target = wanted.path
-    file = _open_file(wanted, contents)
+    unfinished, key = unfinished_path(wanted.path), wanted.key
+    codes = contents.find_codes(key)
+    file = _open_file(wanted.path, key, codes) or _open_file(unfinished, key, codes)
     if file is None:
-        contents.create(unfinished_path(target), wanted.key)
-        file = CachedFile(unfinished_path(target), wanted.key, writable=True)
+        create_file(unfinished, key, contents.header, codes, contents.sizes, contents.texts)
+        file = CachedFile(unfinished, key, writable=True)
     try:
         yield file
         file.flush()
     finally:
         file.close()
-    if file.path != target:
-        finish_file(file.path, target)
+    if file.path == unfinished:
+        finish_file(unfinished, wanted.path)
 
 
-def _open_file(wanted: Wanted, contents: Contents) -> CachedFile | None:
-    for path in (wanted.path, unfinished_path(wanted.path)):
-        if path.exists():
-            try:
-                if contents.fits(file := CachedFile(path, wanted.key, writable=True)):
-                    return file
-                file.close()
-                error = f"{path} is of other texts"
-            except PartError as damage:
-                error = damage
-            get_logger().warning("making a file of %s again: %s", wanted.key.what, error)
-            path.unlink()
+def _open_file(path: Path, key: CacheKey, codes: np.ndarray) -> CachedFile | None:
+    if not path.exists():
+        return None
+    try:
+        file = CachedFile(path, key, writable=True)
+        if np.array_equal(file.codes, codes):
+            return file
+        file.close()
+        error = f"{path} is of other texts"
+    except PartError as damage:
+        error = str(damage)
+    get_logger().warning("making a file of %s again: %s", key.what, error)
+    path.unlink()
     return None

@@ -6,7 +6,7 @@ depend on how many others there are.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import paddle
@@ -33,9 +33,6 @@ from ..weights.fetch import locate_model
 from ..weights.fill import fill_component, find_component_by_name
 from ..weights.folders import COMPONENT_FOLDERS
 from ..weights.read import find_tokenizer, read_component
-
-if TYPE_CHECKING:
-    from .plan import Request
 
 
 class PictureEncoder:
@@ -71,8 +68,8 @@ class TextEncoder:
         return made.numpy()[: len(captions)]
 
 
-def load_picture_encoder(request: "Request") -> PictureEncoder:
-    """Raises ModelError, ConfigError."""
+def load_picture_encoder(request: Any) -> PictureEncoder:
+    """request: a `LatentsRequest`. Raises ModelError, ConfigError."""
     quiet_libraries()
     set_exactness(fewer_bits=False, search_kernels=False)
     own = Path(request.model, CONFIG_FILES[0])
@@ -85,20 +82,18 @@ def load_picture_encoder(request: "Request") -> PictureEncoder:
     return PictureEncoder(layer, request.batch_size, digest)
 
 
-def load_text_encoder(
-    request: "Request", tokenizer: str | None, max_length: int, mask_pad_tokens: bool, text_projection: bool
-) -> TextEncoder:
-    """Raises ModelError, ConfigError."""
+def load_text_encoder(request: Any) -> TextEncoder:
+    """request: an `EmbeddingsRequest`. Raises ModelError, ConfigError."""
     quiet_libraries()
     set_exactness(fewer_bits=False, search_kernels=False)
     path = locate_model(request.model, {"text_encoder": COMPONENT_FOLDERS["text_encoder"]}, request.offline)
-    kind = "projected_text_encoder" if text_projection else "text_encoder"
-    found, own = read_component(kind, path), tokenizer or find_tokenizer(path)
+    kind = "projected_text_encoder" if request.text_projection else "text_encoder"
+    found, own = read_component(kind, path), request.tokenizer or find_tokenizer(path)
     if own is None:
         raise ConfigError(f"{path} has no tokenizer in or beside it; name its folder: --tokenizer")
-    words = load_tokenizer(own, max_length, request.offline)
-    check_tokenizer_fit(found.config, words.vocab_size, max_length)
-    key = embeddings_key(found, words, mask_pad_tokens, request.dtype, text_projection)
+    words = load_tokenizer(own, request.model_max_length, request.offline)
+    check_tokenizer_fit(found.config, words.vocab_size, request.model_max_length)
+    key = embeddings_key(found, words, request.mask_pad_tokens, request.dtype, request.text_projection)
     layer = fill_component(kind, found)
     layer.eval()
     get_logger().info("the text encoder of %s has the digest %s", request.model, key.text_encoder)

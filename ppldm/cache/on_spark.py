@@ -18,7 +18,7 @@ from ..utils.machine.cpu import load_paddle
 from ..utils.machine.devices import use_device
 from ..utils.machine.spark import following_tasks
 from .encode import Account, encode_part
-from .plan import Encoder, Request, Task
+from .requests import Encoder, Request, Task
 
 DRIVER_MEMORY_GB = 1.0  # which has little to do
 

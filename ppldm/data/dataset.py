@@ -41,8 +41,7 @@ from .text.captions import CaptionRule
 from .text.tokenizer import CaptionTokenizer
 
 if TYPE_CHECKING:
-    from .cached.embeddings import EmbeddingsRule
-    from .cached.moments import LatentsRule
+    from .cached.run import EmbeddingsRule, LatentsRule
 
 
 class Pictures:
@@ -136,19 +135,16 @@ class TextImageDataset:
         if any(source.latents != "off" for source in sources):
             if self._moments is None or latents is None:
                 raise ConfigError("cached latents are for models with a frozen autoencoder; omit --latents")
-            from .cached.moments import CachedMoments
+            from .cached.run import CachedMoments
 
-            self.latents = CachedMoments(
-                latents, self._moments, crops, self._shapes, parts, count, self._parts, self.selection
-            )
+            self.latents = CachedMoments(latents, self._moments, crops, self._shapes, self._parts, self.selection)
         else:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, Moments | Uncached)}
         self.embeddings = None
         if embeddings:
-            from .cached.embeddings import CachedEmbeddings
+            from .cached.run import CachedEmbeddings
 
-            wanted = _find(TextEmbeddings, inputs)
-            self.embeddings = CachedEmbeddings(embeddings, wanted, captions, parts, self.selection.contents, count)
+            self.embeddings = CachedEmbeddings(embeddings, _find(TextEmbeddings, inputs), captions, self._parts)
         else:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, TextEmbeddings)}
         self.inputs = inputs

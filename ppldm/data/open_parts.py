@@ -50,16 +50,16 @@ class LastUsed(Generic[T]):
 class OpenParts:
     """Opens parts by their number and keeps the latest `count` open. One that falls out closes with its last user.
 
-    parts: (path, how to read it). contents: (bytes, CRC-32) that each had when the run began; None: not known.
+    names: (path, how to read it). contents: (bytes, CRC-32) that each had when the run began; None: not known.
     """
 
     def __init__(
         self,
-        parts: Sequence[tuple[Path, Source]],
+        names: Sequence[tuple[Path, Source]],
         count: int,
         contents: Sequence[tuple[int, int]] | None = None,
     ):
-        self._parts, self._contents = parts, contents
+        self.names, self.count, self.contents = names, count, contents
         self._open = LastUsed(self._open_part, count)
 
     def __getitem__(self, number: int) -> Rows:
@@ -68,14 +68,14 @@ class OpenParts:
 
     def path(self, number: int) -> Path:
         """Where a part lies."""
-        return self._parts[number][0]
+        return self.names[number][0]
 
     def _open_part(self, number: int) -> Rows:
-        path, source = self._parts[number]
+        path, source = self.names[number]
         if not is_there(path) and source.latents != "cached":
             raise gone(path)
         rows = open_part(path, source)
-        if self._contents and rows.identity[:2] != self._contents[number]:
+        if self.contents and rows.identity[:2] != self.contents[number]:
             rows.close()
             raise changed(path)
         return rows

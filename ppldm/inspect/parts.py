@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..data.cached.find import list_cached
+from ..data.cached.file import list_cached
 from ..data.filelist import Source, read_sources
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import open_part, summarize

@@ -55,8 +55,7 @@ from .run import TrainingRun
 from .run_folder import prepare_output
 
 if TYPE_CHECKING:
-    from ..data.cached.embeddings import EmbeddingsRule
-    from ..data.cached.moments import LatentsRule
+    from ..data.cached.run import EmbeddingsRule, LatentsRule
     from .averages.snapshots import SnapshotWriter
 
 ADAPTERS_FOLDER = "lora"  # in the output folder
@@ -162,7 +161,7 @@ def latents_rule(model, data) -> "LatentsRule | None":
     """Which cached latents are those of a model's autoencoder; None of a model that has none to be cached."""
     if model.autoencoder is None:
         return None
-    from ..data.cached.moments import LatentsRule
+    from ..data.cached.run import LatentsRule
 
     vae = model.components[model.autoencoder].layer
     digest = encoder_digest(component_of(model.autoencoder, vae))
@@ -177,7 +176,7 @@ def embeddings_rule(family: Family, model, config, data) -> "EmbeddingsRule | No
     if model.caption_encoder is None:
         raise ConfigError("--text_embeddings cached is for models with a frozen text encoder; omit it")
     from ..cache.encoders import embeddings_key
-    from ..data.cached.embeddings import EmbeddingsRule
+    from ..data.cached.run import EmbeddingsRule
 
     kind = kind_of(family, model.caption_encoder)
     text_encoder = component_of(kind, model.components[model.caption_encoder].layer)

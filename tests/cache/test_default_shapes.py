@@ -12,10 +12,10 @@ from PIL import Image
 
 from ppldm.cache.command import read_sizes
 from ppldm.cache.encode import encode_part
-from ppldm.cache.latents import LatentsRequest
 from ppldm.cache.plan import choose_rows, make_plan, project
+from ppldm.cache.requests import LatentsRequest
 from ppldm.config.data import DataOptions
-from ppldm.data.cached.moments import CachedMoments, LatentsRule
+from ppldm.data.cached.run import CachedMoments, LatentsRule
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
@@ -64,12 +64,12 @@ def precompute(sources, data: DataOptions, folder=None) -> int:
     chosen = choose_rows(sources, None, read_sizes(data, [SIDE]), 1)
     request = LatentsRequest(model="vae", dtype="float32", batch_size=4, crops=CROPS)
     plan = make_plan(request, FakeEncoder(), sources, chosen, folder)
-    (before,) = project([plan])
     with ThreadPoolExecutor(2) as pool:
+        before = project(plan, pool)
         for task in plan.tasks:
             encode_part(task, plan.encoder, pool)
-    (after,) = project([plan])
-    assert after.finished == after.files == before.files and after.bytes == 0
+        after = project(plan, pool)
+    assert after.finished == after.files == before.files and after.needed == []
     return sum(before.cells)
 
 
@@ -80,7 +80,7 @@ def train(sources, data: DataOptions, batch_size: int):
     parts = [(path, source) for source in sources for path in source.parts]
     rows = OpenParts(parts, 2, selection.contents)
     shapes = selection.buckets.shapes
-    cached = CachedMoments(RULE, Moments(3, 8), CROPS, shapes, parts, 2, rows, selection)
+    cached = CachedMoments(RULE, Moments(3, 8), CROPS, shapes, rows, selection)
     for number, (path, _) in enumerate(parts):
         for row, code in zip(*map(np.ndarray.tolist, selection.rows_of(number)), strict=True):
             yield path, row, shapes[code], cached.read(number, row, 0, shapes[code])

@@ -12,12 +12,10 @@ import pytest
 from PIL import Image
 
 from ppldm.cache import plan as module
-from ppldm.cache.embeddings import EmbeddingsRequest
 from ppldm.cache.encode import Account, encode_part
-from ppldm.cache.latents import LatentsRequest
-from ppldm.cache.plan import choose_rows, make_plan, project
-from ppldm.data.cached.file import CachedFile
-from ppldm.data.cached.find import unfinished_path
+from ppldm.cache.plan import check_disks, choose_rows, make_plan, project
+from ppldm.cache.requests import EmbeddingsRequest, LatentsRequest
+from ppldm.data.cached.file import CachedFile, unfinished_path
 from ppldm.data.cached.key import EmbeddingsKey
 from ppldm.data.cached.latents import Latents
 from ppldm.data.filelist import read_sources, write_filelist
@@ -128,6 +126,11 @@ TEXTS = Kind(Numbers, request_embeddings, (0,), 1)
 @pytest.fixture(params=[LATENTS, TEXTS], ids=["latents", "embeddings"])
 def kind(request) -> Kind:
     return request.param
+
+
+def measure(plan):
+    with ThreadPoolExecutor(2) as pool:
+        return project(plan, pool)
 
 
 def files_of(plan) -> list:
@@ -329,26 +332,23 @@ def test_other_texts_of_the_same_part_are_a_file_made_again(sources, monkeypatch
 
 def test_bytes_are_projected_and_a_small_disk_is_refused(kind, sources, monkeypatch):
     plan = kind.plan(sources)
-    with ThreadPoolExecutor(2) as pool:
-        plan.measure(pool)
-    assert len(plan.seconds) == kind.files and min(plan.seconds) >= 0
-    if kind is TEXTS:
-        assert plan.measured == np.mean([1, 2, 3, 1])
-    (before,) = project([plan])
+    before = measure(plan)
+    assert len(before.seconds) == kind.files and min(before.seconds) >= 0
     assert before.files == 2 * kind.files and before.finished == 0
-    if kind is LATENTS:
-        assert before.cells == [4 * ROWS, 4 * (ROWS - 1)]
+    # Of captions by the first four rows of the first part, which have 1, 2, 3 and 1.
+    captions = round(9 * 7 / 4) + 1 + round(4 * 7 / 4) + 1
+    assert before.cells == ([4 * ROWS, 4 * (ROWS - 1)] if kind is LATENTS else [captions])
     kind.encode(plan)
     written = sum(len(data) for data in contents(plan).values())
     near = 0.1 if kind is LATENTS else 0.5
-    assert (1 - near) * written < before.bytes < (1 + near) * written + 4096
-    (after,) = project([plan])
-    assert after.finished == after.files and after.bytes == 0 and after.cells == [0] * kind.files
+    assert (1 - near) * written < sum(size for _, size in before.needed) < (1 + near) * written + 4096
+    after = measure(plan)
+    assert after.finished == after.files and after.needed == [] and after.cells == [0] * kind.files
     other = kind.plan(sources, **({"dtype": "float16"} if kind is LATENTS else {"captions": CaptionRule()}))
     monkeypatch.setattr(module, "count_free_bytes", lambda folder: 10)
-    assert project([plan]) == [after]
+    check_disks([after])
     with pytest.raises(DiskFullError, match="that needs .* GB, and .* has 0.000 GB free"):
-        project([plan, other])
+        check_disks([after, measure(other)])
     assert not any(unfinished_path(file.path).exists() for file in files_of(other))
 
 

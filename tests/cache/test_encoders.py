@@ -7,9 +7,8 @@ import pytest
 from paddle import nn
 from small_weights import write_clip
 
-from ppldm.cache.embeddings import EmbeddingsRequest
 from ppldm.cache.encoders import embeddings_key
-from ppldm.cache.latents import LatentsRequest
+from ppldm.cache.requests import EmbeddingsRequest, LatentsRequest
 from ppldm.data.images.crop import CropRule
 from ppldm.diffusion.process import Process
 from ppldm.networks.build import build_projected_text_encoder, build_text_encoder, save_component

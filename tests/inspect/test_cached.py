@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.cached.file import CachedFile, create_file
-from ppldm.data.cached.find import cached_path, unfinished_path
+from ppldm.data.cached.file import CachedFile, cached_path, create_file, unfinished_path
 from ppldm.data.cached.key import EmbeddingsKey, LatentsKey
 from ppldm.data.cached.latents import create_latents
 from ppldm.data.filelist import Source

@@ -16,16 +16,19 @@ where that was not eager; the code of a row is the number of its shape among tho
 """
 
 import json
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from ...utils.errors import RowError
+from ...utils.errors import PartError, RowError
+from ..filelist import Source
+from ..formats.index.entries import IndexSummary, find_smallest_side
 from ..formats.row import Row
 from ..formats.rows import Rows
 from ..shapes import NO_SHAPE
-from .file import CachedFile, create_file
+from .file import CachedFile, create_file, list_cached, read_key
 from .key import LatentsKey
 
 
@@ -62,10 +65,6 @@ class Latents(CachedFile):
         code = self.codes[row]
         return None if code == NO_SHAPE else self.key.shapes[code]
 
-    def has_shape(self, row: int, size: tuple[int, int]) -> bool:
-        """Whether a row's crops are of this height and width."""
-        return self.shape(row) == tuple(size)
-
     def captions(self, row: int) -> list[str]:
         """All captions of a row. Raises RowError."""
         return json.loads(self._text_of(row).partition("\n")[0])
@@ -87,3 +86,70 @@ class Latents(CachedFile):
                 "unreadable", f"{self.path} row {row} could not be read when the file was made"
             )
         return text.decode("utf-8", "surrogatepass")
+
+
+class CachedRows:
+    """The rows of a part that is not on this machine, from its latents: texts and sizes, and no picture. path: where it
+    would lie. source: how to read it. Raises PartError without latents of it."""
+
+    has_images = False
+
+    def __init__(self, path, source: Source):
+        self.path = Path(path)
+        self._latents = Latents(_find_any(self.path, source))
+        key = self._latents.key
+        self.widths, self.heights = np.asarray(self._latents.widths), np.asarray(self._latents.heights)
+        prompts = () if key.idx_to_prompt is None else (zlib.crc32(key.idx_to_prompt.encode()),)
+        self.identity = (*key.part, *prompts)
+
+    def __len__(self) -> int:
+        return len(self._latents)
+
+    def read(self, row: int) -> Row:
+        """Row `row` of [0, len), without a picture. Raises RowError, naming file and row, where it could not be read
+        when the latents were made."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
+        return self._latents.texts(row)
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`. Raises RowError."""
+        read = self.read(row)
+        return read.caption, read.meta
+
+    def read_preview(self, row: int) -> np.ndarray | None:
+        """The latents of a row's first crop, float32 [C, h, w]; None where they are missing. Raises RowError,
+        PartError."""
+        moments = self._latents.read(row, 0)
+        return None if moments is None else moments[0]
+
+    def count_blank_lines(self, start: int, stop: int) -> int:
+        """0: they are not kept."""
+        return 0
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._latents.close()
+
+
+def summarize_cached(path: Path, source: Source) -> IndexSummary:
+    """What the index of a part would tell that is not here. Raises PartError."""
+    rows = CachedRows(path, source)
+    try:
+        return IndexSummary(len(rows), find_smallest_side(rows.widths, rows.heights), rows.identity[:2])
+    finally:
+        rows.close()
+
+
+def _find_any(path: Path, source: Source) -> Path:
+    """The latents of a part that is not here: of any key, since texts and sizes are the same in all."""
+    folder = source.latents_dir or path.parent
+    found = list_cached(folder).get(path.name, [])
+    if not found:
+        raise PartError(f"{path} is not here, and {folder} has no cached latents of it; correct the line, or copy them")
+    if len({read_key(one).part for one in found}) > 1:
+        raise PartError(
+            f"{folder} holds latents of several parts named {path.name}, and the part itself is not here to say which; "
+            "keep them in folders of their own"
+        )
+    return found[0]

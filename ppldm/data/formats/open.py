@@ -36,7 +36,7 @@ def open_part(path, source: Source) -> Rows:
     Raises PartError, ConfigError, OutputError.
     """
     if _is_only_cached(Path(path), source):
-        from ..cached.rows import CachedRows
+        from ..cached.latents import CachedRows
 
         return CachedRows(path, source)
     open_rows = _class_of(source.format)
@@ -84,7 +84,7 @@ def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list
 def find_summary(path: Path, source: Source) -> IndexSummary | None:
     """What the index tells of a file that has one, or the latents of one that is not here."""
     if _is_only_cached(path, source):
-        from ..cached.rows import summarize_cached
+        from ..cached.latents import summarize_cached
 
         return summarize_cached(path, source)
     return _class_of(source.format).summarize(path, index_layout(source.layout, source.format))

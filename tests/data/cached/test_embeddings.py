@@ -10,16 +10,16 @@ import pytest
 from formats import write_mds
 from PIL import Image
 
-from ppldm.cache.embeddings import count_texts, create_embeddings, read_captions
-from ppldm.data.cached.embeddings import CachedEmbeddings, EmbeddingsRule
-from ppldm.data.cached.file import CachedFile, read_key
-from ppldm.data.cached.find import cached_path
+from ppldm.cache.requests import PartCaptions, read_captions
+from ppldm.data.cached.file import CachedFile, cached_path, create_file, read_key
 from ppldm.data.cached.key import EmbeddingsKey
+from ppldm.data.cached.run import CachedEmbeddings, EmbeddingsRule
 from ppldm.data.filelist import Source, list_parts
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.inputs import TextEmbeddings
+from ppldm.data.open_parts import OpenParts
 from ppldm.data.text.captions import CaptionRule, TagRule
 from ppldm.utils.errors import ConfigError, PartError, RowError
 
@@ -46,7 +46,8 @@ def write_embeddings(source, captions, run_key=KEY):
         part = open_part(path, source)
         key = run_key.with_captions(captions).of_part(source, part.identity[:2])
         texts = read_captions(part, captions)
-        create_embeddings(cached_path(path, key), key, 4, texts)
+        made = PartCaptions(texts, 4)
+        create_file(cached_path(path, key), key, made.header, made.find_codes(key), made.sizes, made.texts)
         file = CachedFile(cached_path(path, key), key, writable=True)
         for row, found in enumerate([*texts, [""]]):
             if isinstance(found, RowError):
@@ -149,8 +150,8 @@ def test_what_is_missing_damaged_or_of_another_width_is_named(sources, make_data
     path.write_bytes(data)
     with pytest.raises(PartError, match="row 3 is damaged"):
         make_dataset(sources, captions={"drop_probability": 0.0}, embeddings=RULE).make_batch([(0, 17)])
-    parts = [(sources[1].parts[0], sources[1])]
-    wide = CachedEmbeddings(RULE, TextEmbeddings(8, 5), CaptionRule(), parts, [read_key(path).part], 4)
+    parts = OpenParts([(sources[1].parts[0], sources[1])], 4, [read_key(path).part])
+    wide = CachedEmbeddings(RULE, TextEmbeddings(8, 5), CaptionRule(), parts)
     with pytest.raises(PartError, match=r"of shape \(8, 4\), not \(8, 5\)"):
         wide.read(0, 0, 0)
 
@@ -170,7 +171,7 @@ def test_captions_that_cannot_be_enumerated_are_refused(sources, make_dataset):
         with pytest.raises(ConfigError, match="drawn anew in every epoch"):
             make_dataset(sources, captions=rule, embeddings=RULE)
     with pytest.raises(PartError, match="row 1 has 251 captions"):
-        count_texts([["a"], ["a"] * 251])
+        PartCaptions([["a"], ["a"] * 251], 4)
 
 
 def test_files_of_embeddings_are_no_parts(sources, tmp_path):

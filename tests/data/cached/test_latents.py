@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppldm.config.data import LATENTS_DTYPES
-from ppldm.data.cached.file import REASONS, count_bytes, create_file, decode_array, encode_array, read_key
-from ppldm.data.cached.find import cached_path, find_cached
+from ppldm.data.cached.file import (
+    REASONS,
+    cached_path,
+    count_bytes,
+    create_file,
+    decode_array,
+    encode_array,
+    find_cached,
+    read_key,
+)
 from ppldm.data.cached.key import LatentsKey
 from ppldm.data.cached.latents import Latents, encode_texts, read_texts
 from ppldm.data.filelist import Source

@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ppldm.data.cached.find import cached_path
+from ppldm.data.cached.file import cached_path
 from ppldm.data.cached.key import LatentsKey
 from ppldm.data.cached.latents import Latents, create_latents
-from ppldm.data.cached.moments import LatentsRule
+from ppldm.data.cached.run import LatentsRule
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.open import open_part, summarize
 from ppldm.data.formats.part import write_part

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.cache.embeddings import create_embeddings
-from ppldm.data.cached.file import CachedFile
-from ppldm.data.cached.find import cached_path, unfinished_path
+from ppldm.cache.requests import PartCaptions
+from ppldm.data.cached.file import CachedFile, cached_path, create_file, unfinished_path
 from ppldm.data.cached.key import EmbeddingsKey, LatentsKey
 from ppldm.data.cached.latents import Latents, create_latents
 from ppldm.data.filelist import Source
@@ -93,7 +92,8 @@ def write_caches(part: Path, folder: Path | None, unfinished: bool, content=None
             create_latents(path, key, {"channels": 4, "factor": 8}, rows)
         else:
             # One row has two captions, so that the most of a row may go with it.
-            create_embeddings(path, key, 8, [[one, "two"] if one.endswith("-1") else [one] for one in captions])
+            made = PartCaptions([[one, "two"] if one.endswith("-1") else [one] for one in captions], 8)
+            create_file(path, key, made.header, made.find_codes(key), made.sizes, made.texts)
         file = CachedFile(path, key, writable=True)
         for row, name in enumerate([*captions, ""][: len(file)]):
             for variant in range(int(file.cells.counts[file.codes[row]])):
