@@ -34,9 +34,9 @@ from ..utils.processes.world import World, shard
 from ..utils.report import print_report
 from ..weights.fetch import check_name
 from .encode import Account, encode_part
-from .on_spark import DRIVER_MEMORY_GB, Cluster
+from .kinds import EmbeddingsRequest, LatentsRequest, Request
+from .on_spark import DRIVER_MEMORY_GB, encode_on_spark
 from .plan import Plan, Projection, check_disks, choose_rows, make_plan, project
-from .requests import EmbeddingsRequest, LatentsRequest, Request
 
 MOST_CROPS = 64
 _Sides = Annotated[list[int], {"nargs": "+", "type": int, "metavar": "PIXELS"}]
@@ -106,14 +106,12 @@ def precompute(
         chosen = choose_rows(sources, condition, sizes if vae else [0], num_workers)
         plans = [make_plan(request, request.load(), sources, chosen, folder) for request in requests]
         with spark_session_if(on_spark, master, DRIVER_MEMORY_GB) as spark:
-            report = run(plans, num_workers, world, dry_run, Cluster(spark, num_threads) if on_spark else None)
+            report = run(plans, num_workers, world, dry_run, spark, num_threads)
         if world.is_main:
             print_report(report, describe, json)
 
 
-def check_asked(
-    vae: str | None, text_encoder: str | None, dtypes: dict[str, str], batch_size: int, engine: str = EAGER
-) -> None:
+def check_asked(vae: str | None, text_encoder: str | None, dtypes: dict, batch_size: int, engine: str) -> None:
     """Raises ConfigError for what cannot be."""
     if vae is None and text_encoder is None:
         raise ConfigError("nothing to compute; name --vae for latents, --text_encoder for text embeddings, or both")
@@ -155,9 +153,9 @@ def read_sizes(data: DataOptions, resolutions: list[int]) -> list[int | ShapeRul
     return list(dict.fromkeys(shape_rule(replace(data, resolution=side), 0) for side in resolutions))
 
 
-def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, cluster: Cluster | None = None) -> dict:
-    """Do this rank's share of the parts, or let a cluster do all; the account of all ranks. Raises DataError,
-    OutputError."""
+def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, spark=None, num_threads: int = 1) -> dict:
+    """Do this rank's share of the parts, or let the executors of a Spark session do all, with `num_threads` each; the
+    account of all ranks. Raises DataError, OutputError."""
     for folder in {file.path.parent for plan in plans for task in plan.tasks for file in task.files}:
         make_output_dir(folder)
     reports = {}
@@ -165,13 +163,13 @@ def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, cluste
         projections = [project(plan, pool) for plan in plans]
         check_disks(projections)
         barrier(world)  # so that nobody measures a disk that others fill already
+        num_tasks = spark.sparkContext.defaultParallelism if spark else world.size
         for plan, projection in zip(plans, projections, strict=True):
-            told = tell(plan, projection, cluster.num_tasks if cluster else world.size, world.is_main)
-            reports[plan.request.name] = told
+            reports[plan.request.name] = tell(plan, projection, num_tasks, world.is_main)
         for plan in () if dry_run else plans:
             began = time.monotonic()
-            if cluster:
-                account = cluster.encode(plan.tasks)
+            if spark:
+                account = encode_on_spark(spark, plan.tasks, num_threads)
             else:
                 account = sum(gather_objects(encode_parts(plan, pool, world), world), Account())
             found = asdict(account) | {"bad": dict(account.bad.most_common()), "seconds": time.monotonic() - began}

@@ -22,7 +22,7 @@ from ..data.formats.open import open_part
 from ..utils.errors import PartError, RowError
 from ..utils.files import finish_file
 from ..utils.log import get_logger
-from .requests import Cell, Contents, Encoder, Task, Wanted
+from .kinds import Cell, Contents, Encoder, Task, Wanted
 
 # Of a row in a file of its own, which may be there the next time.
 _PASSING = "unreadable"

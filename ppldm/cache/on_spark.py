@@ -7,9 +7,8 @@ them, but for the last bits, which depend on the number of threads: Spark gives 
 
 import os
 import socket
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -18,32 +17,21 @@ from ..utils.machine.cpu import load_paddle
 from ..utils.machine.devices import use_device
 from ..utils.machine.spark import following_tasks
 from .encode import Account, encode_part
-from .requests import Encoder, Request, Task
+from .kinds import Encoder, Request, Task
 
 DRIVER_MEMORY_GB = 1.0  # which has little to do
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """The executors of a Spark session. num_threads: that decode the pictures of a part."""
-
-    spark: object
-    num_threads: int
-
-    @property
-    def num_tasks(self) -> int:
-        """How many run at a time."""
-        return self.spark.sparkContext.defaultParallelism
-
-    def encode(self, tasks: Sequence[Task]) -> Account:
-        """Make the files of parts whole. Raises the first error of a part, when all others are done."""
-        encode, tasks = partial(_encode, num_threads=self.num_threads), [*map(_with_absolute_paths, tasks)]
-        with following_tasks(self.spark, tasks[0].files[0].key.what, len(tasks), num_stages=1):
-            done = self.spark.sparkContext.parallelize(tasks, len(tasks)).map(encode).collect()
-        for _, error in done:
-            if error:
-                raise error
-        return sum((account for account, _ in done), Account())
+def encode_on_spark(spark, tasks: list[Task], num_threads: int) -> Account:
+    """Make the files of parts whole by the executors of a session. num_threads: that decode the pictures of a part.
+    Raises the first error of a part, when all others are done."""
+    encode, tasks = partial(_encode, num_threads=num_threads), [*map(_with_absolute_paths, tasks)]
+    with following_tasks(spark, tasks[0].files[0].key.what, len(tasks), num_stages=1):
+        done = spark.sparkContext.parallelize(tasks, len(tasks)).map(encode).collect()
+    for _, error in done:
+        if error:
+            raise error
+    return sum((account for account, _ in done), Account())
 
 
 def _with_absolute_paths(task: Task) -> Task:

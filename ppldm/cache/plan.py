@@ -14,7 +14,7 @@ from ..data.select.selection import Selection, select_rows
 from ..data.shapes import ShapeRule
 from ..utils.errors import DiskFullError
 from ..utils.files import count_free_bytes
-from .requests import Encoder, Request, Shapes, Task, Wanted
+from .kinds import Encoder, Request, Shapes, Task, Wanted
 
 MOST_IN_GROUP = 64  # rows of one shape, as many as a device's batch has: bounds what rows of rare shapes cost
 

@@ -281,15 +281,16 @@ class TextImageDataset:
         row = self.selection[place]
         with self._naming(row):
             part, number = self._number_in_part(row)
-            cached, corner = self._load_moments(part, number, crop, made, place_in_batch), None
-            if cached is None or self._control:
-                # Beside moments the picture is there for its control image alone.
-                pixels = np.empty_like(made.pixels[0]) if cached else made.pixels[place_in_batch]
-                loaded, corner, size = self._load_pixels(part, number, crop, pixels)
+            variant, corner = self.crops.variant(crop), None
+            if found := self.latents and self.latents.read(part, number, variant, made.size):
+                loaded, moments = found
+                made.put_moments(place_in_batch, moments)
             else:
-                loaded = cached
-            if cached is None:
-                made.note_pixels(place_in_batch, (part, number, self.crops.variant(crop)))
+                made.note_pixels(place_in_batch, (part, number, variant))
+            if not found or self._control:
+                # Beside moments the picture is there for its control image alone.
+                pixels = np.empty_like(made.pixels[0]) if found else made.pixels[place_in_batch]
+                loaded, corner, size = self._load_pixels(part, number, crop, pixels)
             if self._wants_sizes:
                 made.sizes[place_in_batch] = self._measure(part, number, crop, corner, made.size)
             try:
@@ -306,17 +307,6 @@ class TextImageDataset:
             if self.embeddings is None:
                 return loaded, None
             return loaded, self.embeddings.read(part, number, self.captions.draw_place(loaded, generator))
-
-    def _load_moments(self, part: int, number: int, crop: DrawnCrop, made: Pictures, place_in_batch: int) -> Row | None:
-        """Row `number` of a part without its picture, its moments in `made`; None without any. Raises RowError."""
-        if self.latents is None:
-            return None
-        found = self.latents.read(part, number, self.crops.variant(crop), made.size)
-        if found is None:
-            return None
-        texts, moments = found
-        made.put_moments(place_in_batch, moments)
-        return texts
 
     def _measure(self, part: int, number: int, crop: DrawnCrop, corner, shape: tuple[int, int]) -> tuple[int, ...]:
         """The `Sizes` of row `number` of a part, from the index, so that they are the same whether or not the row is

@@ -12,8 +12,8 @@ from PIL import Image
 
 from ppldm.cache.command import read_sizes
 from ppldm.cache.encode import encode_part
+from ppldm.cache.kinds import LatentsRequest
 from ppldm.cache.plan import choose_rows, make_plan, project
-from ppldm.cache.requests import LatentsRequest
 from ppldm.config.data import DataOptions
 from ppldm.data.cached.run import CachedMoments, LatentsRule
 from ppldm.data.filelist import read_sources, write_filelist

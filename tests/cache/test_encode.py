@@ -13,8 +13,8 @@ from PIL import Image
 
 from ppldm.cache import plan as module
 from ppldm.cache.encode import Account, encode_part
+from ppldm.cache.kinds import EmbeddingsRequest, LatentsRequest
 from ppldm.cache.plan import check_disks, choose_rows, make_plan, project
-from ppldm.cache.requests import EmbeddingsRequest, LatentsRequest
 from ppldm.data.cached.file import CachedFile, unfinished_path
 from ppldm.data.cached.key import EmbeddingsKey
 from ppldm.data.cached.latents import Latents

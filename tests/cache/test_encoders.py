@@ -8,7 +8,7 @@ from paddle import nn
 from small_weights import write_clip
 
 from ppldm.cache.encoders import embeddings_key
-from ppldm.cache.requests import EmbeddingsRequest, LatentsRequest
+from ppldm.cache.kinds import EmbeddingsRequest, LatentsRequest
 from ppldm.data.images.crop import CropRule
 from ppldm.diffusion.process import Process
 from ppldm.networks.build import build_projected_text_encoder, build_text_encoder, save_component

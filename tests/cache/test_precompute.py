@@ -178,7 +178,7 @@ IMPORTS = """
 from pathlib import Path
 import paddle
 from ppldm.cache.command import run
-from ppldm.cache.requests import EmbeddingsRequest, LatentsRequest
+from ppldm.cache.kinds import EmbeddingsRequest, LatentsRequest
 from ppldm.cache.plan import choose_rows, make_plan
 from ppldm.data.filelist import read_sources
 from ppldm.data.images.crop import CropRule

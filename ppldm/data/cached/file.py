@@ -34,7 +34,7 @@ import math
 import os
 import struct
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -107,12 +107,11 @@ class CachedFile:
         if key is not None and (words := key.differences(self.key)):
             raise PartError(f"{path} was made of something else: {'; '.join(words)}; make it again: `{key.command}`")
         self.header, self.cells = header, self.key.cells(header)
-        self.num_variants, self._sizes = self.cells.variants, _array_bytes(self.cells, self.key.dtype)
+        self.num_variants, self._stored = self.cells.variants, _STORED[self.key.dtype]
         self._map = np.asarray(np.memmap(self.path, np.uint8, "r"))
-        self._stored = _STORED[self.key.dtype]
         self._open_sections(header_bytes)
-        self._number = os.open(self.path, os.O_WRONLY) if writable else None
-        self.close = weakref.finalize(self, _close, self._number)
+        self._number = os.open(self.path, os.O_WRONLY) if writable else -1
+        self.close: Callable = weakref.finalize(self, os.close, self._number) if writable else lambda: None
 
     def _open_sections(self, header_bytes: int) -> None:
         sections, end = _find_sections(self.header, self.cells, header_bytes)
@@ -161,16 +160,13 @@ class CachedFile:
         Raises RowError where the row cannot be used, PartError where the file is damaged there.
         """
         state = self.states[row, variant]
+        if state == MISSING:
+            return None
+        if self.is_damaged(row, variant):
+            raise _damaged(f"{self.path} row {row}", "checksum" if state == PRESENT else "checksum of its state")
         if state != PRESENT:
-            if state == MISSING:
-                return None
-            if self.is_damaged(row, variant):
-                raise _damaged(f"{self.path} row {row}", "checksum of its state")
             raise self.row_error(row, variant)
-        data = self._array(row, variant)
-        if isal_zlib.crc32(data) != self._checksums[row, variant]:
-            raise _damaged(f"{self.path} row {row}", "checksum")
-        return decode_array(data.view(self._stored).reshape(self._shape(row)), self.key.dtype)
+        return decode_array(self._array(row, variant).view(self._stored).reshape(self._shape(row)), self.key.dtype)
 
     def write(self, row: int, variant: int, array: np.ndarray) -> np.ndarray | None:
         """Keep an array, float32, and return it as it will be read; where it is not finite, also only after rounding,
@@ -208,8 +204,10 @@ class CachedFile:
 
     def reason(self, row: int, variant: int) -> str | None:
         """Why a row cannot be used; None where it is missing or there."""
-        state = int(self.states[row, variant])
-        return None if state < _FIRST_REASON else _name_reason(state)
+        number = int(self.states[row, variant]) - _FIRST_REASON
+        if number < 0:
+            return None
+        return REASONS[number] if number < len(REASONS) else "other"
 
     def row_error(self, row: int, variant: int = 0) -> RowError | None:
         """The same as what to raise."""
@@ -244,7 +242,7 @@ class CachedFile:
         return self.cells.shapes[self.codes[row]]
 
     def _place(self, row: int, variant: int) -> tuple[int, int]:
-        size = int(self._sizes[self.codes[row]])
+        size = math.prod(self._shape(row)) * self._stored.itemsize
         return int(self._starts[row]) + variant * size, size
 
     def _array(self, row: int, variant: int) -> np.ndarray:
@@ -284,7 +282,7 @@ def find_cached(part: Path, key: CacheKey, folder: Path | None) -> Path:
     path = cached_path(part, key, folder)
     if path.is_file():
         return path
-    others = list_cached(path.parent, key.suffix).get(part.name, [])
+    others = list_cached(path.parent, part.name, key.suffix)
     if not others:
         raise PartError(f"{part} has no cached {key.what} in {path.parent}; make them with `{key.command}`")
     differences = {other: key.differences(read_key(other)) for other in others}
@@ -304,31 +302,27 @@ def find_cached(part: Path, key: CacheKey, folder: Path | None) -> Path:
 
 
 def find_alike(part: Path, key: LatentsKey, folder: Path | None) -> list[Path]:
-    """The files of a part whose latents are as of this key, whichever shapes they have; the key's own file first."""
+    """The files of a part whose latents are as of this key, whichever shapes they have; the key's own file first.
+    Raises PartError, as `find_cached`, where there are none."""
     own, alike = cached_path(part, key, folder), []
-    for path in list_cached(own.parent).get(part.name, ()):
+    for path in list_cached(own.parent, part.name):
         with suppress(PartError):  # a damaged one, which serves nobody
             if path != own and not replace(key, shapes=(found := read_key(path)).shapes).differences(found):
                 alike.append(path)
-    return [own] * own.is_file() + alike
+    return [own] * own.is_file() + alike or [find_cached(part, key, folder)]
 
 
-def list_cached(folder: Path, suffix: str = LatentsKey.suffix) -> dict[str, list[Path]]:
-    """The files of one kind in a folder by the name of their part."""
-    try:
-        return _list_cached(folder, suffix, os.stat(folder).st_mtime_ns)
-    except FileNotFoundError:
-        return {}
+def list_cached(folder: Path, part: str, suffix: str = LatentsKey.suffix) -> list[Path]:
+    """The finished files of one kind in a folder, of parts of this name."""
+    with suppress(FileNotFoundError):
+        return [path for path in _list_once(folder, os.stat(folder).st_mtime_ns).get(part, ()) if path.suffix == suffix]
+    return []
 
 
 @lru_cache(maxsize=8)
-def _list_cached(folder: Path, suffix: str, changed: int) -> dict[str, list[Path]]:
+def _list_once(folder: Path, changed: int) -> dict[str, list[Path]]:
     """Of so many parts, each would else list the whole folder."""
-    found = {}
-    for path in sorted(folder.glob(f"*{suffix}")):
-        if not path.name.startswith("."):
-            found.setdefault(path.name[: -len(suffix)].rpartition(".")[0], []).append(path)
-    return found
+    return list_files(folder)
 
 
 def list_files(folder: Path) -> dict[str, list[Path]]:
@@ -362,8 +356,8 @@ def decode_array(stored: np.ndarray, dtype: str) -> np.ndarray:
 
 def count_bytes(cells: Cells, dtype: str) -> np.ndarray:
     """The bytes of a row's arrays by its code; int64 [256], 0 for codes without any."""
-    sizes = _array_bytes(cells, dtype)
-    sizes[: len(cells.counts)] *= cells.counts
+    sizes, counted = np.zeros(256, np.int64), zip(cells.shapes, cells.counts, strict=True)
+    sizes[: len(cells.counts)] = [math.prod(shape) * count * _STORED[dtype].itemsize for shape, count in counted]
     return sizes
 
 
@@ -371,13 +365,6 @@ def count_file_bytes(cells: Cells, dtype: str, codes: np.ndarray, text_bytes: fl
     """The bytes of a file of rows of these codes, whose texts have about `text_bytes` each."""
     fixed = 1024 + len(codes) * (1 + 2 + 2 + 8 + 5 * cells.variants + text_bytes)
     return int(fixed + count_bytes(cells, dtype)[codes].sum())
-
-
-def _array_bytes(cells: Cells, dtype: str) -> np.ndarray:
-    """Of one array."""
-    sizes = np.zeros(256, np.int64)
-    sizes[: len(cells.shapes)] = [math.prod(shape) * _STORED[dtype].itemsize for shape in cells.shapes]
-    return sizes
 
 
 def _find_sections(header: dict, cells: Cells, header_bytes: int) -> tuple[dict[str, tuple[int, str, int]], int]:
@@ -427,15 +414,5 @@ def _read_header(path: Path) -> tuple[dict, CacheKey, int]:
     return header, (EmbeddingsKey if "text_encoder" in facts else LatentsKey).from_facts(facts), size
 
 
-def _name_reason(state: int) -> str:
-    number = state - _FIRST_REASON
-    return REASONS[number] if number < len(REASONS) else "other"
-
-
 def _damaged(what, how: str) -> PartError:
     return PartError(f"{what} is damaged ({how}); {_REMEDY}")
-
-
-def _close(number: int | None) -> None:
-    if number is not None:
-        os.close(number)

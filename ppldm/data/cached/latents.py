@@ -32,10 +32,10 @@ from .file import CachedFile, create_file, list_cached, read_key
 from .key import LatentsKey
 
 
-def create_latents(path: Path, key: LatentsKey, header: dict, part: Rows, texts: list[bytes] | None = None) -> None:
-    """`cached.file.create_file` for the rows of a part, whose texts are read unless they are given. Raises OSError."""
+def create_latents(path: Path, key: LatentsKey, header: dict, part: Rows) -> None:
+    """`cached.file.create_file` for the rows of a part. Raises OSError."""
     sizes = np.stack([part.widths, part.heights])
-    create_file(path, key, header, key.find_codes(*sizes), sizes, read_texts(part) if texts is None else texts)
+    create_file(path, key, header, key.find_codes(*sizes), sizes, read_texts(part))
 
 
 def encode_texts(captions: Iterable[str], meta: dict) -> bytes:
@@ -67,25 +67,22 @@ class Latents(CachedFile):
 
     def captions(self, row: int) -> list[str]:
         """All captions of a row. Raises RowError."""
-        return json.loads(self._text_of(row).partition("\n")[0])
+        row = self.texts(row)
+        return [row.caption, *row.other_captions]
 
     def meta(self, row: int) -> dict:
         """The metadata of a row. Raises RowError."""
-        return json.loads(self._text_of(row).partition("\n")[2])
+        return self.texts(row).meta
 
     def texts(self, row: int) -> Row:
         """A row, without its picture. Raises RowError."""
-        captions, _, meta = self._text_of(row).partition("\n")
+        text = self.text(row).decode("utf-8", "surrogatepass")
+        if not text:
+            error = RowError("unreadable", f"{self.path} row {row} could not be read when the file was made")
+            raise self.row_error(row) or error
+        captions, _, meta = text.partition("\n")
         caption, *others = json.loads(captions)
         return Row(caption, b"", json.loads(meta), tuple(others))
-
-    def _text_of(self, row: int) -> str:
-        text = self.text(row)
-        if not text:
-            raise self.row_error(row) or RowError(
-                "unreadable", f"{self.path} row {row} could not be read when the file was made"
-            )
-        return text.decode("utf-8", "surrogatepass")
 
 
 class CachedRows:
@@ -144,7 +141,7 @@ def summarize_cached(path: Path, source: Source) -> IndexSummary:
 def _find_any(path: Path, source: Source) -> Path:
     """The latents of a part that is not here: of any key, since texts and sizes are the same in all."""
     folder = source.latents_dir or path.parent
-    found = list_cached(folder).get(path.name, [])
+    found = list_cached(folder, path.name)
     if not found:
         raise PartError(f"{path} is not here, and {folder} has no cached latents of it; correct the line, or copy them")
     if len({read_key(one).part for one in found}) > 1:

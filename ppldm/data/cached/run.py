@@ -152,7 +152,7 @@ class CachedMoments(_OfParts):
             shard.check()
             return
         place = self._place(number)
-        files = find_alike(*place) or [find_cached(*place)]
+        files = find_alike(*place)
         if files[0] == cached_path(*place):
             return
         opened, (rows, codes) = [Latents(file) for file in files], self._selection.rows_of(number)
@@ -179,7 +179,7 @@ class CachedMoments(_OfParts):
         own = cached_path(*place)
         if self._mode(number) == "ondemand":
             self._create(number, own, key)
-        return [Latents(file, key if file == own else None) for file in find_alike(*place) or [find_cached(*place)]]
+        return [Latents(file, key if file == own else None) for file in find_alike(*place)]
 
     def _open_writable(self, number: int) -> Latents:
         place = self._place(number)

@@ -10,7 +10,7 @@ import pytest
 from formats import write_mds
 from PIL import Image
 
-from ppldm.cache.requests import PartCaptions, read_captions
+from ppldm.cache.kinds import PartCaptions, read_captions
 from ppldm.data.cached.file import CachedFile, cached_path, create_file, read_key
 from ppldm.data.cached.key import EmbeddingsKey
 from ppldm.data.cached.run import CachedEmbeddings, EmbeddingsRule

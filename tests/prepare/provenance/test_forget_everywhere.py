@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.cache.requests import PartCaptions
+from ppldm.cache.kinds import PartCaptions
 from ppldm.data.cached.file import CachedFile, cached_path, create_file, unfinished_path
 from ppldm.data.cached.key import EmbeddingsKey, LatentsKey
 from ppldm.data.cached.latents import Latents, create_latents
