@@ -1,10 +1,10 @@
 """`ppldm precompute`: latents of all rows of filelists, and embeddings of their captions, computed once, for training
 with `--latents cached` and `--text_embeddings cached`.
 
-Beside each part, or in `--latents-dir`, a file for each resolution (`ppldm.data.cached.latents`) and one of embeddings
-(`ppldm.data.cached.run`). Before it begins the command says how many bytes and hours it will take, and refuses
-what does not fit the disk. Stopped at any point, the same command goes on; it also repairs what is damaged. Several
-processes share the parts out, or the executors of Spark.
+Beside each part, or in `--latents-dir`, a file for each resolution and one of embeddings (`data.cached`). Before it
+begins the command says how many bytes and hours it will take, and refuses what does not fit the disk. Stopped at any
+point, the same command goes on; it also repairs what is damaged. Several processes share the parts out, or the
+executors of Spark.
 """
 
 import time

@@ -1,7 +1,7 @@
 """The file of what a frozen network makes of a part: an array for each row and variant, or why there is none.
 
-Latents (`cached.latents`) and embeddings of captions (`cached.embeddings`) are such files; what an array is, and how
-many a row has, is said by key (`cached.key`) and header. In use:
+Latents (`cached.latents`) and embeddings of captions (`cached.run`) are such files; what an array is, and how many a row
+has, is said by key (`cached.key`) and header. In use:
 
     create_file(path, key, header, codes, sizes, texts)      with all rows missing
     file = CachedFile(path, key)                             writable=True to fill in what is missing
@@ -154,15 +154,18 @@ class CachedFile:
         """The texts of a row, as they were given."""
         return self._texts[int(self._ends[row - 1]) if row else 0 : int(self._ends[row])].tobytes()
 
-    def read(self, row: int, variant: int) -> np.ndarray | None:
+    def read(self, row: int, variant: int, on_demand: bool = False) -> np.ndarray | None:
         """An array, float32; None where it is missing.
 
-        Raises RowError where the row cannot be used, PartError where the file is damaged there.
+        Raises RowError where the row cannot be used, PartError where the file is damaged there; None instead where it
+        can be computed again `on_demand`: a machine leaves it so that lost its power.
         """
         state = self.states[row, variant]
         if state == MISSING:
             return None
         if self.is_damaged(row, variant):
+            if on_demand:
+                return None
             raise _damaged(f"{self.path} row {row}", "checksum" if state == PRESENT else "checksum of its state")
         if state != PRESENT:
             raise self.row_error(row, variant)
@@ -275,10 +278,8 @@ def unfinished_path(target: Path) -> Path:
 
 
 def find_cached(part: Path, key: CacheKey, folder: Path | None) -> Path:
-    """The file of `key` for a part, which need not be on this machine where `key.part` is None.
-
-    Raises PartError, which says in what the files that are there differ, and the command that makes what is missing.
-    """
+    """The file of `key` for a part. Raises PartError, which says in what the files that are there differ, and the
+    command that makes what is missing."""
     path = cached_path(part, key, folder)
     if path.is_file():
         return path
@@ -286,14 +287,6 @@ def find_cached(part: Path, key: CacheKey, folder: Path | None) -> Path:
     if not others:
         raise PartError(f"{part} has no cached {key.what} in {path.parent}; make them with `{key.command}`")
     differences = {other: key.differences(read_key(other)) for other in others}
-    same = [other for other, words in differences.items() if not words]
-    if len(same) == 1:
-        return same[0]
-    if same:
-        raise PartError(
-            f"{path.parent} holds {key.what} of {len(same)} parts named {part.name}, and the part itself is not here "
-            "to say which; keep them in folders of their own"
-        )
     nearest = min(others, key=lambda other: len(differences[other]))
     raise PartError(
         f"{nearest} was made of something else: {'; '.join(differences[nearest])}; make what this run needs with "

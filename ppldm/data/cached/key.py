@@ -35,8 +35,8 @@ class Cells:
 @dataclass(frozen=True, kw_only=True)
 class CacheKey:
     """What both kinds of key share. dtype: of the arrays. part: bytes and CRC-32 of the file with the rows, as its
-    index has them; None for any part, where it is not on this machine. format, layout, idx_to_prompt: how its rows are
-    read. A run has a key that says nothing of parts yet, and one `of_part` for each.
+    index has them. format, layout, idx_to_prompt: how its rows are read. A run has a key that says nothing of parts
+    yet, and one `of_part` for each.
 
     Of a subclass, what: its arrays in words; suffix: of names of files; command: what makes them; label: what they are
     of, in words.
@@ -53,10 +53,10 @@ class CacheKey:
     layout: str | None = None
     idx_to_prompt: str | None = None
 
-    def of_part(self: Key, source: Source, content: tuple[int, int] | None) -> Key:
+    def of_part(self: Key, source: Source, content: tuple[int, ...]) -> Key:
         """That of a part of `source` of this content."""
-        part = None if content is None else (int(content[0]), int(content[1]))
-        return replace(self, part=part, **read_options(source))
+        num_bytes, crc32 = content[:2]
+        return replace(self, part=(int(num_bytes), int(crc32)), **read_options(source))
 
     @property
     def depends_on_number(self) -> bool:
@@ -83,11 +83,8 @@ class CacheKey:
         return digest_of(self.facts)
 
     def differences(self, other: "CacheKey") -> list[str]:
-        """In what `other`, found, is not this one, wanted, in words; a part that is None is like any other."""
-        wanted, found = self.facts, other.facts
-        if self.part is None or other.part is None:
-            wanted["part"] = found["part"] = None
-        return find_changes(found, wanted)
+        """In what `other`, found, is not this one, wanted, in words."""
+        return find_changes(other.facts, self.facts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,17 +110,17 @@ class CachedMoments(_OfParts):
     def read(self, number: int, row: int, variant: int, size: tuple[int, int]) -> tuple[Row, np.ndarray] | None:
         """(the texts of row `row` of part `number`, moments float32 [2, C, h, w] of a variant, of pictures of that
         height and width); None where it is to be read as a picture. Raises RowError, PartError, OutputError."""
-        files, mode, moments = self._open(number), self._mode(number), None
+        files, on_demand = self._open(number), self._mode(number) == "ondemand"
         for latents in [one for one in files if one.shape(row) == tuple(size)]:
-            if (moments := _read(latents, row, variant, mode)) is not None:
+            if (moments := latents.read(row, variant, on_demand)) is not None:
                 break
-        if moments is None:
-            if mode == "cached":
-                raise PartError(
-                    f"{files[0].path} lacks latents of row {row}; complete it with `{self._place(number)[1].command}`, "
-                    "or train with --latents ondemand"
-                )
-            return None
+        else:
+            if self._mode(number) != "cached":
+                return None
+            raise PartError(
+                f"{files[0].path} lacks latents of row {row}; complete it with `{self._place(number)[1].command}`, or "
+                "train with --latents ondemand"
+            )
         if moments.shape != self.moments.shape(*size):
             raise PartError(f"{latents.path} row {row} has latents of shape {moments.shape}, not of pictures of {size}")
         return latents.texts(row), moments
@@ -141,7 +141,7 @@ class CachedMoments(_OfParts):
             if self._mode(number) == "ondemand":
                 latents = self._writable(number)
                 # Another epoch, or another rank that replaces a bad row, may have been faster.
-                found = None if latents.reason(row, variant) else _read(latents, row, variant, "ondemand")
+                found = None if latents.reason(row, variant) else latents.read(row, variant, True)
                 kept = latents.write(row, variant, one) if found is None else found
                 if kept is not None:
                     one[:] = kept
@@ -203,13 +203,6 @@ class CachedMoments(_OfParts):
                 ) from error
 
 
-def _read(latents, row: int, variant: int, mode: str) -> np.ndarray | None:
-    """What is damaged, as a machine leaves it that lost its power, is missing where it can be computed again."""
-    if mode == "ondemand" and latents.is_damaged(row, variant):
-        return None
-    return latents.read(row, variant)
-
-
 class CachedEmbeddings(_OfParts):
     """Embeddings. embeddings: the input of the model. Raises ConfigError where captions cannot be enumerated, PartError
     where embeddings are missing or of something else."""
@@ -265,7 +258,7 @@ class _MdsLatents:
         """The same for all rows."""
         return tuple(self._run.shapes[0])
 
-    def read(self, row: int, variant: int) -> np.ndarray:
+    def read(self, row: int, variant: int, on_demand: bool) -> np.ndarray:
         """As `Latents.read`."""
         moments = np.zeros(self._run.moments.shape(*self.shape(row)), np.float32)
         latents = self._shard.read_latents(row, self.shape(row)[0], moments.shape[1:])

@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from ppldm.data.cached.file import (
 from ppldm.data.cached.key import LatentsKey
 from ppldm.data.cached.latents import Latents, encode_texts, read_texts
 from ppldm.data.filelist import Source
+from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.images.crop import CropRule
@@ -250,15 +250,15 @@ def test_latents_of_another_key_are_refused_by_the_field(tmp_path, name):
 
 
 def test_without_the_part_its_latents_are_found_by_name(tmp_path):
-    part, key = tmp_path / "gone" / "part-0.gz", make_key()
-    unknown = replace(key, part=None)
-    with pytest.raises(PartError, match="has no cached latents.*ppldm precompute"):
-        find_cached(part, unknown, tmp_path)
-    path = make_file(tmp_path, key, [0])
+    part = tmp_path / "gone" / "part-0.gz"
+    source = Source(Path("x.filelist"), (), latents="cached", latents_dir=tmp_path)
+    with pytest.raises(PartError, match="not here, and .* has no cached latents of it"):
+        open_part(part, source)
+    make_file(tmp_path, make_key(), [0])
     make_file(tmp_path, make_key("float32"), [0])
-    make_file(tmp_path, key, [0], name="part-0.gz.more")
-    assert find_cached(part, unknown, tmp_path) == path
-    assert len(Latents(path, unknown)) == 1
+    make_file(tmp_path, make_key(part=(7, 9)), [0, 0], name="part-0.gz.more")
+    rows = open_part(part, source)
+    assert len(rows) == 1 and rows.identity == (100, 7)
     make_file(tmp_path, make_key(part=(5, 5)), [0])
-    with pytest.raises(PartError, match="2 parts named"):
-        find_cached(part, unknown, tmp_path)
+    with pytest.raises(PartError, match="latents of several parts named part-0.gz"):
+        open_part(part, source)
