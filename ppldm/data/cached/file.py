@@ -1,7 +1,7 @@
 """The file of what a frozen network makes of a part: an array for each row and variant, or why there is none.
 
-Latents (`cached.latents`) and embeddings of captions (`cached.run`) are such files; what an array is, and how many a row
-has, is said by key (`cached.key`) and header. In use:
+Latents (`cached.latents`) and embeddings of captions (`cached.run`) are such files; what an array is, and how many a
+row has, is said by key (`cached.key`) and header. In use:
 
     create_file(path, key, header, codes, sizes, texts)      with all rows missing
     file = CachedFile(path, key)                             writable=True to fill in what is missing
