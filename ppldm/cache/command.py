@@ -10,6 +10,7 @@ executors of Spark.
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Annotated
 
 from ..config.data import EAGER, LATENTS_DTYPES, DataOptions
@@ -81,34 +82,39 @@ def precompute(
     --text_embeddings cached and the same text encoder and captions (docs/latents.md). The same command goes on where it
     stopped and mends what is damaged. A process a GPU: python -m paddle.distributed.launch $(which ppldm) precompute …
     """
-    check_asked(vae, text_encoder, {"dtype": dtype, "text_dtype": text_dtype}, batch_size, engine := engine or EAGER)
-    device = check_device(device, on_spark := bool(master) or is_submitted())
-    rule = read_crops(crops, flips, crop_fraction, interpolation, bucket_upscale and buckets != "off")
-    sizes = read_sizes(DataOptions(buckets=buckets, bucket_group_size=bucket_group_size, bucket_upscale=bucket_upscale,
-                                   crop_fraction=crop_fraction), resolutions)  # fmt: skip
-    texts = CaptionRule.of_flags(captions, clean_captions, caption_choice)
-    usual, requests = {"batch_size": batch_size, "offline": offline}, []
+    _precompute(SimpleNamespace(**locals()))
+
+
+def _precompute(asked: SimpleNamespace) -> None:
+    """asked: the flags of `precompute`."""
+    vae, text_encoder, engine = asked.vae, asked.text_encoder, asked.engine or EAGER
+    check_asked(vae, text_encoder, {"dtype": asked.dtype, "text_dtype": asked.text_dtype}, asked.batch_size, engine)
+    device = check_device(asked.device, on_spark := bool(asked.master) or is_submitted())
+    names = ("buckets", "bucket_group_size", "bucket_upscale", "crop_fraction", "interpolation")
+    data = DataOptions(**{name: getattr(asked, name) for name in names})
+    crops, sizes = read_crops(asked.crops, asked.flips, data), read_sizes(data, asked.resolutions)
+    texts = CaptionRule.of_flags(asked.captions, asked.clean_captions, asked.caption_choice)
+    own, requests = {"batch_size": asked.batch_size, "offline": asked.offline}, []
     if vae:
-        requests.append(LatentsRequest(model=vae, dtype=dtype, engine=engine, crops=rule, **usual))
+        requests.append(LatentsRequest(model=vae, dtype=asked.dtype, engine=engine, crops=crops, **own))
     if text_encoder:
-        requests.append(EmbeddingsRequest(
-            model=text_encoder, tokenizer=tokenizer, model_max_length=model_max_length, mask_pad_tokens=mask_pad_tokens,
-            text_projection=text_projection, captions=texts, dtype=text_dtype, **usual,
-        ))  # fmt: skip
-    num_threads, num_workers = num_workers or 1, check_workers(num_workers)
-    condition = None if where is None else parse_where(where)
-    sources = [source for filelist in filelists for source in read_sources(filelist, layout)]
-    folder = make_output_dir(local_path(latents_dir)) if latents_dir else None
+        names = ("tokenizer", "model_max_length", "mask_pad_tokens", "text_projection")
+        own |= {name: getattr(asked, name) for name in names}
+        requests.append(EmbeddingsRequest(model=text_encoder, dtype=asked.text_dtype, captions=texts, **own))
+    num_threads, num_workers = asked.num_workers or 1, check_workers(asked.num_workers)
+    condition = None if asked.where is None else parse_where(asked.where)
+    sources = [source for filelist in asked.filelists for source in read_sources(filelist, asked.layout)]
+    folder = make_output_dir(local_path(asked.latents_dir)) if asked.latents_dir else None
     # On Spark as many threads as a task has, so that what is measured before is what it will take.
     with entry(threads=1 if on_spark else None, meets=True):
         use_device(device)
         world = join_world()
         chosen = choose_rows(sources, condition, sizes if vae else [0], num_workers)
         plans = [make_plan(request, request.load(), sources, chosen, folder) for request in requests]
-        with spark_session_if(on_spark, master, DRIVER_MEMORY_GB) as spark:
-            report = run(plans, num_workers, world, dry_run, spark, num_threads)
+        with spark_session_if(on_spark, asked.master, DRIVER_MEMORY_GB) as spark:
+            report = run(plans, num_workers, world, asked.dry_run, spark, num_threads)
         if world.is_main:
-            print_report(report, describe, json)
+            print_report(report, describe, asked.json)
 
 
 def check_asked(vae: str | None, text_encoder: str | None, dtypes: dict, batch_size: int, engine: str) -> None:
@@ -135,13 +141,13 @@ def check_device(device: str | None, on_spark: bool) -> str | None:
     return "cpu" if on_spark else device
 
 
-def read_crops(crops: str, flips: bool, crop_fraction: float, interpolation: str, enlarge: bool) -> CropRule:
+def read_crops(crops: str, flips: bool, data: DataOptions) -> CropRule:
     """What the flags ask for. Raises ConfigError."""
     fixed = crops in ("center", "smart")
     if not fixed and not (crops.isdecimal() and 0 < int(crops) <= MOST_CROPS):
         raise ConfigError(f"--crops {crops} must be center, smart, or a number of random crops from 1 to {MOST_CROPS}")
-    number = 0 if fixed else int(crops)
-    return CropRule(crop_fraction, not fixed, flips, interpolation, number, crops == "smart", enlarge)
+    number, enlarge = 0 if fixed else int(crops), data.bucket_upscale and data.buckets != "off"
+    return CropRule(data.crop_fraction, not fixed, flips, data.interpolation, number, crops == "smart", enlarge)
 
 
 def read_sizes(data: DataOptions, resolutions: list[int]) -> list[int | ShapeRule]:

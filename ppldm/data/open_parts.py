@@ -30,15 +30,11 @@ T = TypeVar("T")
 
 
 class LastUsed(Generic[T]):
-    """`open(number)`, of which the latest `count` are kept; a copy in another process opens its own."""
+    """`get(number)` is `open(number)`, the latest `count` of which are kept; a copy elsewhere opens its own."""
 
     def __init__(self, open: Callable[[int], T], count: int):
         self._arguments = open, count
-        self._kept = lru_cache(maxsize=count)(open)
-
-    def __call__(self, number: int) -> T:
-        """Raises what `open` raises."""
-        return self._kept(number)
+        self.get: Callable[[int], T] = lru_cache(maxsize=count)(open)
 
     def __getstate__(self):
         return self._arguments
@@ -64,7 +60,7 @@ class OpenParts:
 
     def __getitem__(self, number: int) -> Rows:
         """Raises PartError, ConfigError, OutputError."""
-        return self._open(number)
+        return self._open.get(number)
 
     def path(self, number: int) -> Path:
         """Where a part lies."""

@@ -18,6 +18,7 @@ where that was not eager; the code of a row is the number of its shape among tho
 import json
 import zlib
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -131,11 +132,8 @@ class CachedRows:
 
 def summarize_cached(path: Path, source: Source) -> IndexSummary:
     """What the index of a part would tell that is not here. Raises PartError."""
-    rows = CachedRows(path, source)
-    try:
+    with closing(CachedRows(path, source)) as rows:
         return IndexSummary(len(rows), find_smallest_side(rows.widths, rows.heights), rows.identity[:2])
-    finally:
-        rows.close()
 
 
 def _find_any(path: Path, source: Source) -> Path:

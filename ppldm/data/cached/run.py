@@ -110,7 +110,7 @@ class CachedMoments(_OfParts):
     def read(self, number: int, row: int, variant: int, size: tuple[int, int]) -> tuple[Row, np.ndarray] | None:
         """(the texts of row `row` of part `number`, moments float32 [2, C, h, w] of a variant, of pictures of that
         height and width); None where it is to be read as a picture. Raises RowError, PartError, OutputError."""
-        files, on_demand = self._open(number), self._mode(number) == "ondemand"
+        files, on_demand = self._open.get(number), self._mode(number) == "ondemand"
         for latents in [one for one in files if one.shape(row) == tuple(size)]:
             if (moments := latents.read(row, variant, on_demand)) is not None:
                 break
@@ -128,7 +128,7 @@ class CachedMoments(_OfParts):
     def mark_bad(self, number: int, row: int, reason: str) -> None:
         """Keep, where rows are kept, why one cannot be used; not of one whose file failed, which may pass."""
         if self._mode(number) == "ondemand" and reason != "unreadable":
-            latents = self._writable(number)
+            latents = self._writable.get(number)
             for variant in range(latents.num_variants):
                 latents.mark_bad(row, variant, reason)
 
@@ -139,7 +139,7 @@ class CachedMoments(_OfParts):
         moments = moments.copy()
         for (number, row, variant), one in zip(places.tolist(), moments, strict=True):
             if self._mode(number) == "ondemand":
-                latents = self._writable(number)
+                latents = self._writable.get(number)
                 # Another epoch, or another rank that replaces a bad row, may have been faster.
                 found = None if latents.reason(row, variant) else latents.read(row, variant, True)
                 kept = latents.write(row, variant, one) if found is None else found
@@ -215,7 +215,7 @@ class CachedEmbeddings(_OfParts):
     def read(self, number: int, row: int, place: int | None) -> np.ndarray:
         """float32 [L, D] of the text at `place` among those of row `row` of part `number`; None: of the empty caption.
         Raises RowError, PartError."""
-        file = self._open(number)
+        file = self._open.get(number)
         found = file.read(len(file) - 1, 0) if place is None else file.read(row, place)
         if found is None:
             raise PartError(f"{file.path} lacks embeddings of row {row}; complete it with `{file.key.command}`")
