@@ -149,7 +149,7 @@ class LatentsRequest(_Settings):
 
 
 class PartPictures:
-    """What the latents of a part are made of. header, sizes, texts: as `create_file` takes them."""
+    """What the latents of a part are made of. `header`, `sizes`, `texts`: what `create_file` takes."""
 
     def __init__(self, part: Rows, crops: CropRule, header: dict):
         self._part, self._crops, self.header = part, crops, header
@@ -233,7 +233,7 @@ class EmbeddingsRequest(_Settings):
         return PartCaptions(read_captions(part, self.captions), encoder.header["width"])
 
     def measure(self, task: "Task", encoder: Encoder, pool: Executor) -> tuple[list[float], Estimate]:
-        """As of latents."""
+        """(seconds of a caption, how much a file is), about, by the first rows of a part."""
         with closing(open_part(task.path, task.source)) as part:
             texts = read_captions(part, self.captions, task.files[0].rows[:-1][: self.batch_size].tolist())
         for _ in range(2):  # the first time is slower
@@ -252,8 +252,8 @@ class EmbeddingsRequest(_Settings):
 
 
 class PartCaptions:
-    """What the embeddings of a part are made of, as `PartPictures`: the texts of its rows, and the empty caption.
-    width: of hidden states. Raises PartError."""
+    """What the embeddings of a part are made of: the texts of its rows, and the empty caption. width: of hidden states.
+    `header`, `sizes`, `texts`: what `create_file` takes. Raises PartError."""
 
     def __init__(self, captions: Texts, width: int):
         self._captions = [*captions, [""]]

@@ -259,14 +259,14 @@ class _MdsLatents:
         return tuple(self._run.shapes[0])
 
     def read(self, row: int, variant: int, on_demand: bool) -> np.ndarray:
-        """As `Latents.read`."""
+        """Moments of a row, float32 [2, C, h, w]."""
         moments = np.zeros(self._run.moments.shape(*self.shape(row)), np.float32)
         latents = self._shard.read_latents(row, self.shape(row)[0], moments.shape[1:])
         np.divide(latents, self._run.rule.scaling_factor, out=moments[0])
         return moments
 
     def texts(self, row: int) -> Row:
-        """As `Latents.texts`."""
+        """A row, without its picture."""
         caption, meta = self._shard.read_fields(row)
         return Row(caption, b"", meta)
 
@@ -300,7 +300,7 @@ class _MdsEmbeddings:
         return len(self._shard) + 1
 
     def read(self, row: int, place: int) -> np.ndarray:
-        """As `CachedFile.read`; the last row is the empty caption."""
+        """Embeddings of a row's caption, float32 [L, D]; the last row is the empty caption."""
         if row == len(self._shard):
             return np.zeros(self._run.shape, np.float32)
         return self._shard.read_caption_latents(row, self._run.shape).astype(np.float32)
