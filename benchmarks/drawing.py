@@ -58,7 +58,7 @@ def measure_network(kind: str, name: str, side: int, tokens: int, arguments) -> 
     from ppdiffusers.models.attention_processor import AttnProcessor
 
     from ppldm.config.network_files import CONFIG_DIR
-    from ppldm.inference.engine import EAGER, ENGINES, use_engine
+    from ppldm.networks.engine import EAGER, ENGINES, use_engine
     from ppldm.utils.files import read_json_object
     from ppldm.weights.configs import complete_config
     from ppldm.weights.fill import bare_network

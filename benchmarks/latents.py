@@ -26,12 +26,13 @@ from loaders import BATCH_SIZE, MAX_TOKENS, write_rows
 from photographs import make_rows
 from results import add_result_flags, processor, save_results
 
-from ppldm.data.cached.file import count_bytes
-from ppldm.data.cached.key import DTYPES, LatentsKey, cached_path
-from ppldm.data.cached.latents import Latents, create_latents, read_texts
-from ppldm.data.cached.moments import LatentsRule
+from ppldm.config.data import LATENTS_DTYPES
+from ppldm.data.cached.file import cached_path, count_bytes
+from ppldm.data.cached.key import LatentsKey
+from ppldm.data.cached.latents import Latents, create_latents
+from ppldm.data.cached.run import LatentsRule
 from ppldm.data.dataset import TextImageDataset
-from ppldm.data.filelist import Source, read_sources
+from ppldm.data.filelist import read_sources
 from ppldm.data.formats.open import open_part
 from ppldm.data.images.crop import CropRule
 from ppldm.data.inputs import Integer, Moments, Normals, Pixels, Tokens, Uncached
@@ -103,13 +104,10 @@ def write_latents(sources: list, resolution: int) -> None:
     rng = np.random.default_rng(0)
     for path, source in [(path, one) for one in sources for path in one.parts]:
         with closing(open_part(path, source)) as part:
-            key = LatentsKey.of(
-                AUTOENCODER, [(resolution, resolution)], VARIANTS["center"], "float16", source, part.identity[:2]
-            )
-            target, codes = cached_path(path, key), np.zeros(len(part), np.uint8)
-            create_latents(
-                target, key, CHANNELS, FACTOR, codes, np.stack([part.widths, part.heights]), read_texts(part)
-            )
+            key = LatentsKey.of(AUTOENCODER, [(resolution, resolution)], VARIANTS["center"], "float16")
+            key = key.of_part(source, part.identity[:2])
+            target = cached_path(path, key)
+            create_latents(target, key, {"channels": CHANNELS, "factor": FACTOR}, part)
             latents = Latents(target, key, writable=True)
             for row in range(len(part)):
                 shape = (2, CHANNELS, resolution // FACTOR, resolution // FACTOR)
@@ -134,10 +132,10 @@ def measure_rows(dataset: TextImageDataset, repeats: int) -> float:
 def measure_encoding(resolution: int, quick: bool) -> dict:
     """CPU seconds of a crop through a VAE of the published size by each engine, the least of two turns after one that
     is not measured, and the greatest difference from eager."""
+    from ppldm.cache.encoders import PictureEncoder
     from ppldm.config.network_files import CONFIG_DIR
-    from ppldm.inference.engine import EAGER, EXACT_ENGINES, use_engine
-    from ppldm.inference.precompute.picture_encoder import Encoder
     from ppldm.networks.build import build_autoencoder
+    from ppldm.networks.engine import EAGER, EXACT_ENGINES, use_engine
 
     pixels = np.random.default_rng(0).integers(0, 256, (1, 3, resolution, resolution), dtype=np.uint8)
     encoders, found, seconds = {}, {}, {engine: [] for engine in EXACT_ENGINES}
@@ -145,7 +143,7 @@ def measure_encoding(resolution: int, quick: bool) -> dict:
         vae = build_autoencoder(CONFIG_DIR / ("vae_tiny.json" if quick else "vae_kl_f8.json"), seed=0)
         vae.eval()
         use_engine([vae.encoder], engine)
-        encoders[engine] = Encoder(vae, 1)
+        encoders[engine] = PictureEncoder(vae, 1)
     for _ in range(3):
         for engine, encoder in encoders.items():
             began = time.process_time()
@@ -160,11 +158,11 @@ def measure_encoding(resolution: int, quick: bool) -> dict:
 
 def measure_bytes() -> list[dict]:
     """Of the moments of a row."""
-    source, header = Source(Path("rows.filelist"), ()), {"channels": CHANNELS, "factor": FACTOR}
+    header = {"channels": CHANNELS, "factor": FACTOR}
     return [
         {"dtype": dtype, "resolution": side, "crops": name, "bytes": int(
-            count_bytes(LatentsKey.of("", [(side, side)], rule, dtype, source, None).cells(header), dtype)[0])}
-        for dtype in DTYPES for side in (256, 512, 768) for name, rule in VARIANTS.items()
+            count_bytes(LatentsKey.of("", [(side, side)], rule, dtype).cells(header), dtype)[0])}
+        for dtype in LATENTS_DTYPES for side in (256, 512, 768) for name, rule in VARIANTS.items()
     ]  # fmt: skip
 
 

@@ -59,13 +59,14 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict:
 
 def measure_bytes() -> list[dict]:
     """Of the embeddings of a caption."""
+    from ppldm.config.data import LATENTS_DTYPES
     from ppldm.data.cached.file import count_bytes
-    from ppldm.data.cached.key import DTYPES, Cells
+    from ppldm.data.cached.key import Cells
 
     return [
         {"text_encoder": name, "width": width, "dtype": dtype,
          "bytes": int(count_bytes(Cells(((TOKENS, width),), (1,), 1), dtype)[0])}
-        for name, width in WIDTHS.items() for dtype in DTYPES
+        for name, width in WIDTHS.items() for dtype in LATENTS_DTYPES
     ]  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def test_every_extra_is_declared(declared):
     }
     pinned = (ROOT / "requirements/engine.txt").read_text().splitlines()[-1]
     assert declared["extras_require"]["engine"] == [pinned]
-    for path in ("ppldm/inference/engine.py", "docs/weights.md"):
+    for path in ("ppldm/networks/engine.py", "docs/weights.md"):
         assert f"pip install {pinned}" in (ROOT / path).read_text(), path
     assert declared["entry_points"]["console_scripts"] == ["ppldm = ppldm.__main__:main"]
 

@@ -55,7 +55,7 @@ GROUPS = {
     "Train": {
         "train": ("ppldm.training.commands.train", "train"),
         "finetune": ("ppldm.training.commands.finetune", "finetune"),
-        "precompute": ("ppldm.inference.precompute.command", "precompute"),
+        "precompute": ("ppldm.cache.command", "precompute"),
         "replay": ("ppldm.runs.replay", "replay"),
         "watch": ("ppldm.runs.watch", "watch"),
         "report": ("ppldm.runs.report", "report"),

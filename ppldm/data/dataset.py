@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial, reduce
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from isal import isal_zlib
@@ -26,7 +27,6 @@ from isal import isal_zlib
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Generators, Stream
 from .bad_rows import BadRows
-from .cached.moments import CachedMoments, LatentsRule
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
 from .formats.row import Row
@@ -39,6 +39,9 @@ from .order.groups import BucketIndex, make_successors
 from .select.selection import Selection, select_rows
 from .text.captions import CaptionRule
 from .text.tokenizer import CaptionTokenizer
+
+if TYPE_CHECKING:
+    from .cached.run import EmbeddingsRule, LatentsRule
 
 
 class Pictures:
@@ -93,7 +96,7 @@ class TextImageDataset:
     selection: which; None for all. inputs: what a batch holds of them, by name; of pictures of `resolution` pixels a
     side, or of the selection's shapes, of which a batch has one. tokenizer: may be None without `Tokens` among them.
     captions, crops: what of a row's texts and image a sample has. latents: which cached ones serve, for sources that
-    ask for them. embeddings: the EmbeddingsRule, which cached ones serve; None: a batch has none. `list_sizes`,
+    ask for them. embeddings: which cached ones serve; None: a batch has none. `list_sizes`,
     `weights`, `buckets`: the rows and weights of the sources and the shapes of rows, None where all are squares, as
     `make_order` takes them. Raises PartError, ConfigError.
     """
@@ -109,8 +112,8 @@ class TextImageDataset:
         crops: CropRule = CropRule(),  # noqa: B008
         bad_rows: BadRows = BadRows(),  # noqa: B008
         selection: Selection | None = None,
-        latents: LatentsRule | None = None,
-        embeddings=None,
+        latents: "LatentsRule | None" = None,
+        embeddings: "EmbeddingsRule | None" = None,
     ):
         self.tokenizer, self.seed = tokenizer, seed
         self.captions, self.crops, self.bad_rows = captions, crops, bad_rows
@@ -132,18 +135,16 @@ class TextImageDataset:
         if any(source.latents != "off" for source in sources):
             if self._moments is None or latents is None:
                 raise ConfigError("cached latents are for models with a frozen autoencoder; omit --latents")
-            self.latents = CachedMoments(
-                *(latents, self._moments, crops, self._shapes, parts, self.selection.contents, count, self._parts),
-                self.selection,
-            )
+            from .cached.run import CachedMoments
+
+            self.latents = CachedMoments(latents, self._moments, crops, self._shapes, self._parts, self.selection)
         else:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, Moments | Uncached)}
         self.embeddings = None
         if embeddings:
-            from .cached.embeddings import CachedEmbeddings
+            from .cached.run import CachedEmbeddings
 
-            wanted = _find(TextEmbeddings, inputs)
-            self.embeddings = CachedEmbeddings(embeddings, wanted, captions, parts, self.selection.contents, count)
+            self.embeddings = CachedEmbeddings(embeddings, _find(TextEmbeddings, inputs), captions, self._parts)
         else:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, TextEmbeddings)}
         self.inputs = inputs
@@ -280,15 +281,16 @@ class TextImageDataset:
         row = self.selection[place]
         with self._naming(row):
             part, number = self._number_in_part(row)
-            cached, corner = self._load_moments(part, number, crop, made, place_in_batch), None
-            if cached is None or self._control:
-                # Beside moments the picture is there for its control image alone.
-                pixels = np.empty_like(made.pixels[0]) if cached else made.pixels[place_in_batch]
-                loaded, corner, size = self._load_pixels(part, number, crop, pixels)
+            variant, corner = self.crops.variant(crop), None
+            if found := self.latents and self.latents.read(part, number, variant, made.size):
+                loaded, moments = found
+                made.put_moments(place_in_batch, moments)
             else:
-                loaded = cached
-            if cached is None:
-                made.note_pixels(place_in_batch, (part, number, self.crops.variant(crop)))
+                made.note_pixels(place_in_batch, (part, number, variant))
+            if not found or self._control:
+                # Beside moments the picture is there for its control image alone.
+                pixels = np.empty_like(made.pixels[0]) if found else made.pixels[place_in_batch]
+                loaded, corner, size = self._load_pixels(part, number, crop, pixels)
             if self._wants_sizes:
                 made.sizes[place_in_batch] = self._measure(part, number, crop, corner, made.size)
             try:
@@ -305,17 +307,6 @@ class TextImageDataset:
             if self.embeddings is None:
                 return loaded, None
             return loaded, self.embeddings.read(part, number, self.captions.draw_place(loaded, generator))
-
-    def _load_moments(self, part: int, number: int, crop: DrawnCrop, made: Pictures, place_in_batch: int) -> Row | None:
-        """Row `number` of a part without its picture, its moments in `made`; None without any. Raises RowError."""
-        if self.latents is None:
-            return None
-        found = self.latents.read(part, number, self.crops.variant(crop), made.size)
-        if found is None:
-            return None
-        texts, moments = found
-        made.put_moments(place_in_batch, moments)
-        return texts
 
     def _measure(self, part: int, number: int, crop: DrawnCrop, corner, shape: tuple[int, int]) -> tuple[int, ...]:
         """The `Sizes` of row `number` of a part, from the index, so that they are the same whether or not the row is

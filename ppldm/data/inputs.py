@@ -64,7 +64,7 @@ class Moments:
 @dataclass(frozen=True)
 class Uncached:
     """A row of the batch that has no moments: its place in the batch; its part, its number in that and its variant, by
-    which what is made of its pixels can be kept (`data.cached.moments.CachedMoments.keep`)."""
+    which what is made of its pixels can be kept (`data.cached.run.CachedMoments.keep`)."""
 
     dtype: ClassVar[type] = np.int64
 

@@ -6,9 +6,10 @@ windows opens a part once a window; a smaller one opens it again and again.
 """
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -25,41 +26,52 @@ _FILES_OF_A_PART = 2
 _OTHER_FILES = 256
 
 
-class OpenParts:
-    """Opens parts by their number and keeps the latest `count` open. One that falls out closes with its last user.
+T = TypeVar("T")
 
-    parts: (path, how to read it). contents: (bytes, CRC-32) that each had when the run began; None: not known.
-    """
 
-    def __init__(
-        self,
-        parts: Sequence[tuple[Path, Source]],
-        count: int,
-        contents: Sequence[tuple[int, int]] | None = None,
-    ):
-        self._parts, self._count, self._contents = parts, count, contents
-        self._open = lru_cache(maxsize=count)(self._open_part)
+class LastUsed(Generic[T]):
+    """`get(number)` is `open(number)`, the latest `count` of which are kept; a copy elsewhere opens its own."""
 
-    def __getitem__(self, number: int) -> Rows:
-        """Raises PartError, ConfigError, OutputError."""
-        return self._open(number)
-
-    def path(self, number: int) -> Path:
-        """Where a part lies."""
-        return self._parts[number][0]
+    def __init__(self, open: Callable[[int], T], count: int):
+        self._arguments = open, count
+        self.get: Callable[[int], T] = lru_cache(maxsize=count)(open)
 
     def __getstate__(self):
-        return self._parts, self._count, self._contents
+        return self._arguments
 
     def __setstate__(self, state):
         self.__init__(*state)
 
+
+class OpenParts:
+    """Opens parts by their number and keeps the latest `count` open. One that falls out closes with its last user.
+
+    names: (path, how to read it). contents: (bytes, CRC-32) that each had when the run began; None: not known.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[tuple[Path, Source]],
+        count: int,
+        contents: Sequence[tuple[int, int]] | None = None,
+    ):
+        self.names, self.count, self.contents = names, count, contents
+        self._open = LastUsed(self._open_part, count)
+
+    def __getitem__(self, number: int) -> Rows:
+        """Raises PartError, ConfigError, OutputError."""
+        return self._open.get(number)
+
+    def path(self, number: int) -> Path:
+        """Where a part lies."""
+        return self.names[number][0]
+
     def _open_part(self, number: int) -> Rows:
-        path, source = self._parts[number]
+        path, source = self.names[number]
         if not is_there(path) and source.latents != "cached":
             raise gone(path)
         rows = open_part(path, source)
-        if self._contents and rows.identity[:2] != self._contents[number]:
+        if self.contents and rows.identity[:2] != self.contents[number]:
             rows.close()
             raise changed(path)
         return rows

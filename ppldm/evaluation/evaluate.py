@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Annotated
 
 from ..diffusion.drawing import Drawing
-from ..inference.generate import join_world
 from ..inference.pictures.ask import check_settings, require_positive
 from ..utils.entry import entry
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
 from ..utils.log import quiet_libraries
 from ..utils.machine.devices import use_device
+from ..utils.processes.meeting import join_world
 from ..utils.processes.world import World
 from ..utils.report import print_report
 from ..weights.fetch import check_name

@@ -11,12 +11,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Annotated
 
+from ..networks.engine import Engine
 from ..utils.machine.devices import use_device
 from ..utils.report import print_report
 from ..weights.fetch import check_name, locate_model
 from ..weights.folders import COMPONENT_FOLDERS
 from ..weights.lora.flag import Loras, check_loras
-from .engine import Engine
 from .half import Dtype
 from .pictures.ask import plan_of
 from .pictures.draw import choose_folder, draw_plan, estimate
@@ -102,6 +102,7 @@ generate.aliases = {
 
 def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     from ..utils.log import quiet_libraries
+    from ..utils.processes.meeting import join_world
     from ..utils.processes.rank_watch import barrier
     from .load import load
 
@@ -139,16 +140,6 @@ def warn_of_prompts(pipeline, texts: Iterable[str], weighted: bool = False) -> N
 
     if said := describe_prompts(pipeline, texts, weighted):
         get_logger().warning("%s", as_shown(said))
-
-
-def join_world():
-    """This process's place among those that a launcher started, which can talk to one another from here on."""
-    from ..utils.processes.meeting import join
-    from ..utils.processes.world import World
-
-    world = World.detect()
-    join(world)
-    return world
 
 
 def _choose_seed(plan: Plan) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ..data.text.tokenizer import load_tokenizer
 from ..diffusion.drawing import drawing_of
 from ..families.common.ldm_build import build_model, require_whole
+from ..networks.engine import EAGER, check_engine, drawing_layers, use_engine
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
 from ..utils.machine.devices import current_device
@@ -16,7 +17,6 @@ from ..weights.noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.read import read_cascade, read_weights
 from ..weights.write import metadata_of
 from .cascade import load_stages
-from .engine import EAGER, check_engine, drawing_layers, use_engine
 from .half import FLOAT32, check_dtype, use_dtype
 from .pipeline import TextToImage, check_keywords
 

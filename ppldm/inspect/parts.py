@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..data.cached.key import list_cached
+from ..data.cached.file import list_cached
 from ..data.filelist import Source, read_sources
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import open_part, summarize
@@ -79,7 +79,7 @@ def list_parts(
 
 
 def _read_from_latents(part: PartName) -> PartName:
-    if is_there(part.path) or part.path.name not in list_cached(part.source.latents_dir or part.path.parent):
+    if is_there(part.path) or not list_cached(part.source.latents_dir or part.path.parent, part.path.name):
         return part
     return PartName(part.path, replace(part.source, latents="cached"))
 

@@ -60,7 +60,7 @@ class Model(nn.Layer):
     caption_encoder: the name of the frozen component whose hidden states of captions may be; None without such.
     empty_end: the id of the token that ends a caption where those of an empty one are zeros (`--empty_caption zeros`).
     keep_moments: what is computed of pixels may be kept by it: (places int64 [M, 3], moments [M, 2, C, h, w]) to the
-    moments as they will be read again (`data.cached.moments.CachedMoments.keep`).
+    moments as they will be read again (`data.cached.run.CachedMoments.keep`).
     adapters: what is trained in place of its networks, by name (`networks.adapters`).
     num_updates: how many updates are done; told before each of a training.
     A model whose `predict` may be compiled calls `compiled_predict` in its place while that is set and it trains.

@@ -1,7 +1,6 @@
 """A training run from its settings, whatever family it is of."""
 
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from ..config.data import DataOptions
 from ..config.option import identity_of, options
 from ..config.recipe import sections_of
 from ..config.training import TrainingOptions
-from ..data.cached.moments import LatentsRule
 from ..data.dataset import TextImageDataset
 from ..data.filelist import Source
 from ..data.order.groups import make_order
@@ -57,7 +55,7 @@ from .run import TrainingRun
 from .run_folder import prepare_output
 
 if TYPE_CHECKING:
-    from ..data.cached.embeddings import EmbeddingsRule
+    from ..data.cached.run import EmbeddingsRule, LatentsRule
     from .averages.snapshots import SnapshotWriter
 
 ADAPTERS_FOLDER = "lora"  # in the output folder
@@ -159,10 +157,12 @@ def dataset_maker(model, data, arguments, sources: list[Source]):
     )
 
 
-def latents_rule(model, data) -> LatentsRule | None:
+def latents_rule(model, data) -> "LatentsRule | None":
     """Which cached latents are those of a model's autoencoder; None of a model that has none to be cached."""
     if model.autoencoder is None:
         return None
+    from ..data.cached.run import LatentsRule
+
     vae = model.components[model.autoencoder].layer
     digest = encoder_digest(component_of(model.autoencoder, vae))
     return LatentsRule(digest, float(getattr(vae.config, "scaling_factor", 1.0)), data.latents_dtype)
@@ -175,13 +175,14 @@ def embeddings_rule(family: Family, model, config, data) -> "EmbeddingsRule | No
         return None
     if model.caption_encoder is None:
         raise ConfigError("--text_embeddings cached is for models with a frozen text encoder; omit it")
-    from ..inference.precompute.text_encoder import make_rule
+    from ..cache.encoders import embeddings_key
+    from ..data.cached.run import EmbeddingsRule
 
     kind = kind_of(family, model.caption_encoder)
     text_encoder = component_of(kind, model.components[model.caption_encoder].layer)
     projected = kind == "projected_text_encoder"
-    rule = make_rule(text_encoder, model.tokenizer, config.mask_pad_tokens, data.text_embeddings_dtype, projected)
-    return replace(rule, empty_is_zeros=model.empty_end is not None)
+    key = embeddings_key(text_encoder, model.tokenizer, config.mask_pad_tokens, data.text_embeddings_dtype, projected)
+    return EmbeddingsRule(key, empty_is_zeros=model.empty_end is not None)
 
 
 def make_state(family: Family, config, model, arguments, max_steps: int, global_batch_size: int, world: World):

@@ -8,7 +8,7 @@ import pytest
 from formats import write_mds
 from PIL import Image
 
-from ppldm.data.cached.moments import LatentsRule
+from ppldm.data.cached.run import LatentsRule
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row

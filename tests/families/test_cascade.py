@@ -9,9 +9,9 @@ from overfit import learn, with_new_noise
 from tiny_cascade import flags, make_batch
 from tiny_model import write_image_encoder, write_prior
 
+from ppldm.cache.command import precompute
 from ppldm.data.inputs import Uniform
 from ppldm.families.base import check_family, get_family
-from ppldm.inference.precompute.command import precompute
 from ppldm.networks.build import build_cascade, build_effnet, build_projected_text_encoder, save_component
 from ppldm.networks.cascade.prior import clip_pixels, embed_pictures
 from ppldm.networks.configs import read_new_config

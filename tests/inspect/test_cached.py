@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.cached.file import CachedFile, create_file
-from ppldm.data.cached.key import EmbeddingsKey, LatentsKey, cached_path, unfinished_path
-from ppldm.data.cached.latents import create_latents, read_texts
+from ppldm.data.cached.file import CachedFile, cached_path, create_file, unfinished_path
+from ppldm.data.cached.key import EmbeddingsKey, LatentsKey
+from ppldm.data.cached.latents import create_latents
 from ppldm.data.filelist import Source
 from ppldm.data.formats.part import Part
 from ppldm.data.formats.row import Row
@@ -28,12 +28,10 @@ ONE = ("--num-workers", 1)
 def write_latents(part: Part, folder=None, rows=None, flips=False, content=None):
     """Latents of the rows of a part of 16 x 16 pixels; those of `rows` are there."""
     source = Source(part.path.parent / "x.filelist", ())
-    key = LatentsKey.of(
-        "0123", [(16, 16)], CropRule(random=False, flip=flips), "float32", source, content or part.identity
-    )
+    key = LatentsKey.of("0123", [(16, 16)], CropRule(random=False, flip=flips), "float32")
+    key = key.of_part(source, content or part.identity)
     path = cached_path(part.path, key, folder)
-    codes, sizes = np.zeros(len(part), np.uint8), np.stack([part.widths, part.heights])
-    create_latents(path, key, 4, 8, codes, sizes, read_texts(part))
+    create_latents(path, key, {"channels": 4, "factor": 8}, part)
     file = CachedFile(path, key, writable=True)
     for row in range(len(part)) if rows is None else rows:
         for variant in range(key.num_variants):
@@ -44,8 +42,9 @@ def write_latents(part: Part, folder=None, rows=None, flips=False, content=None)
 def write_embeddings(part: Part, texts: list[int]):
     """Embeddings of so many texts of each row, all there, and of the empty caption."""
     key = EmbeddingsKey(
-        "float16", part.identity[:2], "part", "default", None, "4567", "89", 3, False, ("a",), "random", False
-    )
+        text_encoder="4567", tokenizer="89", model_max_length=3, mask_pad_tokens=False, captions=("a",),
+        dtype="float16", part=part.identity[:2], format="part", layout="default",
+    )  # fmt: skip
     path, codes = cached_path(part.path, key), np.array([*texts, 1], np.uint8)
     create_file(path, key, {"width": 2, "variants": max(texts)}, codes, np.zeros((2, len(codes))), [b""] * len(codes))
     file = CachedFile(path, key, writable=True)

@@ -1,7 +1,7 @@
 """The file of what a frozen network makes of a part: an array for each row and variant, or why there is none.
 
-Latents (`cached.latents`) and embeddings of captions (`cached.embeddings`) are such files; what an array is, and how
-many a row has, is said by key (`cached.key`) and header. In use:
+Latents (`cached.latents`) and embeddings of captions (`cached.run`) are such files; what an array is, and how many a
+row has, is said by key (`cached.key`) and header. In use:
 
     create_file(path, key, header, codes, sizes, texts)      with all rows missing
     file = CachedFile(path, key)                             writable=True to fill in what is missing
@@ -35,16 +35,16 @@ import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 from isal import isal_zlib
 
-from ...utils.errors import PartError, RowError
+from ...config.data import EAGER
+from ...utils.errors import ConfigError, PartError, RowError
 from ...utils.files import atomic_write, naming_full_disk
 from .key import CacheKey, Cells, EmbeddingsKey, LatentsKey
 
@@ -60,21 +60,8 @@ _MAGIC, _VERSION = b"PPLDMLAT", 1
 _START = struct.Struct("<8sIII")
 _ALIGNMENT = 64
 _STORED: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
+_UNFINISHED = ".unfinished"
 _REMEDY = "the same `ppldm precompute` makes it again"
-
-
-@dataclass(frozen=True)
-class _Places:
-    """Where the sections of a file begin, in bytes. `arrays`: int64 [rows + 1], those of each row, and the end."""
-
-    codes: int
-    widths: int
-    heights: int
-    ends: int
-    texts: int
-    states: int
-    checksums: int
-    arrays: np.ndarray
 
 
 def create_file(
@@ -86,18 +73,20 @@ def create_file(
     header: what `key.cells` needs besides. codes: uint8 [rows]. sizes: uint16 [2, rows], widths and heights. texts: of
     each row. Raises OSError.
     """
-    static = _static_sections(codes, sizes, texts)
-    facts = {"rows": len(codes), "text_bytes": sum(map(len, texts)), "crc32": _checksum(static)}
+    widths, heights = sizes
+    ends = np.cumsum([len(text) for text in texts], dtype="<u8")
+    arrays = codes.astype("u1"), widths.astype("<u2"), heights.astype("<u2"), ends
+    written = *(array.tobytes() for array in arrays), b"".join(texts)
+    facts = {"rows": len(codes), "text_bytes": len(written[-1]), "crc32": _checksum(written)}
     header = {"key": key.facts, **header, **facts}
-    encoded = json.dumps(header).encode()
-    places = _find_places(header, key.cells(header), key.dtype, len(encoded), codes)
+    encoded, cells = json.dumps(header).encode(), key.cells(header)
+    sections, end = _find_sections(header, cells, len(encoded))
     with atomic_write(path) as file:
         file.write(_START.pack(_MAGIC, _VERSION, len(encoded), isal_zlib.crc32(encoded)) + encoded)
-        starts = places.codes, places.widths, places.heights, places.ends, places.texts
-        for start, data in zip(starts, static, strict=True):
+        for (start, _, _), data in zip(sections.values(), written, strict=False):
             file.seek(start)
             file.write(data)
-        file.truncate(int(places.arrays[-1]))
+        file.truncate(end + int(count_bytes(cells, key.dtype)[codes].sum()))
 
 
 def read_key(path: Path) -> CacheKey:
@@ -118,59 +107,69 @@ class CachedFile:
         if key is not None and (words := key.differences(self.key)):
             raise PartError(f"{path} was made of something else: {'; '.join(words)}; make it again: `{key.command}`")
         self.header, self.cells = header, self.key.cells(header)
-        self.num_variants, self._sizes = self.cells.variants, _array_bytes(self.cells, self.key.dtype)
+        self.num_variants, self._stored = self.cells.variants, _STORED[self.key.dtype]
         self._map = np.asarray(np.memmap(self.path, np.uint8, "r"))
-        self._open_sections(header, header_bytes)
-        self._stored = _STORED[self.key.dtype]
-        self._number = os.open(self.path, os.O_WRONLY) if writable else None
-        self.close = weakref.finalize(self, _close, self._number)
+        self._open_sections(header_bytes)
+        self._number = os.open(self.path, os.O_WRONLY) if writable else -1
+        self.close: Callable = weakref.finalize(self, os.close, self._number) if writable else lambda: None
 
-    def _open_sections(self, header: dict, header_bytes: int) -> None:
-        rows, variants = header["rows"], self.num_variants
-        start = _align(_START.size + header_bytes)
-        codes = self._view(start, "u1", rows)
-        places = _find_places(header, self.cells, self.key.dtype, header_bytes, codes)
-        if len(self._map) != places.arrays[-1]:
-            raise _damaged(self.path, f"it has {len(self._map)} bytes and not {places.arrays[-1]}")
-        self.codes = self._view(places.codes, "u1", rows)
-        self.widths, self.heights = (self._view(place, "<u2", rows) for place in (places.widths, places.heights))
-        self._ends = self._view(places.ends, "<u8", rows)
-        self._texts = self._view(places.texts, "u1", header["text_bytes"])
-        if _checksum((self.codes, self.widths, self.heights, self._ends, self._texts)) != header["crc32"]:
-            raise _damaged(self.path, "checksum")
-        self.states = self._view(places.states, "u1", rows * variants).reshape(rows, variants)
-        self._checksums = self._view(places.checksums, "<u4", rows * variants).reshape(rows, variants)
-        self._places = places
-
-    def _view(self, place: int, dtype: str, count: int) -> np.ndarray:
-        end = place + count * np.dtype(dtype).itemsize
-        if end > len(self._map):
+    def _open_sections(self, header_bytes: int) -> None:
+        sections, end = _find_sections(self.header, self.cells, header_bytes)
+        if len(self._map) < end:
             raise _damaged(self.path, "it is cut short")
-        return self._map[place:end].view(dtype)
+        views = [
+            self._map[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+            for start, dtype, count in sections.values()
+        ]
+        self.codes, self.widths, self.heights, self._ends, self._texts, states, checksums = views
+        # Where the arrays of each row begin, and where the last ones end.
+        sizes = count_bytes(self.cells, self.key.dtype)[self.codes]
+        self._starts = end + np.concatenate([[0], np.cumsum(sizes)])
+        if len(self._map) != self._starts[-1]:
+            raise _damaged(self.path, f"it has {len(self._map)} bytes and not {self._starts[-1]}")
+        if _checksum(views[:5]) != self.header["crc32"]:
+            raise _damaged(self.path, "checksum")
+        shape = len(self), self.num_variants
+        self.states, self._checksums = states.reshape(shape), checksums.reshape(shape)
+        self._states_start, self._checksums_start = sections["states"][0], sections["checksums"][0]
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    @property
+    def engine(self) -> str:
+        """What computed them (`--engine`). It decides no more than last bits, so it is no part of the key; but the rows
+        of a file have all one."""
+        return self.header.get("engine", EAGER)
+
+    def check_engine(self, engine: str) -> None:
+        """Raises ConfigError where `engine` may not compute what is missing."""
+        if engine != self.engine:
+            raise ConfigError(
+                f"{self.path} lacks rows, and those it has were computed with --engine {self.engine}; complete it with "
+                f"`{self.key.command} --engine {self.engine}`, or delete it"
+            )
 
     def text(self, row: int) -> bytes:
         """The texts of a row, as they were given."""
         return self._texts[int(self._ends[row - 1]) if row else 0 : int(self._ends[row])].tobytes()
 
-    def read(self, row: int, variant: int) -> np.ndarray | None:
+    def read(self, row: int, variant: int, on_demand: bool = False) -> np.ndarray | None:
         """An array, float32; None where it is missing.
 
-        Raises RowError where the row cannot be used, PartError where the file is damaged there.
+        Raises RowError where the row cannot be used, PartError where the file is damaged there; None instead where it
+        can be computed again `on_demand`: a machine leaves it so that lost its power.
         """
         state = self.states[row, variant]
-        if state != PRESENT:
-            if state == MISSING:
+        if state == MISSING:
+            return None
+        if self.is_damaged(row, variant):
+            if on_demand:
                 return None
-            if self.is_damaged(row, variant):
-                raise _damaged(f"{self.path} row {row}", "checksum of its state")
+            raise _damaged(f"{self.path} row {row}", "checksum" if state == PRESENT else "checksum of its state")
+        if state != PRESENT:
             raise self.row_error(row, variant)
-        data = self._array(row, variant)
-        if isal_zlib.crc32(data) != self._checksums[row, variant]:
-            raise _damaged(f"{self.path} row {row}", "checksum")
-        return decode_array(data.view(self._stored).reshape(self._shape(row)), self.key.dtype)
+        return decode_array(self._array(row, variant).view(self._stored).reshape(self._shape(row)), self.key.dtype)
 
     def write(self, row: int, variant: int, array: np.ndarray) -> np.ndarray | None:
         """Keep an array, float32, and return it as it will be read; where it is not finite, also only after rounding,
@@ -184,14 +183,14 @@ class CachedFile:
             raise ValueError(f"an array of shape {rounded.shape} is not of row {row}, {self._shape(row)}")
         place, size = self._place(row, variant)
         self._put(place, stored)
-        self._put_checksum(row, variant, stored)
+        self._put_checksum(row, variant, isal_zlib.crc32(stored))
         self._set_state(row, variant, PRESENT)
         return rounded
 
     def mark_bad(self, row: int, variant: int, reason: str) -> None:
         """Keep why a row cannot be used: the reason of a RowError."""
         state = _FIRST_REASON + REASONS.index(reason if reason in REASONS else "other")
-        self._put_checksum(row, variant, bytes([state]))
+        self._put_checksum(row, variant, isal_zlib.crc32(bytes([state])))
         self._set_state(row, variant, state)
 
     def forget(self, row: int, variant: int) -> None:
@@ -208,8 +207,10 @@ class CachedFile:
 
     def reason(self, row: int, variant: int) -> str | None:
         """Why a row cannot be used; None where it is missing or there."""
-        state = int(self.states[row, variant])
-        return None if state < _FIRST_REASON else _name_reason(state)
+        number = int(self.states[row, variant]) - _FIRST_REASON
+        if number < 0:
+            return None
+        return REASONS[number] if number < len(REASONS) else "other"
 
     def row_error(self, row: int, variant: int = 0) -> RowError | None:
         """The same as what to raise."""
@@ -232,8 +233,7 @@ class CachedFile:
                         continue
                     if state == PRESENT:
                         copy._put(copy._place(number, variant)[0], self._array(row, variant))
-                    copy._put(copy._places.checksums + 4 * (number * copy.num_variants + variant),
-                              self._checksums[row, variant : variant + 1])  # fmt: skip
+                    copy._put_checksum(number, variant, self._checksums[row, variant])
                     copy._set_state(number, variant, state)
             copy.flush()
 
@@ -245,19 +245,18 @@ class CachedFile:
         return self.cells.shapes[self.codes[row]]
 
     def _place(self, row: int, variant: int) -> tuple[int, int]:
-        size = int(self._sizes[self.codes[row]])
-        return int(self._places.arrays[row]) + variant * size, size
+        size = math.prod(self._shape(row)) * self._stored.itemsize
+        return int(self._starts[row]) + variant * size, size
 
     def _array(self, row: int, variant: int) -> np.ndarray:
         place, size = self._place(row, variant)
         return self._map[place : place + size]
 
-    def _put_checksum(self, row: int, variant: int, data) -> None:
-        place = self._places.checksums + 4 * (row * self.num_variants + variant)
-        self._put(place, np.array([isal_zlib.crc32(data)], "<u4"))
+    def _put_checksum(self, row: int, variant: int, checksum: int) -> None:
+        self._put(self._checksums_start + 4 * (row * self.num_variants + variant), np.array([checksum], "<u4"))
 
     def _set_state(self, row: int, variant: int, state: int) -> None:
-        self._put(self._places.states + row * self.num_variants + variant, bytes([state]))
+        self._put(self._states_start + row * self.num_variants + variant, bytes([state]))
 
     def _put(self, place: int, data) -> None:
         """By a write and not through the map, where a full disk would end the process by SIGBUS."""
@@ -266,6 +265,68 @@ class CachedFile:
             while data:
                 written = os.pwrite(self._number, data, place)
                 data, place = data[written:], place + written
+
+
+def cached_path(part: Path, key: CacheKey, folder: Path | None = None) -> Path:
+    """The file of a part's arrays: beside it, or in `folder`."""
+    return (folder or part.parent) / f"{part.name}.{key.digest[:8]}{key.suffix}"
+
+
+def unfinished_path(target: Path) -> Path:
+    """Where a cached file is made before it gets its name."""
+    return target.with_name(f".{target.name}{_UNFINISHED}")
+
+
+def find_cached(part: Path, key: CacheKey, folder: Path | None) -> Path:
+    """The file of `key` for a part. Raises PartError, which says in what the files that are there differ, and the
+    command that makes what is missing."""
+    path = cached_path(part, key, folder)
+    if path.is_file():
+        return path
+    others = list_cached(path.parent, part.name, key.suffix)
+    if not others:
+        raise PartError(f"{part} has no cached {key.what} in {path.parent}; make them with `{key.command}`")
+    differences = {other: key.differences(read_key(other)) for other in others}
+    nearest = min(others, key=lambda other: len(differences[other]))
+    raise PartError(
+        f"{nearest} was made of something else: {'; '.join(differences[nearest])}; make what this run needs with "
+        f"`{key.command}`, or run with what the {key.what} were made of"
+    )
+
+
+def find_alike(part: Path, key: LatentsKey, folder: Path | None) -> list[Path]:
+    """The files of a part whose latents are as of this key, whichever shapes they have; the key's own file first.
+    Raises PartError, as `find_cached`, where there are none."""
+    own, alike = cached_path(part, key, folder), []
+    for path in list_cached(own.parent, part.name):
+        with suppress(PartError):  # a damaged one, which serves nobody
+            if path != own and not replace(key, shapes=(found := read_key(path)).shapes).differences(found):
+                alike.append(path)
+    return [own] * own.is_file() + alike or [find_cached(part, key, folder)]
+
+
+def list_cached(folder: Path, part: str, suffix: str = LatentsKey.suffix) -> list[Path]:
+    """The finished files of one kind in a folder, of parts of this name."""
+    with suppress(FileNotFoundError):
+        return [path for path in _list_once(folder, os.stat(folder).st_mtime_ns).get(part, ()) if path.suffix == suffix]
+    return []
+
+
+@lru_cache(maxsize=8)
+def _list_once(folder: Path, changed: int) -> dict[str, list[Path]]:
+    """Of so many parts, each would else list the whole folder."""
+    return list_files(folder)
+
+
+def list_files(folder: Path) -> dict[str, list[Path]]:
+    """The cached files of both kinds in a folder by the name of their part, those too that nobody has finished."""
+    found = {}
+    for path in sorted(folder.glob("*")):
+        target = path.name.removesuffix(_UNFINISHED)
+        target = target if target == path.name else target.removeprefix(".")
+        if target.endswith((LatentsKey.suffix, EmbeddingsKey.suffix)) and not target.startswith("."):
+            found.setdefault(target.rpartition(".")[0].rpartition(".")[0], []).append(path)
+    return found
 
 
 def encode_array(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -288,8 +349,8 @@ def decode_array(stored: np.ndarray, dtype: str) -> np.ndarray:
 
 def count_bytes(cells: Cells, dtype: str) -> np.ndarray:
     """The bytes of a row's arrays by its code; int64 [256], 0 for codes without any."""
-    sizes = _array_bytes(cells, dtype)
-    sizes[: len(cells.counts)] *= cells.counts
+    sizes, counted = np.zeros(256, np.int64), zip(cells.shapes, cells.counts, strict=True)
+    sizes[: len(cells.counts)] = [math.prod(shape) * count * _STORED[dtype].itemsize for shape, count in counted]
     return sizes
 
 
@@ -299,32 +360,22 @@ def count_file_bytes(cells: Cells, dtype: str, codes: np.ndarray, text_bytes: fl
     return int(fixed + count_bytes(cells, dtype)[codes].sum())
 
 
-def _array_bytes(cells: Cells, dtype: str) -> np.ndarray:
-    """Of one array."""
-    sizes = np.zeros(256, np.int64)
-    sizes[: len(cells.shapes)] = [math.prod(shape) * _STORED[dtype].itemsize for shape in cells.shapes]
-    return sizes
-
-
-def _find_places(header: dict, cells: Cells, dtype: str, header_bytes: int, codes: np.ndarray) -> _Places:
-    rows, place, places = header["rows"], _START.size + header_bytes, []
-    states = rows * cells.variants
-    for size in (rows, 2 * rows, 2 * rows, 8 * rows, header["text_bytes"], states, 4 * states):
-        places.append(_align(place))
-        place = places[-1] + size
-    sizes = count_bytes(cells, dtype)[codes]
-    return _Places(*places, arrays=_align(place) + np.concatenate([[0], np.cumsum(sizes)]))
+def _find_sections(header: dict, cells: Cells, header_bytes: int) -> tuple[dict[str, tuple[int, str, int]], int]:
+    """(where each section begins, its dtype and how many values it has; where the arrays begin)."""
+    rows, sections, place = header["rows"], {}, _START.size + header_bytes
+    dtypes = {"codes": "u1", "widths": "<u2", "heights": "<u2", "ends": "<u8"}
+    dtypes |= {"texts": "u1", "states": "u1", "checksums": "<u4"}
+    counts = {"texts": header["text_bytes"], "states": rows * cells.variants, "checksums": rows * cells.variants}
+    for name, dtype in dtypes.items():
+        count = counts.get(name, rows)
+        start = _align(place)
+        sections[name] = start, dtype, count
+        place = start + count * np.dtype(dtype).itemsize
+    return sections, _align(place)
 
 
 def _align(place: int) -> int:
     return -(-place // _ALIGNMENT) * _ALIGNMENT
-
-
-def _static_sections(codes: np.ndarray, sizes: np.ndarray, texts: list[bytes]) -> tuple[bytes, ...]:
-    widths, heights = sizes
-    ends = np.cumsum([len(text) for text in texts], dtype="<u8")
-    arrays = codes.astype("u1"), widths.astype("<u2"), heights.astype("<u2"), ends
-    return *(array.tobytes() for array in arrays), b"".join(texts)
 
 
 def _checksum(sections: Iterable) -> int:
@@ -356,36 +407,5 @@ def _read_header(path: Path) -> tuple[dict, CacheKey, int]:
     return header, (EmbeddingsKey if "text_encoder" in facts else LatentsKey).from_facts(facts), size
 
 
-def _name_reason(state: int) -> str:
-    number = state - _FIRST_REASON
-    return REASONS[number] if number < len(REASONS) else "other"
-
-
 def _damaged(what, how: str) -> PartError:
     return PartError(f"{what} is damaged ({how}); {_REMEDY}")
-
-
-def _close(number: int | None) -> None:
-    if number is not None:
-        os.close(number)
-
-
-T = TypeVar("T")
-
-
-class LastUsed(Generic[T]):
-    """`open(number)`, of which the latest `count` are kept; a copy in another process opens its own."""
-
-    def __init__(self, open: Callable[[int], T], count: int):
-        self._arguments = open, count
-        self._kept = lru_cache(maxsize=count)(open)
-
-    def __call__(self, number: int) -> T:
-        """Raises what `open` raises."""
-        return self._kept(number)
-
-    def __getstate__(self):
-        return self._arguments
-
-    def __setstate__(self, state):
-        self.__init__(*state)

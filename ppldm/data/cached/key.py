@@ -1,31 +1,25 @@
-"""What a file of cached latents, or of embeddings of captions, was made of, and which file that is.
+"""What a file of cached latents, or of embeddings of captions, was made of.
 
 Arrays of one key are the same numbers wherever they are made; those of another key are never used. The name of a file
 holds the first digits of its key's digest, its header the whole key, so that a mismatch is said in words.
 """
 
 import json
-import os
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from ...config.data import LATENTS_DTYPES
 from ...utils.checksums import digest_of
-from ...utils.errors import PartError
-from ...utils.text import find_changes
+from ...utils.errors import ConfigError
+from ...utils.text import count_of, find_changes
 from ..filelist import Source
 from ..fingerprint import read_options
 from ..images.crop import CropRule
 from ..shapes import ShapeRule
+from ..text.captions import CaptionRule
 
-DTYPES = LATENTS_DTYPES
-_UNFINISHED = ".unfinished"
+Key = TypeVar("Key", bound="CacheKey")
 
 
 @dataclass(frozen=True)
@@ -38,24 +32,31 @@ class Cells:
     variants: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CacheKey:
     """What both kinds of key share. dtype: of the arrays. part: bytes and CRC-32 of the file with the rows, as its
-    index has them; None for any part, where it is not on this machine. format, layout, idx_to_prompt: how its rows are
-    read.
+    index has them. format, layout, idx_to_prompt: how its rows are read. A run has a key that says nothing of parts
+    yet, and one `of_part` for each.
 
-    Of a subclass, what: its arrays in words; suffix: of names of files; command: what makes them.
+    Of a subclass, what: its arrays in words; suffix: of names of files; command: what makes them; label: what they are
+    of, in words.
     """
 
     what: ClassVar[str]
     suffix: ClassVar[str]
     command: ClassVar[str]
+    label: ClassVar[str]
 
     dtype: str
-    part: tuple[int, int] | None
-    format: str
-    layout: str | None
-    idx_to_prompt: str | None
+    part: tuple[int, int] | None = None
+    format: str = ""
+    layout: str | None = None
+    idx_to_prompt: str | None = None
+
+    def of_part(self: Key, source: Source, content: tuple[int, ...]) -> Key:
+        """That of a part of `source` of this content."""
+        num_bytes, crc32 = content[:2]
+        return replace(self, part=(int(num_bytes), int(crc32)), **read_options(source))
 
     @property
     def depends_on_number(self) -> bool:
@@ -82,14 +83,11 @@ class CacheKey:
         return digest_of(self.facts)
 
     def differences(self, other: "CacheKey") -> list[str]:
-        """In what `other`, found, is not this one, wanted, in words; a part that is None is like any other."""
-        wanted, found = self.facts, other.facts
-        if self.part is None or other.part is None:
-            wanted["part"] = found["part"] = None
-        return find_changes(found, wanted)
+        """In what `other`, found, is not this one, wanted, in words."""
+        return find_changes(other.facts, self.facts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LatentsKey(CacheKey):
     """autoencoder: `weights.components.encoder_digest`. shapes: (height, width) in pixels of the crops, in the order of
     the codes of rows. crops: `CropRule.kind`. upscale: whether pictures may be enlarged.
@@ -109,10 +107,8 @@ class LatentsKey(CacheKey):
     upscale: bool
 
     @classmethod
-    def of(
-        cls, autoencoder: str, shapes, crops: CropRule, dtype: str, source: Source, part: tuple[int, int] | None
-    ) -> "LatentsKey":
-        """The key of a part of `source` under a rule of crops."""
+    def of(cls, autoencoder: str, shapes, crops: CropRule, dtype: str) -> "LatentsKey":
+        """The key of a run under a rule of crops."""
         return cls(
             autoencoder=autoencoder,
             shapes=tuple((int(height), int(width)) for height, width in shapes),
@@ -122,19 +118,7 @@ class LatentsKey(CacheKey):
             flips=crops.flip,
             upscale=crops.enlarge,
             dtype=dtype,
-            part=None if part is None else (int(part[0]), int(part[1])),
-            **read_options(source),
         )
-
-    def find_alike(self, part: Path, folder: Path | None, read_key: Callable[[Path], CacheKey]) -> list[Path]:
-        """The files of a part whose rows are as of this key, whichever shapes they have; the key's own file first.
-        read_key: the key of such a file."""
-        own, alike = cached_path(part, self, folder), []
-        for path in list_cached(own.parent).get(part.name, ()):
-            with suppress(PartError):  # a damaged one, which serves nobody
-                if path != own and not replace(self, shapes=(key := read_key(path)).shapes).differences(key):
-                    alike.append(path)
-        return [own] * own.is_file() + alike
 
     def cells(self, header: dict) -> Cells:
         """Header: `channels`, and `factor`, pixels a side to one latent."""
@@ -160,6 +144,13 @@ class LatentsKey(CacheKey):
         return ShapeRule(self.shapes, self.upscale).assign(widths, heights)[0]
 
     @property
+    def label(self) -> str:
+        """What these are of."""
+        (height, width), *others = self.shapes
+        more = f" and {count_of(len(others), 'other shape')}" if others else ""
+        return f"crops of {width} x {height}{more}"
+
+    @property
     def command(self) -> str:
         """What makes latents of this key."""
         if len(self.shapes) == 1 and self.shapes[0][0] == self.shapes[0][1]:
@@ -170,7 +161,7 @@ class LatentsKey(CacheKey):
         return words + (" --flips" if self.flips else "") + (" --bucket-upscale" if self.upscale else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EmbeddingsKey(CacheKey):
     """text_encoder, tokenizer: `weights.components.text_encoder_digest`, `data.text.tokenizer.tokenizer_digest`.
     model_max_length: tokens of a caption. mask_pad_tokens: whether the encoder sees no padding; False of one that is
@@ -181,15 +172,26 @@ class EmbeddingsKey(CacheKey):
 
     what: ClassVar[str] = "text embeddings"
     suffix: ClassVar[str] = ".embeddings"
+    label: ClassVar[str] = "captions"
 
     text_encoder: str
     tokenizer: str
     model_max_length: int
     mask_pad_tokens: bool
-    captions: tuple[str, ...]
-    caption_choice: str
-    clean_captions: bool
+    captions: tuple[str, ...] = ()
+    caption_choice: str = "random"
+    clean_captions: bool = False
     text_projection: bool = False
+
+    def with_captions(self, captions: CaptionRule) -> "EmbeddingsKey":
+        """That of a run with these captions. Raises ConfigError for what cannot be enumerated."""
+        if captions.tags or captions.wildcards:
+            raise ConfigError(
+                "captions that are drawn anew in every epoch have no embeddings to cache; omit --shuffle_tags, "
+                "--tag_drop_probability and --caption_wildcards, or train with --text_embeddings off"
+            )
+        names = tuple(name for name, _ in captions.weights)
+        return replace(self, captions=names, caption_choice=captions.choice, clean_captions=captions.clean)
 
     @property
     def facts(self) -> dict:
@@ -212,73 +214,6 @@ class EmbeddingsKey(CacheKey):
         words += f" --text-dtype {self.dtype}" + (" --clean-captions" if self.clean_captions else "")
         words += " --text-projection" if self.text_projection else ""
         return words + (" --mask-pad-tokens" if self.mask_pad_tokens else "")
-
-
-def cached_path(part: Path, key: CacheKey, folder: Path | None = None) -> Path:
-    """The file of a part's arrays: beside it, or in `folder`."""
-    return (folder or part.parent) / f"{part.name}.{key.digest[:8]}{key.suffix}"
-
-
-def unfinished_path(target: Path) -> Path:
-    """Where a cached file is made before it gets its name."""
-    return target.with_name(f".{target.name}{_UNFINISHED}")
-
-
-def find_cached(part: Path, key: CacheKey, folder: Path | None, read_key: Callable[[Path], CacheKey]) -> Path:
-    """The file of `key` for a part, which need not be on this machine where `key.part` is None.
-
-    read_key: the key of such a file. Raises PartError, which says in what the files that are there differ, and the
-    command that makes what is missing.
-    """
-    path = cached_path(part, key, folder)
-    if path.is_file():
-        return path
-    others = list_cached(path.parent, key.suffix).get(part.name, [])
-    if not others:
-        raise PartError(f"{part} has no cached {key.what} in {path.parent}; make them with `{key.command}`")
-    differences = {other: key.differences(read_key(other)) for other in others}
-    same = [other for other, words in differences.items() if not words]
-    if len(same) == 1:
-        return same[0]
-    if same:
-        raise PartError(
-            f"{path.parent} holds {key.what} of {len(same)} parts named {part.name}, and the part itself is not here "
-            "to say which; keep them in folders of their own"
-        )
-    nearest = min(others, key=lambda other: len(differences[other]))
-    raise PartError(
-        f"{nearest} was made of something else: {'; '.join(differences[nearest])}; make what this run needs with "
-        f"`{key.command}`, or run with what the {key.what} were made of"
-    )
-
-
-def list_cached(folder: Path, suffix: str = LatentsKey.suffix) -> dict[str, list[Path]]:
-    """The files of one kind in a folder by the name of their part."""
-    try:
-        return _list_cached(folder, suffix, os.stat(folder).st_mtime_ns)
-    except FileNotFoundError:
-        return {}
-
-
-@lru_cache(maxsize=8)
-def _list_cached(folder: Path, suffix: str, changed: int) -> dict[str, list[Path]]:
-    """Of so many parts, each would else list the whole folder."""
-    found = {}
-    for path in sorted(folder.glob(f"*{suffix}")):
-        if not path.name.startswith("."):
-            found.setdefault(path.name[: -len(suffix)].rpartition(".")[0], []).append(path)
-    return found
-
-
-def list_files(folder: Path) -> dict[str, list[Path]]:
-    """The cached files of both kinds in a folder by the name of their part, those too that nobody has finished."""
-    found = {}
-    for path in sorted(folder.glob("*")):
-        target = path.name.removesuffix(_UNFINISHED)
-        target = target if target == path.name else target.removeprefix(".")
-        if target.endswith((LatentsKey.suffix, EmbeddingsKey.suffix)) and not target.startswith("."):
-            found.setdefault(target.rpartition(".")[0].rpartition(".")[0], []).append(path)
-    return found
 
 
 def _frozen(value):

@@ -13,8 +13,7 @@ from typing import Any
 
 from ...utils.log import get_logger, progress
 from ...utils.processes.workers import map_in_threads, map_unordered
-from ...utils.store.cache import size_of
-from ..cached.rows import CachedRows, is_only_cached, summarize_cached
+from ...utils.store.cache import is_there, size_of
 from ..filelist import Source
 from ..select.sidecar import build_columns
 from .index.entries import IndexSummary, find_smallest_side
@@ -36,7 +35,9 @@ def open_part(path, source: Source) -> Rows:
 
     Raises PartError, ConfigError, OutputError.
     """
-    if is_only_cached(Path(path), source):
+    if _is_only_cached(Path(path), source):
+        from ..cached.latents import CachedRows
+
         return CachedRows(path, source)
     open_rows = _class_of(source.format)
     if source.format == "webdataset":
@@ -82,6 +83,13 @@ def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list
 
 def find_summary(path: Path, source: Source) -> IndexSummary | None:
     """What the index tells of a file that has one, or the latents of one that is not here."""
-    if is_only_cached(path, source):
+    if _is_only_cached(path, source):
+        from ..cached.latents import summarize_cached
+
         return summarize_cached(path, source)
     return _class_of(source.format).summarize(path, index_layout(source.layout, source.format))
+
+
+def _is_only_cached(path: Path, source: Source) -> bool:
+    """Whether the rows of a part are to be read from its latents, as it is not here itself."""
+    return source.latents == "cached" and not is_there(path)

@@ -128,7 +128,7 @@ def _with_remedy(flags: dict[str, str], name: str):
 
 def _table() -> dict[str, Any]:
     """What a picture's record may say, by name: as a request, and what a request cannot."""
-    from ..engine import ENGINES
+    from ...networks.engine import ENGINES
     from ..half import DTYPES
     from ..prompt_weights import SYNTAXES
     from ..serving.parameters import Limits, Parameter, make_parameters

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastcore.meta import delegates
 
+from ...networks.engine import Engine
 from ...utils.errors import ConfigError
 from ...utils.files import local_path
 from ...weights.fetch import check_name
 from ...weights.lora.flag import Loras, check_loras
-from ..engine import Engine
 from ..half import Dtype
 
 _Models = Annotated[list[str], {"opt": True, "required": True, "nargs": "+", "type": str, "metavar": "MODEL"}]

@@ -12,8 +12,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from ...data.cached.file import CachedFile
-from ...data.cached.key import LatentsKey, cached_path, list_files, unfinished_path
+from ...data.cached.file import CachedFile, cached_path, list_files, unfinished_path
+from ...data.cached.key import LatentsKey
 from ...data.cached.latents import Latents
 from ...data.formats.part import Part
 from ...utils.errors import PartError, RowError

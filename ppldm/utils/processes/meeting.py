@@ -47,6 +47,13 @@ def tell_end(status: int) -> None:
             _open.tell(_open.world.rank, status)
 
 
+def join_world() -> World:
+    """This process's place among those that a launcher started, which can talk to one another from here on."""
+    world = World.detect()
+    join(world)
+    return world
+
+
 def join(world: World, seconds: float = _LIMIT_SECONDS) -> None:
     """Wait for the other ranks, 0: without a limit; all can talk to one another afterwards. Imports paddle.
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.cached.file import REASONS, count_bytes, decode_array, encode_array, read_key
-from ppldm.data.cached.key import DTYPES, LatentsKey, cached_path, find_cached
-from ppldm.data.cached.latents import Latents, create_latents, encode_texts, read_texts
+from ppldm.config.data import LATENTS_DTYPES
+from ppldm.data.cached.file import (
+    REASONS,
+    cached_path,
+    count_bytes,
+    create_file,
+    decode_array,
+    encode_array,
+    find_cached,
+    read_key,
+)
+from ppldm.data.cached.key import LatentsKey
+from ppldm.data.cached.latents import Latents, encode_texts, read_texts
 from ppldm.data.filelist import Source
+from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.images.crop import CropRule
@@ -25,7 +35,7 @@ SHAPES = [(16, 16), (24, 16), (8, 32)]
 
 
 def make_key(dtype="float16", crops=CropRule(random=False), shapes=SHAPES, part=(100, 7), autoencoder="0123"):  # noqa: B008
-    return LatentsKey.of(autoencoder, shapes, crops, dtype, Source(Path("x.filelist"), ()), part)
+    return LatentsKey.of(autoencoder, shapes, crops, dtype).of_part(Source(Path("x.filelist"), ()), part)
 
 
 def make_file(folder, key, codes, name="part-0.gz", texts=None) -> Path:
@@ -33,7 +43,7 @@ def make_file(folder, key, codes, name="part-0.gz", texts=None) -> Path:
     codes = np.array(codes, np.uint8)
     sizes = np.array([np.arange(len(codes)) + 20, np.arange(len(codes)) + 30], np.uint16)
     texts = [encode_texts([f"row {i}"], {"n": i}) for i in range(len(codes))] if texts is None else texts
-    create_latents(path, key, C, F, codes, sizes, texts)
+    create_file(path, key, {"channels": C, "factor": F}, codes, sizes, texts)
     return path
 
 
@@ -45,7 +55,7 @@ def draw_moments(rng, key, code):
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_what_is_written_is_read_and_all_else_is_missing(tmp_path_factory, data):
-    dtype = data.draw(st.sampled_from(DTYPES))
+    dtype = data.draw(st.sampled_from(LATENTS_DTYPES))
     crops = data.draw(
         st.sampled_from([CropRule(random=False), CropRule(num_crops=3), CropRule(num_crops=2, flip=True)])
     )
@@ -95,7 +105,7 @@ def test_texts_and_sizes_are_those_of_the_part(tmp_path, make_image):
 @given(st.lists(st.floats(-60000, 60000, width=32), min_size=1, max_size=50))
 def test_rounding_is_to_the_nearest_ties_to_even(values):
     moments = np.array(values, np.float32)
-    for dtype in DTYPES:
+    for dtype in LATENTS_DTYPES:
         stored = encode_array(moments, dtype)
         rounded = decode_array(stored, dtype)
         assert (encode_array(rounded, dtype) == stored).all()
@@ -231,24 +241,24 @@ def test_latents_of_another_key_are_refused_by_the_field(tmp_path, name):
     other = make_key(**CHANGES[name])
     path = make_file(tmp_path, other, [0])
     assert wanted.digest != other.digest and read_key(path) == other
-    for refused in (lambda: Latents(path, wanted), lambda: find_cached(part, wanted, None, read_key)):
+    for refused in (lambda: Latents(path, wanted), lambda: find_cached(part, wanted, None)):
         with pytest.raises(PartError, match=rf"{name} was .* and is .*ppldm precompute FILELIST --vae"):
             refused()
     assert len(wanted.differences(other)) == 1
     right = make_file(tmp_path, wanted, [0])
-    assert find_cached(part, wanted, None, read_key) == right
+    assert find_cached(part, wanted, None) == right
 
 
 def test_without_the_part_its_latents_are_found_by_name(tmp_path):
-    part, key = tmp_path / "gone" / "part-0.gz", make_key()
-    unknown = replace(key, part=None)
-    with pytest.raises(PartError, match="has no cached latents.*ppldm precompute"):
-        find_cached(part, unknown, tmp_path, read_key)
-    path = make_file(tmp_path, key, [0])
+    part = tmp_path / "gone" / "part-0.gz"
+    source = Source(Path("x.filelist"), (), latents="cached", latents_dir=tmp_path)
+    with pytest.raises(PartError, match="not here, and .* has no cached latents of it"):
+        open_part(part, source)
+    make_file(tmp_path, make_key(), [0])
     make_file(tmp_path, make_key("float32"), [0])
-    make_file(tmp_path, key, [0], name="part-0.gz.more")
-    assert find_cached(part, unknown, tmp_path, read_key) == path
-    assert len(Latents(path, unknown)) == 1
+    make_file(tmp_path, make_key(part=(7, 9)), [0, 0], name="part-0.gz.more")
+    rows = open_part(part, source)
+    assert len(rows) == 1 and rows.identity == (100, 7)
     make_file(tmp_path, make_key(part=(5, 5)), [0])
-    with pytest.raises(PartError, match="2 parts named"):
-        find_cached(part, unknown, tmp_path, read_key)
+    with pytest.raises(PartError, match="latents of several parts named part-0.gz"):
+        open_part(part, source)

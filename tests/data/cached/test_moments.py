@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ppldm.data.cached.key import LatentsKey, cached_path
-from ppldm.data.cached.latents import Latents, create_latents, read_texts
-from ppldm.data.cached.moments import LatentsRule
+from ppldm.data.cached.file import cached_path
+from ppldm.data.cached.key import LatentsKey
+from ppldm.data.cached.latents import Latents, create_latents
+from ppldm.data.cached.run import LatentsRule
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.open import open_part, summarize
 from ppldm.data.formats.part import write_part
@@ -34,10 +35,9 @@ def write_latents(source, crops=None, rows=None, folder=None, engine="eager"):
     rule = CropRule(**{**CROPS, **(crops or {})})
     for path in source.parts:
         part = open_part(path, source)
-        key = LatentsKey.of(RULE.autoencoder, [(16, 16)], rule, "float32", source, part.identity[:2])
+        key = LatentsKey.of(RULE.autoencoder, [(16, 16)], rule, "float32").of_part(source, part.identity[:2])
         target = cached_path(path, key, folder)
-        codes, sizes = np.zeros(len(part), np.uint8), np.stack([part.widths, part.heights])
-        create_latents(target, key, 4, 8, codes, sizes, read_texts(part), engine)
+        create_latents(target, key, {"channels": 4, "factor": 8, "engine": engine}, part)
         latents = Latents(target, key, writable=True)
         for row in range(len(part)):
             picture = int(part.read(row).caption.split()[1])

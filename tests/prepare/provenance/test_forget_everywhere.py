@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.cached.embeddings import create_embeddings
-from ppldm.data.cached.file import CachedFile
-from ppldm.data.cached.key import EmbeddingsKey, LatentsKey, cached_path, unfinished_path
-from ppldm.data.cached.latents import Latents, create_latents, read_texts
+from ppldm.cache.kinds import PartCaptions
+from ppldm.data.cached.file import CachedFile, cached_path, create_file, unfinished_path
+from ppldm.data.cached.key import EmbeddingsKey, LatentsKey
+from ppldm.data.cached.latents import Latents, create_latents
 from ppldm.data.filelist import Source
 from ppldm.data.formats.part import Part
 from ppldm.data.images.crop import CropRule
@@ -62,14 +62,18 @@ def url(row: int) -> str:
     return f"http://{of_row(row, 'host')}/{of_row(row, 'file')}.png"
 
 
+SOURCE = Source((), Path("x.filelist"))
+
+
 def latents_key(content, crops=CENTER) -> LatentsKey:
-    return LatentsKey.of("vae", [(16, 16)], crops, "float32", Source((), Path("x.filelist")), content)
+    return LatentsKey.of("vae", [(16, 16)], crops, "float32").of_part(SOURCE, content)
 
 
 def embeddings_key(content) -> EmbeddingsKey:
-    facts = latents_key(content)
-    return EmbeddingsKey("float32", facts.part, facts.format, facts.layout, facts.idx_to_prompt, "clip", "words", 4,
-                         False, (), "random", False)  # fmt: skip
+    key = EmbeddingsKey(
+        text_encoder="clip", tokenizer="words", model_max_length=4, mask_pad_tokens=False, dtype="float32"
+    )
+    return key.of_part(SOURCE, content)
 
 
 def array(row_text: str, shape, variant) -> np.ndarray:
@@ -79,17 +83,17 @@ def array(row_text: str, shape, variant) -> np.ndarray:
 def write_caches(part: Path, folder: Path | None, unfinished: bool, content=None) -> list[Path]:
     """Latents of centres and of enumerated crops, and embeddings, as `ppldm precompute` makes them of a part."""
     paths, rows = [], Part(part)
-    texts, sizes = read_texts(rows), np.stack([rows.widths, rows.heights])
     captions = [rows.read(row).caption for row in range(len(rows))]
     content = content or rows.identity[:2]
     for key in (latents_key(content), latents_key(content, RANDOM), embeddings_key(content)):
         path = cached_path(part, key, folder)
         path = unfinished_path(path) if unfinished else path
         if isinstance(key, LatentsKey):
-            create_latents(path, key, 4, 8, np.zeros(len(rows), np.uint8), sizes, texts)
+            create_latents(path, key, {"channels": 4, "factor": 8}, rows)
         else:
             # One row has two captions, so that the most of a row may go with it.
-            create_embeddings(path, key, 8, [[one, "two"] if one.endswith("-1") else [one] for one in captions])
+            made = PartCaptions([[one, "two"] if one.endswith("-1") else [one] for one in captions], 8)
+            create_file(path, key, made.header, made.find_codes(key), made.sizes, made.texts)
         file = CachedFile(path, key, writable=True)
         for row, name in enumerate([*captions, ""][: len(file)]):
             for variant in range(int(file.cells.counts[file.codes[row]])):

@@ -20,17 +20,28 @@ from sampling import ALL
 from small_disk import fill, small_disk
 from small_weights import write_clip
 
+from ppldm.cache import command as module
 from ppldm.cli.main import run
+from ppldm.data.cached.file import CachedFile
 from ppldm.data.cached.latents import Latents
-from ppldm.inference.precompute import command as module
 from ppldm.utils.errors import ConfigError, OutputError, PartError
 
-KILLS = 30 if ALL else 6
+KILLS = {"latents": 30 if ALL else 6, "embeddings": 10 if ALL else 5}
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    return write_clip(tmp_path_factory.mktemp("clip"))
 
 
 def command(tiny, folder, *flags) -> list[str]:
     words = ["precompute", tiny.file_list, "--vae", tiny.vae, "--resolutions", "16", "32", "--crops", "2", "--flips"]
     return [*words, "--latents-dir", str(folder), "--batch-size", "4", "--num-workers", "1", *map(str, flags)]
+
+
+def text_command(tiny, clip, folder, *flags) -> list[str]:
+    words = ["precompute", tiny.file_list, "--text_encoder", str(clip), "--latents-dir", str(folder)]
+    return [*words, "--batch-size", "4", "--num-workers", "1", *map(str, flags)]
 
 
 def contents(folder) -> dict[str, bytes]:
@@ -50,12 +61,23 @@ def contents(folder) -> dict[str, bytes]:
         (["--bucket-group-size", "-1"], "--bucket-group-size no less than 0"),
         (["--buckets", "wide"], "--buckets wide is neither off, ratios, steps nor"),
         (["--crop-fraction", "2"], "crop_fraction is 2"),
+        (["--text-encoder", "CLIP", "--text-dtype", "int8"], "--text-dtype int8 is not one of float16, bfloat16"),
+        (["--text-encoder", "CLIP", "--model-max-length", "2"], "captions of 2 tokens have no room"),
+        (["--text-encoder", "CLIP", "--model-max-length", "90"], "knows 520 words and 77 positions"),
+        (["--captions", "caption"], "--captions"),
+        (["--caption-choice", "last"], "--caption-choice"),
+        (["--text-encoder", "CLIP", "--tokenizer", "nowhere"], "no tokenizer nowhere"),
     ],
 )
-def test_flags_that_cannot_work_are_refused_in_one_line(tiny, tmp_path, flags, message, capsys):
+def test_flags_that_cannot_work_are_refused_in_one_line(tiny, clip, tmp_path, flags, message, capsys):
     with pytest.raises((ConfigError, SystemExit)) as caught:
-        run(command(tiny, tmp_path / "out", *flags))
+        run(command(tiny, tmp_path / "out", *(str(clip) if flag == "CLIP" else flag for flag in flags)))
     assert message in f"{caught.value} {capsys.readouterr().err}"
+
+
+def test_one_of_both_is_asked_for(tiny):
+    with pytest.raises(ConfigError, match="nothing to compute; name --vae for latents, --text-encoder for"):
+        run(["precompute", tiny.file_list])
 
 
 def test_it_says_how_much_it_is_and_makes_it_and_tells(tiny, tmp_path, capsys):
@@ -79,6 +101,28 @@ def test_it_says_how_much_it_is_and_makes_it_and_tells(tiny, tmp_path, capsys):
             abs(together.read(row, v) - alone.read(row, v)).max() for row in range(len(alone)) for v in range(4)
         ]
         assert len(differences) >= 60 and max(differences) <= 1e-5
+
+
+def test_of_captions_it_says_how_much_it_is_and_makes_it_and_tells(tiny, clip, tmp_path, capsys):
+    run(text_command(tiny, clip, tmp_path / "out", "--dry-run"))
+    assert "2 file(s) of captions, 0 there; the others: 0.000 GB" in capsys.readouterr().out
+    vae = ["--vae", tiny.vae, "--resolutions", "16", "--json"]
+    run(text_command(tiny, clip, tmp_path / "out", *vae))
+    report = json.loads(capsys.readouterr().out)
+    texts = report["text_embeddings"]
+    assert report["encoded"] == 40 and texts["encoded"] == 42 and texts["bad"] == {} and texts["finished_before"] == 0
+    made = {name: data for name, data in contents(tmp_path / "out").items() if name.endswith(".embeddings")}
+    assert len(made) == 2 and len(contents(tmp_path / "out")) == 4
+    assert abs(sum(map(len, made.values())) - texts["projected_bytes"]) < 2 * 1024
+    run(text_command(tiny, clip, tmp_path / "out"))
+    assert "0 captions encoded" in capsys.readouterr().out and made.items() <= contents(tmp_path / "out").items()
+    # Another size of batches changes at most the last bits.
+    for size in (1, 32):
+        run(text_command(tiny, clip, tmp_path / str(size), "--batch-size", size, "--text-dtype", "float32"))
+    for path in (tmp_path / "1").iterdir():
+        alone, together = CachedFile(path), CachedFile(tmp_path / "32" / path.name)
+        assert len(alone) in (16, 26)
+        assert max(abs(alone.read(row, 0) - together.read(row, 0)).max() for row in range(len(alone))) <= 1e-5
 
 
 @pytest.mark.slow
@@ -133,71 +177,71 @@ def test_a_disk_that_fills_up_is_named_and_the_same_command_finishes_the_job(tin
 IMPORTS = """
 from pathlib import Path
 import paddle
+from ppldm.cache.command import run
+from ppldm.cache.kinds import EmbeddingsRequest, LatentsRequest
+from ppldm.cache.plan import choose_rows, make_plan
 from ppldm.data.filelist import read_sources
 from ppldm.data.images.crop import CropRule
 from ppldm.data.images.resize import compile_kernels
-from ppldm.inference.precompute.encode_part import encode_part, measure_cost
-from ppldm.inference.precompute.picture_encoder import load_encoder
-from ppldm.inference.precompute.latents_plan import choose_rows, list_tasks
-from ppldm.inference.precompute.command import Plan, run, settle
 from ppldm.utils.processes.world import World
 
-file_list, vae = sys.argv[1:]
+file_list, model, kind = sys.argv[1:]
+if kind == "latents":
+    request, sizes = LatentsRequest(model=model, batch_size=4, crops=CropRule(num_crops=2, flip=True)), [16, 32]
+else:
+    request, sizes = EmbeddingsRequest(model=model, batch_size=1, model_max_length=8), [0]
 
 def go(line):
-    folder, crops = Path(line), CropRule(num_crops=2, flip=True)
-    encoder, sources = load_encoder(vae, 4, True), read_sources(file_list)
-    chosen = choose_rows(sources, None, [16, 32], 1)
-    settings = settle(encoder, [shapes for shapes, _ in chosen], crops, "float16", folder)
+    folder, sources = Path(line), read_sources(file_list)
     folder.mkdir(exist_ok=True)
-    tasks = list_tasks(settings, sources, [selection for _, selection in chosen])
-    run([Plan(tasks, encoder, (), measure_cost, encode_part)], 1, World(), False)
+    run([make_plan(request, request.load(), sources, choose_rows(sources, None, sizes, 1), folder)], 1, World(), False)
 
 compile_kernels()
 """
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory, tiny):
-    """start(folder), as `forking` gives it."""
-    with forking(IMPORTS, tmp_path_factory.mktemp("starter") / "log", tiny.file_list, tiny.vae) as start:
-        yield start
+@pytest.fixture(scope="module", params=["latents", "embeddings"])
+def start(request, tmp_path_factory, tiny, clip):
+    """start(folder), as `forking` gives it, and the suffix of the files that it makes."""
+    model, log = tiny.vae if request.param == "latents" else clip, tmp_path_factory.mktemp("starter") / "log"
+    with forking(IMPORTS, log, tiny.file_list, model, request.param) as start:
+        yield start, request.param
 
 
-def count_settled(folder) -> int:
-    """Moments that are there, in files with a name and without one yet."""
+def count_settled(folder, suffix) -> int:
+    """Arrays that are there, in files with a name and without one yet."""
     count = 0
-    for path in Path(folder).glob("*part*latents*"):
+    for path in Path(folder).glob(f"*part*{suffix}*"):
         with contextlib.suppress(PartError, FileNotFoundError):
-            count += int(np.count_nonzero(Latents(path).states))
+            count += int(np.count_nonzero(CachedFile(path).states))
     return count
 
 
 @pytest.mark.slow
 def test_killed_at_many_moments(tiny, start, tmp_path):
-    chance, folder, moments = random.Random(3), tmp_path / "killed", []
+    (start, suffix), chance, folder, moments = start, random.Random(3), tmp_path / "killed", []
     assert start(tmp_path / "straight")[1]() == 0
-    for _ in range(KILLS):
-        before = count_settled(folder)
+    for _ in range(KILLS[suffix]):
+        before = count_settled(folder, suffix)
         pid, wait = start(folder)
         if chance.random() < 0.2:
             time.sleep(chance.uniform(0, 0.03))  # while it starts
         else:
-            wanted = before + chance.randint(0, 12)
-            stop_when(pid, lambda: count_settled(folder) > wanted)  # noqa: B023
+            wanted = before + chance.randint(0, 12 if suffix == "latents" else 5)
+            stop_when(pid, lambda: count_settled(folder, suffix) > wanted)  # noqa: B023
         kill(pid)
         assert wait() in (signal.SIGKILL, 0)
-        moments.append(count_settled(folder))
+        moments.append(count_settled(folder, suffix))
         # What has its name is whole.
-        for path in folder.glob("part*.latents"):
-            assert Latents(path).states.all()
-    assert len({*moments}) > KILLS // 3
+        for path in folder.glob(f"part*.{suffix}"):
+            assert CachedFile(path).states.all()
+    assert len({*moments}) > KILLS[suffix] // 3
     assert start(folder)[1]() == 0
     assert contents(folder) == contents(tmp_path / "straight")
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_parts(tiny, tmp_path):
+def test_two_processes_share_the_parts(tiny, clip, tmp_path):
     script = tmp_path / "main.py"  # as pip installs it, under a name that the launcher gives to Python
     script.write_text("from ppldm.cli.main import main\n\nmain()\n")
     launcher = [
@@ -209,7 +253,7 @@ def test_two_processes_share_the_parts(tiny, tmp_path):
         "--log_dir",
         str(tmp_path / "log"),
     ]
-    texts = ["--text-encoder", write_clip(tmp_path / "clip"), "--text-dtype", "float32"]
+    texts = ["--text-encoder", clip, "--text-dtype", "float32"]
     words = [*launcher, str(script), *command(tiny, tmp_path / "two", *texts, "--json")]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environ)

@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from ppldm.cache.command import read_sizes
+from ppldm.cache.encode import encode_part
+from ppldm.cache.kinds import LatentsRequest
+from ppldm.cache.plan import choose_rows, make_plan, project
 from ppldm.config.data import DataOptions
-from ppldm.data.cached.moments import CachedMoments, LatentsRule
+from ppldm.data.cached.run import CachedMoments, LatentsRule
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
@@ -20,9 +24,6 @@ from ppldm.data.inputs import Moments
 from ppldm.data.open_parts import OpenParts
 from ppldm.data.select.selection import select_rows
 from ppldm.data.shapes import shape_rule
-from ppldm.inference.precompute.command import read_sizes, settle
-from ppldm.inference.precompute.encode_part import encode_part
-from ppldm.inference.precompute.latents_plan import choose_rows, list_tasks, project
 from ppldm.utils.errors import PartError
 
 CROPS, SIDE = CropRule(random=False), 32
@@ -31,9 +32,10 @@ CROPS, SIDE = CropRule(random=False), 32
 class FakeEncoder:
     """Means of blocks of 8 x 8 pixels, and their spread."""
 
-    batch_size, digest, channels, factor = 4, "abc", 3, 8
+    batch_size, digest, header = 4, "abc", {"channels": 3, "factor": 8}
 
     def __call__(self, pixels):
+        pixels = np.stack(pixels)
         n, _, height, width = pixels.shape
         blocks = pixels.reshape(n, 3, height // 8, 8, width // 8, 8).astype(np.float32) / 255
         return np.stack([blocks.mean((3, 5)), blocks.std((3, 5))], 1)
@@ -60,14 +62,14 @@ def make_parts(folder, sizes) -> list:
 def precompute(sources, data: DataOptions, folder=None) -> int:
     """As the command does; how many crops were encoded."""
     chosen = choose_rows(sources, None, read_sizes(data, [SIDE]), 1)
-    wanted = settle(FakeEncoder(), [shapes for shapes, _ in chosen], CROPS, "float32", folder)
-    tasks, encoder = list_tasks(wanted, sources, [selection for _, selection in chosen]), FakeEncoder()
-    (before,) = project([(tasks, 10.0)])
+    request = LatentsRequest(model="vae", dtype="float32", batch_size=4, crops=CROPS)
+    plan = make_plan(request, FakeEncoder(), sources, chosen, folder)
     with ThreadPoolExecutor(2) as pool:
-        for task in tasks:
-            encode_part(task, encoder, pool)
-    (after,) = project([(tasks, 10.0)])
-    assert after.finished == after.files == before.files and after.bytes == 0
+        before = project(plan, pool)
+        for task in plan.tasks:
+            encode_part(task, plan.encoder, pool)
+        after = project(plan, pool)
+    assert after.finished == after.files == before.files and after.needed == []
     return sum(before.cells)
 
 
@@ -78,7 +80,7 @@ def train(sources, data: DataOptions, batch_size: int):
     parts = [(path, source) for source in sources for path in source.parts]
     rows = OpenParts(parts, 2, selection.contents)
     shapes = selection.buckets.shapes
-    cached = CachedMoments(RULE, Moments(3, 8), CROPS, shapes, parts, selection.contents, 2, rows, selection)
+    cached = CachedMoments(RULE, Moments(3, 8), CROPS, shapes, rows, selection)
     for number, (path, _) in enumerate(parts):
         for row, code in zip(*map(np.ndarray.tolist, selection.rows_of(number)), strict=True):
             yield path, row, shapes[code], cached.read(number, row, 0, shapes[code])

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from small_weights import write_clip
 
+from ppldm.cache import on_spark
+from ppldm.cache.encode import Account
 from ppldm.cli.main import run
-from ppldm.inference.precompute import on_spark
-from ppldm.inference.precompute.part_files import Account
 from ppldm.utils.errors import ConfigError, DiskFullError, ModelError, PartError
 
 
@@ -40,10 +40,10 @@ def test_what_a_part_cannot_be_made_for_comes_back_in_our_words(monkeypatch, err
     def fail(*_):
         raise error
 
-    task = SimpleNamespace(path="part", settings=SimpleNamespace(digest="abc" if error else "xyz"))
+    task = SimpleNamespace(path="part", digest="abc" if error else "xyz", request=SimpleNamespace(model="vae"))
     monkeypatch.setattr(on_spark, "_load", lambda *_: SimpleNamespace(digest="abc"))
     monkeypatch.setattr(on_spark, "encode_part", fail)
-    account, found = on_spark._encode(task, ("vae", 4, True), 1)
+    account, found = on_spark._encode(task, 1)
     assert account == Account() and type(found) is kind and message in str(found)
 
 

@@ -11,8 +11,8 @@ from small_weights import small_weights
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.families.common.ldm_build import build_model
-from ppldm.inference import engine, openvino_graph
 from ppldm.inference.pipeline import TextToImage
+from ppldm.networks import engine, openvino_graph
 from ppldm.utils.errors import ConfigError
 
 needs.need("engine")
@@ -62,7 +62,7 @@ def test_the_stack_that_signals_are_handled_on_is_the_one_before():
     code = """
 import ctypes, faulthandler
 import paddle
-from ppldm.inference.engine import Compiled
+from ppldm.networks.engine import Compiled
 faulthandler.enable()
 before, after = (ctypes.c_size_t * 3)(), (ctypes.c_size_t * 3)()
 ctypes.CDLL(None).sigaltstack(None, before)

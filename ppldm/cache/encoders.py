@@ -1,0 +1,121 @@
+"""The frozen networks that `ppldm precompute` encodes with. From the load on this process computes exactly.
+
+Each batch has the full size, padded with black pictures or empty captions, so that what is computed of one does not
+depend on how many others there are.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ..data.cached.key import EmbeddingsKey
+from ..data.text.tokenizer import load_tokenizer
+from ..networks.configs import (
+    LABELS,
+    check_tokenizer_fit,
+    downscale_factor,
+    hidden_width,
+    is_effnet,
+    is_ldmbert,
+)
+from ..networks.encoders import encode_moments, hidden_states, join_caption, projected_caption
+from ..networks.engine import use_engine
+from ..utils.errors import ConfigError, ModelError
+from ..utils.files import read_json_object
+from ..utils.log import get_logger, quiet_libraries
+from ..utils.machine.devices import set_exactness
+from ..weights.components import ComponentWeights, encoder_digest, text_encoder_digest
+from ..weights.configs import CONFIG_FILES
+from ..weights.fetch import locate_model
+from ..weights.fill import fill_component, find_component_by_name
+from ..weights.folders import COMPONENT_FOLDERS
+from ..weights.read import find_tokenizer, read_component
+
+
+class PictureEncoder:
+    """uint8 pixels, at most `batch_size` times [3, H, W], to float32 moments [n, 2, C, h, w]; h is H by the VAE's
+    downscaling factor."""
+
+    def __init__(self, vae, batch_size: int, digest: str = ""):
+        self._vae, self.batch_size, self.digest = vae, batch_size, digest
+        self.header = {"channels": vae.config.latent_channels, "factor": downscale_factor(vae.config)}
+
+    def __call__(self, pixels: Sequence[np.ndarray]) -> np.ndarray:
+        batch = np.zeros((self.batch_size, *pixels[0].shape), np.uint8)
+        np.stack(pixels, out=batch[: len(pixels)])
+        return encode_moments(self._vae, paddle.to_tensor(batch)).numpy()[: len(pixels)]
+
+
+class TextEncoder:
+    """Captions, at most `batch_size`, to their last hidden states, float32 [n, L, D]: L is the key's
+    `model_max_length`. With a projection [n, L + 1, D], as `join_caption` says. key: without captions or part."""
+
+    def __init__(self, layer, width: int, tokenizer, key: EmbeddingsKey, batch_size: int):
+        self._layer, self._tokenizer, self.key = layer, tokenizer, key
+        self.batch_size, self.digest, self.header = batch_size, key.digest, {"width": width}
+
+    @paddle.no_grad()
+    def __call__(self, captions: Sequence[str]) -> np.ndarray:
+        ids = self._tokenizer.encode([*captions, *[""] * (self.batch_size - len(captions))])
+        ids, end_id = paddle.to_tensor(ids), self._tokenizer.end_id
+        if self.key.text_projection:
+            made = join_caption(*projected_caption(self._layer, ids, end_id))
+        else:
+            made = hidden_states(self._layer, ids, end_id if self.key.mask_pad_tokens else None)
+        return made.numpy()[: len(captions)]
+
+
+def load_picture_encoder(request: Any) -> PictureEncoder:
+    """request: a `LatentsRequest`. Raises ModelError, ConfigError."""
+    quiet_libraries()
+    set_exactness(fewer_bits=False, search_kernels=False)
+    own = Path(request.model, CONFIG_FILES[0])
+    kind = "effnet" if own.is_file() and is_effnet(read_json_object(own, ModelError, inside=True)) else "vae"
+    found = find_component_by_name(kind, request.model, offline=request.offline)
+    layer, digest = fill_component(kind, found), encoder_digest(found)
+    layer.eval()
+    use_engine([layer if kind == "effnet" else layer.encoder], request.engine)
+    get_logger().info("the %s of %s has the encoder %s", LABELS[kind], request.model, digest)
+    return PictureEncoder(layer, request.batch_size, digest)
+
+
+def load_text_encoder(request: Any) -> TextEncoder:
+    """request: an `EmbeddingsRequest`. Raises ModelError, ConfigError."""
+    quiet_libraries()
+    set_exactness(fewer_bits=False, search_kernels=False)
+    path = locate_model(request.model, {"text_encoder": COMPONENT_FOLDERS["text_encoder"]}, request.offline)
+    kind = "projected_text_encoder" if request.text_projection else "text_encoder"
+    found, own = read_component(kind, path), request.tokenizer or find_tokenizer(path)
+    if own is None:
+        raise ConfigError(f"{path} has no tokenizer in or beside it; name its folder: --tokenizer")
+    words = load_tokenizer(own, request.model_max_length, request.offline)
+    check_tokenizer_fit(found.config, words.vocab_size, request.model_max_length)
+    key = embeddings_key(found, words, request.mask_pad_tokens, request.dtype, request.text_projection)
+    layer = fill_component(kind, found)
+    layer.eval()
+    get_logger().info("the text encoder of %s has the digest %s", request.model, key.text_encoder)
+    return TextEncoder(layer, hidden_width(found.config), words, key, request.batch_size)
+
+
+def embeddings_key(
+    text_encoder: ComponentWeights, tokenizer, mask_pad_tokens: bool, dtype: str, text_projection: bool = False
+) -> EmbeddingsKey:
+    """Which embeddings are those of a text encoder, without captions or part. A mask does not matter to CLIP's. Raises
+    ConfigError for a projection that is wider than the hidden states."""
+    config = text_encoder.config
+    if text_projection and config["projection_dim"] > config["hidden_size"]:
+        raise ConfigError(
+            f"embeddings of a text encoder of width {config['hidden_size']} with a projection of "
+            f"{config['projection_dim']} cannot be cached; omit --text_embeddings"
+        )
+    return EmbeddingsKey(
+        text_encoder=text_encoder_digest(text_encoder),
+        tokenizer=tokenizer.digest,
+        model_max_length=tokenizer.max_length,
+        mask_pad_tokens=mask_pad_tokens and not text_projection and is_ldmbert(config),
+        dtype=dtype,
+        text_projection=text_projection,
+    )
