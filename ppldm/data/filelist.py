@@ -38,18 +38,11 @@ from ..utils.processes.workers import map_in_threads
 from ..utils.store import client
 from ..utils.store.cache import address_of, bring, in_store, place_of
 from .formats.folder_names import entries_of, picture_folders
-from .formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS, get_layout
+from .formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, FORMATS, LAYOUTS, get_layout
 
-FORMATS = ("part", "webdataset", "parquet", "folder", "csv", "mds")
-_OF_ONE_FILE = ("part", "webdataset", "parquet")  # whose rows need no other file, so that a store may have them
 _CHOICES = {"layout": LAYOUTS, "format": FORMATS, "latents": LATENTS}
 # The ends of the names of files that describe a part, and are none.
 BESIDE_PARTS = (".idx", ".columns", ".latents", ".embeddings")
-# What a folder's files are called in each format; those of `folder` are pictures.
-_FILES_OF_FORMAT = {
-    **{"part": re.compile(r"part-.+"), "webdataset": re.compile(r".+\.tar"), "parquet": re.compile(r".+\.parquet")},
-    **{"mds": re.compile(r".+\.mds(\.zstd)?"), "csv": re.compile(r"metadata\.csv")},
-}
 _PARTS = "part files, one a line"
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
@@ -149,8 +142,8 @@ def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
     pictures with captions in files beside them, in another table or in their names, the first of these that it has.
     Raises FilelistError."""
     names = sorted(name for name, is_folder in entries_of(folder) if not is_folder and not name.endswith(BESIDE_PARTS))
-    for format, pattern in _FILES_OF_FORMAT.items():
-        if found := [folder / name for name in names if pattern.fullmatch(name)]:
+    for format, kind in FORMATS.items():
+        if found := [folder / name for name in names if kind.is_name(name)]:
             return format, found
     if folders := picture_folders(folder):
         from .text.survey import has_captions_beside, write_table
@@ -371,10 +364,11 @@ def _checked_parts(item: WeightedFilelist, named_by: dict[str, str], must_exist:
                 f"{where}: no such part {what} {part}; correct or delete the line (relative paths are taken from "
                 f"{filelist.parent.resolve()}, then from {Path.cwd()})"
             )
-        if in_store(part) and item.format not in _OF_ONE_FILE:
+        if in_store(part) and not FORMATS[item.format].in_store:
+            names = ", ".join(name for name, kind in FORMATS.items() if kind.in_store)
             raise FilelistError(
                 f"{where}: rows of format={item.format} are in several files, which are not read from a store; mount "
-                f"it, or make parts of them with ppldm convert (a store may have format={', '.join(_OF_ONE_FILE)})"
+                f"it, or make parts of them with ppldm convert (a store may have format={names})"
             )
         first = named_by.setdefault(os.path.abspath(part), where)
         if first != where:

@@ -15,10 +15,7 @@ from functools import cached_property
 from ..utils.checksums import digest_of
 from ..utils.hidden import hide
 from .filelist import Source
-from .formats.layouts import CONTROL_LAYOUT
-
-# What is read as such files are, and not other files that it names.
-_FORMATS_OF_CONTENT = ("part", "webdataset", "parquet", "mds")
+from .formats.layouts import CONTROL_LAYOUT, FORMATS
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ def find_same_part(one: Fingerprint, other: Fingerprint) -> tuple[str, str] | No
 
 def _parts_of_content(fingerprint: Fingerprint):
     for one in fingerprint.lists:
-        if one.options["format"] in _FORMATS_OF_CONTENT:
+        if FORMATS[one.options["format"]].holds_rows:
             yield from one.parts
 
 

@@ -10,7 +10,8 @@ from PIL import Image
 
 from ppldm.data.control.preview import ControlPreview
 from ppldm.data.control.spec import make_filter
-from ppldm.data.filelist import FORMATS, read_sources
+from ppldm.data.filelist import read_sources
+from ppldm.data.formats.layouts import FORMATS
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.row import Row
 from ppldm.inspect.parts import index_parts, list_parts

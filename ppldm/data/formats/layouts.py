@@ -1,11 +1,12 @@
-"""The column orders of published part files, by name. A layout is named, by a list's `layout=` option or by `--layout`;
-it is never guessed from a path.
+"""What a list of data may name: formats, and layouts, the column orders of published part files. A layout is named, by
+a list's `layout=` option or by `--layout`; it is never guessed from a path.
 
 `layout=control` says of any format that its rows have a second image, the control image: of parts their fourth column,
 of tables the first of CONTROL_COLUMNS that is there, of files that are one sample `0000.control.png` beside
 `0000.jpg`. A row without one cannot be used.
 """
 
+import re
 from dataclasses import dataclass
 
 from ...utils.errors import ConfigError
@@ -40,6 +41,35 @@ class Layout:
         """How many columns a line must have at least."""
         return max(self.last_text_column, self.image, self.control or 0) + 1
 
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of files that rows are read from.
+
+    reader: `module:class` in this folder, a kind of `base.IndexedRows`, imported when a list names the format. names:
+    what its files are called in a folder without a list (a regular expression); None: a folder is one file of rows.
+    holds_rows: a file's bytes are its rows, so that two equal files are the same data. in_store: they need no other
+    file, so that a store may have them.
+    """
+
+    reader: str
+    names: str | None = None
+    holds_rows: bool = False
+    in_store: bool = False
+
+    def is_name(self, name: str) -> bool:
+        """Whether a file of a folder without a list is of this format."""
+        return self.names is not None and re.fullmatch(self.names, name) is not None
+
+
+FORMATS = {  # in the order in which a folder is tried
+    "part": Format("part:Part", r"part-.+", holds_rows=True, in_store=True),
+    "webdataset": Format("tar:TarShard", r".+\.tar", holds_rows=True, in_store=True),
+    "parquet": Format("parquet_table:ParquetTable", r".+\.parquet", holds_rows=True, in_store=True),
+    "mds": Format("mds.shard:MdsShard", r".+\.mds(\.zstd)?", holds_rows=True),
+    "csv": Format("csv_table:CsvTable", r"metadata\.csv"),
+    "folder": Format("folder:ImageFolder"),
+}
 
 DEFAULT_LAYOUT, CONTROL_LAYOUT = "default", "control"
 CONTROL_COLUMNS = ("control", "conditioning_image", "control_image")

@@ -17,17 +17,8 @@ from ...utils.store.cache import is_there, size_of
 from ..filelist import Source
 from ..select.sidecar import build_columns
 from .index.entries import IndexSummary, find_smallest_side
-from .layouts import index_layout
+from .layouts import FORMATS, index_layout
 from .rows import Rows
-
-_FORMATS = {  # imported when a filelist names it
-    "part": "part:Part",
-    "webdataset": "tar:TarShard",
-    "parquet": "parquet_table:ParquetTable",
-    "folder": "folder:ImageFolder",
-    "csv": "csv_table:CsvTable",
-    "mds": "mds.shard:MdsShard",
-}
 
 
 def open_part(path, source: Source) -> Rows:
@@ -47,7 +38,7 @@ def open_part(path, source: Source) -> Rows:
 
 @cache
 def _class_of(name: str) -> Any:  # a kind of IndexedRows
-    return resolve_name(f"{__package__}.{_FORMATS[name]}")
+    return resolve_name(f"{__package__}.{FORMATS[name].reader}")
 
 
 def summarize(path, source: Source) -> IndexSummary:

@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from formats import WRITERS, add_member, write_folder, write_parquet, write_tar
 
-from ppldm.data.filelist import FORMATS, Source, read_sources, write_filelist
+from ppldm.data.filelist import Source, read_sources, write_filelist
 from ppldm.data.formats.index.entries import IndexSummary
+from ppldm.data.formats.layouts import FORMATS
 from ppldm.data.formats.open import open_part, summarize
 from ppldm.data.formats.row import Row
 from ppldm.data.order.rows import Mix
