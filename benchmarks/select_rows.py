@@ -23,10 +23,9 @@ from results import add_result_flags, save_results
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.index.entries import GZIP_MEMBERS, make_index, write_index
 from ppldm.data.formats.part import index_path
-from ppldm.data.select.columns import ColumnsWriter
+from ppldm.data.select.columns import ColumnsWriter, columns_key, columns_spec
 from ppldm.data.select.parse import parse_where
 from ppldm.data.select.selection import select_rows
-from ppldm.data.select.sidecar import columns_key, columns_spec
 
 ROWS_PER_PART = 6_667
 NUM_DISTINCT = 8

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..data.cached.file import CachedFile, create_file, unfinished_path
 from ..data.cached.key import CacheKey
-from ..data.formats.index.lock import build_lock
+from ..data.formats.index.cache import build_lock
 from ..data.formats.open import open_part
 from ..utils.errors import PartError, RowError
 from ..utils.files import finish_file

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..config.flags import parse_known_or_suggest, show_values
 from ..utils.errors import ConfigError, exit_on_error, showing_hyphens
-from ..utils.offline import network_forbidden
 from ..utils.text import did_you_mean
+from ..utils.variables import network_forbidden
 
 # By purpose, as `ppldm --help` shows them: command -> (module, function).
 GROUPS = {

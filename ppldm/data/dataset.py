@@ -26,10 +26,9 @@ from isal import isal_zlib
 
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Generators, Stream
-from .bad_rows import BadRows
 from .filelist import Source
 from .fingerprint import Fingerprint, take_fingerprint
-from .formats.row import Row
+from .formats.row import BadRows, Row
 from .formats.rows import Rows
 from .images.crop import CropRule, DrawnCrop
 from .inputs import Control, Input, Moments, Pixels, Sizes, TextEmbeddings, Tokens, Uncached, count_bytes

@@ -11,7 +11,7 @@ import zlib
 from functools import cache
 from pathlib import Path
 
-from ..data.text.wildcards import expand_wildcards
+from ..data.text.captions import expand_wildcards
 from ..utils.errors import ConfigError
 from ..utils.files import read_given_text
 from ..utils.rng import Stream, make_rng

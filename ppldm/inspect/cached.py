@@ -14,11 +14,11 @@ from typing import Annotated
 
 import numpy as np
 
-from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.cached.file import MISSING, PRESENT, CachedFile, list_files, read_key
 from ..data.cached.key import CacheKey, EmbeddingsKey
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import summarize
+from ..data.formats.row import EXAMPLES_PER_REASON
 from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError, DataError, PartError
 from ..utils.log import progress

@@ -16,7 +16,7 @@ from ..data.filelist import Source, read_sources
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import open_part, summarize
 from ..data.formats.rows import Rows
-from ..data.select.sidecar import ensure_columns
+from ..data.select.columns import ensure_columns
 from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import make_output_dir
 from ..utils.log import progress

@@ -24,7 +24,6 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Annotated
 
-from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.filelist import write_filelist
 from ..data.formats.base import indexing, is_gzip
 from ..data.formats.csv_table import list_images
@@ -42,7 +41,7 @@ from ..data.formats.part import (
     write_lines,
     write_part,
 )
-from ..data.formats.row import BOM, Row
+from ..data.formats.row import BOM, EXAMPLES_PER_REASON, Row
 from ..data.formats.rows import Rows
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
 from ..utils.files import write_json

@@ -4,11 +4,10 @@ from collections import Counter
 from contextlib import closing
 from typing import Annotated
 
-from ..data.bad_rows import EXAMPLES_PER_REASON
 from ..data.control.cut import check_shape
 from ..data.filelist import write_filelist
 from ..data.formats.layouts import DEFAULT_LAYOUT
-from ..data.formats.row import describe_other_text, merge_other_text, noting_other_text
+from ..data.formats.row import EXAMPLES_PER_REASON, describe_other_text, merge_other_text, noting_other_text
 from ..data.images.decode import decode_image
 from ..utils.errors import DataError, RowError
 from ..utils.processes.workers import check_workers

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..config.data import DataOptions
 from ..config.training import TrainingOptions
-from ..data.bad_rows import BadRows
 from ..data.filelist import Source, read_sources
 from ..data.formats.open import open_part
+from ..data.formats.row import BadRows
 from ..data.images.crop import CropRule
 from ..data.select.selection import Selection, select_rows
 from ..data.shapes import Shape, shape_rule

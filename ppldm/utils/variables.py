@@ -5,7 +5,7 @@ some libraries are configured before they are imported. No parameter of a comman
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -38,3 +38,29 @@ def taken_back():
     finally:
         for name in os.environ.keys() - before:
             del os.environ[name]
+
+
+_refusals: list[bool] = []  # one for each `--offline` that is in force
+
+
+def is_offline(flag: bool = False) -> bool:
+    """True where the flag, PPLDM_OFFLINE or HF_HUB_OFFLINE forbids to ask for models by name or address."""
+    return flag or is_network_forbidden() or is_on("HF_HUB_OFFLINE")
+
+
+def is_network_forbidden() -> bool:
+    """True where `--offline` or PPLDM_OFFLINE forbids all of the network; HF_HUB_OFFLINE is not for stores of data."""
+    return bool(_refusals) or is_on("PPLDM_OFFLINE")
+
+
+@contextmanager
+def network_forbidden(flag: bool = True) -> Iterator[None]:
+    """With the flag, nothing that runs in the block may use the network, in whichever thread."""
+    if not flag:
+        yield
+        return
+    _refusals.append(True)
+    try:
+        yield
+    finally:
+        _refusals.pop()

@@ -16,12 +16,12 @@ from ..utils.checksums import file_sha256
 from ..utils.errors import ModelError
 from ..utils.files import atomic_write, make_output_dir
 from ..utils.log import get_logger, progress
-from ..utils.offline import is_offline
 from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World
 from ..utils.store.client import is_address, refused_offline
 from ..utils.store.inputs import input_path
 from ..utils.text import nearest
+from ..utils.variables import is_offline
 from .folders import FOLDERS, FURTHER_FOLDERS
 from .runs import model_in
 

@@ -22,7 +22,7 @@ from .components import ComponentWeights
 from .configs import complete_config
 from .fetch import locate_model
 from .folders import FOLDERS, FURTHER_FOLDERS
-from .formats.limits import within_file
+from .formats.files import within_file
 from .model_file import Component, ModelDescription, TokenizerFiles, describe, kind_of
 from .read import read_component
 

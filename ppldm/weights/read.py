@@ -36,8 +36,7 @@ from .folders import (
     is_tokenizer,
     whole_model,
 )
-from .formats.files import read_arrays, read_component_arrays, weight_files
-from .formats.limits import require_few_layers
+from .formats.files import read_arrays, read_component_arrays, require_few_layers, weight_files
 from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
 from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
 from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler

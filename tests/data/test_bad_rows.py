@@ -1,6 +1,6 @@
 import pytest
 
-from ppldm.data.bad_rows import BadRows
+from ppldm.data.formats.row import BadRows
 from ppldm.utils.errors import DataError, RowError
 
 

@@ -8,10 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ppldm.data.bad_rows import BadRows
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import Part, write_part
-from ppldm.data.formats.row import Row, encode_row
+from ppldm.data.formats.row import BadRows, Row, encode_row
 from ppldm.data.images.crop import CropRule, crop_pixels
 from ppldm.data.images.decode import decode_pixels
 from ppldm.data.images.resize import INTERPOLATIONS

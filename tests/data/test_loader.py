@@ -9,9 +9,8 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.data.bad_rows import BadRows
 from ppldm.data.filelist import read_sources, write_filelist
-from ppldm.data.formats.row import encode_row
+from ppldm.data.formats.row import BadRows, encode_row
 from ppldm.data.loader import build_loader
 from ppldm.data.order.rows import Mix
 from ppldm.data.order.step_sampler import StepSampler

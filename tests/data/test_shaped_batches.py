@@ -7,10 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
-from ppldm.data.bad_rows import BadRows
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
-from ppldm.data.formats.row import Row, encode_row
+from ppldm.data.formats.row import BadRows, Row, encode_row
 from ppldm.data.loader import build_loader
 from ppldm.data.order.groups import make_order
 from ppldm.data.order.step_sampler import StepSampler

@@ -17,6 +17,7 @@ from ppldm.training.optimizer.sharding import ShardedAdamW
 from ppldm.training.run import check_ranks
 from ppldm.training.update import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError
+from ppldm.utils.processes.meeting import join_world
 from ppldm.utils.processes.rank_watch import barrier, gather_objects
 from ppldm.utils.processes.world import World
 
@@ -141,8 +142,7 @@ def fail(world: World) -> dict:
 
 
 def main(facts: str) -> None:
-    paddle.distributed.init_parallel_env()
-    world = World.detect()
+    world = join_world()
     shares_module._SMALL = 50  # elements: some gradients go alone, some together
     one, nan = paddle.to_tensor(1.0), paddle.to_tensor(float("nan"))
     agreed, _ = agree(one + world.rank, 3 + 2 * one * world.rank, world.rank == 1, 2 + world.rank, world)

@@ -15,8 +15,8 @@ from ppldm.inference.pictures.ask import plan_of
 from ppldm.inference.pictures.draw import choose_folder
 from ppldm.inference.pictures.plan import Plan
 from ppldm.utils.errors import ConfigError, PpldmError, StoreError
-from ppldm.utils.offline import network_forbidden
 from ppldm.utils.store import client
+from ppldm.utils.variables import network_forbidden
 
 RECORD = {"prompt": "p", "negative_prompt": "", "index": 0, "seed": 1, "sampler": "ddim", "num_inference_steps": 2,
           "guidance_scale": 2.0, "height": 32, "width": 32, "weights": "0", "exact": False}  # fmt: skip

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ppldm.data.formats.index.cache import IndexSpec, find_stored
+from ppldm.data.formats.index.cache import IndexSpec, _is_dead, find_stored
 from ppldm.data.formats.index.entries import make_index, read_index, read_summary, write_index
-from ppldm.data.formats.index.lock import _is_dead
 from ppldm.training.checkpoint.checkpoint import find_checkpoint, newest_checkpoint, set_aside_after, verify
 from ppldm.training.monitor.control import Control, Order, current_prompts
 from ppldm.training.start import read_start

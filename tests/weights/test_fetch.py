@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from small_weights import small_weights, write_clip
 
 from ppldm.utils.errors import ModelError
-from ppldm.utils.offline import is_offline
+from ppldm.utils.variables import is_offline
 from ppldm.weights.fetch import PublishedFile, check_name, find_weights, locate_model
 from ppldm.weights.read import COMPONENT_FOLDERS, read_component
 from ppldm.weights.write import write_weights

@@ -23,7 +23,7 @@ from ...utils.files import make_output_dir
 from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ...utils.text import count_of
-from ..formats.index.lock import build_lock
+from ..formats.index.cache import build_lock
 from ..formats.row import Row
 from ..images.crop import CropRule
 from ..inputs import Moments, TextEmbeddings

@@ -23,7 +23,7 @@ from ...utils.errors import ConfigError, OutputError, PartError
 from ...utils.files import atomic_write, cache_dir, count_free_bytes, make_output_dir
 from ...utils.log import get_logger
 from ...utils.variables import read
-from .index.lock import build_lock
+from .index.cache import build_lock
 from .open_file import changed, unreadable
 
 _LIMIT, _FOLDER = "PPLDM_COPIES_GB", "copies"

@@ -15,7 +15,7 @@ from ...utils.log import get_logger, progress
 from ...utils.processes.workers import map_in_threads, map_unordered
 from ...utils.store.cache import is_there, size_of
 from ..filelist import Source
-from ..select.sidecar import build_columns
+from ..select.columns import build_columns
 from .index.entries import IndexSummary, find_smallest_side
 from .layouts import FORMATS, index_layout
 from .rows import Rows

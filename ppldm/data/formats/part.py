@@ -26,8 +26,7 @@ from ...utils.checksums import measure_file
 from ...utils.errors import OutputError, PartError, RowError
 from ...utils.files import atomic_write
 from ..images.decode import image_size
-from ..select.columns import ColumnsWriter
-from ..select.sidecar import columns_key, columns_spec
+from ..select.columns import ColumnsWriter, columns_key, columns_spec
 from .base import GZIP_MAGIC, MAX_ROW_BYTES, ROWS_TO_TRY, LineRows, indexing, is_gzip
 from .copies import Copy, drop_copies, making_copy
 from .index.cache import IndexSpec, find_stored, store_index

@@ -10,14 +10,16 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
 
 import pybase64
 
-from ...utils.errors import RowError
+from ...utils.errors import DataError, RowError
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
 
 GUESSED_ENCODING = "gb18030"
@@ -206,3 +208,33 @@ def _decode_base64(data: bytes) -> bytes:
         return pybase64.b64decode(data, validate=True)
     except binascii.Error:
         return base64.b64decode(data, validate=True)
+
+
+T = TypeVar("T")
+
+EXAMPLES_PER_REASON = 3  # of bad rows, in accounts
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """`on_error`: "raise" stops at the first bad row; "count" takes the next candidate instead, and gives up after
+    `limit` bad rows in a row."""
+
+    on_error: str = "count"
+    limit: int = 100
+
+    def load(self, load: Callable[[int], T], candidates: Iterable[int]) -> tuple[T, int, list[str]]:
+        """(`load` of the first good candidate, that candidate, the reasons of the bad ones before it).
+
+        No more candidates are asked for than needed. Raises DataError.
+        """
+        errors: list[RowError] = []
+        for candidate in islice(candidates, self.limit):
+            try:
+                return load(candidate), candidate, [error.reason for error in errors]
+            except RowError as error:
+                if self.on_error == "raise":
+                    raise DataError(f"bad row ({error.reason}): {error}") from error
+                errors.append(error)
+        examples = "; ".join(str(error) for error in errors[:EXAMPLES_PER_REASON])
+        raise DataError(f"{len(errors)} bad rows in a row, so the data or a flag must be wrong; the first: {examples}")

@@ -17,9 +17,8 @@ import numpy as np
 
 from ..filelist import Source
 from ..formats.rows import Rows
-from .columns import INDEX_FIELDS, Block, Distinct
+from .columns import INDEX_FIELDS, Block, Distinct, read_columns
 from .expression import ORDER_SIGNS, All, Compare, Expression, Field, Literal, Member, Not, field_names
-from .sidecar import read_columns
 
 FALSE = "where: false"
 

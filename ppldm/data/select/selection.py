@@ -5,7 +5,7 @@ It costs a bit a row, and nothing for a part of which every row is used; with bu
 It is a function of the parts, the condition and the shapes alone.
 
 A condition on width and height is answered by the indexes, one on captions and metadata by the columns beside them
-(`ppldm.data.select.sidecar`), without reading a row.
+(`ppldm.data.select.columns`), without reading a row.
 """
 
 import random

@@ -11,6 +11,11 @@ Captions from web pages are cleaned as those of CC12M are before training: lower
 These go: web addresses, HTML, @names, Chinese, Japanese and Korean characters, network addresses, numbers of articles
 and other codes, file names, words of shops (free shipping, click here), sizes in pixels, and punctuation that is left
 over. Dashes and quotation marks become plain ones. All of it is done twice, for what goes may uncover more.
+
+Captions may have choices in them: "a {red|{dark |}blue} heart" is a red, a dark blue or a blue heart. Choices stand in
+braces, divided by bars, and may hold further ones. Each is as likely as the others. A choice may be empty. A backslash
+makes the `{`, `|`, `}` or backslash behind it plain text. Braces without their counterpart, and bars outside of braces,
+are plain text too: every caption has a meaning.
 """
 
 import html
@@ -26,7 +31,6 @@ from ...config.option import check_value, options
 from ...utils.errors import ConfigError, RowError
 from ...utils.rng import Stream
 from ..formats.row import Row
-from .wildcards import expand_wildcards
 
 _FILES = "png|jpe?g|bmp|webp|eps|pdf|apk|mp4"
 
@@ -222,3 +226,45 @@ def _texts_of(value) -> tuple[str, ...]:
     """The texts of a field: one, or those of a list."""
     values = value if isinstance(value, list) else [value]
     return tuple(one for one in values if isinstance(one, str))
+
+
+_MARKS = re.compile(r"\\[{|}\\]|[{|}]")
+
+
+def expand_wildcards(caption: str, draw: Callable[[], float]) -> str:
+    """The caption with one choice of each `{a|b}`. `draw()` gives numbers uniform in [0, 1): one for each choice that
+    is made, in the order in which they stand."""
+    marks = list(_MARKS.finditer(caption))
+    groups, skip_to = _match(marks)
+    text, position, number = [], 0, 0
+    while number < len(marks):
+        mark = marks[number]
+        text.append(caption[position : mark.start()])
+        position = mark.end()
+        if number in groups:
+            begins = groups[number]
+            number = begins[int(draw() * len(begins))]
+            position = marks[number].end()
+        elif number in skip_to:
+            number = skip_to[number]
+            position = marks[number].end()
+        else:
+            text.append(mark[0][-1])
+        number += 1
+    return "".join([*text, caption[position:]])
+
+
+def _match(marks: list[re.Match]) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """(opening mark -> the marks behind which its choices begin, bar or closing mark -> the closing mark to go to), all
+    by number."""
+    groups, skip_to, open_groups = {}, {}, []
+    for number, mark in enumerate(marks):
+        if mark[0] == "{":
+            open_groups.append([number])
+        elif mark[0] == "|" and open_groups:
+            open_groups[-1].append(number)
+        elif mark[0] == "}" and open_groups:
+            begins = open_groups.pop()
+            groups[begins[0]] = begins
+            skip_to |= dict.fromkeys([*begins[1:], number], number)
+    return groups, skip_to

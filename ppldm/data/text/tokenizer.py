@@ -20,10 +20,9 @@ from ...config.clip_vocabulary import CLIP_PADDING, vocabulary_folder
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.files import make_output_dir, read_json_object, read_small, write_json, write_text
-from ...utils.offline import is_offline
 from ...utils.processes.rank_watch import barrier
 from ...utils.processes.world import World
-from ...utils.variables import set_for_libraries
+from ...utils.variables import is_offline, set_for_libraries
 from .words import WordTokenizer, add_tokens, read_added, write_added
 
 # The loader's workers are the parallelism: threads of the Rust library do not survive their fork.

@@ -19,8 +19,7 @@ from ...utils.files import read_json_object
 from ...weights.components import ComponentWeights
 from ...weights.configs import complete_config
 from ...weights.fill import fill_layer
-from ...weights.formats.files import read_component_arrays
-from ...weights.formats.limits import within_file
+from ...weights.formats.files import read_component_arrays, within_file
 from ...weights.read import find_tokenizer
 from .base import BATCH_SIZE, FeatureNetwork, layer_digest
 from .resize import Convention

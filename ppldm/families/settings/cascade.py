@@ -7,8 +7,8 @@ from typing import ClassVar
 from ...config.option import Bounds, Needs, option
 from ...utils.errors import ConfigError
 from .average import AverageSettings
-from .drawn import DrawnSettings
 from .objective import ObjectiveSettings
+from .text_to_image import DrawnSettings
 
 _model = partial(option, section="model")
 

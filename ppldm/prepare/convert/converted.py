@@ -6,9 +6,8 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from ...data.bad_rows import EXAMPLES_PER_REASON
 from ...data.formats.part import Part
-from ...data.formats.row import merge_other_text
+from ...data.formats.row import EXAMPLES_PER_REASON, merge_other_text
 from ...utils.errors import ConfigError, DataError, RowError
 from ...utils.files import read_json_object
 from ...utils.log import progress

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.bad_rows import EXAMPLES_PER_REASON
 from ...data.control.cut import check_shape
 from ...data.formats.layouts import CONTROL_LAYOUT
 from ...data.formats.part import described_by, drop_indexes, index_path, write_part
-from ...data.formats.row import GUESSED_ENCODING, OtherText, Row, noting_other_text
+from ...data.formats.row import EXAMPLES_PER_REASON, GUESSED_ENCODING, OtherText, Row, noting_other_text
 from ...data.images.decode import check_pixels, decode_pixels, has_other_profile
 from ...utils.checksums import file_sha256
 from ...utils.errors import RowError

@@ -18,9 +18,9 @@ from ...families.ldm import LdmConfig
 from ...utils.entry import entry
 from ...utils.errors import ConfigError, PpldmError
 from ...utils.machine.devices import parse_device
-from ...utils.offline import network_forbidden
 from ...utils.processes.world import World
 from ...utils.store.client import is_address
+from ...utils.variables import network_forbidden
 from ...weights.fetch import check_name
 from .arguments import read_dry_run, read_recipe
 

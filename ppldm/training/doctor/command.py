@@ -11,12 +11,16 @@ from pathlib import Path
 from ...config.flags import parse_known
 from ...config.recipe import Recipe, idle_settings, naming_origins
 from ...utils.errors import ConfigError, PpldmError
-from ...utils.offline import network_forbidden
 from ...utils.report import print_report
+from ...utils.variables import network_forbidden
 from ..commands.launched import add_launch_flags
 from ..commands.train import LOOPS, with_underscores
-from .findings import STATUSES, Finding, examine, good, judged
 from .machine import (
+    STATUSES,
+    Finding,
+    examine,
+    good,
+    judged,
     look_at_clock,
     look_at_loaders,
     look_at_packages,

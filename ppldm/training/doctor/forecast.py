@@ -11,7 +11,7 @@ from ...config.training import TrainingOptions
 from ...utils.errors import ConfigError
 from ..averages.snapshots import DEFAULT_NUMBER
 from ..monitor.metrics import METRICS_FILE, read_metrics
-from .findings import Finding, judged
+from .machine import Finding, judged
 
 _FIRST_LINES = 1  # of a log, in which compiling and first reads are counted
 _LONG_HOURS = 48  # of a run on a CPU, which hardly anybody means to wait for

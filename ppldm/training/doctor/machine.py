@@ -7,16 +7,18 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...config.training import TrainingOptions
+from ...utils.errors import PpldmError
 from ...utils.files import count_free_bytes
+from ...utils.log import get_logger
 from ...utils.machine.environment import find_problems, installed_versions
 from ...utils.machine.resources import count_usable_cores
 from ...utils.text import count_of
 from ...utils.variables import read
-from .findings import Finding, examine, good, judged, log_findings
 
 SHARED_MEMORY = Path("/dev/shm")
 _LOCKS_BYTES = 1 << 20  # of loader processes: their arrays do not lie there (`data.loader`)
@@ -25,6 +27,51 @@ _LEAST_FREE_BYTES = 1 << 30
 _CLOCK_SECONDS = 300  # that a file's time may be ahead
 _OLDEST_SECONDS = 1_735_689_600  # 2025-01-01: no version of this program is older
 _CONNECT_SECONDS = 3.0
+
+
+STATUSES = ("ok", "warning", "error")  # the worst last
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`name`: what was looked at. `fix`: what to change; empty where all is well."""
+
+    name: str
+    status: str
+    text: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.status:<8}{self.name:<16}{self.text}" + (f"; {self.fix}" if self.fix else "")
+
+
+def good(name: str, text: str) -> Finding:
+    """That all is well."""
+    return Finding(name, "ok", text)
+
+
+def judged(name: str, text: str, warning: str = "", error: str = "") -> Finding:
+    """`text` with the remedy `error` or `warning`, the worse of those that are there; else that all is well."""
+    status = "error" if error else "warning" if warning else "ok"
+    return Finding(name, status, text, error or warning)
+
+
+def examine(name: str, look: Callable[..., Iterable[Finding]], *given) -> list[Finding]:
+    """What `look` finds; an error of ours that it meets is a finding too, which has its own remedy."""
+    found = []
+    try:
+        for one in look(*given):
+            found.append(one)
+    except PpldmError as error:
+        found.append(Finding(name, "error", str(error)))
+    return found
+
+
+def log_findings(found: Iterable[Finding]) -> None:
+    """A warning in the log for each that is not sound."""
+    for one in found:
+        if one.status != "ok":
+            get_logger().warning("doctor: %s: %s%s", one.name, one.text, f"; {one.fix}" if one.fix else "")
 
 
 def look_quickly(arguments: TrainingOptions) -> None:

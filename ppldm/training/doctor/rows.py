@@ -21,7 +21,7 @@ from ...utils.store.cache import size_of
 from ...utils.text import count_of
 from ..monitor.captions import measure_captions, remedies_for
 from ..rows import bad_row_policy, count_steps, describe_large, select_training_rows
-from .findings import Finding, good, judged
+from .machine import Finding, good, judged
 
 _INDEXED_BYTES = 1 << 30  # of parts without an index, for which it is made here; more take minutes
 _INDEX_BYTES_A_SECOND = 5e7

@@ -11,13 +11,11 @@ from ...networks.configs import check_tokenizer_fit
 from ...utils.errors import ConfigError, ModelError, PpldmError
 from ...utils.machine.cpu import load_paddle
 from ...utils.machine.resources import anonymous_memory_bytes, available_memory_bytes, usable_memory_bytes
-from ...utils.offline import is_offline, network_forbidden
 from ...utils.text import count_of
-from ...utils.variables import read
+from ...utils.variables import is_offline, network_forbidden, read
 from ...weights.fetch import packaged_or
 from ...weights.runs import one_run
-from .findings import Finding, examine, good, judged
-from .machine import look_at_disk
+from .machine import Finding, examine, good, judged, look_at_disk
 
 _SECONDS = 10.0  # for the hub's answer
 _TIGHT = 0.85  # of the memory that is there: the estimate is that exact

@@ -7,6 +7,7 @@ ends as well. When all are in there, the port is given back, and Paddle's own me
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import socket
@@ -73,6 +74,21 @@ def join(world: World, seconds: float = _LIMIT_SECONDS) -> None:
             _open = None
         with quiet_paddle(), ending_at_once():  # all are there, and there is nothing to save yet
             paddle.distributed.init_parallel_env()
+        port = _find_place().rpartition(":")[2]
+        if port.isdecimal():
+            send_at_once(int(port))
+
+
+def send_at_once(port: int) -> None:
+    """Let this process' connections to a port send small messages at once.
+
+    Paddle's store sends a command, a key and a value one after another, and TCP holds the second back until the first
+    is acknowledged, 40 ms later: `barrier` takes two or three such messages. Nothing where the system has no /proc."""
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as link:
+                if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername()[1] == port:
+                    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _find_place() -> str:

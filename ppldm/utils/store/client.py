@@ -18,9 +18,8 @@ from typing import TypeVar
 
 from ..errors import ConfigError, StoreError, describe
 from ..log import get_logger
-from ..offline import is_network_forbidden
 from ..processes.workers import map_in_threads
-from ..variables import read, set_for_libraries
+from ..variables import is_network_forbidden, read, set_for_libraries
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from ...utils.files import read_json_object, read_small
 from ..components import ComponentWeights, Weights, turn_linear
 from ..configs import complete_config
 from ..folders import EXPORTED_CKPT
-from ..formats.files import read_arrays
-from ..formats.limits import require_few_layers
+from ..formats.files import read_arrays, require_few_layers
 from ..names import Unmapped, rename, text_encoder_names, unet_names, vae_names
 from ..noise_schedule import PUBLISHED_SCHEDULE, check_schedule
 from . import single_file

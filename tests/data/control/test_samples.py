@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ppldm.data.bad_rows import BadRows
 from ppldm.data.control.spec import apply_filter, make_filter
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.layouts import LAYOUTS
 from ppldm.data.formats.part import write_part
-from ppldm.data.formats.row import Row, decode_row, encode_row
+from ppldm.data.formats.row import BadRows, Row, decode_row, encode_row
 from ppldm.utils.errors import RowError
 from ppldm.utils.rng import Stream, make_rng
 

@@ -10,14 +10,13 @@ import pytest
 from formats import WRITERS, write_parquet
 from PIL import Image
 
-from ppldm.data.bad_rows import BadRows
 from ppldm.data.filelist import Source, read_sources, write_filelist
 from ppldm.data.fingerprint import read_options
 from ppldm.data.formats.index.cache import IndexSpec
 from ppldm.data.formats.layouts import FORMATS
 from ppldm.data.formats.open import open_part, summarize
-from ppldm.data.formats.row import Row
-from ppldm.data.select.sidecar import read_columns
+from ppldm.data.formats.row import BadRows, Row
+from ppldm.data.select.columns import read_columns
 from ppldm.utils.errors import FilelistError, PartError, RowError
 
 OTHERS = [name for name in FORMATS if name != "part"]

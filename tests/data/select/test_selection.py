@@ -17,8 +17,8 @@ from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row, encode_row
 from ppldm.data.order.rows import Mix
 from ppldm.data.select import columns as columns_module
+from ppldm.data.select import columns as sidecar
 from ppldm.data.select import selection as selection_module
-from ppldm.data.select import sidecar
 from ppldm.data.select.parse import parse_where
 from ppldm.data.select.selection import TOO_SMALL, Selection, select_rows
 from ppldm.utils.errors import DataError, RowError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.data.text.wildcards import expand_wildcards
+from ppldm.data.text.captions import expand_wildcards
 from ppldm.utils.rng import Stream, make_rng
 
 PLAIN = st.text(st.characters(exclude_characters="{|}\\"), max_size=5)

@@ -246,7 +246,7 @@ def test_in_a_folder_of_their_own_the_files_of_other_data_stay(made, tmp_path):
 def test_what_the_cache_folder_has_of_the_part_goes_too(made, tmp_path, monkeypatch):
     monkeypatch.setenv("PPLDM_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copytree(made / "data", tmp_path / "data")
-    from ppldm.data.select.sidecar import columns_spec
+    from ppldm.data.select.columns import columns_spec
 
     part = tmp_path / "data/parts/part-00000.gz"
     columns = columns_spec().cached_index_path(part)

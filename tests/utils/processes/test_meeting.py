@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import permutations
 
 import pytest
 
 from ppldm.utils.errors import Interrupted, Preempted, TrainingError
-from ppldm.utils.processes.meeting import Meeting
+from ppldm.utils.processes.meeting import Meeting, send_at_once
 from ppldm.utils.processes.world import World
 
 LONG = 60.0  # seconds, after which a rank that waits for nothing fails the test
@@ -39,6 +40,20 @@ def test_ranks_meet_in_any_order_and_give_the_port_back(place, order):
     with ThreadPoolExecutor() as pool:
         assert list(pool.map(lambda rank: wait(Meeting(World(rank, 3), place)), order)) == [None] * 3
     socket.create_server(place).close()
+
+
+def test_small_messages_to_a_port_are_sent_at_once_and_nothing_else_changes(place):
+    with (
+        socket.create_server(place),
+        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.create_connection(place) as link,
+        socket.create_connection(other.getsockname()) as foreign,
+        closing(socket.socketpair()[0]),
+    ):
+        send_at_once(place[1])
+        is_at_once = [bool(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)) for one in (link, foreign)]
+        assert is_at_once == [True, False]
+        link.sendall(b"still open")
 
 
 @pytest.mark.parametrize("status, kind", [(130, Interrupted), (75, Preempted), (2, TrainingError), (1, TrainingError)])

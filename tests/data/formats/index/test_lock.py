@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from ppldm.data.formats.index import lock as index_lock
-from ppldm.data.formats.index.lock import build_lock
+from ppldm.data.formats.index import cache as index_lock
+from ppldm.data.formats.index.cache import build_lock
 
 
 @pytest.fixture(autouse=True)
