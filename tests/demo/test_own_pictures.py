@@ -244,7 +244,7 @@ def test_ten_pictures_become_pictures_of_their_captions(pictures):
         "--train-autoencoder",
     ]
     command = [sys.executable, "-m", "ppldm", "quickstart", "--pictures", ".", *words]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PPLDM_OFFLINE": "1"}
     done = subprocess.run(command, cwd=pictures, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     drawn = [json.loads(line) for line in (out / "pictures/pictures.jsonl").read_text().splitlines()]

@@ -315,7 +315,7 @@ def start(tiny, name, kind, folder, *prefix, **changes):
     words = flags(tiny, name, folder, **changes)
     return subprocess.Popen(
         [sys.executable, *prefix, ROOT / "tests/helpers/law_run.py", family_of(name).name, kind, *words], cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PPLDM_NO_CPU_TUNING": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

@@ -184,7 +184,7 @@ def test_every_family_trains_on_several_shapes_and_draws_them(tiny, lists, tmp_p
 def start(words, *prefix):
     return subprocess.Popen(
         [sys.executable, *prefix, ROOT / "tests/helpers/law_run.py", "toy", "loop", *words], cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PPLDM_NO_CPU_TUNING": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

@@ -204,7 +204,7 @@ def start(tiny, folder, *prefix, **changes):
     words = tiny.flags(folder, **{**EPOCHS, "random_crop": False, **changes})
     return subprocess.Popen(
         [sys.executable, *prefix, ROOT / "tests/helpers/law_run.py", "ldm", "loop", *words], cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PPLDM_NO_CPU_TUNING": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

@@ -53,7 +53,7 @@ def test_a_run_goes_on_from_its_copy(tiny, store, tmp_path):
 @pytest.mark.slow
 def test_two_ranks_have_one_copy_and_go_on_from_it(tiny, store, tmp_path):
     launch = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PPLDM_NO_CPU_TUNING": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     for steps in (8, 12):
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
         words = flags(URL, tiny.file_list, max_steps=steps, per_device_train_batch_size=2)

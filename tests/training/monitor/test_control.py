@@ -143,7 +143,7 @@ def test_a_run_that_is_stopped_by_a_file_goes_on_with_the_same_bits(tiny, straig
 def test_two_processes_obey_together(tiny, tmp_path):
     """Each rank draws, saves and stops as the main one has read; both end as by Ctrl-C, after the same update."""
     launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", "2", "--log_dir")
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PPLDM_NO_CPU_TUNING": "1",
+    environ = {**os.environ, "OMP_NUM_THREADS": "1",
                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/helpers")])}  # fmt: skip
     asked = {**ASKED, 5: {"sample_now": "", "stop": ""}}
     runs = [[asked_of, tiny.flags(tmp_path / name, per_device_train_batch_size=2, save_steps=6, **SETTINGS)]
