@@ -103,6 +103,29 @@ def test_a_program_that_another_takes_the_place_of_is_warm(tmp_path):
     assert (tmp_path / "said").read_text() == f"True {process.pid} False"
 
 
+@pytest.mark.parametrize("number", [3, 102, 103, 104, 105, 250, 398, 400])
+def test_files_keep_their_numbers(tmp_path, number):
+    """Also where the child's own copies of others would lie."""
+    (tmp_path / "text").write_text("here")
+    numbers = [number, number + 1, number + 2]
+    handles = [os.open(tmp_path / "text", os.O_RDONLY) for _ in numbers]
+    before = {one: os.dup(one) for one in numbers if os.path.exists(f"/proc/self/fd/{one}")}
+    try:
+        for handle, own in zip(handles, numbers, strict=True):
+            os.dup2(handle, own)
+        code = "import os; print([os.pread(int(one), 9, 0) for one in sys.argv[1:]])"
+        done = run(code, *map(str, numbers), pass_fds=numbers)
+        assert (done.stdout, done.stderr) == (f"{[b'here'] * 3}\n", "")
+    finally:
+        for own in numbers:
+            if own in before:
+                os.dup2(before[own], own)
+            elif own not in handles:
+                os.close(own)
+        for one in {*handles, *before.values()} - {*numbers}:
+            os.close(one)
+
+
 def test_two_children_draw_other_numbers():
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
     one, other = (run(code).stdout.split() for _ in range(2))

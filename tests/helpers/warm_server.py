@@ -162,7 +162,8 @@ def _fork() -> bool:
 
 def _become(request: dict, files: list[int], base: Base) -> None:
     """What a new process of the system has of its own."""
-    copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 100) for number in files]
+    beyond = max(request["targets"]) + 1  # no copy lies where another file is to be
+    copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, beyond) for number in files]
     for number in files:
         os.close(number)
     for copy, target in zip(copies, request["targets"], strict=True):

@@ -35,6 +35,7 @@ from pathlib import Path
 # Their children are warm, too: ranks, stages of a pipeline, workers of a download.
 PARENTS = ("paddle.distributed.launch", "ppldm.training.distributed.launch", "ppldm")
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by the server
+MOST_FILES = 400  # a child may get those of lower numbers: the lines to the server lie above them
 _PATIENCE = 300  # seconds for an answer: the server has crashed, or its child has before it was one
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 _ENVIRON = {**os.environ, "USE_TORCH": "0"}  # of the session, not of the test that happens to be the first
@@ -103,6 +104,8 @@ def _request(given: dict) -> tuple[dict, list[int]] | None:
         return None
     environ = os.environ if given["env"] is None else given["env"]
     kept = sorted({*given["pass_fds"]} - {0, 1, 2})
+    if kept and kept[-1] >= MOST_FILES:
+        return None
     streams = [given[name] if given[name] != -1 else number
                for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))]  # fmt: skip
     return {
