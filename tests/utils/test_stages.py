@@ -23,6 +23,12 @@ from ppldm.utils.stages import Record, Stage, describe, describe_time, expect, r
 NAMES = ("data", "model", "pictures")
 
 
+@pytest.fixture(autouse=True)
+def usual_machine(monkeypatch):
+    """Without the tenths of seconds that a look at the machine takes."""
+    monkeypatch.setattr(stages_module, "slowness", lambda: 1.0)
+
+
 def make_stages(**commands) -> list[Stage]:
     """Three stages whose commands are their names, or what is given."""
     return [Stage(name, f"making {name}", ("python", "-c", commands.get(name, name)), 10) for name in NAMES]

@@ -11,6 +11,7 @@ import os
 import re
 import select
 import socket
+import stat
 import threading
 import time
 from contextlib import suppress
@@ -85,10 +86,12 @@ def send_at_once(port: int) -> None:
     Paddle's store sends a command, a key and a value one after another, and TCP holds the second back until the first
     is acknowledged, 40 ms later: `barrier` takes two or three such messages. Nothing where the system has no /proc."""
     with suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as link:
-                if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername()[1] == port:
-                    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # the one that listed them
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    with socket.socket(fileno=os.dup(number)) as link:
+                        if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername()[1] == port:
+                            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _find_place() -> str:

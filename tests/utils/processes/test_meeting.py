@@ -50,7 +50,9 @@ def test_small_messages_to_a_port_are_sent_at_once_and_nothing_else_changes(plac
         socket.create_connection(other.getsockname()) as foreign,
         closing(socket.socketpair()[0]),
     ):
+        before = set(os.listdir("/proc/self/fd"))  # among them pipes, files and what is no stream
         send_at_once(place[1])
+        assert set(os.listdir("/proc/self/fd")) == before
         is_at_once = [bool(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)) for one in (link, foreign)]
         assert is_at_once == [True, False]
         link.sendall(b"still open")
