@@ -3,6 +3,7 @@
 A result that is there, of the same pictures and settings, is not computed again, so that the same command goes on.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,21 +11,29 @@ from functools import partial
 from pathlib import Path
 from shutil import rmtree
 
+import numpy as np
+import paddle
+
+from ..diffusion.guided import to_pictures
+from ..inference.pictures.draw import SETTINGS_CHUNK, read_settings
 from ..inference.prompts import read_licence
-from ..utils.checksums import checksum_json
+from ..networks.autoencoder import reconstruct
+from ..utils.checksums import checksum_arrays, checksum_json
 from ..utils.errors import DataError
-from ..utils.files import read_json
+from ..utils.files import make_output_dir, read_json
 from ..utils.jobs import JobFolder
-from ..utils.log import get_logger
+from ..utils.log import get_logger, progress
+from ..utils.pictures import save_png
 from ..utils.processes.rank_watch import barrier
-from ..utils.processes.world import World
+from ..utils.processes.world import World, shard
 from ..utils.text import as_json
+from ..weights.fill import fill_component, find_component_by_name
 from ..weights.folders import CHECKPOINT_AVERAGE, COMPONENT_FOLDERS, EXPORTED_CKPT, find_component, is_checkpoint
 from ..weights.lora.merge import identify_loras
 from ..weights.runs import is_run
 from .drawn import Samples, choose_requests
 from .measure import Networks, Wanted, check, measure, names_of, state_settings
-from .pictures import PictureSet, open_pictures
+from .pictures import WEIGHTS, PictureSet, open_pictures
 from .result import Result, begin_result
 
 _FEATURES, _RECONSTRUCTIONS = "features", "reconstructions"
@@ -118,7 +127,6 @@ class Job:
 
     def of_autoencoder(self, folder: Path, out: Path, world: World) -> dict[Path, Result]:
         """Reconstruct the real pictures, and on the main rank the result by its file. All ranks call it together."""
-        from .reconstruct import Reconstructor
 
         vae = Reconstructor(folder, self.loading["offline"])
         real, results = self.real(self.resolution or vae.resolution), {}
@@ -231,3 +239,35 @@ def _find_same(path: Path, result: Result, wanted: list[Wanted]) -> Result | Non
     if names_of(earlier.get("metrics", {})) != {one.name for one in wanted}:
         return None
     return Result(**earlier)
+
+
+class Reconstructor:
+    """The VAE in a folder, with the posterior's mean as latents."""
+
+    def __init__(self, path: Path, offline: bool):
+        found = find_component_by_name("vae", path, offline=offline)
+        self.fingerprint = checksum_arrays(found.arrays.items())
+        self.resolution = found.config["sample_size"]
+        self._vae = fill_component("vae", found)
+        self._vae.eval()
+
+    def write(self, real: PictureSet, folder: Path, batch_size: int, world: World) -> None:
+        """This rank's share of the pictures that are not there yet, in the order of `real`, each with what it is made
+        of. Batches are those of all pictures, so that the bits do not depend on what is there."""
+        make_output_dir(folder)
+        digits = len(str(len(real) - 1))
+        files = [folder / f"{number:0{digits}d}.png" for number in range(len(real))]
+        records = [
+            {"prompt": caption or "", "reconstruction_of": one, WEIGHTS: self.fingerprint}
+            for one, caption in zip(real.ids, real.captions, strict=True)
+        ]
+        batches = [range(start, min(start + batch_size, len(real))) for start in range(0, len(real), batch_size)]
+        with progress(total=len(real), desc="reconstructing", unit="picture") as bar:
+            for batch in (batches[number] for number in shard(len(batches), world)):
+                bar.update(len(batch))
+                todo = [number for number in batch if read_settings(files[number]) != records[number]]
+                if todo:
+                    pixels = np.stack([real[number] for number in batch]).transpose(0, 3, 1, 2)
+                    made = to_pictures(reconstruct(self._vae, paddle.to_tensor(np.ascontiguousarray(pixels))))
+                    for number in todo:
+                        save_png(files[number], made[number - batch[0]], {SETTINGS_CHUNK: json.dumps(records[number])})

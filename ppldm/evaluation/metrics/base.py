@@ -8,9 +8,8 @@ from .bootstrap import LEVEL, TRIALS, Measured
 from .frechet import frechet_distance
 from .kernels import clip_mmd, kernel_distance
 from .manifold import coverage, density, precision, recall
-from .pairs import lpips, psnr, ssim
+from .pairs import clip_score, diversity, lpips, nearest_training, psnr, ssim
 from .pyramid import pyramid_distance
-from .single import clip_score, diversity, nearest_training
 from .sliced import sliced_wasserstein
 
 __all__ = ["METRICS", "Measured", "Metric"]

@@ -1,10 +1,13 @@
 """What doctor sees once paddle is there: device, memory, data, captions, names of models, and the forecast."""
 
+import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from ...config.recipe import Recipe
+from ...config.training import TrainingOptions
 from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
 from ...networks.configs import check_tokenizer_fit
@@ -15,6 +18,8 @@ from ...utils.text import count_of
 from ...utils.variables import is_offline, network_forbidden, read
 from ...weights.fetch import packaged_or
 from ...weights.runs import one_run
+from ..averages.snapshots import DEFAULT_NUMBER
+from ..monitor.metrics import METRICS_FILE, read_metrics
 from .machine import Finding, examine, good, judged, look_at_disk
 
 _SECONDS = 10.0  # for the hub's answer
@@ -209,7 +214,6 @@ def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
 def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: bool) -> Iterator[Finding]:
     """would_run: whether nothing was found that would stop the run."""
     from ...utils.machine.devices import current_kind
-    from .forecast import count_checkpoints, forecast, least_hours, other_bytes, seconds_an_update, tell
 
     is_cpu = current_kind().is_cpu
     size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
@@ -239,7 +243,6 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: b
 
 def _time(recipe: Recipe, given, facts: dict) -> tuple:
     """(what updates took, "") or (None, why none was timed)."""
-    from .forecast import matrix_speed
     from .timed import time_updates
 
     operations = facts.get("operations_an_update", 0) // recipe.training.accumulation_for(given.num_devices)
@@ -249,3 +252,79 @@ def _time(recipe: Recipe, given, facts: dict) -> tuple:
             return time_updates(recipe, given.devices_here, operations, needed, matrix_speed()), ""
     except PpldmError as error:
         return None, str(error)
+
+
+_FIRST_LINES = 1  # of a log, in which compiling and first reads are counted
+_LONG_HOURS = 48  # of a run on a CPU, which hardly anybody means to wait for
+# Of the matrix products by which the speed is measured: so short that other programs do not interrupt all of them.
+_SIDE, _PRODUCTS = 384, 64
+
+
+def seconds_an_update(folder: Path) -> float:
+    """The median over the lines of a run's log. Raises ConfigError where it has none."""
+    path = folder / METRICS_FILE
+    records = read_metrics(path) if path.is_file() else []
+    costs = [record["avg_batch_cost"] for record in records if record.get("avg_batch_cost")]
+    costs = costs[_FIRST_LINES:] or costs
+    if not costs:
+        raise ConfigError(f"--run {folder} has no {METRICS_FILE} with a finished update; name the folder of a run")
+    return statistics.median(costs)
+
+
+def count_checkpoints(arguments: TrainingOptions, max_steps: int) -> int:
+    """How many a run keeps at its end: the newest, and those of --backup_every."""
+    every = arguments.backup_every
+    backups = set(range(every, max_steps + 1, every)) if every else set()
+    saved = sorted({*range(arguments.save_steps, max_steps, arguments.save_steps), max_steps, *backups})
+    return len({*saved[-(arguments.save_total_limit or 0) :], *backups})
+
+
+def other_bytes(config, on_disk: dict[str, int], max_steps: int) -> int:
+    """What a run leaves beside its checkpoints: the exported model, and snapshots of the averages of --ema_posthoc."""
+    every = getattr(config, "ema_posthoc_every", None) or max(1, max_steps // DEFAULT_NUMBER)
+    return on_disk.get("exported", 0) + on_disk.get("snapshots", 0) * -(-max_steps // every)
+
+
+def forecast(
+    seconds: float, max_steps: int, disk_bytes: int, num_devices: int, price_per_hour: float | None
+) -> dict[str, float]:
+    """hours of the whole run, disk_gb at its end, and cost where the price of a device's hour is known."""
+    hours = seconds * max_steps / 3600
+    found = {"seconds_an_update": seconds, "hours": hours, "disk_gb": disk_bytes / 1e9}
+    return found if price_per_hour is None else found | {"cost": hours * num_devices * price_per_hour}
+
+
+def least_hours(operations: int, max_steps: int) -> float:
+    """Of updates of so many floating-point operations on this CPU, at a speed that no training reaches."""
+    return operations / matrix_speed() * max_steps / 3600
+
+
+def matrix_speed() -> float:
+    """Floating-point operations a second of this CPU in the fastest of some products of matrices."""
+    import paddle
+
+    matrix, seconds = paddle.ones([_SIDE, _SIDE]), []
+    for _ in range(_PRODUCTS):
+        start = time.perf_counter()
+        paddle.matmul(matrix, matrix)
+        seconds.append(time.perf_counter() - start)
+    return 2 * _SIDE**3 / min(seconds)
+
+
+def tell(found: dict[str, float] | None, least: float = 0.0, is_cpu: bool = False, how: str = "") -> Iterator[Finding]:
+    """The forecast as a line; None where no update was measured, and then `least` hours, where they are known. how: it
+    was measured, or why it was not."""
+    hours, how = found["hours"] if found else least, f" ({how})" if how else ""
+    fix = "take a smaller model, --resolution or --max_steps (`ppldm init` proposes some), or another device"
+    if found:
+        text = f"{found['seconds_an_update']:.3g} s an update{how}, {_words(hours)}, {found['disk_gb']:.3g} GB of disk"
+        text += f", cost {found['cost']:.2f}" if "cost" in found else ""
+    else:
+        text = f"at least {least:.2g} h, at the speed of matrix products on this CPU; " if least else ""
+        text += f"no update was measured{how}: --run FOLDER takes its seconds from a run's log"
+    yield judged("forecast", text, warning=fix if is_cpu and hours > _LONG_HOURS else "")
+
+
+def _words(hours: float) -> str:
+    """In the unit that a person would take."""
+    return f"{hours:.3g} h" if hours >= 1 else f"{hours * 60:.3g} min" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"

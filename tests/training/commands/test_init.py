@@ -19,8 +19,8 @@ from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.training.commands import dry_run, init
 from ppldm.training.commands.arguments import read_recipe
 from ppldm.training.commands.init import DATA, GOALS, MACHINES, QUESTIONS
-from ppldm.training.doctor import forecast
 from ppldm.training.doctor import run as doctors_run
+from ppldm.training.doctor import run as forecast
 from ppldm.training.doctor.command import FoundErrors, doctor
 from ppldm.training.rows import open_sources
 from ppldm.utils.errors import ConfigError

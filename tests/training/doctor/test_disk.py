@@ -7,8 +7,8 @@ from tiny_model import write_base
 
 from ppldm.training.commands.dry_run import describe, reckon
 from ppldm.training.commands.train import check_early, run_recipe
-from ppldm.training.doctor.forecast import count_checkpoints, other_bytes
 from ppldm.training.doctor.memory import estimate
+from ppldm.training.doctor.run import count_checkpoints, other_bytes
 
 MOST = 0.15
 POSTHOC = {"ema_posthoc": "0.05 0.10"}

@@ -8,7 +8,8 @@ from small_disk import fill, small_disk
 
 from ppldm.training.averages.snapshots import DEFAULT_NUMBER, SnapshotWriter
 from ppldm.training.commands.train import check_early
-from ppldm.training.doctor.forecast import (
+from ppldm.training.doctor.machine import look_quickly
+from ppldm.training.doctor.run import (
     count_checkpoints,
     forecast,
     least_hours,
@@ -16,7 +17,6 @@ from ppldm.training.doctor.forecast import (
     seconds_an_update,
     tell,
 )
-from ppldm.training.doctor.machine import look_quickly
 from ppldm.utils.errors import ConfigError
 
 
