@@ -261,6 +261,16 @@ def test_the_code_names_pages_that_exist():
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
 
 
+def test_pages_name_files_of_the_package_that_exist():
+    """A page names a file by its path in the repository or in the package."""
+    for page in (*PAGES, ROOT / "README.md", ROOT / "README_cn.md", ROOT / "CONTRIBUTING.md"):
+        for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text("utf-8")):
+            is_there = (
+                (ROOT / name).exists() or (ROOT / "ppldm" / name).exists() or (ROOT / "ppldm/data" / name).exists()
+            )
+            assert is_there or "NAME" in name, f"{page.relative_to(ROOT)} names {name}"
+
+
 def test_the_builds_for_gpus_are_those_that_setup_installs():
     for text in (INSTALLATION, INSTALLATION_CN):
         for build in BUILDS:
