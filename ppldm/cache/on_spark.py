@@ -53,8 +53,8 @@ def _encode(task: Task, num_threads: int) -> tuple[Account, PpldmError | None]:
         encoder = _load(task.request)
         if encoder.digest != task.digest:
             raise ModelError(
-                f"{task.request.model} on {socket.gethostname()} has the encoder {encoder.digest}, and that of the "
-                f"driver is {task.digest}; copy the same to all machines"
+                f"{task.request.model} on {socket.gethostname()} has the encoder {encoder.digest}, but the driver "
+                f"has {task.digest}; copy the same files to all machines"
             )
         with ThreadPoolExecutor(num_threads) as pool:
             return encode_part(task, encoder, pool), None

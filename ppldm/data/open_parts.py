@@ -24,8 +24,6 @@ _MIN_OPEN_PARTS = 16
 # A file that is copied has two files open, itself and its copy; the rest of the process needs some as well.
 _FILES_OF_A_PART = 2
 _OTHER_FILES = 256
-
-
 T = TypeVar("T")
 
 

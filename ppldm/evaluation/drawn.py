@@ -1,7 +1,7 @@
 """Pictures that a model draws to be evaluated: which prompts, and one plan of `ppldm generate` a guidance scale.
 
 So drawing is shared out over ranks, and goes on where it stopped, as there. Which prompts are drawn of many is the same
-for every seed, so that a seed changes the pure noise.
+for every seed, so that a seed changes only the noise.
 """
 
 from collections.abc import Sequence

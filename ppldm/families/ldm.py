@@ -1,7 +1,7 @@
 """Text to image: a frozen VAE, a text encoder and a UNet (latent diffusion, Rombach et al. 2022, arXiv:2112.10752).
 
 By default as published: LDMBert and UNet from scratch over the VAE of Stable Diffusion. Models with CLIP's text encoder
-are the family `stable_diffusion`; here it may stand frozen in the place of an LDMBert.
+are the family `stable_diffusion`; here it may stand frozen in place of an LDMBert.
 """
 
 from dataclasses import dataclass

@@ -96,7 +96,7 @@ class DenoisingModel(Model):
         return {"control": pictures}
 
     def without_lead(self, value):
-        """What the branch of guidance without a caption takes in the place of a value of `lead`: the same."""
+        """What the branch of guidance without a caption takes in place of a value of `lead`: the same."""
         return value
 
     @paddle.no_grad()

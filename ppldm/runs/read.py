@@ -6,7 +6,6 @@ checkpoints only.
 """
 
 import json
-import re
 import socket
 import threading
 import time
@@ -22,7 +21,7 @@ from ..config.write import RECIPE_FILE
 from ..data.fingerprint import Fingerprint
 from ..training.monitor.control import CONTROL_DIR, STATUS_FILE
 from ..training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics
-from ..training.monitor.sinks import SAMPLES_DIR
+from ..training.monitor.sinks import PICTURE, SAMPLES_DIR
 from ..training.start import has_finished
 from ..utils.errors import CheckpointError, ConfigError, DataError
 from ..utils.files import is_held, read_json, read_json_object
@@ -35,7 +34,6 @@ from ..weights.runs import RUN_FILE, find_runs, one_run
 
 _TAIL = 200  # bytes by which a file is known again
 _LATE = 50  # lines of which the speed is taken
-_PICTURE = re.compile(r"step-(\d+)-(.+)\.png")
 # Settings of `compute` by which no bit of a result changes.
 _NO_BITS = (
     *("device", "dataloader_num_workers", "check_ranks_every", "data_timeout", "rank_timeout", "release_grads"),
@@ -117,7 +115,7 @@ class RunFolder:
         except OSError:
             return {}
         for path in paths:
-            if not (match := _PICTURE.fullmatch(path.name)):
+            if not (match := PICTURE.fullmatch(path.name)):
                 continue
             try:
                 key = path.name, path.stat().st_mtime
@@ -136,7 +134,7 @@ class RunFolder:
     def picture(self, name: str) -> Path:
         """The file of a picture. Raises ConfigError for what is none."""
         path = self.folder / SAMPLES_DIR / name
-        if not _PICTURE.fullmatch(name) or "/" in name or not path.is_file():
+        if not PICTURE.fullmatch(name) or "/" in name or not path.is_file():
             raise ConfigError("there is no such picture; reload the page")
         return path
 

@@ -3,7 +3,7 @@
 That is a function of the run's settings, its data and the number of updates: it is computed from the folder of a run
 and the parts, and nothing was logged for it. No network is built, and paddle is not imported. The data must be those
 that the run was trained on, as they were: so rows are looked up before they are taken out. A row is seen where an
-update read it, whatever became of the update, and also in the place of a bad row: what is bad is found by reading the
+update read it, whatever became of the update, and also in place of a bad row: what is bad is found by reading the
 rows just before it in the order.
 
 Of a list of which only cached latents are here (`latents=cached`) no picture can be read, and of such runs rows in the
@@ -67,7 +67,7 @@ class Past:
     batch: int
     dataset: TextImageDataset
     order: object  # of `make_order`
-    stand_ins: bool  # whether uses in the place of bad rows are found
+    stand_ins: bool  # whether uses in place of bad rows are found
     level: Integer | Level | None = None
     log_snr: list[float] | None = None
 
@@ -239,7 +239,7 @@ def describe_past(report: dict) -> list[str]:
             f"  train again from {report['train_again_from'] or 'the beginning'}",
         ]
     if not report["stand_ins"]:
-        lines.append("  of cached latents: uses in the place of bad rows are not known")
+        lines.append("  of cached latents: uses in place of bad rows are not known")
     return lines
 
 

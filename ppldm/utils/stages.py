@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -77,9 +77,9 @@ def describe(stages: list[Stage], folder: Path) -> str:
     records = {stage.name: _read(folder, stage) for stage in stages}
     begun = next((number for number, one in enumerate(stages) if not _is_done(one, records[one.name])), len(stages))
     lines = [line for one in stages[:begun] for line in (f"# {one.title}: done before", f"# {shlex.join(one.command)}")]
-    for number, stage in enumerate(stages[begun:], start=begun):
+    for stage in stages[begun:]:
         record = records[stage.name]
-        if number > begun or record and record.command != stage.identity:
+        if stage is not stages[begun] or record and record.command != stage.identity:
             records[stage.name] = None  # is made anew
     for number, stage in enumerate(stages[begun:], start=begun):
         times = describe_time(*expect(stages, records, number))
@@ -115,9 +115,10 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
                 records |= dict.fromkeys((one.name for one in later), None)
                 _set_aside(folder, later)
             _begin(folder, later, records, stage)
-            times = describe_time(*expect(stages, records, number - 1, slowness()))
+            machine = slowness()
+            times = describe_time(*expect(stages, records, number - 1, machine))
             tell(f"{place} {_label(stage, records[stage.name])} ({times})")
-            _run_timed(folder, stage, records, run or run_stage)
+            _run_timed(folder, stage, records, run or run_stage, machine)
             report.append(f"{records[stage.name].seconds:6.0f} s  {stage.title}")
     sys.stderr.write("".join(f"{line}\n" for line in report))
 
@@ -225,16 +226,16 @@ def _kill(process: subprocess.Popen, number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage], None]) -> None:
-    """Run a stage and record its seconds, whether it comes to its end or not."""
-    before, finished = records[stage.name], False
-    begun, started = slowness(), time.monotonic()
+def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage], None], machine: float) -> None:
+    """Run a stage and record its seconds, whether it comes to its end or not. machine: how slow this one is at its
+    start."""
+    started, before, finished = time.monotonic(), records[stage.name], False
     try:
         run(stage)
         finished = True
     finally:
         seconds = time.monotonic() - started
-        usual = before.usual_seconds + seconds / ((begun + slowness()) / 2)
+        usual = before.usual_seconds + seconds / ((machine + slowness()) / 2)
         records[stage.name] = Record(stage.identity, before.seconds + seconds, finished, usual)
         _write(folder, stage, records[stage.name])
 
@@ -242,8 +243,7 @@ def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage],
 def _begin(folder: Path, later: list[Stage], records: dict, stage: Stage) -> None:
     """Record that a stage runs, and that those after it are to run again."""
     record = records[stage.name]
-    goes_on = record and not record.finished
-    records[stage.name] = replace(record, command=stage.identity) if goes_on else Record(stage.identity)
+    records[stage.name] = record if record and not record.finished else Record(stage.identity)
     _write(folder, stage, records[stage.name])
     for one in later[1:]:
         if records[one.name] and records[one.name].finished:

@@ -1,7 +1,7 @@
 """`Weights` as a folder that ppdiffusers, diffusers or CompVis' code loads. Written whole or not at all.
 
 ppdiffusers    model_index.json, vqvae/ and unet/ (config.json, model_state.pdparams), bert/ (the same), scheduler/,
-               tokenizer/, controlnet/ where there is one, transformer/ in the place of unet/; the VAE is a KL
+               tokenizer/, controlnet/ where there is one, transformer/ in place of unet/; the VAE is a KL
                autoencoder, its folder's name the pipeline's
 diffusers      the same folders with PyTorch's names and orientation, in safetensors
 CompVis        model.ckpt and model.yaml, tokenizer/

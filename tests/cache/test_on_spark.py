@@ -31,7 +31,7 @@ def test_a_gpu_is_refused_on_spark(tiny, tmp_path):
 @pytest.mark.parametrize(
     "error, kind, message",
     [
-        (None, ModelError, "has the encoder abc, and that of the driver is xyz"),
+        (None, ModelError, "has the encoder abc, but the driver has xyz"),
         (PartError("it has changed"), PartError, "it has changed"),
         (OSError(errno.ENOSPC, "No space left on device", "/d/file"), DiskFullError, "the disk is full for /d/file on"),
     ],

@@ -153,7 +153,7 @@ def test_no_load_that_comes_and_goes_makes_the_time_left_wrong(loads):
 
 
 def test_a_stage_is_told_by_what_a_free_machine_takes(tmp_path, monkeypatch):
-    now, speeds = [0.0], iter([2.0, 2.0, 4.0])  # told before the stage, at its start and at its end
+    now, speeds = [0.0], iter([2.0, 4.0])  # before and after the stage
     monkeypatch.setattr(stages_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(stages_module, "slowness", lambda: next(speeds))
     run_stages(make_stages()[:1], tmp_path, lambda stage: now.__setitem__(0, now[0] + 30))

@@ -25,6 +25,8 @@ from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
 GUESSED_ENCODING = "gb18030"
 BOM = b"\xef\xbb\xbf"
 _LINE_BREAKERS = re.compile(r"[\t\r\n]+")
+T = TypeVar("T")
+EXAMPLES_PER_REASON = 3  # of bad rows, in accounts
 
 
 @dataclass(frozen=True)
@@ -208,11 +210,6 @@ def _decode_base64(data: bytes) -> bytes:
         return pybase64.b64decode(data, validate=True)
     except binascii.Error:
         return base64.b64decode(data, validate=True)
-
-
-T = TypeVar("T")
-
-EXAMPLES_PER_REASON = 3  # of bad rows, in accounts
 
 
 @dataclass(frozen=True)

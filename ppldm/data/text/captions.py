@@ -32,6 +32,7 @@ from ...utils.errors import ConfigError, RowError
 from ...utils.rng import Stream
 from ..formats.row import Row
 
+_MARKS = re.compile(r"\\[{|}\\]|[{|}]")  # of wildcards
 _FILES = "png|jpe?g|bmp|webp|eps|pdf|apk|mp4"
 
 # In this order: what to find, what to put in its place. The text is in lower case.
@@ -226,9 +227,6 @@ def _texts_of(value) -> tuple[str, ...]:
     """The texts of a field: one, or those of a list."""
     values = value if isinstance(value, list) else [value]
     return tuple(one for one in values if isinstance(one, str))
-
-
-_MARKS = re.compile(r"\\[{|}\\]|[{|}]")
 
 
 def expand_wildcards(caption: str, draw: Callable[[], float]) -> str:

@@ -11,6 +11,7 @@ from .bootstrap import Measured, measure
 from .distances import nearest, squared_distances
 
 MOST_DB = 100.0
+CLOSEST = 10
 _SIGMA, _RADIUS, _K1, _K2, _RANGE = 1.5, 5, 0.01, 0.03, 255.0
 _WINDOW = np.exp(-np.square(np.arange(-_RADIUS, _RADIUS + 1) / _SIGMA) / 2)
 _WINDOW /= _WINDOW.sum()
@@ -54,9 +55,6 @@ def _window(picture: np.ndarray) -> np.ndarray:
     for axis in (0, 1):
         picture = correlate1d(picture, _WINDOW, axis=axis)
     return picture[_RADIUS:-_RADIUS, _RADIUS:-_RADIUS]
-
-
-CLOSEST = 10
 
 
 def clip_score(pictures: np.ndarray, texts: np.ndarray, *, seed: int, logit_scale: float = 100.0) -> Measured:

@@ -105,7 +105,7 @@ def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[
 
 
 def tokenizer_source(arguments) -> str:
-    """`--tokenizer_name`, else that of the model to start from, else the family's. Raises ConfigError."""
+    """`--tokenizer_name`, else the tokenizer of the model to start from, else the family's. Raises ConfigError."""
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
     if not arguments.starts_from_pipeline and (name := arguments.component_names()["text_encoder"]):

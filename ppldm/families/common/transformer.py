@@ -10,8 +10,8 @@ from .text_to_image import TextToImage
 
 
 class TextToImageTransformer(TextToImage):
-    """Trains a transformer, and the text encoder if it is asked to. Its name is that of the transformer's table in
-    `networks.config_fields`."""
+    """Trains a transformer, and the text encoder if it is asked to. Its name is the
+    transformer's in `networks.config_fields.CLASSES`."""
 
     components: ClassVar = {"vae": "vae", "text_encoder": "text_encoder", "transformer": "transformer"}
     masks_padding = False  # behind captions, where `--mask_pad_tokens` asks for it

@@ -94,7 +94,7 @@ def settings_of(picture) -> dict | None:
 
 
 def choose_folder(plan: Plan, out: str | None) -> Path:
-    """`out`, or the first of drawn, drawn-2, drawn-3 … where no other picture lies in the place of the plan's.
+    """`out`, or the first of drawn, drawn-2, drawn-3 … where no other picture lies in place of the plan's.
 
     Pictures of the same prompt and other settings are replaced. Raises ConfigError where `out` holds another picture.
     """

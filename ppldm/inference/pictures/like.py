@@ -1,4 +1,4 @@
-"""`--like PICTURE`: what a picture of ours says of how it was drawn, in the place of flags that are left out.
+"""`--like PICTURE`: what a picture of ours says of how it was drawn, in place of flags that are left out.
 
 The picture that is drawn is the same to the bit where nothing else is asked for, on the same machine with as many
 threads: it is drawn in a batch of the same size and at the same place in it, beside copies of itself.

@@ -14,7 +14,7 @@ _MOMENTUM = 0.9  # of a batch norm's statistics, as PyTorch and Paddle have it
 
 
 class QuantisedObjective(AutoencoderObjective):
-    """As its base, with the loss of the code book in the place of the KL divergence (van den Oord et al. 2017,
+    """As its base, with the loss of the code book in place of the KL divergence (van den Oord et al. 2017,
     arXiv:1711.00937, equation 3): of the squared error between latents and the codes nearest to them, the codes learn
     from all and the latents from a quarter, and the decoder's gradients go through to the latents.
 

@@ -91,7 +91,7 @@ class MicroDiT(ModelMixin, ConfigMixin):
     def forward(self, noisy, timesteps, hidden, kept=None):
         """The prediction [B, C, h, w] for latents [B, C, h, w] at timesteps [B] under hidden states [B, L, D] of
         captions. kept: [B, K] int64, the patches that the blocks see behind the mixer, None for all; the prediction is
-        0 in the place of others."""
+        0 in place of others."""
         grid = grid_of(self, noisy)
         tokens = self.x_embedder["proj"](noisy).flatten(2).transpose([0, 2, 1])
         table = positions(*grid.sides, self.config.sample_size // grid.side, self.config.dim)

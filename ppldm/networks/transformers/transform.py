@@ -1,4 +1,4 @@
-"""Transformers that remove the noise in the place of a UNet: ppdiffusers' UViT and DiT, and micro_diffusion's MicroDiT,
+"""Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, and micro_diffusion's MicroDiT,
 with patches left out.
 
     UViT      UViTT2IModel: Bao et al. 2023 (arXiv:2209.12152); noise level and caption are tokens beside the patches
@@ -91,7 +91,7 @@ def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None)
     [B, C, h, w] in the network's precision.
 
     mask: [B, L] int64, 0 where a DiT does not look. kept: [B, K] int64, the patches that are not left out, None for
-    all; the prediction is zeros in the place of others, or where a UViT ends in a convolution what that makes of zeros.
+    all; the prediction is zeros in place of others, or where a UViT ends in a convolution what that makes of zeros.
     """
     noisy, hidden = noisy.astype(network.dtype), hidden.astype(network.dtype)
     grid = grid_of(network, noisy)

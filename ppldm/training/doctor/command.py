@@ -73,7 +73,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no_timing", dest="timing", action="store_false", help="Do not time updates on a CPU.")
     parser.add_argument("--price_per_hour", type=float, metavar="X", help="Of a device, for the cost of the run.")
     add_launch_flags(parser)
-    parser.add_argument("--shared_memory", metavar="FOLDER", help=argparse.SUPPRESS)  # in the place of /dev/shm
+    parser.add_argument("--shared_memory", metavar="FOLDER", help=argparse.SUPPRESS)  # in place of /dev/shm
     return parser
 
 

@@ -1,4 +1,7 @@
-"""What doctor sees once paddle is there: device, memory, data, captions, names of models, and the forecast."""
+"""What doctor sees once paddle is there: device, memory, data, captions, names of models, and the forecast.
+
+Hours, disk and cost follow from the seconds of an update: those of a run's log, or on a CPU of updates that are timed.
+Where neither can be, on a CPU, the least hours, by the operations of its convolutions and matrix products."""
 
 import statistics
 import time
@@ -24,6 +27,10 @@ from .machine import Finding, examine, good, judged, look_at_disk
 
 _SECONDS = 10.0  # for the hub's answer
 _TIGHT = 0.85  # of the memory that is there: the estimate is that exact
+_FIRST_LINES = 1  # of a log, in which compiling and first reads are counted
+_LONG_HOURS = 48  # of a run on a CPU, which hardly anybody means to wait for
+# Of the matrix products by which the speed is measured: so short that other programs do not interrupt all of them.
+_SIDE, _PRODUCTS = 384, 64
 
 
 def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> list[Finding]:
@@ -252,12 +259,6 @@ def _time(recipe: Recipe, given, facts: dict) -> tuple:
             return time_updates(recipe, given.devices_here, operations, needed, matrix_speed()), ""
     except PpldmError as error:
         return None, str(error)
-
-
-_FIRST_LINES = 1  # of a log, in which compiling and first reads are counted
-_LONG_HOURS = 48  # of a run on a CPU, which hardly anybody means to wait for
-# Of the matrix products by which the speed is measured: so short that other programs do not interrupt all of them.
-_SIDE, _PRODUCTS = 384, 64
 
 
 def seconds_an_update(folder: Path) -> float:

@@ -3,7 +3,7 @@
     sample_now    draw the validation pictures after this update
     save_now      write a checkpoint after this update
     stop          write a checkpoint after this update, and end as Ctrl-C ends a run
-    prompts.txt   what to draw from now on in the place of --validation_prompts; without it, those again
+    prompts.txt   what to draw from now on in place of --validation_prompts; without it, those again
 
 The main process looks when an update is settled and removes each of the first three as it takes it, so that no order is
 obeyed twice; the update's all-reduce tells it to the other ranks. None of it changes a later update: drawing leaves no

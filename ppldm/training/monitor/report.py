@@ -25,7 +25,7 @@ from ..update import Update
 from .control import Order
 from .interval_metrics import IntervalMetrics
 from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
-from .sinks import SAMPLES_DIR, open_sinks
+from .sinks import SAMPLES_DIR, open_sinks, picture_name
 
 SLOW = 1.2
 
@@ -215,7 +215,7 @@ class Reporter:
         titled = {}
         for tag, picture in pictures.items():
             titled[tag] = with_title(np.asarray(picture), f"{tag}, step {step:,}")
-            path = folder / f"step-{step:06d}-{tag}.png"
+            path = folder / picture_name(step, tag)
             save_png(path, titled[tag], cells_as_text(picture, TITLE_HEIGHT))
             get_logger().info("sample pictures: %s", path)
         self.writer.add_pictures(step, titled)

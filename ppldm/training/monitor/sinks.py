@@ -17,12 +17,18 @@ from ...utils.errors import ConfigError
 from ...utils.files import write_text
 
 SAMPLES_DIR = "samples"
+PICTURE = re.compile(r"step-(\d+)-(.+)\.png")  # as `picture_name` makes them
 VISUALDL_FILE = "vdlrecords.ppldm.log"
 WANDB_ID_FILE = "wandb-run-id"
 _MAX_OLD_PICTURES = 10  # of a tag, shown again in VisualDL after a resume; its page shows no more
 
 # The package that each name of --report_to needs.
 PACKAGES = {"visualdl": "visualdl", "tensorboard": "tensorboardX", "wandb": "wandb"}
+
+
+def picture_name(step: int, tag: str) -> str:
+    """The name of the file of a sample picture."""
+    return f"step-{step:06d}-{tag}.png"
 
 
 def check_reporters(names: list[str]) -> None:
@@ -160,7 +166,7 @@ def old_pictures(output_dir: Path, start_step: int) -> list[tuple[int, str, Path
     drawn, the model's own guidance first."""
     by_tag: dict[str, list] = {}
     for path in sorted(Path(output_dir, SAMPLES_DIR).glob("step-*.png")):
-        match = re.fullmatch(r"step-(\d+)-(.+)", path.stem)
+        match = PICTURE.fullmatch(path.name)
         if match and int(match[1]) <= start_step:
             by_tag.setdefault(match[2], []).append((int(match[1]), match[2], path))
     newest = (picture for pictures in by_tag.values() for picture in sorted(pictures)[-_MAX_OLD_PICTURES:])

@@ -1,5 +1,5 @@
-"""One file of weights, or a folder of one component, to arrays by name; and back. What a file is, its first bytes
-say."""
+"""One file of weights, or a folder of one component, to arrays by name; and back. What a file is, its first bytes say.
+No more is built than a file can fill: a few numbers in a config beside it can ask for any amount."""
 
 import json
 import re
@@ -14,6 +14,9 @@ from safetensors.numpy import save_file
 from ...utils.errors import ModelError
 from ...utils.files import is_table, open_regular, read_json_object
 from ..components import OLDER_TORCH_START, ComponentWeights, from_torch, widen_bfloat16
+
+# A network somewhat larger than its file is built all the same: what is missing is then listed by name.
+_SPARE_VALUES, _SPARE_PARAMETERS = 1 << 24, 1000
 
 # Names of weight files in a component's folder, the safest format first.
 WEIGHT_FILES = (
@@ -191,10 +194,6 @@ _WIDENED: dict[str, tuple] = {
 def _damaged(path: Path, error: Exception) -> ModelError:
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     return ModelError(f"{path} is damaged, cut short or no safetensors file ({first}); copy it again")
-
-
-# A network somewhat larger than its file is built all the same: what is missing is then listed by name.
-_SPARE_VALUES, _SPARE_PARAMETERS = 1 << 24, 1000
 
 
 class _TooLarge(Exception):

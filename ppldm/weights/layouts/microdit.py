@@ -1,6 +1,6 @@
 """A MicroDiT as micro_diffusion's code has it: the state of its class DiT, in a .pt or beside a config.
 
-It has two tables that are computed here: positions, and what stands in the place of patches that are left out (zeros).
+It has two tables that are computed here: positions, and what stands in place of patches that are left out (zeros).
 """
 
 from pathlib import Path

@@ -34,6 +34,9 @@ from .entries import Index, read_index, say_unused, write_index
 
 # Why a file cannot be written where others read it, while elsewhere it can.
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+STALE_SECONDS = 60.0
+_TOUCH_SECONDS = 5.0
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -183,11 +186,6 @@ def _candidate(file: Path, status: os.stat_result, index: Path) -> Iterator[tupl
 
 def _cache_key(path: Path) -> str:
     return hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:16]
-
-
-STALE_SECONDS = 60.0
-_TOUCH_SECONDS = 5.0
-_POLL_SECONDS = 0.2
 
 
 @contextmanager
