@@ -158,7 +158,7 @@ def our_step(run):
     """A function of a batch: one update as the loop does it, metrics included."""
     from ppldm.training.monitor.report import Reporter
     from ppldm.training.optimizer.precision import autocast
-    from ppldm.training.update import UpdateGuard, train_step
+    from ppldm.training.train import UpdateGuard, train_step
 
     referee = UpdateGuard(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
     reporter, steps = Reporter(run).__enter__(), iter(range(1, run.max_steps))

@@ -29,7 +29,7 @@ from ..training.commands.train import check_recipe
 from ..training.optimizer.precision import autocast
 from ..training.prepare import prepare
 from ..training.run import TrainingRun
-from ..training.update import Update, UpdateGuard, train_step
+from ..training.train import Update, UpdateGuard, train_step
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.files import in_working_folder
 from ..utils.grid import pad_alike, prompt_grid
@@ -140,10 +140,7 @@ def make_updates(run: RunFolder, again: TrainingRun, until: int) -> Iterator[Mad
             again.state.model.train()
             micro_batches = [next(batches) for _ in range(arguments.gradient_accumulation_steps)]
             update = train_step(guard, micro_batches)
-            again.interval.add(
-                *(update.loss, again.global_batch_size, update.grad_norm, update.applied, update.skipped_rows),
-                losses=update.losses,
-            )
+            again.interval.add(update, again.global_batch_size)
             for batch in micro_batches:
                 again.interval.see(batch)
             yield Made(step, update, micro_batches, again.interval.summary() if step in ends else None)

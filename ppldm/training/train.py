@@ -1,54 +1,263 @@
-"""From a run that is ready to its exported model, by either loop: when to save, when to stop, and what comes after.
+"""One training, from its recipe to its last update: read it from top to bottom.
 
-`step` is the number of finished optimizer updates; exactly `max_steps` of them are done. A signal asks for the stop,
-and the loop answers at the next update boundary.
+`train_recipe` makes a run ready and gives it to a loop, ours (`run_loop`) or the Trainer of PaddleNLP (`trainer.py`).
+Either one does updates between the same beginning and end (`train`). An update is: accumulate, synchronise once, agree,
+clip, step, schedule, average (`train_step`); then compare the ranks, report, and decide whether to save and to stop
+(`Updates.finish`). `step` is the number of finished updates; exactly `max_steps` of them are done. A signal asks for
+the stop, and the loop answers at the next update boundary.
+
+All ranks agree on the loss and on the norm of the gradient before any weight changes. Where one of the two is not
+finite, the update is skipped on all of them: weights, optimizer and average stay as they are, while the step is counted
+and the learning rate goes on, so that which samples and which rate belong to a step never depends on what was skipped.
 """
 
 import signal
 from collections.abc import Callable
-from contextlib import closing, contextmanager
-from typing import NamedTuple
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
+# What ClipGradByGlobalNorm sums too; paddle.linalg.norm takes 12 times as long.
+from paddle.nn.clip import _squared_l2_norm
+
+from ..config.recipe import Recipe
+from ..networks.model import Loss
+from ..utils.errors import TrainingError
 from ..utils.log import get_logger
-from ..utils.processes.rank_watch import remove_signs
+from ..utils.processes.rank_watch import gather_objects, remove_signs, waiting
 from ..utils.processes.signals import handle
-from .checkpoint.checkpoint import TrainerState, load_optimizer, machine_record
-from .monitor.control import Control, Order, describe
+from ..utils.processes.world import World
+from ..utils.rng import Stream, make_rng
+from .checkpoint.checkpoint import TrainerState, TrainingState, load_optimizer, machine_record
+from .doctor.machine import look_quickly
+from .monitor.control import NOTHING, Control, Order, describe
+from .monitor.interval_metrics import Update
 from .monitor.report import Reporter, TimedBatches
 from .optimizer.precision import autocast
+from .optimizer.sharding import gradient_shares, master_weights
+from .prepare import prepare
 from .run import TrainingRun
-from .update import Update, UpdateGuard, train_step
 
 
-class StopRequest:
-    """Set by SIGINT, SIGTERM or SIGUSR1; `number` is the signal's, 0 while there is none."""
-
-    def __init__(self):
-        self.number = 0
-
-    def __bool__(self):
-        return self.number != 0
+def train_recipe(recipe: Recipe, loop: Callable[[TrainingRun], None]) -> None:
+    """Train by a recipe, and by `loop`: `run_loop`, or `trainer.run_trainer`. Raises PpldmError."""
+    if World.detect().is_main:
+        look_quickly(recipe.training)
+    loop(prepare(recipe.model, recipe.data, recipe.training))
 
 
-@contextmanager
-def stop_on_signals():
-    """Yield a StopRequest that the signals set while the block runs. A second Ctrl-C interrupts at once."""
-    request = StopRequest()
+def train(run: TrainingRun, loop: Callable[["Updates"], int]) -> None:
+    """Train `run` to its end by `loop`, which returns the last step it did; export the model.
 
-    def ask(number, _frame):
-        if request and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        request.number = number
+    Raises Interrupted, after a checkpoint, when a signal asks.
+    """
+    if run.checkpoint:
+        load_optimizer(run.checkpoint, run.state)  # a run that is done needs it too: the export takes float32 masters
+    if run.start_step >= run.max_steps:
+        get_logger().info("already trained for %d updates", run.start_step)
+    else:
+        if run.snapshots:
+            run.snapshots.announce(run.start_step, run.max_steps)
+        Control(run.output_dir, run.world).open(
+            start_step=run.start_step, max_steps=run.max_steps, **machine_record(run.world)
+        )
+        with run.saves, Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
+            step = loop(Updates(run, reporter, request))
+            if step < run.max_steps:
+                remove_signs(run.world)
+                raise run.interruption(step, request.number)
+    run.finish()
 
-    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {number: handle(number, ask) for number in watched}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            handle(number, handler)
+
+def run_loop(run: TrainingRun) -> None:
+    """Train `run` to its end by the hand-written loop, or save and raise Interrupted when a signal asks."""
+    train(run, _loop)
+
+
+def _loop(updates: "Updates") -> int:
+    run, request = updates.run, updates.request
+    trainer_state = TrainerState(global_step=run.start_step, max_steps=run.max_steps)
+    with closing(iter(TimedBatches(run.batches(), run.interval))) as batches:
+        for step in range(run.start_step + 1, run.max_steps + 1):
+            run.state.model.train()
+            micro_batches = [next(batches) for _ in range(run.arguments.gradient_accumulation_steps)]
+            update = train_step(updates.guard, micro_batches, stop=bool(request))
+            trainer_state.global_step = step
+            after = updates.finish(step, update, micro_batches)
+            if after.save:
+                run.save(trainer_state, update.stop)
+            if after.stop:
+                break
+    return trainer_state.global_step
+
+
+def train_step(guard: "UpdateGuard", micro_batches: list[dict], stop: bool = False) -> Update:
+    """Run one optimizer update of the hand-written loop.
+
+    `micro_batches` are this rank's, each a dict of the model's inputs and `row_ids`; `stop` is this rank's wish.
+    Raises TrainingError as `UpdateGuard.settle` does.
+    """
+    state, world = guard.state, guard.world
+    losses, shares = [], gradient_shares(state.optimizer)
+    for number, batch in enumerate(micro_batches, 1):
+        guard.seed_dropout(number - 1)
+        loss = forward(state.model, batch, guard.make_autocast)
+        losses.append(loss._replace(value=loss.value.detach()))
+        scaled = loss.value / len(micro_batches)
+        with shares.reducing() if shares and number == len(micro_batches) else nullcontext():
+            (state.scaler.scale(scaled) if state.scaler else scaled).backward()
+    if world.size > 1 and not shares:
+        with waiting(world):
+            fused_allreduce_gradients([p for p in state.model.parameters() if not p.stop_gradient], None)
+    update = guard.settle(losses, micro_batches, stop)
+    if state.scaler:
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+    else:
+        state.optimizer.step()
+    state.optimizer.clear_grad()
+    state.scheduler.step()
+    if update.applied:
+        update_averages(state)
+    return update
+
+
+class UpdateGuard:
+    """Settles each update between backward and optimizer, for either loop; knows how many were skipped in a row.
+
+    `max_skipped` in a row raise TrainingError. An overflow of float16's scaled gradient is the loss scaler's ordinary
+    business and does not count, as long as it can still lower the scale. `seed` is the run's, `step` the number of
+    updates before its first. `take_orders` gives what the user asks for at the end of an update, on the main rank.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        world: World,
+        max_skipped: int,
+        make_autocast,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        take_orders: Callable[[], Order] = lambda: NOTHING,
+    ):
+        self.state, self.world, self.take_orders = state, world, take_orders
+        self.max_skipped, self.make_autocast = max_skipped, make_autocast
+        self.num_skipped_in_a_row = 0
+        self.seed, self.step = seed, step
+        state.model.num_updates = step
+        self._parameters = [p for p in state.model.parameters() if not p.stop_gradient]
+
+    def seed_dropout(self, number: int) -> None:
+        """Before this rank's micro-batch `number`, from 0: what its layers drop is a function of (seed, update, rank,
+        number), whatever was drawn before. Paddle's layers have one generator, which nothing else draws from."""
+        place = number * self.world.size + self.world.rank
+        paddle.seed(int(make_rng(self.seed, Stream.DROPOUT, epoch=self.step, row=place).integers(1 << 62)))
+
+    def settle(self, losses: list[Loss], micro_batches: list[dict], stop: bool) -> Update:
+        """Agree on an update whose gradients, averaged over the ranks, are there and have changed nothing yet.
+
+        `losses` are this rank's, one of each micro-batch; `stop` is this rank's wish. The gradients of an update
+        to skip are cleared, so that the optimizer's step is none. The main rank logs the offending micro-batches'
+        rows. Raises TrainingError on all ranks alike.
+        """
+        self.step += 1
+        self.state.model.num_updates = self.step
+        scaler = self.state.scaler if self.state.scaler and self.state.scaler.is_enable() else None
+        if scaler:
+            scaler.unscale_(self.state.optimizer)
+        loss = paddle.add_n([one.value for one in losses]).astype("float32") / len(losses)
+        shares = gradient_shares(self.state.optimizer)
+        norm = norm_of(shares.squares()) if shares else gradient_norm(self._parameters)
+        skipped_rows = sum(len(batch.get("skipped", ())) for batch in micro_batches)
+        statistics = self.state.model.statistics(losses)
+        update, statistics = agree(loss, norm, stop, skipped_rows, self.world, statistics, self.take_orders())
+        update = replace(update, losses=losses)
+        if update.applied:
+            if statistics is not None:
+                self.state.model.keep_statistics(statistics)
+            self.num_skipped_in_a_row = 0
+            return update
+        self.state.optimizer.clear_grad(set_to_zero=False)
+        if scaler and np.isfinite(update.loss) and scaler.state_dict()["scale"].item() > 1:
+            get_logger().info("update skipped: the scaled gradient overflows; the loss scale is lowered")
+            return update
+        self.num_skipped_in_a_row += 1
+        by_rank = gather_objects(self._find_rows(losses, micro_batches), self.world)
+        what = f"the loss is {update.loss} and the norm of the gradient {update.grad_norm}"
+        where = "; ".join(f"rows of rank {rank}: {rows}" for rank, rows in enumerate(by_rank) if rows)
+        where = where or "the rows of no single rank have such a gradient"
+        if self.num_skipped_in_a_row >= self.max_skipped:
+            raise TrainingError(
+                f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; look at these rows, or lower "
+                "--learning_rate and resume with --accept_changes learning_rate"
+            )
+        if self.world.is_main:
+            get_logger().warning("update skipped: %s; %s", what, where)
+        return update
+
+    def _find_rows(self, losses: list[Loss], micro_batches: list[dict]) -> list[int]:
+        """The row ids of the micro-batches whose loss is not finite, or else of those whose own gradient is not."""
+        bad = [batch for loss, batch in zip(losses, micro_batches, strict=True) if not np.isfinite(float(loss.value))]
+        bad = bad or [batch for batch in micro_batches if not self._has_finite_gradient(batch)]
+        return [int(row) for batch in bad for row in np.asarray(batch["row_ids"])]
+
+    def _has_finite_gradient(self, batch: dict) -> bool:
+        model = self.state.model
+        model.eval()
+        forward(model, batch, self.make_autocast).value.backward()
+        model.train()
+        norm = float(gradient_norm(self._parameters))
+        self.state.optimizer.clear_grad(set_to_zero=False)
+        return bool(np.isfinite(norm))
+
+
+def update_averages(state: TrainingState) -> None:
+    """Take the new weights into the averages; of half-precision ones the optimizer's float32 masters."""
+    for average in state.averages:
+        average.update(master_weights(state.optimizer))
+
+
+def forward(model, batch: dict, make_autocast) -> Loss:
+    """The loss of one micro-batch."""
+    with make_autocast():
+        return model.loss(batch)
+
+
+@paddle.no_grad()
+def gradient_norm(parameters: list):
+    """Global L2 norm of the gradients that are there, a float32 tensor; not finite as soon as one element is not."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return norm_of([_squared_l2_norm(g.astype("float32")) for g in gradients])
+
+
+@paddle.no_grad()
+def norm_of(squares: list):
+    """The norm of gradients of which these are the squared ones."""
+    return paddle.add_n(squares).reshape([]).sqrt()
+
+
+def agree(
+    loss, grad_norm, stop: bool, skipped_rows: int, world: World, statistics=None, orders: Order = NOTHING
+) -> tuple[Update, Any]:
+    """(the ranks' mean loss, mean gradient norm, any wish to stop and all skipped rows, and the orders that one rank
+    has taken; the sum of their `statistics`, float32 [n] or None), in one small all-reduce."""
+    told = [float(stop), float(skipped_rows), float(orders)]
+    values = paddle.stack([loss, grad_norm, *map(paddle.to_tensor, told)])
+    if statistics is not None:
+        values = paddle.concat([values, statistics])
+    if world.size > 1:
+        with waiting(world):
+            paddle.distributed.all_reduce(values)
+    loss_sum, norm_sum, stops, skipped, orders = values[:5].tolist()
+    orders = Order(int(orders))
+    stop = stops > 0 or Order.STOP in orders
+    update = Update(loss_sum / world.size, norm_sum / world.size, stop, int(skipped), orders=orders)
+    return update, None if statistics is None else values[5:]
 
 
 class Next(NamedTuple):
@@ -61,7 +270,7 @@ class Next(NamedTuple):
 class Updates:
     """Both loops' view of their updates: the guard that settles each, and what follows it by the same rules."""
 
-    def __init__(self, run: TrainingRun, reporter: Reporter, request: StopRequest):
+    def __init__(self, run: TrainingRun, reporter: Reporter, request: "StopRequest"):
         self.run, self.reporter, self.request = run, reporter, request
         self.guard = UpdateGuard(
             *(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments)),
@@ -91,46 +300,30 @@ class Updates:
         return Next(save, is_last)
 
 
-def train(run: TrainingRun, loop: Callable[[Updates], int]) -> None:
-    """Train `run` to its end by `loop`, which returns the last step it did; export the model.
+class StopRequest:
+    """Set by SIGINT, SIGTERM or SIGUSR1; `number` is the signal's, 0 while there is none."""
 
-    Raises Interrupted, after a checkpoint, when a signal asks.
-    """
-    if run.checkpoint:
-        load_optimizer(run.checkpoint, run.state)  # a run that is done needs it too: the export takes float32 masters
-    if run.start_step >= run.max_steps:
-        get_logger().info("already trained for %d updates", run.start_step)
-    else:
-        if run.snapshots:
-            run.snapshots.announce(run.start_step, run.max_steps)
-        Control(run.output_dir, run.world).open(
-            start_step=run.start_step, max_steps=run.max_steps, **machine_record(run.world)
-        )
-        with run.saves, Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
-            step = loop(Updates(run, reporter, request))
-            if step < run.max_steps:
-                remove_signs(run.world)
-                raise run.interruption(step, request.number)
-    run.finish()
+    def __init__(self):
+        self.number = 0
+
+    def __bool__(self):
+        return self.number != 0
 
 
-def run_loop(run: TrainingRun) -> None:
-    """Train `run` to its end by the hand-written loop, or save and raise Interrupted when a signal asks."""
-    train(run, _loop)
+@contextmanager
+def stop_on_signals():
+    """Yield a StopRequest that the signals set while the block runs. A second Ctrl-C interrupts at once."""
+    request = StopRequest()
 
+    def ask(number, _frame):
+        if request and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.number = number
 
-def _loop(updates: Updates) -> int:
-    run, request = updates.run, updates.request
-    trainer_state = TrainerState(global_step=run.start_step, max_steps=run.max_steps)
-    with closing(iter(TimedBatches(run.batches(), run.interval))) as batches:
-        for step in range(run.start_step + 1, run.max_steps + 1):
-            run.state.model.train()
-            micro_batches = [next(batches) for _ in range(run.arguments.gradient_accumulation_steps)]
-            update = train_step(updates.guard, micro_batches, stop=bool(request))
-            trainer_state.global_step = step
-            after = updates.finish(step, update, micro_batches)
-            if after.save:
-                run.save(trainer_state, update.stop)
-            if after.stop:
-                break
-    return trainer_state.global_step
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: handle(number, ask) for number in watched}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            handle(number, handler)

@@ -17,8 +17,7 @@ from .monitor.report import TimedBatches
 from .optimizer.precision import autocast, half_type, precision_name
 from .optimizer.sharding import gradient_shares
 from .run import TrainingRun
-from .train import Updates, train
-from .update import update_averages
+from .train import Updates, train, update_averages
 
 
 class LatentDiffusionTrainer(Trainer):

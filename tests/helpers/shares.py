@@ -25,9 +25,8 @@ from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.optimizer.precision import restore_float32
 from ppldm.training.optimizer.sharding import ShardedAdamW, master_weights, whole_state
 from ppldm.training.prepare import prepare
-from ppldm.training.train import run_loop
+from ppldm.training.train import UpdateGuard, run_loop, update_averages
 from ppldm.training.trainer import run_trainer
-from ppldm.training.update import UpdateGuard, update_averages
 from ppldm.utils.processes.world import World
 
 

@@ -15,7 +15,7 @@ from ppldm.training.monitor.control import Order
 from ppldm.training.optimizer import sharding as shares_module
 from ppldm.training.optimizer.sharding import ShardedAdamW
 from ppldm.training.run import check_ranks
-from ppldm.training.update import UpdateGuard, agree, train_step
+from ppldm.training.train import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError
 from ppldm.utils.processes.meeting import join_world
 from ppldm.utils.processes.rank_watch import barrier, gather_objects

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.training.update import UpdateGuard
+from ppldm.training.train import UpdateGuard
 from ppldm.utils.processes.world import World
 from tests.training.test_loops import assert_equal_to_the_bit, losses, train, weights
 

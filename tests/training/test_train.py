@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from ppldm.training.monitor.control import Order
+from ppldm.training.monitor.interval_metrics import Update
 from ppldm.training.monitor.report import Reporter
 from ppldm.training.train import StopRequest, Updates
-from ppldm.training.update import Update
 from ppldm.utils.processes.world import World
 
 MAX_STEPS = 9

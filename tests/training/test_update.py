@@ -18,9 +18,8 @@ from ppldm.training.checkpoint.checkpoint import TrainingState, verify
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare as prepare_run
-from ppldm.training.train import run_loop
+from ppldm.training.train import UpdateGuard, run_loop, train_step
 from ppldm.training.trainer import run_trainer
-from ppldm.training.update import UpdateGuard, train_step
 from ppldm.utils.errors import TrainingError
 from ppldm.utils.processes.world import World
 from ppldm.weights.checkpoint_names import list_checkpoints

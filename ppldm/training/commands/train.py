@@ -18,11 +18,10 @@ from ...families.ldm import LdmConfig
 from ...utils.entry import entry
 from ...utils.errors import ConfigError, PpldmError
 from ...utils.machine.devices import parse_device
-from ...utils.processes.world import World
 from ...utils.store.client import is_address
 from ...utils.variables import network_forbidden
 from ...weights.fetch import check_name
-from .arguments import read_dry_run, read_recipe
+from .arguments import read_dry_run, read_recipe, warn_of_idle
 
 
 def check_early(argv: list[str], loop: bool = True, config: type | None = LdmConfig, prog: str | None = None) -> Recipe:
@@ -137,23 +136,16 @@ def run_training(argv: list[str], loop: bool, config: type | None, prog: str | N
 
 
 def run_recipe(recipe: Recipe, loop: bool) -> None:
-    """Train by a recipe: under PaddleNLP's Trainer, or by the hand-written loop. Raises PpldmError."""
-    from ..doctor.machine import look_quickly
-    from ..prepare import prepare
-    from .arguments import warn_of_idle
+    """Train by a recipe: by the hand-written loop, or under PaddleNLP's Trainer. Raises PpldmError."""
+    from ..train import run_loop, train_recipe
 
     warn_of_idle(recipe, loop)
-    if World.detect().is_main:
-        look_quickly(recipe.training)
-    run = prepare(recipe.model, recipe.data, recipe.training)
     if loop:
-        from ..train import run_loop
-
-        run_loop(run)
+        train_recipe(recipe, run_loop)
     else:
         from ..trainer import run_trainer
 
-        run_trainer(run)
+        train_recipe(recipe, run_trainer)
 
 
 def with_underscores(word: str) -> str:

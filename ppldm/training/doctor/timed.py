@@ -23,7 +23,7 @@ from ...utils.text import count_of
 from ...utils.variables import read
 from ..optimizer.precision import autocast
 from ..prepare import prepare
-from ..update import UpdateGuard, train_step
+from ..train import UpdateGuard, train_step
 from .memory import estimate
 
 _SECONDS = 8.0  # of the updates that are timed; thrice that where they are fewer than the least

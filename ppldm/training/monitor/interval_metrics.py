@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,10 +22,28 @@ from ...utils.machine.devices import peak_device_memory_bytes
 from ...utils.machine.resources import peak_memory_bytes
 from ...utils.processes.rank_watch import gather_objects
 from ...utils.processes.world import World
+from .control import NOTHING, Order
 from .metrics import NUM_QUARTERS
 
 WINDOW_SAMPLES = 1000
 LEAST_SAMPLES = 100  # a share of fewer says nothing
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of an update, the same on all ranks but for `losses`."""
+
+    loss: float  # mean over micro-batches and ranks
+    grad_norm: float  # global norm of the ranks' mean gradient, before clipping
+    stop: bool = False  # some rank asked to stop, or the user did
+    skipped_rows: int = 0  # bad rows passed over to make its samples, on all ranks
+    losses: Sequence[Loss] = ()  # this rank's, one of each micro-batch
+    orders: Order = NOTHING  # what the user asks for after it
+
+    @property
+    def applied(self) -> bool:
+        """False where the update was skipped."""
+        return bool(np.isfinite(self.loss) and np.isfinite(self.grad_norm))
 
 
 class SkippedShare:
@@ -107,29 +126,17 @@ class IntervalMetrics:
         finally:
             self.started += time.perf_counter() - began
 
-    def add(
-        self,
-        loss: float,
-        samples: int,
-        grad_norm: float | None = None,
-        applied: bool = True,
-        skipped_rows: int = 0,
-        losses: Sequence[Loss] = (),
-    ) -> None:
-        """One update: its loss (mean over ranks and micro-batches), its samples over all ranks, the gradient's norm,
-        the rows skipped for it over all ranks, the losses of this rank's micro-batches.
-
-        What an update that was skipped (not `applied`) had enters no mean.
-        """
-        self.skipped_share.add(samples, skipped_rows)
+    def add(self, update: Update, samples: int) -> None:
+        """One update, and its samples over all ranks. The numbers of one that was skipped enter no mean."""
+        self.skipped_share.add(samples, update.skipped_rows)
         self.updates += 1
         self.samples += samples
-        self.skipped_updates += not applied
-        if applied:
-            self.losses.append(loss)
-            self._observed += [(one.noise_level, one.per_sample) for one in losses if one.noise_level is not None]
-        if applied and grad_norm is not None:
-            self.grad_norms.append(grad_norm)
+        self.skipped_updates += not update.applied
+        if update.applied:
+            self.losses.append(update.loss)
+            self.grad_norms.append(update.grad_norm)
+            observed = [one for one in update.losses if one.noise_level is not None]
+            self._observed += [(one.noise_level, one.per_sample) for one in observed]
 
     def see(self, batch: dict) -> None:
         """What this rank has read: the samples of a batch, and rows that it could not use."""

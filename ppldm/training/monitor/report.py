@@ -21,9 +21,8 @@ from ...utils.machine.devices import wait_for_device
 from ...utils.processes.rank_watch import gather_objects
 from ...utils.processes.world import World
 from ..run import TrainingRun
-from ..update import Update
 from .control import Order
-from .interval_metrics import IntervalMetrics
+from .interval_metrics import IntervalMetrics, Update
 from .metrics import METRICS_FILE, MetricsWriter, describe_costs, drop_after
 from .sinks import SAMPLES_DIR, open_sinks, picture_name
 
@@ -144,9 +143,7 @@ class Reporter:
         Raises DataError, on all alike, where `--max_skipped_share` is exceeded.
         """
         run, arguments = self.run, self.run.arguments
-        self.interval.add(
-            *(update.loss, run.global_batch_size, update.grad_norm, update.applied, update.skipped_rows, update.losses)
-        )
+        self.interval.add(update, run.global_batch_size)
         for batch in batches:
             self.interval.see(batch)
         self.interval.check_skipped()

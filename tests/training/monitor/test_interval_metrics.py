@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ppldm.networks.model import Loss
 from ppldm.training.monitor import interval_metrics as module
-from ppldm.training.monitor.interval_metrics import IntervalMetrics
+from ppldm.training.monitor.interval_metrics import IntervalMetrics, Update
 from ppldm.utils.processes.world import World
 
 UPDATE = st.tuples(
@@ -18,6 +18,8 @@ UPDATE = st.tuples(
     st.lists(st.tuples(st.integers(0, 999), st.floats(0, 4, width=32)), min_size=1, max_size=5),
     st.lists(st.sampled_from(["image", "base64"]), max_size=2),
 )
+
+SKIPPED = Update(float("nan"), float("inf"))
 
 
 def seen(timesteps, errors):
@@ -29,7 +31,7 @@ def seen(timesteps, errors):
 def feed(interval, updates):
     for loss, samples, skipped in updates:
         timesteps, errors = zip(*samples, strict=True)
-        interval.add(loss, len(samples), grad_norm=2 * loss, losses=seen(timesteps, errors))
+        interval.add(Update(loss, 2 * loss, losses=seen(timesteps, errors)), len(samples))
         interval.see({"skipped": skipped, "checksums": [2**31 + timestep for timestep in timesteps]})
 
 
@@ -88,22 +90,22 @@ def test_numbers_of_all_ranks_are_joined(monkeypatch):
 
 def test_a_skipped_update_enters_no_mean():
     interval = IntervalMetrics(World())
-    interval.add(float("nan"), 8, float("inf"), applied=False)
+    interval.add(SKIPPED, 8)
     assert np.isnan(interval.summary()["loss"])
-    interval.add(2.0, 8, 1.0)
-    interval.add(float("nan"), 8, float("inf"), applied=False)
+    interval.add(Update(2.0, 1.0), 8)
+    interval.add(SKIPPED, 8)
     values = interval.summary()
     assert (values["loss"], values["grad_norm"], values["skipped_updates"]) == (2.0, 1.0, 2)
 
 
 def test_what_a_skipped_update_saw_is_in_no_quarter_and_it_counts_over_a_stop():
     interval = IntervalMetrics(World(), True)
-    interval.add(1.0, 1, losses=seen([10], [1.0]))
+    interval.add(Update(1.0, 1.0, losses=seen([10], [1.0])), 1)
     bad = seen([20], [float("nan")]) + seen([900], [5.0])
-    interval.add(float("nan"), 2, float("nan"), applied=False, losses=bad)
+    interval.add(Update(float("nan"), float("nan"), losses=bad), 2)
     interval = IntervalMetrics(World(), True, json.loads(json.dumps(interval.state())))
-    interval.add(3.0, 1, losses=seen([30], [3.0]))
-    interval.add(float("nan"), 2, float("nan"), applied=False)
+    interval.add(Update(3.0, 1.0, losses=seen([30], [3.0])), 1)
+    interval.add(SKIPPED, 2)
     values = interval.summary()
     assert values["loss_quarter_1"] == 2.0 and np.isnan(values["loss_quarter_4"])
     assert values["skipped_updates"] == 2 and values["loss"] == 2.0
@@ -116,6 +118,6 @@ def test_pauses_do_not_count(monkeypatch):
     now[0] += 2
     with interval.paused():
         now[0] += 50
-    interval.add(1.0, 8)
+    interval.add(Update(1.0, 1.0), 8)
     values = interval.summary()
-    assert values["images_per_second"] == 4 and "loss_quarter_1" not in values and "grad_norm" not in values
+    assert values["images_per_second"] == 4 and "loss_quarter_1" not in values

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 
 from ppldm.data.filelist import write_filelist
 from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.interval_metrics import LEAST_SAMPLES, WINDOW_SAMPLES, IntervalMetrics, SkippedShare
+from ppldm.training.monitor.interval_metrics import (
+    LEAST_SAMPLES,
+    WINDOW_SAMPLES,
+    IntervalMetrics,
+    SkippedShare,
+    Update,
+)
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
@@ -61,11 +67,11 @@ def test_the_error_says_how_many_and_why():
 
 def test_an_interval_counts_every_update_and_its_state_goes_on():
     first = IntervalMetrics(World(), max_skipped_share=0.5)
-    first.add(float("nan"), 90, applied=False, skipped_rows=90)
+    first.add(Update(float("nan"), 1.0, skipped_rows=90), 90)
     first.check_skipped()
     first.see({"skipped": ["image"] * 90})
     second = IntervalMetrics(World(), state=json.loads(json.dumps(first.state())), max_skipped_share=0.5)
-    second.add(1.0, 10, skipped_rows=11)
+    second.add(Update(1.0, 1.0, skipped_rows=11), 10)
     with pytest.raises(DataError, match="101 could not be used.*90 image"):
         second.check_skipped()
     old = {name: value for name, value in first.state().items() if name != "skipped_share"}

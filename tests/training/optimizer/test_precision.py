@@ -24,7 +24,7 @@ from ppldm.training.checkpoint.checkpoint import (
 )
 from ppldm.training.compiled import compile_predict
 from ppldm.training.optimizer import precision
-from ppldm.training.update import UpdateGuard, train_step
+from ppldm.training.train import UpdateGuard, train_step
 from ppldm.utils.errors import TrainingError
 from ppldm.utils.processes.world import World
 
