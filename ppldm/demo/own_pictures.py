@@ -12,7 +12,6 @@ A file that was changed by hand is kept as it is. A stage whose files, or whose 
 anew. OUT/.done/plan.json holds what was found and written.
 """
 
-import shlex
 from functools import partial
 from pathlib import Path
 
@@ -62,16 +61,6 @@ def plan_pictures(folder, out: Path, processes: int, write: bool = True, **wishe
     return _make_stages(chosen, out, processes, inputs), lines
 
 
-def describe_further(stages: list[Stage]) -> list[str]:
-    """What may be typed to train the drawing model further, in as many processes."""
-    (words,) = (stage.command for stage in stages if stage.name == "diffusion")
-    ranks = int(words[words.index("--nproc_per_node") + 1]) if "--nproc_per_node" in words else 1
-    further = words[words.index("--config") :]
-    further += ("--devices", ",".join(map(str, range(ranks)))) if ranks > 1 else ()
-    end = "--max_steps N --accept_changes max_steps"
-    return [f"train further, to N updates in all: ppldm train {shlex.join(further)} {end}"]
-
-
 def _changed_by_hand(path: Path, written: str | None) -> str | None:
     """The text of a file that is not as it was `written`; None of others."""
     text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.is_file() else None
@@ -104,21 +93,22 @@ def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[
     curve = as_flags(out=out / "pictures/loss.png")
     pictures = tuple(inputs[name] for name in ("pictures", _TABLE) if name in inputs)
 
-    def train(family: str, name: str, title: str, steps: int) -> Stage:
+    def train(family: str, name: str, title: str, steps: int, told: str = "") -> Stage:
         words = ("python", "-u", "-m", "ppldm", "train", "--config", str(out / f"{name}.yaml"))
         ranks = min(processes, chosen.batch(family))
         words += ("--per_device_train_batch_size", str(chosen.batch(family) // ranks))
         done, digest = partial(share_trained, out / name, steps), inputs[f"{name}.yaml"]
         command = in_processes(words, ranks, out / "log" / name)
-        return Stage(name, f"{title}, {steps} updates", command, chosen.seconds(family), done, (digest,))
+        return Stage(name, f"{title}, {steps} updates{told}", command, chosen.seconds(family), done, (digest,), steps)
 
     stages = [
-        Stage("data", "reading the pictures", convert, 6 + 0.1 * len(found.captions), inputs=pictures),
-        Stage("tokenizer", "learning the words of the captions", vocab, 5),
-        train("ldm", "diffusion", "training the text-to-image model", chosen.steps),
+        Stage("data", "reading the pictures", convert, 2 + 0.05 * len(found.captions), inputs=pictures),
+        Stage("tokenizer", "learning the words of the captions", vocab, 2),
+        train("ldm", "diffusion", "training the text-to-image model", chosen.steps,
+              f", samples every {chosen.sample_every}"),
         Stage("pictures", "drawing pictures of some captions", (*ppldm, "generate", *drawing), 20,
               inputs=(inputs[_PROMPTS],)),
-        Stage("curve", "drawing the loss curve", (*ppldm, "plot-loss", str(out / "diffusion"), *curve), 3),
+        Stage("curve", "drawing the loss curve", (*ppldm, "plot-loss", str(out / "diffusion"), *curve), 2),
     ]  # fmt: skip
     if chosen.trains_autoencoder:
         stages.insert(2, train("autoencoder", "autoencoder", "training the autoencoder", chosen.autoencoder_steps))

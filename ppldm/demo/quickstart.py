@@ -31,7 +31,7 @@ def quickstart(argv: list[str]) -> None:
     out = _out_of(arguments)
     arguments.train_autoencoder |= arguments.autoencoder_steps is not None
     if arguments.pictures:
-        from .own_pictures import describe_further, plan_pictures
+        from .own_pictures import plan_pictures
 
         names = ("steps", "autoencoder_steps", "resolution", "train_autoencoder")
         wishes = {name: getattr(arguments, name) for name in names}
@@ -48,7 +48,7 @@ def quickstart(argv: list[str]) -> None:
         return
     run_stages(stages, out)
     tell(f"the pictures: {out}/pictures/grid.png (every prompt), {out}/pictures/loss.png (the loss curve)")
-    for line in next_commands(out) + (describe_further(stages) if arguments.pictures else []):
+    for line in [*next_commands(out), *describe_further(stages)]:
         tell(line)
 
 
@@ -67,6 +67,15 @@ def next_commands(out: Path) -> list[str]:
     ]
 
 
+def describe_further(stages: list[Stage]) -> list[str]:
+    """What may be typed to train the drawing model to twice its updates, in as many processes."""
+    ((words, updates),) = ((stage.command, stage.updates) for stage in stages if stage.name == "diffusion")
+    ranks = int(words[words.index("--nproc_per_node") + 1]) if "--nproc_per_node" in words else 1
+    further = words[words.index("train") :] + ("--devices", ",".join(map(str, range(ranks)))) * (ranks > 1)
+    further += ("--max_steps", str(2 * updates), "--accept_changes", "max_steps")
+    return [f"train further, to {2 * updates} updates in all: ppldm {shlex.join(further)}"]
+
+
 def _out_of(arguments) -> Path:
     """OUT, absolute; of pictures of one's own a folder of their name, so that the demo's models stay."""
     folder = Path(arguments.pictures or "quickstart").expanduser()
@@ -79,10 +88,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ppldm quickstart",
         description="Draws captioned pictures, trains a small text-to-image model on them, and draws what it makes of "
-        "a list of prompts. On 2 cores the first sample pictures come within three minutes, the end after about 5. "
-        "Stopped at any point, the same command goes on from what is finished. With --pictures it does so with your "
-        "own: captions are taken from a table in the folder (metadata.csv, .tsv, .jsonl, .parquet), from text files "
-        "beside the pictures, or from their names (red_car_03.jpg); its recipes lie in OUT, to be changed.",
+        "a list of prompts. On 2 cores the first pictures that can be recognised come within three minutes, the end "
+        "after about six. Stopped at any point, the same command goes on from what is finished. With --pictures it "
+        "does so with your own: captions are taken from a table in the folder (metadata.csv, .tsv, .jsonl, .parquet), "
+        "from text files beside the pictures, or from their names (red_car_03.jpg); its recipes lie in OUT, to be "
+        "changed.",
         epilog=_EPILOG,
     )
     parser.add_argument("--pictures", type=_folder, metavar="FOLDER",
@@ -94,12 +104,12 @@ def make_parser() -> argparse.ArgumentParser:
                         help="side that --pictures are trained at, in pixels, a multiple of 16 (default: 64, or 48 or "
                         "32 where they are small)")  # fmt: skip
     parser.add_argument("--train-autoencoder", "--train_autoencoder", action="store_true",
-                        help="train an autoencoder too, 4 minutes more, and do not take the one that comes with ppldm "
+                        help="train an autoencoder too, 6 minutes more, and do not take the one that comes with ppldm "
                         "(which is trained in any case where it would blur your --pictures)")  # fmt: skip
     parser.add_argument("--autoencoder-steps", "--autoencoder_steps", type=_positive, metavar="N",
                         help=f"the same for N updates (default: {AUTOENCODER_STEPS}; of --pictures 800)")  # fmt: skip
     parser.add_argument("--out", type=_folder, metavar="DIR",
-                        help="where data, models and pictures go (default: quickstart; of --pictures cats, "
+                        help="where data, models and pictures go (default: quickstart; with --pictures cats: "
                         "cats-model)")  # fmt: skip
     parser.add_argument("--processes", type=_positive, metavar="N",
                         help="processes that train together, 1, 2 or 4 (default: 1 on a GPU and the like, else 2 "
@@ -132,13 +142,13 @@ def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[
     own = autoencoder_command(out, autoencoder_steps, processes) if autoencoder_steps else ()
     diffusion = diffusion_command(out, steps, processes, out / "autoencoder/vae" if own else None)
     stages = [
-        Stage("data", "drawing captioned pictures", data, 8),
+        Stage("data", "drawing captioned pictures", data, 2),
         Stage("autoencoder", f"training the autoencoder, {autoencoder_steps} updates", own,
-              20 + 0.11 * autoencoder_steps, partial(share_trained, out / "autoencoder", autoencoder_steps)),
-        Stage("diffusion", f"training the text-to-image model, {steps} updates", diffusion, 20 + 0.2 * steps,
-              partial(share_trained, out / "diffusion", steps)),
+              20 + 0.17 * autoencoder_steps, partial(share_trained, out / "autoencoder", autoencoder_steps)),
+        Stage("diffusion", f"training the text-to-image model, {steps} updates", diffusion, 20 + 0.27 * steps,
+              partial(share_trained, out / "diffusion", steps), updates=steps),
         Stage("pictures", "drawing pictures for the prompts", generate, 20),
-        Stage("curve", "drawing the loss curve", curve, 3),
+        Stage("curve", "drawing the loss curve", curve, 2),
     ]  # fmt: skip
     return [stage for stage in stages if stage.command]
 

@@ -61,7 +61,8 @@ def _cut(pipeline, texts: list[str], weighted: bool, has_syntaxes: bool) -> str:
     more = f" and {len(rests) - 1} more" if len(rests) > 1 else ""
     joins = has_syntaxes and pipeline.model.words is not None and pipeline.model.joins_words
     remedy = ", or divide it with BREAK (--prompt_syntax weighted)" if joins else ""
-    return f"cut behind {room} tokens, so that the model does not see {_short(rests[0])!r}{more}; shorten it{remedy}"
+    unseen = f"{_short(rests[0])!r}{more}"
+    return f"longer than the {room} tokens that the model reads: it does not see {unseen}; shorten it{remedy}"
 
 
 def _webui(texts: list[str], weighted: bool, has_syntaxes: bool) -> str:

@@ -177,8 +177,8 @@ def describe(report: dict) -> str:
     """A report for people."""
     unknown = f" ({', '.join(report['unknown_words'][:10])})" if report["unknown_words"] else ""
     lines = [
-        f"{report['size']:,} tokens, the characters of each language among them, in {report['out']}: made for "
-        f"{report['different_words']:,} different words, {report['words']:,} in all, of {report['rows']:,} rows",
+        f"{report['size']:,} tokens, the characters of each language among them, in {report['out']}; the captions of "
+        f"{report['rows']:,} rows have {report['words']:,} words, {report['different_words']:,} of them different",
         f"  unknown words: {report['unknown_share']:.2%}{unknown}",
         f"  captions cut at {report['max_length']} tokens: {report['cut_share']:.2%}; the median has "
         f"{report['median_tokens']}, 99 % have at most {report['tokens_of_99_percent']}",

@@ -21,7 +21,7 @@ from pathlib import Path
 from .errors import Interrupted, PpldmError
 
 BEFORE = ".before"
-_GUESS_SECONDS = 20.0  # of stages on a usual machine that tell as much of this one's speed as the products do
+_GUESS_SECONDS = 60.0  # of stages on a usual machine that tell as much of this one's speed as the products do
 # Of a core of those usual ones (AMD EPYC) in products of small matrices, operations a second; measured as here.
 _USUAL_SPEED, _USUAL_CORES = 85e9, 2
 _SIDE, _MEASURED_S = 64, 0.2
@@ -32,7 +32,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stage:
     """One command, in which the word `python` is the interpreter that runs this. `seconds`: how long it takes on two
     usual cores. `share_done`: how much of it, of 1, an earlier run has left to go on from, where that can be told.
-    `inputs`: digests of what the command reads beside what earlier stages have made."""
+    `inputs`: digests of what the command reads beside what earlier stages have made. `updates`: of a
+    training, in all."""
 
     name: str
     title: str
@@ -40,6 +41,7 @@ class Stage:
     seconds: float
     share_done: Callable[[], float] = field(default=lambda: 0.0, compare=False)
     inputs: tuple[str, ...] = ()
+    updates: int = 0
 
     @property
     def identity(self) -> tuple[str, ...]:

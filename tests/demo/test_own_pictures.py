@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from ppldm.config.yaml_file import read_yaml
-from ppldm.demo.own_pictures import describe_further, plan_pictures
-from ppldm.demo.quickstart import next_commands, quickstart
+from ppldm.demo.own_pictures import plan_pictures
+from ppldm.demo.quickstart import describe_further, next_commands, quickstart
 from ppldm.families.common import first_training
 from ppldm.training.commands.arguments import read_recipe
 from ppldm.utils import stages
@@ -125,8 +125,11 @@ def test_other_settings_make_only_their_stage_anew(pictures, out):
 def test_training_further_has_the_processes_and_the_batch_of_before(pictures, out, processes, devices):
     stages, _ = plan_pictures(pictures, out, processes, train_autoencoder=True)
     (further,) = describe_further(stages)
-    batch = 8 // processes
-    assert further.endswith(f"--per_device_train_batch_size {batch}{devices} --max_steps N --accept_changes max_steps")
+    batch, twice = 8 // processes, 2 * stages[3].updates
+    assert further.startswith(f"train further, to {twice} updates in all: ppldm train --config ")
+    assert further.endswith(
+        f"--per_device_train_batch_size {batch}{devices} --max_steps {twice} --accept_changes max_steps"
+    )
 
 
 @pytest.mark.parametrize(

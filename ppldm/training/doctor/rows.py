@@ -26,6 +26,7 @@ from .machine import Finding, good, judged
 _INDEXED_BYTES = 1 << 30  # of parts without an index, for which it is made here; more take minutes
 _INDEX_BYTES_A_SECOND = 5e7
 _MANY_EPOCHS = 1000
+_ENDLESS = 10**9  # updates, of presets that are to be stopped by hand
 _MANY_BAD = 0.01  # share of the rows looked at
 
 
@@ -63,8 +64,9 @@ def select(recipe: Recipe, sources: list[Source]) -> Selection:
 def judge_rows(num_rows: int, global_batch_size: int, max_steps: int, num_devices: int = 1) -> Finding:
     """Rows beside a batch and beside all samples of a run."""
     epochs = max_steps * global_batch_size / num_rows
+    until = "no end" if max_steps >= _ENDLESS else f"{epochs:,.2f} epochs"
     text = (
-        f"{num_rows:,} rows, {math.ceil(num_rows / global_batch_size):,} updates an epoch, {epochs:,.2f} epochs in "
+        f"{num_rows:,} rows, {math.ceil(num_rows / global_batch_size):,} updates an epoch, {until} in "
         f"{max_steps:,} updates of {global_batch_size:,} samples, {num_rows // num_devices:,} rows a device"
     )
     if global_batch_size > num_rows:

@@ -321,11 +321,13 @@ def tell(found: dict[str, float] | None, least: float = 0.0, is_cpu: bool = Fals
         text = f"{found['seconds_an_update']:.3g} s an update{how}, {_words(hours)}, {found['disk_gb']:.3g} GB of disk"
         text += f", cost {found['cost']:.2f}" if "cost" in found else ""
     else:
-        text = f"at least {least:.2g} h, at the speed of matrix products on this CPU; " if least else ""
+        text = f"at least {_words(least)}, at the speed of matrix products on this CPU; " if least else ""
         text += f"no update was measured{how}: --run FOLDER takes its seconds from a run's log"
     yield judged("forecast", text, warning=fix if is_cpu and hours > _LONG_HOURS else "")
 
 
 def _words(hours: float) -> str:
     """In the unit that a person would take."""
+    if hours >= 24 * 365:
+        return f"{hours / 24 / 365:,.0f} years"
     return f"{hours:.3g} h" if hours >= 1 else f"{hours * 60:.3g} min" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"
