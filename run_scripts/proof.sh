@@ -14,7 +14,8 @@ play() (
     workers=$((cores + cores / 2))
     fit=$(awk '/^MemAvailable/ { print int($2 / 3 / 1024 / 1024) }' /proc/meminfo)
     ((workers <= fit)) || workers=$((fit > 1 ? fit : 1))
-    unset PYTHON # the tests of these scripts choose their own
+    # The tests of these scripts choose their own Python. What is compiled once is not compiled again by each process.
+    unset PYTHON PYTHONDONTWRITEBYTECODE
     exec "$VENV/bin/python" -m pytest --dist loadfile --no-loadscope-reorder -n "$workers" "$@"
 )
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import needs
 import pytest
@@ -14,7 +15,7 @@ from durations import Durations, law_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quick import QUICK, TESTS, is_quick
-from sampling import AT_LEAST_S, _draw, choose
+from sampling import AT_LEAST_S, _draw, choose, wait_their_turn
 
 ROOT = Path(__file__).resolve().parents[1]
 HELPERS = ("needs", "quick", "sampling", "durations", "progress", "warm_programs", "warm_start", "warm_server")
@@ -66,7 +67,7 @@ def small_suite(tmp_path):
     for name in ("conftest.py", "durations.json", *(f"helpers/{one}.py" for one in HELPERS)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / "tests" / name, tmp_path / name)
-    markers = "markers = ['needs', 'slow', 'night', 'quick']"
+    markers = "markers = ['needs', 'slow', 'night', 'quick', 'turn']"
     (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\npythonpath = ['helpers']\n{markers}\n")
 
     def play(tests: str, *arguments, **environment):
@@ -151,6 +152,24 @@ def test_every_law_is_played_once_and_what_fits_besides(laws, seconds, seed):
         assert len(spent) == 1 or sum(spent) <= AT_LEAST_S
     if sum(grid_s.values()) <= seconds:
         assert taken == grid_s.keys()
+
+
+def test_of_a_turn_so_many_laws_are_played_whole_and_each_has_its_turn():
+    def item(name: str, *turn):
+        return SimpleNamespace(nodeid=name, get_closest_marker=lambda _: SimpleNamespace(args=turn) if turn else None)
+
+    laws = [f"test_it.py::test_{letter}" for letter in "abcde"]
+    items = [item(f"{law}[{case}]", "learns", 2) for law in laws for case in range(3)]
+    items += [item("test_it.py::test_other"), item("test_it.py::test_alone", "draws", 2)]
+    seen = set()
+    for seed in range(40):
+        waiting = wait_their_turn(items, seed)
+        assert set(waiting.values()) == {"by turns: learns"}
+        played = {one.nodeid for one in items} - set(waiting)
+        now = {name.partition("[")[0] for name in played}
+        assert len(now) == 4 and len(played) == 2 * 3 + 2 and waiting == wait_their_turn(items, seed)
+        seen |= now
+    assert seen == {one.nodeid.partition("[")[0] for one in items}
 
 
 def test_another_seed_draws_other_cases():
