@@ -32,7 +32,8 @@ class BlockList:
 
     def names(self, url: object, *hashes: object) -> bool:
         """Whether a picture of this URL, or of one of these hashes, is on the list. What is no text is not."""
-        return (isinstance(url, str) and url in self.urls) or not self.hashes.isdisjoint(filter(_is_text, hashes))
+        texts = {one for one in hashes if isinstance(one, str)}
+        return (isinstance(url, str) and url in self.urls) or not self.hashes.isdisjoint(texts)
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -48,7 +49,7 @@ def read_block_list(files: Sequence[str] | str | None) -> BlockList:
     """What the files name together; nothing for no file. Raises ConfigError, StoreError."""
     urls, hashes = set(), set()
     for name in [files] if isinstance(files, str) else files or ():
-        for number, line in enumerate(_read_text(name).split("\n"), 1):
+        for number, line in enumerate(read_lines("--block-list", name), 1):
             entry = line.strip()
             if found := _HASH.fullmatch(entry):
                 hashes.add(found[1].lower())
@@ -63,15 +64,14 @@ def read_block_list(files: Sequence[str] | str | None) -> BlockList:
     return BlockList(frozenset(urls), frozenset(hashes))
 
 
-def _read_text(name: str) -> str:
+def read_lines(flag: str, name: str) -> list[str]:
+    """The lines of a text file that a flag names. Only a line feed ends one: URLs and keys may hold what Unicode calls
+    an end of line. Raises ConfigError, StoreError."""
     try:
         path = input_path(name)
         packed = path.read_bytes()
-        return (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode("utf-8-sig")
+        text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         problem = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--block-list: cannot read {name} ({problem}); name a text file, or one by gzip") from error
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+        raise ConfigError(f"{flag}: cannot read {name} ({problem}); name a text file, or one by gzip") from error
+    return text.split("\n")

@@ -1,9 +1,10 @@
-"""Metadata tables as they lie on disk: parquet files of one schema, in the order of their numbers."""
+"""Metadata tables as they lie on disk: parquet files of one schema, in the order of their numbers; and their columns:
+what LAION's releases call the same thing, and what a table at hand has of it."""
 
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,14 +13,92 @@ from ..utils.files import local_path
 from ..utils.processes.workers import map_in_threads
 from ..utils.store.client import is_address
 from ..utils.store.inputs import input_path
-from .filter.columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, check_names
+from ..utils.text import one_line
+from .place import AddressPath, Hadoop, address_of, natural_key, parquet_source
+
+# Of each column of the published LAION2B-en and LAION-Art tables: its other names, the likeliest first.
+ALIASES = {
+    "URL": ("url", "image_url", "img_url"),
+    "TEXT": ("caption", "text", "alt_text", "alt"),
+    "WIDTH": ("width", "original_width"),
+    "HEIGHT": ("height", "original_height"),
+    "LANGUAGE": ("language", "lang"),
+    "AESTHETIC_SCORE": ("aesthetic", "aesthetic_score", "AESTHETIC"),
+    "similarity": ("SIMILARITY", "clip_similarity"),
+    "punsafe": ("PUNSAFE", "p_unsafe"),
+    "pwatermark": ("PWATERMARK", "p_watermark"),
+    "hash": ("HASH",),
+}
+# LAION2B-en and LAION-Art differ in this one; a table keeps the name it has.
+_BOTH_PUBLISHED = {"aesthetic"}
+
+INTEGER, NUMBER, TEXT, TRUTH, OTHER = "integer", "number", "text", "truth", "other"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table. `kinds`: by name, in their order, one of INTEGER, NUMBER, TEXT, TRUTH, OTHER."""
+
+    kinds: dict[str, str]
+
+    def find(self, name: str) -> str | None:
+        """The column that `name` means: the one of that name, else of a name for the same thing; None if none is."""
+        if name in self.kinds:
+            return name
+        names = {other.lower(): other for other in self.kinds}
+        for candidate in (name, *_same_thing(name)):
+            if candidate.lower() in names:
+                return names[candidate.lower()]
+        return None
+
+    def need(self, name: str) -> str:
+        """As `find`. Raises ConfigError where there is none."""
+        found = self.find(name)
+        if found is None:
+            raise ConfigError(
+                f"no column is {name!r} (known by the names {', '.join(dict.fromkeys([name, *_same_thing(name)]))}); "
+                f"the table has {', '.join(self.kinds)}"
+            )
+        return found
+
+    def report(self) -> tuple[dict[str, str], list[str]]:
+        """(the column of each published name that was found, the published names that were not)."""
+        found = {name: self.find(name) for name in ALIASES}
+        return {name: column for name, column in found.items() if column}, [n for n, c in found.items() if not c]
+
+    def published_names(self) -> dict[str, str]:
+        """The name that each column is written under: the published one where it is known, else its own."""
+        new_names = {self.find(name): name for name in ALIASES if self.find(name) not in (None, *_BOTH_PUBLISHED)}
+        taken = {name.lower(): name for name in self.kinds}
+        return {
+            name: new_names[name] if taken.get(new_names.get(name, "").lower(), name) == name in new_names else name
+            for name in self.kinds
+        }
+
+
+def check_names(names: Iterable[str], path) -> None:
+    """Raises ConfigError where names of columns differ only in case, which engines take for one."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise ConfigError(f"{path} has columns {other!r} and {name!r}, alike but for case; rename one of them")
+
+
+def _same_thing(name: str) -> tuple[str, ...]:
+    """All names of what `name` is a name of, in any case."""
+    for published, aliases in ALIASES.items():
+        names = (published, *aliases)
+        if name.lower() in {other.lower() for other in names}:
+            return names
+    return ()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A parquet file, by its path or, as text, its address. `schema`: the name and type of each column, as text."""
+    """A parquet file. `schema`: the name and type of each column, as text."""
 
-    path: Path | str
+    path: Path | AddressPath
     rows: int
     bytes: int
     schema: tuple[tuple[str, str], ...]
@@ -38,14 +117,14 @@ class Tables:
     mixed: str | None = None
 
     @property
-    def paths(self) -> list[Path]:
+    def paths(self) -> list[Path | AddressPath]:
         """Of all files."""
         return [file.path for file in self.files]
 
     @property
     def addresses(self) -> list[str]:
         """Of all files."""
-        return [file.path if isinstance(file.path, str) else f"file://{file.path}" for file in self.files]
+        return [f"file://{path}" if isinstance(path, Path) else str(path) for path in self.paths]
 
     @property
     def rows(self) -> int:
@@ -53,13 +132,15 @@ class Tables:
         return sum(file.rows for file in self.files)
 
 
-def read_tables(inputs: Sequence[str]) -> Tables:
-    """The parquet files that `--input` names, folders meaning all of theirs; only their footers are read.
+def read_tables(inputs: Sequence[str], hadoop: Hadoop | None = None) -> Tables:
+    """The parquet files that `--input` names, folders meaning all of theirs; only their footers are read. With `hadoop`
+    they are read through it, those of this machine too.
 
-    A column may have another name in each file (`columns`). Raises ConfigError for what is missing, empty or named
+    A column may have another name in each file (`Columns`). Raises ConfigError for what is missing, empty or named
     twice, or files of different columns; DataError for one that is not a parquet file.
     """
-    paths = [path for name in inputs for path in _list_files(input_path(name))]
+    places = [AddressPath(address_of(name).rstrip("/"), hadoop) if hadoop else input_path(name) for name in inputs]
+    paths = [path for place in places for path in _list_files(place)]
     doubles = {path for path in paths if paths.count(path) > 1} if len(set(paths)) < len(paths) else set()
     if doubles:
         raise ConfigError(f"--input names {min(doubles)} twice; name it once")
@@ -73,9 +154,10 @@ def read_tables(inputs: Sequence[str]) -> Tables:
                 if dict(file.schema)[name] != dict(first.schema)[meant]:
                     mixed = meant
     check_names((name for name, _ in first.schema), first.path)
-    names = tuple(name if is_address(name) else os.path.abspath(local_path(name)) for name in inputs)
+    own_name = address_of if hadoop else lambda name: name if is_address(name) else os.path.abspath(local_path(name))
     columns = Columns({name: _kind(type_name) for name, type_name in first.schema})
-    return Tables(files, columns, names, {name: frozenset(others) for name, others in spellings.items()}, mixed)
+    others = {name: frozenset(found) for name, found in spellings.items()}
+    return Tables(files, columns, tuple(map(own_name, inputs)), others, mixed)
 
 
 def _match_columns(file: Table, first: Table) -> dict[str, str]:
@@ -93,35 +175,38 @@ def _match_columns(file: Table, first: Table) -> dict[str, str]:
     )
 
 
-def natural_key(path) -> list:
-    """Sorts names with numbers by the numbers: part_2 before part_10."""
-    return [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", str(path))]
-
-
-def _list_files(path: Path) -> list[Path]:
+def _list_files(path: Path | AddressPath) -> list[Path | AddressPath]:
     if path.is_file():
-        return [Path(os.path.abspath(path))]
+        return [_absolute(path)]
     if not path.is_dir():
         raise ConfigError(f"--input {path} is not there; name parquet files, or folders of them")
-    found = [file for file in path.glob("*.parquet") if file.is_file() and not file.name.startswith((".", "_"))]
+    pattern = "[!._]*.parquet"
+    if isinstance(path, AddressPath):
+        found = [entry.path for entry in path.list(pattern) if not entry.is_dir]
+    else:
+        found = [file for file in path.glob(pattern) if file.is_file()]
     if not found:
         raise ConfigError(
             f"no *.parquet files in --input {path} (subfolders are not searched); name the folder of them"
         )
-    return sorted((Path(os.path.abspath(file)) for file in found), key=natural_key)
+    return sorted(map(_absolute, found), key=natural_key)
 
 
-def _read_footer(path: Path) -> Table:
+def _absolute(path: Path | AddressPath) -> Path | AddressPath:
+    return Path(os.path.abspath(path)) if isinstance(path, Path) else path
+
+
+def _read_footer(path: Path | AddressPath) -> Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(parquet_source(path)) as file:
             schema = tuple((field.name, str(field.type)) for field in file.schema_arrow)
             return Table(path, file.metadata.num_rows, path.stat().st_size, schema)
     except (pa.ArrowException, OSError) as error:
-        text = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is not a parquet file, or is damaged ({text}); get it again") from error
+        why = one_line(str(error), 200)
+        raise DataError(f"{path} is not a parquet file, or is damaged ({why}); get it again") from error
 
 
 def _wide(type_name: str) -> str:

@@ -55,7 +55,7 @@ def cache_dir() -> Path:
 
 class RemotePath:
     """A path of another file system, with the methods of `pathlib.Path` that are used of it, `count_free_bytes` and
-    `remove`; its `write_bytes` leaves a file finished or absent. `prepare.address_path.AddressPath` is one.
+    `remove`; its `write_bytes` leaves a file finished or absent. `prepare.place.AddressPath` is one.
 
     Those of the functions below that read or write JSON and text take it, and `make_output_dir`, `count_free_bytes`,
     `remove_path`, `remove_dir` and `lock_folder`.

@@ -1,24 +1,20 @@
-"""Hadoop's file systems as plain Python on this machine's files: for laws of what stands on them, without Java. The
-tests of paths at addresses run over both, so that it does what Hadoop does."""
+"""Paths at addresses as plain Python on this machine's files: for laws of what stands on them, without Java. The tests
+of paths at addresses run over both, so that it does what Hadoop does."""
 
 import fnmatch
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
-from ppldm.prepare.hadoop import Entry, Hadoop
-from ppldm.prepare.metadata import natural_key
+from ppldm.prepare.place import AddressPath, Entry, natural_key
 from ppldm.utils.errors import OutputError
 
 
-def path_at(address: str) -> Path:
-    return Path(address.removeprefix("file://"))
+@dataclass
+class HadoopHere:
+    """In place of the gateway: fails at the step (a copy or rename) of number `steps`, where it is given."""
 
-
-class HadoopHere(Hadoop):
-    """Fails at the step (a copy or rename) of number `steps`, where it is given."""
-
-    def __init__(self, steps: int | None = None):
-        self.steps = steps
+    steps: int | None = None
 
     def step(self) -> None:
         if self.steps is not None:
@@ -26,53 +22,61 @@ class HadoopHere(Hadoop):
             if self.steps < 0:
                 raise OutputError("the network is gone")
 
-    def exists(self, address):
-        return path_at(address).exists()
 
-    def find(self, address):
-        path = path_at(address)
-        if not path.exists():
+class PathHere(AddressPath):
+    @property
+    def path(self) -> Path:
+        return Path(self.address.removeprefix("file://"))
+
+    def exists(self):
+        return self.path.exists()
+
+    def find(self):
+        if not self.path.exists():
             return None
-        status = path.stat()
-        return Entry(address, path.name, path.is_dir(), status.st_size, status.st_mtime_ns // 10**6)
+        status = self.path.stat()
+        return Entry(self, self.path.is_dir(), status.st_size, status.st_mtime_ns // 10**6)
 
-    def list(self, address, pattern="*"):
-        path = path_at(address)
-        paths = path.iterdir() if path.is_dir() else [path] if path.exists() else []
-        found = [self.find(f"file://{one}") for one in paths if fnmatch.fnmatchcase(one.name, pattern)]
-        return sorted(found, key=lambda entry: (natural_key(entry.name), entry.name))
+    def list(self, pattern="*"):
+        paths = self.path.iterdir() if self.path.is_dir() else [self.path] if self.path.exists() else []
+        found = [at(one, self.hadoop).find() for one in paths if fnmatch.fnmatchcase(one.name, pattern)]
+        return sorted(found, key=lambda entry: (natural_key(entry.path.name), entry.path.name))
 
-    def count_free_bytes(self, address):
-        return shutil.disk_usage(path_at(address)).free
+    def count_free_bytes(self):
+        return shutil.disk_usage(self.path).free
 
-    def checksum(self, address):
+    def checksum(self):
         return None
 
-    def make_dir(self, address):
-        path_at(address).mkdir(parents=True, exist_ok=True)
+    def mkdir(self, parents=True, exist_ok=True):
+        self.path.mkdir(parents=True, exist_ok=True)
 
-    def delete(self, address):
-        path = path_at(address)
-        if path.is_dir():
-            shutil.rmtree(path)
+    def remove(self):
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
         else:
-            path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
-    def rename(self, old, new):
-        self.step()
-        if path_at(new).exists():
-            raise OutputError(f"cannot rename {old} to {new}")
-        path_at(old).rename(path_at(new))
+    def rename(self, target):
+        self.hadoop.step()
+        if target.exists():
+            raise OutputError(f"cannot rename {self} to {target}")
+        self.path.rename(target.path)
 
-    def fetch(self, address, path):
-        shutil.copyfile(path_at(address), path)
+    def fetch(self, path):
+        shutil.copyfile(self.path, path)
 
-    def put(self, path, address):
-        self.step()
-        (shutil.copytree if Path(path).is_dir() else shutil.copyfile)(path, path_at(address))
+    def put(self, path):
+        self.hadoop.step()
+        (shutil.copytree if path.is_dir() else shutil.copyfile)(path, self.path)
 
-    def open(self, address):
-        return open(path_at(address), "rb")
+    def open(self, mode="rb"):
+        return open(self.path, mode)
 
-    def write_bytes(self, address, data):
-        path_at(address).write_bytes(data)
+    def write_bytes(self, data):
+        self.path.write_bytes(data)
+
+
+def at(path: Path, hadoop: HadoopHere | None = None) -> PathHere:
+    """The address of a path of this machine."""
+    return PathHere(f"file://{path}", hadoop or HadoopHere())

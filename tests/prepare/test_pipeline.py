@@ -12,8 +12,15 @@ from fastcore.script import anno_parser
 
 from ppldm.cli import main as cli
 from ppldm.cli.main import load_command
-from ppldm.prepare.pipeline import StageResult, check_accounts, describe, make_report, make_stages, pipeline
-from ppldm.prepare.pipeline_config import read_config
+from ppldm.prepare.pipeline import (
+    StageResult,
+    check_accounts,
+    describe,
+    make_report,
+    make_stages,
+    pipeline,
+    read_config,
+)
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...data.formats.row import Row
-from ...prepare.provenance.forgotten import host_of
+from ...prepare.download.hosts import host_of
 from .copies import Copies
 
 OTHER = "other "

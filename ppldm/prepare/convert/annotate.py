@@ -17,7 +17,6 @@ it. A line is a finished shard (part_1/00000.tar,8012), in the order of the shar
 """
 
 import csv
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,12 +27,12 @@ from ...utils.errors import ConfigError, DataError, PartError, RowError
 from ...utils.files import atomic_write, local_path, read_json_object, write_text
 from ...utils.log import get_logger, progress
 from ...utils.report import print_report
-from ..metadata import natural_key
+from ..place import natural_key
 
-HEADER = ["file_path", "num_samples"]
 DAMAGED = -1  # in place of the samples of a shard that is missing or cannot be read
 _TEXTS = ("json", "txt")
 _HEADER = ("dir", "text")
+_STATS_HEADER = ["file_path", "num_samples"]
 # What makes quotes necessary. Python's csv module before 3.13 does not quote a carriage return alone.
 _QUOTED = frozenset(',"\r\n')
 
@@ -47,10 +46,9 @@ def write_stats(folder: Path, prefix: str = "") -> dict[str, dict]:
         for stats in sorted(part.glob("[0-9]*_stats.json"), key=natural_key):
             shard = _find_shard(part, stats.name.removesuffix("_stats.json"))
             samples = read_json_object(stats, DataError, "download that shard again")["successes"]
-            lines.append([str(Path(prefix, shard.relative_to(folder))), samples])
-        path, text = folder / f"{part.name}_stats.csv", io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([HEADER, *lines])
-        write_text(path, text.getvalue())
+            lines.append([Path(prefix, shard.relative_to(folder)), samples])
+        path = folder / f"{part.name}_stats.csv"
+        write_text(path, "".join(map(_record, [_STATS_HEADER, *lines])))
         report[str(path)] = {"files": len(lines), "samples": sum(samples for _, samples in lines)}
     return report
 
@@ -119,11 +117,13 @@ def _read(path: Path) -> Iterator[tuple[str, int]]:
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         try:
-            if next(reader, None) != HEADER:
+            if next(reader, None) != _STATS_HEADER:
                 raise ValueError("its first line is another")
             yield from ((name, int(samples)) for name, samples in reader)
         except (ValueError, csv.Error) as error:
-            raise ConfigError(f"{path} is not a table of {','.join(HEADER)} ({error}); write it again") from error
+            raise ConfigError(
+                f"{path} is not a table of {','.join(_STATS_HEADER)} ({error}); write it again"
+            ) from error
 
 
 def annotate(
@@ -183,7 +183,8 @@ def annotate_folder(folder: Path, per_shard: bool = False, folder_prefix: str = 
                     ]
                     file.writelines(map(_record, rows))
                     if per_shard:
-                        _write_shard(shard.with_name(f"{shard.name}.csv"), rows)
+                        with _create(shard.with_name(f"{shard.name}.csv")) as own:
+                            own.writelines(map(_record, [_HEADER, *rows]))
                     bar.update()
             pictures, lines = counts.pop("pictures", 0), counts.pop("lines", 0)
             report[str(path)] = {"pictures": pictures, "lines": lines, "skipped": dict(sorted(counts.items()))}
@@ -214,8 +215,10 @@ def _read_shard(shard: Path, counts: Counter):
             caption = captions[image.stem] if image.stem in captions else _read_caption(image)
             if not caption.strip():
                 raise RowError("empty_caption", f"{image}: no text")
-            if not _is_utf8(str(image)):
-                raise RowError("file_name", f"{image}: its name is not UTF-8, so that no CSV file can hold it")
+            str(image).encode()
+        except UnicodeEncodeError:  # no CSV file can hold its name
+            counts["file_name"] += 1
+            continue
         except RowError as error:
             counts[error.reason] += 1
             continue
@@ -247,36 +250,19 @@ def _read_caption(image: Path) -> str:
     raise RowError("no_caption", f"{image} has neither .json nor .txt beside it")
 
 
-def _is_utf8(text: str) -> bool:
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def _write_shard(path: Path, rows: list) -> None:
-    with _create(path) as file:
-        file.writelines(map(_record, [_HEADER, *rows]))
-
-
 def _create(path: Path):
     return atomic_write(path, "w", encoding="utf-8", errors="replace", newline="")
 
 
 def _record(fields: Iterable) -> str:
     """A line of a CSV file, with its end."""
-    return ",".join(map(_quote, fields)) + "\n"
-
-
-def _quote(field) -> str:
-    text = str(field).replace("\0", "\ufffd")
-    return '"' + text.replace('"', '""') + '"' if _QUOTED.intersection(text) else text
+    texts = (str(field).replace("\0", "\ufffd") for field in fields)
+    return ",".join('"' + text.replace('"', '""') + '"' if _QUOTED & set(text) else text for text in texts) + "\n"
 
 
 def _describe(report: dict[str, dict]) -> str:
-    return "\n".join(f"{path}: {counts['lines']:,} lines{_describe_skipped(counts)}" for path, counts in report.items())
-
-
-def _describe_skipped(counts: dict) -> str:
-    skipped = ", ".join(f"{reason} {count:,}" for reason, count in counts["skipped"].items())
-    return f"; skipped: {skipped}" if skipped else ""
+    lines = []
+    for path, counts in report.items():
+        skipped = ", ".join(f"{reason} {count:,}" for reason, count in counts["skipped"].items())
+        lines.append(f"{path}: {counts['lines']:,} lines" + (f"; skipped: {skipped}" if skipped else ""))
+    return "\n".join(lines)

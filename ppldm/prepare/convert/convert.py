@@ -15,13 +15,21 @@ interruption. A part is finished when its record in `.convert/` is there and fit
 """
 
 import os
+from collections import Counter
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from ...data.filelist import write_filelist
 from ...data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
-from ...data.formats.row import GUESSED_ENCODING, describe_other_text, noting_other_text
+from ...data.formats.row import (
+    EXAMPLES_PER_REASON,
+    GUESSED_ENCODING,
+    describe_other_text,
+    merge_other_text,
+    noting_other_text,
+)
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path, remove_path, write_json
 from ...utils.jobs import JobFolder, find_finished
@@ -30,19 +38,17 @@ from ...utils.machine.spark import is_submitted, spark_session_if
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.report import print_report
 from ...utils.text import count_of
-from ..address_path import AddressPath, path_of
-from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
-from ..hadoop import is_address, is_remote
-from .converted import ENCODED_ANEW, OTHER_PROFILES, merge_records, refuse_bad_source
+from ..block_list import BLOCKED, NOTHING, BlockList, BlockLists, read_block_list
+from ..place import AddressPath, is_address, is_remote, path_of
+from ..provenance.forgotten import FORGOTTEN, PACKED
 from .on_spark import DRIVER_MEMORY_GB, count_on_spark, make_on_spark
-from .packed import PACKED, PackedUnit, pack
-from .part_task import PartTask, encoding_settings, files_of, is_whole, make_part
+from .part_task import ENCODED_ANEW, OTHER_PROFILES, PartTask, encoding_settings, files_of, is_whole, make_part
 from .reencode import Treatment
 from .source import find_units
-from .units import Span, Unit
+from .units import NOT_DOWNLOADED, PackedUnit, Span, Unit, pack
 
+MAX_BAD_FRACTION = 0.5
 _MANY_SMALL_PARTS = 4  # so many times more parts than packed folders make deserve a word
-_UNTOUCHED = Treatment()
 
 
 def convert(
@@ -76,97 +82,225 @@ def convert(
     again.
     """
     treatment = Treatment(size, quality, format, min_size, normalise, interpolation)
+    asked = name, rows_per_part, treatment, num_workers, master, pack_folders, redo, layout
+    asked += read_block_list(block_list), caption_encoding
     addresses = [name for name in (folder, out) if is_address(name)]
     on_spark = bool(master) or is_submitted()
     if not on_spark and (remote := next(filter(is_remote, addresses), None)):
         raise ConfigError(f"{remote} is an address, which needs Spark; add --master, local[2] being this machine")
     with spark_session_if(on_spark and bool(addresses), master, DRIVER_MEMORY_GB) as spark:
-        folder, out = path_of(folder, spark), path_of(out, spark)
-        asked = (rows_per_part, treatment, num_workers, master, pack_folders, redo, layout)
-        texts = read_block_list(block_list), caption_encoding
-        summary = convert_source(folder, out, name, *asked, *texts, dry_run)
-        advice = f"\ntrain with --file_list {out / name}.filelist.list"
-        tell = _describe_plan if dry_run else lambda manifest: describe(manifest) + advice
-        print_report(summary, tell, json)
+        conversion = Conversion(path_of(folder, spark), path_of(out, spark), *asked)
+        if dry_run:
+            print_report(conversion.plan(), _describe_plan, json)
+            return
+        advice = f"\ntrain with --file_list {conversion.out / name}.filelist.list"
+        print_report(conversion.run(), lambda manifest: describe(manifest) + advice, json)
 
 
 convert.aliases = {"--normalize": "--normalise"}
 
 
-def convert_source(
-    source,
-    out,
-    name: str = "custom",
-    rows_per_part: int = 1000,
-    treatment: Treatment = _UNTOUCHED,
-    num_workers: int = 0,
-    master: str | None = None,
-    pack_folders: bool = False,
-    redo: bool = False,
-    layout: str = DEFAULT_LAYOUT,
-    blocked: BlockList = NOTHING,
-    caption_encoding: str = GUESSED_ENCODING,
-    dry_run: bool = False,
-) -> dict:
-    """Convert what the path `source` holds into the folder `out` and return the manifest; in a `dry_run` nothing is
-    written, and {rows_in, parts, parts_finished} is returned.
+def convert_source(source, out, name: str = "custom", **settings) -> dict:
+    """`Conversion.run` of these arguments."""
+    return Conversion(as_path(source), as_path(out), name, **settings).run()
 
-    A folder takes the conversion of one source, by one name, rows_per_part, treatment and layout; with `redo`, of
-    others too. Raises ConfigError, OutputError, and DataError where more than half of the rows cannot be used.
+
+def check_conversion(folder, out, block_list=None, **flags) -> None:
+    """Find what `convert`, whose arguments these are, would refuse before it looks at the source. Raises PpldmError."""
+    treatment = Treatment(**{one.name: flags.pop(one.name) for one in fields(Treatment) if one.name in flags})
+    blocked = read_block_list(block_list)
+    Conversion(Path(folder), Path(out), treatment=treatment, blocked=blocked, **flags).check()
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A source, the folder that its parts go to, and how. Raises ConfigError for what cannot be.
+
+    The folder takes the conversion of one source, by one name, rows_per_part, treatment and layout; with `redo`, of
+    others too.
     """
-    source, out = as_path(source), as_path(out)
-    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout, blocked, caption_encoding
-    job, settings, num_workers = _prepare(source, out, *asked)
-    job.check(settings, redo)
-    tasks = _make_tasks(
-        source, out, rows_per_part, treatment, num_workers, pack_folders, master, layout, blocked, caption_encoding
-    )
-    if dry_run:
+
+    source: Path | AddressPath
+    out: Path | AddressPath
+    name: str = "custom"
+    rows_per_part: int = 1000
+    treatment: Treatment = Treatment()
+    num_workers: int = 0
+    master: str | None = None
+    pack_folders: bool = False
+    redo: bool = False
+    layout: str = DEFAULT_LAYOUT
+    blocked: BlockList = NOTHING
+    caption_encoding: str = GUESSED_ENCODING
+
+    def __post_init__(self):
+        if not self.name or Path(self.name).name != self.name:
+            raise ConfigError(f"--name {self.name!r} cannot name a file; use a plain word such as 'custom'")
+        if self.rows_per_part < 1:
+            raise ConfigError(f"--rows-per-part is {self.rows_per_part}; it must be at least 1")
+        if self.layout not in (DEFAULT_LAYOUT, CONTROL_LAYOUT):
+            raise ConfigError(f"--layout {self.layout} cannot be written; choose {DEFAULT_LAYOUT} or {CONTROL_LAYOUT}")
+        try:
+            "a".encode(self.caption_encoding)
+        except LookupError as error:
+            what = f"{self.caption_encoding} is not known ({error})"
+            raise ConfigError(f"--caption-encoding {what}; write one such as latin-1") from error
+        if self.pack_folders and isinstance(self.source, AddressPath):
+            raise ConfigError("--pack-folders packs folders of pictures, which are not read at an address; omit it")
+        check_workers(self.num_workers)
+
+    @property
+    def job(self) -> JobFolder:
+        """What is known of the folder."""
+        return JobFolder(self.out, ".convert", "conversion", "parts")
+
+    @property
+    def settings(self) -> dict:
+        """What the folder is claimed with. The source is remembered relative to `out`, so that both can be moved
+        together."""
+        is_local = not any(isinstance(path, AddressPath) for path in (self.source, self.out))
+        source = os.path.relpath(self.source, self.out) if is_local else str(self.source.absolute())
+        settings = {"source": source, "name": self.name, "rows_per_part": self.rows_per_part}
+        settings |= {option: value for option, value in self.treatment.settings().items() if value}
+        settings |= {"pack_folders": True} if self.pack_folders else {}
+        settings |= {"layout": self.layout} if self.layout != DEFAULT_LAYOUT else {}
+        return settings | self.blocked.settings | encoding_settings(self.caption_encoding)
+
+    def check(self) -> None:
+        """Raises ConfigError or OutputError for a folder that holds something else."""
+        self.job.check(self.settings, self.redo)
+
+    def plan(self) -> dict:
+        """{rows_in, parts, parts_finished}; nothing is written. Raises as `run`."""
+        self.check()
+        tasks = self._make_tasks()
         is_finished = [find_finished(one.record_path, one.key(), partial(is_whole, one)) is not None for one in tasks]
         rows = sum(task.span.rows for task in tasks)
         return {"rows_in": rows, "parts": len(tasks), "parts_finished": sum(is_finished)}
-    earlier = (job.plan or settings).get("name", name)
 
-    def clear() -> None:
-        for left in ("manifest.json", f"{earlier}.filelist", f"{earlier}.filelist.list"):
-            (out / left).unlink(missing_ok=True)
+    def run(self) -> dict:
+        """Convert, and return the manifest. Raises ConfigError, OutputError, and DataError where more than half of the
+        rows cannot be used."""
+        self.check()
+        tasks, out, name = self._make_tasks(), self.out, self.name
+        earlier = (self.job.plan or {}).get("name", name)
 
-    with job.claimed(settings, redo, clear=clear):
-        records = _make_parts(tasks, num_workers, master)
-        _sweep(out, {name, earlier}, {task.path.name for task in tasks})
-        manifest = merge_records(records, [task.source for task in tasks], name, rows_per_part)
-        refuse_bad_source(manifest, source)
-        write_filelist(out / f"{name}.filelist", [part["path"] for part in manifest["parts"]])
-        line = f"{name}.filelist" if layout == DEFAULT_LAYOUT else f"{name}.filelist layout={layout}"
-        write_filelist(out / f"{name}.filelist.list", [line])
-        write_json(out / "manifest.json", manifest)
-    return manifest
+        def clear() -> None:
+            for left in ("manifest.json", f"{earlier}.filelist", f"{earlier}.filelist.list"):
+                (out / left).unlink(missing_ok=True)
 
+        with self.job.claimed(self.settings, self.redo, clear=clear):
+            records = self._make_parts(tasks)
+            _sweep(out, {name, earlier}, {task.path.name for task in tasks})
+            manifest = merge_records(records, [task.source for task in tasks], name, self.rows_per_part)
+            refuse_bad_source(manifest, self.source)
+            write_filelist(out / f"{name}.filelist", [part["path"] for part in manifest["parts"]])
+            line = f"{name}.filelist" if self.layout == DEFAULT_LAYOUT else f"{name}.filelist layout={self.layout}"
+            write_filelist(out / f"{name}.filelist.list", [line])
+            write_json(out / "manifest.json", manifest)
+        return manifest
 
-def check_conversion(
-    folder,
-    out,
-    name="custom",
-    rows_per_part=1000,
-    num_workers=0,
-    pack_folders=False,
-    redo=False,
-    layout=DEFAULT_LAYOUT,
-    block_list=None,
-    caption_encoding=GUESSED_ENCODING,
-    **options,
-) -> None:
-    """Find what `convert`, whose arguments these are, would refuse before it looks at the source. Raises PpldmError."""
-    options.pop("master", None)
-    treatment = Treatment(**options)
-    asked = name, rows_per_part, treatment, num_workers, pack_folders, layout
-    job, settings, _ = _prepare(Path(folder), Path(out), *asked, read_block_list(block_list), caption_encoding)
-    job.check(settings, redo)
+    def _make_tasks(self) -> list[PartTask]:
+        units = find_units(self.source, self.layout == CONTROL_LAYOUT)
+        spans = {}
+        at_address = isinstance(self.source, AddressPath)
+        # Spark has a bar of its own.
+        with progress(total=len(units), desc="counting rows", unit="unit", delay=3, disable=at_address) as bar:
+            count = partial(_spans_of, rows=self.rows_per_part, caption_encoding=self.caption_encoding)
+            counted = (
+                count_on_spark(units, self.rows_per_part, self.master)
+                if at_address
+                else map_unordered(count, units, check_workers(self.num_workers))
+            )
+            for unit, found in counted:
+                spans[unit] = found
+                bar.update()
+        cut = [(unit, span) for unit in units for span in spans[unit]]
+        if not cut:
+            raise DataError(f"{self.source} holds no rows; name another source")
+        packed = cut if at_address else pack(cut, self.source, self.rows_per_part)
+        if self.pack_folders:
+            cut = packed
+        elif len(packed) * _MANY_SMALL_PARTS < len(cut):
+            get_logger().warning("%d folders make %d parts; --pack-folders makes %d", len(units), len(cut), len(packed))
+        return [
+            PartTask(
+                self.out / "parts" / f"part-{number:05}.gz",
+                _name_source(unit, self.source),
+                unit,
+                span,
+                self.treatment,
+                blocked=self.blocked,
+                caption_encoding=self.caption_encoding,
+            )
+            for number, (unit, span) in enumerate(cut)
+        ]
+
+    def _make_parts(self, tasks: list[PartTask]) -> list[dict]:
+        """The records of all parts, in their order."""
+        on_spark = bool(self.master) or is_submitted()  # which has a bar of its own
+        records = {}
+        with progress(total=sum(task.span.rows for task in tasks), desc="convert", unit="row", disable=on_spark) as bar:
+            made = (
+                make_on_spark(tasks, self.master)
+                if on_spark
+                else map_unordered(make_part, tasks, check_workers(self.num_workers))
+            )
+            for task, record in made:
+                records[task.path.name] = record
+                bar.update(task.span.rows)
+        kept = sum(record.pop("kept") for record in records.values())
+        if kept:
+            get_logger().info("%d of %d parts were finished already", kept, len(tasks))
+        return [records[task.path.name] for task in tasks]
 
 
 def _describe_plan(plan: dict) -> str:
     parts = f"{count_of(plan['parts'], 'part')}, {plan['parts_finished']} of them finished"
     return f"{count_of(plan['rows_in'], 'row')}, {parts}; nothing was written"
+
+
+def merge_records(records: list[dict], sources: list[str], name: str, rows_per_part: int) -> dict:
+    """The manifest of parts, whose records and sources are in their order."""
+    skipped, examples, parts = Counter(), {}, []
+    for number, (record, source) in enumerate(zip(records, sources, strict=True)):
+        skipped.update(record["skipped"])
+        for reason, texts in record["examples"].items():
+            examples[reason] = (examples.get(reason, []) + texts)[:EXAMPLES_PER_REASON]
+        if record["rows_out"]:
+            path = f"parts/part-{number:05}.gz"
+            facts = {"rows": record["rows_out"], "bytes": record["bytes"], "sha256": record["sha256"]}
+            parts.append({"path": path, **facts, "source": source})
+    return {
+        "name": name,
+        "rows_per_part": rows_per_part,
+        "rows_in": sum(record["rows_in"] for record in records),
+        "rows_out": sum(record["rows_out"] for record in records),
+        "skipped": dict(sorted(skipped.items())),
+        "examples": dict(sorted(examples.items())),
+        **{
+            name: count
+            for name in (OTHER_PROFILES, ENCODED_ANEW)
+            if (count := sum(one.get(name, 0) for one in records))
+        },
+        **merge_other_text(records),
+        "parts": parts,
+    }
+
+
+def refuse_bad_source(manifest: dict, source) -> None:
+    """Raises DataError where more than MAX_BAD_FRACTION of the rows cannot be used."""
+    unasked = FORGOTTEN, BLOCKED, NOT_DOWNLOADED
+    bad = {reason: count for reason, count in manifest["skipped"].items() if reason not in unasked}
+    num_bad, num_rows = sum(bad.values()), sum(bad.values()) + manifest["rows_out"]
+    if num_bad > MAX_BAD_FRACTION * num_rows:
+        reasons = "; ".join(
+            f"{reason} {count}, for example {manifest['examples'][reason][0]}" for reason, count in bad.items()
+        )
+        raise DataError(
+            f"{num_bad} of {num_rows} rows of {source} cannot be used: {reasons}; mend the source, then run the same "
+            "command again"
+        )
 
 
 def describe(manifest: dict) -> str:
@@ -187,83 +321,6 @@ def describe(manifest: dict) -> str:
     return "\n".join(lines + describe_other_text(manifest, remedy))
 
 
-def _prepare(
-    source,
-    out,
-    name: str,
-    rows_per_part: int,
-    treatment: Treatment,
-    num_workers: int,
-    pack_folders: bool,
-    layout: str,
-    blocked: BlockList,
-    caption_encoding: str,
-) -> tuple[JobFolder, dict, int]:
-    """The folder, the settings that it is claimed with, the number of processes. Raises ConfigError.
-
-    The source is remembered relative to `out`, so that both can be moved together.
-    """
-    if not name or Path(name).name != name:
-        raise ConfigError(f"--name {name!r} cannot name a file; use a plain word such as 'custom'")
-    if rows_per_part < 1:
-        raise ConfigError(f"--rows-per-part is {rows_per_part}; it must be at least 1")
-    if layout not in (DEFAULT_LAYOUT, CONTROL_LAYOUT):
-        raise ConfigError(f"--layout {layout} cannot be written; choose {DEFAULT_LAYOUT} or {CONTROL_LAYOUT}")
-    is_local = not any(isinstance(path, AddressPath) for path in (source, out))
-    settings = {"source": os.path.relpath(source, out) if is_local else str(source.absolute()), "name": name}
-    settings |= {"rows_per_part": rows_per_part}
-    settings |= {option: value for option, value in treatment.settings().items() if value}
-    settings |= {"pack_folders": True} if pack_folders else {}
-    settings |= {"layout": layout} if layout != DEFAULT_LAYOUT else {}
-    settings |= blocked.settings | encoding_settings(caption_encoding)
-    try:
-        "a".encode(caption_encoding)
-    except LookupError as error:
-        what = f"{caption_encoding} is not known ({error})"
-        raise ConfigError(f"--caption-encoding {what}; write one such as latin-1") from error
-    if pack_folders and isinstance(source, AddressPath):
-        raise ConfigError("--pack-folders packs folders of pictures, which are not read at an address; omit it")
-    return JobFolder(out, ".convert", "conversion", "parts"), settings, check_workers(num_workers)
-
-
-def _make_tasks(
-    source,
-    out,
-    rows_per_part: int,
-    treatment: Treatment,
-    num_workers: int,
-    pack_folders: bool,
-    master: str | None,
-    layout: str,
-    blocked: BlockList,
-    caption_encoding: str,
-) -> list[PartTask]:
-    units = find_units(source, layout == CONTROL_LAYOUT)
-    spans = {}
-    on_spark = isinstance(source, AddressPath)  # which has a bar of its own
-    with progress(total=len(units), desc="counting rows", unit="unit", delay=3, disable=on_spark) as bar:
-        count = partial(_spans_of, rows=rows_per_part, caption_encoding=caption_encoding)
-        counted = count_on_spark(units, rows_per_part, master) if on_spark else map_unordered(count, units, num_workers)
-        for unit, found in counted:
-            spans[unit] = found
-            bar.update()
-    cut = [(unit, span) for unit in units for span in spans[unit]]
-    if not cut:
-        raise DataError(f"{source} holds no rows; name another source")
-    packed = cut if on_spark else pack(cut, source, rows_per_part)
-    if pack_folders:
-        cut = packed
-    elif len(packed) * _MANY_SMALL_PARTS < len(cut):
-        get_logger().warning("%d folders make %d parts; --pack-folders makes %d", len(units), len(cut), len(packed))
-    return [
-        PartTask(
-            *(out / "parts" / f"part-{number:05}.gz", _name_source(unit, source), unit, span, treatment, None, blocked),
-            caption_encoding,
-        )
-        for number, (unit, span) in enumerate(cut)
-    ]
-
-
 def _name_source(unit: Unit, source) -> str:
     if isinstance(unit.path, AddressPath):
         return str(unit.path)[len(str(source)) + 1 :] or "."
@@ -275,21 +332,6 @@ def _name_source(unit: Unit, source) -> str:
 def _spans_of(unit: Unit, rows: int, caption_encoding: str) -> list[Span]:
     with noting_other_text(caption_encoding):
         return unit.spans(rows)
-
-
-def _make_parts(tasks: list[PartTask], num_workers: int, master: str | None) -> list[dict]:
-    """The records of all parts, in their order."""
-    on_spark = bool(master) or is_submitted()  # which has a bar of its own
-    records = {}
-    with progress(total=sum(task.span.rows for task in tasks), desc="convert", unit="row", disable=on_spark) as bar:
-        made = make_on_spark(tasks, master) if on_spark else map_unordered(make_part, tasks, num_workers)
-        for task, record in made:
-            records[task.path.name] = record
-            bar.update(task.span.rows)
-    kept = sum(record.pop("kept") for record in records.values())
-    if kept:
-        get_logger().info("%d of %d parts were finished already", kept, len(tasks))
-    return [records[task.path.name] for task in tasks]
 
 
 def _sweep(out: Path, names: set[str], component_names: set[str]) -> None:

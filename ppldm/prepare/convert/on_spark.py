@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby
+from pathlib import Path
 
 from ...utils.errors import PpldmError
 from ...utils.machine.spark import following_tasks, spark_session
-from ..address_path import AddressPath
-from ..executor_hadoop import local_folder, reaching
-from ..hadoop import Hadoop
+from ..place import AddressPath, Hadoop, local_folder, reaching
 from .part_task import PartTask, make_part
 from .units import Span, Unit
 
@@ -42,52 +41,44 @@ def count_on_spark(units: Sequence[Unit], rows: int, master: str | None) -> Iter
         yield from run_tasks(spark, "counting rows", units, count)
 
 
-def run_tasks(spark, name: str, asked: Sequence, answer: Callable) -> Iterator[tuple]:
-    """(each of `asked`, what `answer` gives for it). answer: to (answer, error), a task of its own. Raises the first
-    error when all are done."""
+def run_tasks(spark, name: str, asked: Sequence, act: Callable) -> Iterator[tuple]:
+    """(each of `asked`, what `act` gives for it, in a task of its own). Raises the first error when all are done."""
     with following_tasks(spark, name, len(asked), num_stages=1):
-        found = spark.sparkContext.parallelize(asked, len(asked)).map(answer).collect()
-    for _, error in found:
-        if error:
-            raise error
-    return zip(asked, (one for one, _ in found), strict=True)
+        found = spark.sparkContext.parallelize(asked, len(asked)).map(partial(attempt, act)).collect()
+    for one in found:
+        if isinstance(one, PpldmError):
+            raise one
+    return zip(asked, found, strict=True)
 
 
-def _make_parts(tasks: list[PartTask], hadoop: str | None) -> tuple[list[dict], PpldmError | None]:
-    """(the records of the parts up to an error, that error): Spark would wrap it in two pages of Java."""
-    records = []
+def attempt(act: Callable, *arguments):
+    """What `act` gives, or its error for the driver: Spark would wrap it in two pages of Java."""
     try:
-        if hadoop is None:
-            records += map(make_part, tasks)
-        else:
-            with reaching(hadoop) as client, local_folder() as folder:
-                copy = cache(partial(_fetch, tasks[0].unit, folder, client))
-                is_remote = isinstance(tasks[0].unit.path, AddressPath)
-                records += (make_part(_at(task, client, copy if is_remote else None)) for task in tasks)
+        return act(*arguments)
     except PpldmError as error:
-        return records, error
-    return records, None
+        return error
 
 
-def _at(task: PartTask, hadoop: Hadoop, copy) -> PartTask:
-    """A task with the gateway of this process."""
-    path = task.path.at(hadoop) if isinstance(task.path, AddressPath) else task.path
-    unit = replace(task.unit, path=task.unit.path.at(hadoop)) if copy else task.unit
-    return replace(task, path=path, unit=unit, copy=copy)
+def _make_parts(tasks: list[PartTask], hadoop: str | None) -> list[dict]:
+    if hadoop is None:
+        return list(map(make_part, tasks))
+    unit, copy, records = tasks[0].unit, None, []
+    with reaching(hadoop) as client, local_folder(unit.path.parent) as folder:
+        if isinstance(unit.path, AddressPath):
+            unit = replace(unit, path=unit.path.at(client))
+            copy = cache(partial(_fetch, unit, folder))
+        for task in tasks:
+            path = task.path.at(client) if isinstance(task.path, AddressPath) else task.path
+            records.append(make_part(replace(task, path=path, unit=unit, copy=copy)))
+    return records
 
 
-def _count_spans(unit: Unit, rows: int, hadoop: str) -> tuple[list[Span], PpldmError | None]:
-    try:
-        with reaching(hadoop) as client, local_folder() as folder:
-            try:
-                return _fetch(unit, folder, client).spans(rows), None
-            except PpldmError as error:
-                raise type(error)(str(error).replace(str(folder), str(unit.path.parent))) from error
-    except PpldmError as error:
-        return [], error
+def _count_spans(unit: Unit, rows: int, hadoop: str) -> list[Span]:
+    with reaching(hadoop) as client, local_folder(unit.path.parent) as folder:
+        return _fetch(replace(unit, path=unit.path.at(client)), folder).spans(rows)
 
 
-def _fetch(unit: Unit, folder, hadoop: Hadoop) -> Unit:
+def _fetch(unit: Unit, folder: Path) -> Unit:
     """A unit's copy in a folder of this machine."""
-    hadoop.fetch(str(unit.path), str(folder / unit.path.name))
+    unit.path.fetch(folder / unit.path.name)
     return replace(unit, path=folder / unit.path.name)

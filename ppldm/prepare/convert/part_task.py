@@ -24,17 +24,16 @@ from ...utils.errors import RowError
 from ...utils.files import write_json
 from ...utils.jobs import finish, list_pieces, make_key, take_state
 from ...utils.text import as_json
-from ..address_path import AddressPath, put_files
 from ..block_list import BLOCKED, NOTHING, BlockList
-from ..executor_hadoop import local_folder
-from ..hadoop import fingerprint_at
+from ..place import AddressPath, fingerprint_of, local_folder, put_files
 from ..provenance.forgotten import FORGOTTEN, Forgotten, read_forgotten
-from .converted import ENCODED_ANEW, OTHER_PROFILES
 from .reencode import Treatment, treat
 from .units import Span, Unit
 
 # Part of every record: a change of what is written for the same input must change it.
 _RECORD_VERSION = 4
+OTHER_PROFILES = "other_profiles"  # of records and manifests, how many rows have one
+ENCODED_ANEW = "encoded_anew"  # the same of pictures that do not go through as they are
 # Of metadata: what says nothing of a picture that is there, and names of LAION's tables that have plainer ones.
 _DROPPED_META = {"status", "error_message", "exif"}
 _META_NAMES = {"AESTHETIC_SCORE": "aesthetic", "LANGUAGE": "language", "URL": "url"}
@@ -76,7 +75,7 @@ class PartTask:
         settings |= self.blocked.settings | encoding_settings(self.caption_encoding)
         unit = self.unit.path
         if isinstance(unit, AddressPath):
-            return {"settings": as_json(settings), "input": fingerprint_at(unit.hadoop, [str(unit)])}
+            return {"settings": as_json(settings), "input": fingerprint_of([unit])}
         with noting_other_text(self.caption_encoding):
             return make_key(settings, self.unit.input_pieces(self.span), self.record_path)
 
@@ -93,8 +92,7 @@ def make_part(task: PartTask) -> dict:
 
 def _output_state(task: PartTask) -> str:
     if isinstance(task.path, AddressPath):
-        files = [str(path) for path in files_of(task.path) if path.exists()]
-        return fingerprint_at(task.path.hadoop, files)["state"]
+        return fingerprint_of([path for path in files_of(task.path) if path.exists()])["state"]
     return take_state(piece for path in (task.path, index_path(task.path)) for piece in list_pieces(path))
 
 
@@ -114,7 +112,7 @@ def _write_part(task: PartTask) -> dict:
     forgotten = read_forgotten(task.out)
     if not isinstance(task.path, AddressPath):
         return _write_rows(task, task.path, forgotten) | {"output": _output_state(task)}
-    with local_folder() as folder:
+    with local_folder(task.path.parent) as folder:
         part = folder / task.path.name
         record = _write_rows(task, part, forgotten)
         files = zip(files_of(part), files_of(task.path), strict=True)

@@ -1,9 +1,8 @@
 """Where rows come from: what a path holds, as units (`convert.units`) that are each read on their own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...data.formats.csv_table import IMAGEFOLDER_TABLES
 from ...data.formats.folder_names import entries_of, split_name
@@ -13,11 +12,10 @@ from ...data.text.survey import has_captions_beside, write_table
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path
 from ...utils.log import get_logger
-from ..address_path import AddressPath
-from ..metadata import natural_key
+from ..place import AddressPath, natural_key
 from .units import CsvUnit, FolderUnit, JsonLinesUnit, MdsUnit, ParquetUnit, TarUnit, Unit
 
-_FILE_KINDS: dict[str, Callable[..., Any]] = {
+_FILE_KINDS: dict[str, type[Unit]] = {
     ".tar": TarUnit,
     ".parquet": ParquetUnit,
     ".mds": MdsUnit,
@@ -94,8 +92,8 @@ def _units_of_folder(folder: Path, passed: list[tuple[Path, list[str]]]) -> Iter
 
 
 def _units_at(path: AddressPath) -> list[Unit]:
-    entries = [entry for entry in path.hadoop.list(str(path)) if not entry.name.startswith(".")]
-    folder, files = path if path.is_dir() else path.parent, [entry.name for entry in entries if not entry.is_dir]
+    entries = [entry for entry in path.list() if not entry.path.name.startswith(".")]
+    folder, files = path if path.is_dir() else path.parent, [entry.path.name for entry in entries if not entry.is_dir]
     if foreign := [name for name in files if _suffix(name) in _NAMING_KINDS or split_name(name)[1] in IMAGE_SUFFIXES]:
         raise ConfigError(
             f"{folder / foreign[0]} is not read at an address, where tars and parquet files are; copy its folder to a "
@@ -103,7 +101,7 @@ def _units_at(path: AddressPath) -> list[Unit]:
         )
     tars, tables = ([name for name in files if _suffix(name) == kind] for kind in (".tar", ".parquet"))
     units = [_unit_of_file(folder / name) for name in tars]
-    units += [unit for entry in entries if entry.is_dir for unit in _units_at(folder / entry.name)]
+    units += [unit for entry in entries if entry.is_dir for unit in _units_at(entry.path)]
     return units or [_unit_of_file(folder / name) for name in tables]
 
 

@@ -6,13 +6,13 @@ Every row that a unit knows of comes out, the incomplete ones too: `load` says b
 used, so that the converter can count it. With `has_control`, every row must have a second image (`formats.layouts`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -62,28 +62,28 @@ class SourceRow:
     load: Callable[[], Row]
 
 
-class Unit(Protocol):
+@dataclass(frozen=True)
+class Unit(ABC):
     """Rows that are read together. It can be pickled: a worker process, or a Spark executor, reads its spans."""
 
     path: Path
-    has_control: bool
+    has_control: bool = False
 
+    @abstractmethod
     def spans(self, rows: int) -> list[Span]:
         """Spans of at most that many rows, in order. Raises DataError where the unit cannot be read at all."""
 
+    @abstractmethod
     def input_pieces(self, span: Span) -> list[Piece]:
         """The files, or bytes of them, that the rows of a span are made from."""
 
+    @abstractmethod
     def read(self, span: Span) -> Iterator[SourceRow]:
         """The rows of a span."""
 
 
-@dataclass(frozen=True)
-class FolderUnit:
+class FolderUnit(Unit):
     """A folder of pictures with captions, one base name a row."""
-
-    path: Path
-    has_control: bool = False
 
     def spans(self, rows: int) -> list[Span]:
         return _cut_rows(len(list_samples(self.path, self.has_control)), rows)
@@ -104,12 +104,8 @@ class FolderUnit:
         return (samples[number] for number in range(span.start, min(span.stop, len(samples))))
 
 
-@dataclass(frozen=True)
-class TarUnit:
+class TarUnit(Unit):
     """A tar of samples. Where it is damaged, the samples before are rows, and the rest is one bad row, "tar"."""
-
-    path: Path
-    has_control: bool = False
 
     def spans(self, rows: int) -> list[Span]:
         return _cut(self._places(), rows)
@@ -142,12 +138,8 @@ class TarUnit:
             yield end, self.path.stat().st_size
 
 
-@dataclass(frozen=True)
-class ParquetUnit:
+class ParquetUnit(Unit):
     """A table with the bytes of a picture and a caption in each row, as `parquet_table` names columns."""
-
-    path: Path
-    has_control: bool = False
 
     def spans(self, rows: int) -> list[Span]:
         with open_table(self.path, self.has_control) as (table, *_):
@@ -167,12 +159,8 @@ class ParquetUnit:
                 yield SourceRow(key, partial(_load_record, key, values, *columns))
 
 
-@dataclass(frozen=True)
-class MdsUnit:
+class MdsUnit(Unit):
     """A shard of MosaicML streaming, with an encoded picture and a caption in each row."""
-
-    path: Path
-    has_control: bool = False
 
     def spans(self, rows: int) -> list[Span]:
         layout = MdsLayout(self.path, self.has_control)
@@ -200,12 +188,45 @@ class MdsUnit:
                 yield SourceRow(key, partial(_fail, row) if failed else lambda row=row: row)
 
 
-class _TableUnit:
+@dataclass(frozen=True)
+class PackedUnit(Unit):
+    """Small folders of pictures in parts of a chosen size: their rows one after another, whatever folder they lie in.
+
+    Each folder makes parts of its own by default, so that a part depends on one folder only; thousands of folders with
+    a few pictures each then make thousands of small parts. Packed, a part takes the next rows of as many folders as it
+    needs, and each row says in its metadata, `folder`, which one it is from. `pieces`: the folders, relative to `path`,
+    and the span of each.
+    """
+
+    pieces: tuple[tuple[str, Span], ...] = ()
+
+    def spans(self, rows: int) -> list[Span]:
+        """All of it, which has been cut to size."""
+        total = sum(span.rows for _, span in self.pieces)
+        return [Span(0, total, total)]
+
+    def input_pieces(self, span: Span) -> list[Piece]:
+        return [
+            replace(piece, name=f"{name}/{piece.name}")
+            for name, rows in self.pieces
+            for piece in FolderUnit(self.path / name, self.has_control).input_pieces(rows)
+        ]
+
+    def read(self, span: Span) -> Iterator[SourceRow]:
+        for name, piece in self.pieces:
+            for row in FolderUnit(self.path / name, self.has_control).read(piece):
+                yield row if name == "." else SourceRow(row.key, partial(_load_with_folder, row, name))
+
+
+def _load_with_folder(source_row: SourceRow, folder: str) -> Row:
+    """folder: from that of the whole source, which the row lies in. Raises RowError as the row itself."""
+    row = source_row.load()
+    return replace(row, meta=row.meta | {"folder": folder})
+
+
+class _TableUnit(Unit):
     """What CSV files and JSON lines share: spans of bytes, cut between records; `_records` gives the place and the
     values, or the error, of each of a span."""
-
-    path: Path
-    has_control: bool
 
     def spans(self, rows: int) -> list[Span]:
         return _cut(self._places(), rows)
@@ -235,12 +256,8 @@ class _TableUnit:
         return self.path.parent / name if name and not leads_out(self.path, name) else None
 
 
-@dataclass(frozen=True)
 class CsvUnit(_TableUnit):
     """A CSV file, quoted as RFC 4180 says, whose first line names the columns; `part_1.csv` of `ppldm annotate`."""
-
-    path: Path
-    has_control: bool = False
 
     def _places(self) -> Iterator[tuple[int, int]]:
         with open(self.path, "rb") as file:
@@ -256,12 +273,8 @@ class CsvUnit(_TableUnit):
             yield place, _or_error(parse_record, header, fields, place)
 
 
-@dataclass(frozen=True)
 class JsonLinesUnit(_TableUnit):
     """A JSON object a line, as `metadata.jsonl` of an imagefolder: `{"file_name": "0001.png", "text": "a dog"}`."""
-
-    path: Path
-    has_control: bool = False
 
     def _places(self) -> Iterator[tuple[int, int]]:
         with open(self.path, "rb") as file:
@@ -279,6 +292,35 @@ class JsonLinesUnit(_TableUnit):
             if line.strip():
                 yield f"byte {offset}", _or_error(decode_meta, line, f"the line at byte {offset}")
             offset += len(line)
+
+
+def pack(cut: Sequence[tuple[Unit, Span]], root: Path, rows: int) -> list[tuple[Unit, Span]]:
+    """Units and their spans with those of folders, `root` or below it, joined to `rows` rows each; only the last before
+    a unit of another kind, or of all, may have fewer. Order stays."""
+    packed: list[tuple[Unit, Span]] = []
+    pieces: list[tuple[str, Span]] = []
+
+    def flush() -> None:
+        if pieces:
+            unit = PackedUnit(root, cut[0][0].has_control, tuple(pieces))
+            packed.extend((unit, span) for span in unit.spans(rows))
+            pieces.clear()
+
+    for unit, span in cut:
+        if not isinstance(unit, FolderUnit):
+            flush()
+            packed.append((unit, span))
+            continue
+        start = span.start
+        while start < span.stop:
+            room = rows - sum(piece.rows for _, piece in pieces)
+            stop = min(span.stop, start + room)
+            pieces.append((unit.path.relative_to(root).as_posix(), Span(start, stop, stop - start)))
+            start = stop
+            if room == pieces[-1][1].rows:
+                flush()
+    flush()
+    return packed
 
 
 def _cut_rows(total: int, rows: int) -> list[Span]:

@@ -65,25 +65,13 @@ def make_captions(files: list[Path], query: str, table: Path) -> dict:
     return {"captions": count}
 
 
-class Captions:
-    """Look-ups in the table."""
-
-    def __init__(self, table: Path):
-        import duckdb
-
-        self._connection, self._table = duckdb.connect(), table
-
-    def find(self, keys: list[str]) -> dict[str, dict]:
-        """The rows of keys that are there, null values left out."""
-        question = f"SELECT * FROM {parquet_sql([self._table])} WHERE key IN (SELECT unnest(?))"
-        found = self._connection.execute(question, [keys])
-        names = [column[0] for column in found.description]
-        rows = (dict(zip(names, values, strict=True)) for values in found.fetchall())
-        return {row["key"]: {name: value for name, value in row.items() if value is not None} for row in rows}
-
-    def close(self) -> None:
-        """Let go of the table."""
-        self._connection.close()
+def find_captions(connection, table: Path, keys: list[str]) -> dict[str, dict]:
+    """The rows of the table that have these keys, null values left out. connection: of DuckDB."""
+    question = f"SELECT * FROM {parquet_sql([table])} WHERE key IN (SELECT unnest(?))"
+    found = connection.execute(question, [keys])
+    names = [column[0] for column in found.description]
+    rows = (dict(zip(names, values, strict=True)) for values in found.fetchall())
+    return {row["key"]: {name: value for name, value in row.items() if value is not None} for row in rows}
 
 
 def _unpack(file: Path, folder: Path) -> None:

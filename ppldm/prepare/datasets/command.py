@@ -90,15 +90,12 @@ def _describe_entry(entry: dict) -> str:
         "not looked up": entry["unsure"],
         "checked": f"{entry['checked']}, by {'; '.join(entry['facts'])}" if entry["checked"] else "",
     }
-    places = [place for one in (*entry["pictures"], *entry["captions"]) for place in _describe_source(one)]
-    lines = [f"{name:<22}{value}" for name, value in facts.items() if value]
-    return "\n".join([entry["name"], *lines, "files", *places])
-
-
-def _describe_source(source: dict) -> list[str]:
-    place = source["hub"] and f"hf:{source['hub']} at {source['revision']}: "
-    small = f" (small: {', '.join(source['small'])})" if source["small"] else ""
-    return [f"  {place}{', '.join(source['all'])}{small}"]
+    lines = [entry["name"], *(f"{name:<22}{value}" for name, value in facts.items() if value), "files"]
+    for source in (*entry["pictures"], *entry["captions"]):
+        place = source["hub"] and f"hf:{source['hub']} at {source['revision']}: "
+        small = f" (small: {', '.join(source['small'])})" if source["small"] else ""
+        lines.append(f"  {place}{', '.join(source['all'])}{small}")
+    return "\n".join(lines)
 
 
 def _describe_projection(plan: dict) -> str:

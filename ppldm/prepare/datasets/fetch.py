@@ -174,7 +174,8 @@ def _ask(file: RemoteFile, headers: dict):
         return answer
     answer.close()
     if answer.status_code in _PASSING:
-        raise _TryAgain(f"the server answers {answer.status_code}", _seconds(answer.headers.get("Retry-After")))
+        after = answer.headers.get("Retry-After") or ""
+        raise _TryAgain(f"the server answers {answer.status_code}", float(after) if after.isdigit() else None)
     raise refusal(file, answer.status_code)
 
 
@@ -191,10 +192,6 @@ def refusal(file: RemoteFile, status: int) -> DataError:
             "your account (https://huggingface.co/settings/tokens) into the variable HF_TOKEN"
         )
     return DataError(f"{file.name} is not there any longer (the server answers {status}); {file.page} may say why")
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text and text.isdigit() else None
 
 
 def _stated_size(answer) -> int | None:

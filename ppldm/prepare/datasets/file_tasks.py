@@ -26,12 +26,12 @@ from ...data.formats.mds.shard import MdsLayout
 from ...data.formats.parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ...data.formats.sample_files import IMAGE_SUFFIXES, decode_meta
 from ...utils.checksums import file_sha256
-from ...utils.errors import DataError, PpldmError, RowError
+from ...utils.errors import DataError, RowError
 from ...utils.files import atomic_write, make_output_dir
 from ...utils.jobs import find_finished, finish, list_pieces, take_state
 from ...utils.log import progress
 from ...utils.processes.workers import check_workers, map_unordered
-from .captions import Captions, read_members
+from .captions import find_captions, read_members
 from .fetch import RemoteFile, fetch
 
 _LOOK_UP_ROWS = 256
@@ -71,28 +71,17 @@ def map_files(function: Callable[[FileTask], dict], tasks: list[FileTask], num_w
     for folder in {task.record.parent for task in tasks}:
         make_output_dir(folder)
     if master:
-        return _map_on_spark(function, tasks, master)
+        from ...utils.machine.spark import spark_session
+        from ..convert.on_spark import DRIVER_MEMORY_GB, run_tasks
+
+        with spark_session(master, DRIVER_MEMORY_GB) as spark:
+            return [account for _, account in run_tasks(spark, "fetch", tasks, function)]
     done = {}
     with progress(total=len(tasks), desc="files", unit="file") as bar:
         for task, account in map_unordered(function, tasks, check_workers(num_workers)):
             done[task.file.name] = account
             bar.update()
     return [done[task.file.name] for task in tasks]
-
-
-def _map_on_spark(function: Callable[[FileTask], dict], tasks: list[FileTask], master: str) -> list[dict]:
-    from ...utils.machine.spark import spark_session
-    from ..convert.on_spark import DRIVER_MEMORY_GB, run_tasks
-
-    with spark_session(master, DRIVER_MEMORY_GB) as spark:
-        return [account for _, account in run_tasks(spark, "fetch", tasks, partial(_try, function))]
-
-
-def _try(function: Callable[[FileTask], dict], task: FileTask) -> tuple[dict, PpldmError | None]:
-    try:
-        return function(task), None
-    except PpldmError as error:
-        return {}, error
 
 
 def fetch_only(task: FileTask) -> dict:
@@ -173,16 +162,16 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 def _read_archive(path: Path, table: Path) -> Generator[Sample, None, None]:
     """Pictures with the captions of their names."""
-    captions, pictures = Captions(table), _read_pictures(path)
-    try:
+    import duckdb
+
+    pictures = _read_pictures(path)
+    with duckdb.connect() as connection:
         while batch := list(islice(pictures, _LOOK_UP_ROWS)):
-            found = captions.find([key for key, _ in batch])
+            found = find_captions(connection, table, [key for key, _ in batch])
             for key, image in batch:
                 row = found.get(key, {})
                 meta = {name: value for name, value in row.items() if name not in ("key", "caption", "reason")}
                 yield Sample(key, image, row.get("caption", ""), meta, row.get("reason", ""))
-    finally:
-        captions.close()
 
 
 def _read_pictures(path: Path) -> Iterator[tuple[str, bytes]]:

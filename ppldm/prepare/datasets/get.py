@@ -106,12 +106,12 @@ def project(request: Request) -> dict:
     Where the source cannot be reached, `unreachable` says why, and bytes are those published of the whole set or of its
     share. Writes nothing. Raises PpldmError, also where the source refuses this user."""
     request.job.check(request.settings)
-    entry, share = request.entry, 0.01 if request.size == "small" else 1
+    entry, out, share = request.entry, request.out, _SMALL_SHARE if request.size == "small" else 1
     rows = round((entry.rows or 0) * share)
     plan = {
         "name": entry.name,
         "size": request.size,
-        "bytes_free": count_free_bytes(_first_folder(request.out)),
+        "bytes_free": count_free_bytes(next(one for one in (out, *out.absolute().parents) if one.is_dir())),
         "rows": rows or None,
         "convert_hours": round(rows / _ROWS_PER_CORE_SECOND / check_workers(request.num_workers) / 3600, 2),
     }
@@ -253,8 +253,7 @@ def _run_pipeline(request: Request, tables: list[Path]) -> dict:
     downloaded, where not all were asked for."""
     import yaml
 
-    from ..pipeline import pipeline
-    from ..pipeline_config import read_config
+    from ..pipeline import pipeline, read_config
 
     folder, stated = request.out / "pipeline", request.entry.pipeline
     changes = stated.get("small", {}) if request.size == "small" else {}
@@ -276,11 +275,6 @@ def _run_pipeline(request: Request, tables: list[Path]) -> dict:
     parts = chosen["filter"].get("num_partitions") or len(tables)
     taken = {"parts": [there, parts]} if chosen["download"].get("part_id") else {}
     return {"stages": report["stages"], "file_list": report["file_list"], **taken}
-
-
-def _first_folder(path: Path) -> Path:
-    """The nearest folder above that is there."""
-    return next(one for one in (path, *path.absolute().parents) if one.is_dir())
 
 
 def list_files(entry: Entry, sources: tuple[Source, ...], size: str, links: str = "") -> list[RemoteFile]:

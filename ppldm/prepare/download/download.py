@@ -1,7 +1,7 @@
 """`ppldm download`: the pictures of parquet metadata, by img2dataset, one part or all.
 
 Before the first shard a sample of the URLs is fetched: where the network fails, the command stops, says what to mend,
-and nothing is marked complete. See `shard` and `part_download` for what holds of the result.
+and nothing is marked complete. See `shard` and `part` for what holds of the result.
 """
 
 from dataclasses import fields
@@ -16,9 +16,8 @@ from ...utils.files import RemotePath, remove_dir
 from ...utils.log import get_logger
 from ...utils.machine.spark import spark_session_if
 from ...utils.report import print_report
-from ..address_path import path_of
 from ..block_list import BlockLists, read_block_list
-from ..hadoop import is_address, is_remote
+from ..place import is_address, is_remote, path_of
 from .failures import CLASSES, TEMPORARY, describe_report, merge_reports
 
 
@@ -65,20 +64,15 @@ def download(
     Stopped at any point, the same command goes on; what was fetched for other metadata, or to another size, is refused
     or, with --redo, fetched again. Rows without a picture are counted by class: dns, timeout, 4xx, ...
     """
-    return _download(SimpleNamespace(**locals()))
-
-
-def _download(flags: SimpleNamespace) -> dict:
-    """As `download`, of whose arguments `flags` are made."""
+    flags = SimpleNamespace(**locals())
     from .run import DRIVER_MEMORY_GB, Runner
 
-    if flags.preflight < 0:
-        raise ConfigError(f"--preflight is {flags.preflight}; it must be 0 or more")
-    names = flags.metadata, flags.out
-    runner = Runner(flags.distributor, flags.master, flags.processes_count)
-    on_spark = flags.distributor == "pyspark"
-    if not on_spark and any(map(is_remote, names)):
-        address = next(filter(is_remote, names))
+    if preflight < 0:
+        raise ConfigError(f"--preflight is {preflight}; it must be 0 or more")
+    names = metadata, out
+    runner = Runner(distributor, master, processes_count)
+    on_spark = distributor == "pyspark"
+    if not on_spark and (address := next(filter(is_remote, names), None)):
         raise ConfigError(f"{address} is an address, which needs --distributor pyspark; add it, or name a folder")
     with spark_session_if(on_spark and any(map(is_address, names)), runner.spark_master, DRIVER_MEMORY_GB) as spark:
         return _download_to(*(path_of(name, spark) for name in names), flags, runner)  # type: ignore[call-arg]
@@ -143,7 +137,7 @@ def _describe_plan(parts: list, report: dict) -> str:
 def _find_columns(metadata: Path | RemotePath, flags: SimpleNamespace) -> tuple[list[tuple], tuple[str, ...]]:
     """Each part and its columns, and the columns kept, under the names of the first part. Raises ConfigError where
     parts have different columns."""
-    from .shard_rows import find_columns, find_parts
+    from .part import find_columns, find_parts
 
     found, kept = [], ()
     for part in find_parts(metadata, flags.part_id):

@@ -25,10 +25,10 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def host_of(url: str) -> str:
-    """The name of a URL's host; "" where it has none."""
+    """The name of a URL's host in lower case, without a dot at its end; "" where it has none."""
     try:
-        return urllib.parse.urlsplit(url).hostname or ""
-    except ValueError:
+        return (urllib.parse.urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:  # a damaged IPv6 address
         return ""
 
 

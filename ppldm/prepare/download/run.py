@@ -21,10 +21,10 @@ from ...utils.files import count_free_bytes, make_output_dir, write_json
 from ...utils.log import following, get_logger
 from ...utils.machine.spark import following_tasks, spark_session
 from ...utils.processes.workers import map_with_deadline
-from ..address_path import AddressPath, put_files
-from ..executor_hadoop import local_folder, reaching
+from ..convert.on_spark import attempt
+from ..place import AddressPath, local_folder, put_files, reaching
 from .failures import describe_failures, describe_rows, find_network_fault, without_password
-from .part import PartDownload
+from .part import PartDownload, sample_urls
 from .resize import blame, read_blamed
 from .shard import (
     ShardSettings,
@@ -37,12 +37,11 @@ from .shard import (
     stats_path,
     work_folder,
 )
-from .shard_rows import sample_urls
 
 DISTRIBUTORS = ("multiprocessing", "pyspark")
 _KILL_GRACE_SECONDS = 120
 # Of a shard, each after another picture was found that ends its process.
-_MAX_TRIES = 20
+_MAX_TRIES = 21
 _PREFLIGHT_URL_SECONDS, _PREFLIGHT_SECONDS = 20, 300
 _MIN_PREFLIGHT_URLS, _MAX_SAMPLED_PARTS = 20, 16
 # Below this, no more shards are begun.
@@ -56,14 +55,11 @@ DRIVER_MEMORY_GB = 1.0
 def download_shard_at(task: ShardTask, settings: ShardSettings, hadoop: str) -> dict:
     """Download a shard to its address and return its record; `hadoop` are the settings of the file systems. Raises as
     `shard.download_shard`."""
-    with reaching(hadoop) as client, local_folder() as folder:
+    with reaching(hadoop) as client, local_folder(task.part_folder.parent) as folder:
         part, rows_file = task.part_folder.at(client), task.rows_file.at(client)
         local = replace(task, part_folder=folder / part.name, rows_file=folder / rows_file.name)
-        client.fetch(str(rows_file), str(local.rows_file))
-        try:
-            record = download_shard(local, settings)
-        except PpldmError as error:
-            raise type(error)(str(error).replace(str(local.part_folder), str(part))) from error
+        rows_file.fetch(local.rows_file)
+        record = download_shard(local, settings)
         put_shard(local.part_folder, part, task.number)
         rows_file.remove()
     return record
@@ -125,9 +121,10 @@ class Runner:
             yield from map_with_deadline(work, tasks, self.num_processes, seconds)
 
     def _run_on_spark(self, part: PartDownload, tasks: Iterator[ShardTask], num_rows: int) -> Iterator[tuple]:
-        folder, num_before = part.folder, 0
-        hadoop = folder.hadoop.settings() if isinstance(folder, AddressPath) else None
-        attempt = partial(_attempt, settings=part.settings, hadoop=hadoop)
+        folder, num_before, download = part.folder, 0, download_shard
+        at_address = isinstance(folder, AddressPath)
+        if at_address:
+            download = partial(download_shard_at, hadoop=folder.hadoop.settings())
         with spark_session(self.spark_master, DRIVER_MEMORY_GB) as spark:
             if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
                 raise ConfigError(
@@ -141,12 +138,13 @@ class Runner:
                     return num_before + sum(done), num_rows
 
                 # At an address, to ask for each shard whether it is there would take longer than to wait for it.
-                if hadoop is None:
-                    bar = following(count_done, desc=folder.name, unit="url")
-                else:
+                if at_address:
                     bar = following_tasks(spark, folder.name, len(batch), num_stages=1)
+                else:
+                    bar = following(count_done, desc=folder.name, unit="url")
                 with bar:
-                    job = spark.sparkContext.parallelize(batch, len(batch)).map(attempt)
+                    act = partial(attempt, partial(download, settings=part.settings))
+                    job = spark.sparkContext.parallelize(batch, len(batch)).map(act)
                     yield from zip(batch, job.collect(), strict=True)
                 num_before += sum(task.num_rows for task in batch)
 
@@ -172,29 +170,17 @@ def download_parts(
 
 def _download_part(part: PartDownload, runner: Runner) -> None:
     with part.claimed():
-        failed, num_blamed = runner.run(part, _while_room(part.tasks(), part.folder), part.count_rows())
-        known = -1
+        tasks, num_rows, known = _while_room(part.tasks(), part.folder), part.count_rows(), -1
         for _ in range(_MAX_TRIES):
+            failed, num_blamed = runner.run(part, tasks, num_rows)
             # Whoever finds no other picture to blame than the try before has no more to try.
             if not failed or num_blamed == known:
                 break
             get_logger().warning("%s: %d shard(s) are tried once more", part.folder, len(failed))
-            known = num_blamed
-            failed, num_blamed = runner.run(part, iter(failed), sum(task.num_rows for task in failed))
+            tasks, num_rows, known = iter(failed), sum(task.num_rows for task in failed), num_blamed
         report = part.report()
         write_json(part.folder / ".download" / "report.json", report)
     get_logger().info("%s: %s", part.folder, describe_rows(report))
-
-
-def _attempt(task: ShardTask, settings: ShardSettings, hadoop: str | None) -> dict | PpldmError:
-    """On a Spark executor: the shard's record, or the error that should reach the driver. `hadoop`: the settings of the
-    file systems of addresses."""
-    try:
-        if hadoop is None:
-            return download_shard(task, settings)
-        return download_shard_at(task, settings, hadoop)
-    except PpldmError as error:
-        return error
 
 
 def _add_one(counter) -> None:

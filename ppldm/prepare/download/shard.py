@@ -42,10 +42,10 @@ import pyarrow.parquet as pq
 from ...utils.errors import ConfigError, EnvironmentProblem, OutputError, RowError
 from ...utils.files import RemotePath, fsync_dir, remove_path, write_json
 from ...utils.text import one_line
+from ..place import parquet_source
 from .failures import CLASSES_VERSION, TEMPORARY, Outcome, classify, find_network_fault, without_password
 from .fetch import Fetcher, FetchError, FetchSettings, require
 from .resize import Resizer, watching
-from .shard_rows import parquet_source
 
 # What img2dataset's writers are called by.
 _WRITERS = {"files": "Files", "webdataset": "WebDataset", "parquet": "Parquet"}

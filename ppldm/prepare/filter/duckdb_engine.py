@@ -11,10 +11,10 @@ from ...utils.files import finish_file, read_json, write_json
 from ...utils.log import following, get_logger, progress
 from ...utils.machine.duckdb import connect, execute, load_duckdb, parquet_sql
 from ...utils.machine.resources import count_usable_cores
+from ...utils.text import one_line
 from ..block_list import NOTHING, BlockList
 from ..metadata import Tables
-from .plan import Plan
-from .sql import BLOCKED, DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, first_key
+from .plan import BLOCKED, DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, Plan, first_key
 
 _ROWS, _KEPT, _BLOCK_LIST = "ppldm_rows", "ppldm_kept", "ppldm_block_list"
 _SPILL, _COUNTS = ".spill", ".counts.json"
@@ -77,7 +77,7 @@ def _write_part(connection, plan: Plan, folder: Path, part: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from ..download.shard_rows import regroup
+    from ..download.part import regroup
 
     path = _part_path(folder, part)
     temporary = path.with_name(f".{path.name}.tmp")
@@ -142,19 +142,16 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockLi
                 rows = f"SELECT *, coalesce({is_blocked}, FALSE) AS {BLOCKED} FROM ({rows})"
             execute(connection, f"CREATE TEMP VIEW {_ROWS} AS {rows}")
             yield connection
-    except duckdb.OutOfMemoryException as error:
-        raise OutputError(
-            f"{memory_gb:.1f} GB of memory, or the disk, do not suffice ({_one_line(error)}); give more by --memory-gb "
-            "or make room beside --output"
-        ) from error
-    except duckdb.IOException as error:
-        raise OutputError(
-            f"DuckDB cannot read or write ({_one_line(error)}); make room and see to the files"
-        ) from error
     except duckdb.Error as error:
+        why = one_line(str(error), 300)
+        if isinstance(error, duckdb.OutOfMemoryException):
+            problem = f"{memory_gb:.1f} GB of memory, or the disk, do not suffice ({why}); give more by --memory-gb "
+            raise OutputError(f"{problem}or make room beside --output") from error
+        if isinstance(error, duckdb.IOException):
+            raise OutputError(f"DuckDB cannot read or write ({why}); make room and see to the files") from error
         if damaged := _find_damaged(tables):
-            raise DataError(f"{damaged} cannot be read ({_one_line(error)}); get it again or omit it") from error
-        raise DataError(f"DuckDB cannot answer the conditions ({_one_line(error)}); see to --where") from error
+            raise DataError(f"{damaged} cannot be read ({why}); get it again or omit it") from error
+        raise DataError(f"DuckDB cannot answer the conditions ({why}); see to --where") from error
 
 
 def _load(connection, blocked: BlockList) -> None:
@@ -177,7 +174,7 @@ def _select_columns(tables: Tables) -> str:
     return ", ".join(found)
 
 
-def _find_damaged(tables: Tables) -> Path | None:
+def _find_damaged(tables: Tables):
     """The first file of which not all columns can be read, which DuckDB's errors do not name; None if all can."""
     import duckdb
 
@@ -188,7 +185,3 @@ def _find_damaged(tables: Tables) -> Path | None:
             except duckdb.Error:
                 return path
     return None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

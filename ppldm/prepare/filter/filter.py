@@ -9,34 +9,64 @@ Tables whose content has changed are filtered again (`ppldm.utils.jobs` has the 
     OUT/manifest.json                         what was asked for, rows in, out and dropped by condition
 """
 
+import re
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+from ...data.select.expression import All, Compare, Expression, Field, Literal, Member
+from ...data.select.parse import parse_where
 from ...utils.errors import ConfigError, DataError, OutputError
-from ...utils.files import claimed_dir, local_path, read_json, write_json
+from ...utils.files import claimed_dir, read_json, write_json
 from ...utils.hidden import hide, hide_all
-from ...utils.jobs import Piece, take_fingerprint
 from ...utils.log import get_logger
 from ...utils.machine.resources import usable_memory_bytes
 from ...utils.machine.spark import check_java, is_submitted, spark_session_if
 from ...utils.report import print_report
 from ...utils.text import find_changes
 from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
-from ..hadoop import AddressPlace, Hadoop, address_of, fingerprint_at, is_address, is_remote, read_tables_at
 from ..metadata import Tables, read_tables
+from ..place import (
+    AddressPath,
+    Hadoop,
+    claimed_at,
+    fingerprint_of,
+    is_address,
+    is_remote,
+    is_vacant,
+    parquet_source,
+    path_of,
+)
 from . import duckdb_engine as filter_duckdb
 from . import spark_engine as filter_spark
-from .conditions import BOUNDS, make_conditions, merge_bounds
-from .plan import Plan
-from .sql import number_sql
-from .withdrawn import find_withdrawn
+from .plan import Plan, number_sql
 
 DEDUP_COLUMNS = ("url", "hash")
 MIN_MEMORY_GB = 0.5
+
+# The conditions of the published recipes. LAION2B-en is English by itself, and has no column that says so.
+PRESETS: dict[str, dict[str, float | str]] = {
+    "laion2b-en": {"min_width": 512, "min_height": 512, "max_punsafe": 0.98, "min_aesthetic": 4.5},
+    "laion-art": {"language": "en", "min_width": 512, "min_height": 512},
+}
+
+# The flags of `ppldm filter` that bound a column.
+BOUNDS = (
+    "min_width", "min_height", "max_width", "max_height", "max_punsafe", "max_pwatermark", "min_aesthetic",
+    "min_similarity", "language",
+)  # fmt: skip
+# Bounds are inclusive.
+_SIGNS = {"min": ">=", "max": "<="}
+# In December 2023 LAION-5B and all made from it were taken back, as thousands of their links led to illegal pictures;
+# Re-LAION-5B (August 2024) is the successor without those. Old metadata are known by their path or their columns.
+_NAMES = re.compile(r"laion[-_ ]?(art|400m|5b|2b|1b|high|aesthetic)|improved_aesthetics|2B-en-4\.5_", re.IGNORECASE)
+_SUCCESSOR = re.compile(r"re[-_]?laion", re.IGNORECASE)
+_COLUMNS = {"URL", "TEXT", "WIDTH", "HEIGHT", "similarity", "hash", "punsafe", "pwatermark"}
+REMEDY = (
+    "LAION withdrew it in December 2023, as it has links to illegal pictures: take its successor Re-LAION-5B "
+    "(`ppldm dataset show relaion-5b-research-safe`), or remove the rows that are not in it"
+)
 
 # Of `--check`: name, column, SQL over `{x}`, a number or NULL.
 _Tables = Annotated[str, {"opt": True, "required": True, "nargs": "+"}]
@@ -99,13 +129,13 @@ def filter(
                 check_java()
             manifest = describe_plan(plan) | {"engine": engine}
             if output:
-                find_result(plan, _place_of(output, spark), redo)
+                find_result(plan, path_of(output, spark), redo)
         elif not output:
             raise ConfigError("--output is missing; name a new folder for the filtered tables")
         else:
             if warning := find_withdrawn(plan.tables.paths, plan.tables.columns.kinds):
                 get_logger().warning("%s", warning)
-            manifest = filter_tables(plan, _place_of(output, spark), engine, memory_gb, master, redo)
+            manifest = filter_tables(plan, path_of(output, spark), engine, memory_gb, master, redo)
     print_report(manifest, describe, json)
 
 
@@ -122,13 +152,7 @@ def plan_filter(
 
 
 def _read_tables(names: list[str], spark) -> Tables:
-    return read_tables(names) if spark is None else read_tables_at(spark, list(map(address_of, names)))
-
-
-def _place_of(output: str, spark) -> "FolderPlace | AddressPlace":
-    if spark is None:
-        return FolderPlace(local_path(output))
-    return AddressPlace(Hadoop.of(spark), address_of(output).rstrip("/"))
+    return read_tables(names, Hadoop.of(spark) if spark else None)
 
 
 def choose_engine(engine: str, master: str | None, names: Iterable[str | None] = ()) -> str:
@@ -149,6 +173,35 @@ def check_memory(memory_gb: float) -> float:
     if memory_gb < MIN_MEMORY_GB:
         raise ConfigError(f"--memory-gb is {memory_gb}; it must be at least {MIN_MEMORY_GB}, or 0 for half of all")
     return memory_gb
+
+
+def merge_bounds(preset: str | None, bounds: dict) -> dict:
+    """The bounds of a preset, and over them those of `bounds` that are not None. Raises ConfigError."""
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"--preset {preset} is not known; choose one of {', '.join(PRESETS)}")
+    own = PRESETS[preset] if preset else {}
+    return {**own, **{name: value for name, value in bounds.items() if value is not None}}
+
+
+def make_conditions(bounds: dict, where: str | None) -> tuple[Expression, ...]:
+    """The conditions of bounds and of `--where`, whose outermost `and` divides it into several. Raises ConfigError.
+
+    bounds: `min_FIELD` and `max_FIELD` numbers, `language` a code or several with commas between.
+    """
+    conditions = [_bound(name, value) for name, value in bounds.items()]
+    if where:
+        expression = parse_where(where)
+        conditions += expression.terms if isinstance(expression, All) else [expression]
+    return tuple(dict.fromkeys(conditions))
+
+
+def _bound(name: str, value) -> Expression:
+    if name == "language":
+        codes = tuple(Literal(code.strip()) for code in value.split(","))
+        field = Field("language")
+        return Compare(field, "==", codes[0]) if len(codes) == 1 else Member(field, codes)
+    side, field = name.split("_", 1)
+    return Compare(Field(field), _SIGNS[side], Literal(int(value) if float(value).is_integer() else value))
 
 
 def make_plan(
@@ -205,46 +258,23 @@ def describe_plan(plan: Plan) -> dict:
     }
 
 
-@dataclass(frozen=True)
-class FolderPlace:
-    """A folder of this machine that a result goes to; `hadoop.AddressPlace` is its like at an address."""
-
-    path: Path
-
-    @property
-    def address(self) -> str:
-        """As Spark takes it."""
-        return f"file://{self.path.absolute()}"
-
-    def read_manifest(self) -> dict | None:
-        """None where there is none, or it is damaged."""
-        return read_json(self.path / "manifest.json")
-
-    def is_vacant(self) -> bool:
-        """Whether nothing is there, or an empty folder."""
-        return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
-
-    def list_parts(self, num_parts: int) -> list[dict]:
-        """Path, rows and bytes of the parts that are there."""
-        return _list_parts(self.path, num_parts)
-
-    def write_manifest(self, manifest: dict) -> None:
-        """The last file."""
-        write_json(self.path / "manifest.json", manifest)
-
-    @contextmanager
-    def claimed(self, plan: dict, replace: bool) -> Iterator["FolderPlace"]:
-        """`files.claimed_dir`."""
-        with claimed_dir(self.path, plan, replace) as folder:
-            yield FolderPlace(folder)
+def find_withdrawn(paths: Iterable, columns: Iterable[str]) -> str | None:
+    """Why tables seem to be of a withdrawn release, and what to do; None where nothing says so."""
+    names = [str(path) for path in paths]
+    if any(map(_SUCCESSOR.search, names)):
+        return None
+    named = next((name for name in names if _NAMES.search(name)), None)
+    if named is None and not set(columns) >= _COLUMNS:
+        return None
+    return f"{named or names[0]} looks like metadata of LAION-5B: {REMEDY}"
 
 
-def find_result(plan: Plan, place: FolderPlace | AddressPlace, redo: bool = False) -> dict | None:
-    """The manifest that a place holds; None where it is missing or empty. Raises OutputError where the result is of
+def find_result(plan: Plan, output: Path | AddressPath, redo: bool = False) -> dict | None:
+    """The manifest that a folder holds; None where it is missing or empty. Raises OutputError where the result is of
     other settings and may not be replaced (`redo`), or the files are of unknown origin."""
-    found, output = place.read_manifest(), getattr(place, "path", place.address)
+    found = read_json(output / "manifest.json")
     if not isinstance(found, dict) or "num_partitions" not in found:
-        if not place.is_vacant():
+        if not is_vacant(output):
             raise OutputError(f"--output {output} holds files of unknown origin; name a new folder, or delete that one")
         return None
     if (changes := _find_changes(found, describe_plan(plan))) and not redo:
@@ -257,7 +287,7 @@ def find_result(plan: Plan, place: FolderPlace | AddressPlace, redo: bool = Fals
 
 def filter_tables(
     plan: Plan,
-    output: Path | FolderPlace | AddressPlace,
+    output: Path | AddressPath,
     engine: str,
     memory_gb: float,
     master: str | None = None,
@@ -268,25 +298,25 @@ def filter_tables(
 
     Raises OutputError as `find_result`, DataError, EnvironmentProblem.
     """
-    place = FolderPlace(output) if isinstance(output, Path) else output
-    start, found = time.monotonic(), find_result(plan, place, redo)
+    start, found = time.monotonic(), find_result(plan, output, redo)
     wanted, earlier = describe_plan(plan), (found or {}).get("fingerprint")
-    fingerprint = _take_fingerprint(plan.tables, place, earlier)
+    fingerprint = fingerprint_of(plan.tables.paths, earlier)
     content = {"content": fingerprint["content"]}
     if found:
         changes = _find_changes(found, wanted)
         same = not changes and earlier and earlier["content"] == fingerprint["content"]
-        if same and place.list_parts(plan.num_parts) == found["parts"]:
-            get_logger().info("%s was finished before", place.address)
+        if same and _list_parts(output, plan.num_parts) == found["parts"]:
+            get_logger().info("%s was finished before", output)
             return found
         why = "; ".join(changes) or ("parts are missing" if same else "the tables have other content than then")
-        get_logger().info("%s is made again: %s", place.address, why)
-    with place.claimed(wanted | content | {"engine": engine}, bool(found)) as folder:
+        get_logger().info("%s is made again: %s", output, why)
+    claimed = claimed_at if isinstance(output, AddressPath) else claimed_dir
+    with claimed(output, wanted | content | {"engine": engine}, bool(found)) as folder:
         if engine == "spark":
-            counts = filter_spark.filter_tables(plan, folder.address, memory_gb, master)
+            counts = filter_spark.filter_tables(plan, folder, memory_gb, master)
         else:
-            counts = filter_duckdb.filter_tables(plan, folder.path, memory_gb)
-        manifest = wanted | _count_rows(plan, counts, folder.list_parts(plan.num_parts))
+            counts = filter_duckdb.filter_tables(plan, folder, memory_gb)
+        manifest = wanted | _count_rows(plan, counts, _list_parts(folder, plan.num_parts))
         seconds = round(time.monotonic() - start, 2)
         manifest |= {
             "fingerprint": fingerprint,
@@ -294,14 +324,8 @@ def filter_tables(
             "seconds": seconds,
             "rows_in_per_sec": round(plan.tables.rows / seconds),
         }
-        folder.write_manifest(manifest)
+        write_json(folder / "manifest.json", manifest)
     return manifest
-
-
-def _take_fingerprint(tables: Tables, place: FolderPlace | AddressPlace, earlier: dict | None) -> dict[str, str]:
-    if isinstance(place, AddressPlace):
-        return fingerprint_at(place.hadoop, tables.addresses)
-    return take_fingerprint([Piece(path, path.name) for path in tables.paths], earlier)
 
 
 def describe(manifest: dict) -> str:
@@ -390,12 +414,13 @@ def _count_rows(plan: Plan, counts: dict[int, int], parts: list[dict]) -> dict:
     return {"rows_out": rows_out, "dropped": dropped, "parts": parts}
 
 
-def _list_parts(folder: Path, num_parts: int) -> list[dict]:
+def _list_parts(folder: Path | AddressPath, num_parts: int) -> list[dict]:
+    """Path, rows and bytes of the parts that are there."""
     import pyarrow.parquet as pq
 
     paths = [folder / f"part_{number}.parquet" for number in range(1, num_parts + 1)]
     return [
-        {"path": path.name, "rows": pq.read_metadata(path).num_rows, "bytes": path.stat().st_size}
+        {"path": path.name, "rows": pq.read_metadata(parquet_source(path)).num_rows, "bytes": path.stat().st_size}
         for path in paths
         if path.exists()
     ]

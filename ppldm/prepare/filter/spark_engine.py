@@ -7,17 +7,16 @@ they got their names, has nothing to write or count again.
 """
 
 import io
-import tempfile
 from pathlib import Path
 from urllib.parse import unquote
 
 from ...utils.errors import ConfigError, DataError, OutputError
+from ...utils.files import read_json, write_json
 from ...utils.log import get_logger
 from ...utils.machine.spark import escape_glob, following_tasks, spark_session
-from ..hadoop import Hadoop, split_address
 from ..metadata import Tables
-from .plan import Plan
-from .sql import BLOCKED, FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK
+from ..place import AddressPath, Hadoop, parquet_source, split_address
+from .plan import BLOCKED, FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK, Plan
 
 _TABLES, _ROWS, _KEPT = "ppldm_tables", "ppldm_rows", "ppldm_kept"
 _CODE, _PLACE, _URL = "ppldm_code", "ppldm_place", "ppldm_url"
@@ -26,28 +25,31 @@ _STAGING, _COUNTS = ".spark", ".counts.json"
 dialect = SPARK
 
 
-def filter_tables(plan: Plan, folder: str, memory_gb: float, master: str | None = None) -> dict[int, int]:
-    """Write `part_1.parquet`, ... into the folder of the address `folder`; rows by the code of what dropped them
-    (`Plan.count_query`). What an interrupted run of the same plan has finished there is kept.
+def filter_tables(
+    plan: Plan, folder: Path | AddressPath, memory_gb: float, master: str | None = None
+) -> dict[int, int]:
+    """Write `part_1.parquet`, ... into the folder; rows by the code of what dropped them (`Plan.count_query`). What an
+    interrupted run of the same plan has finished there is kept.
 
     Raises EnvironmentProblem, DataError, OutputError.
     """
-    if "${" in folder:
+    if "${" in str(folder):
         raise OutputError(f"Hadoop takes ${{...}} in {folder} for a variable; name another folder by --output")
-    staging, counts_address = f"{folder}/{_STAGING}", f"{folder}/{_COUNTS}"
     with spark_session(master, memory_gb) as spark:
-        hadoop = Hadoop.of(spark)
-        counts = hadoop.read_json(counts_address)
-        if missing := _find_missing(hadoop, staging, folder, plan.num_parts):
-            counts = _write_missing(spark, plan, staging, missing)
+        if isinstance(folder, Path):
+            folder = AddressPath(f"file://{folder.absolute()}", Hadoop.of(spark))
+        counts_path = folder / _COUNTS
+        counts = read_json(counts_path)
+        if missing := _find_missing(folder, plan.num_parts):
+            counts = _write_missing(spark, plan, str(folder / _STAGING), missing)
         if counts is None or sum(counts.values()) != plan.tables.rows:
             # Another run has written, or Spark had to do some tasks twice.
             _mark_blocked(spark, _read_files(spark, plan.tables), plan).createOrReplaceTempView(_TABLES)
             with following_tasks(spark, "counting", 1):
                 counts = {row.code: row.n for row in spark.sql(plan.count_query(_TABLES, SPARK)).collect()}
-        hadoop.write_json(counts_address, counts)
-        _collect_parts(hadoop, staging, folder, plan.num_parts)
-        hadoop.delete(counts_address)
+        write_json(counts_path, counts)
+        _collect_parts(folder, plan.num_parts)
+        counts_path.remove()
     return {int(code): rows for code, rows in counts.items()}
 
 
@@ -135,7 +137,7 @@ def _files_sql(frame, tables: Tables) -> str:
 
 
 def _part_sql(plan: Plan) -> str:
-    """SQL: the part of a kept row, from 0; the same cuts as `sql.first_key` makes."""
+    """SQL: the part of a kept row, from 0; the same cuts as `plan.first_key` makes."""
     if plan.seed is None:
         return FILE
     return (
@@ -143,67 +145,64 @@ def _part_sql(plan: Plan) -> str:
     )
 
 
-def _written(hadoop: Hadoop, staging: str, part: int) -> list[str]:
+def _written(folder: AddressPath, part: int) -> list[AddressPath]:
     """The files that Spark wrote of a part."""
-    found = hadoop.list(f"{staging}/{PART}={part}")
-    return [entry.address for entry in found if entry.name.endswith(".parquet") and not entry.name.startswith(".")]
+    return list((folder / _STAGING / f"{PART}={part}").glob("[!.]*.parquet"))
 
 
-def _part_address(folder: str, part: int) -> str:
-    return f"{folder}/part_{part + 1}.parquet"
+def _part_path(folder: AddressPath, part: int) -> AddressPath:
+    return folder / f"part_{part + 1}.parquet"
 
 
-def _find_missing(hadoop: Hadoop, staging: str, folder: str, num_parts: int) -> list[int]:
+def _find_missing(folder: AddressPath, num_parts: int) -> list[int]:
     """The parts that are to be written; what an interrupted run left of them is removed. Where one came to its end,
     parts of which there is nothing have no rows."""
-    hadoop.delete(f"{staging}/_temporary")
-    all_written, missing = hadoop.exists(f"{staging}/_SUCCESS"), []
+    staging = folder / _STAGING
+    (staging / "_temporary").remove()
+    all_written, missing = (staging / "_SUCCESS").exists(), []
     for part in range(num_parts):
-        if hadoop.exists(_part_address(folder, part)):
+        if _part_path(folder, part).exists():
             continue
-        files = len(_written(hadoop, staging, part))
+        files = len(_written(folder, part))
         if files > 1 or not (files or all_written):
-            hadoop.delete(f"{staging}/{PART}={part}")
+            (staging / f"{PART}={part}").remove()
             missing.append(part)
     if missing:
-        hadoop.delete(f"{staging}/_SUCCESS")
+        (staging / "_SUCCESS").remove()
     return missing
 
 
-def _collect_parts(hadoop: Hadoop, staging: str, folder: str, num_parts: int) -> None:
+def _collect_parts(folder: AddressPath, num_parts: int) -> None:
     """Give the file of each part its name. A part without rows, of which Spark writes nothing, becomes an empty table.
 
     Raises DataError where Spark wrote into a folder that is not the one seen here, or a part in several files.
     """
-    left = [part for part in range(num_parts) if not hadoop.exists(_part_address(folder, part))]
-    if left and not hadoop.exists(f"{staging}/_SUCCESS"):
+    staging = folder / _STAGING
+    left = [part for part in range(num_parts) if not _part_path(folder, part).exists()]
+    if left and not (staging / "_SUCCESS").exists():
         raise DataError(
             f"Spark wrote nothing that is seen in {staging}; --output must be a folder that all nodes share"
         )
     written = {}
     for part in left:
-        files = _written(hadoop, staging, part)
+        files = _written(folder, part)
         if len(files) > 1:
             raise DataError(f"Spark wrote part {part + 1} in {len(files)} files; run the same command again")
         if files:
             written[part] = files[0]
     if written and len(written) < len(left):  # before the first is renamed, so that there is one to be like
-        empty = _empty_like(hadoop, written)
+        empty = _empty_like(next(iter(written.values())))
         for part in set(left) - set(written):
-            hadoop.write_bytes(_part_address(folder, part), empty)
-    for part, address in written.items():
-        hadoop.rename(address, _part_address(folder, part))
-    hadoop.delete(staging)
+            _part_path(folder, part).write_bytes(empty)
+    for part, path in written.items():
+        path.rename(_part_path(folder, part))
+    staging.remove()
 
 
-def _empty_like(hadoop: Hadoop, written: dict[int, str]) -> bytes:
-    """A parquet file without rows, of the columns that the smallest of these files has."""
+def _empty_like(path: AddressPath) -> bytes:
+    """A parquet file without rows, of the columns of another."""
     import pyarrow.parquet as pq
 
-    sizes = {entry.bytes: entry.address for address in written.values() for entry in hadoop.list(address)}
-    with tempfile.TemporaryDirectory() as place:
-        hadoop.fetch(sizes[min(sizes)], f"{place}/part.parquet")
-        schema = pq.read_schema(Path(place, "part.parquet"))
     buffer = io.BytesIO()
-    pq.write_table(schema.empty_table(), buffer)
+    pq.write_table(pq.read_schema(parquet_source(path)).empty_table(), buffer)
     return buffer.getvalue()

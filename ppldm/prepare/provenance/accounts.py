@@ -11,7 +11,7 @@ from pathlib import Path
 from ...utils.files import read_json
 from ..convert.units import NOT_DOWNLOADED
 from ..download.failures import merge_reports
-from ..metadata import natural_key
+from ..place import natural_key
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,28 @@
-"""Which rows of a converted folder must not be there: those of some URLs, domains, keys or files."""
+"""The rows of a folder that `ppldm convert` has written, found by URLs, domains, keys or files; and which of them must
+not be there."""
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from ipaddress import IPv6Address
 from json import JSONDecodeError, loads
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from ...utils.errors import ConfigError, OutputError
-from ...utils.files import write_json
-from ..block_list import read_block_list
-from ..convert.packed import place_of
+from ...data.formats.part import Part
+from ...utils.errors import ConfigError, DataError, OutputError, RowError
+from ...utils.files import read_json_object, write_json
+from ...utils.log import progress
+from ...utils.processes.workers import map_unordered
+from ..block_list import read_block_list, read_lines
+from ..download.hosts import host_of
 
 # The reason under which such rows are counted.
 FORGOTTEN = "forgotten"
+# In place of the source of a part whose rows have several.
+PACKED = "*"
 _KINDS = ("url", "domain", "key")
 _DIGEST = "sha256:"
 # What no name of a host has, and URLs and patterns do.
@@ -28,10 +35,10 @@ class Forgotten:
     repeat from part to part of a download: in `keys`, `part_1/000010002` is the one of that folder, `000010002` all.
     `hashes`: SHA-256 of pictures, as their metadata have it."""
 
-    urls: frozenset[str] = field(default_factory=frozenset)
-    domains: frozenset[str] = field(default_factory=frozenset)
-    keys: frozenset[str] = field(default_factory=frozenset)
-    hashes: frozenset[str] = field(default_factory=frozenset)
+    urls: frozenset[str] = frozenset()
+    domains: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
+    hashes: frozenset[str] = frozenset()
 
     def covers(self, meta: dict, source: str) -> list[str]:
         """Which entries a row of this metadata is named by. `source`: what it was made from, such as part_1/00000."""
@@ -65,12 +72,9 @@ def _names_of(key: str, source: str) -> list[str]:
     return [key, *("/".join((*folders[:depth], key)) for depth in range(1, len(folders) + 1))]
 
 
-def host_of(url: str) -> str:
-    """The host of a URL in lower case; empty where it has none."""
-    try:
-        return (urlsplit(url).hostname or "").rstrip(".")
-    except ValueError:  # a damaged IPv6 address
-        return ""
+def place_of(meta: dict, source: str) -> str:
+    """What a row was made from: `source`, that of its part, or its own folder where the part was packed."""
+    return str(meta.get("folder", "")) if source == PACKED else source
 
 
 def read_entries(
@@ -82,12 +86,11 @@ def read_entries(
 ) -> Forgotten:
     """What files name; None for no file. Of three files each line is an entry, of `entries` a JSON object;
     `block_list`: as `read_block_list` has it. Raises ConfigError, StoreError."""
-    named = {
-        "url": _read_lines("--url", url),
-        "domain": _read_lines("--domain", domain),
-        "key": _read_lines("--key", key),
-    }
-    for kind, entry in _read_objects("--entries", entries):
+    named: dict[str, set[str]] = {}
+    for kind, path in {"url": url, "domain": domain, "key": key}.items():
+        lines = read_lines(f"--{kind}", path) if path is not None else ()
+        named[kind] = {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+    for kind, entry in _read_objects(entries) if entries is not None else ():
         named[kind].add(entry)
     blocked, domains = read_block_list(block_list), frozenset(map(_check_domain, named["domain"]))
     forgotten = Forgotten(blocked.urls | named["url"], domains, frozenset(named["key"]), blocked.hashes)
@@ -119,6 +122,37 @@ def _is_ipv6(text: str) -> bool:
         return bool(IPv6Address(text))
     except ValueError:
         return False
+
+
+def read_manifest(data: Path) -> dict:
+    """The manifest of a finished conversion. Raises ConfigError, DataError."""
+    if not (data / "manifest.json").is_file():
+        raise ConfigError(f"no manifest.json in {data}; name a folder that `ppldm convert` has finished")
+    return read_json_object(data / "manifest.json", DataError, "run `ppldm convert` again")
+
+
+def find_rows(data: Path, manifest: dict, wanted: Forgotten, num_workers: int) -> Iterator[tuple[str, dict]]:
+    """(path of a part, {row: (entries that name it, its metadata)}) of each part of a manifest."""
+    parts = [(part["path"], part.get("source", "")) for part in manifest["parts"]]
+    with progress(total=len(parts), desc="searching", unit="part") as bar:
+        for (path, _), found in map_unordered(partial(_search, data=data, wanted=wanted), parts, num_workers):
+            yield path, found
+            bar.update()
+
+
+def _search(named: tuple[str, str], data: Path, wanted: Forgotten) -> dict[int, tuple[list[str], dict]]:
+    found, (path, source) = {}, named
+    if not (data / path).exists():  # a killed `ppldm forget` has taken the whole part out
+        return found
+    with closing(Part(data / path)) as part:
+        for row in range(len(part)):
+            try:
+                _, meta = part.read_fields(row)
+            except RowError:
+                continue  # `ppldm verify` counts these
+            if entries := wanted.covers(meta, source):
+                found[row] = entries, meta
+    return found
 
 
 def read_forgotten(out: Path) -> Forgotten:
@@ -153,15 +187,9 @@ def parse_forgotten(lists: dict[str, list[str]]) -> Forgotten:
     return Forgotten(**{name: frozenset((older | lists)[name]) for name in ("urls", "domains", "keys", "hashes")})
 
 
-def _read_lines(flag: str, path: str | None) -> set[str]:
-    """Lines end with a line feed only: URLs and keys may hold what Unicode calls an end of line."""
-    lines = _read_text(flag, path).split("\n")
-    return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
-
-
-def _read_objects(flag: str, path: str | None) -> Iterator[tuple[str, str]]:
+def _read_objects(path: str) -> Iterator[tuple[str, str]]:
     """(kind, entry) of JSON lines such as {"key": "part_1/000010002"}: for entries that hold line breaks."""
-    for number, line in enumerate(_read_text(flag, path).split("\n"), 1):
+    for number, line in enumerate(read_lines("--entries", path), 1):
         if not line.strip():
             continue
         try:
@@ -169,16 +197,7 @@ def _read_objects(flag: str, path: str | None) -> Iterator[tuple[str, str]]:
         except (ValueError, AttributeError):
             kind = entry = None
         if kind not in _KINDS or not isinstance(entry, str) or not entry:
-            raise ConfigError(f'{flag}: line {number} of {path} is not like {{"url": "http://..."}}, {{"key": "..."}}')
+            raise ConfigError(
+                f'--entries: line {number} of {path} is not like {{"url": "http://..."}}, {{"key": "..."}}'
+            )
         yield kind, entry
-
-
-def _read_text(flag: str, path: str | None) -> str:
-    """Empty where there is no file. Raises ConfigError."""
-    if path is None:
-        return ""
-    try:
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{flag}: cannot read {path} ({problem}); name a text file with an entry a line") from error

@@ -1,6 +1,7 @@
 """`ppldm lineage`: from the key of a row back to its URL, its source and its row of LAION's metadata; and on to the
 updates of runs that read it."""
 
+from collections.abc import Iterator
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,11 @@ from ...utils.errors import ConfigError, DataError
 from ...utils.files import local_path
 from ...utils.processes.workers import check_workers
 from ...utils.report import print_report
-from ..convert.converted import find_rows, read_manifest
-from ..convert.packed import place_of
 from ..filter import duckdb_engine as filter_duckdb
 from ..filter.filter import check_memory
-from ..filter.sql import DUCKDB, FILE, ROW
+from ..filter.plan import DUCKDB, FILE, ROW
 from ..metadata import read_tables
-from .forgotten import Forgotten
+from .forgotten import Forgotten, find_rows, place_of, read_manifest
 
 _Keys = Annotated[str, {"opt": True, "nargs": "+"}]
 
@@ -71,25 +70,24 @@ def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, n
 
 def add_runs(data: Path, found: list[dict], runs: list[str]) -> None:
     """To each row of `trace_rows`, as `runs`, when each run read it (`Past.see`). Raises CheckpointError."""
-    from ...training.past import opened_past, runs_with_checkpoints
-
     for row in found:
         row["runs"] = []
-    for run in runs_with_checkpoints(runs):
-        with opened_past(run) as past:
-            for row in found:
-                row["runs"].append(past.see(past.rows_of(data / row["part"], [row["row"]])))
+    for past in _open_pasts(runs):
+        for row in found:
+            row["runs"].append(past.see(past.rows_of(data / row["part"], [row["row"]])))
 
 
 def trace_number(row: int, runs: list[str]) -> list[dict]:
     """When each run read its row of this number (`Past.see`). Raises CheckpointError, ConfigError."""
+    return [past.see([row]) for past in _open_pasts(runs)]
+
+
+def _open_pasts(runs: list[str]) -> Iterator:
     from ...training.past import opened_past, runs_with_checkpoints
 
-    reports = []
     for run in runs_with_checkpoints(runs):
         with opened_past(run) as past:
-            reports.append(past.see([row]))
-    return reports
+            yield past
 
 
 def _describe_number(reports: list[dict]) -> str:

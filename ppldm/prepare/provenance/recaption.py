@@ -33,9 +33,8 @@ from ...utils.log import get_logger, progress
 from ...utils.processes.workers import check_workers
 from ...utils.report import print_report
 from ...utils.store.inputs import input_path
-from ..convert.converted import find_rows, read_manifest
 from .forget import refuse_ambiguous_keys
-from .forgotten import Forgotten
+from .forgotten import Forgotten, find_rows, read_manifest
 
 _HIDDEN = ".recaption"
 _NAMES = ("sha256", "key", "url")  # of rows in a file of captions, the most exact first

@@ -52,9 +52,7 @@ def restore(
     if refused := {name: said for name, said in changes.items() if name not in accepted}:
         raise CheckpointError(_explain(checkpoint, state, refused, kept))
     for said in changes.values():
-        get_logger().info(
-            "a change that was accepted, from update %d on: before %s", manifest["global_step"], "; ".join(said)
-        )
+        get_logger().info("as accepted, from update %d on no longer %s", manifest["global_step"], "; ".join(said))
     load_model(checkpoint, state, kept)
     get_logger().info("resuming from %s", checkpoint)
     for name, version in versions().items():

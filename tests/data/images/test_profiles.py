@@ -7,8 +7,9 @@ import pytest
 from PIL import Image, ImageCms
 
 from ppldm.data.images.decode import FORMATS, decode_pixels, has_other_profile
-from ppldm.prepare.convert.convert import describe
-from ppldm.prepare.convert.converted import OTHER_PROFILES, merge_records, read_manifest
+from ppldm.prepare.convert.convert import describe, merge_records
+from ppldm.prepare.convert.part_task import OTHER_PROFILES
+from ppldm.prepare.provenance.forgotten import read_manifest
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
 PROFILES = {

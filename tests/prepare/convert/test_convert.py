@@ -16,7 +16,7 @@ from ppldm.data.filelist import read_filelist, read_filelist_list
 from ppldm.data.formats.part import Part
 from ppldm.data.images.crop import crop_pixels
 from ppldm.data.images.decode import decode_pixels
-from ppldm.prepare.convert.convert import convert, convert_source
+from ppldm.prepare.convert.convert import Conversion, convert, convert_source
 from ppldm.prepare.convert.reencode import Treatment
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
@@ -319,7 +319,7 @@ def test_dry_run_writes_nothing_and_counts_what_is_finished(tmp_path, capsys):
     assert not out.exists()
     run(folder, out)
     (out / "parts/part-00000.gz").unlink()
-    assert run(folder, out, dry_run=True) == {"rows_in": 7, "parts": 3, "parts_finished": 2}
+    assert Conversion(folder, out, rows_per_part=3).plan() == {"rows_in": 7, "parts": 3, "parts_finished": 2}
 
 
 def test_the_command_prints_a_summary_or_the_manifest(tmp_path, capsys):

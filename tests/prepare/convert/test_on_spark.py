@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import web
-from hadoop_here import HadoopHere
+from hadoop_here import HadoopHere, at
 
-from ppldm.prepare.address_path import AddressPath
 from ppldm.prepare.convert.convert import convert, convert_source
 from ppldm.prepare.convert.part_task import PartTask
 from ppldm.prepare.convert.reencode import Treatment
@@ -174,17 +173,13 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path, session, capsys):
         run(source.as_uri(), tmp_path / "damaged")
 
 
-def at(path: Path, steps: int | None = None) -> AddressPath:
-    return AddressPath(f"file://{path}", HadoopHere(steps))
-
-
 def test_a_part_at_an_address_is_finished_or_absent(tmp_path):
     source = write_tars(tmp_path / "in")
     convert_source(source, tmp_path / "here", rows_per_part=3, num_workers=1)
     whole, out = contents(tmp_path / "here"), tmp_path / "out"
     for steps in (0, 1, 3, 4, 5, 6, 11, None):
         with contextlib.nullcontext() if steps is None else pytest.raises(OutputError, match="network"):
-            convert_source(source, at(out, steps), rows_per_part=3, num_workers=1)
+            convert_source(source, at(out, HadoopHere(steps)), rows_per_part=3, num_workers=1)
         for record in (out / ".convert").glob("part-*.json"):
             name = f"parts/{record.stem}"
             assert (out / name).exists() == (name in whole)

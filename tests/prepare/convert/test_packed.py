@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from ppldm.data.formats.part import Part
-from ppldm.prepare.convert.convert import convert_source
-from ppldm.prepare.convert.packed import PackedUnit, pack
-from ppldm.prepare.convert.units import FolderUnit, Span
+from ppldm.prepare.convert.convert import Conversion, convert_source
+from ppldm.prepare.convert.units import FolderUnit, PackedUnit, Span, pack
 from ppldm.prepare.provenance.forget import forget_rows
 from ppldm.prepare.provenance.forgotten import Forgotten
 from ppldm.prepare.provenance.lineage import trace_rows
@@ -49,7 +48,7 @@ def test_parts_are_full_and_keep_the_order(source, tmp_path, rows_per_part):
     assert captions(tmp_path / "packed", packed) == [
         rows[start : start + rows_per_part] for start in range(0, len(rows), rows_per_part)
     ]
-    plan = convert_source(source, tmp_path / "packed", **asked, dry_run=True)
+    plan = Conversion(source, tmp_path / "packed", **asked).plan()
     assert plan["parts"] == plan["parts_finished"] == -(-len(rows) // rows_per_part)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.row import Row
-from ppldm.prepare.convert.convert import convert_source
+from ppldm.prepare.convert.convert import Conversion, convert_source
 from ppldm.prepare.convert.reencode import Treatment
 from ppldm.utils.errors import ConfigError
 
@@ -55,7 +55,8 @@ def test_they_come_through_from_every_format(tmp_path, format):
     assert [(row.caption, row.image, row.control) for row in rows] == [(r.caption, r.image, r.control) for r in ROWS]
     known = {"key", "sha256", "width", "height", "original_width", "original_height"}
     assert all(set(row.meta) == known for row in rows)
-    assert run(path, tmp_path / "out", dry_run=True)["parts_finished"] == 3
+    conversion = Conversion(path, tmp_path / "out", rows_per_part=3, layout="control")
+    assert conversion.plan()["parts_finished"] == 3
     with pytest.raises(ConfigError, match="holds another conversion"):
         run(path, tmp_path / "out", layout="default")
 

@@ -22,7 +22,7 @@ from ppldm.data.filelist import read_sources
 from ppldm.data.formats.part import Part
 from ppldm.data.formats.row import Row
 from ppldm.data.images.decode import decode_pixels
-from ppldm.prepare.convert.convert import convert_source
+from ppldm.prepare.convert.convert import Conversion, convert_source
 from ppldm.prepare.convert.reencode import Treatment, treat
 from ppldm.prepare.convert.source import find_units
 from ppldm.utils.errors import ConfigError, DataError, RowError
@@ -222,7 +222,7 @@ def test_captions_in_a_table_or_in_names_are_taken_as_training_takes_them(tmp_pa
     if way == "table":
         (folder / "list.tsv").write_text("".join(f"{name}.jpg\tcaption of {name}\n" for name in names))
     captions = [f"caption of {name}" for name in names[:3]] if way == "table" else ["a red car", "blue house", "below"]
-    assert convert_source(folder, out, num_workers=1, dry_run=True)["rows_in"] == 3 and not out.exists()
+    assert Conversion(folder, out, num_workers=1).plan()["rows_in"] == 3 and not out.exists()
     manifest = run(folder, out, rows_per_part=2)
     assert sorted((row.caption, row.image) for row in read_all(out, manifest)) == sorted(
         zip(captions, map(picture, range(3)), strict=True)

@@ -11,8 +11,7 @@ from ppldm.prepare import pipeline as pipelines
 from ppldm.prepare.datasets.command import _describe_report
 from ppldm.prepare.datasets.entry import find_entry
 from ppldm.prepare.datasets.get import Request, get_dataset
-from ppldm.prepare.pipeline import make_stages
-from ppldm.prepare.pipeline_config import read_config
+from ppldm.prepare.pipeline import make_stages, read_config
 from ppldm.utils.files import write_json
 
 COUNT = 240

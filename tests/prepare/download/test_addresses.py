@@ -13,16 +13,13 @@ import pyarrow as pa
 import pytest
 import web
 from downloads import SETTINGS, SHARD_SETTINGS, read_images, read_rows, write_metadata
-from hadoop_here import HadoopHere
+from hadoop_here import HadoopHere, at
 
-from ppldm.prepare.address_path import AddressPath, path_of
 from ppldm.prepare.download.download import download
-from ppldm.prepare.download.part import PartDownload
+from ppldm.prepare.download.part import PartDownload, find_columns, find_parts
 from ppldm.prepare.download.run import put_shard
 from ppldm.prepare.download.shard import record_path, stats_path, work_folder
-from ppldm.prepare.download.shard_rows import find_columns, find_parts
-from ppldm.prepare.executor_hadoop import connect
-from ppldm.prepare.hadoop import Hadoop
+from ppldm.prepare.place import AddressPath, Hadoop, connect, path_of
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 from ppldm.utils.files import count_free_bytes, make_output_dir, read_json, remove_path, write_json, write_text
 
@@ -44,7 +41,7 @@ def server():
 def place(tmp_path, request) -> AddressPath:
     """The address of `tmp_path`, by Hadoop and by what stands for it in quick tests."""
     if request.param == "here":
-        return AddressPath(f"file://{tmp_path}", HadoopHere())
+        return at(tmp_path)
     return path_of(tmp_path.as_uri(), request.getfixturevalue("session"))
 
 
@@ -157,7 +154,7 @@ def test_a_shard_at_an_address_is_finished_or_absent(tmp_path):
         (made / name).write_text(text)
     there = tmp_path / "out/part_1"
     for steps in range(9):
-        part = AddressPath(f"file://{there}", HadoopHere(steps))
+        part = at(there, HadoopHere(steps))
         make_output_dir(part)
         # What an earlier try has left of it.
         (there / "00000").mkdir(exist_ok=True)
@@ -261,7 +258,11 @@ def test_an_executor_has_the_drivers_settings(session, tmp_path):
     name, address = "fs.ppldm.secret", (tmp_path / "file").as_uri()
     session.sparkContext._jsc.hadoopConfiguration().set(name, "a<&>ü\n ${user.name}")
     settings = Hadoop.of(session).settings()
-    ask = lambda _: (connect(settings)._conf.getRaw(name), connect(settings).open(address).read())  # noqa: E731
+
+    def ask(_):
+        hadoop = connect(settings)
+        return hadoop.conf.getRaw(name), AddressPath(address, hadoop).open().read()
+
     assert session.sparkContext.parallelize([0], 1).map(ask).collect() == [("a<&>ü\n ${user.name}", b"there")]
 
 

@@ -13,7 +13,7 @@ from downloads import SHARD_SETTINGS as SETTINGS
 from downloads import read_images, read_rows
 
 from ppldm.prepare.block_list import BlockList
-from ppldm.prepare.download.part import PartDownload
+from ppldm.prepare.download.part import MetadataPart, PartDownload, write_rows
 from ppldm.prepare.download.resize import Resizer
 from ppldm.prepare.download.shard import (
     ShardTask,
@@ -26,7 +26,6 @@ from ppldm.prepare.download.shard import (
     record_path,
     stats_path,
 )
-from ppldm.prepare.download.shard_rows import MetadataPart, write_rows
 from ppldm.utils.errors import ConfigError, OutputError
 from ppldm.utils.files import read_json, write_json
 

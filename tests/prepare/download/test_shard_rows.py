@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.prepare.download.shard_rows import (
+from ppldm.prepare.download.part import (
     MetadataPart,
     RowColumns,
     count_shards,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ppldm.data.select.evaluate import judge
 from ppldm.data.select.expression import All, Any, Compare, Field, Literal, Member, Not, field_names, parse_expression
-from ppldm.prepare.filter.columns import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns
-from ppldm.prepare.filter.conditions import PRESETS, make_conditions, merge_bounds
-from ppldm.prepare.filter.sql import DUCKDB, SPARK, all_hold, compile_condition, first_failure
+from ppldm.prepare.filter.filter import PRESETS, make_conditions, merge_bounds
+from ppldm.prepare.filter.plan import DUCKDB, SPARK, all_hold, compile_condition, first_failure
+from ppldm.prepare.metadata import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns
 from ppldm.utils.errors import ConfigError
 
 TABLE = {

@@ -4,6 +4,7 @@ what is compared, in `judge`, DuckDB and Spark alike."""
 import getpass
 import os
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from ppldm.data.select.evaluate import judge
 from ppldm.data.select.expression import Compare, Field, Literal, Member, parse_expression
 from ppldm.inspect.duplicates.pairs import duckdb_engine
-from ppldm.prepare.datasets.captions import Captions, make_captions
+from ppldm.prepare.datasets.captions import find_captions, make_captions
 from ppldm.prepare.filter import duckdb_engine as filter_duckdb
 from ppldm.prepare.filter import spark_engine as filter_spark
 from ppldm.prepare.filter.filter import filter_tables, make_plan
-from ppldm.prepare.filter.sql import compile_condition
+from ppldm.prepare.filter.plan import compile_condition
 from ppldm.prepare.metadata import read_tables
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
@@ -192,8 +193,7 @@ def test_a_folder_is_itself_to_the_queries_of_captions_and_pairs(tmp_path, name)
     query = "SELECT key, caption FROM read_json('{folder}/c.jsonl', format='newline_delimited')"
     assert make_captions([folder / "c.jsonl"], query, folder / "table") == {"captions": 1}
     assert os.listdir(tmp_path / name) and (folder / "table").is_file()
-    captions = Captions(folder / "table")
-    assert captions.find(["k"]) == {"k": {"key": "k", "caption": "one"}}
-    captions.close()
+    with duckdb.connect() as connection:
+        assert find_captions(connection, folder / "table", ["k"]) == {"k": {"key": "k", "caption": "one"}}
     with duckdb_engine(folder / f"{name}1.parquet", MEMORY_GB) as engine:
         assert engine.run("SELECT place FROM nodes ORDER BY 1")["place"].to_pylist() == [1, 11]

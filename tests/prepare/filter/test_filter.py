@@ -18,9 +18,16 @@ from forking import kill_group_when
 
 from ppldm.prepare.block_list import NOTHING, BlockList
 from ppldm.prepare.filter import spark_engine as filter_spark
-from ppldm.prepare.filter.conditions import merge_bounds
 from ppldm.prepare.filter.duckdb_engine import run_query
-from ppldm.prepare.filter.filter import check_tables, choose_engine, describe, filter, filter_tables, make_plan
+from ppldm.prepare.filter.filter import (
+    check_tables,
+    choose_engine,
+    describe,
+    filter,
+    filter_tables,
+    make_plan,
+    merge_bounds,
+)
 from ppldm.prepare.filter.plan import Plan
 from ppldm.prepare.metadata import read_tables
 from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError, StoreError

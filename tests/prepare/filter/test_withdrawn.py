@@ -6,8 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ppldm.prepare.datasets.entry import find_entry
-from ppldm.prepare.filter.filter import filter
-from ppldm.prepare.filter.withdrawn import find_withdrawn
+from ppldm.prepare.filter.filter import filter, find_withdrawn
 
 LAION = ["URL", "TEXT", "WIDTH", "HEIGHT", "similarity", "punsafe", "pwatermark", "AESTHETIC_SCORE", "hash"]
 
