@@ -152,7 +152,7 @@ class AddressPath(RemotePath):
     def find(self) -> Entry | None:
         """What is there; None for nothing."""
         system, path = self._in_java()
-        return self._entry_of(system.getFileStatus(path)) if system.exists(path) else None
+        return _entry_of(self, system.getFileStatus(path)) if system.exists(path) else None
 
     def stat(self) -> Entry:
         """What is there. Raises FileNotFoundError."""
@@ -175,7 +175,10 @@ class AddressPath(RemotePath):
         if not system.exists(path):
             return []
         found = system.listStatus(path, self.hadoop.jvm.org.apache.hadoop.fs.GlobFilter(pattern))
-        return sorted(map(self._entry_of, found), key=lambda entry: (natural_key(entry.path.name), entry.path.name))
+        # Java has other spellings of an address; the file itself lies as deep as it is asked for.
+        own = (self / one.getPath().getName() if one.getPath().depth() > path.depth() else self for one in found)
+        entries = map(_entry_of, own, found)
+        return sorted(entries, key=lambda entry: (natural_key(entry.path.name), entry.path.name))
 
     def glob(self, pattern: str) -> Iterator[AddressPath]:
         """What fits the pattern in this folder, in the order of the numbers in names."""
@@ -260,9 +263,9 @@ class AddressPath(RemotePath):
         system = path.getFileSystem(self.hadoop.conf)
         return (system.getRawFileSystem() if system.getScheme() == "file" else system), path
 
-    def _entry_of(self, status) -> Entry:
-        path = replace(self, address=status.getPath().toString())
-        return Entry(path, status.isDirectory(), status.getLen(), status.getModificationTime())
+
+def _entry_of(path: AddressPath, status) -> Entry:
+    return Entry(path, status.isDirectory(), status.getLen(), status.getModificationTime())
 
 
 class _Stream(io.RawIOBase):

@@ -14,7 +14,7 @@ from ...utils.machine.resources import count_usable_cores
 from ...utils.text import one_line
 from ..block_list import NOTHING, BlockList
 from ..metadata import Tables
-from .plan import BLOCKED, DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, Plan, first_key
+from .plan import BLOCKED, DUCKDB, FILE, KEY, KEY_DIGITS, PART, ROW, Plan, first_key, part_path
 
 _ROWS, _KEPT, _BLOCK_LIST = "ppldm_rows", "ppldm_kept", "ppldm_block_list"
 _SPILL, _COUNTS = ".spill", ".counts.json"
@@ -40,7 +40,7 @@ def filter_tables(plan: Plan, folder: Path, memory_gb: float) -> dict[int, int]:
             rows = _execute(connection, plan.count_query(_ROWS, DUCKDB), "counting", plan.tables.rows)
             counts = {str(code): number for code, number in rows}
             write_json(counts_path, counts)
-        missing = [part for part in range(plan.num_parts) if not _part_path(folder, part).exists()]
+        missing = [part for part in range(plan.num_parts) if not part_path(folder, part).exists()]
         if len(missing) < plan.num_parts:
             get_logger().info("%d of %d parts were finished already", plan.num_parts - len(missing), plan.num_parts)
         if missing:
@@ -79,7 +79,7 @@ def _write_part(connection, plan: Plan, folder: Path, part: int) -> None:
 
     from ..download.part import regroup
 
-    path = _part_path(folder, part)
+    path = part_path(folder, part)
     temporary = path.with_name(f".{path.name}.tmp")
     with connection:
         query = f"SELECT * EXCLUDE ({PART}) FROM {_KEPT} WHERE {_in_part(plan, part)}"
@@ -89,10 +89,6 @@ def _write_part(connection, plan: Plan, folder: Path, part: int) -> None:
             for table in regroup((pa.Table.from_batches([batch]) for batch in reader), _ROW_GROUP_ROWS):
                 writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
     finish_file(temporary, path)
-
-
-def _part_path(folder: Path, part: int) -> Path:
-    return folder / f"part_{part + 1}.parquet"
 
 
 def _execute(connection, query: str, name: str, num_rows: int) -> list[tuple]:

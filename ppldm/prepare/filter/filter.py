@@ -12,6 +12,7 @@ Tables whose content has changed are filtered again (`ppldm.utils.jobs` has the 
 import re
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ from ..place import (
 )
 from . import duckdb_engine as filter_duckdb
 from . import spark_engine as filter_spark
-from .plan import Plan, number_sql
+from .plan import Plan, number_sql, part_path
 
 DEDUP_COLUMNS = ("url", "hash")
 MIN_MEMORY_GB = 0.5
@@ -312,10 +313,8 @@ def filter_tables(
         get_logger().info("%s is made again: %s", output, why)
     claimed = claimed_at if isinstance(output, AddressPath) else claimed_dir
     with claimed(output, wanted | content | {"engine": engine}, bool(found)) as folder:
-        if engine == "spark":
-            counts = filter_spark.filter_tables(plan, folder, memory_gb, master)
-        else:
-            counts = filter_duckdb.filter_tables(plan, folder, memory_gb)
+        run = partial(filter_spark.filter_tables, master=master) if engine == "spark" else filter_duckdb.filter_tables
+        counts = run(plan, folder, memory_gb)
         manifest = wanted | _count_rows(plan, counts, _list_parts(folder, plan.num_parts))
         seconds = round(time.monotonic() - start, 2)
         manifest |= {
@@ -418,7 +417,7 @@ def _list_parts(folder: Path | AddressPath, num_parts: int) -> list[dict]:
     """Path, rows and bytes of the parts that are there."""
     import pyarrow.parquet as pq
 
-    paths = [folder / f"part_{number}.parquet" for number in range(1, num_parts + 1)]
+    paths = (part_path(folder, part) for part in range(num_parts))
     return [
         {"path": path.name, "rows": pq.read_metadata(parquet_source(path)).num_rows, "bytes": path.stat().st_size}
         for path in paths

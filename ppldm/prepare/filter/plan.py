@@ -122,6 +122,11 @@ def compile_condition(expression: Expression, columns: Columns, dialect: Dialect
     return _Compiler(columns, dialect).of(expression)
 
 
+def part_path(folder, part: int):
+    """The file of part `part`, from 0, in the folder of a result."""
+    return folder / f"part_{part + 1}.parquet"
+
+
 def first_failure(conditions: Sequence[str]) -> str:
     """SQL: 0 where all conditions hold, else 2 i + 1 where condition i (from 0) is the first not to be true and is
     false, 2 i + 2 where it is NULL."""

@@ -15,8 +15,8 @@ from ...utils.files import read_json, write_json
 from ...utils.log import get_logger
 from ...utils.machine.spark import escape_glob, following_tasks, spark_session
 from ..metadata import Tables
-from ..place import AddressPath, Hadoop, parquet_source, split_address
-from .plan import BLOCKED, FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK, Plan
+from ..place import AddressPath, Hadoop, split_address
+from .plan import BLOCKED, FILE, KEY, KEY_DIGITS, NUM_KEYS, PART, ROW, SPARK, Plan, part_path
 
 _TABLES, _ROWS, _KEPT = "ppldm_tables", "ppldm_rows", "ppldm_kept"
 _CODE, _PLACE, _URL = "ppldm_code", "ppldm_place", "ppldm_url"
@@ -150,10 +150,6 @@ def _written(folder: AddressPath, part: int) -> list[AddressPath]:
     return list((folder / _STAGING / f"{PART}={part}").glob("[!.]*.parquet"))
 
 
-def _part_path(folder: AddressPath, part: int) -> AddressPath:
-    return folder / f"part_{part + 1}.parquet"
-
-
 def _find_missing(folder: AddressPath, num_parts: int) -> list[int]:
     """The parts that are to be written; what an interrupted run left of them is removed. Where one came to its end,
     parts of which there is nothing have no rows."""
@@ -161,7 +157,7 @@ def _find_missing(folder: AddressPath, num_parts: int) -> list[int]:
     (staging / "_temporary").remove()
     all_written, missing = (staging / "_SUCCESS").exists(), []
     for part in range(num_parts):
-        if _part_path(folder, part).exists():
+        if part_path(folder, part).exists():
             continue
         files = len(_written(folder, part))
         if files > 1 or not (files or all_written):
@@ -178,7 +174,7 @@ def _collect_parts(folder: AddressPath, num_parts: int) -> None:
     Raises DataError where Spark wrote into a folder that is not the one seen here, or a part in several files.
     """
     staging = folder / _STAGING
-    left = [part for part in range(num_parts) if not _part_path(folder, part).exists()]
+    left = [part for part in range(num_parts) if not part_path(folder, part).exists()]
     if left and not (staging / "_SUCCESS").exists():
         raise DataError(
             f"Spark wrote nothing that is seen in {staging}; --output must be a folder that all nodes share"
@@ -193,9 +189,9 @@ def _collect_parts(folder: AddressPath, num_parts: int) -> None:
     if written and len(written) < len(left):  # before the first is renamed, so that there is one to be like
         empty = _empty_like(next(iter(written.values())))
         for part in set(left) - set(written):
-            _part_path(folder, part).write_bytes(empty)
+            part_path(folder, part).write_bytes(empty)
     for part, path in written.items():
-        path.rename(_part_path(folder, part))
+        path.rename(part_path(folder, part))
     staging.remove()
 
 
@@ -204,5 +200,6 @@ def _empty_like(path: AddressPath) -> bytes:
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
-    pq.write_table(pq.read_schema(parquet_source(path)).empty_table(), buffer)
+    with path.open() as file:
+        pq.write_table(pq.read_schema(file).empty_table(), buffer)
     return buffer.getvalue()
