@@ -16,14 +16,14 @@ from ..utils.errors import ConfigError, DataError
 from ..utils.files import atomic_write, make_output_dir
 from ..utils.log import get_logger
 from ..utils.text import did_you_mean
-from .composition.grade import grade_pictures
+from .composition import grade_pictures
 from .features.base import NETWORKS, FeatureNetwork, load_features
 from .metrics.base import METRICS, Measured, Metric
 from .pictures import PictureSet
 from .result import Result
 
 COMPOSITION = "composition"
-# `composition` takes pictures and their captions, and has several values (`composition/grade.py`).
+# `composition` takes pictures and their captions, and has several values (`composition.py`).
 _GRADES = Metric(COMPOSITION, COMPOSITION, None, True, grade_pictures, {"interval": "Wilson, 95%"}, 1)
 KNOWN = METRICS | {COMPOSITION: _GRADES}
 SEED = 0  # of what metrics draw: subsets, projections, bootstrap

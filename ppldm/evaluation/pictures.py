@@ -78,8 +78,8 @@ def open_pictures(where, resolution: int | None = None, limit: int | None = None
     """The pictures of a folder, or the rows of a filelist; of more than `limit`, so many that `seed` chooses, in order.
 
     `facts`: `count`; `size`, "width x height" as handed out, "mixed" where they differ; `resize`, None where no picture
-    was resized; `enlarged`, how many were; `formats`, how many files of each; `skipped`, how many could not be read, by
-    reason. Raises DataError where there are none.
+    was resized; `enlarged`, how many were; `skipped`, how many could not be read, by reason;
+    `formats` of the files. Raises DataError where there are none.
     """
     count, read = _open_folder(Path(where)) if Path(where).is_dir() else _open_filelist(where)
     order = range(count)
@@ -156,8 +156,8 @@ def _facts(found: list[_Found], resolution: int | None, skipped: Counter) -> dic
         "size": f"{found[0].size[0]}x{found[0].size[1]}" if len(sizes) == 1 else "mixed",
         "resize": RESIZE if resized else None,
         "enlarged": sum(min(one.stored_size) < resolution for one in resized),
-        "formats": dict(sorted(Counter(one.format for one in found).items())),
         "skipped": dict(sorted(skipped.items())),
+        "formats": ", ".join(sorted({one.format for one in found})),
     }
 
 

@@ -103,13 +103,6 @@ def _read_terms(path: Path, digest: str | None) -> dict[str, list[np.ndarray]]:
     return found
 
 
-def describe_set(pictures: PictureSet) -> dict:
-    """What a value depends on besides the pictures themselves."""
-    return {name: value for name, value in pictures.facts.items() if name != "formats"} | {
-        "formats": ", ".join(pictures.facts["formats"])
-    }
-
-
 def begin_result(name: str, generated: PictureSet, real: PictureSet, weights: Mapping | None) -> Result:
     """A result without metrics. weights: what is known of them besides what the pictures say."""
     of = {
@@ -118,8 +111,8 @@ def begin_result(name: str, generated: PictureSet, real: PictureSet, weights: Ma
         "pictures": generated.digest,
     }
     settings = {
-        "real": {"digest": real.digest, **describe_set(real)},
-        "generated": {"requests": generated.requests, **describe_set(generated)},
+        "real": {"digest": real.digest, **real.facts},
+        "generated": {"requests": generated.requests, **generated.facts},
         "drawn": {name: value for name, value in generated.drawn.items() if name not in _OWN_OF_EACH},
         "versions": versions(),
     }
