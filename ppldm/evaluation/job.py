@@ -2,8 +2,7 @@
 
 A result that is there, of the same pictures and settings, is not computed again, so that the same command goes on.
 Pictures of a model are a plan of `ppldm generate` for each guidance scale, so that drawing is shared out over ranks,
-and goes on where it stopped. Which prompts of many are drawn is the same for every seed, so that a seed only changes the
-noise.
+and goes on where it stopped. Which prompts of many are drawn is the same for every seed: a seed only changes the noise.
 """
 
 import json
