@@ -26,7 +26,7 @@ from ..data.formats.sample_files import IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode
 from ..data.images.crop import scale_to_cover
 from ..data.images.decode import decode_pixels
 from ..data.open_parts import OpenParts
-from ..inference.pictures.draw import settings_of
+from ..inference.pictures.draw import read_settings
 from ..utils.errors import DataError, RowError
 from ..utils.log import get_logger, progress
 from ..utils.rng import Stream, make_rng
@@ -190,7 +190,7 @@ def _open_folder(folder: Path) -> tuple[int, Callable[[int], Stored]]:
         raise DataError(f"cannot read the folder {error.filename}: {error.strerror}; check it") from error
     if not paths:
         raise DataError(f"{folder} and what is below it hold no pictures ({', '.join(IMAGE_SUFFIXES)}); name another")
-    settings = [_read_chunk(path) for path in paths]
+    settings = [read_settings(path, whole=False) if path.suffix.lower() == ".png" else None for path in paths]
     if any(settings):
         kept = [(path, own) for path, own in zip(paths, settings, strict=True) if own]
         places = sorted({path.parent for path, _ in kept})
@@ -201,17 +201,6 @@ def _open_folder(folder: Path) -> tuple[int, Callable[[int], Stored]]:
             raise DataError(f"{folder} holds folders of drawn pictures: name one, such as {places[0]}")
         paths, settings = map(list, zip(*kept, strict=True))
     return len(paths), partial(_read_file, folder, paths, settings)
-
-
-def _read_chunk(path: Path) -> dict | None:
-    """The settings that a picture was drawn with, from the head of its file."""
-    if path.suffix.lower() != ".png":
-        return None
-    try:
-        with Image.open(path) as picture:
-            return settings_of(picture)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return None
 
 
 def _read_file(folder: Path, paths: list[Path], settings: list[dict | None], number: int) -> Stored:

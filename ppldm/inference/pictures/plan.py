@@ -13,6 +13,7 @@ from ..prompts import Request
 Job = tuple[tuple, int, int]  # (a value on each axis, number of the request, index)
 SCALE = "guidance_scale"
 AXES = ("seed", *(one.name for one in fields(Drawing)))  # what may differ between pictures of a prompt and index
+_GRID_NAMES = {"sigmas": "sigma_schedule", "steps": "num_inference_steps"}  # further ones, of `--grid`
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,17 @@ class Plan:
             **pipeline.computed,
             **({"lora": pipeline.lora} if pipeline.lora else {}),
         }
+
+
+def axis_of(word: str) -> str:
+    """The setting that a word of `--grid` names, in words of `AXES`."""
+    name = word.partition("=")[0].replace("-", "_")
+    return _GRID_NAMES.get(name, name)
+
+
+def flag_of(name: str) -> str:
+    """The flag that says a setting."""
+    return "--sigmas" if name == "sigma_schedule" else f"--{name.replace('_', '-')}"
 
 
 def short(value) -> str:
