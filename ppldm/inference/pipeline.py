@@ -306,14 +306,8 @@ def _jobs(prompts, places: list[tuple[int, int]], folder) -> list[tuple[str, str
     pairs = list(prompts)
     if folder is None:
         return [(*pair, *place) for pair in pairs for place in places]
-    lists = Wildcards(folder)
-    for text in (text for pair in pairs for text in pair):
-        lists.check(text)
-    return [
-        (lists.resolve(prompt, *place), lists.resolve(negative, *place), *place)
-        for prompt, negative in pairs
-        for place in places
-    ]
+    lists = Wildcards(folder, (text for pair in pairs for text in pair))
+    return [(*(lists.resolve(text, *place) for text in pair), *place) for pair in pairs for place in places]
 
 
 def _places(seed, num_samples, batch_size, output) -> list[tuple[int, int]]:

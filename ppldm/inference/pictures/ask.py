@@ -45,12 +45,8 @@ def plan_of(asked: SimpleNamespace) -> Plan:
     check_image(asked, axes)
     given.setdefault("strength", usual_strength(asked.image, asked.mask))
     drawing = Drawing(**given | {name: values[0] for name, values in axes.items() if name != "seed"})
-    wildcards = None
-    if asked.wildcards is not None:
-        wildcards = Wildcards(asked.wildcards)
-        for request in requests:
-            wildcards.check(request.prompt)
-            wildcards.check(request.negative_prompt)
+    texts = (text for request in requests for text in (request.prompt, request.negative_prompt))
+    wildcards = None if asked.wildcards is None else Wildcards(asked.wildcards, texts)
     check_control(asked.control, asked.control_filter, asked.control_scale)
     plan = Plan(
         requests,

@@ -93,8 +93,9 @@ def make_api(painter: Painter, queue: Queue, limits: Limits | None = None, hosts
 
     def refused(error):
         status = _STATUSES[type(error)]
-        headers = {"Retry-After": str(_retry_after(queue))} if status in (429, 503) else {}
-        return jsonify(error=str(error)), status, headers
+        # Until there is room: as one drawing has taken on average.
+        seconds = max(1, round(queue.seconds / max(1, sum(queue.counts[state] for state in ENDED))))
+        return jsonify(error=str(error)), status, {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
     for kind in _STATUSES:
         flask.register_error_handler(kind, refused)
@@ -243,11 +244,6 @@ def write_metrics(queue: Queue) -> str:
         lines += [f"{name}{label} {value:g}" if isinstance(value, float) else f"{name}{label} {value}"
                   for label, value in values]  # fmt: skip
     return "\n".join(lines) + "\n"
-
-
-def _retry_after(queue: Queue) -> int:
-    """Seconds until there is room, as one drawing has taken on average."""
-    return max(1, round(queue.seconds / max(1, sum(queue.counts[state] for state in ENDED))))
 
 
 def make_document(parameters: tuple[Parameter, ...]) -> dict:
