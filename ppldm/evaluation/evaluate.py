@@ -157,7 +157,8 @@ def _run(job, flags, kind: str) -> dict:
         world = join_world()
         quiet_libraries()
         if flags.watch:
-            from .every_checkpoint import EVALUATION_DIR, watch_run
+            from ..training.monitor.metrics import EVALUATION_DIR
+            from .every_checkpoint import watch_run
 
             out = out if flags.out else what / EVALUATION_DIR
             return watch_run(job, what, out, flags.every, None if flags.once else flags.poll_seconds)

@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from ..inference.pictures.plan import short
+from ..inference.pictures.plan import SCALE, short
 from ..training.checkpoint.checkpoint import read_manifest
 from ..training.monitor.metrics import EVALUATION_DIR, EVALUATION_FILE
 from ..training.monitor.sinks import VisualDLSink
@@ -28,8 +28,6 @@ from ..weights.runs import RUN_FILE
 from .job import Job, has_average, settings_at_any_scale
 from .measure import names_of
 from .result import Result, read_result
-
-__all__ = ["EVALUATION_DIR", "publish", "watch_run"]
 
 _NICENESS = 10
 
@@ -107,12 +105,13 @@ def publish(run: Path, out: Path) -> None:
     logging = (read_json(run / RUN_FILE) or {}).get("logging", {})
     if "visualdl" in logging.get("report_to", ()):
         folder = Path(run, logging.get("logging_dir") or "logs", EVALUATION_DIR)
-        VisualDLSink(make_output_dir(folder), [_as_curves(record) for record in records], [], EVALUATION_DIR).close()
-
-
-def _as_curves(record: dict) -> dict:
-    """A curve for each metric at each guidance scale."""
-    numbers = {name: value for name, value in record.items() if name not in ("global_step", "time", "guidance_scale")}
-    scale = short(record["guidance_scale"])
-    return {**{name: record[name] for name in ("global_step", "time")},
-            **{f"{name} at guidance {scale}": value for name, value in numbers.items()}}  # fmt: skip
+        # A curve for each metric at each guidance scale.
+        curves = [
+            {
+                name if name in ("global_step", "time") else f"{name} at guidance {short(record[SCALE])}": value
+                for name, value in record.items()
+                if name != SCALE
+            }
+            for record in records
+        ]
+        VisualDLSink(make_output_dir(folder), curves, [], EVALUATION_DIR).close()

@@ -18,7 +18,8 @@ from ..utils.log import get_logger
 from ..utils.text import did_you_mean
 from .composition import grade_pictures
 from .features.base import NETWORKS, FeatureNetwork, load_features
-from .metrics.base import METRICS, Measured, Metric
+from .metrics.base import METRICS, Metric
+from .metrics.bootstrap import Measured
 from .pictures import PictureSet
 from .result import Result
 

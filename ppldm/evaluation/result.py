@@ -27,7 +27,8 @@ from ..utils.checksums import sha256_arrays
 from ..utils.errors import DataError
 from ..utils.files import atomic_write, read_json_object, write_json
 from ..utils.machine.devices import KINDS
-from .metrics.base import Measured, Metric
+from .metrics.base import Metric
+from .metrics.bootstrap import Measured
 from .pictures import WEIGHTS, PictureSet
 
 FORMAT = 1

@@ -73,6 +73,14 @@ def read_mask(mask: Picture, size: tuple[int, int]) -> np.ndarray:
     return drawn
 
 
+def read_beginning(image: Picture | None, mask: Picture | None, size: tuple[int, int]) -> dict[str, np.ndarray]:
+    """`image` and `mask`, as they are read, of those that are given. Raises ConfigError."""
+    if mask is not None and image is None:
+        raise ConfigError("--mask says what of a picture is drawn anew; give the picture too: --image")
+    given = {} if image is None else {"image": read_image(image, size)}
+    return given if mask is None else given | {"mask": read_mask(mask, size)}
+
+
 def _read(image: Picture, flag: str) -> np.ndarray:
     return np.asarray(lay_on_white(open_image(image, flag)))
 

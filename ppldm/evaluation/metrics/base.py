@@ -19,8 +19,6 @@ from .neighbours import (
 from .pairs import clip_score, lpips, psnr, ssim
 from .sliced import pyramid_distance, sliced_wasserstein
 
-__all__ = ["METRICS", "Measured", "Metric"]
-
 
 @dataclass(frozen=True)
 class Metric:

@@ -104,10 +104,9 @@ class Plan:
 
     def over(self, image, mask, resolution: int) -> "Plan":
         """The same over a picture in a file. Raises ConfigError."""
-        from ..beginning import read_image, read_mask
+        from ..beginning import read_beginning
 
-        size = self.size(resolution)
-        return replace(self, image=read_image(image, size), mask=mask and read_mask(mask, size))
+        return replace(self, **read_beginning(image, mask, self.size(resolution)))
 
     def texts(self, values: tuple, number: int, index: int) -> dict[str, str]:
         """Prompt and negative prompt of a picture, with choices from the wildcards."""

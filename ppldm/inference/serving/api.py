@@ -106,7 +106,9 @@ def make_api(painter: Painter, queue: Queue, limits: Limits | None = None, hosts
     _give_pictures(flask, queue)
     _describe_itself(flask, painter, queue, parameters)
     if page:
-        _show_page(flask)
+        kinds = ("html", "css", "js")
+        template, style, script = (files(__package__).joinpath(f"page.{kind}").read_text("utf-8") for kind in kinds)
+        flask.add_url_rule("/", "page", lambda: render_page(template, style=STYLE + style, script=script))
     return flask
 
 
@@ -189,14 +191,6 @@ def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
     @flask.get("/v1/openapi.json")
     def openapi():
         return jsonify(document)
-
-
-def _show_page(flask) -> None:
-    @flask.get("/")
-    def page():
-        style, script = (files(__package__).joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
-        template = files(__package__).joinpath("page.html").read_text("utf-8")
-        return render_page(template, style=STYLE + style, script=script)
 
 
 def _find(queue: Queue, name: str) -> Job:

@@ -18,7 +18,7 @@ from ...diffusion.guided import NEEDS_MASK
 from ...utils.errors import ConfigError
 from ...utils.pictures import as_png
 from ...utils.rng import Stream, make_rng
-from ..beginning import read_image, read_mask
+from ..beginning import read_beginning
 from ..pictures.draw import batches_of, draw_batch, texts_of
 from ..pictures.plan import Plan
 from ..prompt_notes import describe_prompts
@@ -119,8 +119,7 @@ class Painter:
             drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)})
             drawing = drawing.fit(model.model.process, model.model.usual)
             model.latent_shape(height, width)
-            given = {} if image is None else {"image": read_image(image, size)}
-            given |= {} if mask is None else {"mask": read_mask(mask, size)}
+            given = read_beginning(image, mask, size)
         except ConfigError as error:
             raise ConfigError(str(error).replace("--", "")) from error
         plain = {name: value for name, value in values.items() if name not in ("image", "mask")}
