@@ -193,7 +193,7 @@ def make_caption(emoji: str, name: str, language: str) -> str:
     2. English: underscores become spaces, the typographic apostrophe a plain one.
        Chinese, where an underscore sets words apart that are not written together: it becomes a comma.
     3. Commas set off every skin tone: "handshake, dark skin tone, light skin tone", "握手，较深肤色，较浅肤色".
-    4. Flags, which Unicode names by the place alone, become "flag of Norway" and "挪威的旗帜".
+    4. Flags, which Unicode names only by the place, become "flag of Norway" and "挪威的旗帜".
     Gender words stay as they are: "man pilot", "woman pilot".
     """
     space, comma, flag = (" ", ", ", "flag of {}") if language == "en" else ("，", "，", "{}的旗帜")

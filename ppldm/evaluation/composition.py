@@ -1,6 +1,6 @@
 """How much of a caption a picture shows: `ppldm evaluate --metrics composition`.
 
-A picture is right or wrong in each attribute of which its caption speaks:
+A picture is right or wrong in each attribute that its caption names:
 
     count       as many objects as the caption says
     colour      of every object that the caption names; shape and size likewise

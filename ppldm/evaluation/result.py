@@ -33,12 +33,12 @@ from .pictures import WEIGHTS, PictureSet
 
 FORMAT = 1
 _LIBRARIES = ("numpy", "scipy", "pillow", *(kind.package for kind in KINDS.values()))
-_OWN_OF_EACH = ("prompt", "index", WEIGHTS)  # what of a picture's settings is no setting of the evaluation
+_OWN_OF_EACH = ("prompt", "index", WEIGHTS)  # settings of a picture, not of the evaluation
 
 
 @dataclass
 class Result:
-    """The fields of the file. `own_terms`: by metric, those of each set of pictures, float32 [N]; they are no field."""
+    """The fields of the file, and `own_terms`: by metric, those of each set of pictures, float32 [N]."""
 
     of: dict
     settings: dict[str, dict]
@@ -50,7 +50,7 @@ class Result:
     own_terms: dict[str, list[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
 
     def add(self, name: str, metric: Metric, measured: Measured) -> None:
-        """A metric's value under the name it was asked for. Raises DataError where it is no number."""
+        """A metric's value under the name it was asked for. Raises DataError where it is not a number."""
         for what in ("value", "low", "high"):
             if not math.isfinite(getattr(measured, what)):
                 raise DataError(f"{name}: the {what} is {getattr(measured, what)}; look at the pictures and features")

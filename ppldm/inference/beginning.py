@@ -49,7 +49,7 @@ def read_control(
 
 
 def check_sides(**sides) -> None:
-    """Raises ConfigError for sides of a picture that are no whole numbers, or too large for any machine."""
+    """Raises ConfigError for sides of a picture that are not whole numbers, or too large for any machine."""
     for name, side in sides.items():
         if isinstance(side, bool) or not isinstance(side, numbers.Integral) or side > _LARGEST_SIDE:
             raise ConfigError(f"--{name} {str(side)[:_SHOWN]} must be a whole number from 1 to {_LARGEST_SIDE}")

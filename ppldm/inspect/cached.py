@@ -1,8 +1,8 @@
 """What the files of cached latents and embeddings beside parts hold: for `ppldm stats`, and, byte by byte, `verify`;
 and `ppldm cached`, which lists them by what they were made of and removes what nobody needs.
 
-A row that is missing is no fault: another `--where`, or training that has not come to it. A fault is what is damaged,
-and a file beside a part of another content; those in a folder of their own may be of parts that are not listed.
+A row that is missing is not a fault: another `--where`, or training that has not come to it. A fault is damage, and a
+file beside a part of another content; those in a folder of their own may be of parts that are not listed.
 """
 
 from collections import Counter, defaultdict
@@ -27,7 +27,7 @@ from ..utils.report import print_report
 from .parts import PartName, list_parts
 
 Content = tuple[int, int] | None  # bytes and CRC-32 of a part; None: it is not here to say
-# How parts are read, and which they are, is no property of what is kept of them.
+# How parts are read, and which they are, does not matter for what is kept of them.
 _OF_PARTS = ("part", "format", "layout", "idx_to_prompt")
 
 
@@ -134,7 +134,7 @@ def _describe_lines(report: list[dict]) -> str:
 
 
 def _identify(found: _Found) -> tuple[str, str, str, str]:
-    """(digits that stand for what a file was made of, its state, what it holds, of which settings)."""
+    """(digits that stand for what a file was made of, its state, what it holds, its settings in words)."""
     try:
         key = read_key(found.path)
     except PartError:

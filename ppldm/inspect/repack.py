@@ -159,7 +159,7 @@ class _Task:
 def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool = False) -> dict:
     """Repack parts into the folder `out` and return the manifest.
 
-    Raises ConfigError, OutputError, DataError for a part that cannot be opened, or of which no row can be used.
+    Raises ConfigError, OutputError, DataError for a part that cannot be opened, or has no row that can be used.
     """
     tasks = [_Task(part, out / "parts" / f"part-{number:05}.gz") for number, part in enumerate(parts)]
     _refuse_strangers(out, tasks)

@@ -2,7 +2,7 @@
 
 What the networks compute on a device is held beside the same on the CPU, forward and backward. Small networks of every
 kind that a family is made of run once on the CPU, and each of their layers, by class, shape of its input and settings,
-is kept with what it was given. Each of these, some operations that are no layers, and the networks themselves are then
+is kept with what it was given. Each of these, some operations that are not layers, and the networks themselves are then
 computed on both, from the same weights, inputs and cotangent. A difference is relative to the largest value of the
 CPU's: of the output, or of any gradient.
 
@@ -106,7 +106,7 @@ def _weights(run: Path) -> dict[str, np.ndarray]:
 @dataclass(frozen=True)
 class Operation:
     """Something to compute. network: where it was found; what: in words; layer: with its weights, None without any;
-    run(layer, *tensors): gives a tensor; inputs: arrays, of which those of floats get gradients."""
+    run(layer, *tensors): gives a tensor; inputs: arrays; those of floats get gradients."""
 
     network: str
     what: str
@@ -169,7 +169,7 @@ def list_layers(network: Operation) -> Iterator[Operation]:
 
 
 def list_functions() -> list[Operation]:
-    """What networks and losses use that is no layer."""
+    """What networks and losses use besides layers."""
     rng = np.random.default_rng(SEED + 1)
     picture = rng.standard_normal((2, 8, 6, 6), dtype=np.float32)
     tokens, queries, keys = (rng.standard_normal((2, 4, 9, 16), dtype=np.float32) for _ in range(3))

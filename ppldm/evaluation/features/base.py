@@ -129,7 +129,7 @@ def load_features(
 ) -> FeatureNetwork:
     """The network of this name, one of NETWORKS, with the weights at `path`, in float32 and for inference.
 
-    `path`: or a name, of which the weights are fetched once, unless `offline`. `convention`: a name of `resize`; the
+    `path`: or a name, whose weights are fetched once, unless `offline`. `convention`: a name of `resize`; the
     network's own by default. `device`: as --device; by default that in use.
     Raises ConfigError for a name or convention that is not known and for weights that are not given, ModelError for
     weights that are missing, damaged or of another network.

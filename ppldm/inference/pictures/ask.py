@@ -69,7 +69,7 @@ def plan_of(asked: SimpleNamespace) -> Plan:
 
 
 def read_axes(asked) -> dict[str, list]:
-    """The settings of which pictures of each value are wanted: those of `--grid`, or else the guidance scale. Raises
+    """The settings that are compared, with their values: those of `--grid`, or else the guidance scale. Raises
     ConfigError."""
     scales = None if asked.guidance_scale is None else list(dict.fromkeys(asked.guidance_scale))
     if not asked.grid:

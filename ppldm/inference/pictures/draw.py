@@ -188,7 +188,7 @@ def batches_of(plan: Plan, records: dict[Job, dict], batch_size: int) -> Iterato
 
 def estimate(pipeline, plan: Plan, batch_size: int) -> str:
     """How long all pictures of a plan take on this machine, in words, from its first batch, which is drawn and thrown
-    away: that many seconds for each step of each picture, of which an unguided one has half the work."""
+    away: that many seconds for each step of each picture; an unguided one has half the work."""
     records = {job: plan.record(pipeline, *job) for job in plan.jobs()}
     batches = list(batches_of(plan, records, batch_size))
     began = time.perf_counter()

@@ -26,7 +26,7 @@ from ..prompts import Request
 from .jobs import Job
 
 _SIDE, _PROBES = 16, 8  # of the latents that are decoded; their number
-_PATCHES = (2, 4, 8)  # sides of the patches of one value of which they are the sum: surfaces, edges, details
+_PATCHES = (2, 4, 8)  # they are a sum of patches of one value, of these sides: surfaces, edges, details
 BATCH_SIZE = 8  # pictures at a time
 _PREVIEW_SECONDS = 0.25  # from one to the next
 

@@ -33,7 +33,7 @@ _CLUSTERS, _OF_EACH, _SIDE = 12, 5, 128  # of the sheet
 @dataclass(frozen=True)
 class Looked:
     """What counts as a copy, `bits` being -1 for equal files only, and where it is looked for; with a folder of
-    `embeddings`, by these alone."""
+    `embeddings`, only by these."""
 
     bits: int = 6
     mirrored: bool = False

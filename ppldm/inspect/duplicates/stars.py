@@ -2,8 +2,8 @@
 
 Rows of the same file are one node; nodes are numbered by rank, the best first. From the best node on, each is kept
 unless it is near to a better one that is kept. So no two kept nodes are near each other, and every other one is near to
-the one that stands for it. (Components would also join a chain: a near b near c, with a far from c, of which one
-picture would then stand for things that are not like it. How many such chains there are is counted.)
+the one that stands for it. (Components would also join a chain: a near b near c, with a far from c, so that one
+picture would stand for others that are not like it. How many such chains there are is counted.)
 
 What is found is a table, a row for every row of the filelists, in their order:
 

@@ -6,8 +6,8 @@ there are.
 
 A caption's language is told by its script and its commonest words: a rule to be read, not a model. The script that most
 letters are of (a Han character counts as three) decides where it is of one language (kana: Japanese, though most
-letters be Han). Among languages of one script, the caption's is the one of which most words are among the commonest;
-with a tie, or no such word, it is "other Latin", "other Cyrillic", …: so are captions of names and nouns alone.
+letters be Han). Among languages of one script, it is the one whose commonest words the caption has most of; with a tie,
+or no such word, it is "other Latin", "other Cyrillic", …, as for captions that hold only names and nouns.
 Measured against nothing but the tests: a share of a data set, not a label of a row.
 """
 
@@ -66,7 +66,7 @@ _COMMON = {
     "fa": "و در از به با که این برای است را آن یک",
 }  # fmt: skip
 _LETTERS = {"ru": "Cyrillic", "uk": "Cyrillic", "bg": "Cyrillic", "ar": "Arabic", "fa": "Arabic"}
-# Letters that one language alone of its script has: each counts as a common word.
+# Letters that only one language of its script has: each counts as a common word.
 _OWN_LETTERS = {
     "uk": "іїєґ",
     "ru": "ыэё",
