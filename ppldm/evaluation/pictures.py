@@ -9,10 +9,10 @@ pixels) and cropped in the centre, as training does with --center_crop and a --c
 """
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -200,35 +200,34 @@ def _open_folder(folder: Path) -> tuple[int, Callable[[int], Stored]]:
         elif len(places) > 1:
             raise DataError(f"{folder} holds folders of drawn pictures: name one, such as {places[0]}")
         paths, settings = map(list, zip(*kept, strict=True))
-    return len(paths), partial(_read_file, folder, paths, settings)
 
+    def read(number: int) -> Stored:
+        path, drawn = paths[number], settings[number]
+        try:
+            image = path.read_bytes()
+        except OSError as error:
+            raise RowError("unreadable", f"cannot read {path}: {error.strerror}") from error
+        if drawn and isinstance(drawn.get("prompt"), str):
+            caption = drawn["prompt"]
+        else:
+            text = find_caption(path)
+            caption = decode_caption(text.read_bytes(), str(text)) if text else None
+        return Stored(path.relative_to(folder).as_posix(), image, caption, drawn)
 
-def _read_file(folder: Path, paths: list[Path], settings: list[dict | None], number: int) -> Stored:
-    path, drawn = paths[number], settings[number]
-    try:
-        image = path.read_bytes()
-    except OSError as error:
-        raise RowError("unreadable", f"cannot read {path}: {error.strerror}") from error
-    if drawn and isinstance(drawn.get("prompt"), str):
-        caption = drawn["prompt"]
-    else:
-        text = find_caption(path)
-        caption = decode_caption(text.read_bytes(), str(text)) if text else None
-    return Stored(path.relative_to(folder).as_posix(), image, caption, drawn)
+    return len(paths), read
 
 
 def _open_filelist(path) -> tuple[int, Callable[[int], Stored]]:
-    parts, ends, total = [], [], 0
+    named, starts = [], [0]
     for source in read_sources(path):
         for part, summary in zip(source.parts, build_indexes(source.parts, source), strict=True):
-            parts.append((part, source.without_parts()))
-            total += summary.rows
-            ends.append(total)
-    return total, partial(_read_row, OpenParts(parts, _OPEN_PARTS), ends)
+            named.append((part, source.without_parts()))
+            starts.append(starts[-1] + summary.rows)
+    parts = OpenParts(named, _OPEN_PARTS)
 
+    def read(number: int) -> Stored:
+        part = bisect_right(starts, number) - 1
+        row = parts[part].read(number - starts[part])
+        return Stored(f"{parts.path(part).name}:{number - starts[part]}", row.image, row.caption)
 
-def _read_row(parts: OpenParts, ends: list[int], number: int) -> Stored:
-    part = int(np.searchsorted(ends, number, side="right"))
-    row_number = number - (ends[part - 1] if part else 0)
-    row = parts[part].read(row_number)
-    return Stored(f"{parts.path(part).name}:{row_number}", row.image, row.caption)
+    return starts[-1], read

@@ -203,20 +203,14 @@ def describe_job(queue: Queue, job: Job) -> dict:
     """How a job stands, JSON-ready."""
     seconds = (job.ended or time.time()) - job.started if job.started else 0.0
     running = job.state == DRAWING and job.step
-    return {
-        "id": job.id,
-        "state": job.state,
+    own = {
         "place": queue.place(job),
-        "step": job.step,
-        "num_steps": job.num_steps,
         "seconds": round(seconds, 3),
         "seconds_left": round(seconds / job.step * (job.num_steps - job.step), 3) if running else None,
-        "num_pictures": job.num_pictures,
         "has_preview": job.preview is not None,
-        "error": job.error,
-        "warning": job.warning,
         "settings": {name: value for name, value in job.settings.items() if not isinstance(value, np.ndarray)},
     }
+    return {name: own[name] if name in own else getattr(job, name) for name in _JOB}
 
 
 def write_metrics(queue: Queue) -> str:
