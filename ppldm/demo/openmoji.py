@@ -112,7 +112,10 @@ def demo_data(
     if language == "both":
         raise ConfigError("--language both is for --world shapes; OpenMoji's names are captions in en or zh")
     arguments = {"size": size, "limit": limit, "language": language, "subset": subset}
-    _check_arguments(size, limit)
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise ConfigError(f"--size is {size}; it must be from {MIN_SIZE} to {MAX_SIZE} pixels")
+    if limit < 0:
+        raise ConfigError(f"--limit is {limit}; it must be 1 or more, or 0 for all pictures")
     state = _read_state(Path(out))
     changes = find_changes(state["arguments"], arguments) if state.get("finished") else []
     if changes and not redo:
@@ -177,11 +180,16 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
 
 def _draw_and_convert(drawings: list["Drawing"], out: Path, name: str, size: int) -> None:
     """Write `out`/images anew and convert it to `out`/parts and `out`/`name`.filelist."""
-    shutil.rmtree(out / "images", ignore_errors=True)
-    (out / "images").mkdir()
+    folder = out / "images"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     for drawing in progress(drawings, desc=f"draw {name}", unit="picture"):
-        _write_drawing(out / "images", drawing, size)
-    convert_source(out / "images", out, name=name, num_workers=1)
+        image = render(drawing.svg.read_text(encoding="utf-8"), size)
+        image.save(folder / f"{drawing.svg.stem}.png", optimize=True)
+        (folder / f"{drawing.svg.stem}.txt").write_text(drawing.caption + "\n", encoding="utf-8")
+        meta = {"emoji": drawing.emoji, "license": _LICENSE, "author": "OpenMoji"}
+        (folder / f"{drawing.svg.stem}.json").write_text(dumps(meta, ensure_ascii=False) + "\n", encoding="utf-8")
+    convert_source(folder, out, name=name, num_workers=1)
 
 
 def make_caption(emoji: str, name: str, language: str) -> str:
@@ -272,14 +280,6 @@ def _has_white_border(image: Image.Image) -> bool:
     return all(image.crop(edge).getextrema() == ((255, 255),) * 3 for edge in edges)
 
 
-def _write_drawing(folder: Path, drawing: Drawing, size: int) -> None:
-    image = render(drawing.svg.read_text(encoding="utf-8"), size)
-    image.save(folder / f"{drawing.svg.stem}.png", optimize=True)
-    (folder / f"{drawing.svg.stem}.txt").write_text(drawing.caption + "\n", encoding="utf-8")
-    meta = {"emoji": drawing.emoji, "license": _LICENSE, "author": "OpenMoji"}
-    (folder / f"{drawing.svg.stem}.json").write_text(dumps(meta, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def _license_text() -> str:
     header = (
         "The pictures in this folder (images/ and parts/) are made from the emoji of OpenMoji,\n"
@@ -292,13 +292,6 @@ def _license_text() -> str:
         "The captions are made from the names of the Python package emoji, which has them from Unicode CLDR.\n\n"
     )
     return header + _find_openmoji().joinpath("LICENSE").read_text(encoding="utf-8")
-
-
-def _check_arguments(size: int, limit: int) -> None:
-    if not MIN_SIZE <= size <= MAX_SIZE:
-        raise ConfigError(f"--size is {size}; it must be from {MIN_SIZE} to {MAX_SIZE} pixels")
-    if limit < 0:
-        raise ConfigError(f"--limit is {limit}; it must be 1 or more, or 0 for all pictures")
 
 
 def _read_state(out: Path) -> dict:

@@ -80,7 +80,8 @@ def try_resume(device: str) -> dict:
         _train(flags, folder / "whole")
         shutil.copytree(folder / "whole" / checkpoint_name(MIDDLE), folder / "again" / checkpoint_name(MIDDLE))
         _train(flags, folder / "again")
-        losses = [_losses(folder / run) for run in ("whole", "again")]
+        metrics = [read_metrics(folder / run / "metrics.jsonl") for run in ("whole", "again")]
+        losses = [[record["loss"] for record in own if record["global_step"] > MIDDLE] for own in metrics]
         weights = [_weights(folder / run) for run in ("whole", "again")]
     equal = losses[0] == losses[1] and len(losses[0]) == STEPS - MIDDLE and weights[0].keys() == weights[1].keys()
     different = [name for name in weights[0] if equal and not np.array_equal(weights[0][name], weights[1][name])]
@@ -92,10 +93,6 @@ def _train(flags: tuple[str, ...], output: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise TrainingError(f"the short training failed: {done.stderr.strip().splitlines()[-1]}")
-
-
-def _losses(run: Path) -> list[float]:
-    return [record["loss"] for record in read_metrics(run / "metrics.jsonl") if record["global_step"] > MIDDLE]
 
 
 def _weights(run: Path) -> dict[str, np.ndarray]:
@@ -191,12 +188,6 @@ def list_functions() -> list[Operation]:
             for what, (run, inputs) in functions.items()]  # fmt: skip
 
 
-def list_operations() -> list[Operation]:
-    """All that is compared."""
-    networks = list_networks()
-    return [*list_functions(), *(layer for network in networks for layer in list_layers(network)), *networks]
-
-
 def compute(operation: Operation, device: str, half: str | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
     """(output, gradients of inputs and weights), float32, on a device of Paddle's. half: the type of autocast."""
     before = device_name()
@@ -274,9 +265,9 @@ def make_report(device: str, resume: bool) -> dict:
     devices.use_device(device)
     devices.set_exactness(fewer_bits=False, search_kernels=False)
     found = devices.current_device()
-    operations = []
-    for operation in progress(list_operations(), desc="operations", unit="operation"):
-        operations.append(compare(operation, found.name))
+    networks = list_networks()
+    compared = [*list_functions(), *(layer for network in networks for layer in list_layers(network)), *networks]
+    operations = [compare(one, found.name) for one in progress(compared, desc="operations", unit="operation")]
     halves = {"bfloat16": found.bfloat16, "float16": found.float16}
     drifts = {half: [drift(one, found.name, half) for one in list_networks()] if has else None
               for half, has in halves.items()}  # fmt: skip
