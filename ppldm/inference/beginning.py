@@ -55,10 +55,10 @@ def check_sides(**sides) -> None:
             raise ConfigError(f"--{name} {str(side)[:_SHOWN]} must be a whole number from 1 to {_LARGEST_SIDE}")
 
 
-def read_image(image: Picture, size: tuple[int, int], flag: str = "--image") -> np.ndarray:
+def read_image(image: Picture, size: tuple[int, int]) -> np.ndarray:
     """uint8 [3, H, W] of `size` (H, W): the picture's centre, resized to cover that. `image`: a file, a PIL picture, or
     [H, W, 3] uint8. Raises ConfigError."""
-    return cut_centre(_read(image, flag), size)
+    return cut_centre(_read(image, "--image"), size)
 
 
 def read_mask(mask: Picture, size: tuple[int, int]) -> np.ndarray:

@@ -9,7 +9,7 @@ commas between them. A value with a comma, a colon or a line break stands in quo
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -146,16 +146,23 @@ def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> Non
     batches = [one for one in batches_of(plan, records, batch_size) if not todo.isdisjoint(one)]
     total = sum(len(one) * plan.drawing_at(one[0][0]).num_passes() for one in batches)
     with progress(total=total, desc="drawing", unit="step") as bar:
-        for batch in batches:
-            own = [records[job] for job in batch]
-            pictures = draw_batch(pipeline, plan, own, batch[0][0], lambda count, *_: bar.update(count))
-            for place, (job, picture) in enumerate(zip(batch, pictures, strict=True)):
-                if job in todo:
-                    where = {**plan.source, "batch": list(plan.place or (len(batch), place))}
-                    save_png(out / plan.file(*job), picture, texts_of(records[job], where))
+        for job, picture, texts in draw_batches(pipeline, plan, records, batches, lambda count, *_: bar.update(count)):
+            if job in todo:
+                save_png(out / plan.file(*job), picture, texts)
 
 
-def draw_batch(pipeline, plan: Plan, records: list[dict], values: tuple, on_step=None):
+def draw_batches(
+    pipeline, plan: Plan, records: dict[Job, dict], batches: Iterable[list[Job]], on_step: Callable
+) -> Iterator[tuple[Job, np.ndarray, dict[str, str]]]:
+    """Each picture of batches, uint8 [H, W, 3], with its job before it and behind it what its file says in words."""
+    for batch in batches:
+        pictures = _draw_batch(pipeline, plan, [records[job] for job in batch], batch[0][0], on_step)
+        for place, (job, picture) in enumerate(zip(batch, pictures, strict=True)):
+            source = {**plan.source, "batch": list(plan.place or (len(batch), place))}
+            yield job, picture, texts_of(records[job], source)
+
+
+def _draw_batch(pipeline, plan: Plan, records: list[dict], values: tuple, on_step: Callable | None = None):
     """Pictures [B, H, W, 3] uint8 of records that share their values on the plan's axes, but for the seed."""
     size, place = plan.place or (len(records), slice(None))
     drawn = records * (size if plan.place else 1)
@@ -192,7 +199,7 @@ def estimate(pipeline, plan: Plan, batch_size: int) -> str:
     records = {job: plan.record(pipeline, *job) for job in plan.jobs()}
     batches = list(batches_of(plan, records, batch_size))
     began = time.perf_counter()
-    draw_batch(pipeline, plan, [records[job] for job in batches[0]], batches[0][0][0])
+    _draw_batch(pipeline, plan, [records[job] for job in batches[0]], batches[0][0][0])
     first = time.perf_counter() - began
 
     def work(batch: list[Job]) -> float:

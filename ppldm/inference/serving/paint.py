@@ -19,7 +19,7 @@ from ...utils.errors import ConfigError
 from ...utils.pictures import as_png
 from ...utils.rng import Stream, make_rng
 from ..beginning import read_beginning
-from ..pictures.draw import batches_of, draw_batch, texts_of
+from ..pictures.draw import batches_of, draw_batches
 from ..pictures.plan import Plan
 from ..prompt_notes import describe_prompts
 from ..prompts import Request
@@ -136,7 +136,8 @@ class Painter:
         request = Request(values["prompt"], values["negative_prompt"])
         axes = {"guidance_scale": [drawing.guidance_scale]}
         plan = Plan([request], values["num_samples"], axes, drawing, values["seed"], values["height"], values["width"],
-                    exact=False, image=values.get("image"), mask=values.get("mask"))  # fmt: skip
+                    exact=False, image=values.get("image"), mask=values.get("mask"),
+                    source=self.sources[values["model"]])  # fmt: skip
         records = {one: plan.record(model, *one) for one in plan.jobs()}
         batches = list(batches_of(plan, records, BATCH_SIZE))
         preview, shown, done = self.previews[values["model"]], 0.0, 0
@@ -148,9 +149,6 @@ class Painter:
                 small, shown = preview(latents.astype("float32").numpy()), time.monotonic()
             tell(done * num_steps + step, small)
 
-        for batch in batches:
-            pictures = draw_batch(model, plan, [records[one] for one in batch], batch[0][0], follow)
-            for place, (one, picture) in enumerate(zip(batch, pictures, strict=True)):
-                source = {**self.sources[values["model"]], "batch": [len(batch), place]}
-                yield as_png(picture, texts_of(records[one], source))
-            done += 1
+        for number, (_, picture, texts) in enumerate(draw_batches(model, plan, records, batches, follow), 1):
+            yield as_png(picture, texts)
+            done = number // BATCH_SIZE
