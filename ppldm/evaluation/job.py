@@ -6,7 +6,7 @@ and goes on where it stopped. Which prompts of many are drawn is the same for ev
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -86,12 +86,29 @@ class Job:
         return self._real[resolution]
 
     def plan_drawing(self, resolution: int | None) -> Plan:
-        """What a model of this resolution is to draw. Raises ConfigError, DataError."""
-        captions = () if self.prompts else self.real(resolution).captions
-        requests, count = choose_requests(
-            self.prompts, captions, str(self.against), self.num_samples, self.negative_prompt
-        )
-        return replace(self.drawn, requests=requests, num_samples=count)
+        """What a model of this resolution is to draw, of the prompts or of the captions of the real pictures. Raises
+        ConfigError for numbers that do not go together, DataError where captions are missing."""
+        if self.prompts:
+            requests = read_requests(self.prompts)
+        else:
+            captions = self.real(resolution).captions
+            if missing := sum(not caption for caption in captions):
+                raise DataError(
+                    f"{missing} of {len(captions)} pictures of {self.against} have no caption to draw from; give "
+                    "--prompts FILE"
+                )
+            requests = [Request(caption) for caption in captions]
+        wanted = min(len(requests), USUAL_SAMPLES) if self.num_samples is None else self.num_samples
+        if wanted > len(requests) and wanted % len(requests):
+            raise ConfigError(
+                f"--num-samples {wanted} is not a multiple of the {len(requests)} prompts; give "
+                f"{wanted // len(requests) * len(requests)}, or at most {len(requests)}"
+            )
+        if wanted < len(requests):
+            chosen = make_rng(0, Stream.ORDER).permutation(len(requests))[:wanted]
+            requests = [requests[number] for number in sorted(chosen.tolist())]
+        requests = [replace(one, negative_prompt=one.negative_prompt or self.negative_prompt) for one in requests]
+        return replace(self.drawn, requests=requests, num_samples=wanted // len(requests))
 
     def of_pictures(self, folder: Path, out: Path) -> dict[Path, Result]:
         """The result of a folder of pictures by its file."""
@@ -201,34 +218,6 @@ def settings_at_any_scale(plan: Plan) -> dict:
     """All that decides pictures besides weights, requests and guidance scale, JSON-ready."""
     drawing = {name: value for name, value in plan.drawing.as_dict().items() if name != SCALE}
     return {**drawing, "seed": plan.seed, "resolution": plan.height, "exact": plan.exact}
-
-
-def choose_requests(
-    prompts_file: str | None, captions: Sequence[str | None], where: str, num_samples: int | None, negative_prompt: str
-) -> tuple[list[Request], int]:
-    """(requests, pictures of each), of a file of prompts, or of the captions of the pictures at `where`.
-
-    Raises ConfigError for numbers that do not go together, DataError where captions are missing.
-    """
-    if prompts_file:
-        requests = read_requests(prompts_file)
-    else:
-        if missing := sum(not caption for caption in captions):
-            raise DataError(
-                f"{missing} of {len(captions)} pictures of {where} have no caption to draw from; give --prompts FILE"
-            )
-        requests = [Request(caption) for caption in captions]
-    requests = [Request(r.prompt, r.negative_prompt or negative_prompt, r.seed, r.remark) for r in requests]
-    wanted = min(len(requests), USUAL_SAMPLES) if num_samples is None else num_samples
-    if wanted > len(requests) and wanted % len(requests):
-        raise ConfigError(
-            f"--num-samples {wanted} is not a multiple of the {len(requests)} prompts; give "
-            f"{wanted // len(requests) * len(requests)}, or at most {len(requests)}"
-        )
-    if wanted >= len(requests):
-        return requests, wanted // len(requests)
-    chosen = make_rng(0, Stream.ORDER).permutation(len(requests))[:wanted]
-    return [requests[number] for number in sorted(chosen.tolist())], 1
 
 
 def weight_facts(model: Path, ema: bool) -> dict:
