@@ -5,6 +5,7 @@ pictures, pictures.json. Pictures are those of `ppldm generate`: shared out over
 command goes on. The main rank measures. Features of the real pictures are kept in features/, for all scales.
 """
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Annotated
@@ -95,7 +96,8 @@ def _check(flags) -> None:
         raise ConfigError("name what to evaluate, a model or a folder of pictures, or the run to watch (--watch RUN)")
     if flags.seed < 0:
         raise ConfigError(f"--seed {flags.seed} must not be negative: a result must say which pictures it is of")
-    check_settings(_drawing(flags), list(flags.guidance_scale), flags.seed)
+    for scale in flags.guidance_scale:
+        check_settings(replace(_drawing(flags), guidance_scale=scale), flags.seed)
     positive = ("num_samples", "num_real", "resolution", "threads", "batch_size", "every", "poll_seconds")
     require_positive(**{name: getattr(flags, name) for name in positive if getattr(flags, name) is not None})
 

@@ -102,6 +102,7 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     from ..utils.log import quiet_libraries
     from ..utils.processes.meeting import join_world
     from ..utils.processes.rank_watch import barrier
+    from .beginning import read_beginning
     from .load import load
 
     world = join_world()
@@ -116,7 +117,7 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     if asked.control:
         plan = replace(plan, control=pipeline.read_control(asked.control, size, asked.control_filter, seed))
     if asked.image:
-        plan = plan.over(asked.image, asked.mask, pipeline.resolution)
+        plan = replace(plan, **read_beginning(asked.image, asked.mask, size))
     check_likeness(pipeline, plan, asked)
     batch_size = 1 if asked.exact else asked.batch_size
     if asked.dry_run:

@@ -102,12 +102,6 @@ class Plan:
         given = {name: getattr(self, name) for name in ("control", "image", "mask")}
         return {name: f"{zlib.crc32(one.tobytes()):08x}" for name, one in given.items() if one is not None}
 
-    def over(self, image, mask, resolution: int) -> "Plan":
-        """The same over a picture in a file. Raises ConfigError."""
-        from ..beginning import read_beginning
-
-        return replace(self, **read_beginning(image, mask, self.size(resolution)))
-
     def texts(self, values: tuple, number: int, index: int) -> dict[str, str]:
         """Prompt and negative prompt of a picture, with choices from the wildcards."""
         request, seed = self.requests[number], self.seed_of(values, number)
